@@ -1,0 +1,173 @@
+"""What comes out of the core: a closed union of effects that the shell carries out in list order.
+
+`Persist` is complete when durable. Every effect after it, in its own list and in every later list of the same
+node, waits for that; so what must be durable stands before the message that promises it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from replset.config import ReplSetConfig
+from replset.core.member_state import MemberState
+from replset.core.messages import (
+    HeartbeatRequest,
+    ProgressRequest,
+    ReplyBody,
+    StepUpRequest,
+    VoteRequest,
+)
+from replset.ids import HostPort, MemberId, Millis, OpTime
+
+
+@dataclass(frozen=True, slots=True)
+class LastVote:
+    """The newest vote of this member (local.replset.election): `candidate` in `term`. None: term seen, no vote."""
+
+    term: int
+    candidate: MemberId | None
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionRecord:
+    """One line of the election journal: what happened and why, for `status` and for people."""
+
+    wall_free_ms: Millis  # the core's monotonic clock; the shell adds the wall time
+    term: int
+    event: str  # "dry run started", "vote granted", "won", "stepped down", ...
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Write to member.db and sync."""
+
+    record: LastVote | ReplSetConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """Note in the election journal; need not be durable before anything."""
+
+    record: ElectionRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Ask another member; its answer comes back as `messages.Response` with the same id, within `timeout_ms`."""
+
+    request_id: int
+    to: HostPort
+    body: HeartbeatRequest | VoteRequest | ProgressRequest | StepUpRequest
+    timeout_ms: Millis
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer the `messages.Request` with this id."""
+
+    request_id: int
+    body: ReplyBody
+
+
+@dataclass(frozen=True, slots=True)
+class BecomeState:
+    """The member's state, its term or the primary that it knows changed: wake hello, fail waiters on leaving PRIMARY."""
+
+    state: MemberState
+    term: int
+    primary: MemberId | None
+
+
+@dataclass(frozen=True, slots=True)
+class StopFetching:
+    """Drop the sync source and whatever is fetched but not applied (unless a drain asked for it)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartFetching:
+    """Tail `source` from my newest entry."""
+
+    source: HostPort
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Stop fetching, apply what is fetched, then report `DrainFinished(term)`."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppendNoop:
+    """Write a no-op entry in `term` ("initiating set", "new primary", "periodic noop", "Reconfig set").
+
+    `message` is o.msg; the shell fills in what only it knows (member, host, commitPoint).
+    """
+
+    term: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptWrites:
+    """From here on (True) clients may write in `term`; False ends it at once, even in the same tick."""
+
+    accept: bool
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitPointMoved:
+    """Release waiters; prune undo; trim."""
+
+    commit_point: OpTime
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressMoved:
+    """Some member's place moved: look at the waiters for `w: n` again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigInstalled:
+    """A new configuration is in force (it was persisted before)."""
+
+    config: ReplSetConfig
+
+
+@dataclass(frozen=True, slots=True)
+class StartRollback:
+    """Find the common point with `source`, write the files, undo; then report `RollbackEnded`."""
+
+    source: HostPort
+
+
+@dataclass(frozen=True, slots=True)
+class StartInitialSync:
+    """Set the marker (new incarnation unless it is set), export what would be lost, copy `source`, install.
+
+    Reports `InitialSyncBegun` and then `InitialSyncEnded`.
+    """
+
+    source: HostPort
+    reason: str
+
+
+Effect = (
+    Persist
+    | Journal
+    | Send
+    | Reply
+    | BecomeState
+    | StopFetching
+    | StartFetching
+    | Drain
+    | AppendNoop
+    | AcceptWrites
+    | CommitPointMoved
+    | ProgressMoved
+    | ConfigInstalled
+    | StartRollback
+    | StartInitialSync
+)

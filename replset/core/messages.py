@@ -1,0 +1,317 @@
+"""What goes into the core: everything a node hears, as values. The wire forms live in `commands/messages.py`.
+
+Three kinds arrive at `Node.receive`: a `Request` of another member or of an administrator (answered by exactly
+one `Reply` effect with its `request_id`), a `Response` to an earlier `Send` effect, and a `Report` of this
+member's own storage and replication (never answered).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from replset.config import ReplSetConfig
+from replset.core.member_state import MemberState
+from replset.ids import HostPort, MemberId, Millis, OpTime
+
+# --- between members -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a member is. `wall_ms` values are the entries' wall clocks."""
+
+    last_applied: OpTime
+    last_durable: OpTime
+    applied_wall_ms: int
+    durable_wall_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatRequest:
+    """replSetHeartbeat (map H2). `config_version` is -2 and `config_term` -1 while the sender has no config."""
+
+    set_name: str
+    sender: HostPort
+    sender_id: MemberId | None
+    term: int
+    config_version: int
+    config_term: int
+    primary_id: MemberId | None
+    incarnation: str
+    check_empty: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReply:
+    """Answer to a heartbeat (map H3). `config` is set when the receiver's is newer than the sender's."""
+
+    set_name: str
+    term: int
+    state: MemberState
+    member_id: MemberId | None
+    config_version: int
+    config_term: int
+    config: ReplSetConfig | None
+    primary_id: MemberId | None
+    position: Position
+    commit_point: OpTime
+    electable: bool
+    election_wall_ms: int | None
+    sync_source: HostPort | None
+    incarnation: str
+    rollback_id: int
+    http_address: str
+    has_data: bool  # an oplog entry exists: not empty in the sense of replSetInitiate's check
+
+
+@dataclass(frozen=True, slots=True)
+class VoteRequest:
+    """replSetRequestVotes (map E4): `candidate` asks for a vote in `term`; a dry run binds nobody."""
+
+    set_name: str
+    term: int
+    candidate: MemberId
+    candidate_incarnation: str
+    config_version: int
+    config_term: int
+    last_applied: OpTime
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class VoteReply:
+    """`reason` is empty when granted. Counted only while the config names `incarnation` for the voter."""
+
+    term: int
+    granted: bool
+    reason: str
+    voter: MemberId | None
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberProgress:
+    """One member's place in a replSetUpdatePosition (map R8)."""
+
+    member_id: MemberId
+    incarnation: str
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressRequest:
+    """replSetUpdatePosition: the sender's own place and those it heard from members that sync from it."""
+
+    sender_id: MemberId
+    term: int
+    config_version: int
+    config_term: int
+    progress: tuple[MemberProgress, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressReply:
+    term: int
+    accepted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepUpRequest:
+    """replSetStepUp: stand for election now (the handoff of map E12 skips the dry run)."""
+
+    skip_dry_run: bool
+
+
+# --- from an administrator (through the command table) ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class InitiateRequest:
+    """replSetInitiate (map C9). `config` has been parsed; its validation against this node is the core's."""
+
+    config: ReplSetConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ReconfigRequest:
+    """replSetReconfig (map C10 to C16). `max_time_ms` 0 waits for ever."""
+
+    config: ReplSetConfig
+    force: bool
+    max_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepDownRequest:
+    """replSetStepDown (map E11)."""
+
+    step_down_ms: int
+    catch_up_ms: int
+    force: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeRequest:
+    """replSetFreeze (map E13)."""
+
+    freeze_ms: int
+
+
+# --- answers to requests ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """An administrator's request was carried out. `info` is for the person, may be empty."""
+
+    info: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A refusal is an answer: MongoDB's code and the reason."""
+
+    code: int
+    reason: str
+
+
+RequestBody = (
+    HeartbeatRequest
+    | VoteRequest
+    | ProgressRequest
+    | StepUpRequest
+    | InitiateRequest
+    | ReconfigRequest
+    | StepDownRequest
+    | FreezeRequest
+)
+ReplyBody = HeartbeatReply | VoteReply | ProgressReply | Done | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Somebody asks; the node answers with one `effects.Reply(request_id, ...)`, at once or later."""
+
+    request_id: int
+    body: RequestBody
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What became of an `effects.Send(request_id)`: `body` None when `to` could not be reached in time.
+
+    `error` then says why; a member that answered with an error document gives `Refused`.
+    """
+
+    request_id: int
+    to: HostPort
+    body: ReplyBody | None
+    error: str
+    round_trip_ms: Millis
+
+
+# --- reports of this member's own storage and replication -----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPosition:
+    """The store's newest committed and newest synced entries (after each group, each sync, a rollback, a copy)."""
+
+    position: Position
+
+
+class SourceProblem(Enum):
+    UNREACHABLE = "unreachable"
+    DIVERGED = "diverged"  # the source's history does not hold my newest entry
+    CHAIN_DIFFERS = "chain differs"  # same entry, another hash chain: corruption, not rollback
+    NOT_READABLE = "not readable"  # the source is in a state that serves no oplog
+
+
+@dataclass(frozen=True, slots=True)
+class SourceBatch:
+    """A batch from the sync source matched my log and was applied (or was empty: a sign of life).
+
+    `term` and `commit_point` are the source's at the time it answered.
+    """
+
+    source: HostPort
+    term: int
+    commit_point: OpTime
+    source_is_primary: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFailed:
+    """Fetching from `source` ended. For DIVERGED, its newest and oldest entries are given."""
+
+    source: HostPort
+    problem: SourceProblem
+    detail: str
+    term: int  # the source's term, 0 when unknown
+    newest: OpTime
+    oldest: OpTime
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackEnded:
+    """`ok` False with `retry` True: the source broke or changed; nothing was undone yet, try again.
+
+    `ok` False and `retry` False: refused or corrupt; the member quarantines itself in RECOVERING.
+    `too_stale`: there is no common point; resync.
+    """
+
+    source: HostPort
+    ok: bool
+    retry: bool
+    too_stale: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class InitialSyncEnded:
+    """The snapshot is installed (`ok`) or the attempt failed and may be tried again."""
+
+    source: HostPort
+    ok: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class InitialSyncBegun:
+    """The durable initial-sync marker is set; with it came a new incarnation."""
+
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class DiskStalled:
+    """No sync finished for half an election timeout (`stalled`), or syncs finish again."""
+
+    stalled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DrainFinished:
+    """The shell has applied everything that was fetched before the node won `term`."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownBegins:
+    """SIGTERM: a primary hands over; a secondary answers hello with 91."""
+
+
+Report = (
+    LocalPosition
+    | SourceBatch
+    | SourceFailed
+    | RollbackEnded
+    | InitialSyncEnded
+    | InitialSyncBegun
+    | DiskStalled
+    | DrainFinished
+    | ShutdownBegins
+)
+Message = Request | Response | Report

@@ -1,0 +1,61 @@
+"""What replication and the runtime need of the outside world: Clock, Workers, Network and Peer.
+
+The runtime implements them on the real machine, the simulator on a virtual one. The disk's port is
+`storage/disk.py`. Randomness is a `random.Random` handed in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
+
+from replset.bson import RawDocument
+from replset.ids import HostPort, Millis
+
+T = TypeVar("T")
+
+
+class Clock(Protocol):
+    """The only source of time. `now` is monotonic; `wall_ms` is UTC and may jump."""
+
+    def now(self) -> Millis: ...
+
+    def wall_ms(self) -> int: ...
+
+
+class Workers(Protocol):
+    """Threads: runs `work` beside the event loop; its exception is raised at the await."""
+
+    async def run(self, work: Callable[[], T]) -> T: ...
+
+
+class Listening(Protocol):
+    """An open listening socket."""
+
+    def close(self) -> None: ...
+
+
+class Network(Protocol):
+    """Byte streams between members and to clients, with asyncio's own Protocol and Transport classes."""
+
+    async def serve(self, address: HostPort, factory: Callable[[], asyncio.Protocol]) -> Listening:
+        """Listen; OSError when the address is taken."""
+        ...
+
+    async def connect(self, address: HostPort, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
+        """Open a stream; OSError when nobody listens there."""
+        ...
+
+
+class Peer(Protocol):
+    """Commands to other members over the wire port."""
+
+    async def call(
+        self, host: HostPort, command: Mapping[str, object], *, timeout_ms: Millis, database: str = "admin"
+    ) -> RawDocument:
+        """Send one command, return the reply document (also one with ok: 0).
+
+        Raises HostUnreachableError: no connection, broken, cut or out of time; the outcome is unknown.
+        """
+        ...
