@@ -1,0 +1,56 @@
+"""BSON: bytes to values and back, raw views, Extended JSON, key encoding and limits; imports only errors and ids."""
+
+from replset.bson.decimal128 import Decimal128
+from replset.bson.decoding import decode, validate
+from replset.bson.encoding import encode
+from replset.bson.errors import ExtendedJSONError, InvalidBSONError, InvalidValueError
+from replset.bson.keystring import compare, encode_key
+from replset.bson.limits import MAX_BSON_SIZE, MAX_DEPTH, MAX_INTERNAL_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_BATCH
+from replset.bson.raw import RawDocument, walk
+from replset.bson.values import (
+    Binary,
+    Code,
+    CodeWithScope,
+    DateTime,
+    DBPointer,
+    Int64,
+    MaxKey,
+    MinKey,
+    ObjectId,
+    Regex,
+    Symbol,
+    Timestamp,
+    Undefined,
+)
+
+__all__ = [
+    "MAX_BSON_SIZE",
+    "MAX_DEPTH",
+    "MAX_INTERNAL_SIZE",
+    "MAX_MESSAGE_SIZE",
+    "MAX_WRITE_BATCH",
+    "Binary",
+    "Code",
+    "CodeWithScope",
+    "DBPointer",
+    "DateTime",
+    "Decimal128",
+    "ExtendedJSONError",
+    "Int64",
+    "InvalidBSONError",
+    "InvalidValueError",
+    "MaxKey",
+    "MinKey",
+    "ObjectId",
+    "RawDocument",
+    "Regex",
+    "Symbol",
+    "Timestamp",
+    "Undefined",
+    "compare",
+    "decode",
+    "encode",
+    "encode_key",
+    "validate",
+    "walk",
+]

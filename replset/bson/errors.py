@@ -1,0 +1,43 @@
+"""What the BSON package raises: one class per cause."""
+
+from __future__ import annotations
+
+from replset.errors import BadValueError, FailedToParseError, ReplError
+
+
+class InvalidBSONError(ReplError):
+    """Bytes that are no BSON document, or a Python value that has no BSON form (22).
+
+    offset: where in the bytes, when decoding. path: the dotted path of the field, when encoding.
+    """
+
+    code = 22
+
+    def __init__(self, reason: str, *, offset: int | None = None, path: str | None = None) -> None:
+        self.reason = reason
+        self.offset = offset
+        self.path = path
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        text = self.reason
+        if self.path is not None:
+            text += f" in field '{self.path}'"
+        if self.offset is not None:
+            text += f" at offset {self.offset}"
+        return text
+
+    def under(self, name: str) -> InvalidBSONError:
+        """This error as seen from one level further out: `name` goes in front of the path."""
+        self.path = name if self.path is None else f"{name}.{self.path}"
+        self.message = self._text()
+        self.args = (self.message,)
+        return self
+
+
+class InvalidValueError(BadValueError, ValueError):
+    """A value type was asked to hold what it cannot, such as an ObjectId of 11 bytes (2)."""
+
+
+class ExtendedJSONError(FailedToParseError):
+    """Text that is no JSON, or JSON that is no Extended JSON; the message names line and column, or the path (9)."""

@@ -1,0 +1,155 @@
+"""Views of documents as the bytes they came in: the top level is walked, nothing else is decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct
+
+from replset.bson.decoding import (
+    COUNTED_SIZE,
+    FIXED_SIZE,
+    bad_text,
+    decode,
+    outer_end,
+    read_value,
+    unreadable_element,
+    value_end,
+)
+from replset.bson.errors import InvalidBSONError
+
+_read_int32 = Struct("<i").unpack_from
+
+
+def walk(data: bytes) -> list[tuple[str, int, int, int]]:
+    """The top level of `data` in order: (name, type byte, start of the value, end of the value).
+
+    Checks lengths and names there and looks into nothing; InvalidBSONError names the offset of what is wrong.
+    """
+    last = outer_end(data)
+    pos = 4
+    elements: list[tuple[str, int, int, int]] = []
+    append = elements.append
+    find = data.find
+    fixed_size = FIXED_SIZE
+    try:
+        while pos < last:
+            kind = data[pos]
+            end = find(0, pos + 1, last)
+            if end < 0:
+                raise unreadable_element(kind, pos)
+            start = end + 1
+            size = fixed_size[kind]
+            after = start + size if size >= 0 and start + size <= last else value_end(data, kind, start, last, pos)
+            append((data[pos + 1 : end].decode(), kind, start, after))
+            pos = after
+    except UnicodeDecodeError as error:
+        raise bad_text(data, pos, error) from None
+    return elements
+
+
+class RawDocument:
+    """A document as its bytes. Only the outer length and terminator are checked here; the rest when it is read.
+
+    Fields are found by walking the top level once, at the first question. Of fields with one name the last counts,
+    as in decode(). Equal and hashed by bytes. Methods raise InvalidBSONError where the bytes are malformed.
+    """
+
+    __slots__ = ("_index", "raw")
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        if not isinstance(data, bytes):
+            data = bytes(data)
+        outer_end(data)
+        self.raw: bytes = data
+        self._index: dict[bytes, tuple[int, int, int]] | None = None
+
+    def _build_index(self) -> dict[bytes, tuple[int, int, int]]:
+        """Type byte, start and end of each value, by name."""
+        data = self.raw
+        last = len(data) - 1
+        pos = 4
+        index: dict[bytes, tuple[int, int, int]] = {}
+        find = data.find
+        fixed_size = FIXED_SIZE
+        counted_size = COUNTED_SIZE
+        while pos < last:
+            kind = data[pos]
+            end = find(0, pos + 1, last)
+            if end < 0:
+                raise unreadable_element(kind, pos)
+            start = end + 1
+            size = fixed_size[kind]
+            if size >= 0:
+                after = start + size
+            elif kind in counted_size and start + 4 <= last:
+                least, extra = counted_size[kind]
+                (length,) = _read_int32(data, start)
+                after = start + length + extra if length >= least else value_end(data, kind, start, last, pos)
+            else:
+                after = value_end(data, kind, start, last, pos)
+            if after > last:
+                raise InvalidBSONError("a value that is longer than its document", offset=start)
+            index[data[pos + 1 : end]] = (kind, start, after)
+            pos = after
+        self._index = index
+        return index
+
+    def get(self, name: str, default: object = None) -> object:
+        """The value of the field, fully decoded; `default` when there is no such field."""
+        index = self._index
+        if index is None:
+            index = self._build_index()
+        place = index.get(name.encode())
+        if place is None:
+            return default
+        return read_value(self.raw, place[0], place[1], place[2])
+
+    def get_raw(self, name: str) -> bytes | None:
+        """The bytes of the document or array in the field; None when it is absent or of another type."""
+        place = (self._index or self._build_index()).get(name.encode())
+        if place is None or place[0] not in (3, 4):
+            return None
+        return self.raw[place[1] : place[2]]
+
+    def type_of(self, name: str) -> int | None:
+        """The BSON type byte of the field; None when it is absent."""
+        place = (self._index or self._build_index()).get(name.encode())
+        return None if place is None else place[0]
+
+    def keys(self) -> list[str]:
+        """The names of the top level in order, each once."""
+        try:
+            return [name.decode() for name in (self._index or self._build_index())]
+        except UnicodeDecodeError as error:
+            raise bad_text(self.raw, 4, error) from None
+
+    def items(self) -> Iterator[tuple[str, object]]:
+        """Names and decoded values, one by one."""
+        for name in self.keys():
+            yield name, self.get(name)
+
+    @property
+    def first_key(self) -> str | None:
+        """The first name, the command's name in a command document; None when the document is empty."""
+        if len(self.raw) == 5:
+            return None
+        end = self.raw.find(0, 5)
+        try:
+            return self.raw[5:end].decode()
+        except UnicodeDecodeError as error:
+            raise bad_text(self.raw, 4, error) from None
+
+    def decode(self) -> dict[str, object]:
+        return decode(self.raw)
+
+    def __contains__(self, name: str) -> bool:
+        return name.encode() in (self._index or self._build_index())
+
+    def __eq__(self, other: object) -> bool:
+        return self.raw == other.raw if isinstance(other, RawDocument) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.raw)
+
+    def __repr__(self) -> str:
+        return f"RawDocument({self.raw!r:.120})"

@@ -1,0 +1,287 @@
+"""The Python values that stand for BSON types which Python has no type of its own for.
+
+All are immutable, hashable and compared by value with their own type only: DateTime(5) is not 5, Code("x") is not
+"x". Int64 is an int, and Binary of subtype 0 equals plain bytes, since there the BSON value is the same.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import total_ordering
+from itertools import count
+from typing import NamedTuple
+
+from replset.bson.decimal128 import Decimal128
+from replset.bson.errors import InvalidValueError
+
+__all__ = [
+    "Binary",
+    "Code",
+    "CodeWithScope",
+    "DBPointer",
+    "DateTime",
+    "Decimal128",
+    "Int64",
+    "MaxKey",
+    "MinKey",
+    "ObjectId",
+    "Regex",
+    "Symbol",
+    "Timestamp",
+    "Undefined",
+]
+
+INT64_MIN = -(1 << 63)
+INT64_MAX = (1 << 63) - 1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+_PROCESS_RANDOM = os.urandom(5)
+_counter = count(int.from_bytes(os.urandom(3), "big"))
+
+
+class Int64(int):
+    """An int that encodes as int64 however small it is. InvalidValueError beyond 64 bits."""
+
+    __slots__ = ()
+
+    def __new__(cls, value: int = 0) -> Int64:
+        if not INT64_MIN <= value <= INT64_MAX:
+            raise InvalidValueError(f"{value} does not fit into 64 bits")
+        return int.__new__(cls, value)
+
+    def __repr__(self) -> str:
+        return f"Int64({int(self)})"
+
+    __str__ = int.__repr__
+
+
+@total_ordering
+class ObjectId:
+    """Twelve bytes: seconds (4, big-endian), random of the process (5), counter (3).
+
+    value: the bytes, or 24 hex digits. InvalidValueError for anything else.
+    """
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self, value: str | bytes | ObjectId) -> None:
+        if isinstance(value, ObjectId):
+            self._bytes: bytes = value._bytes
+            return
+        if isinstance(value, str) and len(value) == 24:
+            try:
+                value = bytes.fromhex(value)
+            except ValueError:
+                raise InvalidValueError(f"an ObjectId takes 24 hex digits, not {value!r}") from None
+        if not isinstance(value, bytes) or len(value) != 12:
+            raise InvalidValueError(f"an ObjectId takes 12 bytes or 24 hex digits, not {value!r:.60}")
+        self._bytes = bytes(value)
+
+    @classmethod
+    def generate(cls, seconds: int, rng: random.Random | None = None) -> ObjectId:
+        """A new id. seconds: Unix time. rng: where the other eight bytes come from, for runs that repeat exactly."""
+        head = (seconds & 0xFFFFFFFF).to_bytes(4, "big")
+        if rng is not None:
+            return cls(head + rng.randbytes(8))
+        return cls(head + _PROCESS_RANDOM + (next(_counter) & 0xFFFFFF).to_bytes(3, "big"))
+
+    @property
+    def binary(self) -> bytes:
+        return self._bytes
+
+    @property
+    def seconds(self) -> int:
+        """Unix time in the first four bytes."""
+        return int.from_bytes(self._bytes[:4], "big")
+
+    def __str__(self) -> str:
+        return self._bytes.hex()
+
+    def __repr__(self) -> str:
+        return f"ObjectId('{self._bytes.hex()}')"
+
+    def __eq__(self, other: object) -> bool:
+        return self._bytes == other._bytes if isinstance(other, ObjectId) else NotImplemented
+
+    def __lt__(self, other: ObjectId) -> bool:
+        return self._bytes < other._bytes if isinstance(other, ObjectId) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._bytes)
+
+    def __reduce__(self) -> tuple[type[ObjectId], tuple[bytes]]:
+        return ObjectId, (self._bytes,)
+
+
+class _TimestampFields(NamedTuple):
+    time: int
+    inc: int
+
+
+class Timestamp(_TimestampFields):
+    """A BSON timestamp: Unix seconds and a counter within the second, 32 bits unsigned each; ordered like a tuple."""
+
+    __slots__ = ()
+
+    def __new__(cls, time: int, inc: int) -> Timestamp:
+        if not (0 <= time <= 0xFFFFFFFF and 0 <= inc <= 0xFFFFFFFF):
+            raise InvalidValueError(f"a Timestamp takes two unsigned 32-bit integers, not {time}, {inc}")
+        return tuple.__new__(cls, (time, inc))
+
+    def __repr__(self) -> str:
+        return f"Timestamp({self.time}, {self.inc})"
+
+
+@total_ordering
+class DateTime:
+    """A BSON date: milliseconds since the Unix epoch, any 64-bit integer."""
+
+    __slots__ = ("_ms",)
+
+    def __init__(self, ms: int) -> None:
+        if not INT64_MIN <= ms <= INT64_MAX:
+            raise InvalidValueError(f"{ms} ms does not fit into 64 bits")
+        self._ms = int(ms)
+
+    @classmethod
+    def from_datetime(cls, value: datetime) -> DateTime:
+        """value: aware; what is finer than a millisecond is cut off towards the past."""
+        if value.tzinfo is None or value.utcoffset() is None:
+            raise InvalidValueError("a datetime without a time zone names no moment")
+        return cls((value - _EPOCH) // _MILLISECOND)
+
+    def to_datetime(self) -> datetime:
+        """The moment in UTC; InvalidValueError outside the years 1 to 9999."""
+        try:
+            return _EPOCH + timedelta(milliseconds=self._ms)
+        except OverflowError:
+            raise InvalidValueError(f"{self._ms} ms is outside the years 1 to 9999") from None
+
+    @property
+    def ms(self) -> int:
+        return self._ms
+
+    def __repr__(self) -> str:
+        return f"DateTime({self._ms})"
+
+    def __eq__(self, other: object) -> bool:
+        return self._ms == other._ms if isinstance(other, DateTime) else NotImplemented
+
+    def __lt__(self, other: DateTime) -> bool:
+        return self._ms < other._ms if isinstance(other, DateTime) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((DateTime, self._ms))
+
+    def __reduce__(self) -> tuple[type[DateTime], tuple[int]]:
+        return DateTime, (self._ms,)
+
+
+class Binary(bytes):
+    """Bytes with a BSON subtype (0 to 255); subtype 0 equals plain bytes. Decoding always gives this class.
+
+    Of the old subtype 2 it holds the payload; the inner length is written and checked by the codec.
+    """
+
+    subtype: int
+
+    def __new__(cls, data: bytes = b"", subtype: int = 0) -> Binary:
+        if not 0 <= subtype <= 255:
+            raise InvalidValueError(f"a binary subtype is 0 to 255, not {subtype}")
+        self = bytes.__new__(cls, data)
+        self.subtype = subtype
+        return self
+
+    @classmethod
+    def from_uuid(cls, value: uuid.UUID) -> Binary:
+        return cls(value.bytes, 4)
+
+    def as_uuid(self) -> uuid.UUID:
+        """The UUID of a subtype 4 value; InvalidValueError for anything else."""
+        if self.subtype != 4 or len(self) != 16:
+            raise InvalidValueError(f"a UUID is 16 bytes of subtype 4, not {len(self)} of subtype {self.subtype}")
+        return uuid.UUID(bytes=bytes(self))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Binary):
+            return self.subtype == other.subtype and bytes.__eq__(self, other)
+        return bytes.__eq__(self, other) if self.subtype == 0 else False
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return bytes.__hash__(self) if self.subtype == 0 else hash((self.subtype, bytes.__hash__(self)))
+
+    def __repr__(self) -> str:
+        return f"Binary({bytes(self)!r}, {self.subtype})"
+
+    def __reduce__(self) -> tuple[type[Binary], tuple[bytes, int]]:
+        return Binary, (bytes(self), self.subtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """A regular expression as text; options are kept in the order they came in."""
+
+    pattern: str
+    options: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """JavaScript without a scope."""
+
+    code: str
+
+    def __str__(self) -> str:
+        return self.code
+
+
+@dataclass(frozen=True, slots=True)
+class CodeWithScope:
+    """JavaScript with the variables it sees (deprecated in BSON)."""
+
+    code: str
+    scope: Mapping[str, object]
+
+    def __hash__(self) -> int:
+        return hash((CodeWithScope, self.code))
+
+
+@dataclass(frozen=True, slots=True)
+class DBPointer:
+    """A namespace and an ObjectId in it (deprecated in BSON)."""
+
+    ns: str
+    oid: ObjectId
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A string of a type of its own (deprecated in BSON)."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Undefined:
+    """JavaScript's undefined (deprecated in BSON)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MinKey:
+    """Sorts before every other value."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaxKey:
+    """Sorts after every other value."""
