@@ -2,6 +2,7 @@
 
 from replset.bson.decimal128 import Decimal128
 from replset.bson.decoding import decode, validate
+from replset.bson.ejson import from_ejson, from_ejson_value, to_ejson, to_ejson_value
 from replset.bson.encoding import encode
 from replset.bson.errors import ExtendedJSONError, InvalidBSONError, InvalidValueError
 from replset.bson.keystring import compare, encode_key
@@ -51,6 +52,10 @@ __all__ = [
     "decode",
     "encode",
     "encode_key",
+    "from_ejson",
+    "from_ejson_value",
+    "to_ejson",
+    "to_ejson_value",
     "validate",
     "walk",
 ]
