@@ -21,7 +21,7 @@ from typing import Any, Final
 import orjson
 
 from replset.bson.decimal128 import Decimal128
-from replset.bson.errors import ExtendedJSONError, InvalidBSONError, InvalidValueError
+from replset.bson.errors import ExtendedJSONError, InvalidBSONError, InvalidValueError, shown_path
 from replset.bson.limits import MAX_DEPTH
 from replset.bson.raw import RawDocument
 from replset.bson.values import (
@@ -120,7 +120,7 @@ def _write(value: Any, canonical: bool, depth: int) -> Any:
     if writer is not None:
         return writer(value, canonical)
     if isinstance(value, CodeWithScope):
-        return {"$code": value.code, "$scope": _write(dict(value.scope), canonical, depth + 1)}
+        return {"$code": value.code, "$scope": _write(dict(value.scope), canonical, depth)}
     if isinstance(value, RawDocument):
         return _write(value.decode(), canonical, depth)
     if isinstance(value, Mapping):
@@ -231,28 +231,46 @@ def _read(value: object, depth: int) -> object:
     try:
         return _read_value(value, depth)
     except _Refusal as refusal:
-        where = ".".join(reversed(refusal.path))
+        where = shown_path(".".join(reversed(refusal.path)))
         raise ExtendedJSONError(f"{refusal.reason} at '{where}'" if where else refusal.reason) from None
 
 
 def _read_value(value: object, depth: int) -> object:
+    """depth: the level of a document or array here. One Python frame per level, two where scopes nest."""
     kind = type(value)
     if kind is str or kind is bool or value is None or kind is float:
         return value
     if kind is int:
         return _read_int(value)  # type: ignore[arg-type]
-    if isinstance(value, dict):
-        return _read_object(value, depth)
-    if isinstance(value, list):
-        if depth > MAX_DEPTH:
-            raise _Refusal(f"more than {MAX_DEPTH} levels of nesting")
-        items: list[object] = []
-        try:
-            for item in value:
+    name = ""
+    try:
+        if isinstance(value, dict):
+            for name in value:
+                if name[:1] == "$" and (name in _READERS or name == "$scope"):
+                    if name in ("$code", "$scope") and len(value) == 2:
+                        name = "$scope"  # for the path of what is wrong inside it
+                        scope = _read_value(value.get(name), depth)
+                        name = "$code"
+                        return _code_with_scope(value, scope)
+                    return _read_wrapper(value, name)
+            if depth > MAX_DEPTH:
+                raise _Refusal(f"more than {MAX_DEPTH} levels of nesting")
+            fields: dict[str, object] = {}
+            for name, field in value.items():
+                if "\0" in name:
+                    raise _Refusal("a zero byte in a name")
+                fields[name] = _read_value(field, depth + 1)
+            return fields
+        if isinstance(value, list):
+            if depth > MAX_DEPTH:
+                raise _Refusal(f"more than {MAX_DEPTH} levels of nesting")
+            items: list[object] = []
+            for index, item in enumerate(value):
+                name = str(index)
                 items.append(_read_value(item, depth + 1))
-        except _Refusal as refusal:
-            raise refusal.under(str(len(items))) from None
-        return items
+            return items
+    except _Refusal as refusal:
+        raise refusal.under(name) from None
     raise _Refusal(f"a value of type {kind.__name__} is no JSON")
 
 
@@ -267,50 +285,30 @@ def _read_int(value: int) -> int | float:
         raise _Refusal("a number beyond the range of doubles") from None
 
 
-def _read_object(value: dict[str, object], depth: int) -> object:
-    for name in value:
-        if name[:1] == "$" and (name in _READERS or name == "$scope"):
-            return _read_wrapper(value, depth)
-    if depth > MAX_DEPTH:
-        raise _Refusal(f"more than {MAX_DEPTH} levels of nesting")
-    fields: dict[str, object] = {}
-    name = ""
-    try:
-        for name, field in value.items():
-            if "\0" in name:
-                raise _Refusal("a zero byte in a name")
-            fields[name] = _read_value(field, depth + 1)
-    except _Refusal as refusal:
-        raise refusal.under(name) from None
-    return fields
+def _code_with_scope(value: dict[str, object], scope: object) -> CodeWithScope:
+    """value: holds a wrapper's key and one more. scope: what its $scope reads as, None when it has none."""
+    if set(value) != {"$code", "$scope"}:
+        raise _mixed(value, "$code" if "$code" in value else "$scope")
+    if not isinstance(scope, dict):
+        raise _Refusal("$scope takes a document")
+    return CodeWithScope(_text(value["$code"], "$code"), scope)
 
 
-def _read_wrapper(value: dict[str, object], depth: int) -> object:
-    names = set(value)
-    if "$code" in names and names <= {"$code", "$scope"}:
-        code = _text(value["$code"], "$code")
-        if "$scope" not in names:
-            return Code(code)
-        scope = value["$scope"]
-        if not isinstance(scope, dict):
-            raise _Refusal("$scope takes an object")
-        try:
-            variables = _read_value(scope, depth)
-        except _Refusal as refusal:
-            raise refusal.under("$scope") from None
-        if not isinstance(variables, dict):
-            raise _Refusal("$scope takes a document, not a type wrapper")
-        return CodeWithScope(code, variables)
-    if names == {"$binary", "$type"}:  # version 1 of Extended JSON
+def _mixed(value: dict[str, object], wrapper: str) -> _Refusal:
+    others = ", ".join(sorted(set(value) - {wrapper})) or "nothing"
+    return _Refusal(f"{wrapper} does not go with {others:.100}")
+
+
+def _read_wrapper(value: dict[str, object], wrapper: str) -> object:
+    if value.keys() == {"$binary", "$type"}:  # version 1 of Extended JSON
         return _binary(value["$binary"], value["$type"])
-    if names == {"$binary"} and isinstance(value["$binary"], str):
+    if len(value) != 1 or wrapper == "$scope":
+        raise _mixed(value, wrapper)
+    content = value[wrapper]
+    if wrapper == "$binary" and isinstance(content, str):
         return dict(value)  # half of that old form is an ordinary document; the BSON corpus says so
-    wrapper = next((name for name in value if name in _READERS), "$scope")
-    if len(names) != 1 or wrapper == "$scope":
-        others = ", ".join(sorted(names - {wrapper})) or "nothing else"
-        raise _Refusal(f"{wrapper} does not go with {others}")
     try:
-        return _READERS[wrapper](value[wrapper])
+        return _READERS[wrapper](content)
     except InvalidValueError as error:
         raise _Refusal(f"bad {wrapper}: {error.message}") from None
 

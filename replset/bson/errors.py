@@ -5,6 +5,12 @@ from __future__ import annotations
 from replset.errors import BadValueError, FailedToParseError, ReplError
 
 
+def shown_path(path: str) -> str:
+    """A dotted path as a message shows it: not endless, and without what a terminal would choke on."""
+    path = path if len(path) <= 200 else path[:197] + "..."
+    return path.replace("\0", "\\0")
+
+
 class InvalidBSONError(ReplError):
     """Bytes that are no BSON document, or a Python value that has no BSON form (22).
 
@@ -22,7 +28,7 @@ class InvalidBSONError(ReplError):
     def _text(self) -> str:
         text = self.reason
         if self.path is not None:
-            text += f" in field '{self.path}'"
+            text += f" in field '{shown_path(self.path)}'"
         if self.offset is not None:
             text += f" at offset {self.offset}"
         return text
