@@ -1,0 +1,247 @@
+"""The administrator's hand: status, conf, initiate, add, add-arbiter, remove, reconfig, step-down, oplog, cluster."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+
+from replset.bson import from_ejson, to_ejson
+from replset.cli import cluster, oplog, show
+from replset.client import WireClient
+from replset.errors import HostUnreachableError, ReplError
+
+app = typer.Typer(
+    help="A MongoDB-style replica set: run members and look after them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(cluster.app, name="cluster")
+app.add_typer(oplog.app, name="oplog")
+
+Host = Annotated[str, typer.Option("--host", metavar="HOST:PORT", help="a member of the set (its wire port)")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON for scripts instead of a table")]
+Wait = Annotated[int, typer.Option("--wait", metavar="SECONDS", help="wait so long for the members to answer")]
+IfNeeded = Annotated[bool, typer.Option("--if-needed", help="it is no error when it is done already")]
+DEFAULT_HOST = "127.0.0.1:27017"
+ALREADY_INITIALIZED = 23
+
+
+class CommandFailedError(ReplError):
+    """A member answered ok: 0; `code` is its code."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one subcommand and turn every failure into one line and exit status 2."""
+    try:
+        status = app(args=list(arguments), prog_name="replset", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    except ReplError as error:
+        print(f"replset: {error.message}", file=sys.stderr)
+        return 2
+    return int(status) if isinstance(status, int) else 0
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
+def start() -> None:
+    """Run one member until SIGTERM (`replset start --help` lists its options)."""
+
+
+@app.command()
+def status(host: Host = DEFAULT_HOST, json: AsJson = False) -> None:
+    """Who is in the set, in which state, how far behind, and what is wrong."""
+    reply = ask(host, {"replSetGetStatus": 1})
+    if json:
+        typer.echo(to_ejson(reply))
+    else:
+        show.status(reply)
+
+
+@app.command()
+def conf(host: Host = DEFAULT_HOST) -> None:
+    """The configuration, as JSON (edit it and give it to `reconfig`)."""
+    typer.echo(show.pretty(ask(host, {"replSetGetConfig": 1})["config"]))
+
+
+@app.command()
+def initiate(
+    members: Annotated[list[str] | None, typer.Argument(help="HOST:PORT of each member; none: this one alone")] = None,
+    host: Host = DEFAULT_HOST,
+    config: Annotated[Path | None, typer.Option("--config", help="a whole configuration as a JSON file")] = None,
+    wait: Wait = 0,
+    if_needed: IfNeeded = False,
+) -> None:
+    """Make a new set of empty members; the set's name is the one that HOST was started with."""
+    document: dict[str, object] = {}
+    if config is not None:
+        document = read_document(config)
+    elif members:
+        document["members"] = [{"_id": number, "host": member} for number, member in enumerate(members)]
+    for member in [host, *(members or [])]:
+        wait_for_answer(member, wait)
+    try:
+        reply = ask(host, {"replSetInitiate": document}, timeout_s=60)
+    except CommandFailedError as error:
+        if if_needed and error.code == ALREADY_INITIALIZED:
+            typer.echo("the set is initiated already")
+            return
+        raise
+    typer.echo(reply.get("info2") or "initiated; the first election follows")
+
+
+@app.command()
+def add(
+    member: Annotated[str, typer.Argument(metavar="HOST:PORT")],
+    host: Host = DEFAULT_HOST,
+    priority: Annotated[float | None, typer.Option(help="0 to 1000; 0: never primary")] = None,
+    votes: Annotated[int | None, typer.Option(help="0 or 1")] = None,
+    hidden: Annotated[bool, typer.Option("--hidden", help="not told to clients (needs --priority 0)")] = False,
+    arbiter: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="and then this arbiter")] = None,
+    wait: Wait = 0,
+    if_needed: IfNeeded = False,
+) -> None:
+    """Add a data-bearing member; it votes once it has caught up."""
+    options: dict[str, object] = {"host": member}
+    if priority is not None:
+        options["priority"] = priority
+    if votes is not None:
+        options["votes"] = votes
+    if hidden:
+        options["hidden"] = True
+    add_one(host, options, f"{member} is added; it copies the data, then it votes", wait, if_needed)
+    if arbiter is not None:
+        add_one(host, {"host": arbiter, "arbiterOnly": True}, f"{arbiter} is added as arbiter", wait, if_needed)
+
+
+@app.command("add-arbiter")
+def add_arbiter(member: Annotated[str, typer.Argument(metavar="HOST:PORT")], host: Host = DEFAULT_HOST) -> None:
+    """Add an arbiter: a vote without data."""
+    tell(on_primary(host, {"replSetAddMember": {"host": member, "arbiterOnly": True}}), f"{member} is added as arbiter")
+
+
+@app.command()
+def remove(member: Annotated[str, typer.Argument(metavar="HOST:PORT")], host: Host = DEFAULT_HOST) -> None:
+    """Take a member out of the set; its files stay where they are."""
+    tell(on_primary(host, {"replSetRemoveMember": member}), f"{member} is removed")
+
+
+@app.command()
+def reconfig(
+    file: Annotated[Path, typer.Argument(help="the new configuration as JSON, - for standard input")],
+    host: Host = DEFAULT_HOST,
+    force: Annotated[bool, typer.Option("--force", help="without a majority: may lose acknowledged writes")] = False,
+) -> None:
+    """Install an edited configuration; its version is raised for you."""
+    document = read_document(file)
+    current = ask(host, {"replSetGetConfig": 1})["config"]
+    document["version"] = int(current["version"]) + 1
+    command: dict[str, object] = {"replSetReconfig": document, "force": force}
+    reply = ask(host, command) if force else on_primary(host, command)
+    tell(reply, f"configuration {document['version']} is in force")
+
+
+@app.command("step-down")
+def step_down(
+    host: Host = DEFAULT_HOST,
+    seconds: Annotated[int, typer.Option(help="how long it may not be elected again")] = 60,
+    catch_up: Annotated[int, typer.Option(help="seconds to wait for an electable secondary")] = 10,
+    force: Annotated[bool, typer.Option("--force", help="step down even if nobody caught up")] = False,
+) -> None:
+    """Let the primary hand over to a secondary that has everything."""
+    command: dict[str, object] = {
+        "replSetStepDown": seconds,
+        "secondaryCatchUpPeriodSecs": 0 if force else catch_up,
+        "force": force,
+    }
+    tell(on_primary(host, command, timeout_s=catch_up + 30), "the primary stepped down")
+
+
+@app.command()
+def freeze(
+    seconds: Annotated[int, typer.Argument(help="0 ends it")],
+    host: Host = DEFAULT_HOST,
+) -> None:
+    """Keep this member from standing for election for a while."""
+    tell(ask(host, {"replSetFreeze": seconds}), f"{host} does not stand for {seconds} s" if seconds else "unfrozen")
+
+
+def add_one(host: str, options: dict[str, object], done: str, wait_s: int, if_needed: bool) -> None:
+    """Add one member; wait up to `wait_s` for it to answer, for a primary, and for the change before to be committed."""
+    member = str(options["host"])
+    wait_for_answer(member, wait_s)
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            known = [str(row["host"]) for row in ask(host, {"replSetGetConfig": 1})["config"]["members"]]
+            if if_needed and member in known:
+                typer.echo(f"{member} is in the set already")
+                return
+            tell(on_primary(host, {"replSetAddMember": options}), done)
+            return
+        except ReplError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.5)
+
+
+def wait_for_answer(host: str, wait_s: int) -> None:
+    """Return once `host` answers; raises its error after `wait_s` seconds."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            ask(host, {"ping": 1}, timeout_s=5)
+            return
+        except HostUnreachableError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.2)
+
+
+# --- asking ------------------------------------------------------------------------------------------------------
+
+
+def ask(host: str, command: dict[str, object], timeout_s: float = 30.0) -> dict[str, Any]:
+    """Run `command` on `host`; an error reply becomes a ReplError that names the host."""
+    with WireClient(host, timeout_s=timeout_s) as client:
+        reply: dict[str, Any] = client.command("admin", command)
+    if reply.get("ok") != 1.0:
+        text = f"{host}: {reply.get('errmsg')} ({reply.get('codeName')}, {reply.get('code')})"
+        raise CommandFailedError(text, code=int(reply.get("code", 1)))
+    return reply
+
+
+def on_primary(host: str, command: dict[str, object], timeout_s: float = 60.0) -> dict[str, Any]:
+    """Run `command` on the primary that `host` knows of."""
+    hello = ask(host, {"hello": 1})
+    primary = hello.get("primary")
+    if primary is None:
+        raise HostUnreachableError(f"{host} knows no primary (see `replset status --host {host}`)")
+    return ask(str(primary), command, timeout_s=timeout_s)
+
+
+def read_document(path: Path) -> dict[str, object]:
+    try:
+        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReplError(f"cannot read {path}: {error}") from error
+    try:
+        return from_ejson(text)
+    except ReplError as error:
+        raise ReplError(f"{path}: {error.message}") from error
+
+
+def tell(reply: dict[str, Any], otherwise: str) -> None:
+    typer.echo(reply.get("info") or otherwise)

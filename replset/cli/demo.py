@@ -1,0 +1,427 @@
+"""`./dev demo`: a replica set's whole story on real processes, each step with the evidence that it checked."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+
+from replset.cli.local_set import LocalMember, LocalSet, LocalSetError, free_ports, wait_until
+from replset.client import HttpClient
+from replset.errors import ReplError
+
+FAST = {"electionTimeoutMillis": 1000, "heartbeatIntervalMillis": 200, "heartbeatTimeoutSecs": 1}
+DATABASE, COLLECTION = "shop", "orders"
+
+
+class StepFailedError(Exception):
+    """A step of the story did not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    title: str
+    meaning: str
+    play: Callable[[], None]
+
+
+def check(holds: object, otherwise: str) -> None:
+    if not holds:
+        raise StepFailedError(otherwise)
+
+
+class Demo:
+    """Five members and one story. Each method is one step; it raises when what it promises does not hold."""
+
+    def __init__(self, folder: Path, *, fast: bool, base_port: int, console: Console) -> None:
+        self.fast = fast
+        self.console = console
+        self.set = LocalSet(folder)
+        self.ports = free_ports(5, base_port)
+        self.patience = 30.0 if fast else 90.0
+        self.old_primary: LocalMember | None = None
+        self.new_primary: LocalMember | None = None
+        self.rest: list[LocalMember] = []
+        self.written_while_syncing = 0
+        self.manifest: Path | None = None
+        self.table: list[tuple[str, float, str]] = []
+        self._proof = ""
+
+    def steps(self) -> list[Step]:
+        return [
+            Step(
+                "Start three members and make them a set",
+                "Three processes, each with its own files. One of them is told the configuration; the others hear of it "
+                "in heartbeats, copy its data, and vote. The one that wins the election is the primary: it alone takes "
+                "writes.",
+                self.start_and_initiate,
+            ),
+            Step(
+                'Write and read with w: "majority"',
+                "The primary answers only when most members have the write on disk. Such a write survives the loss of "
+                "any one machine.",
+                self.write_and_read,
+            ),
+            Step(
+                "Add a fourth member while writes go on",
+                "It copies a snapshot of the data, then follows the oplog from there. It has no vote until it has caught "
+                "up, so a newcomer can never count for a majority that it does not hold.",
+                self.add_fourth,
+            ),
+            Step(
+                "Add an arbiter",
+                "It votes and holds no data: five votes, four copies. Nobody is cut off before all five are counted.",
+                self.add_arbiter,
+            ),
+            Step(
+                "Cut the primary off from the others",
+                "Clients still reach it; no other member does. For one election timeout it goes on believing that it is "
+                "primary.",
+                self.cut,
+            ),
+            Step(
+                "Write with w: 1 on the primary that is cut off",
+                "Acknowledged, because w: 1 asks nobody else. Doomed, because nobody else has it.",
+                self.write_doomed,
+            ),
+            Step(
+                "The others elect a new primary",
+                'A higher term begins. Writes with w: "majority" go on there: three copies and the arbiter\'s vote are '
+                "enough.",
+                self.elect,
+            ),
+            Step(
+                "Heal the network: the old primary rolls back",
+                "Its history and the set's parted at the cut. It goes back to the last entry they share (the common "
+                "point), but before it undoes anything it writes down, and syncs, all that will be gone.",
+                self.heal,
+            ),
+            Step(
+                "Read the rollback file",
+                "rollback-tools lists what was lost and prints the documents, as bsondump would.",
+                self.read_rollback,
+            ),
+            Step(
+                "Compare all copies",
+                "Every data-bearing member holds the same documents and the same oplog. Every acknowledged write is in "
+                "the set or in the rollback file.",
+                self.compare,
+            ),
+        ]
+
+    # --- the steps -----------------------------------------------------------------------------------------------
+
+    def start_and_initiate(self) -> None:
+        for port in self.ports[:3]:
+            member = self.set.add(port, flags=["--enable-test-commands"])
+            self.say(f"{member.name}: wire {member.host}, {member.http}, process {member.pid}")
+        self.set.initiate(FAST if self.fast else None)
+        primary = self.set.wait_for_primary(within_s=self.patience)
+        status = self.wait_counted(3)
+        self.prove(f"{primary.name} is primary in term {status['term']}; 3 of 3 members are counted")
+
+    def write_and_read(self) -> None:
+        primary = self.primary()
+        reply = self.post(primary, "insertMany", {"documents": [order(n) for n in range(1, 6)]}, w="majority")
+        check(len(reply["insertedIds"]) == 5, f"insertMany answered {reply}")
+        found = self.post(
+            primary, "find", {"filter": {"_id": {"$lte": 5}}, "sort": {"_id": 1}, "readConcern": {"level": "majority"}}
+        )["documents"]
+        check([document["_id"] for document in found] == [1, 2, 3, 4, 5], f"a majority read found {found}")
+        self.say(f"curl {primary.http}/v1/action/find …  →  {compact(found[0])} and 4 more")
+        self.prove(f"5 orders written and read back with majority; commit point {self.commit_point(primary)}")
+
+    def add_fourth(self) -> None:
+        primary = self.primary()
+        stop, failures = threading.Event(), list[str]()
+        numbers = iter(range(1000, 10**6))
+
+        def keep_writing() -> None:
+            while not stop.is_set():
+                try:
+                    self.post(primary, "insertOne", {"document": order(next(numbers))}, w="majority")
+                    self.written_while_syncing += 1
+                except (ReplError, StepFailedError) as error:
+                    failures.append(str(error))
+                    return
+                time.sleep(0.005)
+
+        writer = threading.Thread(target=keep_writing, daemon=True)
+        writer.start()
+        try:
+            member = self.set.add(self.ports[3], flags=["--enable-test-commands"])
+            self.http(primary).post("/v1/replset/members", {"host": member.host})
+            self.say(f"{member.name} on {member.host} added; it has no data and, until it has, no vote")
+            self.wait_counted(4)
+        finally:
+            stop.set()
+            writer.join(timeout=30)
+        check(not failures, f"a write failed while {member.name} copied the data: {failures[:1]}")
+        count = self.count(primary)
+        check(count == 5 + self.written_while_syncing, f"{count} orders, {5 + self.written_while_syncing} written")
+        wait_until(lambda: self.count(member) == count, self.patience, f"{member.name} to hold {count} orders")
+        self.prove(f"{self.written_while_syncing} writes went on meanwhile, none failed; {member.name} holds {count} orders")
+
+    def add_arbiter(self) -> None:
+        member = self.set.add(self.ports[4], flags=["--enable-test-commands"], arbiter=True)
+        reply = self.http(self.primary()).post("/v1/replset/members", {"host": member.host, "arbiterOnly": True})
+        if reply.get("info"):
+            self.say(str(reply["info"]))
+        status = self.wait_counted(5)
+        voters, needed = status["votingMembersCount"], status["writeMajorityCount"]
+        check(voters == 5, f"{voters} votes instead of 5")
+        self.prove(f"5 members counted, 5 votes; a majority write needs {needed} copies")
+
+    def cut(self) -> None:
+        self.old_primary = self.primary()
+        self.rest = [member for member in self.set.members if member is not self.old_primary]
+        reply = self.old_primary.command(
+            {"replSetTestCut": 1, "hosts": [member.host for member in self.rest], "direction": "both"}
+        )
+        check(reply.get("ok") == 1.0, f"replSetTestCut: {reply.get('errmsg')}")
+        self.prove(f"{self.old_primary.name} ({self.old_primary.host}) hears none of {names(self.rest)}")
+
+    def write_doomed(self) -> None:
+        old = self.cut_off()
+        self.post(old, "insertOne", {"document": {"_id": 666, "item": "doomed", "qty": 1}}, w=1)
+        self.post(old, "updateOne", {"filter": {"_id": 1}, "update": {"$set": {"item": "doomed change"}}}, w=1)
+        self.post(old, "deleteOne", {"filter": {"_id": 2}}, w=1)
+        check(self.count(old, {"_id": 666}) == 1, "the cut-off primary does not show the write it acknowledged")
+        self.prove(f"{old.name} acknowledged an insert, an update and a delete that no other member has")
+
+    def elect(self) -> None:
+        old_term = self.status(self.cut_off())["term"]
+        self.new_primary = self.set.wait_for_primary(among=self.rest, within_s=self.patience)
+        status = self.status(self.new_primary)
+        check(status["term"] > old_term, f"the new primary's term {status['term']} is not above {old_term}")
+        self.say(f"{self.new_primary.name} is primary in term {status['term']} (before: {old_term})")
+        self.post(self.new_primary, "insertOne", {"document": {"_id": 777, "item": "kept", "qty": 1}}, w="majority")
+        check(self.count(self.new_primary, {"_id": 666}) == 0, "the new primary knows the doomed write")
+        self.prove(
+            f"{self.new_primary.name} took over in term {status['term']}; a majority write succeeded, "
+            f"commit point {self.commit_point(self.new_primary)}"
+        )
+
+    def heal(self) -> None:
+        old = self.cut_off()
+        reply = old.command({"replSetTestCut": 1, "hosts": []})
+        check(reply.get("ok") == 1.0, f"replSetTestCut: {reply.get('errmsg')}")
+        folder = old.dbpath / "rollback"
+
+        def finished() -> Path | None:
+            for path in sorted(folder.glob("rollback-*.json")):
+                if json.loads(path.read_text(encoding="utf-8")).get("state") == "finished":
+                    return path
+            return None
+
+        self.manifest = wait_until(finished, self.patience, f"{old.name} to roll back")
+        wait_until(lambda: self.my_state(old) == "SECONDARY", self.patience, f"{old.name} to be SECONDARY again")
+        manifest = json.loads(self.manifest.read_text(encoding="utf-8"))
+        check(self.count(old, {"_id": 666}) == 0, "the doomed insert is still there after the rollback")
+        self.say(f"common point {manifest['commonPoint']}, written before anything was undone:")
+        for row in manifest["files"]:
+            self.say(f"  {row['name']} ({row['count']} documents)")
+        self.prove(f"{old.name} rolled back to {manifest['commonPoint']} and is SECONDARY; {self.manifest.name} is finished")
+
+    def read_rollback(self) -> None:
+        old = self.cut_off()
+        listed = self.tool("list", str(old.dbpath))
+        self.show(listed)
+        check(self.manifest is not None and self.manifest.stem in listed, f"rollback-tools list does not show it: {listed}")
+        assert self.manifest is not None
+        self.show(self.tool("show", str(self.manifest)))
+        prefix = f"{DATABASE}.{COLLECTION}."
+        row = next(
+            row for row in json.loads(self.manifest.read_text(encoding="utf-8"))["files"] if row["name"].startswith(prefix)
+        )
+        dumped = self.tool("dump", str(self.manifest.parent / row["name"]))
+        self.show(dumped)
+        ids = {json.loads(line)["_id"]["$numberInt"] for line in dumped.splitlines() if line.startswith("{")}
+        check(ids == {"666", "1"}, f"the rollback file holds the documents {sorted(ids)}, not 1 and 666")
+        oplog = next(self.manifest.parent.glob("local.oplog.rs.*.bson"))
+        lost = [json.loads(line)["op"] for line in self.tool("dump", str(oplog)).splitlines() if line.startswith("{")]
+        check(sorted(lost)[:1] == ["d"] and {"i", "u", "d"} <= set(lost), f"the oplog file holds {lost}")
+        self.prove(f"the lost insert and update are in {row['name']}, all {len(lost)} entries in {oplog.name}")
+
+    def compare(self) -> None:
+        holders = [member for member in self.set.members if not member.arbiter]
+        expected = 5 + self.written_while_syncing + 1
+
+        def same() -> list[str] | None:
+            states = [self.copy_of(member) for member in holders]
+            return states if len(set(states)) == 1 else None
+
+        states = wait_until(same, self.patience, "all copies to be the same")
+        count = self.count(holders[0])
+        check(count == expected, f"{count} orders in the set, {expected} acknowledged there")
+        self.prove(f"{len(states)} copies with {count} orders each, all the same, newest entry {json.loads(states[0])[0]}")
+
+    # --- asking members ------------------------------------------------------------------------------------------
+
+    def http(self, member: LocalMember) -> HttpClient:
+        return HttpClient(member.http)
+
+    def post(self, member: LocalMember, action: str, body: dict[str, Any], w: object = None) -> dict[str, Any]:
+        whole: dict[str, Any] = {"database": DATABASE, "collection": COLLECTION, **body}
+        if w is not None:
+            whole["writeConcern"] = {"w": w, "wtimeout": int(self.patience * 1000)}
+        suffix = "?forward=false" if w is not None else ""
+        return self.http(member).post(f"/v1/action/{action}{suffix}", whole)
+
+    def count(self, member: LocalMember, query: dict[str, Any] | None = None) -> int:
+        body = {"filter": query or {}, "readPreference": {"mode": "secondaryPreferred"}}
+        reply = self.post(member, "countDocuments", body)
+        return int(reply["count"])
+
+    def copy_of(self, member: LocalMember) -> str:
+        """The newest optime and all documents of a member, as one text to compare."""
+        body = {"filter": {}, "sort": {"_id": 1}, "limit": 100_000, "readPreference": {"mode": "secondaryPreferred"}}
+        documents = self.post(member, "find", body)["documents"]
+        info = self.http(member).get("/v1/replset/oplog/info")
+        return json.dumps([info["last"], documents], sort_keys=True)
+
+    def status(self, member: LocalMember) -> dict[str, Any]:
+        return self.http(member).get("/v1/replset/status")
+
+    def my_state(self, member: LocalMember) -> str:
+        return next((str(row["stateStr"]) for row in self.status(member)["members"] if row.get("self")), "?")
+
+    def primary(self) -> LocalMember:
+        return self.set.wait_for_primary(within_s=self.patience)
+
+    def cut_off(self) -> LocalMember:
+        if self.old_primary is None:
+            raise StepFailedError("nobody was cut off")
+        return self.old_primary
+
+    def wait_counted(self, members: int) -> dict[str, Any]:
+        """Wait until the primary counts all `members`: each is in its final state and has its vote."""
+
+        def counted() -> dict[str, Any] | None:
+            primary = self.set.primary()
+            if primary is None:
+                return None
+            status = self.status(primary)
+            rows = status["members"]
+            ready = [row for row in rows if row.get("counted") and row["stateStr"] in {"PRIMARY", "SECONDARY", "ARBITER"}]
+            return status if len(rows) == len(ready) == members else None
+
+        return wait_until(counted, self.patience, f"{members} members to be counted", every_s=0.2)
+
+    def commit_point(self, member: LocalMember) -> str:
+        optime = self.status(member)["optimes"]["lastCommittedOpTime"]
+        stamp = optime["ts"]["$timestamp"]
+        return f"{optime['t']}:{stamp['t']}:{stamp['i']}"
+
+    def tool(self, *arguments: str) -> str:
+        command = [sys.executable, "-m", "rollback_tools.main", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        check(done.returncode == 0, f"rollback-tools {arguments[0]} exited with {done.returncode}: {done.stderr.strip()}")
+        return done.stdout
+
+    # --- telling -------------------------------------------------------------------------------------------------
+
+    def say(self, text: str) -> None:
+        self.console.print(f"    {escape(text)}", highlight=False)
+
+    def show(self, output: str) -> None:
+        """What a tool printed, as it was."""
+        for line in output.rstrip().splitlines():
+            self.console.print(f"    │ {escape(line)}", style="dim", highlight=False, soft_wrap=True)
+
+    def prove(self, text: str) -> None:
+        self._proof = text
+        self.console.print(f"  [green]✔[/green] {escape(text)}", highlight=False)
+
+    def run(self) -> bool:
+        """Play all steps; False as soon as one does not hold."""
+        for number, step in enumerate(self.steps(), 1):
+            self.console.print(f"\n[bold]{number}. {step.title}[/bold]")
+            self.console.print(f"  {step.meaning}", style="italic", highlight=False)
+            began = time.monotonic()
+            self._proof = ""
+            try:
+                step.play()
+                check(self._proof, "the step checked nothing")
+            except (StepFailedError, ReplError, KeyError, TypeError) as error:
+                self.console.print(f"  [red]✘ {escape(f'{type(error).__name__}: {error}')}[/red]", highlight=False)
+                self.table.append((step.title, time.monotonic() - began, f"FAILED: {error}"))
+                return False
+            self.table.append((step.title, time.monotonic() - began, self._proof))
+        return True
+
+    def summary(self) -> Table:
+        table = Table(title="What happened", show_lines=False)
+        table.add_column("", justify="right")
+        table.add_column("step")
+        table.add_column("seconds", justify="right")
+        table.add_column("evidence", overflow="fold")
+        for number, (title, seconds, proof) in enumerate(self.table, 1):
+            table.add_row(str(number), escape(title), f"{seconds:.1f}", escape(proof))
+        return table
+
+
+def order(number: int) -> dict[str, Any]:
+    return {"_id": number, "item": f"item {number}", "qty": number % 7}
+
+
+def names(members: Sequence[LocalMember]) -> str:
+    return ", ".join(member.name for member in members)
+
+
+def compact(document: dict[str, Any]) -> str:
+    return json.dumps(document, separators=(",", ":"))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 0 only when every step held."""
+    parser = argparse.ArgumentParser(prog="./dev demo", description="A replica set's story on real processes.")
+    parser.add_argument("--fast", action="store_true", help="1 s election timeout and 200 ms heartbeats")
+    parser.add_argument("--keep", action="store_true", help="leave the set running at the end")
+    parser.add_argument("--base-port", type=int, default=27017, help="first wire port to try (27017)")
+    options = parser.parse_args(argv)
+    console = Console()
+    folder = Path(tempfile.mkdtemp(prefix="replset-demo-"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        demo = Demo(folder, fast=options.fast, base_port=options.base_port, console=console)
+    except LocalSetError as error:
+        console.print(f"demo: {escape(error.message)}")
+        return 2
+    timeouts = "fast timeouts (1 s)" if options.fast else "real timeouts: heartbeats every 2 s, elections after 10 s"
+    console.print(Panel(f"A replica set on this machine, ports {demo.ports[0]} to {demo.ports[-1]}, {timeouts}.\n{folder}"))
+    held = False
+    try:
+        held = demo.run()
+    except KeyboardInterrupt:
+        console.print("\nstopped")
+    finally:
+        console.print()
+        console.print(demo.summary())
+        if options.keep and held:
+            console.print(f"The set goes on; end it with: replset cluster down --dir {folder}", highlight=False)
+        else:
+            for member in demo.set.members:
+                demo.set.kill(member)
+    total = sum(seconds for _, seconds, _ in demo.table)
+    verdict = "[green]Every step held.[/green]" if held else "[red]A step did not hold.[/red]"
+    console.print(f"{verdict} {total:.0f} s; files and logs in {folder}", highlight=False)
+    return 0 if held else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

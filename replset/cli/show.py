@@ -1,0 +1,69 @@
+"""How replies look to a person on a terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from replset.bson import DateTime, Timestamp, to_ejson
+
+STYLE = {"PRIMARY": "bold green", "SECONDARY": "green", "ARBITER": "cyan", "ROLLBACK": "bold red", "RECOVERING": "red"}
+
+
+def pretty(document: Mapping[str, object]) -> str:
+    return json.dumps(json.loads(to_ejson(document)), indent=2, ensure_ascii=False)
+
+
+def optime_text(optime: object) -> str:
+    """`{ts, t}` as TERM:SECONDS:INC; "-" for none."""
+    if isinstance(optime, Mapping):
+        stamp, term = optime.get("ts"), optime.get("t")
+        if isinstance(stamp, Timestamp) and isinstance(term, int) and stamp.time:
+            return f"{term}:{stamp.time}:{stamp.inc}"
+    return "-"
+
+
+def status(reply: Mapping[str, Any]) -> None:
+    """The set as a table: a line a member, lag against the primary's newest entry, and what is wrong."""
+    console = Console()
+    newest = max((_millis(row.get("optimeDate")) for row in reply["members"]), default=0)
+    table = Table(title=f"{reply['set']}, term {reply['term']}", title_justify="left")
+    for column in ("member", "state", "votes for majority", "newest entry", "behind", "last heard", "remarks"):
+        table.add_column(column, overflow="fold")
+    for row in reply["members"]:
+        state = str(row["stateStr"])
+        behind = "-"
+        if _millis(row.get("optimeDate")):
+            behind = f"{(newest - _millis(row['optimeDate'])) / 1000:.1f} s"
+        heard = "this member" if row.get("self") else _age(reply.get("date"), row.get("lastHeartbeat"))
+        table.add_row(
+            f"{row['_id']} {row['name']}",
+            f"[{STYLE.get(state, 'yellow')}]{escape(state)}[/]",
+            "yes" if row.get("counted") else "no",
+            optime_text(row.get("optime")),
+            behind,
+            heard,
+            escape(str(row.get("infoMessage") or row.get("lastHeartbeatMessage") or "")),
+        )
+    console.print(table)
+    optimes = reply.get("optimes", {})
+    console.print(
+        f"commit point {optime_text(optimes.get('lastCommittedOpTime'))}; a majority write needs "
+        f"{reply.get('writeMajorityCount')} of {reply.get('writableVotingMembersCount')} copies",
+        highlight=False,
+    )
+
+
+def _millis(value: object) -> int:
+    return value.ms if isinstance(value, DateTime) else 0
+
+
+def _age(now: object, then: object) -> str:
+    if not _millis(then):
+        return "never"
+    return f"{max(0, _millis(now) - _millis(then)) / 1000:.1f} s ago"

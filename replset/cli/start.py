@@ -1,0 +1,128 @@
+"""`replset start`: run one member. The composition root: the one place that knows runtime and api alike.
+
+It imports neither typer nor rich: a member is a server, and its memory is the user's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import os
+import random
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+
+import uvloop
+
+from api.app import create_app
+from api.serve import HttpServer
+from replset.errors import ReplError
+from replset.runtime.machine import RealClock, RealWorkers
+from replset.runtime.member import RunningMember
+from replset.runtime.network import RealNetwork
+from replset.runtime.options import MemberOptions, flag_of, resolve_options, variable_of
+from replset.storage.disk import RealDisk
+
+HELP = {
+    "repl_set": "name of the replica set (required)",
+    "dbpath": "folder of this member's files; made when missing (required)",
+    "port": "wire port: drivers, mongosh, the other members (27017)",
+    "http_port": "HTTP port (the wire port + 1000)",
+    "bind_ip": "address to listen on (127.0.0.1)",
+    "advertise": "host name under which the other members reach this one (the bind address)",
+    "oplog_size_mb": "size at which the oplog's head is trimmed (990)",
+    "oplog_min_retention_hours": "keep at least so much of it (0: by size alone)",
+    "snapshot_history_secs": "how long reads at an old point stay possible (300)",
+    "min_free_mb": "refuse writes while the disk has less than this free (500)",
+    "max_connections": "connections on the wire port (4096)",
+    "allow_multiple_arbiters": "let a set have more than one arbiter",
+    "enable_test_commands": "open replSetTestCut and fail points; for tests and demos only",
+    "log_level": "debug, info, warning or error (info)",
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Every option of MemberOptions as a flag; none has a default here, so that file and environment show through."""
+    parser = argparse.ArgumentParser(
+        prog="replset start",
+        description="Run one member of a replica set until SIGTERM.",
+        epilog="Each option also comes from the environment (--replSet: REPLSET_REPL_SET) or from the file named by "
+        "--config (same names, flat); the flag wins, then the environment, then the file.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", metavar="FILE.yaml", help="read options from a YAML file")
+    for field in fields(MemberOptions):
+        flag, text = f"--{flag_of(field.name)}", f"{HELP[field.name]} [{variable_of(field.name)}]"
+        if field.type == "bool":
+            parser.add_argument(flag, dest=field.name, action=argparse.BooleanOptionalAction, default=None, help=text)
+        else:
+            parser.add_argument(flag, dest=field.name, metavar=field.name.upper(), help=text)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run until a signal ends the member; the exit status: 0 stopped cleanly, 2 could not start, 1 broke."""
+    parsed = vars(build_parser().parse_args(argv))
+    try:
+        options = resolve_options(parsed, os.environ)
+    except ReplError as error:
+        return refuse(error.message)
+    logging.basicConfig(
+        level=options.log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s",
+        datefmt="%Y-%m-%dT%H:%M:%S",
+    )
+    logging.Formatter.converter = __import__("time").gmtime
+    gc.freeze()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run(options))
+
+
+def refuse(reason: str) -> int:
+    print(f"replset start: {reason}", file=sys.stderr)
+    return 2
+
+
+async def run(options: MemberOptions) -> int:
+    workers = RealWorkers()
+    member = RunningMember(
+        options,
+        network=RealNetwork(),
+        disk=RealDisk(),
+        clock=RealClock(),
+        workers=workers,
+        rng=random.SystemRandom(),
+    )
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    try:
+        await member.start()
+    except ReplError as error:
+        return refuse(error.message)
+    except OSError as error:
+        return refuse(f"{options.listen}: {error.strerror or error}")
+    http = HttpServer(create_app(member.dispatcher, member), options.http_listen)
+    try:
+        await http.start()
+    except OSError as error:
+        await member.stop()
+        return refuse(f"{options.http_listen}: {error.strerror or error}")
+    print(f"replset {options.repl_set}: wire {options.host}, http http://{options.http_address}", flush=True)
+    waiting = [asyncio.ensure_future(stop.wait()), member.broken]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    waiting[0].cancel()
+    if member.broken.done():
+        print(f"replset start: stopped: {member.broken.result()}", file=sys.stderr, flush=True)
+        os._exit(1)  # the disk or an invariant failed: nothing more may be written, not even by a clean close
+    await member.hand_over()
+    await http.stop()
+    await member.stop()
+    workers.close()
+    return 0

@@ -1,0 +1,88 @@
+"""What is on disk for good: the continuous sync of the WAL, and checkpoints. Owns last_durable.
+
+The covered optime is read on the loop before the sync is submitted, so last_durable never runs ahead of the disk.
+A failed sync ends the process: after one, nobody knows which pages the kernel still holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from replset.core.messages import Position
+from replset.ids import OPTIME_NULL, Millis, OpTime
+from replset.replication.ports import Clock, Workers
+from replset.storage.store import Store
+
+
+class Durability:
+    """Syncs the WAL whenever something newer than last_durable is committed."""
+
+    def __init__(
+        self,
+        store: Callable[[], Store],
+        clock: Clock,
+        workers: Workers,
+        on_moved: Callable[[], None],
+        on_stalled: Callable[[bool], None],
+        stall_after_ms: Callable[[], Millis],
+    ) -> None:
+        """`on_moved` is told of each finished sync; `on_stalled` when none finished for `stall_after_ms`, and after."""
+        self._store = store
+        self._clock = clock
+        self._workers = workers
+        self._on_moved = on_moved
+        self._on_stalled = on_stalled
+        self._stall_after_ms = stall_after_ms
+        self._dirty = asyncio.Event()
+        self._stalled = False
+        self._epoch = 0
+        self.last_durable: OpTime = OPTIME_NULL
+        self.durable_wall_ms = 0
+
+    def opened(self) -> None:
+        """The store was opened, which ends with a full checkpoint: all that it holds is durable."""
+        self._epoch += 1
+        store = self._store()
+        self.last_durable, self.durable_wall_ms = store.last_applied, store.last_wall_ms
+
+    def undone(self) -> None:
+        """A rollback took entries away: last_durable cannot be newer, and a sync under way says nothing of them."""
+        self._epoch += 1
+        store = self._store()
+        if store.last_applied < self.last_durable:
+            self.last_durable, self.durable_wall_ms = store.last_applied, store.last_wall_ms
+        self._dirty.set()
+
+    def position(self) -> Position:
+        store = self._store()
+        return Position(store.last_applied, self.last_durable, store.last_wall_ms, self.durable_wall_ms)
+
+    def committed(self) -> None:
+        """Something was committed: sync it."""
+        self._dirty.set()
+
+    async def run(self) -> None:
+        """Sync for as long as the member runs. A sync error is raised; the member must stop then."""
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            store, epoch = self._store(), self._epoch
+            target, wall_ms = store.last_applied, store.last_wall_ms
+            if target == self.last_durable:
+                continue
+            timer = asyncio.get_running_loop().call_later(self._stall_after_ms() / 1000, self._stall)
+            try:
+                await self._workers.run(store.sync_wal)
+            finally:
+                timer.cancel()
+            if self._stalled:
+                self._stalled = False
+                self._on_stalled(False)
+            if epoch == self._epoch:
+                self.last_durable, self.durable_wall_ms = target, wall_ms
+                self._on_moved()
+
+    def _stall(self) -> None:
+        self._stalled = True
+        self._on_stalled(True)

@@ -1,0 +1,173 @@
+"""What one member is started with: the options of `replset start`, from flags, environment and a YAML file."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import yaml
+
+from replset.errors import FailedToParseError, ReplError
+from replset.ids import HostPort
+
+
+class BadOptionError(ReplError):
+    """An option of `replset start` that cannot be; the message names it and where it came from (2)."""
+
+    code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class MemberOptions:
+    """One member. Names on the command line are camelCase as MongoDB's, or the flag that `flag_of` gives.
+
+    advertise: the host name that the other members use for this one; default the bind address.
+    oplog_size_mb, oplog_min_retention_hours: when the oplog's head is trimmed (map O9 to O11).
+    snapshot_history_secs: how long reads at an old point stay possible.
+    min_free_mb: writes are refused while the disk has less (before anything is damaged).
+    max_connections: of clients and members on the wire port.
+    """
+
+    repl_set: str
+    dbpath: Path
+    port: int = 27017
+    http_port: int | None = None
+    bind_ip: str = "127.0.0.1"
+    advertise: str | None = None
+    oplog_size_mb: float = 990.0
+    oplog_min_retention_hours: float = 0.0
+    snapshot_history_secs: int = 300
+    min_free_mb: int = 500
+    max_connections: int = 4096
+    allow_multiple_arbiters: bool = False
+    enable_test_commands: bool = False
+    log_level: str = "info"
+
+    @property
+    def host(self) -> HostPort:
+        """The address by which the set knows this member."""
+        return HostPort(f"{self.advertise or self.bind_ip}:{self.port}")
+
+    @property
+    def listen(self) -> HostPort:
+        return HostPort(f"{self.bind_ip}:{self.port}")
+
+    @property
+    def http_listen(self) -> HostPort:
+        return HostPort(f"{self.bind_ip}:{self.http_port or self.port + 1000}")
+
+    @property
+    def http_address(self) -> str:
+        return f"{self.advertise or self.bind_ip}:{self.http_port or self.port + 1000}"
+
+
+FLAGS = {"repl_set": "replSet", "dbpath": "dbpath"}
+"""Options whose flag is not the dashed field name (`--http-port`)."""
+
+
+def flag_of(field: str) -> str:
+    """The option's name on the command line and in the file, without dashes in front."""
+    return FLAGS.get(field, field.replace("_", "-"))
+
+
+def variable_of(field: str) -> str:
+    """The option's environment variable: `replSet` is REPLSET_REPL_SET, `http-port` is REPLSET_HTTP_PORT."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", flag_of(field)).replace("-", "_")
+    return f"REPLSET_{words.upper()}"
+
+
+def resolve_options(flags: Mapping[str, object], environment: Mapping[str, str]) -> MemberOptions:
+    """Put the options together: the flag wins, then the environment, then the file named by `config`.
+
+    flags: field name -> value, None where the flag was not given. Raises BadOptionError naming option and source.
+    """
+    config_path = flags.get("config") or environment.get("REPLSET_CONFIG")
+    from_file = _read_file(Path(str(config_path))) if config_path else {}
+    known = {field.name: field for field in fields(MemberOptions)}
+    by_flag = {flag_of(name): name for name in known}
+    unknown = sorted(set(from_file) - set(by_flag) - set(known))
+    if unknown:
+        raise BadOptionError(f"unknown option in {config_path}: {unknown[0]}")
+    values: dict[str, object] = {}
+    for name in known:
+        if flags.get(name) is not None:
+            raw, source = flags[name], f"--{flag_of(name)}"
+        elif variable_of(name) in environment:
+            raw, source = environment[variable_of(name)], variable_of(name)
+        elif flag_of(name) in from_file or name in from_file:
+            raw, source = from_file.get(flag_of(name), from_file.get(name)), f"{flag_of(name)} in {config_path}"
+        else:
+            continue
+        values[name] = _convert(name, str(known[name].type), raw, source)
+    for required in ("repl_set", "dbpath"):
+        if required not in values:
+            raise BadOptionError(f"--{flag_of(required)} is missing (or {variable_of(required)}, or the file)")
+    options = MemberOptions(**values)  # type: ignore[arg-type]
+    _check(options)
+    return options
+
+
+def _read_file(path: Path) -> dict[str, object]:
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadOptionError(f"cannot read the configuration file {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise FailedToParseError(f"the configuration file {path} is not YAML: {' '.join(str(error).split())}") from error
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise FailedToParseError(f"the configuration file {path} must be a mapping of option names to values")
+    return {str(key): value for key, value in document.items()}
+
+
+def _convert(name: str, kind: str, raw: object, source: str) -> object:
+    try:
+        if kind == "bool":
+            return _boolean(raw)
+        if kind.startswith("int"):
+            return int(str(raw))
+        if kind == "float":
+            return float(str(raw))
+        if kind == "Path":
+            return Path(os.path.expanduser(str(raw)))
+    except ValueError:
+        wanted = {"bool": "true or false", "float": "a number"}.get(kind, "a whole number")
+        raise BadOptionError(f"{source}: {raw!r} is not {wanted}") from None
+    return str(raw)
+
+
+def _boolean(raw: object) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    text = str(raw).strip().lower()
+    if text in {"1", "true", "yes", "on"}:
+        return True
+    if text in {"0", "false", "no", "off", ""}:
+        return False
+    raise ValueError(text)
+
+
+def _check(options: MemberOptions) -> None:
+    http_port = options.http_port or options.port + 1000
+    for flag, port in (("port", options.port), ("http-port", http_port)):
+        if not 0 < port < 65536:
+            raise BadOptionError(f"--{flag}: {port} is not a port (1 to 65535)")
+    if http_port == options.port:
+        raise BadOptionError(f"--http-port: {http_port} is the wire port already")
+    if not re.fullmatch(r"[^\s/,\x00]{1,128}", options.repl_set):
+        raise BadOptionError(f"--replSet: {options.repl_set!r} is not a set name")
+    if options.oplog_size_mb <= 0:
+        raise BadOptionError(f"--oplog-size-mb: {options.oplog_size_mb:g} is not above 0")
+    for flag, value in (
+        ("oplog-min-retention-hours", options.oplog_min_retention_hours),
+        ("snapshot-history-secs", options.snapshot_history_secs),
+        ("min-free-mb", options.min_free_mb),
+    ):
+        if value < 0:
+            raise BadOptionError(f"--{flag}: {value:g} is below 0")
+    if options.log_level not in {"debug", "info", "warning", "error"}:
+        raise BadOptionError(f"--log-level: {options.log_level!r} is not debug, info, warning or error")

@@ -1,0 +1,213 @@
+"""Runs the core: feeds it messages and time, and carries its effects out in list order.
+
+Effects are carried out at once, on the loop, until a `Persist` comes: everything behind it waits until the record is
+durable in member.db. Finished work comes back as one more message; a message that arrives while effects are being
+carried out adds its own effects behind them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from itertools import count
+from typing import Any, Protocol
+
+from replset.config import ReplSetConfig
+from replset.core.effects import Effect, ElectionRecord, Journal, LastVote, Persist, Reply, Send
+from replset.core.messages import Message, ReplyBody, Request, RequestBody, Response
+from replset.core.node import Node
+from replset.errors import InvariantError, ReplError, ShutdownInProgressError
+from replset.ids import Millis
+from replset.replication.ports import Clock, Workers
+
+log = logging.getLogger("replset.shell")
+
+
+class Hands(Protocol):
+    """What the shell needs of the member to carry effects out."""
+
+    def carry_out(self, effect: Effect) -> None:
+        """Do any effect but Persist, Journal, Send and Reply; on the loop, without waiting."""
+        ...
+
+    async def exchange(self, send: Send) -> ReplyBody:
+        """Send to another member and return its answer; raises ReplError when there is none."""
+        ...
+
+    def save(self, record: LastVote | ReplSetConfig) -> None:
+        """Write to member.db and sync; in a worker thread."""
+        ...
+
+    def note(self, records: list[ElectionRecord], wall_ms: int) -> None:
+        """Write lines of the election journal; in a worker thread."""
+        ...
+
+
+class Shell:
+    """The one place where the core meets the clock."""
+
+    def __init__(
+        self,
+        node: Node,
+        hands: Hands,
+        clock: Clock,
+        workers: Workers,
+        on_broken: Callable[[BaseException], None],
+    ) -> None:
+        """`on_broken` stops the member: a broken invariant, or member.db could not be written."""
+        self.node = node
+        self._hands = hands
+        self._clock = clock
+        self._workers = workers
+        self._on_broken = on_broken
+        self._effects: deque[Effect] = deque()
+        self._busy = False  # carrying effects out right now
+        self._persisting = False
+        self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = Millis(0)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._request_ids = count(1)
+        self._answers: dict[int, asyncio.Future[ReplyBody]] = {}
+        self._journal: list[ElectionRecord] = []
+        self._member_file = asyncio.Lock()
+
+    def start(self) -> None:
+        self._take(self.node.start(self._clock.now()))
+
+    def feed(self, message: Message) -> None:
+        """Give the core one message and carry out what it answers."""
+        if not self._closed:
+            self._guarded(lambda: self.node.receive(message, self._clock.now()))
+
+    async def ask(self, body: RequestBody) -> ReplyBody:
+        """Put a request to the core and wait for its answer."""
+        if self._closed:
+            raise ShutdownInProgressError("the member is shutting down")
+        request_id = next(self._request_ids)
+        answer: asyncio.Future[ReplyBody] = asyncio.get_running_loop().create_future()
+        self._answers[request_id] = answer
+        try:
+            self.feed(Request(request_id, body))
+            return await answer
+        finally:
+            self._answers.pop(request_id, None)
+
+    async def close(self) -> None:
+        """Stop: no more ticks, no more effects; whoever still waits for an answer gets 91."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(ShutdownInProgressError("the member is shutting down"))
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --- effects ------------------------------------------------------------------------------------------------
+
+    def _guarded(self, think: Callable[[], list[Effect]]) -> None:
+        try:
+            effects = think()
+        except InvariantError as broken:
+            self._broken(broken)
+            return
+        self._take(effects)
+
+    def _take(self, effects: list[Effect]) -> None:
+        self._effects.extend(effects)
+        self._pump()
+        self._schedule()
+
+    def _pump(self) -> None:
+        if self._busy or self._persisting:
+            return
+        self._busy = True
+        try:
+            while self._effects and not self._persisting and not self._closed:
+                self._carry_out(self._effects.popleft())
+        except InvariantError as broken:
+            self._broken(broken)
+        finally:
+            self._busy = False
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Persist(record):
+                self._persisting = True
+                self._spawn(self._persist(record))
+            case Journal(record=line):
+                self._journal.append(line)
+                if len(self._journal) == 1:
+                    self._spawn(self._write_journal())
+            case Send():
+                self._spawn(self._send(effect))
+            case Reply(request_id, body):
+                answer = self._answers.get(request_id)
+                if answer is not None and not answer.done():
+                    answer.set_result(body)
+            case _:
+                self._hands.carry_out(effect)
+
+    async def _persist(self, record: LastVote | ReplSetConfig) -> None:
+        try:
+            async with self._member_file:
+                await self._workers.run(lambda: self._hands.save(record))
+        except (ReplError, OSError) as error:
+            self._broken(error)
+            return
+        self._persisting = False
+        self._pump()
+        self._schedule()
+
+    async def _write_journal(self) -> None:
+        try:
+            async with self._member_file:
+                lines, self._journal = self._journal, []
+                await self._workers.run(lambda: self._hands.note(lines, self._clock.wall_ms()))
+        except (ReplError, OSError) as error:
+            log.warning("the election journal could not be written: %s", error)
+
+    async def _send(self, send: Send) -> None:
+        began = self._clock.now()
+        body: ReplyBody | None = None
+        error = ""
+        try:
+            body = await self._hands.exchange(send)
+        except ReplError as failure:
+            error = failure.message
+        self.feed(Response(send.request_id, send.to, body, error, Millis(self._clock.now() - began)))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._broken(error)
+
+    def _broken(self, error: BaseException) -> None:
+        self._closed = True
+        self._on_broken(error)
+
+    # --- time ---------------------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        """Sleep until the core's next deadline; a tick that comes early does no harm, so a later one moves nothing."""
+        due = self.node.next_tick_at()
+        if self._closed or (self._timer is not None and self._due <= due):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due = due
+        self._timer = asyncio.get_running_loop().call_later(max(1, due - self._clock.now()) / 1000, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if not self._closed:
+            self._guarded(lambda: self.node.tick(self._clock.now()))
