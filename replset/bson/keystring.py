@@ -7,7 +7,7 @@ compound ones. Each begins with a byte for its place in the order of types (docs
 numbers      30 NaN, 31 negative (all that follows complemented), 32 zero, 33 positive; then eight bytes: the largest
              double not above the magnitude, shifted left by one, and in the lowest bit whether something remains;
              if so the exact value follows: decimal exponent, digits, zero byte
-strings      UTF-8, zero bytes as 00 FF, then 00
+strings      UTF-8 with 00 as 01 01 and 01 as 01 02, then 00
 documents    per field: type, name, 00, key of the value; then 00. Arrays: keys of the items; then 00
 """
 
@@ -78,14 +78,13 @@ _uint32 = Struct(">I").pack
 
 def encode_key(value: object) -> bytes:
     """The key of `value`: any value that encode() takes, RawDocument included; InvalidBSONError for all others."""
-    kind = type(value)
     try:
-        if kind is ObjectId:
-            return _OBJECT_ID + value._bytes  # type: ignore[attr-defined, no-any-return]
-        if kind is str:
-            return _STRING + value.encode().replace(b"\0", b"\0\xff") + b"\0"  # type: ignore[attr-defined, no-any-return]
-        if kind is int:
-            return _int_key(value)  # type: ignore[arg-type]
+        if type(value) is ObjectId:
+            return _OBJECT_ID + value._bytes
+        if type(value) is str:
+            return _STRING + _escaped(value)
+        if type(value) is int:
+            return _int_key(value)
         return _key(value, 0)
     except UnicodeEncodeError:
         raise InvalidBSONError("a lone surrogate in a string") from None
@@ -132,7 +131,7 @@ def _fields_key(fields: Mapping[str, object], depth: int) -> bytes:
 
 
 def _escaped(text: str) -> bytes:
-    return text.encode().replace(b"\0", b"\0\xff") + b"\0"
+    return text.encode().replace(b"\1", b"\1\2").replace(b"\0", b"\1\1") + b"\0"
 
 
 def _int_key(value: int) -> bytes:

@@ -1,0 +1,123 @@
+"""Raw views: what they find, what they leave alone, and what they refuse."""
+
+from __future__ import annotations
+
+import pytest
+
+from replset.bson import Int64, InvalidBSONError, RawDocument, Regex, decode, encode, walk
+
+DOCUMENT: dict[str, object] = {
+    "_id": 7,
+    "s": "text",
+    "d": {"x": {"y": 1}},
+    "l": [1, {"z": 2}],
+    "r": Regex("a", "i"),
+    "n": None,
+    "i": Int64(5),
+    "é": True,
+}
+DATA = encode(DOCUMENT)
+
+
+def test_walk_gives_places() -> None:
+    assert [name for name, _, _, _ in walk(DATA)] == list(DOCUMENT)
+    assert [kind for _, kind, _, _ in walk(DATA)] == [0x10, 2, 3, 4, 0x0B, 0x0A, 0x12, 8]
+    assert [end for _, _, _, end in walk(DATA)][-1] == len(DATA) - 1
+    for name, kind, start, end in walk(DATA):
+        if kind == 3:
+            assert DATA[start:end] == encode(DOCUMENT[name])  # type: ignore[arg-type]
+    assert walk(encode({})) == []
+
+
+def test_raw_document() -> None:
+    raw = RawDocument(DATA)
+    assert raw.raw is DATA
+    assert raw.keys() == list(DOCUMENT)
+    assert dict(raw.items()) == DOCUMENT == raw.decode()
+    assert {name: raw.get(name) for name in DOCUMENT} == DOCUMENT
+    assert type(raw.get("i")) is Int64
+    assert raw.get("absent") is None
+    assert raw.get("absent", 3) == 3
+    assert raw.get("n", 3) is None
+    assert "s" in raw
+    assert "x" not in raw
+    assert raw.first_key == "_id"
+    assert raw.type_of("d") == 3
+    assert raw.type_of("absent") is None
+
+
+def test_get_raw() -> None:
+    raw = RawDocument(DATA)
+    assert raw.get_raw("d") == encode({"x": {"y": 1}})
+    assert decode(raw.get_raw("l") or b"") == {"0": 1, "1": {"z": 2}}
+    assert raw.get_raw("s") is None
+    assert raw.get_raw("absent") is None
+
+
+def test_empty() -> None:
+    raw = RawDocument(encode({}))
+    assert raw.keys() == []
+    assert raw.first_key is None
+    assert raw.get("a") is None
+    assert "a" not in raw
+
+
+def test_equal_by_bytes() -> None:
+    assert RawDocument(DATA) == RawDocument(memoryview(DATA))
+    assert RawDocument(DATA) != RawDocument(encode({}))
+    assert RawDocument(DATA) != DOCUMENT
+    assert len({RawDocument(DATA), RawDocument(bytes(DATA))}) == 1
+    assert "RawDocument(" in repr(RawDocument(DATA))
+
+
+@pytest.mark.parametrize("data", [b"", b"\x05\0\0\0", b"\x06\0\0\0\0", b"\x05\0\0\0\x01", b"\x05\0\0\0\0\0"])
+def test_construction_checks_the_outside(data: bytes) -> None:
+    with pytest.raises(InvalidBSONError):
+        RawDocument(data)
+
+
+def test_inside_is_left_alone_until_it_is_read() -> None:
+    inner = b"\x08\0\0\0\x22a\0\0"
+    data = encode({"ok": 1, "bad": RawDocument(inner)})
+    raw = RawDocument(data)
+    assert raw.get("ok") == 1
+    assert raw.get_raw("bad") == inner
+    assert walk(data)[1][0] == "bad"
+    with pytest.raises(InvalidBSONError, match=f"unknown type 0x22 at offset {data.index(inner) + 4}"):
+        raw.get("bad")
+
+
+@pytest.mark.parametrize(
+    ("body", "offset"),
+    [
+        pytest.param(b"\x22a\0", 4, id="unknown type"),
+        pytest.param(b"\x10a\0\x01\0\0", 7, id="int32 cut"),
+        pytest.param(b"\x02a\0\xff\0\0\0b\0", 7, id="string too long"),
+        pytest.param(b"\x02a\0\0\0\0\0", 7, id="string length zero"),
+        pytest.param(b"\x02a\0\x01\0", 7, id="string length cut"),
+        pytest.param(b"\x0ba\0b\0i", 9, id="regex options without an end"),
+        pytest.param(b"\x0ba\0b", 7, id="regex pattern without an end"),
+        pytest.param(b"\x10a", 5, id="name without an end"),
+    ],
+)
+def test_malformed_top_level(body: bytes, offset: int) -> None:
+    data = (len(body) + 5).to_bytes(4, "little") + body + b"\0"
+    raw = RawDocument(data)
+    for read in (lambda: walk(data), raw.keys, lambda: raw.get("a"), lambda: "a" in raw, raw.decode):
+        with pytest.raises(InvalidBSONError) as caught:
+            read()
+        assert caught.value.offset == offset
+
+
+def test_names_that_are_not_utf8() -> None:
+    raw = RawDocument(b"\x08\0\0\0\x0a\xff\0\0")
+    assert raw.get("a") is None
+    for read in (raw.keys, lambda: raw.first_key, lambda: walk(raw.raw), lambda: list(raw.items())):
+        with pytest.raises(InvalidBSONError, match="UTF-8 at offset 5"):
+            read()
+
+
+def test_values_that_are_not_utf8() -> None:
+    raw = RawDocument(encode({"s": "xy"}).replace(b"xy", b"x\xff"))
+    with pytest.raises(InvalidBSONError, match="UTF-8 at offset 12"):
+        raw.get("s")
