@@ -41,6 +41,7 @@ CODE_NAMES: dict[int, str] = {
     93: "InvalidReplicaSetConfig",
     94: "NotYetInitialized",
     95: "NotSecondary",
+    98: "DBPathInUse",
     100: "UnsatisfiableWriteConcern",
     103: "NewReplicaSetConfigurationIncompatible",
     104: "NodeNotElectable",
@@ -315,6 +316,28 @@ class StorageError(ReplError):
 
 class CorruptDataError(StorageError):
     """A file of this member does not hold what it must: name and reason in the message (1)."""
+
+
+class DbPathLockedError(ReplError):
+    """Another process holds the data folder (98)."""
+
+    code = 98
+
+
+class CatalogChangedError(ReplError):
+    """The collection was created or dropped after the read point (246). Wait until the point reaches `until` (a ts)."""
+
+    code = 246
+
+    def __init__(self, message: str, *, until: int) -> None:
+        super().__init__(message)
+        self.until = until
+
+
+class SnapshotCutError(ReplError):
+    """The read was cut off so that the log could be folded into the database: read again from a new snapshot (246)."""
+
+    code = 246
 
 
 class LocalProtocolError(ReplError):

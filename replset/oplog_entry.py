@@ -1,0 +1,167 @@
+"""One oplog entry: a view of its bytes, and builders that make those bytes.
+
+Entries are MongoDB's: {op, ns, ui, o, o2, ts, t, v: 2, wall} and then lsid, txnNumber, stmtId, prevOpTime where
+present. Their bytes are made once, on the primary, and travel and are stored as they are. What an entry does to
+documents is `replication/applier.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from struct import Struct
+
+from replset.bson import Binary, DateTime, InvalidBSONError, RawDocument, Timestamp, encode, encode_key
+from replset.ids import OpTime, pack_ts
+
+INSERT = "i"
+UPDATE = "u"
+DELETE = "d"
+COMMAND = "c"
+NOOP = "n"
+VERSION = 2
+
+_INC_MASK = (1 << 31) - 1
+_int32 = Struct("<i").pack
+# ts (increment, seconds), t, v, wall: the same fields at the end of every entry.
+_tail = Struct("<4sII3sq13sq").pack
+_TS = b"\x11ts\0"
+_T = b"\x12t\0"
+_V_WALL = b"\x10v\0\x02\0\0\0\x09wall\0"
+_TAIL_SIZE = Struct("<4sII3sq13sq").size
+_KEY_FIELD = {INSERT: "o", DELETE: "o", UPDATE: "o2"}
+
+
+class OplogEntry:
+    """A view of one entry's bytes. Only the top level is walked; InvalidBSONError when it is no oplog entry."""
+
+    __slots__ = ("_document", "ns", "op", "optime", "raw")
+
+    def __init__(self, raw: bytes) -> None:
+        self._document = document = RawDocument(raw)
+        self.raw = document.raw
+        op, ns, ts, term = document.get("op"), document.get("ns"), document.get("ts"), document.get("t")
+        if not (isinstance(op, str) and isinstance(ns, str) and isinstance(ts, Timestamp) and isinstance(term, int)):
+            raise InvalidBSONError("no oplog entry: it needs op, ns, ts and t")
+        self.op: str = op
+        self.ns: str = ns
+        self.optime = OpTime(int(term), pack_ts(ts.time, ts.inc))
+
+    @property
+    def ui(self) -> bytes | None:
+        """The collection's UUID, 16 bytes; None where the entry is about no collection."""
+        value = self._document.get("ui")
+        return bytes(value) if isinstance(value, Binary) and value.subtype == 4 else None
+
+    @property
+    def o(self) -> RawDocument:
+        return self._sub_document("o")
+
+    @property
+    def o2(self) -> RawDocument | None:
+        raw = self._document.get_raw("o2")
+        return None if raw is None else RawDocument(raw)
+
+    @property
+    def wall_ms(self) -> int:
+        value = self._document.get("wall")
+        return value.ms if isinstance(value, DateTime) else 0
+
+    @property
+    def database(self) -> str:
+        """The part of `ns` before the first dot; empty for no-ops."""
+        return self.ns.partition(".")[0]
+
+    def get(self, name: str) -> object:
+        """Any other field, decoded: lsid, txnNumber, stmtId, prevOpTime. None when absent."""
+        return self._document.get(name)
+
+    def key(self) -> bytes | None:
+        """encode_key of the `_id` of the one document that the entry is about; None for commands and no-ops."""
+        field = _KEY_FIELD.get(self.op)
+        if field is None:
+            return None
+        about = self._sub_document(field)
+        if "_id" not in about:
+            raise InvalidBSONError(f"no oplog entry: {field} has no _id")
+        return encode_key(about.get("_id"))
+
+    def _sub_document(self, name: str) -> RawDocument:
+        raw = self._document.get_raw(name)
+        if raw is None:
+            raise InvalidBSONError(f"no oplog entry: it needs the document {name}")
+        return RawDocument(raw)
+
+    def __eq__(self, other: object) -> bool:
+        return self.raw == other.raw if isinstance(other, OplogEntry) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.raw)
+
+    def __repr__(self) -> str:
+        return f"OplogEntry({self.optime}, {self.op}, {self.ns})"
+
+
+def insert_entry(ns: str, ui: bytes, doc: bytes, optime: OpTime, wall_ms: int, extra: bytes = b"") -> bytes:
+    """{op: "i", o: the document}. doc: its bytes, `_id` first. ui: 16 bytes. extra: see `extra_fields`."""
+    return _finish(_head(INSERT, ns, ui), doc, optime, wall_ms, extra)
+
+
+def update_entry(
+    ns: str, ui: bytes, id_element: bytes, o: bytes, optime: OpTime, wall_ms: int, extra: bytes = b""
+) -> bytes:
+    """{op: "u"}. id_element: bytes of the document {_id: ...}, which is o2. o: a diff ($v: 2) or the replacement."""
+    return _finish(_head(UPDATE, ns, ui), b"".join((o, b"\x03o2\0", id_element)), optime, wall_ms, extra)
+
+
+def delete_entry(ns: str, ui: bytes, id_element: bytes, optime: OpTime, wall_ms: int, extra: bytes = b"") -> bytes:
+    """{op: "d"}. id_element: bytes of the document {_id: ...}, which is o."""
+    return _finish(_head(DELETE, ns, ui), id_element, optime, wall_ms, extra)
+
+
+def command_entry(
+    database: str,
+    ui: bytes | None,
+    o: Mapping[str, object],
+    optime: OpTime,
+    wall_ms: int,
+    *,
+    o2: Mapping[str, object] | None = None,
+    extra: bytes = b"",
+) -> bytes:
+    """{op: "c", ns: "database.$cmd"}: create, drop and what else is no single document."""
+    body = encode(o) if o2 is None else encode(o) + b"\x03o2\0" + encode(o2)
+    return _finish(_head(COMMAND, f"{database}.$cmd", ui), body, optime, wall_ms, extra)
+
+
+def noop_entry(o: Mapping[str, object], optime: OpTime, wall_ms: int) -> bytes:
+    """{op: "n", ns: ""}: o is {msg: ...} and what goes with it."""
+    return _finish(_head(NOOP, "", None), encode(o), optime, wall_ms, b"")
+
+
+def extra_fields(fields: Mapping[str, object]) -> bytes:
+    """lsid, txnNumber, stmtId, prevOpTime as the elements that the builders take as `extra`."""
+    return encode(fields)[4:-1]
+
+
+@lru_cache(maxsize=4096)
+def _head(op: str, ns: str, ui: bytes | None) -> bytes:
+    """The elements up to the name of `o`: the same for every entry of one collection and operation."""
+    fields: dict[str, object] = {"op": op, "ns": ns}
+    if ui is not None:
+        fields["ui"] = Binary(ui, 4)
+    return encode(fields)[4:-1] + b"\x03o\0"
+
+
+def _finish(head: bytes, body: bytes, optime: OpTime, wall_ms: int, extra: bytes) -> bytes:
+    term, ts = optime
+    return b"".join(
+        (
+            _int32(5 + _TAIL_SIZE + len(head) + len(body) + len(extra)),
+            head,
+            body,
+            _tail(_TS, ts & _INC_MASK, ts >> 31, _T, term, _V_WALL, wall_ms),
+            extra,
+            b"\0",
+        )
+    )

@@ -1,0 +1,249 @@
+"""The disk as the rest of the member sees it: every byte that is written or read goes through one `Disk`.
+
+SQLite's files too: `connect` opens them through this disk's own SQLite VFS. The simulator replaces `RealDisk` by a
+recorder that can lose what was not synced. Paths are plain strings.
+
+A file that SQLite has open must not be opened by anything else in this process: closing such a second handle drops
+SQLite's locks (POSIX), after which another process may delete a live WAL. The calls below refuse such paths.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import apsw
+
+from replset.errors import DbPathLockedError
+from replset.ids import invariant
+
+_CHUNK = 1 << 20
+WAL_SUFFIX = "-wal"
+SHM_SUFFIX = "-shm"
+
+
+class Lock(Protocol):
+    """An exclusive lock on a file, held until released or until the process ends."""
+
+    def release(self) -> None: ...
+
+
+class Disk(Protocol):
+    """What storage needs of a disk. OSError where the file system refuses, apsw.Error where SQLite does."""
+
+    def connect(self, path: str, *, read_only: bool = False) -> apsw.Connection:
+        """Open (and create, unless read_only) the database at `path` through this disk's VFS."""
+        ...
+
+    def sync_file(self, path: str) -> None:
+        """Make what was written to `path` durable (fdatasync of the inode that the path names now)."""
+        ...
+
+    def write_file(self, path: str, chunks: Iterable[bytes], *, append: bool = False) -> None:
+        """Create or replace the file's content, or add to its end. Not synced."""
+        ...
+
+    def read_file(self, path: str) -> bytes: ...
+
+    def read_at(self, path: str, offset: int, length: int) -> bytes:
+        """At most `length` bytes from `offset`; fewer only at the end of the file."""
+        ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def size(self, path: str) -> int:
+        """Bytes of the file; FileNotFoundError when there is none."""
+        ...
+
+    def list_folder(self, path: str) -> list[str]:
+        """Names in the folder, sorted; FileNotFoundError when there is none."""
+        ...
+
+    def make_folder(self, path: str) -> None:
+        """Create the folder and those above it; nothing happens when it exists."""
+        ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Atomic; replaces a file at `target`. Durable after sync_folder."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Nothing happens when there is no such file."""
+        ...
+
+    def sync_folder(self, path: str) -> None:
+        """Make the names in the folder durable."""
+        ...
+
+    def free_bytes(self, path: str) -> int:
+        """What an ordinary user may still write on the file system of `path`."""
+        ...
+
+    def lock(self, path: str) -> Lock:
+        """Take the lock at once, or raise DbPathLockedError."""
+        ...
+
+
+class _FileLock:
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def release(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+class RealDisk:
+    """The machine's file system, and SQLite's own VFS."""
+
+    def __init__(self) -> None:
+        self._connections: dict[str, weakref.WeakSet[apsw.Connection]] = {}
+        self._wal_handles: dict[str, int] = {}
+        self._guard = threading.Lock()
+
+    def connect(self, path: str, *, read_only: bool = False) -> apsw.Connection:
+        flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+        connection = apsw.Connection(path, flags=flags)
+        with self._guard:
+            self._connections.setdefault(os.path.abspath(path), weakref.WeakSet()).add(connection)
+        return connection
+
+    def sync_file(self, path: str) -> None:
+        if path.endswith(WAL_SUFFIX):
+            os.fdatasync(self._wal_handle(path))
+            return
+        self._refuse_open_database(path)
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def _wal_handle(self, path: str) -> int:
+        """A kept handle for a WAL, opened anew when the path names another inode. SQLite takes no lock on a WAL."""
+        with self._guard:
+            handle = self._wal_handles.get(path, -1)
+            if handle >= 0:
+                if os.path.samestat(os.stat(path), os.fstat(handle)):
+                    return handle
+                del self._wal_handles[path]
+                os.close(handle)
+            handle = os.open(path, os.O_RDONLY)
+            if not os.path.samestat(os.stat(path), os.fstat(handle)):
+                os.close(handle)
+                raise OSError(errno.ESTALE, "replaced while it was opened", path)
+            self._wal_handles[path] = handle
+            return handle
+
+    def write_file(self, path: str, chunks: Iterable[bytes], *, append: bool = False) -> None:
+        self._refuse_open_database(path)
+        with open(path, "ab" if append else "wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+
+    def read_file(self, path: str) -> bytes:
+        self._refuse_open_database(path)
+        with open(path, "rb") as file:
+            return file.read()
+
+    def read_at(self, path: str, offset: int, length: int) -> bytes:
+        self._refuse_open_database(path)
+        with open(path, "rb") as file:
+            file.seek(offset)
+            return file.read(length)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def size(self, path: str) -> int:
+        return os.stat(path).st_size
+
+    def list_folder(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def make_folder(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def rename(self, source: str, target: str) -> None:
+        self._refuse_open_database(source)
+        self._refuse_open_database(target)
+        os.replace(source, target)
+
+    def remove(self, path: str) -> None:
+        self._refuse_open_database(path)
+        with self._guard:
+            handle = self._wal_handles.pop(path, -1)
+        if handle >= 0:
+            os.close(handle)
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+
+    def sync_folder(self, path: str) -> None:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def free_bytes(self, path: str) -> int:
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
+    def lock(self, path: str) -> Lock:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.read(handle, 32).decode("ascii", "replace").strip() or "unknown"
+            os.close(handle)
+            raise DbPathLockedError(
+                f"another process (pid {holder}) holds the data folder {os.path.dirname(path)}"
+            ) from None
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, b"%d\n" % os.getpid(), 0)
+        return _FileLock(handle)
+
+    def close(self) -> None:
+        """Give back the handles that sync_file keeps."""
+        with self._guard:
+            handles, self._wal_handles = list(self._wal_handles.values()), {}
+        for handle in handles:
+            os.close(handle)
+
+    def _refuse_open_database(self, path: str) -> None:
+        with self._guard:
+            connections = list(self._connections.get(os.path.abspath(path), ()))
+        invariant(not any(map(_is_open, connections)), f"{path} is open in SQLite; nothing else may touch it")
+
+
+def _is_open(connection: apsw.Connection) -> bool:
+    try:
+        connection.in_transaction  # noqa: B018  # only a closed connection raises here
+    except apsw.ConnectionClosedError:
+        return False
+    return True
+
+
+def read_chunks(disk: Disk, path: str) -> Iterator[bytes]:
+    """The file in pieces of a mebibyte."""
+    offset = 0
+    while chunk := disk.read_at(path, offset, _CHUNK):
+        yield chunk
+        offset += len(chunk)
+
+
+def file_sha256(disk: Disk, path: str) -> str:
+    """SHA-256 of the file's bytes, as hex digits."""
+    digest = hashlib.sha256()
+    for chunk in read_chunks(disk, path):
+        digest.update(chunk)
+    return digest.hexdigest()
