@@ -430,14 +430,17 @@ def _check_fields(data: bytes, pos: int, last: int, depth: int) -> None:
         raise too_deep(pos - 4)
     find = data.find
     fixed_size = FIXED_SIZE
+    readers = _READERS
     try:
         while pos < last:
             kind = data[pos]
+            reader = readers[kind]
+            if reader is None:
+                raise unknown_type(kind, pos)
             end = find(0, pos + 1, last)
             if end < 0:
-                raise unreadable_element(kind, pos)
+                raise InvalidBSONError("a name without an end", offset=pos + 1)
             data[pos + 1 : end].decode()
-            element = pos
             pos = end + 1
             size = fixed_size[kind]
             if size >= 0:
@@ -451,9 +454,6 @@ def _check_fields(data: bytes, pos: int, last: int, depth: int) -> None:
                 _check_fields(data, pos + 4, end, depth + 1)
                 pos = end + 1
             else:
-                reader = _READERS[kind]
-                if reader is None:
-                    raise unknown_type(kind, element)
                 pos = reader(data, pos, last, depth)[1]
     except UnicodeDecodeError as error:
         raise bad_text(data, pos, error) from None
