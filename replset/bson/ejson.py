@@ -2,7 +2,8 @@
 
 Reading takes both forms, and in one document too. A JSON object with the key of a type wrapper ($oid, $date, ...)
 must be that wrapper and nothing else; other keys that begin with $, such as $gt, $regex or $ref, are ordinary ones.
-JSON integers become int32 or int64 by size, and doubles beyond 64 bits. Of equal keys the last wins.
+JSON integers become int32 or int64 by size, and doubles beyond 64 bits. Of equal keys the last wins. The options of a
+regular expression are put in alphabetical order, both ways, as the BSON corpus has it.
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ def _write_binary(value: bytes, canonical: bool) -> object:
 def _write_regex(value: Regex, canonical: bool) -> object:
     if "\0" in value.pattern or "\0" in value.options:
         raise InvalidBSONError("a zero byte in a regular expression")
-    return {"$regularExpression": {"pattern": value.pattern, "options": value.options}}
+    return {"$regularExpression": {"pattern": value.pattern, "options": "".join(sorted(value.options))}}
 
 
 _WRITERS: Final[dict[type, Callable[[Any, bool], object]]] = {
@@ -376,7 +377,7 @@ def _regex(value: object) -> Regex:
     pattern, options = (_text(part, "$regularExpression") for part in _parts(value, "$regularExpression", *_REGEX))
     if "\0" in pattern or "\0" in options:
         raise _Refusal("a zero byte in $regularExpression")
-    return Regex(pattern, options)
+    return Regex(pattern, "".join(sorted(options)))
 
 
 _REGEX: Final = ("pattern", "options")

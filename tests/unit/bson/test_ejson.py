@@ -131,6 +131,12 @@ def test_nan() -> None:
     assert to_ejson(Decimal128("NaN")) == '{"$numberDecimal":"NaN"}'
 
 
+def test_regex_options_are_sorted() -> None:
+    assert to_ejson(Regex("a", "xmi")) == '{"$regularExpression":{"pattern":"a","options":"imx"}}'
+    text = '{"a":{"$regularExpression":{"options":"mix","pattern":"a"}}}'
+    assert from_ejson(text) == {"a": Regex("a", "imx")}
+
+
 def test_small_int64_loses_its_type_in_relaxed_form_only() -> None:
     assert to_ejson({"a": Int64(1)}, canonical=True) == '{"a":{"$numberLong":"1"}}'
     assert to_ejson({"a": Int64(1)}) == '{"a":1}'
