@@ -1,0 +1,60 @@
+"""`rollback-tools show MANIFEST`: one rollback, whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from replset.errors import ReplError
+from replset.replication.rollback_files import FileKind, Manifest, read_manifest, verify_file
+
+MEANING = {
+    FileKind.DOCUMENTS: "as they were on this member and are not any more",
+    FileKind.BEFORE: "the same documents at the common point",
+    FileKind.OPLOG: "the oplog entries that were removed",
+}
+
+
+def show(
+    manifest: Annotated[Path, typer.Argument(help="a rollback-*.json file")],
+    as_json: Annotated[bool, typer.Option("--json", help="the manifest as it is, with what is wrong with its files")] = False,
+) -> int:
+    """What was lost, when, towards whom; its files, checked. Exit status 1 when a file is missing or damaged."""
+    if not manifest.is_file():
+        raise ReplError(f"{manifest} is not a file (see `rollback-tools list DBPATH`)")
+    found = read_manifest(manifest)
+    problems = {file.name: verify_file(manifest.parent, file) for file in found.files}
+    if as_json:
+        damaged = {name: problem for name, problem in problems.items() if problem}
+        typer.echo(json.dumps({**found.document(), "problems": damaged}, indent=2))
+    else:
+        _print(found, problems)
+    return 1 if any(problems.values()) else 0
+
+
+def _print(manifest: Manifest, problems: dict[str, str | None]) -> None:
+    console = Console()
+    source = f" towards {manifest.source}" if manifest.source else ""
+    operations = ", ".join(f"{count} {op}" for op, count in sorted(manifest.operations.items()))
+    facts = [
+        ("rollback", f"{manifest.id} ({manifest.state.value}, {manifest.reason}{source})"),
+        ("member", f"{manifest.member} of {manifest.set_name}, {manifest.when}"),
+        ("common point", f"{manifest.common_point}: the newest entry that stayed"),
+        ("undone", f"{manifest.first} to {manifest.last}: {manifest.entries} entries ({operations})"),
+    ]
+    for name, text in facts:
+        console.print(f"{name:>13}  {escape(text)}", highlight=False)
+    table = Table()
+    for column in ("file", "namespace", "documents", "what it holds", "check"):
+        table.add_column(column, overflow="fold")
+    for file in manifest.files:
+        problem = problems[file.name]
+        verdict = f"[red]{escape(problem)}[/]" if problem else "[green]ok[/]"
+        table.add_row(escape(file.name), escape(file.ns), str(file.count), MEANING[file.kind], verdict)
+    console.print(table)
