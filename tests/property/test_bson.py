@@ -118,7 +118,7 @@ def test_raw_views_agree_with_decode(document: dict[str, object]) -> None:
 
 
 def as_in_json(data: bytes) -> bytes:
-    """The document with what Extended JSON does not keep: bits of a NaN, the order of a regular expression's options."""
+    """The document without what Extended JSON does not keep: bits of a NaN, the order of regular expression options."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
