@@ -1,0 +1,166 @@
+"""Applies oplog entries that another member wrote: the effect, its undo rows and the oplog row in one transaction.
+
+Idempotent (map O8): an entry twice, or a suffix of the oplog again in order, gives the same state. An insert of what is
+there replaces it; an update or delete of what is not there, and anything in a collection that a later entry dropped,
+is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from replset.bson import InvalidBSONError, RawDocument, encode, encode_key
+from replset.bson.decoding import read_value
+from replset.errors import RemoteProtocolError
+from replset.oplog_entry import OplogEntry
+from replset.query.diff import apply_update_object
+from replset.storage.catalog import Collection
+from replset.storage.store import Store
+from replset.storage.txn import Txn
+
+MAX_GROUP_ENTRIES = 500
+MAX_GROUP_BYTES = 1 << 20
+_LOOK_EVERY = 16
+_ID_FIRST = b"_id\0"
+
+
+def apply_batch(
+    store: Store, entries: Sequence[bytes], start: int, stop: int, is_time_up: Callable[[], bool]
+) -> int:
+    """Apply entries[start:stop] in one group, as many as the limits of a group and the time allow, at least one.
+
+    Returns how many were applied. They continue the store's newest entry; one that is not newer is passed over, it is
+    applied. RemoteProtocolError: an entry is malformed or of a kind that this version cannot apply; nothing of the
+    group was applied then. Storage's errors are passed on.
+    """
+    done = size = 0
+    try:
+        with store.group() as txn:
+            for i in range(start, min(stop, start + MAX_GROUP_ENTRIES)):
+                raw = entries[i]
+                apply_entry(txn, OplogEntry(raw))
+                done += 1
+                size += len(raw)
+                if size > MAX_GROUP_BYTES or (done % _LOOK_EVERY == 0 and is_time_up()):
+                    break
+    except InvalidBSONError as error:
+        raise RemoteProtocolError(f"entry {done} of {stop - start} cannot be read: {error}") from error
+    return done
+
+
+def apply_entry(txn: Txn, entry: OplogEntry) -> bool:
+    """Apply one entry and add it to the oplog; False when it is there already, which changes nothing."""
+    optime = entry.optime
+    if optime.ts <= txn.last.ts:
+        return False
+    key = apply_effect(txn, entry, optime.ts)
+    txn.append(entry.raw, optime, op=entry.op, ns=entry.ns, key=key, wall_ms=entry.wall_ms)
+    return True
+
+
+def apply_effect(txn: Txn, entry: OplogEntry, ts: int) -> bytes | None:
+    """Do what the entry says to documents and collections, with undo rows under `ts`; no oplog row.
+
+    Returns the key of its document (encode_key of the `_id`), None for commands and no-ops.
+    """
+    match entry.op:
+        case "i":
+            doc = entry.o.raw
+            key = document_key(doc)
+            coll = _collection(txn, entry)
+            if coll is not None and not txn.insert_new(coll, key, doc, ts):
+                _replace(txn, coll, key, doc, ts)
+            return key
+        case "u":
+            return _update(txn, entry, ts)
+        case "d":
+            key = document_key(entry.o.raw)
+            coll = _collection(txn, entry)
+            before = None if coll is None else txn.get(coll, key)
+            if coll is not None and before is not None:
+                txn.remove(coll, key, ts=ts, before=before)
+            return key
+        case "c":
+            _command(txn, entry, ts)
+            return None
+        case "n":
+            return None
+        case _:
+            raise RemoteProtocolError(f"oplog entry {entry.optime} has op {entry.op!r}, which is not known here")
+
+
+def document_key(doc: bytes) -> bytes:
+    """encode_key of the document's `_id`. Where it is the first field, as in all that a primary writes, nothing else
+    of the document is read. RemoteProtocolError when there is none.
+    """
+    if doc[5:9] == _ID_FIRST:
+        return encode_key(read_value(doc, doc[4], 9, len(doc) - 1))
+    view = RawDocument(doc)
+    if "_id" not in view:
+        raise RemoteProtocolError("an oplog entry without the _id of its document")
+    return encode_key(view.get("_id"))
+
+
+def _collection(txn: Txn, entry: OplogEntry) -> Collection | None:
+    """The entry's collection, by UUID; None when it was dropped since, or never was."""
+    uuid = entry.ui
+    coll = None if uuid is None else txn.catalog.by_uuid.get(uuid)
+    return coll if coll is not None and coll.dropped_ts is None else None
+
+
+def _replace(txn: Txn, coll: Collection, key: bytes, doc: bytes, ts: int) -> None:
+    before = txn.get(coll, key)
+    if before != doc:
+        txn.put(coll, key, doc, ts=ts, before=before)
+
+
+def _update(txn: Txn, entry: OplogEntry, ts: int) -> bytes:
+    about = entry.o2
+    if about is None:
+        raise RemoteProtocolError(f"oplog entry {entry.optime} is an update without o2")
+    key = document_key(about.raw)
+    coll = _collection(txn, entry)
+    before = None if coll is None else txn.get(coll, key)
+    if coll is not None and before is not None:
+        after = updated(before, entry.o)
+        if after != before:
+            txn.put(coll, key, after, ts=ts, before=before)
+    return key
+
+
+def updated(before: bytes, o: RawDocument) -> bytes:
+    """The document after an update entry with this `o`: a diff (`$v`: 2), else the document that replaces it."""
+    if o.get("$v") is None:
+        return o.raw
+    return encode(apply_update_object(RawDocument(before).decode(), o.decode()))
+
+
+def _command(txn: Txn, entry: OplogEntry, ts: int) -> None:
+    """create, drop and dropDatabase. The others are not made by any version that this one can replicate from."""
+    o = entry.o
+    name = o.first_key
+    match name:
+        case "create":
+            _create(txn, entry, o, ts)
+        case "drop":
+            coll = _collection(txn, entry)
+            if coll is not None:
+                txn.drop_collection(coll, ts=ts)
+        case "dropDatabase":
+            for coll in list(txn.catalog.by_ns.values()):
+                if coll.database == entry.database and coll.created_ts < entry.optime.ts:
+                    txn.drop_collection(coll, ts=ts)
+        case _:
+            raise RemoteProtocolError(f"oplog entry {entry.optime} has the command {name!r}, which is not known here")
+
+
+def _create(txn: Txn, entry: OplogEntry, o: RawDocument, ts: int) -> None:
+    uuid = entry.ui
+    target = o.get("create")
+    if uuid is None or not isinstance(target, str):
+        raise RemoteProtocolError(f"oplog entry {entry.optime} creates a collection without a name or UUID")
+    ns = f"{entry.database}.{target}"
+    # Known: applied before. Name taken: a later entry dropped this one and made the other.
+    if uuid not in txn.catalog.by_uuid and ns not in txn.catalog.by_ns:
+        options = {name: value for name, value in o.items() if name not in ("create", "idIndex")}
+        txn.create_collection(ns, uuid, options, ts=ts)

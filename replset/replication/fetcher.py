@@ -1,0 +1,289 @@
+"""Tails the sync source's oplog: fetching the next batch overlaps applying this one.
+
+One session per source: a task that asks for page after page (long polls, raw bytes) and a task that applies them in
+order, with a small buffer between. Every page is applied only when it continues exactly behind my newest entry, by
+term, timestamp and hash chain. What it means that a source does not fit is the core's to decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from replset.core.messages import Report, SourceBatch, SourceFailed, SourceProblem
+from replset.errors import HostUnreachableError, OutOfDiskSpaceError, RemoteProtocolError, ReplError
+from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
+from replset.oplog_entry import OplogEntry
+from replset.replication.applier import apply_batch
+from replset.replication.ports import Clock, Peer
+from replset.replication.private_commands import FetchReply, FetchRequest
+from replset.storage.store import Store
+
+log = logging.getLogger("replset.fetcher")
+
+APPLY_SLICE_MS = 10
+"""How long one group of applied entries may hold the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOptions:
+    """max_bytes: a page. buffered_pages: fetched ahead of what is applied. network_ms: a reply's time on the way."""
+
+    max_bytes: int = 4 << 20
+    buffered_pages: int = 2
+    network_ms: int = 5_000
+    disk_full_pause_ms: int = 1_000
+
+
+@dataclass(eq=False, slots=True)
+class _Session:
+    """Tailing one source. `buffer` holds pages in order, the failure that ended fetching last."""
+
+    source: HostPort
+    buffer: deque[FetchReply | SourceFailed] = field(default_factory=deque)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    room: asyncio.Event = field(default_factory=asyncio.Event)
+    draining: bool = False
+    stopped: bool = False
+    last_fetched: OpTime = OPTIME_NULL
+    rollback_id: int = -1
+    known_commit_point: OpTime = OPTIME_NULL
+    fetching: asyncio.Task[None] | None = None
+    applying: asyncio.Task[None] | None = None
+
+
+class Fetcher:
+    """Keeps this member's oplog going from one source at a time."""
+
+    def __init__(
+        self,
+        *,
+        peer: Peer,
+        clock: Clock,
+        store: Callable[[], Store],
+        term: Callable[[], int],
+        commit_point: Callable[[], OpTime],
+        await_ms: Callable[[], Millis],
+        delay_ms: Callable[[], int],
+        applied: Callable[[], None],
+        report: Callable[[Report], None],
+        on_broken: Callable[[BaseException], None],
+        options: FetchOptions | None = None,
+    ) -> None:
+        """store: the one that is open now. await_ms: how long the source may hold an empty answer (half an election
+        timeout). delay_ms: this member's secondaryDelaySecs. applied: called after each committed group, with the
+        store's newest entry moved. report: feeds the core. on_broken: the store failed; the member must stop.
+        """
+        self._peer = peer
+        self._clock = clock
+        self._store = store
+        self._term = term
+        self._commit_point = commit_point
+        self._await_ms = await_ms
+        self._delay_ms = delay_ms
+        self._applied = applied
+        self._report = report
+        self._on_broken = on_broken
+        self._options = options or FetchOptions()
+        self._session: _Session | None = None
+
+    @property
+    def source(self) -> HostPort | None:
+        """Whom it tails now."""
+        return None if self._session is None else self._session.source
+
+    @property
+    def last_fetched(self) -> OpTime:
+        """The newest entry that is here, applied or not."""
+        newest = self._store().last_applied
+        return newest if self._session is None else max(newest, self._session.last_fetched)
+
+    def start(self, source: HostPort) -> None:
+        """Tail `source` from my newest entry; a session with another one ends at once."""
+        self.stop()
+        session = self._session = _Session(source)
+        session.last_fetched = self._store().last_applied
+        loop = asyncio.get_running_loop()
+        session.fetching = loop.create_task(self._fetch(session))
+        session.applying = loop.create_task(self._apply(session))
+        for task in (session.fetching, session.applying):
+            task.add_done_callback(self._ended)
+
+    def stop(self) -> None:
+        """End the session and drop what is fetched; nothing is applied after this returns."""
+        session, self._session = self._session, None
+        if session is None:
+            return
+        session.stopped = True
+        for task in (session.fetching, session.applying):
+            if task is not None:
+                task.cancel()
+
+    async def drain(self) -> None:
+        """Stop fetching and return once everything that was fetched is applied."""
+        session = self._session
+        if session is None:
+            return
+        session.draining = True
+        if session.fetching is not None:
+            session.fetching.cancel()
+        session.news.set()
+        if session.applying is not None:
+            await asyncio.wait([session.applying])
+        if self._session is session:
+            self._session = None
+
+    async def run(self, source: HostPort) -> None:
+        """Tail `source` until it fails or the session is stopped."""
+        self.start(source)
+        session = self._session
+        if session is not None and session.applying is not None:
+            await asyncio.wait([session.applying])
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.stop()
+            self._on_broken(error)
+
+    # --- fetching -----------------------------------------------------------------------------------------------
+
+    async def _fetch(self, session: _Session) -> None:
+        """Ask for page after page; the failure that ends it goes into the buffer behind them."""
+        wait_ms = 0  # the first answer comes at once: it says whether the source fits
+        while True:
+            while len(session.buffer) >= self._options.buffered_pages:
+                session.room.clear()
+                await session.room.wait()
+            page = await self._ask(session, wait_ms)
+            session.buffer.append(page)
+            session.news.set()
+            if isinstance(page, SourceFailed):
+                return
+            if page.entries:
+                session.last_fetched = OplogEntry(page.entries[-1]).optime
+            session.rollback_id = page.rollback_id
+            session.known_commit_point = page.commit_point
+            wait_ms = self._await_ms()
+
+    async def _ask(self, session: _Session, wait_ms: int) -> FetchReply | SourceFailed:
+        request = FetchRequest(
+            session.last_fetched,
+            self._options.max_bytes,
+            wait_ms,
+            self._term(),
+            max(session.known_commit_point, self._commit_point()),
+            session.rollback_id,
+        )
+        source = session.source
+        try:
+            reply = await self._peer.call(
+                source, request.document(), timeout_ms=Millis(wait_ms + self._options.network_ms)
+            )
+            page = FetchReply.parse(reply)
+        except HostUnreachableError as error:
+            return _failure(source, SourceProblem.UNREACHABLE, error.message)
+        except ReplError as error:
+            return _failure(source, SourceProblem.NOT_READABLE, error.message)
+        if page.matched:
+            return page
+        return SourceFailed(
+            source,
+            SourceProblem.DIVERGED,
+            f"{source} does not hold {session.last_fetched}; it goes from {page.oldest} to {page.newest}",
+            page.term,
+            page.newest,
+            page.oldest,
+        )
+
+    # --- applying -----------------------------------------------------------------------------------------------
+
+    async def _apply(self, session: _Session) -> None:
+        while True:
+            while session.buffer:
+                page = session.buffer.popleft()
+                session.room.set()
+                failure = page if isinstance(page, SourceFailed) else await self._take(session, page)
+                if failure is not None:
+                    self._fail(session, failure)
+                    return
+                if session.stopped:
+                    return
+            if session.draining:
+                return
+            session.news.clear()
+            await session.news.wait()
+
+    def _fail(self, session: _Session, failure: SourceFailed) -> None:
+        """End the session first: what the core answers may start the next one."""
+        session.stopped = True
+        if session.fetching is not None:
+            session.fetching.cancel()
+        if self._session is session:
+            self._session = None
+        if not session.draining:
+            self._report(failure)
+
+    async def _take(self, session: _Session, page: FetchReply) -> SourceFailed | None:
+        """Apply one page, slice by slice, and tell the core."""
+        failure = self._misfit(session.source, page)
+        if failure is not None:
+            return failure
+        done = 0
+        try:
+            while done < len(page.entries):
+                ripe = await self._ripe(session, page, done)
+                done += await self._apply_slice(page.entries, done, ripe)
+                self._applied()
+                if session.stopped:
+                    return None
+                if done < len(page.entries):
+                    await asyncio.sleep(0)
+        except RemoteProtocolError as error:
+            return _failure(session.source, SourceProblem.NOT_READABLE, error.message)
+        if not session.draining:
+            self._report(SourceBatch(session.source, page.term, page.commit_point, page.is_primary))
+        return None
+
+    def _misfit(self, source: HostPort, page: FetchReply) -> SourceFailed | None:
+        """Why this page does not continue my log, None when it does."""
+        store = self._store()
+        newest, chain = store.last_applied, store.chain
+        if page.prev != newest:
+            problem, detail = SourceProblem.NOT_READABLE, f"its batch continues {page.prev}, my log ends at {newest}"
+        elif page.prev_chain != chain:
+            problem, detail = SourceProblem.CHAIN_DIFFERS, f"at {newest}: {page.prev_chain:016x}, mine {chain:016x}"
+        else:
+            return None
+        return SourceFailed(source, problem, f"{source}: {detail}", page.term, page.newest, page.oldest)
+
+    async def _apply_slice(self, entries: Sequence[bytes], start: int, stop: int) -> int:
+        """Commit one group of entries[start:stop]; a full disk is waited out, it never loses a fetched entry."""
+        until = self._clock.now() + APPLY_SLICE_MS
+        while True:
+            try:
+                return apply_batch(self._store(), entries, start, stop, lambda: self._clock.now() >= until)
+            except OutOfDiskSpaceError as error:
+                log.warning("applying waits: %s", error.message)
+                await asyncio.sleep(self._options.disk_full_pause_ms / 1000)
+                until = self._clock.now() + APPLY_SLICE_MS
+
+    async def _ripe(self, session: _Session, page: FetchReply, start: int) -> int:
+        """Where to stop applying: the end of the page, or on a delayed member the first entry that is too young."""
+        while True:
+            delay_ms = self._delay_ms()
+            if delay_ms <= 0:
+                return len(page.entries)
+            oldest_allowed = self._clock.wall_ms() - delay_ms
+            stop = start
+            while stop < len(page.entries) and OplogEntry(page.entries[stop]).wall_ms <= oldest_allowed:
+                stop += 1
+            if stop > start:
+                return stop
+            await asyncio.sleep(min(1_000, max(1, OplogEntry(page.entries[start]).wall_ms - oldest_allowed)) / 1000)
+
+
+def _failure(source: HostPort, problem: SourceProblem, detail: str) -> SourceFailed:
+    return SourceFailed(source, problem, f"{source}: {detail}", 0, OPTIME_NULL, OPTIME_NULL)

@@ -1,0 +1,157 @@
+"""Initial sync: one consistent copy of the source's database file, fetched in chunks and installed whole.
+
+The marker in member.db is set first; while it is set the member neither votes nor acknowledges nor serves reads, and
+whatever a crash leaves, the next start begins again. What the copy would replace is exported as a rollback before the
+first byte is fetched. The other end is `commands/oplog_serving.py`; the swap of the files is the storage's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from replset.core.messages import InitialSyncBegun, InitialSyncEnded, Report
+from replset.errors import OutOfDiskSpaceError, RemoteProtocolError, ReplError
+from replset.ids import HostPort, Millis
+from replset.replication.ports import Clock, Peer, Workers
+from replset.replication.private_commands import SnapshotReply, SnapshotRequest
+from replset.storage.disk import Disk, file_sha256
+
+log = logging.getLogger("replset.initial_sync")
+
+COPY_NAME = "initial-sync.db"
+
+
+@dataclass(frozen=True, slots=True)
+class InitialSyncOptions:
+    """chunk_bytes: one answer. attempts: of one chunk, while the copy lives at the source. spare_bytes: kept free."""
+
+    chunk_bytes: int = 4 << 20
+    attempts: int = 5
+    pause_ms: int = 500
+    call_timeout_ms: int = 30_000
+    spare_bytes: int = 64 << 20
+
+
+class InitialSync:
+    """Replaces this member's data by a copy of another member's."""
+
+    def __init__(
+        self,
+        *,
+        peer: Peer,
+        clock: Clock,
+        workers: Workers,
+        disk: Disk,
+        dbpath: str,
+        set_marker: Callable[[], Awaitable[str]],
+        export: Callable[[str], Awaitable[None]],
+        install: Callable[[str], Awaitable[None]],
+        report: Callable[[Report], None],
+        options: InitialSyncOptions | None = None,
+    ) -> None:
+        """set_marker: `MemberFile.begin_initial_sync` in a worker; returns the incarnation. export: given the reason,
+        `export_before_wipe` for the store that is open now. install: given the copy's path, closes the store,
+        installs the copy (`install_copy`), opens it again and clears the marker. report: feeds the core.
+        """
+        self._peer = peer
+        self._clock = clock
+        self._workers = workers
+        self._disk = disk
+        self._dbpath = dbpath
+        self._set_marker = set_marker
+        self._export = export
+        self._install = install
+        self._report = report
+        self._options = options or InitialSyncOptions()
+        self.bytes_total = 0
+        self.bytes_copied = 0
+
+    async def run(self, source: HostPort, reason: str) -> None:
+        """One attempt; reports InitialSyncBegun once the marker is durable, and InitialSyncEnded."""
+        began = self._clock.now()
+        try:
+            self._report(InitialSyncBegun(await self._set_marker()))
+            await self._export(reason)
+            copy = await self._fetch(source)
+            await self._install(copy)
+        except (ReplError, OSError) as error:
+            detail = error.message if isinstance(error, ReplError) else str(error)
+            log.warning("initial sync from %s failed: %s", source, detail)
+            self._report(InitialSyncEnded(source, ok=False, detail=detail))
+            return
+        detail = f"{self.bytes_copied} bytes in {self._clock.now() - began} ms"
+        log.info("initial sync from %s done: %s", source, detail)
+        self._report(InitialSyncEnded(source, ok=True, detail=detail))
+
+    # --- the copy -----------------------------------------------------------------------------------------------
+
+    async def _fetch(self, source: HostPort) -> str:
+        """Bring the source's copy here, verified and synced; its path."""
+        path = os.path.join(self._dbpath, COPY_NAME)
+        await self._workers.run(lambda: self._disk.remove(path))
+        offer = await self._ask(source, SnapshotRequest("begin"))
+        while not offer.ready:
+            await asyncio.sleep(self._options.pause_ms / 1000)
+            offer = await self._again(source, offer, SnapshotRequest("begin", offer.snapshot_id))
+        self.bytes_total, self.bytes_copied = offer.size, 0
+        try:
+            await self._fetch_chunks(source, offer, path)
+        finally:
+            await self._let_go(source, offer)
+        return path
+
+    async def _fetch_chunks(self, source: HostPort, offer: SnapshotReply, path: str) -> None:
+        free = await self._workers.run(lambda: self._disk.free_bytes(self._dbpath))
+        if free < offer.size + self._options.spare_bytes:
+            raise OutOfDiskSpaceError(f"the copy takes {offer.size} bytes, the disk has {free} left")
+        while self.bytes_copied < offer.size:
+            length = min(self._options.chunk_bytes, offer.size - self.bytes_copied)
+            request = SnapshotRequest("chunk", offer.snapshot_id, self.bytes_copied, length)
+            data = (await self._again(source, offer, request)).data
+            if not data or len(data) > length:
+                raise RemoteProtocolError(f"{source} sent {len(data)} bytes of its copy instead of {length}")
+            append = self.bytes_copied > 0
+            await self._workers.run(lambda: self._disk.write_file(path, [data], append=append))  # noqa: B023  # awaited
+            self.bytes_copied += len(data)
+        found = await self._workers.run(lambda: self._seal(path))
+        if found != offer.sha256:
+            raise RemoteProtocolError(f"the copy of {source} arrived with SHA-256 {found}, it was {offer.sha256}")
+
+    def _seal(self, path: str) -> str:
+        """Sync the copy and its name, and read it back for its checksum."""
+        self._disk.sync_file(path)
+        self._disk.sync_folder(self._dbpath)
+        return file_sha256(self._disk, path)
+
+    async def _again(self, source: HostPort, offer: SnapshotReply, request: SnapshotRequest) -> SnapshotReply:
+        """Ask, a few times if the network fails; the copy is void once the source rolled back."""
+        attempt = 1
+        while True:
+            try:
+                reply = await self._ask(source, request)
+            except ReplError as error:
+                if error.code not in _RETRIABLE or attempt == self._options.attempts:
+                    raise
+                attempt += 1
+                await asyncio.sleep(self._options.pause_ms / 1000)
+                continue
+            if reply.rollback_id != offer.rollback_id:
+                raise RemoteProtocolError(f"{source} rolled back while its copy was fetched")
+            return reply
+
+    async def _ask(self, source: HostPort, request: SnapshotRequest) -> SnapshotReply:
+        timeout_ms = Millis(self._options.call_timeout_ms)
+        return SnapshotReply.parse(await self._peer.call(source, request.document(), timeout_ms=timeout_ms))
+
+    async def _let_go(self, source: HostPort, offer: SnapshotReply) -> None:
+        try:
+            await self._ask(source, SnapshotRequest("end", offer.snapshot_id))
+        except ReplError as error:
+            log.info("%s keeps its copy until it expires: %s", source, error.message)
+
+
+_RETRIABLE = frozenset({6, 89})  # HostUnreachable, NetworkTimeout

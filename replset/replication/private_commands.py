@@ -1,0 +1,269 @@
+"""The commands that members use among themselves for replication, as documents and as values, both directions.
+
+`replSetOplogFetch` (a tailing position without state on the server), `replSetOplogProbe` (which entries exist, with
+which chain) and `replSetSnapshot` (a copy of the database file, in chunks). Who asks and who answers read the same
+classes. A field that is missing or of the wrong type is the peer's fault: RemoteProtocolError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self, TypeVar
+
+from replset.bson import Int64, RawDocument, Timestamp, walk
+from replset.errors import RemoteProtocolError, ReplError
+from replset.ids import OpTime, pack_ts
+
+T = TypeVar("T")
+_UNSIGNED = (1 << 64) - 1
+_SIGN = 1 << 63
+
+
+def optime_document(optime: OpTime) -> dict[str, object]:
+    """`{ts, t}` as in every reply of the server."""
+    return {"ts": Timestamp(optime.seconds, optime.increment), "t": Int64(optime.term)}
+
+
+def parse_optime(value: object) -> OpTime:
+    """Read `{ts, t}`."""
+    if isinstance(value, dict):
+        ts, term = value.get("ts"), value.get("t")
+        if isinstance(ts, Timestamp) and isinstance(term, int) and not isinstance(term, bool):
+            return OpTime(int(term), pack_ts(ts.time, ts.inc))
+    raise RemoteProtocolError(f"not an optime: {value!r:.100}")
+
+
+def chain_value(chain: int) -> Int64:
+    """An unsigned chain as BSON's signed 64 bits."""
+    return Int64(chain - (1 << 64) if chain & _SIGN else chain)
+
+
+def parse_chain(value: object) -> int:
+    """The unsigned chain of a signed one."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise RemoteProtocolError(f"not a hash chain: {value!r:.100}")
+    return value & _UNSIGNED
+
+
+def _field(document: RawDocument, name: str, kind: type[T]) -> T:
+    value = document.get(name)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise RemoteProtocolError(f"field {name!r} is not {kind.__name__}: {value!r:.100}")
+    return value
+
+
+def check_ok(reply: RawDocument) -> None:
+    """Raise the error that a reply with `ok: 0` holds."""
+    if reply.get("ok") != 1:
+        code = reply.get("code")
+        raise ReplError(str(reply.get("errmsg", "no reason given")), code=code if isinstance(code, int) else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """Give me what follows `after`; wait up to `max_await_ms` for it.
+
+    Answered at once when the commit point is beyond `known_commit_point` or the rollback id is not
+    `known_rollback_id` (-1: unknown, never answers for it alone).
+    """
+
+    after: OpTime
+    max_bytes: int
+    max_await_ms: int
+    term: int
+    known_commit_point: OpTime
+    known_rollback_id: int
+
+    def document(self) -> dict[str, object]:
+        return {
+            "replSetOplogFetch": 1,
+            "after": optime_document(self.after),
+            "maxBytes": self.max_bytes,
+            "maxAwaitMS": self.max_await_ms,
+            "term": Int64(self.term),
+            "knownCommitPoint": optime_document(self.known_commit_point),
+            "knownRollbackId": self.known_rollback_id,
+        }
+
+    @classmethod
+    def parse(cls, body: RawDocument) -> Self:
+        return cls(
+            parse_optime(body.get("after")),
+            _field(body, "maxBytes", int),
+            _field(body, "maxAwaitMS", int),
+            _field(body, "term", int),
+            parse_optime(body.get("knownCommitPoint")),
+            _field(body, "knownRollbackId", int),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FetchReply:
+    """A page of the source's oplog. `entries` continue exactly behind `prev`, whose chain is `prev_chain`.
+
+    matched: the entry that was asked for is in the source's log; else `entries` is empty and `prev` means nothing.
+    """
+
+    matched: bool
+    entries: Sequence[bytes]
+    prev: OpTime
+    prev_chain: int
+    rollback_id: int
+    term: int
+    state: int
+    is_primary: bool
+    newest: OpTime
+    oldest: OpTime
+    commit_point: OpTime
+
+    def document(self) -> dict[str, object]:
+        return {
+            "ok": 1.0,
+            "matched": self.matched,
+            "batch": [RawDocument(entry) for entry in self.entries],
+            "prev": {**optime_document(self.prev), "chain": chain_value(self.prev_chain)},
+            "rbid": self.rollback_id,
+            "term": Int64(self.term),
+            "state": self.state,
+            "isPrimary": self.is_primary,
+            "lastApplied": optime_document(self.newest),
+            "oldest": optime_document(self.oldest),
+            "commitPoint": optime_document(self.commit_point),
+        }
+
+    @classmethod
+    def parse(cls, reply: RawDocument) -> Self:
+        """Read a reply; entries stay the bytes they came in. Raises what an error reply says."""
+        check_ok(reply)
+        batch = reply.get_raw("batch")
+        if batch is None:
+            raise RemoteProtocolError("field 'batch' is not an array")
+        entries = []
+        for name, kind, start, end in walk(batch):
+            if kind != 3:
+                raise RemoteProtocolError(f"batch.{name} is not a document")
+            entries.append(batch[start:end])
+        prev = _field(reply, "prev", dict)
+        return cls(
+            _field(reply, "matched", bool),
+            entries,
+            parse_optime(prev),
+            parse_chain(prev.get("chain")),
+            _field(reply, "rbid", int),
+            _field(reply, "term", int),
+            _field(reply, "state", int),
+            _field(reply, "isPrimary", bool),
+            parse_optime(reply.get("lastApplied")),
+            parse_optime(reply.get("oldest")),
+            parse_optime(reply.get("commitPoint")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRequest:
+    """Which of these entries do you have?"""
+
+    optimes: Sequence[OpTime]
+
+    def document(self) -> dict[str, object]:
+        return {"replSetOplogProbe": 1, "optimes": [optime_document(optime) for optime in self.optimes]}
+
+    @classmethod
+    def parse(cls, body: RawDocument) -> Self:
+        return cls([parse_optime(optime) for optime in _field(body, "optimes", list)])
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReply:
+    """`chains[i]` is the chain at the i-th optime asked for, None where there is no such entry."""
+
+    chains: Sequence[int | None]
+    rollback_id: int
+    term: int
+    newest: OpTime
+    oldest: OpTime
+
+    def document(self) -> dict[str, object]:
+        return {
+            "ok": 1.0,
+            "chains": [None if chain is None else chain_value(chain) for chain in self.chains],
+            "rbid": self.rollback_id,
+            "term": Int64(self.term),
+            "lastApplied": optime_document(self.newest),
+            "oldest": optime_document(self.oldest),
+        }
+
+    @classmethod
+    def parse(cls, reply: RawDocument) -> Self:
+        check_ok(reply)
+        return cls(
+            [None if chain is None else parse_chain(chain) for chain in _field(reply, "chains", list)],
+            _field(reply, "rbid", int),
+            _field(reply, "term", int),
+            parse_optime(reply.get("lastApplied")),
+            parse_optime(reply.get("oldest")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRequest:
+    """One step of fetching a copy. step: "begin" (id empty: make one; else: is it ready?), "chunk" or "end"."""
+
+    step: str
+    snapshot_id: str = ""
+    offset: int = 0
+    length: int = 0
+
+    def document(self) -> dict[str, object]:
+        return {
+            "replSetSnapshot": 1,
+            "step": self.step,
+            "id": self.snapshot_id,
+            "offset": Int64(self.offset),
+            "length": self.length,
+        }
+
+    @classmethod
+    def parse(cls, body: RawDocument) -> Self:
+        return cls(
+            _field(body, "step", str),
+            _field(body, "id", str),
+            _field(body, "offset", int),
+            _field(body, "length", int),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotReply:
+    """What the source says of its copy. `size` and `sha256` (hex) mean something once it is `ready`."""
+
+    snapshot_id: str
+    ready: bool
+    size: int
+    sha256: str
+    rollback_id: int
+    data: bytes = b""
+
+    def document(self) -> dict[str, object]:
+        return {
+            "ok": 1.0,
+            "id": self.snapshot_id,
+            "ready": self.ready,
+            "size": Int64(self.size),
+            "sha256": self.sha256,
+            "rbid": self.rollback_id,
+            "data": self.data,
+        }
+
+    @classmethod
+    def parse(cls, reply: RawDocument) -> Self:
+        check_ok(reply)
+        return cls(
+            _field(reply, "id", str),
+            _field(reply, "ready", bool),
+            _field(reply, "size", int),
+            _field(reply, "sha256", str),
+            _field(reply, "rbid", int),
+            bytes(_field(reply, "data", bytes)),
+        )

@@ -1,0 +1,377 @@
+"""The files of a rollback: names, contents, the manifest and its states. `docs/rollback.md` describes the format.
+
+Writing goes through the member's disk, in bounded pieces, and never over an existing file. Reading is a few functions
+on a folder's path that need no running member: the HTTP API and rollback-tools use them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from pathlib import Path
+from typing import Self
+from uuid import UUID
+
+from replset.errors import CorruptDataError
+from replset.ids import OpTime
+from replset.storage.disk import Disk
+
+FOLDER = "rollback"
+OPLOG_NS = "local.oplog.rs"
+MANIFEST_VERSION = 1
+_PLAIN = frozenset(string.ascii_letters + string.digits + "._-$")
+_LONGEST_NAME = 180
+_BUFFER_BYTES = 4 << 20
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class RollbackState(Enum):
+    """planned -> finished; planned -> abandoned when nothing was undone; exported is written once (before a wipe)."""
+
+    PLANNED = "planned"
+    FINISHED = "finished"
+    EXPORTED = "exported"
+    ABANDONED = "abandoned"
+
+
+class FileKind(Enum):
+    """documents: as they were here and will not be any more. before: the same at the common point. oplog: entries."""
+
+    DOCUMENTS = "documents"
+    BEFORE = "before"
+    OPLOG = "oplog"
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackFile:
+    """One BSON file. `ns` is the true namespace; `uuid` the collection's, None for the oplog. sha256 in hex."""
+
+    name: str
+    kind: FileKind
+    ns: str
+    uuid: UUID | None
+    count: int
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a rollback took away and where it is. `id` is the manifest's stem; `member` host:port.
+
+    common_point: the newest entry that stays (exported: the newest entry known committed). first, last: the range
+    of entries that go, with their wall clocks. operations: how many entries of each op.
+    """
+
+    id: str
+    state: RollbackState
+    reason: str
+    set_name: str
+    member: str
+    when: str
+    source: str | None
+    common_point: OpTime
+    first: OpTime
+    last: OpTime
+    first_wall_ms: int
+    last_wall_ms: int
+    entries: int
+    operations: Mapping[str, int]
+    files: tuple[RollbackFile, ...]
+    settled: str | None = None
+
+    def document(self) -> dict[str, object]:
+        """The manifest as it stands in its JSON file."""
+        return {
+            "version": MANIFEST_VERSION,
+            "id": self.id,
+            "state": self.state.value,
+            "reason": self.reason,
+            "set": self.set_name,
+            "member": self.member,
+            "when": self.when,
+            "settled": self.settled,
+            "source": self.source,
+            "commonPoint": str(self.common_point),
+            "range": {
+                "first": str(self.first),
+                "last": str(self.last),
+                "firstTerm": self.first.term,
+                "lastTerm": self.last.term,
+                "firstWall": utc_text(self.first_wall_ms),
+                "lastWall": utc_text(self.last_wall_ms),
+                "entries": self.entries,
+                "operations": dict(sorted(self.operations.items())),
+            },
+            "files": [
+                {
+                    "name": file.name,
+                    "kind": file.kind.value,
+                    "ns": file.ns,
+                    "uuid": None if file.uuid is None else str(file.uuid),
+                    "count": file.count,
+                    "bytes": file.size,
+                    "sha256": file.sha256,
+                }
+                for file in self.files
+            ],
+        }
+
+    @classmethod
+    def parse(cls, text: bytes, name: str) -> Self:
+        """Read a manifest's bytes; CorruptDataError names the file `name` and what is wrong."""
+        try:
+            document = json.loads(text)
+            if document["version"] != MANIFEST_VERSION:
+                raise ValueError(f"version {document['version']!r} is not known here")
+            span = document["range"]
+            return cls(
+                id=str(document["id"]),
+                state=RollbackState(document["state"]),
+                reason=str(document["reason"]),
+                set_name=str(document["set"]),
+                member=str(document["member"]),
+                when=str(document["when"]),
+                source=document["source"],
+                common_point=OpTime.parse(document["commonPoint"]),
+                first=OpTime.parse(span["first"]),
+                last=OpTime.parse(span["last"]),
+                first_wall_ms=parse_utc(span["firstWall"]),
+                last_wall_ms=parse_utc(span["lastWall"]),
+                entries=int(span["entries"]),
+                operations={str(op): int(count) for op, count in span["operations"].items()},
+                files=tuple(
+                    RollbackFile(
+                        name=str(file["name"]),
+                        kind=FileKind(file["kind"]),
+                        ns=str(file["ns"]),
+                        uuid=None if file["uuid"] is None else UUID(file["uuid"]),
+                        count=int(file["count"]),
+                        size=int(file["bytes"]),
+                        sha256=str(file["sha256"]),
+                    )
+                    for file in document["files"]
+                ),
+                settled=document["settled"],
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptDataError(f"{name} is not a rollback manifest: {error!r}") from error
+
+
+# --- names and times -------------------------------------------------------------------------------------------
+
+
+def stamp(wall_ms: int) -> str:
+    """`YYYY-MM-DDTHH-MM-SS` in UTC, as it stands in file names."""
+    return (_EPOCH + timedelta(milliseconds=wall_ms)).strftime("%Y-%m-%dT%H-%M-%S")
+
+
+def utc_text(wall_ms: int) -> str:
+    """`YYYY-MM-DDTHH:MM:SS.mmmZ`."""
+    return (_EPOCH + timedelta(milliseconds=wall_ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def parse_utc(text: str) -> int:
+    """Milliseconds of what `utc_text` wrote."""
+    return (datetime.fromisoformat(text) - _EPOCH) // timedelta(milliseconds=1)
+
+
+def escape_namespace(ns: str) -> str:
+    """A namespace as part of a file name: percent-escaped, and cut with a hash where it would be too long.
+
+    `~` stands only before the hash, so no two namespaces share a name.
+    """
+    parts = [
+        character if character in _PLAIN else "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "replace"))
+        for character in ns
+    ]
+    if parts and parts[0] == ".":
+        parts[0] = "%2E"  # no hidden files
+    if sum(map(len, parts)) <= _LONGEST_NAME:
+        return "".join(parts)
+    digest = hashlib.sha256(ns.encode("utf-8", "replace")).hexdigest()[:16]
+    while sum(map(len, parts)) > _LONGEST_NAME - 17:
+        parts.pop()
+    return f"{''.join(parts)}~{digest}"
+
+
+# --- writing ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Growing:
+    name: str
+    kind: FileKind
+    ns: str
+    uuid: UUID | None
+    count: int = 0
+    size: int = 0
+    begun: bool = False
+    waiting: list[bytes] = field(default_factory=list)
+    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
+
+
+class RollbackWriter:
+    """Writes the BSON files of one rollback and then its manifest. Synchronous: runs in a worker thread.
+
+    Nothing counts before the manifest is there; until then `discard` takes away what this writer made.
+    """
+
+    def __init__(self, disk: Disk, dbpath: str, wall_ms: int) -> None:
+        self._disk = disk
+        self._dbpath = dbpath
+        self._folder = os.path.join(dbpath, FOLDER)
+        self._stamp = stamp(wall_ms)
+        self._growing: dict[tuple[FileKind, str, UUID | None], _Growing] = {}
+        self._bytes_waiting = 0
+
+    def add(self, kind: FileKind, ns: str, uuid: UUID | None, document: bytes) -> None:
+        """Add a document to the file of this collection; the first one makes it."""
+        file = self._growing.get((kind, ns, uuid))
+        if file is None:
+            prefix = "before." if kind is FileKind.BEFORE else ""
+            file = _Growing(self._free_name(f"{prefix}{escape_namespace(ns)}", "bson"), kind, ns, uuid)
+            self._growing[kind, ns, uuid] = file
+        file.waiting.append(document)
+        file.digest.update(document)
+        file.size += len(document)
+        file.count += 1
+        self._bytes_waiting += len(document)
+        if self._bytes_waiting >= _BUFFER_BYTES:
+            self._write_out()
+
+    def _write_out(self) -> None:
+        for file in self._growing.values():
+            if file.waiting:
+                self._disk.write_file(os.path.join(self._folder, file.name), file.waiting, append=file.begun)
+                file.begun = True
+                file.waiting = []
+        self._bytes_waiting = 0
+
+    def _free_name(self, head: str, suffix: str) -> str:
+        """`HEAD.STAMP.N.SUFFIX` with the first N that nobody has."""
+        self._make_folder()
+        taken = {file.name for file in self._growing.values()}
+        number = 0
+        while True:
+            name = f"{head}.{self._stamp}.{number}.{suffix}"
+            if name not in taken and not self._disk.exists(os.path.join(self._folder, name)):
+                return name
+            number += 1
+
+    def _make_folder(self) -> None:
+        if not self._disk.exists(self._folder):
+            self._disk.make_folder(self._folder)
+            self._disk.sync_folder(self._dbpath)
+
+    def finish(self) -> tuple[RollbackFile, ...]:
+        """Write out and sync every file and the folder; what the manifest says of them."""
+        self._write_out()
+        self._make_folder()
+        files = []
+        for file in self._growing.values():
+            self._disk.sync_file(os.path.join(self._folder, file.name))
+            digest = file.digest.hexdigest()
+            files.append(RollbackFile(file.name, file.kind, file.ns, file.uuid, file.count, file.size, digest))
+        self._disk.sync_folder(self._folder)
+        return tuple(sorted(files, key=lambda file: (file.kind.value, file.ns, file.name)))
+
+    def write_manifest(self, manifest: Manifest) -> Manifest:
+        """Give the manifest its id and write it, synced; the files belong to it from here on."""
+        named = replace(manifest, id=self._free_name("rollback", "json").removesuffix(".json"))
+        store_manifest(self._disk, self._dbpath, named)
+        self._growing.clear()
+        return named
+
+    def discard(self) -> None:
+        """Take away what was written, as long as no manifest speaks of it."""
+        for file in self._growing.values():
+            if file.begun:
+                self._disk.remove(os.path.join(self._folder, file.name))
+        self._growing.clear()
+
+
+def store_manifest(disk: Disk, dbpath: str, manifest: Manifest) -> None:
+    """Write a manifest, or replace it atomically: temporary file, sync, rename, sync folder."""
+    folder = os.path.join(dbpath, FOLDER)
+    path = os.path.join(folder, f"{manifest.id}.json")
+    temporary = f"{path}.tmp"
+    text = json.dumps(manifest.document(), indent=2, ensure_ascii=False).encode() + b"\n"
+    disk.write_file(temporary, [text])
+    disk.sync_file(temporary)
+    disk.rename(temporary, path)
+    disk.sync_folder(folder)
+
+
+def settle_manifest(disk: Disk, dbpath: str, manifest: Manifest, state: RollbackState, wall_ms: int) -> Manifest:
+    """Move a planned manifest to its last state, durably."""
+    settled = replace(manifest, state=state, settled=utc_text(wall_ms))
+    store_manifest(disk, dbpath, settled)
+    return settled
+
+
+def manifests_on(disk: Disk, dbpath: str) -> list[Manifest]:
+    """The manifests of a member, read through its disk, oldest first; CorruptDataError for one that is none."""
+    folder = os.path.join(dbpath, FOLDER)
+    if not disk.exists(folder):
+        return []
+    names = sorted(name for name in disk.list_folder(folder) if is_manifest_name(name))
+    found = [Manifest.parse(disk.read_file(os.path.join(folder, name)), name) for name in names]
+    return sorted(found, key=_age)
+
+
+# --- reading, without a member ---------------------------------------------------------------------------------
+
+
+def is_manifest_name(name: str) -> bool:
+    return name.startswith("rollback-") and name.endswith(".json")
+
+
+def rollback_folder(path: str | Path) -> Path:
+    """The folder with the manifests: `path` itself, or `rollback` in it when `path` is a dbpath."""
+    folder = Path(path)
+    return folder / FOLDER if (folder / FOLDER).is_dir() else folder
+
+
+def list_manifests(path: str | Path) -> list[Manifest]:
+    """Every manifest under a dbpath (or its rollback folder), oldest first. A folder without any: empty."""
+    folder = rollback_folder(path)
+    if not folder.is_dir():
+        return []
+    return sorted((read_manifest(file) for file in folder.iterdir() if is_manifest_name(file.name)), key=_age)
+
+
+def read_manifest(file: str | Path) -> Manifest:
+    """One manifest by its path; CorruptDataError when it is none, OSError when it cannot be read."""
+    path = Path(file)
+    return Manifest.parse(path.read_bytes(), path.name)
+
+
+def verify_file(folder: str | Path, file: RollbackFile) -> str | None:
+    """What is wrong with one file of a rollback (missing, another size, another SHA-256); None when nothing is."""
+    path = Path(folder) / file.name
+    if not path.is_file():
+        return "missing"
+    digest = hashlib.sha256()
+    size = 0
+    with path.open("rb") as opened:
+        while chunk := opened.read(1 << 20):
+            digest.update(chunk)
+            size += len(chunk)
+    if size != file.size:
+        return f"{size} bytes, the manifest says {file.size}"
+    if digest.hexdigest() != file.sha256:
+        return "its SHA-256 is not the manifest's"
+    return None
+
+
+def _age(manifest: Manifest) -> tuple[str, int, str]:
+    """By time, and within one second by number."""
+    head, _, number = manifest.id.rpartition(".")
+    return head, int(number) if number.isdigit() else 0, manifest.when
