@@ -1,0 +1,85 @@
+"""Collections: what the catalog table holds, and the SQL statements of each collection's table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import apsw
+
+from replset.bson import RawDocument, encode
+from replset.storage.schema import collection_table
+from replset.storage.sqlite import first_row, rows_of
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """One collection. uuid: 16 bytes. created_ts: of the entry that created it. dropped_ts: None while it is there.
+
+    Two are equal when they are the same collection (by UUID) in the same state.
+    """
+
+    ns: str
+    uuid: bytes
+    options: RawDocument = field(default_factory=lambda: RawDocument(encode({})))
+    created_ts: int = 0
+    dropped_ts: int | None = None
+    table: str = field(init=False, compare=False, repr=False)
+    sql_get: str = field(init=False, compare=False, repr=False)
+    sql_insert: str = field(init=False, compare=False, repr=False)
+    sql_update: str = field(init=False, compare=False, repr=False)
+    sql_delete: str = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        table = collection_table(self.uuid)
+        put = object.__setattr__
+        put(self, "table", table)
+        put(self, "sql_get", f"SELECT doc FROM {table} WHERE key = ?")
+        put(self, "sql_insert", f"INSERT INTO {table} (key, doc) VALUES (?, ?)")
+        put(self, "sql_update", f"UPDATE {table} SET doc = ? WHERE key = ?")
+        put(self, "sql_delete", f"DELETE FROM {table} WHERE key = ?")
+
+    @property
+    def database(self) -> str:
+        return self.ns.partition(".")[0]
+
+    @property
+    def name(self) -> str:
+        """The part of `ns` after the first dot."""
+        return self.ns.partition(".")[2]
+
+
+def load_catalog(connection: apsw.Connection) -> list[Collection]:
+    """Every collection, dropped ones that are still there included, in the order of their namespaces."""
+    rows = rows_of(connection, "SELECT ns, uuid, options, created_ts, dropped_ts FROM catalog ORDER BY ns, created_ts")
+    return [
+        Collection(ns, uuid, RawDocument(options), created, dropped) for ns, uuid, options, created, dropped in rows
+    ]
+
+
+def load_collection(connection: apsw.Connection, uuid: bytes) -> Collection | None:
+    row = first_row(connection, "SELECT ns, uuid, options, created_ts, dropped_ts FROM catalog WHERE uuid = ?", (uuid,))
+    return None if row is None else Collection(row[0], row[1], RawDocument(row[2]), row[3], row[4])
+
+
+class Catalog:
+    """The collections in memory: by namespace those that are there, and those dropped but not yet removed."""
+
+    def __init__(self, collections: list[Collection]) -> None:
+        self.by_ns: dict[str, Collection] = {c.ns: c for c in collections if c.dropped_ts is None}
+        self.by_uuid: dict[bytes, Collection] = {c.uuid: c for c in collections}
+
+    def put(self, collection: Collection) -> None:
+        """Add or replace, by UUID."""
+        self.forget(collection.uuid)
+        self.by_uuid[collection.uuid] = collection
+        if collection.dropped_ts is None:
+            self.by_ns[collection.ns] = collection
+
+    def forget(self, uuid: bytes) -> None:
+        known = self.by_uuid.pop(uuid, None)
+        if known is not None and self.by_ns.get(known.ns) is known:
+            del self.by_ns[known.ns]
+
+    def dropped(self) -> list[Collection]:
+        """Oldest drop first."""
+        return sorted((c for c in self.by_uuid.values() if c.dropped_ts is not None), key=lambda c: c.dropped_ts or 0)

@@ -1,0 +1,118 @@
+"""Whole copies of the database: made for an initial sync on one member, installed on another."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import apsw
+
+from replset.errors import CorruptDataError
+from replset.ids import OPTIME_NULL, OpTime
+from replset.storage import oplog
+from replset.storage.disk import SHM_SUFFIX, WAL_SUFFIX, Disk, file_sha256
+from replset.storage.schema import DATA_SCHEMA
+from replset.storage.sqlite import first_row, storage_error
+from replset.storage.txn import read_meta, write_meta
+
+_PAGES_A_STEP = 1024
+_DATABASE_FILE = "replset.db"
+
+
+@dataclass(frozen=True, slots=True)
+class CopyInfo:
+    """size: bytes. sha256: hex digits. newest: the newest entry in the copy."""
+
+    size: int
+    sha256: str
+    newest: OpTime
+
+
+def copy_database(disk: Disk, source_path: str, path: str, pause: Callable[[], None] | None) -> CopyInfo:
+    """See Store.snapshot_to. One read transaction from beginning to end, so commits meanwhile do not show."""
+    disk.remove(path)
+    source = disk.connect(source_path)
+    try:
+        target = disk.connect(path)
+        try:
+            target.pragma("journal_mode", "off")
+            target.pragma("synchronous", "off")  # synced once, below
+            source.execute("BEGIN")
+            row = first_row(source, "SELECT term, ts FROM oplog ORDER BY ts DESC LIMIT 1")
+            with target.backup("main", source, "main") as backup:
+                while not backup.done:
+                    backup.step(_PAGES_A_STEP)
+                    if pause is not None:
+                        pause()
+        finally:
+            target.close(True)
+        disk.sync_file(path)
+        disk.sync_folder(os.path.dirname(path))
+        return CopyInfo(disk.size(path), file_sha256(disk, path), OPTIME_NULL if row is None else OpTime(*row))
+    except BaseException as error:
+        disk.remove(path)
+        if isinstance(error, apsw.Error | OSError):
+            raise storage_error(error, path) from error
+        raise
+    finally:
+        if source.in_transaction:
+            source.execute("ROLLBACK")
+        source.close(True)
+
+
+def install_copy(
+    disk: Disk, dbpath: str | os.PathLike[str], copy_path: str, *, rollback_id_before: int, check_entries: int = 1000
+) -> None:
+    """Put a copy in the place of the database. The store is closed, the marker in member.db is set, the lock held.
+
+    rollback_id_before: the store's before this sync, 0 for none. A crash at any moment leaves the old database or the
+    copy, and the marker says that it is not to be trusted. CorruptDataError when the copy does not pass its checks.
+    """
+    folder = os.fspath(dbpath)
+    path = os.path.join(folder, _DATABASE_FILE)
+    try:
+        _make_ours(disk, copy_path, rollback_id_before)
+        disk.sync_file(copy_path)
+        disk.remove(path + WAL_SUFFIX)
+        disk.remove(path + SHM_SUFFIX)
+        disk.sync_folder(folder)
+        disk.rename(copy_path, path)
+        disk.sync_folder(folder)
+    except (apsw.Error, OSError) as error:
+        raise storage_error(error, copy_path) from error
+    check_database(disk, path, check_entries)
+
+
+def _make_ours(disk: Disk, copy_path: str, rollback_id_before: int) -> None:
+    """The first change is made in the copy: the rollback id rises above both, and rollbacks done are the source's."""
+    connection = disk.connect(copy_path)
+    try:
+        # No WAL beside the copy: its name changes, and only the one file is moved.
+        connection.pragma("journal_mode", "delete")
+        if connection.pragma("application_id") != DATA_SCHEMA.application_id:
+            raise CorruptDataError(f"{copy_path} is no copy of a member's database")
+        with connection:
+            theirs = read_meta(connection, "rollback_id")
+            write_meta(connection, "rollback_id", max(theirs if isinstance(theirs, int) else 1, rollback_id_before) + 1)
+            write_meta(connection, "rollbacks_done", None)
+    finally:
+        connection.close(True)
+    disk.remove(copy_path + WAL_SUFFIX)
+    disk.remove(copy_path + SHM_SUFFIX)
+
+
+def check_database(disk: Disk, path: str, entries: int) -> None:
+    """SQLite's quick_check, and the chain over the newest `entries`; CorruptDataError. For a worker."""
+    try:
+        connection = disk.connect(path)
+        try:
+            (found,) = first_row(connection, "PRAGMA quick_check(1)")
+            if found != "ok":
+                raise CorruptDataError(f"{path} is damaged: {found}")
+            row = first_row(connection, "SELECT ts FROM oplog ORDER BY ts DESC LIMIT 1 OFFSET ?", (entries,)) or (0,)
+            oplog.check_chain(connection, path, after_ts=row[0], limit=entries)
+        finally:
+            connection.close(True)
+    except (apsw.Error, OSError) as error:
+        raise storage_error(error, path) from error

@@ -1,0 +1,176 @@
+"""DBPATH/member.db: what is this member's alone, never replaced by a copy and never touched by an undo.
+
+Last vote, config, incarnation, the initial-sync marker and the election journal, on a connection of its own with
+synchronous=EXTRA: each `save_` is durable when it returns. Calls may come from any thread, one at a time each.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import apsw
+
+from replset.bson import decode, encode
+from replset.config import ReplSetConfig
+from replset.core.effects import LastVote
+from replset.errors import CorruptDataError, ReplError
+from replset.ids import MemberId
+from replset.storage.disk import Disk
+from replset.storage.schema import MEMBER_SCHEMA, ensure_schema
+from replset.storage.sqlite import check_sqlite_version, rows_of, storage_error
+
+MEMBER_FILE = "member.db"
+_JOURNAL_ROWS = 1000
+Value = int | str | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class JournalLine:
+    """One line of the election journal. wall_ms: UTC."""
+
+    wall_ms: int
+    term: int
+    event: str
+    detail: str
+
+
+class MemberFile:
+    """See the module. Read: last_vote, config, incarnation, initial_sync_pending, rollback_id_floor."""
+
+    def __init__(self, disk: Disk, dbpath: str, new_incarnation: Callable[[], str]) -> None:
+        """Use `MemberFile.open`."""
+        self.path = os.path.join(dbpath, MEMBER_FILE)
+        self._disk = disk
+        self._new_incarnation = new_incarnation
+        self._guard = threading.Lock()
+        self.last_vote: LastVote | None = None
+        self.config: ReplSetConfig | None = None
+        self.incarnation = ""
+        self.initial_sync_pending = False
+        self.rollback_id_floor = 0
+        """The rollback id of the data that an initial sync replaces: the copy's must rise above it."""
+
+    @classmethod
+    def open(
+        cls, disk: Disk, dbpath: str | os.PathLike[str], *, new_incarnation: Callable[[], str] | None = None
+    ) -> MemberFile:
+        """Open, or create with a first incarnation and the initial-sync marker set: a new member has to sync first.
+
+        new_incarnation: gives a random id; default 16 random hex digits of the system. CorruptDataError, StorageError.
+        """
+        check_sqlite_version()
+        file = cls(disk, os.fspath(dbpath), new_incarnation or (lambda: os.urandom(8).hex()))
+        try:
+            file._connect()
+        except (apsw.Error, OSError) as error:
+            file._abandon()
+            raise storage_error(error, file.path) from error
+        except ReplError:
+            file._abandon()
+            raise
+        return file
+
+    def _connect(self) -> None:
+        self._disk.make_folder(os.path.dirname(self.path))
+        self._connection = connection = self._disk.connect(self.path)
+        connection.set_busy_timeout(2000)
+        connection.pragma("journal_mode", "delete")
+        connection.pragma("synchronous", "EXTRA")
+        ensure_schema(connection, MEMBER_SCHEMA, self.path)
+        self._disk.sync_folder(os.path.dirname(self.path))
+        values: dict[str, Value] = dict(rows_of(connection, "SELECT name, value FROM member"))
+        if "incarnation" not in values:
+            values = {"incarnation": self._new_incarnation(), "initial_sync_pending": 1}
+            self._put(values)
+        self._read(values)
+
+    def _abandon(self) -> None:
+        connection = getattr(self, "_connection", None)
+        if connection is not None:
+            connection.close(True)
+
+    def _read(self, values: dict[str, Value]) -> None:
+        try:
+            self.incarnation = str(values["incarnation"])
+            self.initial_sync_pending = bool(values.get("initial_sync_pending", 0))
+            self.rollback_id_floor = int(values.get("rollback_id_floor", 0))
+            if "vote_term" in values:
+                candidate = values.get("vote_candidate")
+                self.last_vote = LastVote(
+                    int(values["vote_term"]), None if candidate is None else MemberId(int(candidate))
+                )
+            config = values.get("config")
+            if config is not None:
+                self.config = ReplSetConfig.parse(decode(config if isinstance(config, bytes) else b""))
+        except (ReplError, ValueError) as error:
+            raise CorruptDataError(f"{self.path} is damaged: {error}") from error
+
+    def _put(self, values: Mapping[str, Value | None]) -> None:
+        """All of these in one durable transaction; None removes."""
+        with self._guard:
+            try:
+                with self._connection:
+                    for name, value in values.items():
+                        if value is None:
+                            self._connection.execute("DELETE FROM member WHERE name = ?", (name,))
+                        else:
+                            self._connection.execute(
+                                "INSERT INTO member (name, value) VALUES (?, ?)"
+                                " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+                                (name, value),
+                            )
+            except (apsw.Error, OSError) as error:
+                raise storage_error(error, self.path) from error
+
+    def save_vote(self, vote: LastVote) -> None:
+        """Durable on return."""
+        self._put({"vote_term": vote.term, "vote_candidate": vote.candidate})
+        self.last_vote = vote
+
+    def save_config(self, config: ReplSetConfig) -> None:
+        """Durable on return."""
+        self._put({"config": encode(config.document(internal=True))})
+        self.config = config
+
+    def begin_initial_sync(self, *, rollback_id: int = 0) -> str:
+        """Set the marker, with a new incarnation; returns that. A marker that is set already keeps its incarnation.
+
+        rollback_id: of the data that will be replaced; `rollback_id_floor` keeps the highest until the sync ends.
+        """
+        floor = max(rollback_id, self.rollback_id_floor)
+        incarnation = self.incarnation if self.initial_sync_pending else self._new_incarnation()
+        self._put({"incarnation": incarnation, "initial_sync_pending": 1, "rollback_id_floor": floor})
+        self.incarnation, self.initial_sync_pending, self.rollback_id_floor = incarnation, True, floor
+        return incarnation
+
+    def end_initial_sync(self) -> None:
+        """Clear the marker: the data is this member's and whole."""
+        self._put({"initial_sync_pending": None, "rollback_id_floor": None})
+        self.initial_sync_pending, self.rollback_id_floor = False, 0
+
+    def append_journal(self, *, wall_ms: int, term: int, event: str, detail: str) -> None:
+        """Add a line; the oldest beyond a thousand go."""
+        with self._guard:
+            try:
+                with self._connection:
+                    self._connection.execute(
+                        "INSERT INTO journal (wall, term, event, detail) VALUES (?, ?, ?, ?)",
+                        (wall_ms, term, event, detail),
+                    )
+                    newest = self._connection.last_insert_rowid()
+                    self._connection.execute("DELETE FROM journal WHERE id <= ?", (newest - _JOURNAL_ROWS,))
+            except (apsw.Error, OSError) as error:
+                raise storage_error(error, self.path) from error
+
+    def journal(self, limit: int) -> list[JournalLine]:
+        """The newest `limit` lines, newest first."""
+        with self._guard:
+            sql = "SELECT wall, term, event, detail FROM journal ORDER BY id DESC LIMIT ?"
+            return [JournalLine(*row) for row in rows_of(self._connection, sql, (limit,))]
+
+    def close(self) -> None:
+        with self._guard:
+            self._connection.close(True)

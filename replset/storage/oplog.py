@@ -1,0 +1,176 @@
+"""Rows of the oplog table: reading them, and the hash chain over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from struct import Struct
+from typing import NamedTuple
+
+import apsw
+from xxhash import xxh3_64_intdigest
+
+from replset.errors import CappedPositionLostError, CorruptDataError
+from replset.ids import OpTime
+from replset.storage.sqlite import first_row, rows_of
+
+_two = Struct("<QQ").pack
+_SIGN = 1 << 63
+_WHOLE = 1 << 64
+CHAIN_START = 0
+"""The chain before the first entry ever."""
+COLUMNS = "ts, term, op, ns, key, wall, hash, chain, entry"
+
+
+class OplogRow(NamedTuple):
+    """One row, in the order of the table's columns. `hash` and `chain` are signed 64-bit, as stored."""
+
+    ts: int
+    term: int
+    op: str
+    ns: str
+    key: bytes | None
+    wall_ms: int
+    hash: int
+    chain: int
+    entry: bytes
+
+    @property
+    def optime(self) -> OpTime:
+        return OpTime(self.term, self.ts)
+
+
+class TermSpan(NamedTuple):
+    """First and last optime of a term; kept for ever. `last` is None for the newest term."""
+
+    first: OpTime
+    last: OpTime | None
+
+
+def entry_hash(entry: bytes) -> int:
+    """xxh3_64 of the entry's bytes, signed."""
+    value = xxh3_64_intdigest(entry)
+    return value - _WHOLE if value >= _SIGN else value
+
+
+def next_chain(chain: int, hash_value: int) -> int:
+    """xxh3_64 of (previous chain, hash), 8 bytes little-endian each; all signed."""
+    value = xxh3_64_intdigest(_two(chain % _WHOLE, hash_value % _WHOLE))
+    return value - _WHOLE if value >= _SIGN else value
+
+
+Pending = tuple[int, int, str, str, bytes | None, int, bytes]
+
+
+def chained_rows(pending: Iterable[Pending], chain: int) -> list[OplogRow]:
+    """Rows with hash and chain from (ts, term, op, ns, key, wall, entry) in order. chain: before the first, signed."""
+    rows: list[OplogRow] = []
+    append, make, digest, pack = rows.append, tuple.__new__, xxh3_64_intdigest, _two
+    unsigned = chain % _WHOLE
+    for ts, term, op, ns, key, wall_ms, entry in pending:
+        hashed = digest(entry)
+        unsigned = digest(pack(unsigned, hashed))
+        append(
+            make(
+                OplogRow,
+                (
+                    ts,
+                    term,
+                    op,
+                    ns,
+                    key,
+                    wall_ms,
+                    hashed if hashed < _SIGN else hashed - _WHOLE,
+                    unsigned if unsigned < _SIGN else unsigned - _WHOLE,
+                    entry,
+                ),
+            )
+        )
+    return rows
+
+
+def newest_row(connection: apsw.Connection) -> OplogRow | None:
+    return _one(connection, f"SELECT {COLUMNS} FROM oplog ORDER BY ts DESC LIMIT 1", ())
+
+
+def oldest_row(connection: apsw.Connection) -> OplogRow | None:
+    return _one(connection, f"SELECT {COLUMNS} FROM oplog ORDER BY ts LIMIT 1", ())
+
+
+def row_at(connection: apsw.Connection, optime: OpTime) -> OplogRow | None:
+    """The row with exactly this optime."""
+    row = _one(connection, f"SELECT {COLUMNS} FROM oplog WHERE ts = ?", (optime.ts,))
+    return row if row is not None and row.term == optime.term else None
+
+
+def row_at_or_before(connection: apsw.Connection, ts: int) -> OplogRow | None:
+    return _one(connection, f"SELECT {COLUMNS} FROM oplog WHERE ts <= ? ORDER BY ts DESC LIMIT 1", (ts,))
+
+
+def _one(connection: apsw.Connection, sql: str, bindings: tuple[int, ...]) -> OplogRow | None:
+    row = first_row(connection, sql, bindings)
+    return None if row is None else OplogRow._make(row)
+
+
+def trimmed_error(after: OpTime) -> CappedPositionLostError:
+    return CappedPositionLostError(f"the oplog after {after} was trimmed away")
+
+
+def rows_after(
+    connection: apsw.Connection,
+    after_ts: int,
+    *,
+    limit: int,
+    max_bytes: int,
+    ns: str | None = None,
+    op: str | None = None,
+) -> list[OplogRow]:
+    """Rows with ts > after_ts, oldest first, until `limit` rows or `max_bytes` of entries; the first one always."""
+    conditions: list[str] = ["ts > ?"]
+    values: list[object] = [after_ts]
+    if ns is not None:
+        conditions.append("ns = ?")
+        values.append(ns)
+    if op is not None:
+        conditions.append("op = ?")
+        values.append(op)
+    sql = f"SELECT {COLUMNS} FROM oplog WHERE {' AND '.join(conditions)} ORDER BY ts LIMIT ?"
+    rows: list[OplogRow] = []
+    size = 0
+    cursor = rows_of(connection, sql, (*values, limit))
+    for values_of_row in cursor:
+        row = OplogRow._make(values_of_row)
+        size += len(row.entry)
+        if rows and size > max_bytes:
+            cursor.close(True)
+            break
+        rows.append(row)
+    return rows
+
+
+def check_chain(connection: apsw.Connection, path: str, *, after_ts: int, limit: int) -> int | None:
+    """Re-hash up to `limit` entries from the first row with ts >= after_ts on. Returns the ts of the last row checked,
+    None when only one or none was left. The first row is taken as the base.
+
+    CorruptDataError names the optime where hash or chain is not what the bytes give.
+    """
+    sql = f"SELECT {COLUMNS} FROM oplog WHERE ts >= ? ORDER BY ts LIMIT ?"
+    previous: OplogRow | None = None
+    checked: int | None = None
+    for values in rows_of(connection, sql, (after_ts, limit + 1)):
+        row = OplogRow._make(values)
+        if entry_hash(row.entry) != row.hash:
+            raise CorruptDataError(f"{path}: the oplog entry {row.optime} is not the one that was written (hash)")
+        if previous is not None:
+            if next_chain(previous.chain, row.hash) != row.chain:
+                raise CorruptDataError(f"{path}: the oplog's chain breaks at {row.optime}")
+            checked = row.ts
+        previous = row
+    return checked
+
+
+def term_spans(connection: apsw.Connection) -> list[TermSpan]:
+    """All terms that ever had an entry here, oldest first."""
+    return [
+        TermSpan(OpTime(term, first), None if last is None else OpTime(term, last))
+        for term, first, last in rows_of(connection, "SELECT term, first_ts, last_ts FROM terms ORDER BY term")
+    ]

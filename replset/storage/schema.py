@@ -1,0 +1,132 @@
+"""The tables, defined by sqlite-utils and executed by apsw.
+
+sqlite-utils builds the schema and its migrations in a temporary database in memory; the SQL that it issued there is
+what runs in the real file, so every byte of that still goes through the Disk. `user_version` counts the steps done:
+a file whose schema is made costs no import of sqlite-utils.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import apsw
+
+from replset.errors import CorruptDataError
+from replset.storage.sqlite import first_row
+
+if TYPE_CHECKING:
+    from sqlite_utils import Database
+
+Step = Callable[["Database"], None]
+_READS = ("SELECT", "PRAGMA", "BEGIN", "COMMIT", "EXPLAIN", "SAVEPOINT", "RELEASE")
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The steps from an empty file to today's tables; never change one that was released, add to the end."""
+
+    application_id: int
+    steps: tuple[Step, ...]
+
+
+def _oplog_and_documents(db: Database) -> None:
+    db.table("oplog").create(
+        {
+            "ts": int,  # seconds * 2**31 + increment
+            "term": int,
+            "op": str,
+            "ns": str,
+            "key": bytes,  # encode_key of the document's _id
+            "wall": int,  # milliseconds
+            "hash": int,  # xxh3_64 of entry, signed
+            "chain": int,  # xxh3_64 of the previous chain and hash, signed
+            "entry": bytes,
+        },
+        pk="ts",
+        not_null={"term", "op", "ns", "wall", "hash", "chain", "entry"},
+    )
+    undo = db.create_table_sql(
+        "undo",
+        {"ts": int, "seq": int, "kind": str, "coll": bytes, "key": bytes, "before": bytes},
+        pk=("ts", "seq"),
+        not_null={"kind"},
+    )
+    # sqlite-utils has no word for this; without a rowid the rows of one ts lie together, in one tree less.
+    db.execute(undo.rstrip().rstrip(";") + " WITHOUT ROWID")
+    db.table("undo").create_index(["coll", "key", "ts"])
+    db.table("catalog").create(
+        {"uuid": bytes, "ns": str, "options": bytes, "created_ts": int, "dropped_ts": int},
+        pk="uuid",
+        not_null={"ns", "options", "created_ts"},
+    )
+    db.table("terms").create({"term": int, "first_ts": int, "last_ts": int}, pk="term", not_null={"first_ts"})
+    db.table("meta").create({"name": str, "value": bytes}, pk="name")
+
+
+def _vote_config_and_journal(db: Database) -> None:
+    db.table("member").create({"name": str, "value": bytes}, pk="name")
+    db.table("journal").create(
+        {"id": int, "wall": int, "term": int, "event": str, "detail": str},
+        pk="id",
+        not_null={"wall", "term", "event", "detail"},
+    )
+
+
+DATA_SCHEMA = Schema(application_id=0x72706C73, steps=(_oplog_and_documents,))
+MEMBER_SCHEMA = Schema(application_id=0x72706C6D, steps=(_vote_config_and_journal,))
+
+
+def collection_table(uuid: bytes) -> str:
+    """The name of the table that holds a collection's documents; it needs no quoting."""
+    return f"d_{uuid.hex()}"
+
+
+def collection_table_sql(uuid: bytes) -> str:
+    """A rowid table: as fast as WITHOUT ROWID on rising keys, twice as fast on random ones."""
+    return f"CREATE TABLE {collection_table(uuid)} (key BLOB NOT NULL UNIQUE, doc BLOB NOT NULL)"
+
+
+def statements_of(schema: Schema, done: int) -> list[str]:
+    """The SQL of the steps after the first `done` ones, as sqlite-utils issues it."""
+    from sqlite_utils import Database
+
+    issued: list[str] = []
+
+    def note(sql: str, _parameters: Any) -> None:
+        issued.append(sql)
+
+    db = Database(memory=True, tracer=note)
+    try:
+        for step in schema.steps[:done]:
+            step(db)
+        issued.clear()
+        for step in schema.steps[done:]:
+            step(db)
+    finally:
+        db.close()
+    return [sql for sql in issued if not sql.lstrip().upper().startswith(_READS)]
+
+
+def ensure_schema(connection: apsw.Connection, schema: Schema, path: str) -> bool:
+    """Bring the file up to today's schema in one transaction; True when something had to be done.
+
+    CorruptDataError when the file is another application's or a newer version's.
+    """
+    done = int(first_row(connection, "PRAGMA user_version")[0])
+    application_id = int(first_row(connection, "PRAGMA application_id")[0])
+    if done == len(schema.steps) and application_id == schema.application_id:
+        return False
+    if done > len(schema.steps):
+        raise CorruptDataError(f"{path} was made by a newer version: schema {done}, known {len(schema.steps)}")
+    tables = first_row(connection, "SELECT count(*) FROM sqlite_schema")[0]
+    if (done or tables) and application_id != schema.application_id:
+        raise CorruptDataError(f"{path} is no database of ours: its application id is {application_id}")
+    statements = statements_of(schema, done)
+    with connection:
+        for sql in statements:
+            connection.execute(sql)
+        connection.execute(f"PRAGMA application_id = {schema.application_id}")
+        connection.execute(f"PRAGMA user_version = {len(schema.steps)}")
+    return True

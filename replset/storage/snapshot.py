@@ -1,0 +1,254 @@
+"""Reading documents, now or as they were at an earlier point.
+
+A `Snapshot` is one SQLite read transaction on its own connection: nothing that commits later shows in it. Reads at a
+point C overlay, for each document written after C, the earliest undo row with ts > C. Documents come in the order of
+their keys, so a scan can go on later, from another snapshot at the same C, after the last key that was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+import apsw
+from xxhash import xxh3_64
+
+from replset.errors import CatalogChangedError, NamespaceNotFoundError, SnapshotCutError, SnapshotTooOldError
+from replset.ids import OPTIME_NULL, OpTime
+from replset.storage import oplog
+from replset.storage.catalog import Collection, load_collection
+from replset.storage.oplog import OplogRow
+from replset.storage.sqlite import PAGE_ROWS, page_of, rows_of, storage_error
+from replset.storage.txn import read_meta
+
+_ABSENT = object()
+
+
+class Snapshot:
+    """One read transaction; a context manager. At most one thread at a time, any thread.
+
+    `at` below is the point C of the read, None for the newest state of this snapshot. Raised by the reads:
+    SnapshotTooOldError when the undo for C is gone; CatalogChangedError when the collection was created after C;
+    NamespaceNotFoundError when it is gone; SnapshotCutError when the store cut the snapshot off; StorageError.
+    """
+
+    def __init__(self, connection: apsw.Connection, path: str, done: Callable[[Snapshot, bool], None]) -> None:
+        """Begins at once. done: called when it ends; True when the connection is fit for another one."""
+        self.connection = connection
+        self._path = path
+        self._done = done
+        self._cut = False
+        self._ended = False
+        self._collections: dict[bytes, Collection | None] = {}
+        self._newest: OpTime | None = None
+        connection.execute("BEGIN")
+        pruned = read_meta(connection, "pruned_through")
+        self.pruned_through: int = pruned if isinstance(pruned, int) else 0
+
+    def __enter__(self) -> Snapshot:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+        if isinstance(error, apsw.Error):
+            raise self._failure(error) from error
+
+    def close(self) -> None:
+        """End the read transaction. Nothing happens the second time."""
+        if self._ended:
+            return
+        self._ended = True
+        fit = not self._cut
+        try:
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
+        except apsw.Error:
+            fit = False
+        self._done(self, fit)
+
+    def cut(self) -> None:
+        """End the read transaction from outside, in the middle of a read too. Called by the store."""
+        self._cut = True
+        try:
+            self.connection.interrupt()
+            self.connection.execute("ROLLBACK")
+        except apsw.Error:
+            return  # another thread is inside a call, which the interrupt ends; its owner closes the snapshot
+
+    # --- what there is
+
+    @property
+    def newest(self) -> OpTime:
+        """The newest entry in this snapshot."""
+        if self._newest is None:
+            rows = self._execute("SELECT term, ts FROM oplog ORDER BY ts DESC LIMIT 1", ())
+            self._newest = OpTime(*rows[0]) if rows else OPTIME_NULL
+        return self._newest
+
+    def collection(self, ns: str, at: OpTime | None = None) -> Collection | None:
+        """The collection of that name. CatalogChangedError when it was created or dropped after `at`."""
+        found = None
+        for uuid, created, dropped in self._execute(
+            "SELECT uuid, created_ts, dropped_ts FROM catalog WHERE ns = ?", (ns,)
+        ):
+            changed = max(created, dropped or 0)
+            if at is not None and changed > at.ts:
+                raise CatalogChangedError(f"{ns} was created or dropped after {at}", until=changed)
+            if dropped is None:
+                found = self._known(uuid)
+        return found
+
+    def _known(self, uuid: bytes) -> Collection | None:
+        if uuid not in self._collections:
+            self._check_alive()
+            self._collections[uuid] = load_collection(self.connection, uuid)
+        return self._collections[uuid]
+
+    def _prepare(self, coll: Collection, at: OpTime | None) -> int | None:
+        """Checks that `coll` can be read at `at`; the ts after which undo counts, None when there is none."""
+        known = self._known(coll.uuid)
+        if known is None:
+            raise NamespaceNotFoundError(f"collection {coll.ns} was dropped")
+        if at is None:
+            return None
+        if at.ts < self.pruned_through:
+            raise SnapshotTooOldError(f"the state at {at} is no longer kept; the oldest is {self.pruned_through}")
+        if known.created_ts > at.ts:
+            raise CatalogChangedError(f"{coll.ns} was created after {at}", until=known.created_ts)
+        return None if at.ts >= self.newest.ts else at.ts
+
+    # --- documents
+
+    def get(self, coll: Collection, key: bytes, at: OpTime | None = None) -> bytes | None:
+        """The document with this key (encode_key of its _id); None when there is none."""
+        since = self._prepare(coll, at)
+        if since is not None:
+            rows = self._execute(
+                "SELECT before FROM undo WHERE coll = ? AND key = ? AND ts > ? ORDER BY ts, seq LIMIT 1",
+                (coll.uuid, key, since),
+            )
+            if rows:
+                before: bytes | None = rows[0][0]
+                return before
+        rows = self._execute(coll.sql_get, (key,))
+        return rows[0][0] if rows else None
+
+    def scan(
+        self, coll: Collection, at: OpTime | None = None, *, after_key: bytes | None = None, limit: int | None = None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """(key, document) in the order of keys, after `after_key`, at most `limit`."""
+        since = self._prepare(coll, at)
+        return self._scan(coll, since, after_key or b"", limit)
+
+    def _scan(
+        self, coll: Collection, since: int | None, after: bytes, limit: int | None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        sql = f"SELECT key, doc FROM {coll.table} WHERE key > ? ORDER BY key LIMIT {PAGE_ROWS}"
+        left = limit
+        while True:
+            self._check_alive()
+            try:
+                page, more = page_of(self.connection, sql, (after,))
+            except apsw.Error as error:
+                raise self._failure(error) from error
+            end = page[-1][0] if page else after
+            if since is not None:
+                page = self._overlaid(coll, since, after, end if more else None, page)
+            for pair in page:
+                if left is not None:
+                    if left == 0:
+                        return
+                    left -= 1
+                yield pair
+            if not more:
+                return
+            after = end
+
+    def _overlaid(
+        self, coll: Collection, since: int, after: bytes, end: bytes | None, page: list[tuple[bytes, bytes]]
+    ) -> list[tuple[bytes, bytes]]:
+        """The page (keys in (after, end]) as it was at `since`."""
+        earliest: dict[bytes, bytes | None] = {}
+        bound, values = (
+            ("", (coll.uuid, after, since)) if end is None else (" AND key <= ?", (coll.uuid, after, since, end))
+        )
+        for key, before in self._execute(
+            f"SELECT key, before FROM undo WHERE coll = ? AND key > ? AND ts > ?{bound} ORDER BY key, ts, seq", values
+        ):
+            earliest.setdefault(key, before)
+        if not earliest:
+            return page
+        merged: dict[bytes, bytes | None] = {**dict(page), **earliest}
+        return [(key, doc) for key, doc in sorted(merged.items()) if doc is not None]
+
+    def count(self, coll: Collection, at: OpTime | None = None) -> int:
+        """How many documents there are. Walks the keys: not for the event loop when the collection is large."""
+        since = self._prepare(coll, at)
+        total = int(self._execute(f"SELECT count(*) FROM {coll.table}", ())[0][0])
+        if since is None:
+            return total
+        previous: object = _ABSENT
+        rows = self._execute(
+            f"SELECT u.key, u.before IS NOT NULL, EXISTS (SELECT 1 FROM {coll.table} d WHERE d.key = u.key)"
+            " FROM undo u WHERE u.coll = ? AND u.key IS NOT NULL AND u.ts > ? ORDER BY u.key, u.ts, u.seq",
+            (coll.uuid, since),
+        )
+        for key, was, is_now in rows:
+            if key != previous:
+                total += was - is_now
+            previous = key
+        return total
+
+    def digest(self, coll: Collection, at: OpTime | None = None) -> str:
+        """xxh3_64 over all keys and documents in order, as hex digits: equal on members that hold the same."""
+        hashed = xxh3_64()
+        for key, doc in self.scan(coll, at):
+            hashed.update(len(key).to_bytes(4, "little"))
+            hashed.update(key)
+            hashed.update(doc)
+        return hashed.hexdigest()
+
+    # --- oplog
+
+    def oplog_after(
+        self, after: OpTime, *, limit: int, max_bytes: int, ns: str | None = None, op: str | None = None
+    ) -> list[OplogRow]:
+        """Rows newer than `after`, oldest first. OPTIME_NULL: from the oldest there is. CappedPositionLostError."""
+        self._check_alive()
+        try:
+            trimmed = read_meta(self.connection, "trimmed_through")
+            if after != OPTIME_NULL and isinstance(trimmed, int) and after.ts < trimmed:
+                raise oplog.trimmed_error(after)
+            return oplog.rows_after(self.connection, after.ts, limit=limit, max_bytes=max_bytes, ns=ns, op=op)
+        except apsw.Error as error:
+            raise self._failure(error) from error
+
+    def check_chain(self, after_ts: int, limit: int) -> int | None:
+        """See oplog.check_chain: one slice of the re-hash."""
+        self._check_alive()
+        try:
+            return oplog.check_chain(self.connection, self._path, after_ts=after_ts, limit=limit)
+        except apsw.Error as error:
+            raise self._failure(error) from error
+
+    # --- inside
+
+    def _execute(self, sql: str, values: tuple[object, ...]) -> list[Any]:
+        """All rows, in one call: a connection that goes back to others has no statement half done."""
+        self._check_alive()
+        try:
+            return list(rows_of(self.connection, sql, values))
+        except apsw.Error as error:
+            raise self._failure(error) from error
+
+    def _check_alive(self) -> None:
+        if self._cut or self._ended:
+            raise SnapshotCutError("the read was cut off; read again")
+
+    def _failure(self, error: apsw.Error) -> Exception:
+        if self._cut:
+            return SnapshotCutError("the read was cut off; read again")
+        return storage_error(error, self._path)

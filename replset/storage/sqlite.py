@@ -1,0 +1,60 @@
+"""SQLite as a member uses it: the version it needs, and its failures as ReplErrors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import apsw
+
+from replset.errors import CorruptDataError, OutOfDiskSpaceError, StorageError
+
+MIN_SQLITE = (3, 51, 3)
+"""Before it, two connections could reset one WAL twice and lose commits."""
+PAGE_ROWS = 256
+PAGE_BYTES = 4 << 20
+
+
+def check_sqlite_version(found: str | None = None) -> None:
+    """Raise StorageError when the SQLite that apsw brings is older than MIN_SQLITE. found: for tests."""
+    found = found or apsw.sqlitelibversion()
+    if tuple(int(part) for part in found.split(".")[:3]) < MIN_SQLITE:
+        needed = ".".join(map(str, MIN_SQLITE))
+        raise StorageError(
+            f"SQLite {found} is too old: a member needs {needed} or newer (it comes with apsw; upgrade that)"
+        )
+
+
+def storage_error(error: Exception, path: str) -> StorageError | OutOfDiskSpaceError:
+    """What an apsw.Error or OSError on the database `path` means to the rest of the member."""
+    if isinstance(error, apsw.FullError):
+        return OutOfDiskSpaceError(f"{path}: no space left on the disk")
+    if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.FormatError):
+        return CorruptDataError(f"{path} is damaged: {error}")
+    return StorageError(f"{path}: {type(error).__name__}: {error}")
+
+
+def rows_of(connection: apsw.Connection, sql: str, values: tuple[Any, ...] = ()) -> Any:
+    """An iterator of row tuples. Any, since only the schema knows their types."""
+    return connection.execute(sql, values)
+
+
+def first_row(connection: apsw.Connection, sql: str, values: tuple[Any, ...] = ()) -> Any:
+    """The first row as a tuple, or None."""
+    return next(connection.execute(sql, values), None)
+
+
+def page_of(connection: apsw.Connection, sql: str, values: tuple[Any, ...]) -> tuple[list[tuple[bytes, bytes]], bool]:
+    """One page of (key, document) from a SELECT with LIMIT PAGE_ROWS at its end; and whether there may be more.
+
+    Ends early after a few MiB, so that large documents do not pile up in memory.
+    """
+    page: list[tuple[bytes, bytes]] = []
+    size = 0
+    cursor = rows_of(connection, sql, values)
+    for row in cursor:
+        page.append(row)
+        size += len(row[1])
+        if size > PAGE_BYTES:
+            cursor.close(True)
+            return page, True
+    return page, len(page) == PAGE_ROWS

@@ -1,0 +1,240 @@
+"""What one group of operations does to the database: documents, collections, oplog entries and their undo rows.
+
+All of a group commits in one SQLite transaction (store.py begins and ends it). Documents are written at once; oplog
+and undo rows, which nobody reads inside a group, are collected and written together at its end. The undo rows of the
+group are also what takes back a failing operation alone (`savepoint`), without a savepoint in SQLite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import apsw
+
+from replset.bson import MAX_INTERNAL_SIZE, RawDocument, encode
+from replset.errors import NamespaceExistsError, ReplError
+from replset.ids import OPTIME_NULL, OpTime, invariant, pack_ts
+from replset.storage.catalog import Catalog, Collection
+from replset.storage.oplog import OplogRow, Pending, chained_rows
+from replset.storage.schema import collection_table, collection_table_sql
+from replset.storage.sqlite import PAGE_ROWS, first_row, page_of
+
+DOC, CREATE, DROP = "doc", "create", "drop"
+UndoRow = tuple[int, int, str, bytes, bytes | None, bytes | None]
+"""ts, seq, kind, coll, key, before."""
+Meta = int | str | bytes | None
+_TRANSACTION_TOO_LARGE = 257
+
+
+@dataclass(slots=True)
+class Head:
+    """The newest entry: what the next one is chained to."""
+
+    optime: OpTime = OPTIME_NULL
+    wall_ms: int = 0
+    chain: int = 0
+
+
+def revert(
+    connection: apsw.Connection, catalog: Catalog, kind: str, coll: bytes, key: bytes | None, before: bytes | None
+) -> None:
+    """Take one change back: the document, or the collection, is as it was before it."""
+    if kind == DOC:
+        table = collection_table(coll)
+        if before is None:
+            connection.execute(f"DELETE FROM {table} WHERE key = ?", (key,))
+        else:
+            connection.execute(
+                f"INSERT INTO {table} (key, doc) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET doc = excluded.doc",
+                (key, before),
+            )
+    elif kind == CREATE:
+        connection.execute("DELETE FROM catalog WHERE uuid = ?", (coll,))
+        connection.execute(f"DROP TABLE {collection_table(coll)}")
+        catalog.forget(coll)
+    else:
+        invariant(kind == DROP, f"undo knows no {kind!r}")
+        connection.execute("UPDATE catalog SET dropped_ts = NULL WHERE uuid = ?", (coll,))
+        dropped = catalog.by_uuid[coll]
+        catalog.put(Collection(dropped.ns, dropped.uuid, dropped.options, dropped.created_ts))
+
+
+class Txn:
+    """One open group. Only on the event loop's thread, and never across an await."""
+
+    __slots__ = ("_base", "_meta_before", "_oplog", "_undo", "catalog", "connection", "last")
+
+    def __init__(self, connection: apsw.Connection, catalog: Catalog, head: Head) -> None:
+        self.connection = connection
+        self.catalog = catalog
+        self._base = head
+        self.last: OpTime = head.optime
+        """The newest optime, this group's entries included."""
+        self._oplog: list[Pending] = []
+        self._undo: list[UndoRow] = []
+        self._meta_before: list[tuple[str, Meta]] = []
+
+    # --- entries
+
+    def next_optime(self, term: int, wall_ms: int) -> OpTime:
+        """The optime of the next entry: seconds of the wall clock, never behind the newest entry."""
+        fresh = pack_ts(wall_ms // 1000, 1)
+        last = self.last.ts
+        return OpTime(term, fresh if fresh > last else last + 1)
+
+    def append(self, entry: bytes, optime: OpTime, *, op: str, ns: str, key: bytes | None = None, wall_ms: int) -> None:
+        """Add the entry to the oplog. key: encode_key of its document's _id, None for commands and no-ops.
+
+        ReplError 257 for an entry over 16 MiB.
+        """
+        last = self.last
+        invariant(optime.ts > last.ts and optime.term >= last.term, "oplog entries only move forward")
+        if len(entry) > MAX_INTERNAL_SIZE:
+            raise ReplError(f"an oplog entry of {len(entry)} bytes is too large", code=_TRANSACTION_TOO_LARGE)
+        self._oplog.append((optime.ts, optime.term, op, ns, key, wall_ms, entry))
+        self.last = optime
+
+    # --- documents
+
+    def get(self, coll: Collection, key: bytes) -> bytes | None:
+        row = first_row(self.connection, coll.sql_get, (key,))
+        return None if row is None else row[0]
+
+    def scan(self, coll: Collection) -> Iterator[tuple[bytes, bytes]]:
+        """(key, document) in the order of the keys; documents behind the current key may be written meanwhile."""
+        sql = f"SELECT key, doc FROM {coll.table} WHERE key > ? ORDER BY key LIMIT {PAGE_ROWS}"
+        after, more = b"", True
+        while more:
+            page, more = page_of(self.connection, sql, (after,))
+            yield from page
+            after = page[-1][0] if page else after
+
+    def insert_new(self, coll: Collection, key: bytes, doc: bytes, ts: int) -> bool:
+        """Insert a document; False, and nothing happens, when the key is there already."""
+        try:
+            self.connection.execute(coll.sql_insert, (key, doc))
+        except apsw.ConstraintError:
+            return False
+        undo = self._undo
+        undo.append((ts, len(undo), DOC, coll.uuid, key, None))
+        return True
+
+    def put(self, coll: Collection, key: bytes, doc: bytes, *, ts: int, before: bytes | None) -> None:
+        """Write a document. before: its bytes as they are now, None when it is not there."""
+        if before is None:
+            self.connection.execute(coll.sql_insert, (key, doc))
+        else:
+            self.connection.execute(coll.sql_update, (doc, key))
+            invariant(self.connection.changes() == 1, "put replaces a document that is there")
+        self._undo.append((ts, len(self._undo), DOC, coll.uuid, key, before))
+
+    def remove(self, coll: Collection, key: bytes, *, ts: int, before: bytes) -> None:
+        """Delete a document. before: its bytes as they are now."""
+        self.connection.execute(coll.sql_delete, (key,))
+        invariant(self.connection.changes() == 1, "remove takes a document that is there")
+        self._undo.append((ts, len(self._undo), DOC, coll.uuid, key, before))
+
+    # --- collections
+
+    def collection(self, ns: str) -> Collection | None:
+        return self.catalog.by_ns.get(ns)
+
+    def create_collection(
+        self, ns: str, uuid: bytes, options: Mapping[str, object] | RawDocument, *, ts: int
+    ) -> Collection:
+        """Make an empty collection. uuid: 16 bytes. NamespaceExistsError when the namespace is taken."""
+        if ns in self.catalog.by_ns:
+            raise NamespaceExistsError(f"collection {ns} already exists")
+        coll = Collection(ns, uuid, RawDocument(encode(options)), ts)
+        self.connection.execute(
+            "INSERT INTO catalog (uuid, ns, options, created_ts) VALUES (?, ?, ?, ?)", (uuid, ns, coll.options.raw, ts)
+        )
+        self.connection.execute(collection_table_sql(uuid))
+        self.catalog.put(coll)
+        self._undo.append((ts, len(self._undo), CREATE, uuid, None, None))
+        return coll
+
+    def drop_collection(self, coll: Collection, *, ts: int) -> None:
+        """Take the collection out of sight. Its documents are removed once that is committed (housekeeping)."""
+        self.connection.execute("UPDATE catalog SET dropped_ts = ? WHERE uuid = ?", (ts, coll.uuid))
+        self.catalog.put(Collection(coll.ns, coll.uuid, coll.options, coll.created_ts, ts))
+        self._undo.append((ts, len(self._undo), DROP, coll.uuid, None, None))
+
+    # --- meta: a few named values (int, str or bytes) that travel with the data and that undo leaves alone
+
+    def meta(self, name: str) -> Meta:
+        return read_meta(self.connection, name)
+
+    def set_meta(self, name: str, value: Meta) -> None:
+        """None removes it."""
+        self._meta_before.append((name, self.meta(name)))
+        write_meta(self.connection, name, value)
+
+    # --- failing alone
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """What is done inside is taken back when an exception leaves it; the group goes on, the exception too."""
+        mark = self.mark()
+        try:
+            yield
+        except Exception:
+            self.back_to(mark)
+            raise
+
+    def mark(self) -> tuple[int, int, int, OpTime]:
+        """Where the group stands; see `back_to`."""
+        return len(self._undo), len(self._oplog), len(self._meta_before), self.last
+
+    def back_to(self, mark: tuple[int, int, int, OpTime]) -> None:
+        """Take back everything since `mark`."""
+        undo, oplog, meta, last = mark
+        for _ts, _seq, kind, coll, key, before in reversed(self._undo[undo:]):
+            revert(self.connection, self.catalog, kind, coll, key, before)
+        for name, value in reversed(self._meta_before[meta:]):
+            write_meta(self.connection, name, value)
+        del self._undo[undo:], self._oplog[oplog:], self._meta_before[meta:]
+        self.last = last
+
+    # --- the end
+
+    @property
+    def changed(self) -> bool:
+        return bool(self._oplog or self._undo or self._meta_before)
+
+    def flush(self) -> list[OplogRow]:
+        """Write what was collected; returns the rows that entered the oplog. Called once, just before COMMIT."""
+        rows = chained_rows(self._oplog, self._base.chain)
+        if rows:
+            self.connection.executemany("INSERT INTO oplog VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            self._note_terms(rows)
+        if self._undo:
+            self.connection.executemany("INSERT INTO undo VALUES (?, ?, ?, ?, ?, ?)", self._undo)
+        return rows
+
+    def _note_terms(self, rows: list[OplogRow]) -> None:
+        previous = self._base.optime
+        if rows[-1].term == previous.term:
+            return
+        for row in rows:
+            if row.term != previous.term:
+                self.connection.execute("UPDATE terms SET last_ts = ? WHERE term = ?", (previous.ts, previous.term))
+                self.connection.execute("INSERT INTO terms (term, first_ts) VALUES (?, ?)", (row.term, row.ts))
+            previous = row.optime
+
+
+def read_meta(connection: apsw.Connection, name: str) -> Meta:
+    row = first_row(connection, "SELECT value FROM meta WHERE name = ?", (name,))
+    return None if row is None else row[0]
+
+
+def write_meta(connection: apsw.Connection, name: str, value: Meta) -> None:
+    if value is None:
+        connection.execute("DELETE FROM meta WHERE name = ?", (name,))
+    else:
+        connection.execute(
+            "INSERT INTO meta (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            (name, value),
+        )

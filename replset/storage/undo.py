@@ -1,0 +1,133 @@
+"""Rollback's half of storage: undo backwards to the common point, in bounded steps, with marks that survive a crash.
+
+Each step takes its documents back and deletes its oplog entries in one transaction. Meta holds the mark of the one in
+progress and those of rollbacks that are done but whose manifest is not known to be finished.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, NamedTuple
+
+import apsw
+
+from replset.errors import UnrecoverableRollbackError
+from replset.ids import OPTIME_NULL, OpTime
+from replset.storage import oplog
+from replset.storage.sqlite import first_row, rows_of
+from replset.storage.txn import Txn, read_meta, revert, write_meta
+
+if TYPE_CHECKING:
+    from replset.storage.store import Store
+
+_IN_PROGRESS = "rollback_in_progress"
+_DONE = "rollbacks_done"
+
+
+class RollbackMark(NamedTuple):
+    """stem: of the manifest. common_point: where this member's history is the set's."""
+
+    stem: str
+    common_point: OpTime
+
+
+def in_progress(connection: apsw.Connection) -> RollbackMark | None:
+    value = read_meta(connection, _IN_PROGRESS)
+    return None if value is None else _marks(f"[{value!s}]")[0]
+
+
+def done_marks(connection: apsw.Connection) -> list[RollbackMark]:
+    value = read_meta(connection, _DONE)
+    return [] if value is None else _marks(str(value))
+
+
+def _marks(text: str) -> list[RollbackMark]:
+    return [RollbackMark(stem, OpTime(term, ts)) for stem, term, ts in json.loads(text)]
+
+
+def _text(marks: list[RollbackMark]) -> str:
+    return json.dumps([[mark.stem, *mark.common_point] for mark in marks])
+
+
+def clear_done(connection: apsw.Connection, stem: str) -> None:
+    left = [mark for mark in done_marks(connection) if mark.stem != stem]
+    write_meta(connection, _DONE, _text(left) if left else None)
+
+
+def step(store: Store, common_point: OpTime, stem: str, limit: int) -> bool:
+    """One step; see Store.undo_step."""
+    _check(store, common_point)
+    more = False
+
+    def work(txn: Txn) -> None:
+        nonlocal more
+        connection = txn.connection
+        mark = RollbackMark(stem, common_point)
+        if in_progress(connection) is None:
+            write_meta(connection, _IN_PROGRESS, _text([mark])[1:-1])
+            write_meta(connection, "rollback_id", store.rollback_id + 1)
+        floor = _floor(connection, common_point.ts, limit)
+        _undo_above(txn, floor)
+        more = floor > common_point.ts
+        if not more:
+            write_meta(connection, _IN_PROGRESS, None)
+            write_meta(connection, _DONE, _text([*done_marks(connection), mark]))
+        (size,) = first_row(connection, "SELECT total(length(entry)) FROM oplog WHERE ts > ?", (floor,))
+        connection.execute("DELETE FROM oplog WHERE ts > ?", (floor,))
+        write_meta(connection, "oplog_bytes", store.oplog_bytes - int(size))
+        write_meta(connection, "oplog_counted_to", floor)
+
+    store._run(work)
+    store._load()
+    return more
+
+
+def _check(store: Store, common_point: OpTime) -> None:
+    """Refuse what must stay, and a point that is not in this member's history."""
+    if common_point < store.commit_point:
+        raise UnrecoverableRollbackError(
+            f"the common point {common_point} is older than the commit point {store.commit_point}"
+        )
+    if common_point.ts < store.pruned_through:
+        raise UnrecoverableRollbackError(f"the common point {common_point} is older than what the undo reaches back to")
+    if common_point != OPTIME_NULL and oplog.row_at(store._connection, common_point) is None:
+        raise UnrecoverableRollbackError(f"the common point {common_point} is not in the oplog")
+    if common_point == OPTIME_NULL and store.trimmed_through:
+        raise UnrecoverableRollbackError("the oplog does not reach back to its beginning")
+    running = in_progress(store._connection)
+    if running is not None and running.common_point != common_point:
+        raise UnrecoverableRollbackError(f"a rollback to {running.common_point} is in progress; finish that first")
+
+
+def _floor(connection: apsw.Connection, common_ts: int, limit: int) -> int:
+    """The ts down to which this step undoes: about `limit` entries and changes, whole entries, one at least."""
+    floor = common_ts
+    for sql in (
+        "SELECT ts FROM oplog WHERE ts > ? ORDER BY ts DESC LIMIT 1 OFFSET ?",
+        "SELECT ts FROM undo WHERE ts > ? ORDER BY ts DESC, seq DESC LIMIT 1 OFFSET ?",
+    ):
+        row = first_row(connection, sql, (common_ts, limit))
+        if row is not None:
+            floor = max(floor, row[0])
+    newest = first_row(connection, "SELECT ts FROM oplog ORDER BY ts DESC LIMIT 1")
+    if newest is not None and floor >= newest[0] > common_ts:
+        # One entry with more changes than the limit: it goes in one step all the same.
+        below = first_row(connection, "SELECT ts FROM oplog WHERE ts < ? ORDER BY ts DESC LIMIT 1", newest)
+        floor = common_ts if below is None else max(common_ts, below[0])
+    return floor
+
+
+def _undo_above(txn: Txn, floor: int) -> None:
+    connection = txn.connection
+    rows = list(
+        rows_of(
+            connection, "SELECT kind, coll, key, before FROM undo WHERE ts > ? ORDER BY ts DESC, seq DESC", (floor,)
+        )
+    )
+    for kind, coll, key, before in rows:
+        revert(connection, txn.catalog, kind, coll, key, before)
+    connection.execute("DELETE FROM undo WHERE ts > ?", (floor,))
+    connection.execute("DELETE FROM terms WHERE first_ts > ?", (floor,))
+    connection.execute("UPDATE terms SET last_ts = NULL WHERE last_ts > ?", (floor,))
+    # The newest term that is left is the open one, wherever its last entry was.
+    connection.execute("UPDATE terms SET last_ts = NULL WHERE term = (SELECT max(term) FROM terms)")
