@@ -1,0 +1,426 @@
+"""The replica-set configuration: parse, validate, compare (map A1). Pure values; who may install what is the core's.
+
+A configuration is one document. `ReplSetConfig.parse` refuses what can never be right, with MongoDB's code and the
+place; rules between an old and a new configuration are in `core/reconfig.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from replset.bson import Int64, ObjectId
+from replset.errors import BadValueError, InvalidReplicaSetConfigError, ReplError, TypeMismatchError
+from replset.ids import HostPort, MemberId, Millis
+
+MAX_MEMBERS = 50
+MAX_VOTERS = 7
+MAX_VERSION = 2_147_483_647
+MAX_DELAY_SECS = 31_622_400
+DEFAULT_PORT = 27017
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/,@\[\]]+)(?::(\d{1,5}))?")
+_LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_TOP = frozenset(
+    {"_id", "version", "term", "members", "protocolVersion", "writeConcernMajorityJournalDefault", "configsvr", "settings"}
+)
+_MEMBER = frozenset(
+    {
+        "_id",
+        "host",
+        "arbiterOnly",
+        "newlyAdded",
+        "buildIndexes",
+        "hidden",
+        "priority",
+        "tags",
+        "horizons",
+        "secondaryDelaySecs",
+        "slaveDelay",
+        "votes",
+        "incarnation",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member. `votes` and `priority` are as configured; `newly_added` makes both count as 0 (map C14).
+
+    incarnation: the data that has the vote, named by the primary; None: not yet known. Not shown to users.
+    """
+
+    id: MemberId
+    host: HostPort
+    arbiter_only: bool = False
+    newly_added: bool = False
+    build_indexes: bool = True
+    hidden: bool = False
+    priority: float = 1.0
+    tags: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    secondary_delay_secs: int = 0
+    votes: int = 1
+    incarnation: str | None = None
+
+    @property
+    def is_voter(self) -> bool:
+        return self.votes == 1 and not self.newly_added
+
+    @property
+    def is_electable(self) -> bool:
+        return self.priority > 0 and not self.arbiter_only and not self.newly_added
+
+    @property
+    def bears_data(self) -> bool:
+        return not self.arbiter_only
+
+    def document(self, *, internal: bool = False) -> dict[str, object]:
+        """In MongoDB's order of fields. internal: with newlyAdded and incarnation."""
+        document: dict[str, object] = {"_id": int(self.id), "host": str(self.host), "arbiterOnly": self.arbiter_only}
+        if internal and self.newly_added:
+            document["newlyAdded"] = True
+        document["buildIndexes"] = self.build_indexes
+        document["hidden"] = self.hidden
+        document["priority"] = int(self.priority) if self.priority == int(self.priority) else self.priority
+        document["tags"] = dict(self.tags)
+        document["secondaryDelaySecs"] = Int64(self.secondary_delay_secs)
+        document["votes"] = self.votes
+        if internal and self.incarnation is not None:
+            document["incarnation"] = self.incarnation
+        return document
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Timeouts and switches, with MongoDB's defaults (map C2). Unknown settings are kept as they came."""
+
+    chaining_allowed: bool = True
+    heartbeat_interval_ms: Millis = Millis(2_000)
+    heartbeat_timeout_secs: int = 10
+    election_timeout_ms: Millis = Millis(10_000)
+    catch_up_timeout_ms: int = -1
+    catch_up_takeover_delay_ms: int = 30_000
+    replica_set_id: ObjectId | None = None
+    others: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def heartbeat_timeout_ms(self) -> Millis:
+        return Millis(self.heartbeat_timeout_secs * 1000)
+
+    def document(self) -> dict[str, object]:
+        document: dict[str, object] = {
+            "chainingAllowed": self.chaining_allowed,
+            "heartbeatIntervalMillis": int(self.heartbeat_interval_ms),
+            "heartbeatTimeoutSecs": self.heartbeat_timeout_secs,
+            "electionTimeoutMillis": int(self.election_timeout_ms),
+            "catchUpTimeoutMillis": self.catch_up_timeout_ms,
+            "catchUpTakeoverDelayMillis": self.catch_up_takeover_delay_ms,
+            "getLastErrorModes": {},
+            "getLastErrorDefaults": {"w": 1, "wtimeout": 0},
+        }
+        if self.replica_set_id is not None:
+            document["replicaSetId"] = self.replica_set_id
+        return {**document, **self.others}
+
+
+@dataclass(frozen=True, slots=True)
+class ReplSetConfig:
+    """A whole configuration. Ordered by (term, version); a term of -1 (forced) compares by version alone (map C13)."""
+
+    set_name: str
+    version: int
+    term: int
+    members: tuple[Member, ...]
+    settings: Settings = Settings()
+    write_concern_majority_journal_default: bool = True
+
+    # --- counts (map C8) -----------------------------------------------------------------------------------------
+
+    @property
+    def voters(self) -> tuple[Member, ...]:
+        return tuple(member for member in self.members if member.is_voter)
+
+    @property
+    def data_voters(self) -> tuple[Member, ...]:
+        """Voting data-bearing members: who can hold an entry for the commit point."""
+        return tuple(member for member in self.members if member.is_voter and member.bears_data)
+
+    @property
+    def majority_vote_count(self) -> int:
+        return len(self.voters) // 2 + 1
+
+    @property
+    def write_majority(self) -> int:
+        return min(self.majority_vote_count, len(self.data_voters))
+
+    @property
+    def data_bearing(self) -> tuple[Member, ...]:
+        return tuple(member for member in self.members if member.bears_data)
+
+    # --- finding members -----------------------------------------------------------------------------------------
+
+    def member(self, member_id: MemberId | None) -> Member | None:
+        return next((member for member in self.members if member.id == member_id), None)
+
+    def member_at(self, host: HostPort) -> Member | None:
+        return next((member for member in self.members if member.host == host), None)
+
+    def with_member(self, changed: Member) -> ReplSetConfig:
+        """The same configuration with the member of this `_id` replaced."""
+        return replace(self, members=tuple(changed if member.id == changed.id else member for member in self.members))
+
+    # --- order ---------------------------------------------------------------------------------------------------
+
+    @property
+    def version_and_term(self) -> tuple[int, int]:
+        return (self.version, self.term)
+
+    def is_newer_than(self, version: int, term: int) -> bool:
+        if self.term != -1 and term != -1 and self.term != term:
+            return self.term > term
+        return self.version > version
+
+    def newer_than(self, other: ReplSetConfig) -> bool:
+        return self.is_newer_than(other.version, other.term)
+
+    # --- documents -----------------------------------------------------------------------------------------------
+
+    def document(self, internal: bool = False) -> dict[str, object]:
+        """As replSetGetConfig shows it; internal: with what users do not see (between members and on disk)."""
+        document: dict[str, object] = {"_id": self.set_name, "version": self.version}
+        if self.term != -1:
+            document["term"] = self.term
+        document["members"] = [member.document(internal=internal) for member in self.members]
+        document["protocolVersion"] = Int64(1)
+        document["writeConcernMajorityJournalDefault"] = self.write_concern_majority_journal_default
+        document["settings"] = self.settings.document()
+        return document
+
+    @classmethod
+    def parse(cls, document: Mapping[str, object], *, allow_multiple_arbiters: bool = True) -> ReplSetConfig:
+        """Read and validate a configuration document.
+
+        Raises BadValueError (2), TypeMismatchError (14), InvalidReplicaSetConfigError (93) naming the place.
+        allow_multiple_arbiters: whether more than one arbiter is taken (map C6); what members tell each other is.
+        """
+        if "repaired" in document:
+            raise ReplError("the configuration was repaired and cannot be used", code=270)
+        for name in document:
+            if name not in _TOP:
+                raise BadValueError(f"unknown field {name!r} in the replica set configuration")
+        set_name = document.get("_id")
+        if not isinstance(set_name, str):
+            raise TypeMismatchError("_id of the configuration must be a string: the name of the set")
+        if not set_name:
+            raise BadValueError("_id of the configuration must not be empty")
+        version = _integer(document, "version", 1)
+        if not 1 <= version <= MAX_VERSION:
+            raise BadValueError(f"version must be from 1 to {MAX_VERSION}, not {version}")
+        term = _integer(document, "term", -1)
+        if term < -1:
+            raise BadValueError(f"term must be -1 or above, not {term}")
+        if _integer(document, "protocolVersion", 1) != 1:
+            raise BadValueError("protocolVersion must be 1")
+        if document.get("configsvr") not in (None, False):
+            raise BadValueError("configsvr: config servers do not exist here")
+        rows = document.get("members")
+        if not isinstance(rows, list | tuple):
+            raise TypeMismatchError("members must be an array")
+        config = cls(
+            set_name,
+            version,
+            term,
+            tuple(_parse_member(row, f"members.{index}") for index, row in enumerate(rows)),
+            _parse_settings(document.get("settings", {})),
+            _boolean(document, "writeConcernMajorityJournalDefault", True, ""),
+        )
+        _validate(config, allow_multiple_arbiters)
+        return config
+
+
+def normal_host(text: str, place: str = "host") -> HostPort:
+    """`text` with its port made explicit; BadValueError when it is no HOST or HOST:PORT."""
+    match = _HOST.fullmatch(text.strip())
+    port = int(match[2] or DEFAULT_PORT) if match else 0
+    if match is None or not 0 < port < 65536:
+        raise BadValueError(f"{place}: {text!r} is not HOST:PORT")
+    return HostPort(f"{match[1]}:{port}")
+
+
+# --- reading fields ---------------------------------------------------------------------------------------------
+
+
+def _integer(document: Mapping[str, object], name: str, default: int, place: str = "") -> int:
+    value = document.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeMismatchError(f"{place}{name} must be a number")
+    if value != int(value):
+        raise BadValueError(f"{place}{name} must be a whole number, not {value}")
+    return int(value)
+
+
+def _boolean(document: Mapping[str, object], name: str, default: bool, place: str) -> bool:
+    value = document.get(name, default)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return bool(value)
+    if not isinstance(value, bool):
+        raise TypeMismatchError(f"{place}{name} must be true or false")
+    return value
+
+
+def _parse_member(row: object, place: str) -> Member:
+    if not isinstance(row, Mapping):
+        raise TypeMismatchError(f"{place} must be a document")
+    at = f"{place}."
+    for name in row:
+        if name not in _MEMBER:
+            raise BadValueError(f"unknown field {at}{name}")
+    if "_id" not in row:
+        raise BadValueError(f"{at}_id is missing")
+    member_id = _integer(row, "_id", 0, at)
+    if not 0 <= member_id <= 255:
+        raise BadValueError(f"{at}_id must be from 0 to 255, not {member_id}")
+    host = row.get("host")
+    if not isinstance(host, str):
+        raise TypeMismatchError(f"{at}host must be a string HOST:PORT")
+    arbiter = _boolean(row, "arbiterOnly", False, at)
+    if "newlyAdded" in row and row["newlyAdded"] is not True:
+        raise InvalidReplicaSetConfigError(f"{at}newlyAdded may only be true")
+    if row.get("horizons"):
+        raise BadValueError(f"{at}horizons: split horizons do not exist here")
+    priority = row.get("priority", 0 if arbiter else 1)
+    if isinstance(priority, bool) or not isinstance(priority, int | float):
+        raise TypeMismatchError(f"{at}priority must be a number")
+    delay_name = "slaveDelay" if "slaveDelay" in row else "secondaryDelaySecs"
+    incarnation = row.get("incarnation")
+    if incarnation is not None and not isinstance(incarnation, str):
+        raise TypeMismatchError(f"{at}incarnation must be a string")
+    member = Member(
+        MemberId(member_id),
+        normal_host(host, f"{at}host"),
+        arbiter,
+        bool(row.get("newlyAdded", False)),
+        _boolean(row, "buildIndexes", True, at),
+        _boolean(row, "hidden", False, at),
+        0.0 if arbiter and priority == 1 else float(priority),
+        MappingProxyType(_parse_tags(row.get("tags", {}), at)),
+        _integer(row, delay_name, 0, at),
+        _integer(row, "votes", 1, at),
+        incarnation,
+    )
+    _validate_member(member, at)
+    return member
+
+
+def _parse_tags(value: object, at: str) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise TypeMismatchError(f"{at}tags must be a document")
+    tags: dict[str, str] = {}
+    for name, tag in value.items():
+        if not isinstance(tag, str):
+            raise TypeMismatchError(f"{at}tags.{name} must be a string")
+        if name.startswith("$"):
+            raise BadValueError(f"{at}tags.{name}: tags that begin with $ are the server's own")
+        tags[name] = tag
+    return tags
+
+
+def _parse_settings(value: object) -> Settings:
+    if not isinstance(value, Mapping):
+        raise TypeMismatchError("settings must be a document")
+    at = "settings."
+    known = {
+        "chainingAllowed",
+        "heartbeatIntervalMillis",
+        "heartbeatTimeoutSecs",
+        "electionTimeoutMillis",
+        "catchUpTimeoutMillis",
+        "catchUpTakeoverDelayMillis",
+        "getLastErrorModes",
+        "getLastErrorDefaults",
+        "replicaSetId",
+    }
+    defaults = value.get("getLastErrorDefaults", {"w": 1, "wtimeout": 0})
+    if not isinstance(defaults, Mapping) or dict(defaults) != {"w": 1, "wtimeout": 0}:
+        raise ReplError(
+            "settings.getLastErrorDefaults must stay {w: 1, wtimeout: 0}; use setDefaultRWConcern", code=5_624_102
+        )
+    if value.get("getLastErrorModes") not in (None, {}):
+        raise BadValueError("settings.getLastErrorModes: custom write concern modes are not built")
+    set_id = value.get("replicaSetId")
+    if set_id is not None and not isinstance(set_id, ObjectId):
+        raise TypeMismatchError("settings.replicaSetId must be an ObjectId")
+    settings = Settings(
+        _boolean(value, "chainingAllowed", True, at),
+        Millis(_integer(value, "heartbeatIntervalMillis", 2_000, at)),
+        _integer(value, "heartbeatTimeoutSecs", 10, at),
+        Millis(_integer(value, "electionTimeoutMillis", 10_000, at)),
+        _integer(value, "catchUpTimeoutMillis", -1, at),
+        _integer(value, "catchUpTakeoverDelayMillis", 30_000, at),
+        set_id,
+        MappingProxyType({name: setting for name, setting in value.items() if name not in known}),
+    )
+    for name, number, least in (
+        ("heartbeatIntervalMillis", settings.heartbeat_interval_ms, 1),
+        ("heartbeatTimeoutSecs", settings.heartbeat_timeout_secs, 1),
+        ("electionTimeoutMillis", settings.election_timeout_ms, 1),
+        ("catchUpTimeoutMillis", settings.catch_up_timeout_ms, -1),
+        ("catchUpTakeoverDelayMillis", settings.catch_up_takeover_delay_ms, -1),
+    ):
+        if number < least:
+            raise BadValueError(f"settings.{name} must be {least} or above, not {number}")
+    return settings
+
+
+# --- rules (map C3 to C6) ---------------------------------------------------------------------------------------
+
+
+def _validate_member(member: Member, at: str) -> None:
+    if member.votes not in (0, 1):
+        raise BadValueError(f"{at}votes must be 0 or 1, not {member.votes}")
+    if not 0 <= member.priority <= 1000:
+        raise BadValueError(f"{at}priority must be from 0 to 1000, not {member.priority:g}")
+    if not 0 <= member.secondary_delay_secs <= MAX_DELAY_SECS:
+        raise BadValueError(f"{at}secondaryDelaySecs must be from 0 to {MAX_DELAY_SECS}, not {member.secondary_delay_secs}")
+    if member.arbiter_only:
+        if member.votes != 1:
+            raise BadValueError(f"{at}votes must be 1: an arbiter is there to vote")
+        if member.priority != 0:
+            raise InvalidReplicaSetConfigError(f"{at}priority must be 0 or 1 on an arbiter, not {member.priority:g}")
+        if member.tags:
+            raise BadValueError(f"{at}tags: an arbiter has none")
+        return
+    for reason, given in (
+        ("votes is 0", member.votes == 0),
+        ("secondaryDelaySecs is set", member.secondary_delay_secs > 0),
+        ("hidden is true", member.hidden),
+        ("buildIndexes is false", not member.build_indexes),
+    ):
+        if given and member.priority != 0:
+            raise BadValueError(f"{at}priority must be 0 when {reason}")
+
+
+def _validate(config: ReplSetConfig, allow_multiple_arbiters: bool) -> None:
+    members = config.members
+    if not 1 <= len(members) <= MAX_MEMBERS:
+        raise BadValueError(f"members must hold from 1 to {MAX_MEMBERS} members, not {len(members)}")
+    voters = sum(member.votes for member in members)
+    if not 1 <= voters <= MAX_VOTERS:
+        raise BadValueError(f"from 1 to {MAX_VOTERS} members may vote, not {voters}")
+    if not any(member.priority > 0 and not member.arbiter_only for member in members):
+        raise BadValueError("at least one member that is no arbiter must have a priority above 0")
+    seen_ids: dict[int, int] = {}
+    seen_hosts: dict[str, int] = {}
+    for index, member in enumerate(members):
+        if member.id in seen_ids:
+            raise BadValueError(f"members.{index}._id: {member.id} is the _id of members.{seen_ids[member.id]} already")
+        if member.host in seen_hosts:
+            raise BadValueError(f"members.{index}.host: {member.host} is members.{seen_hosts[member.host]} already")
+        seen_ids[member.id], seen_hosts[member.host] = index, index
+    local = [member.host.rpartition(":")[0] in _LOCAL for member in members]
+    if any(local) and not all(local):
+        raise BadValueError("either all members' hosts are localhost, or none is")
+    arbiters = sum(member.arbiter_only for member in members)
+    if arbiters > 1 and not allow_multiple_arbiters:
+        raise BadValueError("more than one arbiter needs --allow-multiple-arbiters on every member")

@@ -1,0 +1,50 @@
+"""What a member can be (map A2) and how it gets from one state to another. The diagram in docs/core.md is made of it."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from types import MappingProxyType
+
+
+class MemberState(IntEnum):
+    """MongoDB's numbers. UNKNOWN and DOWN are how others see a member, never what it says of itself."""
+
+    STARTUP = 0
+    PRIMARY = 1
+    SECONDARY = 2
+    RECOVERING = 3
+    STARTUP2 = 5
+    UNKNOWN = 6
+    ARBITER = 7
+    DOWN = 8
+    ROLLBACK = 9
+    REMOVED = 10
+
+    @property
+    def is_readable(self) -> bool:
+        return self in (MemberState.PRIMARY, MemberState.SECONDARY)
+
+
+_S = MemberState
+LEGAL_TRANSITIONS: MappingProxyType[MemberState, frozenset[MemberState]] = MappingProxyType(
+    {
+        # A config is loaded or installed.
+        _S.STARTUP: frozenset({_S.STARTUP2, _S.SECONDARY, _S.RECOVERING, _S.ARBITER, _S.REMOVED, _S.ROLLBACK}),
+        # Initial sync ended.
+        _S.STARTUP2: frozenset({_S.SECONDARY, _S.RECOVERING, _S.REMOVED}),
+        # Won an election, fell off the source's oplog, diverged, too stale.
+        _S.SECONDARY: frozenset({_S.PRIMARY, _S.ROLLBACK, _S.RECOVERING, _S.STARTUP2, _S.REMOVED}),
+        # Lost the majority, saw a higher term, was told to step down.
+        _S.PRIMARY: frozenset({_S.SECONDARY, _S.REMOVED}),
+        # Undone, refused, or no common point.
+        _S.ROLLBACK: frozenset({_S.SECONDARY, _S.RECOVERING, _S.STARTUP2, _S.REMOVED}),
+        _S.RECOVERING: frozenset({_S.SECONDARY, _S.ROLLBACK, _S.STARTUP2, _S.REMOVED}),
+        _S.ARBITER: frozenset({_S.REMOVED}),
+        # Added again.
+        _S.REMOVED: frozenset({_S.STARTUP2, _S.SECONDARY, _S.RECOVERING, _S.ARBITER, _S.ROLLBACK}),
+    }
+)
+
+
+def is_legal(before: MemberState, after: MemberState) -> bool:
+    return before == after or after in LEGAL_TRANSITIONS.get(before, frozenset())
