@@ -24,9 +24,7 @@ _LOOK_EVERY = 16
 _ID_FIRST = b"_id\0"
 
 
-def apply_batch(
-    store: Store, entries: Sequence[bytes], start: int, stop: int, is_time_up: Callable[[], bool]
-) -> int:
+def apply_batch(store: Store, entries: Sequence[bytes], start: int, stop: int, is_time_up: Callable[[], bool]) -> int:
     """Apply entries[start:stop] in one group, as many as the limits of a group and the time allow, at least one.
 
     Returns how many were applied. They continue the store's newest entry; one that is not newer is passed over, it is

@@ -51,6 +51,7 @@ class _Session:
     last_fetched: OpTime = OPTIME_NULL
     rollback_id: int = -1
     known_commit_point: OpTime = OPTIME_NULL
+    known_term: int = 0
     fetching: asyncio.Task[None] | None = None
     applying: asyncio.Task[None] | None = None
 
@@ -166,6 +167,7 @@ class Fetcher:
                 session.last_fetched = OplogEntry(page.entries[-1]).optime
             session.rollback_id = page.rollback_id
             session.known_commit_point = page.commit_point
+            session.known_term = page.term
             wait_ms = self._await_ms()
 
     async def _ask(self, session: _Session, wait_ms: int) -> FetchReply | SourceFailed:
@@ -173,7 +175,7 @@ class Fetcher:
             session.last_fetched,
             self._options.max_bytes,
             wait_ms,
-            self._term(),
+            max(session.known_term, self._term()),
             max(session.known_commit_point, self._commit_point()),
             session.rollback_id,
         )
@@ -254,21 +256,20 @@ class Fetcher:
         if page.prev != newest:
             problem, detail = SourceProblem.NOT_READABLE, f"its batch continues {page.prev}, my log ends at {newest}"
         elif page.prev_chain != chain:
-            problem, detail = SourceProblem.CHAIN_DIFFERS, f"at {newest}: {page.prev_chain:016x}, mine {chain:016x}"
+            problem, detail = SourceProblem.CHAIN_DIFFERS, f"at {newest}: {page.prev_chain}, mine {chain}"
         else:
             return None
         return SourceFailed(source, problem, f"{source}: {detail}", page.term, page.newest, page.oldest)
 
     async def _apply_slice(self, entries: Sequence[bytes], start: int, stop: int) -> int:
         """Commit one group of entries[start:stop]; a full disk is waited out, it never loses a fetched entry."""
-        until = self._clock.now() + APPLY_SLICE_MS
         while True:
+            until = self._clock.now() + APPLY_SLICE_MS
             try:
-                return apply_batch(self._store(), entries, start, stop, lambda: self._clock.now() >= until)
+                return apply_batch(self._store(), entries, start, stop, lambda: self._clock.now() >= until)  # noqa: B023
             except OutOfDiskSpaceError as error:
                 log.warning("applying waits: %s", error.message)
                 await asyncio.sleep(self._options.disk_full_pause_ms / 1000)
-                until = self._clock.now() + APPLY_SLICE_MS
 
     async def _ripe(self, session: _Session, page: FetchReply, start: int) -> int:
         """Where to stop applying: the end of the page, or on a delayed member the first entry that is too young."""

@@ -13,16 +13,23 @@ import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+import apsw
+
 from replset.core.messages import InitialSyncBegun, InitialSyncEnded, Report
 from replset.errors import OutOfDiskSpaceError, RemoteProtocolError, ReplError
-from replset.ids import HostPort, Millis
+from replset.ids import HostPort, Millis, OpTime
 from replset.replication.ports import Clock, Peer, Workers
 from replset.replication.private_commands import SnapshotReply, SnapshotRequest
+from replset.replication.rollback import Identity, export_before_wipe, settle
 from replset.storage.disk import Disk, file_sha256
+from replset.storage.sqlite import storage_error
+from replset.storage.store import Store
+from replset.storage.txn import write_meta
 
 log = logging.getLogger("replset.initial_sync")
 
 COPY_NAME = "initial-sync.db"
+_COPY_FOR = "copy_for"  # meta of an installed copy: the incarnation that it was fetched for
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +54,30 @@ class InitialSync:
         workers: Workers,
         disk: Disk,
         dbpath: str,
+        store: Callable[[], Store],
+        identity: Callable[[], Identity],
+        commit_point: Callable[[], OpTime],
         set_marker: Callable[[], Awaitable[str]],
-        export: Callable[[str], Awaitable[None]],
         install: Callable[[str], Awaitable[None]],
+        undone: Callable[[], None],
         report: Callable[[Report], None],
         options: InitialSyncOptions | None = None,
     ) -> None:
-        """set_marker: `MemberFile.begin_initial_sync` in a worker; returns the incarnation. export: given the reason,
-        `export_before_wipe` for the store that is open now. install: given the copy's path, closes the store,
-        installs the copy (`install_copy`), opens it again and clears the marker. report: feeds the core.
+        """store: the one that is open now. commit_point: the core's. set_marker: `MemberFile.begin_initial_sync` in a
+        worker; returns the incarnation. install: given the copy's path, closes the store, installs the copy
+        (`install_copy`), opens it again and clears the marker. undone: see Rollback. report: feeds the core.
         """
         self._peer = peer
         self._clock = clock
         self._workers = workers
         self._disk = disk
         self._dbpath = dbpath
+        self._store = store
+        self._identity = identity
+        self._commit_point = commit_point
         self._set_marker = set_marker
-        self._export = export
         self._install = install
+        self._undone = undone
         self._report = report
         self._options = options or InitialSyncOptions()
         self.bytes_total = 0
@@ -74,9 +87,11 @@ class InitialSync:
         """One attempt; reports InitialSyncBegun once the marker is durable, and InitialSyncEnded."""
         began = self._clock.now()
         try:
-            self._report(InitialSyncBegun(await self._set_marker()))
-            await self._export(reason)
+            incarnation = await self._set_marker()
+            self._report(InitialSyncBegun(incarnation))
+            await self._export(source, reason, incarnation)
             copy = await self._fetch(source)
+            await self._workers.run(lambda: name_copy(self._disk, copy, incarnation))
             await self._install(copy)
         except (ReplError, OSError) as error:
             detail = error.message if isinstance(error, ReplError) else str(error)
@@ -86,6 +101,25 @@ class InitialSync:
         detail = f"{self.bytes_copied} bytes in {self._clock.now() - began} ms"
         log.info("initial sync from %s done: %s", source, detail)
         self._report(InitialSyncEnded(source, ok=True, detail=detail))
+
+    async def _export(self, source: HostPort, reason: str, incarnation: str) -> None:
+        """Settle the rollbacks of this member and export what the copy would replace."""
+        store = self._store()
+        await settle(store, self._disk, self._dbpath, self._clock, self._workers, self._undone)
+        with store.read() as snapshot:
+            if snapshot.meta(_COPY_FOR) == incarnation:
+                return  # this attempt's own copy, installed just before a crash: nothing of mine is in it
+        await export_before_wipe(
+            store,
+            self._disk,
+            self._dbpath,
+            self._workers,
+            self._clock.wall_ms(),
+            self._identity(),
+            self._commit_point(),
+            reason,
+            source,
+        )
 
     # --- the copy -----------------------------------------------------------------------------------------------
 
@@ -152,6 +186,20 @@ class InitialSync:
             await self._ask(source, SnapshotRequest("end", offer.snapshot_id))
         except ReplError as error:
             log.info("%s keeps its copy until it expires: %s", source, error.message)
+
+
+def name_copy(disk: Disk, path: str, incarnation: str) -> None:
+    """Note in a fetched copy for which initial sync it is, so that a restart does not take it for data of its own."""
+    try:
+        connection = disk.connect(path)
+        try:
+            connection.pragma("journal_mode", "delete")
+            with connection:
+                write_meta(connection, _COPY_FOR, incarnation)
+        finally:
+            connection.close(True)
+    except apsw.Error as error:
+        raise storage_error(error, path) from error
 
 
 _RETRIABLE = frozenset({6, 89})  # HostUnreachable, NetworkTimeout

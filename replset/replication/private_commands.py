@@ -16,8 +16,6 @@ from replset.errors import RemoteProtocolError, ReplError
 from replset.ids import OpTime, pack_ts
 
 T = TypeVar("T")
-_UNSIGNED = (1 << 64) - 1
-_SIGN = 1 << 63
 
 
 def optime_document(optime: OpTime) -> dict[str, object]:
@@ -34,16 +32,11 @@ def parse_optime(value: object) -> OpTime:
     raise RemoteProtocolError(f"not an optime: {value!r:.100}")
 
 
-def chain_value(chain: int) -> Int64:
-    """An unsigned chain as BSON's signed 64 bits."""
-    return Int64(chain - (1 << 64) if chain & _SIGN else chain)
-
-
 def parse_chain(value: object) -> int:
-    """The unsigned chain of a signed one."""
+    """A hash chain: signed 64 bits, as stored."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise RemoteProtocolError(f"not a hash chain: {value!r:.100}")
-    return value & _UNSIGNED
+    return int(value)
 
 
 def _field(document: RawDocument, name: str, kind: type[T]) -> T:
@@ -122,7 +115,7 @@ class FetchReply:
             "ok": 1.0,
             "matched": self.matched,
             "batch": [RawDocument(entry) for entry in self.entries],
-            "prev": {**optime_document(self.prev), "chain": chain_value(self.prev_chain)},
+            "prev": {**optime_document(self.prev), "chain": Int64(self.prev_chain)},
             "rbid": self.rollback_id,
             "term": Int64(self.term),
             "state": self.state,
@@ -187,7 +180,7 @@ class ProbeReply:
     def document(self) -> dict[str, object]:
         return {
             "ok": 1.0,
-            "chains": [None if chain is None else chain_value(chain) for chain in self.chains],
+            "chains": [None if chain is None else Int64(chain) for chain in self.chains],
             "rbid": self.rollback_id,
             "term": Int64(self.term),
             "lastApplied": optime_document(self.newest),

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from replset.core.messages import Report, RollbackEnded
@@ -20,7 +20,6 @@ from replset.errors import (
     HostUnreachableError,
     RemoteProtocolError,
     ReplError,
-    StorageError,
     UnrecoverableRollbackError,
 )
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime, invariant
@@ -36,9 +35,8 @@ from replset.replication.rollback_files import (
     settle_manifest,
     utc_text,
 )
-from replset.storage.disk import Disk
-from replset.oplog_entry import OplogEntry
 from replset.storage.catalog import Collection
+from replset.storage.disk import Disk
 from replset.storage.oplog import OplogRow
 from replset.storage.snapshot import Snapshot
 from replset.storage.store import Store
@@ -89,9 +87,10 @@ class Rollback:
         commit_point: Callable[[], OpTime],
         undone: Callable[[], None],
         report: Callable[[Report], None],
+        on_broken: Callable[[BaseException], None],
     ) -> None:
         """store: the one that is open now. commit_point: the core's. undone: called after each undo step (the
-        store's newest entry moved back, its rollback id moved on). report: feeds the core.
+        store's newest entry moved back, its rollback id moved on). report: feeds the core. on_broken: stops the member.
         """
         self._peer = peer
         self._clock = clock
@@ -103,45 +102,170 @@ class Rollback:
         self._commit_point = commit_point
         self._undone = undone
         self._report = report
+        self._on_broken = on_broken
 
     async def run(self, source: HostPort) -> None:
-        """Find the common point with `source`, write the files, undo, finish; reports RollbackEnded."""
-        ended = await self._outcome(source)
+        """Find the common point with `source`, write the files, undo, finish; reports RollbackEnded.
+
+        Whatever fails before the first undo is reported. What fails after it goes to `on_broken`: the member must stop,
+        and its next start finishes the rollback.
+        """
+        store = self._store()
+        try:
+            # A crash may have left an earlier rollback half done: that one comes first.
+            await settle(store, self._disk, self._dbpath, self._clock, self._workers, self._undone)
+        except (ReplError, OSError) as error:
+            self._on_broken(error)
+            return
+        ended, manifest = await self._prepared(source)
+        if manifest is not None:
+            try:
+                await undo(store, manifest.common_point, manifest.id, self._undone)
+                await settle(store, self._disk, self._dbpath, self._clock, self._workers, self._undone)
+            except (ReplError, OSError) as error:
+                self._on_broken(error)
+                return
         log.warning("rollback towards %s %s: %s", source, "done" if ended.ok else "not done", ended.detail)
         self._report(ended)
 
-    async def _outcome(self, source: HostPort) -> RollbackEnded:
+    async def _prepared(self, source: HostPort) -> tuple[RollbackEnded, Manifest | None]:
+        """What to report, at once or once everything behind the manifest's common point is undone."""
         try:
-            detail = await self._roll_back(source)
+            common = await self._common_point(source)
+            if common == self._store().last_applied:
+                return RollbackEnded(source, True, False, False, f"nothing to undo: {source} holds {common}"), None
+            manifest = await self._write(common, RollbackState.PLANNED, "rollback", source)
         except NoCommonPointError as error:
-            return RollbackEnded(source, ok=False, retry=False, too_stale=True, detail=error.message)
+            return RollbackEnded(source, False, False, True, error.message), None
         except UnrecoverableRollbackError as error:
-            return RollbackEnded(source, ok=False, retry=False, too_stale=False, detail=error.message)
-        except (SourceChangedError, StorageError, OSError) as error:
-            return RollbackEnded(source, ok=False, retry=True, too_stale=False, detail=str(error))
-        return RollbackEnded(source, ok=True, retry=False, too_stale=False, detail=detail)
+            return RollbackEnded(source, False, False, False, await self._quarantined(source, error)), None
+        except (ReplError, OSError) as error:
+            return RollbackEnded(source, False, True, False, str(error)), None
+        detail = f"undid {manifest.entries} entries, {manifest.first} to {manifest.last}, to {common}: {manifest.id}"
+        return RollbackEnded(source, True, False, False, detail), manifest
 
-    async def _roll_back(self, source: HostPort) -> str:
+    async def _common_point(self, source: HostPort) -> OpTime:
         store = self._store()
-        # A crash or a full disk may have left an earlier rollback half done: that one comes first.
-        await settle(store, self._disk, self._dbpath, self._clock, self._workers, self._undone)
         common = await CommonPoint(self._peer, store, source).find()
-        floor = max(self._commit_point(), OpTime(0, store.pruned_through), key=lambda optime: optime.ts)
-        if common.ts < floor.ts:
+        floor = max(self._commit_point().ts, store.pruned_through)
+        if common.ts < floor:
             raise UnrecoverableRollbackError(
-                f"the common point {common} with {source} lies before {floor}, which must stay"
+                f"the common point {common} with {source} lies before {OpTime(common.term, floor)}, which must stay"
             )
-        newest = store.last_applied
-        if common == newest:
-            return f"nothing to undo: {source} holds {newest}"
-        snapshot = store.read()
-        written = Written(
-            self._disk, self._dbpath, self._clock.wall_ms(), self._identity(), common, "rollback", source
+        return common
+
+    async def _write(self, common: OpTime, state: RollbackState, reason: str, source: HostPort | None) -> Manifest:
+        writing = Writing(self._disk, self._dbpath, self._clock.wall_ms(), self._identity(), common, reason, source)
+        snapshot = self._store().read()
+        return await self._workers.run(lambda: writing.write(snapshot, state))
+
+    async def _quarantined(self, source: HostPort, error: UnrecoverableRollbackError) -> str:
+        """Export what is not known to be committed: this member may never come back. What to tell the person."""
+        try:
+            manifest = await export_before_wipe(
+                self._store(),
+                self._disk,
+                self._dbpath,
+                self._workers,
+                self._clock.wall_ms(),
+                self._identity(),
+                self._commit_point(),
+                f"refused rollback: {error.message}",
+                source,
+            )
+        except (ReplError, OSError) as failure:
+            return f"{error.message}; what may be lost could not be exported: {failure}"
+        return f"{error.message}; exported: {manifest.id if manifest else 'nothing'}"
+
+
+# --- undoing and finishing --------------------------------------------------------------------------------------
+
+
+async def undo(store: Store, common: OpTime, stem: str, undone: Callable[[], None]) -> None:
+    """Undo everything behind `common` in bounded steps; the first writes the mark, the last the done mark."""
+    more = True
+    while more:
+        more = store.undo_step(common, stem=stem, limit=UNDO_STEP_ENTRIES)
+        undone()
+        await asyncio.sleep(0)
+
+
+async def settle(
+    store: Store,
+    disk: Disk,
+    dbpath: str,
+    clock: Clock,
+    workers: Workers,
+    undone: Callable[[], None] = lambda: None,
+) -> list[Manifest]:
+    """Bring every rollback of this member to its end; returns the manifests that changed.
+
+    At a start before anything else, and before a copy is installed: a rollback in progress is undone down to its
+    recorded common point; one that is undone gets its manifest finished; a planned manifest without any committed
+    step is abandoned (nothing of it happened). ReplError and OSError: storage failed; call again at the next start.
+    """
+    mark = store.rollback_in_progress()
+    if mark is not None:
+        log.warning("finishing rollback %s, down to %s", mark.stem, mark.common_point)
+        await undo(store, mark.common_point, mark.stem, undone)
+    done = [mark.stem for mark in store.rollback_done_marks()]
+    if done:
+        await workers.run(store.sync_wal)  # the undo is durable before anything says that it is finished
+    settled = await workers.run(lambda: _settle_manifests(disk, dbpath, frozenset(done), clock.wall_ms()))
+    for stem in done:
+        store.clear_rollback_done(stem)
+    return settled
+
+
+def _settle_manifests(disk: Disk, dbpath: str, done: frozenset[str], wall_ms: int) -> list[Manifest]:
+    return [
+        settle_manifest(
+            disk,
+            dbpath,
+            manifest,
+            RollbackState.FINISHED if manifest.id in done else RollbackState.ABANDONED,
+            wall_ms,
         )
-        manifest = await self._workers.run(lambda: written.write(snapshot, RollbackState.PLANNED))
-        await undo(store, common, manifest.id, self._undone)
-        await finish(store, self._disk, self._dbpath, self._clock, self._workers, manifest)
-        return f"undid {manifest.entries} entries, {manifest.first} to {manifest.last}, to {common}: {manifest.id}"
+        for manifest in manifests_on(disk, dbpath)
+        if manifest.state is RollbackState.PLANNED
+    ]
+
+
+async def finish_interrupted_rollback(
+    store: Store, disk: Disk, dbpath: str, clock: Clock, workers: Workers
+) -> list[Manifest]:
+    """What a start does before the member takes part in anything: see `settle`."""
+    return await settle(store, disk, dbpath, clock, workers)
+
+
+async def export_before_wipe(
+    store: Store,
+    disk: Disk,
+    dbpath: str,
+    workers: Workers,
+    wall_ms: int,
+    identity: Identity,
+    commit_point: OpTime,
+    reason: str,
+    source: HostPort | None,
+) -> Manifest | None:
+    """Write everything that is not known to be committed as a rollback in state `exported`; undoes nothing.
+
+    None when there is nothing such, or when it was exported before. ReplError and OSError: the data must not go.
+    """
+    newest = store.last_applied
+    floor = max(commit_point.ts, store.pruned_through, store.trimmed_through)  # what is pruned or trimmed was committed
+    if newest.ts <= floor:
+        return None
+    row = store.row_at_or_before(OpTime(0, floor))
+    common = row.optime if row is not None else OPTIME_NULL if floor == 0 else OpTime(store.oldest.term, floor)
+    manifests = await workers.run(lambda: manifests_on(disk, dbpath))
+    for manifest in manifests:
+        if manifest.state is RollbackState.EXPORTED and (manifest.common_point, manifest.last) == (common, newest):
+            return None
+    writing = Writing(disk, dbpath, wall_ms, identity, common, reason, source)
+    snapshot = store.read()
+    return await workers.run(lambda: writing.write(snapshot, RollbackState.EXPORTED))
 
 
 # --- the common point -------------------------------------------------------------------------------------------
@@ -173,21 +297,19 @@ class CommonPoint:
             return self._agreed(mine, head.chains[0])
         if head.oldest.ts > mine.ts:
             raise NoCommonPointError(f"{self._source} begins at {head.oldest}, after my newest {mine}")
-        low, low_chain = my_oldest, head.chains[1]
-        if low_chain is None:
-            low, low_chain = await self._first_shared(head.oldest)
-        return await self._bisect(low, low_chain, mine)
+        low = my_oldest if head.chains[1] is not None else await self._first_shared(head.oldest)
+        return await self._bisect(low, mine)
 
-    async def _first_shared(self, source_oldest: OpTime) -> tuple[OpTime, int]:
+    async def _first_shared(self, source_oldest: OpTime) -> OpTime:
         """My oldest entry that the source can still have. It was trimmed there, or it never was."""
         rows = self._store.oplog_after(OpTime(0, source_oldest.ts - 1), limit=1, max_bytes=1)
         candidate = rows[0].optime if rows and source_oldest.ts > self._store.oldest.ts else None
         chain = None if candidate is None else (await self._probe([candidate])).chains[0]
         if candidate is None or chain is None:
             raise NoCommonPointError(f"{self._source} holds none of my entries; it begins at {source_oldest}")
-        return candidate, chain
+        return candidate
 
-    async def _bisect(self, low: OpTime, low_chain: int, high: OpTime) -> OpTime:
+    async def _bisect(self, low: OpTime, high: OpTime) -> OpTime:
         """low is shared, high is not."""
         while True:
             points = self._between(low, high)
@@ -202,7 +324,7 @@ class CommonPoint:
                 if chain is None:
                     high = point
                     break
-                low, low_chain = point, chain
+                low = point
 
     def _between(self, low: OpTime, high: OpTime) -> list[OpTime]:
         """Up to PROBE_POINTS of my entries strictly between, spread over time; empty when there are none."""
@@ -212,7 +334,7 @@ class CommonPoint:
             found.add(first[0].optime)
         span = high.ts - low.ts
         for i in range(1, PROBE_POINTS):
-            row = self._store.row_at_or_before(low.ts + span * i // PROBE_POINTS)
+            row = self._store.row_at_or_before(OpTime(0, low.ts + span * i // PROBE_POINTS))
             if row is not None and low < row.optime < high:
                 found.add(row.optime)
         return sorted(found)
@@ -223,7 +345,7 @@ class CommonPoint:
         mine = row.chain if row is not None else 0
         if mine != chain:
             raise UnrecoverableRollbackError(
-                f"at the common point {optime} the hash chain of {self._source} is {chain:016x}, mine {mine:016x}: "
+                f"at the common point {optime} the hash chain of {self._source} is {chain}, mine {mine}: "
                 "corruption, not rollback"
             )
         return optime
@@ -250,7 +372,7 @@ class CommonPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class Writing:
     """Writes everything behind `common` to files: what a rollback is about to undo, or a wipe to erase."""
 
     disk: Disk
@@ -289,7 +411,7 @@ class Written:
             first, last = first or rows[0], rows[-1]
             after = last.optime
         invariant(first is not None and last is not None, "something lies behind the common point")
-        assert first is not None and last is not None  # noqa: S101, PT018  # for the type checker
+        assert first is not None and last is not None  # noqa: PT018  # for the type checker
         when = utc_text(self.wall_ms)
         return Manifest(
             id="",
