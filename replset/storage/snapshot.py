@@ -20,7 +20,7 @@ from replset.storage import oplog
 from replset.storage.catalog import Collection, load_collection
 from replset.storage.oplog import OplogRow
 from replset.storage.sqlite import PAGE_ROWS, page_of, rows_of, storage_error
-from replset.storage.txn import read_meta
+from replset.storage.txn import Meta, read_meta
 
 _ABSENT = object()
 
@@ -119,6 +119,27 @@ class Snapshot:
         if known.created_ts > at.ts:
             raise CatalogChangedError(f"{coll.ns} was created after {at}", until=known.created_ts)
         return None if at.ts >= self.newest.ts else at.ts
+
+    def collection_by_uuid(self, uuid: bytes) -> Collection | None:
+        """Also one that is dropped but not yet removed."""
+        return self._known(uuid)
+
+    def meta(self, name: str) -> Meta:
+        """One of the named values that travel with the data; see Txn.set_meta."""
+        self._check_alive()
+        return read_meta(self.connection, name)
+
+    def touched_after(self, since_ts: int, after: tuple[bytes, bytes] | None, limit: int) -> list[tuple[bytes, bytes]]:
+        """(collection, key) of the documents written after `since_ts`, each once, ordered; on from `after`.
+
+        Walks the undo that is kept: for a worker.
+        """
+        uuid, key = after or (b"", b"")
+        return self._execute(
+            "SELECT DISTINCT coll, key FROM undo WHERE (coll, key) > (?, ?) AND key IS NOT NULL AND ts > ?"
+            " ORDER BY coll, key LIMIT ?",
+            (uuid, key, since_ts, limit),
+        )
 
     # --- documents
 
