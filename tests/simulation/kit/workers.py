@@ -1,0 +1,59 @@
+"""Threads without threads: the work runs on the loop, in one piece, at a drawn moment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+from collections.abc import Callable
+from typing import TypeVar
+
+from tests.simulation.kit.loop import Life, SimLoop
+
+T = TypeVar("T")
+
+
+class SimWorkers:
+    """The Workers port of one life. The work is done even when nobody awaits it any more, as in a thread.
+
+    delays_ms: from the call until the work is done, and from then until its result is known, each at most so long;
+    a tenth of the calls takes ten times as long.
+    """
+
+    def __init__(
+        self, loop: SimLoop, life: Life, rng: random.Random, delays_ms: tuple[float, float] = (4.0, 1.0)
+    ) -> None:
+        self._loop = loop
+        self._life = life
+        self._rng = rng
+        self._delays_ms = delays_ms
+
+    async def run(self, work: Callable[[], T]) -> T:
+        if not self._life.alive:
+            raise asyncio.CancelledError
+        slow = 10 if self._rng.random() < 0.1 else 1
+        before, after = (self._rng.uniform(0.05, limit) * slow / 1000 for limit in self._delays_ms)
+        done: asyncio.Future[T] = self._loop.create_future()
+        context = contextvars.copy_context()
+        self._loop.call_later(before, self._do, work, done, after, context=context)
+        return await done
+
+    def _do(self, work: Callable[[], T], done: asyncio.Future[T], after: float) -> None:
+        if not self._life.alive:
+            return
+        try:
+            result = work()
+        except Exception as error:
+            self._loop.call_later(after, _fail, done, error)
+            return
+        self._loop.call_later(after, _succeed, done, result)
+
+
+def _fail(done: asyncio.Future[T], error: Exception) -> None:
+    if not done.done():
+        done.set_exception(error)
+
+
+def _succeed(done: asyncio.Future[T], result: T) -> None:
+    if not done.done():
+        done.set_result(result)

@@ -1,0 +1,97 @@
+"""The loop's virtual time, its numbered tasks, and what a kill leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.simulation.kit.clock import EPOCH_MS, SimClock
+from tests.simulation.kit.loop import DeadlockError, Life, RealWaitError, SimLoop, current_life
+from tests.simulation.kit.workers import SimWorkers
+
+
+@pytest.fixture
+def loop() -> Iterator[SimLoop]:
+    made = SimLoop()
+    yield made
+    made.close()
+
+
+def test_an_hour_takes_no_time(loop: SimLoop) -> None:
+    began = time.monotonic()
+    loop.run_until_complete(asyncio.sleep(3600))
+    assert loop.now_ms == 3_600_000
+    assert time.monotonic() - began < 5
+
+
+def test_nothing_scheduled_is_a_deadlock(loop: SimLoop) -> None:
+    with pytest.raises(DeadlockError):
+        loop.run_until_complete(loop.create_future())
+
+
+def test_tasks_hash_by_their_number() -> None:
+    async def main() -> list[int]:
+        tasks = {asyncio.ensure_future(asyncio.sleep(1)) for _ in range(100)}
+        order = [hash(task) for task in tasks]
+        await asyncio.wait(tasks)
+        return order
+
+    orders = []
+    for _ in range(2):
+        loop = SimLoop()
+        orders.append(loop.run_until_complete(main()))
+        loop.close()
+    assert orders[0] == orders[1]
+
+
+def test_the_real_machine_is_out_of_reach(loop: SimLoop) -> None:
+    async def main() -> None:
+        await asyncio.to_thread(time.monotonic)
+
+    with pytest.raises(RealWaitError):
+        loop.run_until_complete(main())
+
+
+def test_a_kill_ends_tasks_timers_and_work_of_that_life_alone(loop: SimLoop) -> None:
+    lives = {name: Life(name) for name in ("dies", "stays")}
+    seen: list[str] = []
+
+    async def process(life: Life) -> None:
+        asyncio.get_running_loop().call_later(2, seen.append, f"{life.name} timer")
+        workers = SimWorkers(loop, life, random.Random(1), (3000.0, 1.0))
+        writing = asyncio.ensure_future(workers.run(lambda: seen.append(f"{life.name} work")))
+        try:
+            await asyncio.sleep(5)
+            await writing
+            seen.append(f"{life.name} end")
+        finally:
+            await asyncio.sleep(0)
+
+    for life in lives.values():
+        token = current_life.set(life)
+        loop.create_task(process(life))
+        current_life.reset(token)
+    loop.call_later(1, loop.kill, lives["dies"])
+    loop.run_until_complete(asyncio.sleep(40))
+    assert sorted(seen) == ["stays end", "stays timer", "stays work"]
+    assert not lives["dies"].tasks
+    assert not loop.unhandled
+
+
+def test_work_in_a_thread_fails_at_the_await(loop: SimLoop) -> None:
+    def work() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        loop.run_until_complete(SimWorkers(loop, Life("a"), random.Random(1)).run(work))
+
+
+def test_clocks_differ_by_offset_and_drift(loop: SimLoop) -> None:
+    exact, odd = SimClock(loop), SimClock(loop, offset_ms=-300, drift=0.001)
+    loop.run_until_complete(asyncio.sleep(1000))
+    assert (exact.now(), exact.wall_ms()) == (1_000_000, EPOCH_MS + 1_000_000)
+    assert (odd.now(), odd.wall_ms()) == (1_001_000, EPOCH_MS + 1_000_700)

@@ -1,0 +1,157 @@
+"""Streams of bytes with delays, cuts and deaths."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from replset.ids import HostPort
+from tests.simulation.kit.loop import Life, SimLoop
+from tests.simulation.kit.network import LinkFaults, SimNetwork, SimTransport
+
+A1 = HostPort("a:1")
+
+
+class Ear(asyncio.Protocol):
+    """Keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.heard = b""
+        self.ended: list[Exception | None] = []
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, SimTransport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.heard += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended.append(exc)
+
+
+class World:
+    """Machine a listens on port 1; b connects."""
+
+    def __init__(self, loop: SimLoop, seed: int = 1) -> None:
+        self.loop = loop
+        self.network = SimNetwork(self.loop, random.Random(seed))
+        self.lives = {"a": Life("a"), "b": Life("b")}
+        self.served: list[Ear] = []
+        self.loop.run_until_complete(self.network.port("a", self.lives["a"]).serve(A1, self._ear))
+
+    def _ear(self) -> Ear:
+        self.served.append(Ear())
+        return self.served[-1]
+
+    def connect(self) -> tuple[asyncio.Transport, Ear]:
+        ear = Ear()
+        port = self.network.port("b", self.lives["b"])
+        transport = self.loop.run_until_complete(port.connect(A1, lambda: ear))
+        return transport, ear
+
+    def wait(self, seconds: float) -> None:
+        self.loop.run_until_complete(asyncio.sleep(seconds))
+
+
+@pytest.fixture
+def loop() -> Iterator[SimLoop]:
+    made = SimLoop()
+    yield made
+    made.close()
+
+
+def test_bytes_arrive_in_order_in_pieces(loop: SimLoop) -> None:
+    world = World(loop)
+    world.network.faults = LinkFaults(split=0.5, slow=0.3)
+    transport, _ = world.connect()
+    sent = [bytes([n]) * 10 for n in range(100)]
+    for piece in sent:
+        transport.write(piece)
+    world.wait(10)
+    assert world.served[0].heard == b"".join(sent)
+
+
+def test_nobody_listens(loop: SimLoop) -> None:
+    world = World(loop)
+    port = world.network.port("b", world.lives["b"])
+    with pytest.raises(ConnectionRefusedError):
+        world.loop.run_until_complete(port.connect(HostPort("a:2"), Ear))
+    with pytest.raises(OSError, match="already in use"):
+        world.loop.run_until_complete(world.network.port("a", world.lives["a"]).serve(A1, Ear))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_one_way_cut_swallows_one_direction_until_it_heals(loop: SimLoop, seed: int) -> None:
+    world = World(loop, seed)
+    transport, ear = world.connect()
+    world.network.cut("b", "a")
+    transport.write(b"lost")
+    served = world.served[0]
+    assert served.transport is not None
+    served.transport.write(b"heard")
+    world.wait(100)
+    assert (served.heard, ear.heard) == (b"", b"heard")
+    assert not ear.ended
+    world.network.heal()
+    world.wait(10)
+    broken = bool(ear.ended)
+    assert broken == bool(served.ended)
+    assert served.heard == (b"" if broken else b"lost")
+
+
+def test_a_cut_link_refuses_new_connections_only_after_long(loop: SimLoop) -> None:
+    world = World(loop)
+    world.network.cut("a", "b")
+    began = world.loop.now_ms
+    port = world.network.port("b", world.lives["b"])
+    with pytest.raises(TimeoutError):
+        world.loop.run_until_complete(port.connect(A1, Ear))
+    assert world.loop.now_ms - began >= 20_000
+
+
+@pytest.mark.parametrize("silently", [False, True], ids=["killed", "power-lost"])
+def test_death_ends_connections_and_listening(loop: SimLoop, silently: bool) -> None:
+    world = World(loop)
+    _, ear = world.connect()
+    world.loop.kill(world.lives["a"])
+    world.network.die(world.lives["a"], silently=silently)
+    world.wait(0.5)
+    assert bool(ear.ended) != silently
+    world.wait(10)
+    assert [type(error) for error in ear.ended] == [ConnectionResetError]
+    assert not world.served[0].ended, "the dead hear nothing"
+    with pytest.raises(ConnectionRefusedError):
+        world.loop.run_until_complete(world.network.port("b", world.lives["b"]).connect(A1, Ear))
+
+
+def test_close_delivers_what_was_written_before(loop: SimLoop) -> None:
+    world = World(loop)
+    transport, ear = world.connect()
+    transport.write(b"last words")
+    transport.close()
+    transport.write(b"too late")
+    world.wait(1)
+    assert world.served[0].heard == b"last words"
+    assert world.served[0].ended == [None]
+    assert ear.ended == [None]
+
+
+def test_paused_reading_keeps_the_order(loop: SimLoop) -> None:
+    world = World(loop)
+    transport, _ = world.connect()
+    far = world.served[0].transport
+    assert far is not None
+    far.pause_reading()
+    for n in range(5):
+        transport.write(bytes([n]))
+    world.wait(1)
+    assert world.served[0].heard == b""
+    far.resume_reading()
+    transport.write(b"\x05")
+    world.wait(1)
+    assert world.served[0].heard == bytes(range(6))
