@@ -1,0 +1,232 @@
+"""What commands need of a running member, and what a command is given. runtime/member.py implements `MemberPort`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias, TypeVar
+
+from replset.bson import ObjectId, RawDocument
+from replset.config import ReplSetConfig
+from replset.core.member_state import MemberState
+from replset.core.messages import Position, ReplyBody, RequestBody
+from replset.core.write_concern import WriteConcern
+from replset.ids import HostPort, MemberId, Millis, OpTime
+from replset.replication.ports import Clock, Peer, Workers
+from replset.storage.store import Store
+from replset.storage.txn import Txn
+
+T = TypeVar("T")
+
+Reply: TypeAlias = dict[str, object] | bytes
+"""What a command answers: a document, or for the hot commands its bytes."""
+
+Source: TypeAlias = Literal["wire", "http", "internal"]
+
+
+# --- what is asked ----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class ConnectionContext:
+    """Who asks. One per connection; the HTTP API makes one per request.
+
+    id: shown as connectionId. peer: `host:port` of the client. is_member: its first hello named a member of the set
+    (`replsetMember`), the wire server sets it. metadata: `client` of the first hello.
+    """
+
+    id: int = 0
+    peer: str = ""
+    is_member: bool = False
+    metadata: RawDocument | None = None
+    app_name: str = ""
+
+
+@dataclass(slots=True)
+class CommandRequest:
+    """One command. `sequences` are the OP_MSG document sequences by their name (documents, updates, deletes).
+
+    legacy: it came as OP_QUERY, where only hello and its aliases are answered.
+    """
+
+    database: str
+    body: RawDocument
+    sequences: dict[str, list[RawDocument]] = field(default_factory=dict)
+    connection: ConnectionContext = field(default_factory=ConnectionContext)
+    source: Source = "wire"
+    legacy: bool = False
+
+
+# --- what a write operation is given ----------------------------------------------------------------------------
+
+
+class Writing:
+    """The open group as one write operation sees it, on the event loop, without await.
+
+    The member runs the operation inside `txn.savepoint()`: an exception undoes it alone and is raised to the caller.
+    """
+
+    __slots__ = ("rng", "term", "txn", "wall_ms")
+
+    def __init__(self, txn: Txn, term: int, wall_ms: int, rng: random.Random) -> None:
+        """term: the primary's. wall_ms: the wall clock of all entries of this operation. rng: for new ids."""
+        self.txn = txn
+        self.term = term
+        self.wall_ms = wall_ms
+        self.rng = rng
+
+    def next_optime(self) -> OpTime:
+        return self.txn.next_optime(self.term, self.wall_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteConcernFailure:
+    """The write is applied, its write concern is not met (map W4).
+
+    code: 64 (wtimeout), 50 (maxTimeMS), 100, 79, 91, 189, 11602. timed_out: wtimeout ran out. progress: how far each
+    member was: {_id, host, state, appliedOpTime, durableOpTime} as `Node.progress_of` gives it.
+    """
+
+    code: int
+    message: str
+    timed_out: bool = False
+    progress: Sequence[dict[str, object]] = ()
+
+
+# --- what commands need of the member ---------------------------------------------------------------------------
+
+
+class NodeView(Protocol):
+    """The core's `Node`, as far as commands read it. Nothing here has side effects."""
+
+    @property
+    def config(self) -> ReplSetConfig | None: ...
+
+    @property
+    def state(self) -> MemberState: ...
+
+    @property
+    def term(self) -> int: ...
+
+    @property
+    def primary(self) -> MemberId | None: ...
+
+    @property
+    def primary_host(self) -> HostPort | None: ...
+
+    @property
+    def self_id(self) -> MemberId | None: ...
+
+    @property
+    def writable(self) -> bool:
+        """PRIMARY, drained, and not stepping down: clients may write."""
+        ...
+
+    @property
+    def commit_point(self) -> OpTime: ...
+
+    @property
+    def position(self) -> Position: ...
+
+
+class MemberPort(Protocol):
+    """One running member. Times without a unit in their name are the clock's monotonic milliseconds."""
+
+    @property
+    def host(self) -> HostPort: ...
+
+    @property
+    def http_address(self) -> str: ...
+
+    @property
+    def set_name(self) -> str:
+        """As given at start (`--replSet`)."""
+        ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def rng(self) -> random.Random: ...
+
+    @property
+    def workers(self) -> Workers: ...
+
+    @property
+    def test_commands(self) -> bool: ...
+
+    @property
+    def node(self) -> NodeView: ...
+
+    @property
+    def store(self) -> Store:
+        """The store of this moment: an initial sync replaces it, so nobody keeps it across an await."""
+        ...
+
+    @property
+    def peer(self) -> Peer: ...
+
+    @property
+    def command_line(self) -> tuple[Sequence[str], dict[str, object]]:
+        """argv and the parsed options, for getCmdLineOpts."""
+        ...
+
+    @property
+    def started_at(self) -> Millis: ...
+
+    @property
+    def connection_count(self) -> int: ...
+
+    async def write(self, operation: Callable[[Writing], T]) -> T:
+        """Run `operation` in the next group; return its result once that is committed.
+
+        Raises what the operation raises (then it left nothing), NotWritablePrimaryError, OutOfDiskSpaceError,
+        ShutdownInProgressError, StorageError.
+        """
+        ...
+
+    async def wait_for_write_concern(
+        self, optime: OpTime, concern: WriteConcern, deadline: Millis | None
+    ) -> WriteConcernFailure | None:
+        """Wait until the entry at `optime` meets `concern`, its own wtimeout or `deadline` (maxTimeMS) at most.
+
+        An unsatisfiable concern answers at once (100, 79); leaving PRIMARY answers 189.
+        """
+        ...
+
+    async def wait_for_read(
+        self, level: Literal["local", "majority"], after: int | None, deadline: Millis | None
+    ) -> OpTime | None:
+        """Wait until a read at `level` may see everything up to the timestamp `after` (packed as in OpTime.ts).
+
+        Returns the point C to read at for majority, None (the newest state) for local. Raises
+        MaxTimeMSExpiredError at the deadline, NotPrimaryOrSecondaryError when the member becomes unreadable meanwhile.
+        """
+        ...
+
+    async def ask_core(self, body: RequestBody) -> ReplyBody:
+        """Put a request to the core, return its answer. ShutdownInProgressError."""
+        ...
+
+    @property
+    def process_id(self) -> ObjectId:
+        """topologyVersion.processId: made at start."""
+        ...
+
+    @property
+    def topology_counter(self) -> int:
+        """topologyVersion.counter: grows with each change of state, configuration, primary or writability."""
+        ...
+
+    async def wait_topology_change(self, counter: int, timeout_ms: int) -> None:
+        """Return when `topology_counter` is not `counter` any more, or after `timeout_ms`."""
+        ...
+
+    async def wait_for_news(self, timeout_ms: int) -> bool:
+        """Return at the next commit, commit-point move, state change or rollback; False when the time ran out."""
+        ...
+
+    def cut(self, hosts: Sequence[HostPort], direction: Literal["both", "in", "out"]) -> None:
+        """replSetTestCut: drop member traffic with exactly these hosts from now on; none heals all."""
+        ...
