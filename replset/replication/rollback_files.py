@@ -230,13 +230,14 @@ class RollbackWriter:
         self._stamp = stamp(wall_ms)
         self._growing: dict[tuple[FileKind, str, UUID | None], _Growing] = {}
         self._bytes_waiting = 0
+        self._manifest = ""
 
     def add(self, kind: FileKind, ns: str, uuid: UUID | None, document: bytes) -> None:
         """Add a document to the file of this collection; the first one makes it."""
         file = self._growing.get((kind, ns, uuid))
         if file is None:
             prefix = "before." if kind is FileKind.BEFORE else ""
-            file = _Growing(self._free_name(f"{prefix}{escape_namespace(ns)}", "bson"), kind, ns, uuid)
+            file = _Growing(self._free_name(f"{prefix}{escape_namespace(ns)}.", "bson"), kind, ns, uuid)
             self._growing[kind, ns, uuid] = file
         file.waiting.append(document)
         file.digest.update(document)
@@ -255,12 +256,12 @@ class RollbackWriter:
         self._bytes_waiting = 0
 
     def _free_name(self, head: str, suffix: str) -> str:
-        """`HEAD.STAMP.N.SUFFIX` with the first N that nobody has."""
+        """`HEADSTAMP.N.SUFFIX` with the first N that nobody has."""
         self._make_folder()
         taken = {file.name for file in self._growing.values()}
         number = 0
         while True:
-            name = f"{head}.{self._stamp}.{number}.{suffix}"
+            name = f"{head}{self._stamp}.{number}.{suffix}"
             if name not in taken and not self._disk.exists(os.path.join(self._folder, name)):
                 return name
             number += 1
@@ -284,16 +285,21 @@ class RollbackWriter:
 
     def write_manifest(self, manifest: Manifest) -> Manifest:
         """Give the manifest its id and write it, synced; the files belong to it from here on."""
-        named = replace(manifest, id=self._free_name("rollback", "json").removesuffix(".json"))
+        name = self._free_name("rollback-", "json")
+        named = replace(manifest, id=name.removesuffix(".json"))
+        self._manifest = os.path.join(self._folder, name)
         store_manifest(self._disk, self._dbpath, named)
+        self._manifest = ""
         self._growing.clear()
         return named
 
     def discard(self) -> None:
-        """Take away what was written, as long as no manifest speaks of it."""
-        for file in self._growing.values():
-            if file.begun:
-                self._disk.remove(os.path.join(self._folder, file.name))
+        """After a failure: take away what was written, a manifest that speaks of it first. Not after success."""
+        paths = [os.path.join(self._folder, file.name) for file in self._growing.values()]
+        if self._manifest:
+            paths = [self._manifest, f"{self._manifest}.tmp", *paths]
+        for path in paths:
+            self._disk.remove(path)
         self._growing.clear()
 
 

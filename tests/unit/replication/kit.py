@@ -1,0 +1,315 @@
+"""Members without a runtime: real stores in a folder each, joined in memory through the real command documents."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from replset.bson import Int64, RawDocument, decode, encode, encode_key
+from replset.commands.oplog_serving import SnapshotOptions, SnapshotServer, oplog_fetch, oplog_probe
+from replset.core.member_state import MemberState
+from replset.core.messages import Report
+from replset.errors import HostUnreachableError, ReplError
+from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
+from replset.oplog_entry import (
+    OplogEntry,
+    command_entry,
+    delete_entry,
+    insert_entry,
+    noop_entry,
+    update_entry,
+)
+from replset.replication.applier import apply_entry
+from replset.replication.fetcher import Fetcher, FetchOptions
+from replset.replication.initial_sync import InitialSync, InitialSyncOptions
+from replset.replication.rollback import Identity, Rollback
+from replset.storage.copies import install_copy
+from replset.storage.disk import Disk, RealDisk
+from replset.storage.store import Store, StoreOptions
+
+T = TypeVar("T")
+WALL_MS = 1_790_000_000_000
+OPTIONS = StoreOptions(min_free_bytes=0)
+
+
+class TestClock:
+    """Time stands still unless a test moves it."""
+
+    __test__ = False
+
+    def __init__(self) -> None:
+        self.ms = 0
+
+    def now(self) -> Millis:
+        return Millis(self.ms)
+
+    def wall_ms(self) -> int:
+        return WALL_MS + self.ms
+
+
+class InlineWorkers:
+    """Threads that are none."""
+
+    async def run(self, work: Callable[[], T]) -> T:
+        await asyncio.sleep(0)
+        return work()
+
+
+class FakeNode:
+    def __init__(self) -> None:
+        self.state = MemberState.SECONDARY
+        self.term = 1
+        self.commit_point = OPTIME_NULL
+
+
+class Network:
+    """Joins members: `call` passes encoded bytes both ways, and may break."""
+
+    def __init__(self) -> None:
+        self.members: dict[HostPort, Member] = {}
+        self.down: set[HostPort] = set()
+        self.calls: list[dict[str, object]] = []
+        self.before_call: Callable[[dict[str, object]], None] = lambda command: None
+        self.before_reply: Callable[[dict[str, object], dict[str, object]], None] = lambda command, reply: None
+
+    async def call(
+        self, host: HostPort, command: Mapping[str, object], *, timeout_ms: Millis, database: str = "admin"
+    ) -> RawDocument:
+        assert timeout_ms > 0
+        assert database == "admin"
+        body = RawDocument(encode(command))
+        document = body.decode()
+        self.calls.append(document)
+        self.before_call(document)
+        await asyncio.sleep(0)
+        if host in self.down:
+            raise HostUnreachableError(f"{host} is down")
+        try:
+            reply = await self.members[host].serve(body)
+        except ReplError as error:
+            reply = {"ok": 0.0, "code": error.code, "errmsg": error.message}
+        self.before_reply(document, reply)
+        if host in self.down:
+            raise HostUnreachableError(f"{host} is down")
+        return RawDocument(encode(reply))
+
+
+class Member:
+    """One member's storage, with everything of replication around it."""
+
+    def __init__(self, host: str, folder: Path, network: Network, disk: Disk | None = None) -> None:
+        self.host = HostPort(host)
+        self.folder = folder / host
+        self.dbpath = str(self.folder)
+        self.network = network
+        self.disk: Disk = disk or RealDisk()
+        self.clock = TestClock()
+        self.workers = InlineWorkers()
+        self.rng = random.Random(host)
+        self.node = FakeNode()
+        self.reports: list[Report] = []
+        self.broken: list[BaseException] = []
+        self.moves = 0
+        self.incarnation = "first"
+        self.marker = False
+        self._news = asyncio.Event()
+        self.store = Store.open(self.disk, self.dbpath, OPTIONS)
+        network.members[self.host] = self
+        self.fetcher = Fetcher(
+            peer=network,
+            clock=self.clock,
+            store=lambda: self.store,
+            term=lambda: self.node.term,
+            commit_point=lambda: self.node.commit_point,
+            await_ms=lambda: Millis(200),
+            delay_ms=lambda: 0,
+            applied=self.moved,
+            report=self.reports.append,
+            on_broken=self.broken.append,
+            options=FetchOptions(max_bytes=2_000, disk_full_pause_ms=1),
+        )
+        self.snapshots = SnapshotServer(
+            clock=self.clock,
+            rng=self.rng,
+            workers=self.workers,
+            disk=self.disk,
+            dbpath=self.dbpath,
+            options=SnapshotOptions(spare_bytes=0),
+        )
+        self.rollback = Rollback(
+            peer=network,
+            clock=self.clock,
+            workers=self.workers,
+            disk=self.disk,
+            dbpath=self.dbpath,
+            store=lambda: self.store,
+            identity=lambda: Identity("rs0", self.host),
+            commit_point=lambda: self.node.commit_point,
+            undone=self.moved,
+            report=self.reports.append,
+            on_broken=self.broken.append,
+        )
+        self.initial_sync = InitialSync(
+            peer=network,
+            clock=self.clock,
+            workers=self.workers,
+            disk=self.disk,
+            dbpath=self.dbpath,
+            store=lambda: self.store,
+            identity=lambda: Identity("rs0", self.host),
+            commit_point=lambda: self.node.commit_point,
+            set_marker=self.set_marker,
+            install=self.install,
+            undone=self.moved,
+            report=self.reports.append,
+            options=InitialSyncOptions(chunk_bytes=10_000, pause_ms=1, spare_bytes=0),
+        )
+
+    # --- as a member's runtime would
+
+    async def serve(self, body: RawDocument) -> dict[str, object]:
+        match body.first_key:
+            case "replSetOplogFetch":
+                return await oplog_fetch(self, body)
+            case "replSetOplogProbe":
+                return await oplog_probe(self, body)
+            case "replSetSnapshot":
+                return await self.snapshots.serve(self, body)
+        raise AssertionError(body.first_key)
+
+    async def wait_for_news(self, timeout_ms: int) -> bool:
+        try:
+            await asyncio.wait_for(self._news.wait(), timeout_ms / 1000)
+        except TimeoutError:
+            return False
+        return True
+
+    def moved(self) -> None:
+        self.moves += 1
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def set_marker(self) -> str:
+        if not self.marker:
+            self.incarnation += "+"
+        self.marker = True
+        return self.incarnation
+
+    async def install(self, copy: str) -> None:
+        before = self.store.rollback_id
+        self.store.close()
+        install_copy(self.disk, self.dbpath, copy, rollback_id_before=before)
+        self.store = Store.open(self.disk, self.dbpath, OPTIONS)
+        self.marker = False
+        self.moved()
+
+    # --- as a primary's commands would
+
+    def _write(self, make: Callable[[OpTime, int], bytes], term: int | None) -> OpTime:
+        with self.store.group() as txn:
+            optime = txn.next_optime(self.node.term if term is None else term, self.clock.wall_ms())
+            apply_entry(txn, OplogEntry(make(optime, self.clock.wall_ms())))
+        self.moved()
+        return optime
+
+    def _uuid(self, ns: str) -> bytes:
+        coll = self.store.collection(ns)
+        assert coll is not None, ns
+        return coll.uuid
+
+    def create(self, ns: str, term: int | None = None) -> OpTime:
+        database, _, name = ns.partition(".")
+        uuid = self.rng.randbytes(16)
+        return self._write(lambda at, wall: command_entry(database, uuid, {"create": name}, at, wall), term)
+
+    def drop(self, ns: str, term: int | None = None) -> OpTime:
+        database, _, name = ns.partition(".")
+        uuid = self._uuid(ns)
+        return self._write(lambda at, wall: command_entry(database, uuid, {"drop": name}, at, wall), term)
+
+    def drop_database(self, database: str, term: int | None = None) -> OpTime:
+        return self._write(lambda at, wall: command_entry(database, None, {"dropDatabase": 1}, at, wall), term)
+
+    def insert(self, ns: str, *documents: Mapping[str, object], term: int | None = None) -> OpTime:
+        optime = OPTIME_NULL
+        for document in documents:
+            raw, uuid = encode(document), self._uuid(ns)
+            optime = self._write(lambda at, wall, raw=raw, uuid=uuid: insert_entry(ns, uuid, raw, at, wall), term)
+        return optime
+
+    def replace(self, ns: str, document: Mapping[str, object], term: int | None = None) -> OpTime:
+        about, raw, uuid = encode({"_id": document["_id"]}), encode(document), self._uuid(ns)
+        return self._write(lambda at, wall: update_entry(ns, uuid, about, raw, at, wall), term)
+
+    def change(self, ns: str, key: object, diff: Mapping[str, object], term: int | None = None) -> OpTime:
+        about, raw, uuid = encode({"_id": key}), encode({"$v": 2, "diff": diff}), self._uuid(ns)
+        return self._write(lambda at, wall: update_entry(ns, uuid, about, raw, at, wall), term)
+
+    def delete(self, ns: str, key: object, term: int | None = None) -> OpTime:
+        about, uuid = encode({"_id": key}), self._uuid(ns)
+        return self._write(lambda at, wall: delete_entry(ns, uuid, about, at, wall), term)
+
+    def noop(self, term: int | None = None) -> OpTime:
+        return self._write(lambda at, wall: noop_entry({"msg": "new primary"}, at, wall), term)
+
+    # --- what there is
+
+    def documents(self, ns: str) -> dict[object, dict[str, object]]:
+        coll = self.store.collection(ns)
+        if coll is None:
+            return {}
+        with self.store.read() as snapshot:
+            found = [decode(doc) for _, doc in snapshot.scan(coll)]
+        return {doc["_id"]: doc for doc in found}  # type: ignore[misc]
+
+    def everything(self) -> dict[str, dict[bytes, bytes]]:
+        """All documents, byte for byte, by UUID and namespace."""
+        with self.store.read() as snapshot:
+            return {f"{c.uuid.hex()} {c.ns}": dict(snapshot.scan(c)) for c in self.store.collections()}
+
+    def oplog(self) -> list[bytes]:
+        return [row.entry for row in self.store.oplog_after(OPTIME_NULL, limit=100_000, max_bytes=1 << 30)]
+
+    def rollback_file(self, name: str) -> list[dict[str, object]]:
+        return split_bson((self.folder / "rollback" / name).read_bytes())
+
+    def close(self) -> None:
+        self.fetcher.stop()
+        self.store.close()
+
+
+def split_bson(data: bytes) -> list[dict[str, object]]:
+    """Concatenated documents."""
+    found = []
+    while data:
+        size = int.from_bytes(data[:4], "little")
+        found.append(decode(data[:size]))
+        data = data[size:]
+    return found
+
+
+def copy_log(source: Member, target: Member) -> None:
+    """Bring `target` to where `source` is, past the network."""
+    for raw in source.oplog():
+        with target.store.group() as txn:
+            apply_entry(txn, OplogEntry(raw))
+
+
+async def until(condition: Callable[[], object], what: str = "") -> None:
+    """Let the loop run until `condition` holds."""
+    for _ in range(5_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError(f"never happened: {what or condition}")
+
+
+def numbered(numbers: Iterable[int]) -> list[dict[str, object]]:
+    return [{"_id": number, "text": f"document {number}", "n": Int64(number)} for number in numbers]
+
+
+def key_of(value: object) -> bytes:
+    return encode_key(value)

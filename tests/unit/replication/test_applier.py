@@ -1,0 +1,194 @@
+"""Entries applied once, twice and again in suffixes; groups that are all or nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from replset.bson import DateTime, Int64, Timestamp, encode
+from replset.errors import RemoteProtocolError
+from replset.ids import OPTIME_NULL, OpTime, pack_ts
+from replset.oplog_entry import OplogEntry, command_entry, insert_entry, noop_entry
+from replset.replication.applier import apply_batch, apply_effect, apply_entry, document_key
+from tests.unit.replication.kit import Member, Network, copy_log, key_of, numbered
+
+NS = "app.orders"
+_numbers = count(1)
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> tuple[Member, Member]:
+    network = Network()
+    return Member("source:1", tmp_path, network), Member("mine:1", tmp_path, network)
+
+
+def write_everything(source: Member) -> None:
+    source.create(NS)
+    source.insert(NS, *numbered(range(8)))
+    source.replace(NS, {"_id": 1, "text": "new"})
+    source.change(NS, 2, {"u": {"text": "x"}, "d": {"n": False}})
+    source.change(NS, 2, {"i": {"late": 1, "n": 7}})
+    source.delete(NS, 3)
+    source.insert(NS, {"_id": 3, "again": True})
+    source.delete(NS, 4)
+    source.create("app.gone")
+    source.insert("app.gone", {"_id": 1})
+    source.drop("app.gone")
+    source.create("app.gone")
+    source.insert("app.gone", {"_id": 2})
+    source.create("tmp.a")
+    source.insert("tmp.a", {"_id": 1})
+    source.drop_database("tmp")
+    source.create("tmp.b")
+    source.insert("tmp.b", {"_id": 1})
+    source.noop()
+
+
+def apply_all(member: Member, entries: Sequence[bytes]) -> None:
+    done = 0
+    while done < len(entries):
+        done += apply_batch(member.store, entries, done, len(entries), lambda: False)
+
+
+def test_every_operation_arrives_byte_for_byte(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    write_everything(source)
+    apply_all(mine, source.oplog())
+    assert mine.everything() == source.everything()
+    assert mine.oplog() == source.oplog()
+    assert (mine.store.last_applied, mine.store.chain) == (source.store.last_applied, source.store.chain)
+    rows = mine.store.oplog_after(OPTIME_NULL, limit=1_000, max_bytes=1 << 30)
+    assert {row.key for row in rows if row.op in "iud"} >= {key_of(1), key_of(2), key_of(3)}
+    assert all(row.key is None for row in rows if row.op in "cn")
+
+
+def test_an_entry_that_is_there_already_changes_nothing(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    write_everything(source)
+    copy_log(source, mine)
+    everything, chain = mine.everything(), mine.store.chain
+    apply_all(mine, source.oplog())
+    with mine.store.group() as txn:
+        assert apply_entry(txn, OplogEntry(source.oplog()[3])) is False
+    assert mine.everything() == everything
+    assert mine.store.chain == chain
+    assert mine.oplog() == source.oplog()
+
+
+@pytest.mark.parametrize("start", range(0, 27, 2))
+def test_any_suffix_again_gives_the_same_state(members: tuple[Member, Member], start: int) -> None:
+    source, mine = members
+    write_everything(source)
+    copy_log(source, mine)
+    everything = mine.everything()
+    effects_again(mine, source.oplog()[start:])
+    assert mine.everything() == everything
+
+
+def effects_again(mine: Member, entries: Sequence[bytes]) -> None:
+    """The effects alone, as a replay does, each in a group of its own behind the newest entry."""
+    for raw in entries:
+        with mine.store.group() as txn:
+            apply_effect(txn, OplogEntry(raw), mine.store.last_applied.ts + next(_numbers))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_histories_are_idempotent(members: tuple[Member, Member], seed: int) -> None:
+    source, mine = members
+    rng = random.Random(seed)
+    source.create(NS)
+    for _ in range(60):
+        known = source.documents(NS)
+        key = rng.randrange(6)
+        name = rng.choice("abc")
+        if key not in known:
+            source.insert(NS, {"_id": key, name: rng.randrange(100)})
+            continue
+        others = [field for field in known[key] if field != "_id"]
+        match rng.randrange(4):
+            case 0:
+                source.delete(NS, key)
+            case 1:
+                source.replace(NS, {"_id": key, name: rng.randrange(100)})
+            case 2 if name not in known[key]:
+                source.change(NS, key, {"i": {name: rng.randrange(100)}})
+            case 3 if others:
+                source.change(NS, key, {"d": {rng.choice(others): False}})
+            case _:
+                source.change(NS, key, {"u": {field: rng.randrange(100) for field in others[:1]}})
+    copy_log(source, mine)
+    assert mine.everything() == source.everything()
+    log = source.oplog()
+    for _ in range(5):
+        effects_again(mine, log[rng.randrange(len(log)) :])
+        assert mine.everything() == source.everything()
+
+
+def entry(make_o: object, number: int, op: str = "i") -> bytes:
+    """An entry that no builder makes."""
+    fields = {"op": op, "ns": NS, "o": make_o, "ts": Timestamp(100, number), "t": Int64(1), "v": Int64(2)}
+    return encode({**fields, "wall": DateTime(5)})
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param(entry({"_id": 1}, 2, "x"), id="unknown-op"),
+        pytest.param(entry({"a": 1}, 2), id="no-id"),
+        pytest.param(entry({"_id": 1}, 2, "u"), id="update-without-o2"),
+        pytest.param(entry({"collMod": "x"}, 2, "c"), id="unknown-command"),
+        pytest.param(entry({"create": "x"}, 2, "c"), id="create-without-uuid"),
+        pytest.param(encode({"op": "i"}), id="no-entry"),
+        pytest.param(encode({"a": 1})[:-1], id="no-bson"),
+    ],
+)
+def test_a_bad_entry_fails_its_group_whole(members: tuple[Member, Member], bad: bytes) -> None:
+    _, mine = members
+    good = noop_entry({"msg": "x"}, OpTime(1, pack_ts(100, 1)), 5)
+    with pytest.raises(RemoteProtocolError):
+        apply_batch(mine.store, [good, bad], 0, 2, lambda: False)
+    assert mine.store.last_applied == OPTIME_NULL
+    assert mine.oplog() == []
+    assert apply_batch(mine.store, [good], 0, 1, lambda: False) == 1
+
+
+def test_groups_are_bounded_by_count_bytes_and_time(members: tuple[Member, Member]) -> None:
+    _, mine = members
+    uuid = bytes(range(16))
+    entries = [command_entry("app", uuid, {"create": "orders"}, OpTime(1, pack_ts(100, 1)), 5)]
+    entries += [insert_entry(NS, uuid, encode({"_id": n}), OpTime(1, pack_ts(100, n)), 5) for n in range(2, 1_102)]
+    assert apply_batch(mine.store, entries, 0, len(entries), lambda: False) == 500
+    assert apply_batch(mine.store, entries, 500, len(entries), lambda: True) == 16
+    assert apply_batch(mine.store, entries, 516, 520, lambda: False) == 4
+    large = [
+        insert_entry(NS, uuid, encode({"_id": -n, "x": b"x" * 400_000}), OpTime(1, pack_ts(200, n)), 5)
+        for n in range(5)
+    ]
+    assert apply_batch(mine.store, large, 0, 5, lambda: False) == 3
+    assert len(mine.documents(NS)) == 519 + 3
+
+
+def test_an_update_of_what_is_not_there_is_passed_over(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    source.create(NS)
+    source.insert(NS, {"_id": 1})
+    source.change(NS, 1, {"i": {"a": 1}})
+    source.delete(NS, 1)
+    log = source.oplog()
+    with mine.store.group() as txn:
+        apply_entry(txn, OplogEntry(log[0]))
+        apply_entry(txn, OplogEntry(log[2]))
+        apply_entry(txn, OplogEntry(log[3]))
+    assert mine.documents(NS) == {}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [{"_id": 1, "a": 2}, {"a": 2, "_id": 1}, {"a": {"_id": 5}, "b": [1], "_id": "x"}, {"_id": {"a": 1}}, {"_id": None}],
+)
+def test_document_key_finds_the_id_anywhere(document: dict[str, object]) -> None:
+    assert document_key(encode(document)) == key_of(document["_id"])

@@ -1,0 +1,410 @@
+"""Tailing, the checks on every page, draining, and the server's long poll."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from replset.bson import Int64, RawDocument, encode
+from replset.commands.oplog_serving import fetch_now, has_news, oplog_fetch
+from replset.core.member_state import MemberState
+from replset.core.messages import SourceBatch, SourceFailed, SourceProblem
+from replset.errors import NotPrimaryOrSecondaryError, OutOfDiskSpaceError, RemoteProtocolError
+from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
+from replset.replication import fetcher as fetcher_module
+from replset.replication.private_commands import FetchReply, FetchRequest, ProbeReply, ProbeRequest
+from tests.unit.replication.kit import Member, Network, copy_log, numbered, until
+
+SOURCE = HostPort("source:1")
+NS = "app.orders"
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> tuple[Member, Member]:
+    network = Network()
+    source, mine = Member(SOURCE, tmp_path, network), Member("mine:1", tmp_path, network)
+    source.node.state = MemberState.PRIMARY
+    source.create(NS)
+    source.insert(NS, *numbered(range(5)))
+    copy_log(source, mine)
+    return source, mine
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def within() -> None:
+        await asyncio.wait_for(test(), 20)
+
+    asyncio.run(within())
+
+
+def test_tailing_keeps_up_with_a_writer(members: tuple[Member, Member]) -> None:
+    source, mine = members
+
+    async def test() -> None:
+        mine.fetcher.start(SOURCE)
+        for number in range(100, 400):
+            source.insert(NS, {"_id": number, "text": "x" * 50})
+            if number % 7 == 0:
+                await asyncio.sleep(0)
+        await until(lambda: mine.store.last_applied == source.store.last_applied)
+        assert mine.fetcher.source == SOURCE
+        mine.fetcher.stop()
+        assert mine.fetcher.source is None
+
+    run(test)
+    assert mine.everything() == source.everything()
+    assert mine.store.chain == source.store.chain
+    batches = [report for report in mine.reports if isinstance(report, SourceBatch)]
+    assert len(batches) == len(mine.reports) > 1, "pages are bounded, so there are several"
+    assert batches[-1].source_is_primary
+    assert mine.moves >= len(batches) - 1
+
+
+def test_a_new_entry_is_there_long_before_the_poll_ends(members: tuple[Member, Member]) -> None:
+    source, mine = members
+
+    async def test() -> None:
+        mine.fetcher._await_ms = lambda: Millis(20_000)
+        mine.fetcher.start(SOURCE)
+        await until(lambda: mine.reports)
+        loop = asyncio.get_running_loop()
+        for number in range(100, 110):
+            began = loop.time()
+            at = source.insert(NS, {"_id": number})
+            await until(lambda at=at: mine.store.last_applied == at)  # type: ignore[misc]
+            assert loop.time() - began < 1
+        mine.fetcher.stop()
+
+    run(test)
+
+
+def test_the_commit_point_comes_at_once(members: tuple[Member, Member]) -> None:
+    source, mine = members
+
+    async def test() -> None:
+        mine.fetcher._await_ms = lambda: Millis(20_000)
+        mine.fetcher.start(SOURCE)
+        await until(lambda: mine.reports)
+        source.node.commit_point = source.store.last_applied
+        source.moved()
+        await until(lambda: mine.reports[-1] == SourceBatch(SOURCE, 1, source.store.last_applied, True))
+        count = len(mine.network.calls)
+        await asyncio.sleep(0.05)
+        assert len(mine.network.calls) <= count + 1, "no answer twice for the same news"
+        mine.fetcher.stop()
+
+    run(test)
+
+
+def failure_of(mine: Member) -> SourceFailed:
+    async def test() -> None:
+        await mine.fetcher.run(SOURCE)
+
+    run(test)
+    failed = mine.reports[-1]
+    assert isinstance(failed, SourceFailed)
+    assert mine.fetcher.source is None
+    return failed
+
+
+def test_a_diverged_source_is_reported_with_its_ends(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    mine.insert(NS, {"_id": "mine"})
+    source.node.term = 3
+    source.noop()
+    failed = failure_of(mine)
+    assert failed.problem is SourceProblem.DIVERGED
+    assert (failed.term, failed.newest, failed.oldest) == (3, source.store.last_applied, source.store.oldest)
+
+
+def test_a_source_behind_me_is_reported(members: tuple[Member, Member]) -> None:
+    _, mine = members
+    mine.insert(NS, {"_id": "mine"})
+    failed = failure_of(mine)
+    assert failed.problem is SourceProblem.DIVERGED
+    assert failed.newest < mine.store.last_applied
+
+
+def test_another_chain_at_my_newest_entry_is_corruption(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    source.insert(NS, {"_id": "next"})
+
+    def damage(command: dict[str, object], reply: dict[str, object]) -> None:
+        prev = reply["prev"]
+        assert isinstance(prev, dict)
+        prev["chain"] = Int64(int(prev["chain"]) ^ 1)
+
+    mine.network.before_reply = damage
+    before = mine.store.last_applied
+    assert failure_of(mine).problem is SourceProblem.CHAIN_DIFFERS
+    assert mine.store.last_applied == before
+
+
+def test_a_page_that_does_not_continue_my_log_is_not_applied(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    source.insert(NS, {"_id": "next"})
+
+    def damage(command: dict[str, object], reply: dict[str, object]) -> None:
+        reply["prev"] = {**ProbeRequest([source.store.oldest]).document()["optimes"][0], "chain": Int64(1)}  # type: ignore[index]
+
+    mine.network.before_reply = damage
+    before = mine.store.last_applied
+    assert failure_of(mine).problem is SourceProblem.NOT_READABLE
+    assert mine.store.last_applied == before
+
+
+def test_an_unreachable_source(members: tuple[Member, Member]) -> None:
+    _, mine = members
+    mine.network.down.add(SOURCE)
+    assert failure_of(mine).problem is SourceProblem.UNREACHABLE
+
+
+@pytest.mark.parametrize("state", [MemberState.ROLLBACK, MemberState.STARTUP2, MemberState.ARBITER])
+def test_a_source_that_serves_nothing(members: tuple[Member, Member], state: MemberState) -> None:
+    source, mine = members
+    source.node.state = state
+    assert failure_of(mine).problem is SourceProblem.NOT_READABLE
+
+
+@pytest.mark.parametrize("bad", [b"no entry", encode({"op": "z"})])
+def test_a_page_with_a_bad_entry(members: tuple[Member, Member], bad: bytes) -> None:
+    source, mine = members
+    source.insert(NS, {"_id": "next"})
+
+    def damage(command: dict[str, object], reply: dict[str, object]) -> None:
+        reply["batch"] = [bad]
+
+    mine.network.before_reply = damage
+    before = mine.store.last_applied
+    assert failure_of(mine).problem is SourceProblem.NOT_READABLE
+    assert mine.store.last_applied == before
+    assert mine.broken == []
+
+
+def test_what_came_before_a_failure_is_applied(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    source.insert(NS, *numbered(range(100, 200)))
+    target = source.store.last_applied
+
+    def later(command: dict[str, object], reply: dict[str, object]) -> None:
+        if command["after"] == ProbeRequest([target]).document()["optimes"][0]:  # type: ignore[index]
+            source.node.state = MemberState.ROLLBACK
+            mine.network.down.add(SOURCE)
+
+    mine.network.before_reply = later
+    assert failure_of(mine).problem is SourceProblem.UNREACHABLE
+    assert mine.store.last_applied == target
+
+
+def test_nothing_is_applied_after_stop(members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch) -> None:
+    source, mine = members
+    source.insert(NS, *numbered(range(100, 300)))
+    monkeypatch.setattr("replset.replication.applier.MAX_GROUP_ENTRIES", 2)
+
+    async def test() -> None:
+        mine.fetcher.start(SOURCE)
+        await until(lambda: mine.moves > 2)
+        mine.fetcher.stop()
+        at, reports = mine.store.last_applied, len(mine.reports)
+        await asyncio.sleep(0.05)
+        assert mine.store.last_applied == at < source.store.last_applied
+        assert len(mine.reports) == reports
+
+    run(test)
+    assert mine.broken == []
+
+
+def test_stop_from_inside_a_report_ends_the_session(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    source.insert(NS, *numbered(range(100, 200)))
+
+    async def test() -> None:
+        mine.fetcher._report = lambda report: mine.fetcher.stop()
+        await mine.fetcher.run(SOURCE)
+        assert mine.store.last_applied < source.store.last_applied
+
+    run(test)
+
+
+def test_drain_applies_all_that_was_fetched_and_reports_nothing(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    source.insert(NS, *numbered(range(100, 300)))
+
+    async def test() -> None:
+        mine.fetcher.start(SOURCE)
+        await until(lambda: mine.fetcher.last_fetched > mine.store.last_applied)
+        fetched = mine.fetcher.last_fetched
+        reports = len(mine.reports)
+        await mine.fetcher.drain()
+        assert mine.store.last_applied >= fetched
+        assert len(mine.reports) == reports
+        assert mine.fetcher.source is None
+        at = mine.store.last_applied
+        await asyncio.sleep(0.05)
+        assert mine.store.last_applied == at
+        await mine.fetcher.drain()  # nothing to do
+
+    run(test)
+
+
+def test_a_full_disk_is_waited_out(members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch) -> None:
+    source, mine = members
+    target = source.insert(NS, {"_id": "next"})
+    apply_batch = fetcher_module.apply_batch
+    refusals = iter([True, True])
+
+    def refusing(*arguments: object) -> int:
+        if next(refusals, False):
+            raise OutOfDiskSpaceError("full")
+        return apply_batch(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fetcher_module, "apply_batch", refusing)
+
+    async def test() -> None:
+        mine.fetcher.start(SOURCE)
+        await until(lambda: mine.store.last_applied == target)
+        mine.fetcher.stop()
+
+    run(test)
+
+
+def test_a_broken_store_stops_the_member(members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch) -> None:
+    source, mine = members
+    source.insert(NS, {"_id": "next"})
+
+    def broken(*arguments: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(fetcher_module, "apply_batch", broken)
+
+    async def test() -> None:
+        mine.fetcher.start(SOURCE)
+        await until(lambda: mine.broken)
+
+    run(test)
+    assert mine.fetcher.source is None
+
+
+def test_a_delayed_member_holds_entries_back(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    mine.fetcher._delay_ms = lambda: 60_000
+    old = source.insert(NS, {"_id": "old"})
+    source.clock.ms += 50_000
+    young = source.insert(NS, {"_id": "young"})
+    mine.clock.ms = 61_000
+
+    async def test() -> None:
+        mine.fetcher.start(SOURCE)
+        await until(lambda: mine.store.last_applied == old)
+        await asyncio.sleep(0.05)
+        assert mine.store.last_applied == old
+        assert mine.fetcher.last_fetched == young
+        mine.clock.ms = 109_999
+        mine.fetcher.stop()
+        mine.clock.ms = 110_000
+        mine.fetcher.start(SOURCE)
+        await until(lambda: mine.store.last_applied == young)
+        mine.fetcher.stop()
+
+    run(test)
+
+
+# --- the serving side -------------------------------------------------------------------------------------------
+
+
+def request(after: OpTime, wait_ms: int = 0, **changed: object) -> FetchRequest:
+    fields: dict[str, object] = {"max_bytes": 1 << 20, "term": 1, "known_commit_point": OPTIME_NULL}
+    return FetchRequest(after=after, max_await_ms=wait_ms, known_rollback_id=-1, **{**fields, **changed})  # type: ignore[arg-type]
+
+
+def test_private_documents_round_trip(members: tuple[Member, Member]) -> None:
+    source, _ = members
+    asked = request(source.store.oldest, 5)
+    assert FetchRequest.parse(RawDocument(encode(asked.document()))) == asked
+    reply = fetch_now(source, asked)
+    assert reply.matched
+    assert len(reply.entries) == 5
+    assert FetchReply.parse(RawDocument(encode(reply.document()))) == reply
+    probe = ProbeReply([None, -(1 << 63), (1 << 63) - 1], 7, 3, source.store.last_applied, source.store.oldest)
+    assert ProbeReply.parse(RawDocument(encode(probe.document()))) == probe
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("after", 5),
+        ("after", {"ts": 5, "t": 1}),
+        ("maxBytes", "x"),
+        ("maxBytes", True),
+        ("term", None),
+        ("knownCommitPoint", {}),
+    ],
+)
+def test_a_malformed_request_is_the_askers_fault(members: tuple[Member, Member], field: str, value: object) -> None:
+    source, _ = members
+    body = RawDocument(encode({**request(source.store.oldest).document(), field: value}))
+    with pytest.raises(RemoteProtocolError):
+        asyncio.run(oplog_fetch(source, body))
+
+
+def test_an_unknown_place_is_answered_at_once(members: tuple[Member, Member]) -> None:
+    source, _ = members
+    newest = source.store.last_applied
+    for after in (OPTIME_NULL, OpTime(1, newest.ts + 1), OpTime(2, newest.ts), OpTime(1, source.store.oldest.ts - 1)):
+        reply = fetch_now(source, request(after))
+        assert not reply.matched
+        assert reply.entries == []
+        assert has_news(reply, request(after))
+    assert fetch_now(source, request(newest)).matched
+    assert not has_news(fetch_now(source, request(newest)), request(newest))
+
+
+def test_a_changed_rollback_id_or_term_is_news(members: tuple[Member, Member]) -> None:
+    source, _ = members
+    newest, rollback_id = source.store.last_applied, source.store.rollback_id
+    reply = fetch_now(source, request(newest))
+    asked = request(newest)
+    known = FetchRequest(asked.after, 1, 1, 1, OPTIME_NULL, rollback_id)
+    assert not has_news(reply, known)
+    assert has_news(reply, FetchRequest(asked.after, 1, 1, 1, OPTIME_NULL, rollback_id - 1))
+    source.node.term = 2
+    assert has_news(fetch_now(source, asked), asked)
+
+
+def test_the_commit_point_told_is_never_beyond_the_log(members: tuple[Member, Member]) -> None:
+    source, _ = members
+    newest = source.store.last_applied
+    source.node.commit_point = OpTime(9, newest.ts + 5)
+    assert fetch_now(source, request(newest)).commit_point == newest
+
+
+def test_a_poll_ends_when_its_time_is_over(members: tuple[Member, Member]) -> None:
+    source, _ = members
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        body = RawDocument(encode(request(source.store.last_applied, 50).document()))
+        reply = await oplog_fetch(source, body)
+        assert reply["batch"] == []
+        assert 0.03 < loop.time() - began < 5
+
+    run(test)
+
+
+def test_a_poll_ends_when_the_member_stops_serving(members: tuple[Member, Member]) -> None:
+    source, _ = members
+
+    async def test() -> None:
+        body = RawDocument(encode(request(source.store.last_applied, 10_000).document()))
+        poll = asyncio.get_running_loop().create_task(oplog_fetch(source, body))
+        await asyncio.sleep(0.01)
+        source.node.state = MemberState.ROLLBACK
+        source.moved()
+        with pytest.raises(NotPrimaryOrSecondaryError):
+            await poll
+
+    run(test)

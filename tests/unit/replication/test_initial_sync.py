@@ -1,0 +1,331 @@
+"""The copy: made under writes, fetched over a bad network, verified, installed; and what the source refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from replset.bson import RawDocument, encode
+from replset.commands.oplog_serving import SnapshotOptions
+from replset.core.member_state import MemberState
+from replset.core.messages import InitialSyncBegun, InitialSyncEnded
+from replset.errors import BadValueError, CursorNotFoundError, NotPrimaryOrSecondaryError, ReplError
+from replset.ids import HostPort
+from replset.replication.private_commands import SnapshotReply, SnapshotRequest
+from replset.replication.rollback_files import FileKind, RollbackState, list_manifests
+from tests.unit.replication.kit import Member, Network, copy_log, numbered, until
+
+SOURCE = HostPort("source:1")
+NS = "app.orders"
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> tuple[Member, Member]:
+    network = Network()
+    source, mine = Member(SOURCE, tmp_path, network), Member("mine:1", tmp_path, network)
+    source.create(NS)
+    source.insert(NS, *numbered(range(200)))
+    return source, mine
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def within() -> None:
+        await asyncio.wait_for(test(), 30)
+
+    asyncio.run(within())
+
+
+def sync(mine: Member, reason: str = "first sync") -> InitialSyncEnded:
+    asyncio.run(mine.initial_sync.run(SOURCE, reason))
+    ended = mine.reports[-1]
+    assert isinstance(ended, InitialSyncEnded)
+    return ended
+
+
+def left_at_source(source: Member) -> list[str]:
+    folder = source.folder / "snapshots"
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def test_an_empty_member_gets_everything_while_writes_go_on(members: tuple[Member, Member]) -> None:
+    source, mine = members
+
+    async def test() -> None:
+        syncing = asyncio.get_running_loop().create_task(mine.initial_sync.run(SOURCE, "first sync"))
+        number = 1_000
+        while not syncing.done():
+            source.insert(NS, {"_id": number})
+            number += 1
+            await asyncio.sleep(0)
+        assert number > 1_005
+        assert mine.reports == [
+            InitialSyncBegun("first+"),
+            InitialSyncEnded(SOURCE, ok=True, detail=mine.reports[-1].detail),  # type: ignore[union-attr]
+        ]
+        assert not mine.marker
+        mine.fetcher.start(SOURCE)
+        await until(lambda: mine.store.last_applied == source.store.last_applied)
+        mine.fetcher.stop()
+
+    run(test)
+    assert mine.everything() == source.everything()
+    assert mine.oplog() == source.oplog()
+    assert mine.store.chain == source.store.chain
+    assert mine.store.rollback_id > source.store.rollback_id
+    assert left_at_source(source) == []
+    assert mine.initial_sync.bytes_copied == mine.initial_sync.bytes_total > 10_000
+    assert not (mine.folder / "initial-sync.db").exists()
+    assert list_manifests(mine.dbpath) == []
+
+
+def test_what_would_be_lost_is_exported_first(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    mine.create(NS)
+    mine.insert(NS, {"_id": "only here"})
+    mine.node.commit_point = mine.store.oldest
+    assert sync(mine, "too stale").ok
+    (manifest,) = list_manifests(mine.dbpath)
+    assert (manifest.state, manifest.reason, manifest.source) == (RollbackState.EXPORTED, "too stale", SOURCE)
+    (documents,) = [file for file in manifest.files if file.kind is FileKind.DOCUMENTS]
+    assert mine.rollback_file(documents.name) == [{"_id": "only here"}]
+    assert mine.everything() == source.everything()
+
+
+def test_nothing_is_wiped_when_the_export_fails(members: tuple[Member, Member]) -> None:
+    _, mine = members
+    mine.create(NS)
+    mine.insert(NS, {"_id": "only here"})
+    (mine.folder / "rollback").write_bytes(b"in the way")
+    ended = sync(mine)
+    assert not ended.ok
+    assert mine.marker
+    assert mine.documents(NS) == {"only here": {"_id": "only here"}}
+
+
+def test_an_interrupted_rollback_is_finished_before_the_copy(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    copy_log(source, mine)
+    common = mine.store.last_applied
+    mine.insert(NS, *numbered(range(900, 910)))
+    assert mine.store.undo_step(common, stem="rollback-x.0", limit=2)
+    assert sync(mine).ok
+    assert mine.store.rollback_in_progress() is None
+    assert mine.everything() == source.everything()
+
+
+@pytest.mark.parametrize("nth", [2, 5, 9])
+def test_a_lost_answer_is_asked_for_again(members: tuple[Member, Member], nth: int) -> None:
+    source, mine = members
+
+    def lose(command: dict[str, object], reply: dict[str, object]) -> None:
+        if len(mine.network.calls) == nth:
+            mine.network.down.add(SOURCE)
+            asyncio.get_running_loop().call_later(0.001, mine.network.down.discard, SOURCE)
+
+    mine.network.before_reply = lose
+    assert sync(mine).ok
+    assert mine.everything() == source.everything()
+
+
+def test_a_source_that_goes_away_fails_the_attempt(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    mine.create(NS)
+
+    def lose(command: dict[str, object]) -> None:
+        if len(mine.network.calls) == 4:
+            mine.network.down.add(SOURCE)
+
+    mine.network.before_call = lose
+    assert not sync(mine).ok
+    assert mine.marker
+    assert mine.documents(NS) == {}
+    # The next attempt keeps the incarnation and begins again.
+    mine.network.down.clear()
+    mine.reports.clear()
+    assert sync(mine).ok
+    assert mine.reports[0] == InitialSyncBegun("first+")
+    assert mine.everything() == source.everything()
+
+
+def test_a_damaged_copy_is_never_installed(members: tuple[Member, Member]) -> None:
+    _, mine = members
+    mine.create(NS)
+
+    def damage(command: dict[str, object], reply: dict[str, object]) -> None:
+        data = reply.get("data")
+        if command["offset"] and isinstance(data, bytes) and data:
+            reply["data"] = data[:-1] + bytes([data[-1] ^ 1])
+
+    mine.network.before_reply = damage
+    ended = sync(mine)
+    assert not ended.ok
+    assert "SHA-256" in ended.detail
+    assert mine.store.collection(NS) is not None
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 20_000])
+def test_a_chunk_of_the_wrong_size_fails_the_attempt(members: tuple[Member, Member], data: bytes) -> None:
+    _, mine = members
+
+    def damage(command: dict[str, object], reply: dict[str, object]) -> None:
+        if command["step"] == "chunk":
+            reply["data"] = data
+
+    mine.network.before_reply = damage
+    assert not sync(mine).ok
+
+
+def test_a_source_that_rolls_back_meanwhile_voids_its_copy(members: tuple[Member, Member]) -> None:
+    source, mine = members
+
+    def roll_back(command: dict[str, object]) -> None:
+        if len(mine.network.calls) == 4:
+            newest = source.store.last_applied
+            before = source.store.row_at_or_before(type(newest)(1, newest.ts - 1))
+            assert before is not None
+            source.store.undo_step(before.optime, stem="x")
+
+    mine.network.before_call = roll_back
+    ended = sync(mine)
+    assert not ended.ok
+    assert "rolled back" in ended.detail
+    assert mine.store.collection(NS) is None
+
+
+def test_a_crash_after_the_install_exports_nothing_again(members: tuple[Member, Member], tmp_path: Path) -> None:
+    """The marker is still set, so it all begins again; but the data is the copy, none of it is this member's own."""
+    source, mine = members
+    mine.create("app.own")
+    assert sync(mine).ok
+    before = list_manifests(mine.dbpath)
+    assert [manifest.state for manifest in before] == [RollbackState.EXPORTED]
+    mine.marker = True
+    mine.store.close()
+    shutil.copytree(mine.folder, tmp_path / "left" / mine.host)
+    again = Member(mine.host, tmp_path / "left", mine.network)
+    again.marker, again.incarnation = True, mine.incarnation
+    source.insert(NS, {"_id": "later"})
+    assert sync(again).ok
+    assert list_manifests(again.dbpath) == before
+    assert again.everything() == source.everything()
+
+
+def test_a_full_disk_fails_the_attempt(members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, mine = members
+    monkeypatch.setattr(mine.disk, "free_bytes", lambda path: 100, raising=True)
+    ended = sync(mine)
+    assert not ended.ok
+    assert "100" in ended.detail
+
+
+# --- the source -------------------------------------------------------------------------------------------------
+
+
+async def ask(source: Member, step: str, snapshot_id: str = "", offset: int = 0, length: int = 0) -> SnapshotReply:
+    body = RawDocument(encode(SnapshotRequest(step, snapshot_id, offset, length).document()))
+    return SnapshotReply.parse(RawDocument(encode(await source.snapshots.serve(source, body))))
+
+
+async def ready(source: Member) -> SnapshotReply:
+    offer = await ask(source, "begin")
+    while not offer.ready:
+        await asyncio.sleep(0)
+        offer = await ask(source, "begin", offer.snapshot_id)
+    return offer
+
+
+def test_a_copy_is_served_by_offset_until_it_ends(members: tuple[Member, Member]) -> None:
+    source, _ = members
+
+    async def test() -> None:
+        offer = await ready(source)
+        whole = (await ask(source, "chunk", offer.snapshot_id, 0, offer.size)).data
+        assert len(whole) == offer.size
+        part = (await ask(source, "chunk", offer.snapshot_id, 1_000, 77)).data
+        assert part == whole[1_000:1_077]
+        for offset, length in ((-1, 5), (offer.size, 5), (0, 0)):
+            with pytest.raises(BadValueError):
+                await ask(source, "chunk", offer.snapshot_id, offset, length)
+        assert left_at_source(source) == [f"{offer.snapshot_id}.db"]
+        await ask(source, "end", offer.snapshot_id)
+        assert left_at_source(source) == []
+        with pytest.raises(CursorNotFoundError):
+            await ask(source, "chunk", offer.snapshot_id, 0, 5)
+        with pytest.raises(BadValueError):
+            await ask(source, "middle")
+
+    run(test)
+
+
+def test_a_forgotten_copy_expires(members: tuple[Member, Member]) -> None:
+    source, _ = members
+
+    async def test() -> None:
+        offer = await ready(source)
+        source.clock.ms += 600_001
+        await source.snapshots.expire()
+        assert left_at_source(source) == []
+        with pytest.raises(CursorNotFoundError):
+            await ask(source, "begin", offer.snapshot_id)
+
+    run(test)
+
+
+def test_copies_of_an_earlier_run_are_removed(members: tuple[Member, Member]) -> None:
+    source, _ = members
+    (source.folder / "snapshots").mkdir()
+    (source.folder / "snapshots" / "old.db").write_bytes(b"x")
+    source.snapshots.clear_leftovers()
+    assert left_at_source(source) == []
+
+
+def test_only_so_many_copies_at_a_time(members: tuple[Member, Member]) -> None:
+    source, _ = members
+
+    async def test() -> None:
+        await ready(source)
+        await ready(source)
+        with pytest.raises(ReplError) as refused:
+            await ask(source, "begin")
+        assert refused.value.code == 117
+        await source.snapshots.close()
+        assert left_at_source(source) == []
+
+    run(test)
+
+
+def test_no_copy_without_data_or_in_a_state_that_serves_none(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    with pytest.raises(NotPrimaryOrSecondaryError):
+        asyncio.run(ask(mine, "begin"))
+    source.node.state = MemberState.STARTUP2
+    with pytest.raises(NotPrimaryOrSecondaryError):
+        asyncio.run(ask(source, "begin"))
+
+
+def test_no_copy_on_a_disk_without_room(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    source.snapshots._options = SnapshotOptions(spare_bytes=1 << 60)
+    ended = sync(mine)
+    assert not ended.ok
+    assert "disk" in ended.detail
+    assert left_at_source(source) == []
+
+
+def test_the_rate_is_kept(members: tuple[Member, Member]) -> None:
+    source, _ = members
+
+    async def test() -> None:
+        offer = await ready(source)
+        source.snapshots._options = SnapshotOptions(bytes_per_s=100_000)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        for _ in range(3):
+            await ask(source, "chunk", offer.snapshot_id, 0, 5_000)
+        assert loop.time() - began >= 0.05
+
+    run(test)

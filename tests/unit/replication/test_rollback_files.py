@@ -1,0 +1,182 @@
+"""Names, the manifest's form, and the reading side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replset.bson import encode
+from replset.errors import CorruptDataError
+from replset.ids import OpTime, pack_ts
+from replset.replication.rollback_files import (
+    FileKind,
+    Manifest,
+    RollbackFile,
+    RollbackState,
+    RollbackWriter,
+    escape_namespace,
+    list_manifests,
+    parse_utc,
+    read_manifest,
+    settle_manifest,
+    stamp,
+    utc_text,
+    verify_file,
+)
+from replset.storage.disk import RealDisk
+
+WALL_MS = 1_790_000_000_123
+UUID_A = UUID(int=7)
+
+
+def manifest(**changed: object) -> Manifest:
+    fields: dict[str, object] = {
+        "id": "rollback-2026-09-21T14-13-20.0",
+        "state": RollbackState.PLANNED,
+        "reason": "rollback",
+        "set_name": "rs0",
+        "member": "a:1",
+        "when": utc_text(WALL_MS),
+        "source": "b:2",
+        "common_point": OpTime(1, pack_ts(10, 1)),
+        "first": OpTime(1, pack_ts(10, 2)),
+        "last": OpTime(2, pack_ts(11, 1)),
+        "first_wall_ms": WALL_MS,
+        "last_wall_ms": WALL_MS + 5,
+        "entries": 3,
+        "operations": {"i": 2, "d": 1},
+        "files": (RollbackFile("x.bson", FileKind.DOCUMENTS, "db.ü/x", UUID_A, 1, 5, "00"),),
+    }
+    return Manifest(**{**fields, **changed})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ns", "name"),
+    [
+        ("app.orders", "app.orders"),
+        ("app.system.views", "app.system.views"),
+        ("app.a b", "app.a%20b"),
+        ("app.a/b", "app.a%2Fb"),
+        ("app.100%", "app.100%25"),
+        ("app.ä", "app.%C3%A4"),
+        ("app.a~b", "app.a%7Eb"),
+        ("app.$cmd", "app.$cmd"),
+        (".hidden", "%2Ehidden"),
+    ],
+)
+def test_namespaces_are_escaped(ns: str, name: str) -> None:
+    assert escape_namespace(ns) == name
+
+
+def test_long_namespaces_are_cut_with_a_hash() -> None:
+    first, second = escape_namespace("app." + "é" * 100 + "1"), escape_namespace("app." + "é" * 100 + "2")
+    assert first != second
+    assert first.partition("~")[0] == second.partition("~")[0]
+    assert first.partition("~")[0].endswith("%C3%A9"), "never cut inside a character"
+    assert len(f"before.{first}.{stamp(WALL_MS)}.1000.bson") <= 255
+
+
+@given(st.text(min_size=1, max_size=120), st.text(min_size=1, max_size=120))
+def test_no_two_namespaces_share_a_name(one: str, other: str) -> None:
+    assert (escape_namespace(one) == escape_namespace(other)) == (
+        one.encode("utf-8", "replace") == other.encode("utf-8", "replace")
+    )
+    assert len(escape_namespace(one)) <= 180
+    assert escape_namespace(one).isascii()
+
+
+@given(st.integers(0, 4_000_000_000_000))
+def test_times_round_trip(wall_ms: int) -> None:
+    assert parse_utc(utc_text(wall_ms)) == wall_ms
+    assert len(stamp(wall_ms)) == 19
+
+
+@pytest.mark.parametrize("state", list(RollbackState))
+def test_manifests_round_trip(tmp_path: Path, state: RollbackState) -> None:
+    written = manifest(state=state, source=None)
+    (tmp_path / "rollback").mkdir()
+    settled = settle_manifest(RealDisk(), str(tmp_path), written, state, WALL_MS)
+    assert list_manifests(tmp_path) == list_manifests(tmp_path / "rollback") == [settled]
+    assert settled.settled == "2026-09-21T14:13:20.123Z"
+    assert read_manifest(tmp_path / "rollback" / f"{written.id}.json") == settled
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"version": 2}',
+        b"\xff",
+        b'{"version": 1, "id": "x", "state": "undone"}',
+        b'{"version": 1, "range": []}',
+    ],
+)
+def test_what_is_no_manifest_is_named(tmp_path: Path, text: bytes) -> None:
+    file = tmp_path / "rollback-x.json"
+    file.write_bytes(text)
+    with pytest.raises(CorruptDataError, match=r"rollback-x\.json"):
+        read_manifest(file)
+    with pytest.raises(CorruptDataError):
+        list_manifests(tmp_path)
+
+
+def test_manifests_are_listed_oldest_first_by_number(tmp_path: Path) -> None:
+    (tmp_path / "rollback").mkdir()
+    disk = RealDisk()
+    for number in (10, 9, 2):
+        named = manifest(id=f"rollback-2026-09-21T14-13-20.{number}")
+        settle_manifest(disk, str(tmp_path), named, RollbackState.FINISHED, WALL_MS)
+    assert [found.id.rpartition(".")[2] for found in list_manifests(tmp_path)] == ["2", "9", "10"]
+
+
+def test_no_folder_no_manifests(tmp_path: Path) -> None:
+    assert list_manifests(tmp_path) == []
+    assert list_manifests(tmp_path / "absent") == []
+
+
+def test_the_writer_streams_and_describes(tmp_path: Path) -> None:
+    writer = RollbackWriter(RealDisk(), str(tmp_path), WALL_MS)
+    large = encode({"_id": 1, "data": b"x" * (3 << 20)})
+    small = encode({"_id": 2})
+    for document in (large, small, large):
+        writer.add(FileKind.DOCUMENTS, "db.big", UUID_A, document)
+    writer.add(FileKind.BEFORE, "db.big", UUID_A, small)
+    before, documents = writer.finish()
+    assert (documents.count, documents.size) == (3, 2 * len(large) + len(small))
+    assert (tmp_path / "rollback" / documents.name).read_bytes() == large + small + large
+    assert before.name == "before.db.big.2026-09-21T14-13-20.0.bson"
+    assert verify_file(tmp_path / "rollback", documents) is None
+    written = writer.write_manifest(manifest(id="", files=(before, documents)))
+    assert written.id == "rollback-2026-09-21T14-13-20.0"
+    writer.discard()
+    assert list_manifests(tmp_path) == [written], "what is done stays"
+
+
+def test_the_writer_never_takes_a_name_that_exists(tmp_path: Path) -> None:
+    disk = RealDisk()
+    for number in range(3):
+        writer = RollbackWriter(disk, str(tmp_path), WALL_MS)
+        writer.add(FileKind.DOCUMENTS, "db.c", UUID_A, encode({"_id": number}))
+        (file,) = writer.finish()
+        assert file.name == f"db.c.2026-09-21T14-13-20.{number}.bson"
+
+
+def test_verify_names_what_is_wrong(tmp_path: Path) -> None:
+    writer = RollbackWriter(RealDisk(), str(tmp_path), WALL_MS)
+    writer.add(FileKind.OPLOG, "local.oplog.rs", None, encode({"a": 1}))
+    (file,) = writer.finish()
+    folder = tmp_path / "rollback"
+    path = folder / file.name
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + b"\x01")
+    assert verify_file(folder, file) == "its SHA-256 is not the manifest's"
+    path.write_bytes(data + b"\0")
+    assert verify_file(folder, file) == f"{len(data) + 1} bytes, the manifest says {len(data)}"
+    path.unlink()
+    assert verify_file(folder, file) == "missing"
