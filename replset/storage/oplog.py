@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import apsw
 from xxhash import xxh3_64_intdigest
@@ -154,9 +154,16 @@ def check_chain(connection: apsw.Connection, path: str, *, after_ts: int, limit:
     CorruptDataError names the optime where hash or chain is not what the bytes give.
     """
     sql = f"SELECT {COLUMNS} FROM oplog WHERE ts >= ? ORDER BY ts LIMIT ?"
+    try:
+        return _check_rows(rows_of(connection, sql, (after_ts, limit + 1)), path)
+    except UnicodeDecodeError as error:
+        raise CorruptDataError(f"{path}: the oplog holds text that is none: {error}") from error
+
+
+def _check_rows(rows: Iterable[tuple[Any, ...]], path: str) -> int | None:
     previous: OplogRow | None = None
     checked: int | None = None
-    for values in rows_of(connection, sql, (after_ts, limit + 1)):
+    for values in rows:
         row = OplogRow._make(values)
         if entry_hash(row.entry) != row.hash:
             raise CorruptDataError(f"{path}: the oplog entry {row.optime} is not the one that was written (hash)")

@@ -452,7 +452,10 @@ class Store:
 
     def last_pass(self) -> bool:
         """As `checkpoint`, while the loop holds commits; True when the WAL starts anew with the next commit."""
-        return self._checkpoint(apsw.SQLITE_CHECKPOINT_RESTART)
+        done = self._checkpoint(apsw.SQLITE_CHECKPOINT_RESTART)
+        if done:
+            self._wal_pages = self._passed_pages = 0
+        return done
 
     def _checkpoint(self, mode: int) -> bool:
         try:
@@ -461,7 +464,8 @@ class Store:
             return False
         except (apsw.Error, OSError) as error:
             raise storage_error(error, self.path) from error
-        self._passed_pages = max(done, 0)
+        # Also what an old reader kept from being folded in: that is for the last pass, not for one pass after another.
+        self._passed_pages = max(pages, 0)
         return pages == done
 
     def cut_readers(self) -> int:

@@ -1,0 +1,209 @@
+"""A copy is consistent while writes go on; installing one is safe at every step."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from replset.errors import CorruptDataError, InvariantError, StorageError
+from replset.ids import OPTIME_NULL
+from replset.storage.copies import check_database, install_copy
+from replset.storage.disk import RealDisk
+from replset.storage.store import Store
+
+from .conftest import Driver
+
+
+@pytest.fixture
+def source(make_driver: Callable[..., Driver]) -> Driver:
+    driver = make_driver("source")
+    driver.apply(("create", "db.c"), *(("put", "db.c", number, "x" * 300) for number in range(200)))
+    return driver
+
+
+def test_a_copy_is_consistent_while_writes_go_on(source: Driver, tmp_path: Path) -> None:
+    expected, newest = source.documents(), source.store.last_applied
+    path = str(tmp_path / "copy.db")
+    pauses = 0
+
+    def write() -> None:
+        nonlocal pauses
+        pauses += 1
+        source.apply(*(("put", "db.c", number, "later") for number in range(pauses, 200, 3)))
+        source.store.checkpoint()
+
+    info = source.store.snapshot_to(path, pause=write)
+    assert pauses > 0
+    data = Path(path).read_bytes()
+    assert (info.size, info.sha256, info.newest) == (len(data), hashlib.sha256(data).hexdigest(), newest)
+    assert os.listdir(tmp_path) == ["copy.db", "source"] or sorted(os.listdir(tmp_path)) == ["copy.db", "source"]
+
+    target = tmp_path / "target"
+    target.mkdir()
+    install_copy(RealDisk(), target, path, rollback_id_before=0)
+    store = Store.open(RealDisk(), target, source.options)
+    coll = store.collection("db.c")
+    assert coll is not None
+    with store.read() as snapshot:
+        assert dict(snapshot.scan(coll)) == expected["db.c"]
+    assert store.last_applied == newest
+    store.close()
+    assert source.documents() == source.state
+
+
+def test_a_copy_that_is_cancelled_leaves_nothing(source: Driver, tmp_path: Path) -> None:
+    def cancel() -> None:
+        raise StorageError("no room")
+
+    with pytest.raises(StorageError, match="no room"):
+        source.store.snapshot_to(str(tmp_path / "copy.db"), pause=cancel)
+    assert os.listdir(tmp_path) == ["source"]
+    source.apply(("put", "db.c", 1, "goes on"))
+
+
+@pytest.mark.parametrize(("mine", "expected"), [(0, 3), (2, 3), (7, 8)])
+def test_the_rollback_id_rises_above_both_and_rollbacks_done_are_emptied(
+    source: Driver, tmp_path: Path, mine: int, expected: int
+) -> None:
+    source.store.undo_step(source.history[-2][0], stem="theirs")
+    assert source.store.rollback_id == 2
+    path = str(tmp_path / "copy.db")
+    source.store.snapshot_to(path)
+    install_copy(RealDisk(), tmp_path, path, rollback_id_before=mine)
+    store = Store.open(RealDisk(), tmp_path, source.options)
+    assert (store.rollback_id, store.rollback_done_marks()) == (expected, [])
+    store.close()
+    assert [mark.stem for mark in source.store.rollback_done_marks()] == ["theirs"]
+
+
+def test_undo_and_pruned_through_stay_with_the_copied_data(source: Driver, tmp_path: Path) -> None:
+    source.store.set_commit_point(source.history[100][0])
+    while source.store.housekeeping(0):
+        pass
+    path = str(tmp_path / "copy.db")
+    source.store.snapshot_to(path)
+    install_copy(RealDisk(), tmp_path, path, rollback_id_before=0)
+    store = Store.open(RealDisk(), tmp_path, source.options)
+    assert store.pruned_through == source.history[100][0].ts
+    point, state = source.history[120]
+    while store.undo_step(point, stem="r"):
+        pass
+    coll = store.collection("db.c")
+    assert coll is not None
+    with store.read() as snapshot:
+        assert dict(snapshot.scan(coll)) == state["db.c"]
+    store.close()
+
+
+class StoppingDisk(RealDisk):
+    """Ends the process, so to speak, before its nth change of a name or sync."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+        self.done: list[str] = []
+
+    def _step(self, what: str) -> None:
+        if len(self.done) == self.steps:
+            raise KeyboardInterrupt
+        self.done.append(what)
+
+    def remove(self, path: str) -> None:
+        self._step(f"remove {os.path.basename(path)}")
+        super().remove(path)
+
+    def rename(self, source: str, target: str) -> None:
+        self._step(f"rename {os.path.basename(source)}")
+        super().rename(source, target)
+
+    def sync_file(self, path: str) -> None:
+        self._step(f"sync {os.path.basename(path)}")
+        super().sync_file(path)
+
+    def sync_folder(self, path: str) -> None:
+        self._step("sync folder")
+        super().sync_folder(path)
+
+
+ORDER = [
+    "remove copy.db-wal",
+    "remove copy.db-shm",
+    "sync copy.db",
+    "remove replset.db-wal",
+    "remove replset.db-shm",
+    "sync folder",
+    "rename copy.db",
+    "sync folder",
+]
+
+
+@pytest.mark.parametrize("steps", range(len(ORDER) + 1))
+def test_a_crash_while_installing_leaves_the_old_data_or_the_copy(
+    source: Driver, make_driver: Callable[..., Driver], tmp_path: Path, steps: int
+) -> None:
+    old = make_driver("old")
+    old.apply(("create", "db.old"), ("put", "db.old", 1, "mine"))
+    old.store.close()
+    path = str(tmp_path / "copy.db")
+    source.store.snapshot_to(path)
+    disk = StoppingDisk(steps)
+    if steps < len(ORDER):
+        with pytest.raises(KeyboardInterrupt):
+            install_copy(disk, old.folder, path, rollback_id_before=1)
+    else:
+        install_copy(disk, old.folder, path, rollback_id_before=1)
+    assert disk.done == ORDER[:steps]
+    store = Store.open(RealDisk(), old.folder, source.options)
+    assert [coll.ns for coll in store.collections()] == (["db.old"] if steps <= 6 else ["db.c"])
+    store.close()
+
+
+def test_a_copy_of_something_else_is_refused_before_anything_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "copy.db"
+    disk = RealDisk()
+    disk.connect(str(path)).execute("CREATE TABLE t (x)").connection.close()
+    (tmp_path / "replset.db").write_bytes(b"mine")
+    with pytest.raises(CorruptDataError, match="no copy of a member's database"):
+        install_copy(disk, tmp_path, str(path), rollback_id_before=0)
+    assert (tmp_path / "replset.db").read_bytes() == b"mine"
+
+
+def test_quick_check_and_chain_check_find_damage(source: Driver, tmp_path: Path) -> None:
+    path = str(tmp_path / "copy.db")
+    source.store.snapshot_to(path)
+    check_database(RealDisk(), path, 1000)
+    connection = RealDisk().connect(path)
+    newest = source.store.last_applied
+    damage = "UPDATE oplog SET entry = CAST(x'%s' AS %s) WHERE ts = ?"
+    connection.execute(damage % ("00", "BLOB"), (newest.ts - 5,))
+    connection.close()
+    check_database(RealDisk(), path, 3)
+    with pytest.raises(CorruptDataError, match=r"hash"):
+        check_database(RealDisk(), path, 1000)
+    connection = RealDisk().connect(path)
+    connection.execute(damage % ("FF", "TEXT"), (newest.ts - 5,))
+    connection.close()
+    with pytest.raises(CorruptDataError, match="text that is none"):
+        check_database(RealDisk(), path, 1000)
+    connection = RealDisk().connect(path)
+    connection.execute("DELETE FROM oplog WHERE ts = ?", (newest.ts - 5,))
+    connection.close()
+    with pytest.raises(CorruptDataError, match=f"chain breaks at 1:{newest.seconds}:{newest.increment - 4}"):
+        check_database(RealDisk(), path, 1000)
+    with open(path, "r+b") as file:
+        file.seek(4096 * 20)
+        file.write(b"\xaa" * 4096 * 3)
+    with pytest.raises(CorruptDataError, match="damaged"):
+        check_database(RealDisk(), path, 1000)
+
+
+def test_nothing_is_installed_over_an_open_store(source: Driver, tmp_path: Path) -> None:
+    path = str(tmp_path / "copy.db")
+    source.store.snapshot_to(path)
+    with pytest.raises(InvariantError, match="open in SQLite"):
+        install_copy(source.disk, source.folder, path, rollback_id_before=0)
+    assert source.store.oplog_after(OPTIME_NULL, limit=1, max_bytes=1)

@@ -1,0 +1,209 @@
+"""What keeps the database small never takes what someone still needs, and works in bounded slices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from replset.errors import CappedPositionLostError
+from replset.ids import OPTIME_NULL, OpTime, pack_ts
+from replset.storage import housekeeping
+from replset.storage.store import StoreOptions
+
+from .conftest import WALL, Driver, key_of
+
+
+def settle(driver: Driver, now_wall_ms: int = WALL) -> int:
+    slices = 0
+    while driver.store.housekeeping(now_wall_ms):
+        slices += 1
+    return slices
+
+
+def count(driver: Driver, sql: str) -> int:
+    connection = driver.disk.connect(driver.store.path)
+    try:
+        found = connection.execute(sql).get
+    finally:
+        connection.close()
+    assert isinstance(found, int)
+    return found
+
+
+def undo_rows(driver: Driver) -> int:
+    return count(driver, "SELECT count(*) FROM undo")
+
+
+def test_undo_is_kept_until_the_commit_point(driver: Driver) -> None:
+    driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(9)))
+    assert settle(driver) == 0
+    assert undo_rows(driver) == 10
+    driver.store.set_commit_point(driver.history[6][0])
+    settle(driver)
+    assert undo_rows(driver) == 4
+    assert driver.store.pruned_through == driver.history[6][0].ts
+    assert driver.reopen().pruned_through == driver.history[6][0].ts
+
+
+def test_undo_is_kept_for_the_oldest_open_snapshot(driver: Driver) -> None:
+    driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(9)))
+    driver.store.set_commit_point(driver.store.last_applied)
+    pins = [driver.store.pin(driver.history[at][0]) for at in (3, 5)]
+    settle(driver)
+    assert undo_rows(driver) == 7
+    pins[0].release()
+    pins[0].release()
+    settle(driver)
+    assert undo_rows(driver) == 5
+    pins[1].release()
+    settle(driver)
+    assert undo_rows(driver) == 0
+
+
+def test_undo_is_kept_for_the_snapshot_history(make_driver: Callable[..., Driver]) -> None:
+    driver = make_driver(options=StoreOptions(min_free_bytes=0, snapshot_history_s=10))
+    driver.apply(("create", "db.c"))
+    for second in range(20):
+        driver.wall_ms = WALL + second * 1000
+        driver.apply(("put", "db.c", 1, f"at {second}"))
+    driver.store.set_commit_point(driver.store.last_applied)
+    settle(driver)
+    # The newest is of second 19: a read at second 9 needs the undo of 10 to 19 and no more.
+    assert driver.store.pruned_through < pack_ts(WALL // 1000 + 10, 0)
+    assert undo_rows(driver) == 10
+    at_nine, state = next(past for past in driver.history if past[0].seconds == WALL // 1000 + 9)
+    with driver.store.read() as snapshot:
+        assert dict(snapshot.scan(driver.coll("db.c"), at_nine)) == state["db.c"]
+
+
+def test_undo_is_kept_while_a_rollback_is_in_progress(driver: Driver) -> None:
+    driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(9)))
+    assert driver.store.undo_step(driver.history[2][0], stem="r", limit=3)
+    driver.reopen().set_commit_point(driver.store.last_applied)
+    assert settle(driver) == 0
+
+
+def test_pruning_goes_in_bounded_slices_of_whole_entries(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(housekeeping, "_ROWS", 4)
+    driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(20)))
+    driver.store.set_commit_point(driver.store.last_applied)
+    before = undo_rows(driver)
+    assert driver.store.housekeeping(WALL)
+    assert before - undo_rows(driver) == 5
+    assert settle(driver) >= 3
+    assert undo_rows(driver) == 0
+
+
+def small_oplog(make_driver: Callable[..., Driver], **more: float) -> Driver:
+    driver = make_driver(
+        options=StoreOptions(min_free_bytes=0, snapshot_history_s=0, oplog_max_bytes=2000, tail_bytes=500, **more)
+    )
+    driver.apply(("create", "db.c"))
+    for second in range(40):
+        driver.wall_ms = WALL + second * 1000
+        driver.apply(("put", "db.c", second, "x" * 50))
+    return driver
+
+
+def test_the_oplog_is_trimmed_by_bytes_and_never_past_the_commit_point(make_driver: Callable[..., Driver]) -> None:
+    driver = small_oplog(make_driver)
+    assert driver.store.oplog_bytes > 5000
+    settle(driver)
+    assert driver.store.oldest == driver.history[1][0]
+    driver.store.set_commit_point(driver.history[5][0])
+    settle(driver)
+    assert driver.store.oldest == driver.history[6][0]
+    assert driver.store.trimmed_through == driver.history[5][0].ts
+    driver.store.set_commit_point(driver.store.last_applied)
+    settle(driver)
+    assert 1500 < driver.store.oplog_bytes <= 2000
+    assert driver.reopen().oplog_bytes == sum(
+        len(row.entry) for row in driver.store.oplog_after(OPTIME_NULL, limit=100, max_bytes=1 << 30)
+    )
+    assert driver.documents() == driver.state
+
+
+def test_the_newest_entry_is_never_trimmed(make_driver: Callable[..., Driver]) -> None:
+    driver = make_driver(options=StoreOptions(min_free_bytes=0, oplog_max_bytes=1))
+    driver.apply(("noop",), ("noop",), ("noop",))
+    driver.store.set_commit_point(driver.store.last_applied)
+    settle(driver)
+    chain = driver.store.chain
+    assert driver.store.oldest == driver.store.last_applied == driver.history[-1][0]
+    assert (driver.reopen().last_applied, driver.store.chain) == (driver.history[-1][0], chain)
+
+
+def test_young_entries_are_kept_beyond_the_limit_of_bytes(make_driver: Callable[..., Driver]) -> None:
+    driver = small_oplog(make_driver, oplog_min_retention_s=30)
+    driver.store.set_commit_point(driver.store.last_applied)
+    settle(driver, WALL + 39_000)
+    assert driver.store.oldest.seconds == WALL // 1000 + 9
+    settle(driver, WALL + 50_000)
+    assert driver.store.oldest.seconds == WALL // 1000 + 20
+
+
+def test_a_reader_whose_place_is_gone_gets_capped_position_lost(make_driver: Callable[..., Driver]) -> None:
+    driver = small_oplog(make_driver)
+    driver.store.set_commit_point(driver.history[5][0])
+    settle(driver)
+    for reopened in (False, True):
+        store = driver.reopen() if reopened else driver.store
+        with pytest.raises(CappedPositionLostError):
+            store.oplog_after(driver.history[4][0], limit=1, max_bytes=1)
+        assert store.oplog_after(driver.history[5][0], limit=1, max_bytes=1)[0].optime == driver.history[6][0]
+        assert store.oplog_after(OPTIME_NULL, limit=1, max_bytes=1)[0].optime == driver.history[6][0]
+        with store.read() as snapshot:
+            with pytest.raises(CappedPositionLostError):
+                snapshot.oplog_after(driver.history[4][0], limit=1, max_bytes=1)
+            assert snapshot.oplog_after(OPTIME_NULL, limit=1, max_bytes=1)[0].optime == driver.history[6][0]
+
+
+def test_first_and_last_optime_of_each_term_survive_trimming(make_driver: Callable[..., Driver]) -> None:
+    driver = small_oplog(make_driver)
+    driver.term = 2
+    driver.apply(*(("put", "db.c", number, "y" * 50) for number in range(40)))
+    driver.store.set_commit_point(driver.store.last_applied)
+    settle(driver)
+    assert driver.store.oldest.term == 2
+    first, second = driver.reopen().terms()
+    assert first == (driver.history[1][0], driver.history[41][0])
+    assert second == (driver.history[42][0], None)
+
+
+def test_a_drop_hides_the_collection_until_it_is_committed_then_removes_it(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(housekeeping, "_ROWS", 4)
+    driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(10)))
+    table = driver.coll("db.c").table
+    driver.apply(("drop", "db.c"))
+    dropped = driver.store.last_applied
+    driver.apply(("create", "db.c"), ("put", "db.c", 1, "a new one of that name"))
+    driver.store.set_commit_point(OpTime(1, dropped.ts - 1))
+    settle(driver)
+    assert count(driver, f"SELECT count(*) FROM {table}") == 10
+    driver.store.set_commit_point(dropped)
+    assert settle(driver) >= 3
+    assert count(driver, f"SELECT count(*) FROM sqlite_schema WHERE name = '{table}'") == 0
+    assert count(driver, "SELECT count(*) FROM catalog") == 1
+    assert driver.documents() == driver.state
+    driver.reopen()
+    assert driver.documents() == {"db.c": {key_of(1): driver.state["db.c"][key_of(1)]}}
+
+
+def test_undo_of_a_drop_brings_the_documents_back(driver: Driver) -> None:
+    driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(10)))
+    point, state = driver.history[-1]
+    driver.apply(("drop", "db.c"), ("create", "db.c"), ("put", "db.c", 1, "new"))
+    driver.reopen()
+    while driver.store.undo_step(point, stem="r", limit=1):
+        pass
+    assert driver.documents() == state
+
+
+def test_the_count_of_bytes_is_noted_now_and_then(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(housekeeping, "_COUNT_EVERY", 300)
+    driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(10)))
+    assert settle(driver) == 1
+    assert count(driver, "SELECT value FROM meta WHERE name = 'oplog_bytes'") == driver.store.oplog_bytes

@@ -1,0 +1,156 @@
+"""member.db keeps votes, config and incarnation; each save is durable and survives a new start."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+
+from replset.config import ReplSetConfig
+from replset.core.effects import LastVote
+from replset.errors import CorruptDataError, StorageError
+from replset.ids import MemberId
+from replset.storage.disk import RealDisk
+from replset.storage.member_file import JournalLine, MemberFile
+from replset.storage.store import Store, StoreOptions
+
+CONFIG = {
+    "_id": "rs0",
+    "version": 3,
+    "term": 7,
+    "members": [{"_id": 0, "host": "a:27017"}, {"_id": 1, "host": "b:27017", "priority": 2.5}],
+}
+
+
+@pytest.fixture
+def open_file(tmp_path: Path) -> Iterator[Callable[[], MemberFile]]:
+    """Opens the same file again; incarnations are i1, i2, ..."""
+    numbers = itertools.count(1)
+    opened: list[MemberFile] = []
+
+    def open_() -> MemberFile:
+        if opened:
+            opened[-1].close()
+        opened.append(MemberFile.open(RealDisk(), tmp_path, new_incarnation=lambda: f"i{next(numbers)}"))
+        return opened[-1]
+
+    yield open_
+    opened[-1].close()
+
+
+def test_a_new_member_has_an_incarnation_and_has_to_sync(open_file: Callable[[], MemberFile]) -> None:
+    for _ in range(2):
+        file = open_file()
+        assert (file.incarnation, file.initial_sync_pending, file.rollback_id_floor) == ("i1", True, 0)
+        assert (file.last_vote, file.config) == (None, None)
+
+
+@pytest.mark.parametrize("vote", [LastVote(5, MemberId(2)), LastVote(6, MemberId(0)), LastVote(7, None)])
+def test_votes_survive(open_file: Callable[[], MemberFile], vote: LastVote) -> None:
+    file = open_file()
+    file.save_vote(LastVote(4, MemberId(1)))
+    file.save_vote(vote)
+    assert file.last_vote == open_file().last_vote == vote
+
+
+def test_configs_survive_whole(open_file: Callable[[], MemberFile]) -> None:
+    config = ReplSetConfig.parse(CONFIG)
+    file = open_file()
+    file.save_config(config)
+    assert file.config == open_file().config == config
+
+
+def test_each_initial_sync_is_a_new_incarnation_and_a_marker_that_is_set_keeps_its_own(
+    open_file: Callable[[], MemberFile],
+) -> None:
+    file = open_file()
+    assert file.begin_initial_sync() == "i1"
+    file.end_initial_sync()
+    file = open_file()
+    assert (file.incarnation, file.initial_sync_pending) == ("i1", False)
+    assert file.begin_initial_sync(rollback_id=4) == "i2"
+    file = open_file()
+    assert (file.incarnation, file.initial_sync_pending, file.rollback_id_floor) == ("i2", True, 4)
+    assert file.begin_initial_sync(rollback_id=3) == "i2"
+    assert open_file().rollback_id_floor == 4
+    open_file().end_initial_sync()
+    file = open_file()
+    assert (file.incarnation, file.initial_sync_pending, file.rollback_id_floor) == ("i2", False, 0)
+
+
+def test_the_journal_keeps_the_newest_lines(
+    open_file: Callable[[], MemberFile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replset.storage.member_file._JOURNAL_ROWS", 5)
+    file = open_file()
+    for term in range(8):
+        file.append_journal(wall_ms=1000 + term, term=term, event="won", detail=f"by {term}")
+    lines = open_file().journal(3)
+    assert lines == [JournalLine(1000 + term, term, "won", f"by {term}") for term in (7, 6, 5)]
+    assert len(open_file().journal(100)) == 5
+
+
+def test_every_save_is_synced_with_its_folder(open_file: Callable[[], MemberFile]) -> None:
+    file = open_file()
+    connection = file._connection
+    assert connection.execute("PRAGMA synchronous").get == 3  # EXTRA
+    assert connection.execute("PRAGMA journal_mode").get == "delete"
+
+
+def test_an_undo_and_a_copy_never_touch_it(tmp_path: Path) -> None:
+    file = MemberFile.open(RealDisk(), tmp_path)
+    file.save_vote(LastVote(5, MemberId(2)))
+    before = (tmp_path / "member.db").stat().st_mtime_ns
+    disk = RealDisk()
+    store = Store.open(disk, tmp_path, StoreOptions(min_free_bytes=0))
+    with store.group() as txn:
+        optime = txn.next_optime(1, 0)
+        txn.append(b"entry", optime, op="n", ns="", wall_ms=0)
+    store.snapshot_to(str(tmp_path / "copy.db"))
+    store.undo_step(type(optime)(0, 0), stem="r")
+    store.close()
+    assert (tmp_path / "member.db").stat().st_mtime_ns == before
+    file.close()
+
+
+def test_two_files_have_two_incarnations(tmp_path: Path) -> None:
+    files = [MemberFile.open(RealDisk(), tmp_path / name) for name in "ab"]
+    assert len({file.incarnation for file in files}) == 2
+    for file in files:
+        file.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("config", b"\x05\0\0\0\0"), ("config", b"junk"), ("config", "text"), ("vote_term", "x")],
+)
+def test_damage_is_named(tmp_path: Path, name: str, value: str | bytes) -> None:
+    MemberFile.open(RealDisk(), tmp_path).close()
+    connection = apsw.Connection(str(tmp_path / "member.db"))
+    connection.execute("INSERT INTO member VALUES (?, ?)", (name, value))
+    connection.close()
+    with pytest.raises(CorruptDataError, match=r"member\.db is damaged: .+"):
+        MemberFile.open(RealDisk(), tmp_path)
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    (tmp_path / "member.db").write_bytes(b"no database, however long it is" * 200)
+    with pytest.raises(CorruptDataError, match=r"member\.db is damaged"):
+        MemberFile.open(RealDisk(), tmp_path)
+
+
+def test_failures_are_storage_errors(open_file: Callable[[], MemberFile], tmp_path: Path) -> None:
+    file = open_file()
+    other = apsw.Connection(str(tmp_path / "member.db"))
+    other.execute("BEGIN EXCLUSIVE")
+    file._connection.set_busy_timeout(1)
+    with pytest.raises(StorageError):
+        file.save_vote(LastVote(9, None))
+    with pytest.raises(StorageError):
+        file.append_journal(wall_ms=0, term=0, event="", detail="")
+    other.execute("ROLLBACK")
+    other.close()
+    assert file.last_vote is None

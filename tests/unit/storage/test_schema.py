@@ -1,0 +1,110 @@
+"""The schema comes from sqlite-utils, step by step, and a made one needs it no more."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import apsw
+import pytest
+from sqlite_utils import Database
+
+from replset.errors import CorruptDataError
+from replset.storage.disk import RealDisk
+from replset.storage.schema import DATA_SCHEMA, MEMBER_SCHEMA, Schema, ensure_schema, statements_of
+from replset.storage.store import Store, StoreOptions
+
+START = """
+import sys
+from replset.storage.disk import RealDisk
+from replset.storage.member_file import MemberFile
+from replset.storage.store import Store
+disk = RealDisk()
+Store.open(disk, sys.argv[1]).close()
+MemberFile.open(disk, sys.argv[1]).close()
+print(sorted({"sqlite_utils", "pandas", "numpy", "sqlite3", "typer"} & set(sys.modules)))
+"""
+
+
+def start(folder: Path) -> str:
+    command = [sys.executable, "-c", START, str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_a_member_on_a_made_schema_imports_no_sqlite_utils(tmp_path: Path) -> None:
+    assert "sqlite_utils" in start(tmp_path)
+    assert start(tmp_path) == "[]"
+
+
+def _first(db: Database) -> None:
+    db.table("a").create({"id": int, "name": str}, pk="id")
+
+
+def _second(db: Database) -> None:
+    db.table("a").add_column("size", int)
+    db.table("a").create_index(["name"])
+
+
+def _third(db: Database) -> None:
+    db.table("b").create({"id": int, "a_id": int}, pk="id")
+
+
+def columns(connection: apsw.Connection, table: str) -> list[object]:
+    return [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 3])
+def test_migrations_go_on_from_any_version_and_keep_the_rows(first: int) -> None:
+    steps = (_first, _second, _third)
+    connection = apsw.Connection(":memory:")
+    ensure_schema(connection, Schema(7, steps[:first]), "x.db")
+    if first:
+        connection.execute("INSERT INTO a (id, name) VALUES (1, 'kept')")
+    assert ensure_schema(connection, Schema(7, steps), "x.db") == (first < 3)
+    assert not ensure_schema(connection, Schema(7, steps), "x.db")
+    assert columns(connection, "a") == ["id", "name", "size"]
+    assert columns(connection, "b") == ["id", "a_id"]
+    assert connection.execute("SELECT count(*) FROM a").get == (1 if first else 0)
+    assert connection.execute("SELECT name FROM sqlite_schema WHERE type = 'index'").get == "idx_a_name"
+
+
+def test_a_step_that_fails_leaves_the_file_as_it_was() -> None:
+    def broken(db: Database) -> None:
+        db.table("c").create({"id": int}, pk="id")
+        db.execute("INSERT INTO c (id) VALUES (1)")
+
+    connection = apsw.Connection(":memory:")
+    ensure_schema(connection, Schema(7, (_first,)), "x.db")
+    connection.execute("CREATE TABLE c (other)")
+    with pytest.raises(apsw.SQLError):
+        ensure_schema(connection, Schema(7, (_first, _second, broken)), "x.db")
+    assert columns(connection, "a") == ["id", "name"]
+    assert connection.execute("PRAGMA user_version").get == 1
+
+
+def test_the_tables_are_as_designed() -> None:
+    connection = apsw.Connection(":memory:")
+    ensure_schema(connection, DATA_SCHEMA, "x.db")
+    assert columns(connection, "oplog") == ["ts", "term", "op", "ns", "key", "wall", "hash", "chain", "entry"]
+    assert columns(connection, "undo") == ["ts", "seq", "kind", "coll", "key", "before"]
+    (undo,) = connection.execute("SELECT sql FROM sqlite_schema WHERE name = 'undo'").fetchall()[0]
+    assert str(undo).endswith("WITHOUT ROWID")
+    assert [sql.split('"')[1] for sql in statements_of(MEMBER_SCHEMA, 0)] == ["member", "journal"]
+
+
+def test_a_newer_files_schema_is_refused(tmp_path: Path) -> None:
+    Store.open(RealDisk(), tmp_path, StoreOptions()).close()
+    connection = apsw.Connection(str(tmp_path / "replset.db"))
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(CorruptDataError, match=r"replset\.db was made by a newer version"):
+        Store.open(RealDisk(), tmp_path, StoreOptions())
+
+
+def test_another_applications_file_is_refused(tmp_path: Path) -> None:
+    connection = apsw.Connection(str(tmp_path / "replset.db"))
+    connection.execute("CREATE TABLE theirs (x)")
+    connection.close()
+    with pytest.raises(CorruptDataError, match=r"replset\.db is no database of ours"):
+        Store.open(RealDisk(), tmp_path, StoreOptions())

@@ -1,0 +1,350 @@
+"""Undo and reads at a point: any earlier state comes back exactly, by rollback and by overlay."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replset.errors import (
+    CatalogChangedError,
+    NamespaceNotFoundError,
+    SnapshotCutError,
+    SnapshotTooOldError,
+    UnrecoverableRollbackError,
+)
+from replset.ids import OPTIME_NULL, OpTime
+from replset.storage.store import StoreOptions
+from replset.storage.undo import RollbackMark
+
+from .conftest import Driver, State, doc_of, key_of
+
+NAMESPACES = ("db.a", "db.b", "other.c")
+Operation = tuple[object, ...]
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("put"), st.sampled_from(NAMESPACES), st.integers(0, 5), st.sampled_from(["x", "y" * 30, "z"])
+        ),
+        st.tuples(st.just("delete"), st.sampled_from(NAMESPACES), st.integers(0, 5)),
+        st.tuples(st.sampled_from(["create", "drop"]), st.sampled_from(NAMESPACES)),
+        st.just(("noop",)),
+        st.just(("term",)),
+        st.just(("reopen",)),
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@contextmanager
+def fresh_driver() -> Iterator[Driver]:
+    with tempfile.TemporaryDirectory() as folder:
+        driver = Driver(Path(folder), StoreOptions(min_free_bytes=0, snapshot_history_s=0))
+        yield driver
+        driver.store.close()
+
+
+def play(driver: Driver, script: list[Operation]) -> None:
+    """Runs what fits: a namespace is created before it is written to, and not twice."""
+    for operation in script:
+        name, exists = operation[0], len(operation) > 1 and operation[1] in driver.state
+        if name == "term":
+            driver.term += 1
+        elif name == "reopen":
+            driver.reopen()
+        elif name == "create" and exists:
+            continue
+        elif name in ("put", "delete", "drop") and not exists:
+            driver.apply(("create", operation[1]))
+            driver.apply(operation)
+        else:
+            driver.apply(operation)
+
+
+def state_in_oplog(driver: Driver) -> list[OpTime]:
+    rows = driver.store.oplog_after(OPTIME_NULL, limit=1000, max_bytes=1 << 30)
+    return [row.optime for row in rows]
+
+
+@settings(max_examples=40, deadline=None)
+@given(script=operations, data=st.data())
+def test_undo_restores_exactly_the_state_at_any_point(script: list[Operation], data: st.DataObject) -> None:
+    with fresh_driver() as driver:
+        play(driver, script)
+        point, state = data.draw(st.sampled_from(driver.history))
+        limit = data.draw(st.sampled_from([1, 2, 7, 500]))
+        kept = [optime for optime, _ in driver.history if OPTIME_NULL < optime <= point]
+        before = driver.store.rollback_id
+        steps = 1
+        while driver.store.undo_step(point, stem="rollback-x", limit=limit):
+            steps += 1
+            assert driver.store.rollback_in_progress() == RollbackMark("rollback-x", point)
+            if data.draw(st.booleans()):
+                driver.reopen()
+        assert driver.documents() == state
+        assert state_in_oplog(driver) == kept
+        assert (driver.store.last_applied, driver.store.rollback_id) == (point, before + 1)
+        assert driver.store.rollback_in_progress() is None
+        assert driver.store.rollback_done_marks() == [RollbackMark("rollback-x", point)]
+        assert steps <= (len(driver.history) - len(kept)) // limit + 2
+
+        driver.state, driver.history = state, driver.history[: len(kept) + 1]
+        play(driver, [("put", "db.a", 1, "again"), ("drop", "db.a"), ("put", "db.a", 2, "anew")])
+        assert driver.documents() == driver.state
+        with driver.reopen().read() as snapshot:
+            snapshot.check_chain(0, 1000)
+        assert driver.store.oplog_bytes == sum(
+            len(row.entry) for row in driver.store.oplog_after(OPTIME_NULL, limit=1000, max_bytes=1 << 30)
+        )
+        check_terms(driver)
+
+
+def check_terms(driver: Driver) -> None:
+    by_term: dict[int, list[OpTime]] = {}
+    for optime in state_in_oplog(driver):
+        by_term.setdefault(optime.term, []).append(optime)
+    newest = max(by_term)
+    assert [(span.first, span.last) for span in driver.store.terms()] == [
+        (optimes[0], None if term == newest else optimes[-1]) for term, optimes in by_term.items()
+    ]
+
+
+def changed_after(driver: Driver, ns: str, point: OpTime) -> bool:
+    later = [ns in state for optime, state in driver.history if optime >= point]
+    return len(set(later)) > 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(script=operations, data=st.data())
+def test_a_read_at_c_gives_the_state_at_c(script: list[Operation], data: st.DataObject) -> None:
+    with fresh_driver() as driver:
+        play(driver, script)
+        point, state = data.draw(st.sampled_from(driver.history))
+        with driver.store.read() as snapshot:
+            for ns in NAMESPACES:
+                expected = state.get(ns)
+                try:
+                    coll = snapshot.collection(ns, point)
+                except CatalogChangedError:
+                    assert changed_after(driver, ns, point)
+                    continue
+                assert (coll is None) == (expected is None)
+                if coll is None or expected is None:
+                    continue
+                assert dict(snapshot.scan(coll, point)) == expected
+                assert [key for key, _ in snapshot.scan(coll, point)] == sorted(expected)
+                assert snapshot.count(coll, point) == len(expected)
+                for number in range(6):
+                    assert snapshot.get(coll, key_of(number), point) == expected.get(key_of(number))
+
+
+@settings(max_examples=25, deadline=None)
+@given(script=operations, pruned_to=st.integers(0, 60))
+def test_pruning_takes_only_what_no_read_and_no_rollback_needs(script: list[Operation], pruned_to: int) -> None:
+    with fresh_driver() as driver:
+        play(driver, script)
+        commit, state = driver.history[min(pruned_to, len(driver.history) - 1)]
+        driver.store.set_commit_point(commit)
+        while driver.store.housekeeping(driver.wall_ms):
+            pass
+        assert driver.store.pruned_through <= commit.ts
+        check_readable(driver, commit, state)
+        while driver.store.undo_step(commit, stem="r", limit=3):
+            pass
+        assert driver.documents() == state
+
+
+def check_readable(driver: Driver, point: OpTime, state: State) -> None:
+    with driver.store.read() as snapshot:
+        for ns, expected in state.items():
+            coll = driver.store.collection(ns)
+            if coll is not None and coll.created_ts <= point.ts:
+                assert dict(snapshot.scan(coll, point)) == expected
+
+
+def test_several_changes_at_one_optime_are_undone_together_in_one_step(driver: Driver) -> None:
+    driver.apply(("create", "db.c"), ("put", "db.c", 0, "old"))
+    point, state = driver.history[-1]
+    with driver.store.group() as txn:
+        optime = txn.next_optime(1, driver.wall_ms)
+        coll = driver.coll("db.c")
+        txn.put(coll, key_of(0), doc_of(0, "one"), ts=optime.ts, before=doc_of(0, "old"))
+        txn.put(coll, key_of(0), doc_of(0, "two"), ts=optime.ts, before=doc_of(0, "one"))
+        for number in range(1, 9):
+            txn.put(coll, key_of(number), doc_of(number, "new"), ts=optime.ts, before=None)
+        txn.append(b"entry", optime, op="c", ns="db.$cmd", wall_ms=1)
+    with driver.store.read() as snapshot:
+        assert dict(snapshot.scan(coll, point)) == state["db.c"]
+    assert not driver.store.undo_step(point, stem="r", limit=2)
+    assert driver.documents() == state
+
+
+def test_each_step_deletes_its_entries_in_the_same_transaction(driver: Driver) -> None:
+    driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(9)))
+    point = driver.history[1][0]
+    sizes = []
+    while driver.store.undo_step(point, stem="r", limit=2):
+        assert len(driver.documents()["db.c"]) == len(state_in_oplog(driver)) - 1
+        sizes.append(len(state_in_oplog(driver)))
+    assert sizes == [8, 6, 4, 2]
+
+
+def test_the_first_step_marks_the_rollback_and_raises_the_id_once(driver: Driver) -> None:
+    driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(5)))
+    point = driver.history[2][0]
+    before = driver.store.rollback_id
+    assert driver.store.undo_step(point, stem="r1", limit=1)
+    assert (driver.store.rollback_id, driver.store.rollback_in_progress()) == (before + 1, RollbackMark("r1", point))
+    driver.reopen()
+    assert (driver.store.rollback_id, driver.store.rollback_in_progress()) == (before + 1, RollbackMark("r1", point))
+    with pytest.raises(UnrecoverableRollbackError, match="in progress"):
+        driver.store.undo_step(driver.history[1][0], stem="r2")
+    assert not driver.store.undo_step(point, stem="r1", limit=100)
+    assert not driver.store.undo_step(driver.history[1][0], stem="r2")
+    assert driver.store.rollback_id == before + 2
+    assert [mark.stem for mark in driver.reopen().rollback_done_marks()] == ["r1", "r2"]
+    driver.store.clear_rollback_done("r1")
+    assert [mark.stem for mark in driver.reopen().rollback_done_marks()] == ["r2"]
+    driver.store.clear_rollback_done("r2")
+    assert driver.store.rollback_done_marks() == []
+
+
+def test_undo_below_the_commit_point_or_the_pruned_undo_is_refused(make_driver: Callable[..., Driver]) -> None:
+    driver = make_driver()
+    driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(6)))
+    driver.store.set_commit_point(driver.history[4][0])
+    with pytest.raises(UnrecoverableRollbackError, match="commit point"):
+        driver.store.undo_step(driver.history[3][0], stem="r")
+    while driver.store.housekeeping(driver.wall_ms):
+        pass
+    driver.reopen()  # the commit point is forgotten, what was pruned is not
+    with pytest.raises(UnrecoverableRollbackError, match="undo reaches"):
+        driver.store.undo_step(driver.history[3][0], stem="r")
+    with pytest.raises(UnrecoverableRollbackError, match="not in the oplog"):
+        driver.store.undo_step(OpTime(9, driver.history[5][0].ts), stem="r")
+    assert driver.documents() == driver.state
+    assert driver.store.rollback_in_progress() is None
+    assert not driver.store.undo_step(driver.history[4][0], stem="r")
+    assert driver.documents() == driver.history[4][1]
+
+
+def test_a_point_before_pruned_through_is_snapshot_too_old(driver: Driver) -> None:
+    driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(6)))
+    driver.store.set_commit_point(driver.history[4][0])
+    while driver.store.housekeeping(driver.wall_ms):
+        pass
+    coll = driver.coll("db.c")
+    with driver.store.read() as snapshot:
+        with pytest.raises(SnapshotTooOldError):
+            snapshot.get(coll, key_of(0), driver.history[3][0])
+        with pytest.raises(SnapshotTooOldError):
+            snapshot.scan(coll, driver.history[3][0])
+        assert dict(snapshot.scan(coll, driver.history[4][0])) == driver.history[4][1]["db.c"]
+
+
+def test_catalog_changes_past_c_are_told_to_wait_for(driver: Driver) -> None:
+    driver.apply(("noop",), ("create", "db.c"), ("put", "db.c", 1, "x"), ("drop", "db.c"), ("noop",))
+    optimes = [optime for optime, _ in driver.history]
+    with driver.store.read() as snapshot:
+        for at, until in ((1, 4), (2, 4), (3, 4)):
+            with pytest.raises(CatalogChangedError) as caught:
+                snapshot.collection("db.c", optimes[at])
+            assert caught.value.until == optimes[until].ts
+        assert snapshot.collection("db.c", optimes[4]) is None
+        assert snapshot.collection("db.c") is None
+    driver.apply(("create", "db.d"))
+    coll = driver.coll("db.d")
+    with driver.store.read() as snapshot, pytest.raises(CatalogChangedError):
+        snapshot.get(coll, key_of(1), optimes[5])
+
+
+def test_a_snapshot_sees_nothing_that_commits_later(driver: Driver) -> None:
+    driver.apply(("create", "db.c"), ("put", "db.c", 1, "a"))
+    state, newest = driver.documents(), driver.store.last_applied
+    coll = driver.coll("db.c")
+    with driver.store.read() as snapshot:
+        driver.apply(("put", "db.c", 1, "b"), ("put", "db.c", 2, "c"))
+        assert dict(snapshot.scan(coll)) == state["db.c"]
+        assert (snapshot.newest, snapshot.count(coll)) == (newest, 1)
+    assert driver.documents() == driver.state
+
+
+def test_a_scan_goes_on_after_a_key_at_the_same_point_while_documents_change(driver: Driver) -> None:
+    driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(700)))
+    point, state = driver.history[-1]
+    coll = driver.coll("db.c")
+    seen: list[tuple[bytes, bytes]] = []
+    pin = driver.store.pin(point)
+    round_ = 0
+    while True:
+        with driver.store.read() as snapshot:
+            page = list(snapshot.scan(coll, point, after_key=seen[-1][0] if seen else None, limit=150))
+        if not page:
+            break
+        seen += page
+        round_ += 1
+        driver.apply(*(("delete", "db.c", number) for number in range(round_, 700, 5)))
+        driver.apply(("put", "db.c", 1000 + round_, "new"), ("put", "db.c", -round_, "new"))
+        driver.store.set_commit_point(driver.store.last_applied)
+        while driver.store.housekeeping(driver.wall_ms):
+            pass
+    pin.release()
+    assert dict(seen) == state["db.c"]
+    assert len(seen) == 700
+
+
+def test_equal_data_has_equal_digests(make_driver: Callable[..., Driver]) -> None:
+    one, two = make_driver("one"), make_driver("two")
+    one.apply(("create", "db.c"), ("put", "db.c", 1, "a"), ("put", "db.c", 2, "b"))
+    two.apply(("create", "db.c"), ("put", "db.c", 2, "x"), ("put", "db.c", 1, "a"), ("put", "db.c", 2, "b"))
+    with one.store.read() as here, two.store.read() as there:
+        assert here.digest(one.coll("db.c")) == there.digest(two.coll("db.c"))
+        assert here.digest(one.coll("db.c"), one.history[2][0]) != there.digest(two.coll("db.c"))
+
+
+def test_which_documents_were_touched_after_a_point(driver: Driver) -> None:
+    driver.apply(("create", "db.c"), ("put", "db.c", 1, "a"), ("put", "db.c", 2, "a"))
+    since = driver.store.last_applied.ts
+    driver.apply(("put", "db.c", 2, "b"), ("put", "db.c", 3, "b"), ("put", "db.c", 3, "c"), ("delete", "db.c", 1))
+    uuid = driver.coll("db.c").uuid
+    with driver.store.read() as snapshot:
+        expected = [(uuid, key_of(number)) for number in (1, 2, 3)]
+        assert snapshot.touched_after(since, None, 100) == expected
+        assert snapshot.touched_after(since, expected[0], 1) == expected[1:2]
+        assert snapshot.collection_by_uuid(uuid) == driver.coll("db.c")
+        assert snapshot.meta("opened") == 1
+
+
+def test_cut_readers_end_and_say_so(driver: Driver) -> None:
+    driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(300)))
+    coll = driver.coll("db.c")
+    snapshot = driver.store.read()
+    documents = snapshot.scan(coll)
+    next(documents)
+    assert driver.store.cut_readers() == 1
+    with pytest.raises(SnapshotCutError):
+        list(documents)
+    with pytest.raises(SnapshotCutError):
+        snapshot.get(coll, key_of(1))
+    snapshot.close()
+    snapshot.close()
+    assert driver.store.cut_readers() == 0
+    assert driver.documents() == driver.state
+
+
+def test_a_removed_collection_is_not_found(driver: Driver) -> None:
+    driver.apply(("create", "db.c"), ("put", "db.c", 1, "a"))
+    coll = driver.coll("db.c")
+    driver.apply(("drop", "db.c"), ("noop",))
+    driver.store.set_commit_point(driver.store.last_applied)
+    while driver.store.housekeeping(driver.wall_ms):
+        pass
+    with driver.store.read() as snapshot, pytest.raises(NamespaceNotFoundError):
+        snapshot.get(coll, key_of(1))

@@ -1,0 +1,143 @@
+"""Builders give MongoDB's entries byte for byte; the view reads them back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replset.bson import (
+    Binary,
+    DateTime,
+    Int64,
+    InvalidBSONError,
+    RawDocument,
+    Timestamp,
+    decode,
+    encode,
+    encode_key,
+    validate,
+)
+from replset.ids import OpTime, pack_ts
+from replset.oplog_entry import (
+    OplogEntry,
+    command_entry,
+    delete_entry,
+    extra_fields,
+    insert_entry,
+    noop_entry,
+    update_entry,
+)
+
+UI = bytes(range(16))
+AT = OpTime(3, pack_ts(1_700_000_000, 7))
+WALL = 1_700_000_000_123
+TAIL = {"ts": Timestamp(1_700_000_000, 7), "t": Int64(3), "v": 2, "wall": DateTime(WALL)}
+DOC = encode({"_id": 1, "a": "x"})
+ID = encode({"_id": 1})
+
+CASES = [
+    pytest.param(
+        insert_entry("db.c", UI, DOC, AT, WALL),
+        {"op": "i", "ns": "db.c", "ui": Binary(UI, 4), "o": {"_id": 1, "a": "x"}, **TAIL},
+        id="insert",
+    ),
+    pytest.param(
+        update_entry("db.c", UI, ID, encode({"$v": 2, "diff": {"u": {"a": 1}}}), AT, WALL),
+        {
+            "op": "u",
+            "ns": "db.c",
+            "ui": Binary(UI, 4),
+            "o": {"$v": 2, "diff": {"u": {"a": 1}}},
+            "o2": {"_id": 1},
+            **TAIL,
+        },
+        id="update",
+    ),
+    pytest.param(
+        delete_entry("db.c", UI, ID, AT, WALL),
+        {"op": "d", "ns": "db.c", "ui": Binary(UI, 4), "o": {"_id": 1}, **TAIL},
+        id="delete",
+    ),
+    pytest.param(
+        command_entry("db", UI, {"create": "c"}, AT, WALL, o2={"before": 1}),
+        {"op": "c", "ns": "db.$cmd", "ui": Binary(UI, 4), "o": {"create": "c"}, "o2": {"before": 1}, **TAIL},
+        id="command",
+    ),
+    pytest.param(
+        command_entry("db", None, {"dropDatabase": 1}, AT, WALL),
+        {"op": "c", "ns": "db.$cmd", "o": {"dropDatabase": 1}, **TAIL},
+        id="command-without-collection",
+    ),
+    pytest.param(
+        noop_entry({"msg": "new primary"}, AT, WALL),
+        {"op": "n", "ns": "", "o": {"msg": "new primary"}, **TAIL},
+        id="noop",
+    ),
+    pytest.param(
+        insert_entry("db.c", UI, DOC, AT, WALL, extra_fields({"txnNumber": Int64(4), "stmtId": 0})),
+        {
+            "op": "i",
+            "ns": "db.c",
+            "ui": Binary(UI, 4),
+            "o": {"_id": 1, "a": "x"},
+            **TAIL,
+            "txnNumber": Int64(4),
+            "stmtId": 0,
+        },
+        id="extra-fields-at-the-end",
+    ),
+]
+
+
+@pytest.mark.parametrize(("entry", "expected"), CASES)
+def test_builders_give_the_bytes_that_the_codec_gives(entry: bytes, expected: dict[str, object]) -> None:
+    validate(entry)
+    assert entry == encode(expected)
+    assert list(decode(entry)) == list(expected)
+
+
+@pytest.mark.parametrize(("entry", "expected"), CASES)
+def test_the_view_reads_every_field(entry: bytes, expected: dict[str, object]) -> None:
+    view = OplogEntry(entry)
+    assert (view.raw, view.op, view.ns, view.optime, view.wall_ms) == (entry, expected["op"], expected["ns"], AT, WALL)
+    assert view.ui == (UI if "ui" in expected else None)
+    assert view.o.decode() == expected["o"]
+    assert (view.o2.decode() if view.o2 else None) == expected.get("o2")
+    assert view.key() == (encode_key(1) if view.op in "iud" else None)
+    assert view.get("stmtId") == expected.get("stmtId")
+    assert view.database == ("db" if view.op != "n" else "")
+
+
+@given(
+    term=st.integers(0, 2**62),
+    seconds=st.integers(0, 2**32 - 1),
+    inc=st.integers(0, 2**31 - 1),
+    wall=st.integers(0, 2**53),
+    text=st.text(alphabet=st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
+)
+def test_any_optime_and_name_come_back(term: int, seconds: int, inc: int, wall: int, text: str) -> None:
+    optime = OpTime(term, pack_ts(seconds, inc))
+    view = OplogEntry(insert_entry(f"db.{text}", UI, DOC, optime, wall))
+    assert (view.optime, view.wall_ms, view.ns, view.o) == (optime, wall, f"db.{text}", RawDocument(DOC))
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param({}, id="empty"),
+        pytest.param({"op": 1, "ns": "", "ts": Timestamp(1, 1), "t": 1}, id="op-no-string"),
+        pytest.param({"op": "i", "ns": "", "ts": 5, "t": 1}, id="ts-no-timestamp"),
+        pytest.param({"op": "i", "ns": "", "ts": Timestamp(1, 1)}, id="no-term"),
+    ],
+)
+def test_other_documents_are_no_entries(document: dict[str, object]) -> None:
+    with pytest.raises(InvalidBSONError, match="no oplog entry"):
+        OplogEntry(encode(document))
+
+
+def test_an_entry_without_its_id_has_no_key() -> None:
+    with pytest.raises(InvalidBSONError, match="_id"):
+        OplogEntry(delete_entry("db.c", UI, encode({}), AT, WALL)).key()
+    with pytest.raises(InvalidBSONError, match="o2"):
+        OplogEntry(encode({"op": "u", "ns": "db.c", "ts": Timestamp(1, 1), "t": 1, "o": {}})).key()
