@@ -146,6 +146,7 @@ class SimDisk:
         self._vfs = _RecordingVFS(f"sim-{next(_numbers)}", self)
         self._connections: list[tuple[str, weakref.ref[apsw.Connection]]] = []
         self._locked: set[str] = set()
+        self._closed = False
         os.makedirs(self.folder, exist_ok=True)
 
     # --- the Disk port
@@ -245,13 +246,29 @@ class SimDisk:
         return _SimLock(self._locked, path)
 
     def close(self) -> None:
-        """Close what SQLite has open; for a dead life, which cannot do so itself."""
+        """Close what SQLite has open; for a dead life, which cannot do so itself. Nothing happens the second time."""
+        if self._closed:
+            return
+        self._closed = True
         for _, reference in self._connections:
             connection = reference()
             if connection is not None:
                 connection.close(True)
         self._connections.clear()
         self._vfs.unregister()
+
+    def reader(self, path: str) -> apsw.Connection | None:
+        """One of the member's own connections to the database at `path`, outside a transaction; None: there is none.
+
+        For checkers, between two turns of the loop: a connection of their own would change what SQLite does when the
+        member closes its last one.
+        """
+        target = os.path.abspath(path)
+        for known, reference in self._connections:
+            connection = reference()
+            if known == target and connection is not None and _is_open(connection) and not connection.in_transaction:
+                return connection
+        return None
 
     # --- the record
 
@@ -301,6 +318,10 @@ class SimDisk:
         folder, name = self._folder_of(path), os.path.basename(path)
         if name in folder.names:
             folder.change({name: None})
+
+    def sync_names_beside(self, path: str) -> None:
+        """SQLite's own sync of the folder that `path` is in."""
+        self._folder_of(path).sync()
 
     def _refuse_open_database(self, path: str) -> None:
         target = os.path.abspath(path)
@@ -397,7 +418,7 @@ class _RecordingVFS(apsw.VFS):
         disk = self.disk()
         disk.removed(filename)
         if syncdir:
-            disk.sync_folder(os.path.dirname(filename))
+            disk.sync_names_beside(filename)
 
 
 class _RecordingFile(apsw.VFSFile):
@@ -424,5 +445,5 @@ class _RecordingFile(apsw.VFSFile):
         self._disk.syncs += 1
         self._node.sync()
         if self._folder_to_sync:
-            self._disk.sync_folder(os.path.dirname(self._path))
+            self._disk.sync_names_beside(self._path)
             self._folder_to_sync = False

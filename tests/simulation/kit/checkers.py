@@ -1,0 +1,379 @@
+"""The invariants, judged from outside: the members' stores through SQL and files, and the clients' history.
+
+A `Mirror` follows each store's oplog row by row. What is known of an entry is what its bytes say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import apsw
+
+from replset.bson import decode
+from replset.core.member_state import MemberState
+from replset.ids import OPTIME_NULL, OpTime
+from tests.simulation.kit.disk import SimDisk
+from tests.simulation.kit.errors import SimulationError
+from tests.simulation.kit.workload import COLLECTION, DATABASE, History, Write
+
+if TYPE_CHECKING:
+    from tests.simulation.kit.cluster import Machine, SimCluster
+
+NAMESPACE = f"{DATABASE}.{COLLECTION}"
+_TOKEN = re.compile(rb"token-\d+-")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One oplog entry, decoded. mark: what identifies a client's write, `i token-5-` or `d 1005`; empty for others."""
+
+    optime: OpTime
+    hash: int
+    mark: str
+    body: dict[str, Any]
+
+
+def mark_of_entry(body: Mapping[str, Any], raw: bytes) -> str:
+    if body["op"] == "d":
+        return f"d {int(body['o']['_id'])}" if body["ns"] == NAMESPACE else ""
+    found = _TOKEN.search(raw) if body["op"] in ("i", "u") else None
+    return f"w {found.group().decode()}" if found else ""
+
+
+def mark_of_write(write: Write) -> str:
+    return f"d {write.id}" if write.kind == "delete" else f"w {write.token}"
+
+
+def read_entry(term: int, ts: int, hash_value: int, raw: bytes) -> Entry:
+    body = decode(raw)
+    return Entry(OpTime(term, ts), hash_value, mark_of_entry(body, raw), body)
+
+
+@dataclass(slots=True)
+class Mirror:
+    """What one member's oplog holds, as far as it was seen. committed: so many are at or below a commit point."""
+
+    entries: list[Entry] = field(default_factory=list)
+    marks: set[str] = field(default_factory=set)
+    committed: int = 0
+    database: object = None  # the file's identity: another one after an initial sync
+
+    def newest(self) -> OpTime:
+        return self.entries[-1].optime if self.entries else OPTIME_NULL
+
+    def clear(self) -> None:
+        self.entries.clear()
+        self.marks.clear()
+        self.committed = 0
+
+
+class Checkers:
+    """Attach to a cluster; a broken invariant raises SimulationError out of the run, with its number."""
+
+    def __init__(self, cluster: SimCluster, history: History | None = None) -> None:
+        self.cluster = cluster
+        self.history = history or History()
+        self.mirrors = {name: Mirror() for name, m in cluster.machines.items() if not m.arbiter}
+        self.known: dict[OpTime, Entry] = {}
+        self.primaries: dict[int, str] = {}  # term -> the life that was primary in it
+        self.commit_points: dict[str, OpTime] = {}  # by life
+        self.committed_optimes: set[OpTime] = set()
+        self.lost_in_crashes: set[str] = set()  # marks of entries that a power loss took, unsynced
+        self.rollbacks = 0
+        self._seen_lives: dict[str, str] = {}
+        self._next_slow = 1_000
+        cluster.on_step.append(self.after_step)
+
+    def fail(self, invariant: str, why: str) -> None:
+        now = self.cluster.loop.now_ms
+        raise SimulationError(f"invariant {invariant} broken at {now} ms: {why}\n{self.cluster.summary()}")
+
+    # --- after every step
+
+    def after_step(self) -> None:
+        cluster = self.cluster
+        if cluster.broken:
+            cluster.check_unbroken()
+        for name, machine in cluster.machines.items():
+            member = machine.running
+            if member is None or machine.life is None:
+                continue
+            node = member.node
+            life = machine.life.name
+            if node.state is MemberState.PRIMARY:
+                first = self.primaries.setdefault(node.term, life)
+                if first != life:
+                    self.fail("1", f"{first} and {life} are both primary in term {node.term}")
+            point = node.commit_point
+            before = self.commit_points.get(life, OPTIME_NULL)
+            if point < before:
+                self.fail("8", f"{name}'s commit point moved back from {before} to {point}")
+            self.commit_points[life] = point
+            if name in self.mirrors and machine.disk.changed:
+                self.follow(name, machine)
+            if name in self.mirrors and point != before:
+                self.note_committed(name, point)
+        if cluster.loop.steps >= self._next_slow:
+            self._next_slow = cluster.loop.steps + 1_000
+            self.every_thousand()
+
+    def follow(self, name: str, machine: Machine) -> None:
+        """Bring the mirror up to the store; check invariant 2 on what is new and that nothing committed was undone."""
+        path = os.path.join(machine.disk.folder, "replset.db")
+        connection = machine.disk.reader(path)
+        if connection is None or machine.life is None:
+            return
+        machine.disk.changed = False
+        mirror = self.mirrors[name]
+        is_new_life = self._seen_lives.get(name) != machine.life.name
+        database = machine.disk.tree.names.get("replset.db")
+        if not is_new_life and mirror.database is not database:
+            mirror.clear()  # an initial sync put another file there
+        mirror.database = database
+        removed = self._take_back(mirror, connection)
+        if is_new_life:
+            self._seen_lives[name] = machine.life.name
+            self._judge_death(name, machine, removed)
+        elif removed:
+            self.rollbacks += 1
+            for entry in removed:
+                if entry.optime in self.committed_optimes:
+                    self.fail("3", f"{name} rolled back {entry.optime}, which was below a commit point")
+        self._read_on(name, mirror, connection)
+
+    def _take_back(self, mirror: Mirror, connection: apsw.Connection) -> list[Entry]:
+        """Drop what the store has no more; returns it, newest first."""
+        removed = []
+        while mirror.entries:
+            last = mirror.entries[-1]
+            row = _first(connection, "SELECT term, hash FROM oplog WHERE ts = ?", (last.optime.ts,))
+            if row == (last.optime.term, last.hash):
+                break
+            removed.append(mirror.entries.pop())
+            mirror.marks.discard(last.mark)
+        mirror.committed = min(mirror.committed, len(mirror.entries))
+        return removed
+
+    def _judge_death(self, name: str, machine: Machine, removed: list[Entry]) -> None:
+        """What a restart may have lost: with the power what was not synced, else nothing."""
+        if not removed or machine.state_at_death not in (MemberState.PRIMARY, MemberState.SECONDARY):
+            return  # a rollback or an initial sync was under way, and the start went on with it
+        if not machine.lost_power:
+            self.fail("4", f"{name} lost {removed[0].optime} by being killed")
+        durable = machine.durable_at_death
+        if durable is not None and any(entry.optime <= durable for entry in removed):
+            self.fail("4", f"{name} had reported {durable} as durable and lost {removed[-1].optime} with the power")
+        self.lost_in_crashes.update(entry.mark for entry in removed if not self._is_synced_elsewhere(name, entry))
+
+    def _is_synced_elsewhere(self, name: str, entry: Entry) -> bool:
+        for other, mirror in self.mirrors.items():
+            member = self.cluster.machines[other].running
+            holds = other != name and member is not None and entry.mark in mirror.marks
+            if holds and member.node.position.last_durable >= entry.optime:
+                return True
+        return False
+
+    def _read_on(self, name: str, mirror: Mirror, connection: apsw.Connection) -> None:
+        sql = "SELECT term, ts, hash, entry FROM oplog WHERE ts > ? ORDER BY ts"
+        for term, ts, hash_value, raw in connection.execute(sql, (mirror.newest().ts,)).fetchall():
+            optime = OpTime(term, ts)
+            entry = self.known.get(optime)
+            if entry is None:
+                entry = self.known[optime] = read_entry(term, ts, hash_value, raw)
+            elif entry.hash != hash_value:
+                self.fail("2", f"{name} has another entry at {optime} than was seen before")
+            if mirror.entries and term < mirror.entries[-1].optime.term:
+                self.fail("2", f"{name} appended {optime} behind {mirror.newest()}")
+            mirror.entries.append(entry)
+            mirror.marks.add(entry.mark)
+
+    def note_committed(self, name: str, point: OpTime) -> None:
+        mirror = self.mirrors[name]
+        while mirror.committed < len(mirror.entries) and mirror.entries[mirror.committed].optime <= point:
+            self.committed_optimes.add(mirror.entries[mirror.committed].optime)
+            mirror.committed += 1
+
+    # --- every thousand steps
+
+    def every_thousand(self) -> None:
+        """Invariant 3 on the primary, as soon as it may write in the newest term."""
+        name = self.cluster.primary()
+        if name is None:
+            return
+        machine = self.cluster.machines[name]
+        newest_term = max(m.running.node.term for m in self.cluster.machines.values() if m.running is not None)
+        if machine.running is None or machine.running.node.term < newest_term:
+            return
+        self.follow(name, machine)
+        self.majority_writes_are_on(name)
+
+    def majority_writes_are_on(self, name: str) -> None:
+        marks = self.mirrors[name].marks
+        for write in self.history.acknowledged("majority"):
+            if mark_of_write(write) not in marks:
+                self.fail("3", f"the primary {name} lacks {write}")
+
+    # --- at the end, after heal and quiet
+
+    def at_the_end(self) -> None:
+        for name in self.mirrors:
+            machine = self.cluster.machines[name]
+            machine.disk.changed = True
+            self.follow(name, machine)
+        primary = self.cluster.primary()
+        if primary is None:
+            self.fail("6", "no primary at the end")
+        assert primary is not None
+        self.majority_writes_are_on(primary)
+        self.reads_were_right(primary)
+        self.promise(primary)
+        self.documents_are_the_oplog()
+        self.members_are_equal()
+
+    def reads_were_right(self, primary: str) -> None:
+        """Invariant 3: a majority read shows what a majority acknowledged before, and nothing that did not stay."""
+        stayed = self.mirrors[primary].marks
+        deletes = {w.id: w.invoked_ms for w in self.history.writes if w.kind == "delete"}
+        for read in self.history.reads:
+            if read.found is None:
+                continue
+            for token in read.found.values():
+                if f"w {token}" not in stayed:
+                    self.fail("3", f"a majority read returned {token}, which is not in the final history: {read}")
+            for write in self.history.acknowledged("majority"):
+                if write.kind != "insert" or write.done_ms > read.invoked_ms or write.ts > read.after:
+                    continue
+                if write.id not in read.found and deletes.get(write.id, read.done_ms + 1) > read.done_ms:
+                    self.fail(
+                        "3", f"a majority read after {read.after} misses {write}; {read.target} {read.invoked_ms}"
+                    )
+
+    def promise(self, primary: str) -> None:
+        """Invariant 4: every acknowledged write is in the history or in a finished rollback's oplog file."""
+        kept = self.mirrors[primary].marks
+        files = {mark for machine in self.cluster.machines.values() for mark in rolled_back_marks(machine.disk)}
+        for write in self.history.writes:
+            mark = mark_of_write(write)
+            if write.outcome == "fail" and mark in kept and write.kind != "delete":
+                self.fail("4", f"refused, and yet applied: {write}")
+            if not write.acknowledged or mark in kept or mark in files:
+                continue
+            if write.concern == "w1" and mark in self.lost_in_crashes:
+                continue  # T2: not synced on any holder when the power went
+            self.fail("4", f"neither in the set nor in a rollback file: {write}")
+
+    def documents_are_the_oplog(self) -> None:
+        """Invariant 5."""
+        for name, mirror in self.mirrors.items():
+            expected = replay(mirror.entries)
+            found = documents_of(self.cluster.machines[name].disk)
+            if found != expected:
+                self.fail("5", f"{name}: {first_difference(expected, found)}")
+
+    def members_are_equal(self) -> None:
+        """Invariant 6."""
+        logs = {name: [(e.optime, e.hash) for e in mirror.entries] for name, mirror in self.mirrors.items()}
+        documents = {name: documents_of(self.cluster.machines[name].disk) for name in self.mirrors}
+        first, *others = self.mirrors
+        for other in others:
+            if logs[other] != logs[first]:
+                self.fail("6", f"the oplogs of {first} and {other} differ")
+            if documents[other] != documents[first]:
+                self.fail("6", f"{first} and {other}: {first_difference(documents[first], documents[other])}")
+
+
+Documents = dict[str, dict[str, dict[str, Any]]]
+"""Namespace -> text of _id -> document."""
+
+
+def documents_of(disk: SimDisk) -> Documents:
+    """All documents of a running member, by SQL."""
+    connection = disk.reader(os.path.join(disk.folder, "replset.db"))
+    assert connection is not None
+    found: Documents = {}
+    for uuid, ns in connection.execute("SELECT uuid, ns FROM catalog WHERE dropped_ts IS NULL").fetchall():
+        rows = connection.execute(f"SELECT doc FROM d_{uuid.hex()}").fetchall()
+        found[ns] = {repr(document["_id"]): document for document in (decode(raw) for (raw,) in rows)}
+    return found
+
+
+def replay(entries: list[Entry]) -> Documents:
+    """The oplog applied from its beginning, in a few plain lines."""
+    documents: Documents = {}
+    for entry in entries:
+        body = entry.body
+        op, ns, o = body["op"], body["ns"], body["o"]
+        if op == "c":
+            database = ns.partition(".")[0]
+            if "create" in o:
+                documents[f"{database}.{o['create']}"] = {}
+            elif "drop" in o:
+                documents.pop(f"{database}.{o['drop']}", None)
+        elif op == "i":
+            documents[ns][repr(o["_id"])] = o
+        elif op == "d":
+            documents[ns].pop(repr(o["_id"]), None)
+        elif op == "u":
+            key = repr(body["o2"]["_id"])
+            documents[ns][key] = changed(documents[ns][key], o) if o.get("$v") == 2 else o
+    return documents
+
+
+def changed(document: dict[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
+    """A document after a `$v: 2` diff of its top level."""
+    diff = update["diff"]
+    assert not set(diff) - {"u", "i", "d"}, f"this replay knows only top-level diffs: {diff}"
+    result = {name: value for name, value in document.items() if name not in diff.get("d", {})}
+    result.update(diff.get("u", {}))
+    for name, value in diff.get("i", {}).items():
+        result.pop(name, None)
+        result[name] = value
+    return result
+
+
+def first_difference(one: Documents, other: Documents) -> str:
+    for ns in sorted(set(one) | set(other)):
+        mine, theirs = one.get(ns), other.get(ns)
+        if mine is None or theirs is None:
+            return f"{ns} is only in {'the second' if mine is None else 'the first'}"
+        for key in sorted(set(mine) | set(theirs)):
+            if mine.get(key) != theirs.get(key):
+                return f"{ns} {key}: {mine.get(key)} and {theirs.get(key)}"
+    return "no difference"
+
+
+def rolled_back_marks(disk: SimDisk) -> Iterator[str]:
+    """The marks of all entries in finished rollbacks' oplog files."""
+    for manifest in manifests(disk):
+        if manifest["state"] not in ("finished", "exported"):
+            continue
+        for file in manifest["files"]:
+            if file["kind"] == "oplog":
+                for raw in bson_documents(Path(disk.folder, "rollback", file["name"]).read_bytes()):
+                    yield mark_of_entry(decode(raw), raw)
+
+
+def manifests(disk: SimDisk) -> list[dict[str, Any]]:
+    folder = Path(disk.folder, "rollback")
+    if not folder.is_dir():
+        return []
+    return [json.loads(path.read_bytes()) for path in sorted(folder.glob("rollback-*.json"))]
+
+
+def bson_documents(data: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(data):
+        length = int.from_bytes(data[at : at + 4], "little")
+        yield data[at : at + length]
+        at += length
+
+
+def _first(connection: apsw.Connection, sql: str, bindings: tuple[int, ...]) -> tuple[Any, ...] | None:
+    rows = connection.execute(sql, bindings).fetchall()
+    return rows[0] if rows else None

@@ -1,0 +1,399 @@
+"""A replica set of whole members on virtual time: start, kill, take the power, cut, heal; and a trace of it all.
+
+Everything random comes from one seed, each concern with its own generator, so that a new draw in one does not shift
+the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import hashlib
+import logging
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from replset.runtime.member import RunningMember
+
+from replset.core.member_state import MemberState
+from replset.ids import HostPort, OpTime
+from replset.runtime.options import MemberOptions
+from tests.simulation.kit.clock import SimClock
+from tests.simulation.kit.disk import SimDisk
+from tests.simulation.kit.errors import SimulationError
+from tests.simulation.kit.loop import Life, SimLoop, current_life
+from tests.simulation.kit.network import NetworkPort, SimNetwork
+from tests.simulation.kit.wire import NoAnswerError, SimClient
+from tests.simulation.kit.workers import SimWorkers
+
+T = TypeVar("T")
+SET_NAME = "rs0"
+SETTINGS: dict[str, object] = {
+    "electionTimeoutMillis": 2_000,
+    "heartbeatIntervalMillis": 500,
+    "heartbeatTimeoutSecs": 2,
+    "catchUpTimeoutMillis": 2_000,
+}
+_FASTEST_FOLDER = "/dev/shm"
+
+
+@dataclass(slots=True)
+class Machine:
+    """One member's machine over all its lives."""
+
+    name: str
+    host: HostPort
+    arbiter: bool
+    clock: SimClock
+    rng: random.Random
+    disk: SimDisk
+    life: Life | None = None
+    member: RunningMember | None = None
+    started: bool = False  # this life's start() came to its end
+    lives: int = 0
+    lost_power: bool = False  # at the last death
+    durable_at_death: OpTime | None = None
+    state_at_death: MemberState | None = None
+
+    @property
+    def running(self) -> RunningMember | None:
+        """The member, once it is up."""
+        return self.member if self.started else None
+
+
+@dataclass(slots=True)
+class Trace:
+    """What happened, in fixed columns: virtual milliseconds, who, what."""
+
+    loop: SimLoop
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, who: str, what: str) -> None:
+        self.lines.append(f"{self.loop.now_ms:>8} {who:<8} {what}")
+
+    def digest(self) -> str:
+        return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
+
+
+class SimCluster:
+    """Use as a context manager. `members` data-bearing ones named a, b, c...; arbiters x, y..."""
+
+    def __init__(self, members: int = 3, arbiters: int = 0, seed: int = 0, *, worker_ms: float = 4.0) -> None:
+        self.seed = seed
+        self.loop = SimLoop()
+        self.trace = Trace(self.loop)
+        self._worker_ms = worker_ms
+        self.rng_faults = self.random_for("faults")
+        self.rng_crashes = self.random_for("crashes")
+        self.network = SimNetwork(self.loop, self.random_for("network"))
+        self.root = tempfile.mkdtemp(
+            prefix="replset-sim-", dir=_FASTEST_FOLDER if os.path.isdir(_FASTEST_FOLDER) else None
+        )
+        self.machines: dict[str, Machine] = {}
+        for n in range(members + arbiters):
+            name = "abcdefg"[n] if n < members else "xyz"[n - members]
+            self.machines[name] = self._new_machine(name, arbiter=n >= members)
+        self.clients = Life("clients")
+        self.broken: list[str] = []
+        self._shown: dict[str, str] = {}
+        self.on_step: list[Callable[[], None]] = [self._watch]
+        self.loop.on_step = self._step
+        self._closing: list[SimDisk] = []
+
+    def random_for(self, concern: str) -> random.Random:
+        """A generator of its own for each concern; strings seed it the same under every PYTHONHASHSEED."""
+        return random.Random(f"{self.seed} {concern}")
+
+    def _new_machine(self, name: str, *, arbiter: bool) -> Machine:
+        rng = self.random_for(f"machine {name}")
+        clock = SimClock(self.loop, offset_ms=rng.randrange(-200, 200), drift=rng.uniform(-0.0005, 0.0005))
+        disk = SimDisk(os.path.join(self.root, name, "0"))
+        # The dbpath's own name is there for good: the machine had it before the member came.
+        return Machine(name, HostPort(f"{name}:27017"), arbiter, clock, rng, disk)
+
+    def __enter__(self) -> SimCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- running
+
+    def run(self, work: Awaitable[T]) -> T:
+        """Drive the loop until `work` is done. What it starts belongs to no member."""
+
+        async def body() -> T:
+            return await work
+
+        return self.loop.run_until_complete(body())
+
+    def run_for(self, seconds: float) -> None:
+        self.run(asyncio.sleep(seconds))
+
+    def run_until(self, condition: Callable[[], bool], within_s: float, what: str = "") -> None:
+        """Look every 50 ms; SimulationError when it does not come true in time."""
+
+        async def wait() -> None:
+            ends = self.loop.time() + within_s
+            while not condition():
+                if self.loop.time() > ends:
+                    name = what or getattr(condition, "__name__", "the condition")
+                    raise SimulationError(f"not within {within_s:g} s: {name}\n{self.summary()}")
+                await asyncio.sleep(0.05)
+
+        self.run(wait())
+
+    def _step(self) -> None:
+        for look in self.on_step:
+            look()
+
+    # --- one member
+
+    def start(self, name: str) -> None:
+        """Start the member's process on the disk that its machine has now."""
+        machine = self.machines[name]
+        assert machine.life is None, f"{name} runs already"
+        machine.lives += 1
+        life = machine.life = Life(f"{name}{machine.lives}")
+        machine.started = False
+        options = MemberOptions(
+            repl_set=SET_NAME,
+            dbpath=Path(machine.disk.folder),
+            port=27017,
+            bind_ip=name,
+            enable_test_commands=True,
+            oplog_size_mb=10_000,
+            min_free_mb=1,
+        )
+        context = contextvars.copy_context()
+        context.run(current_life.set, life)
+        context.run(self._start_in, machine, life, options)
+        self.trace.add(name, f"starts, life {machine.lives}")
+
+    def _start_in(self, machine: Machine, life: Life, options: MemberOptions) -> None:
+        machine.member = RunningMember(
+            options,
+            network=self.network.port(machine.name, life),
+            disk=machine.disk,
+            clock=machine.clock,
+            workers=SimWorkers(self.loop, life, random.Random(machine.rng.getrandbits(64)), (self._worker_ms, 1.0)),
+            rng=random.Random(machine.rng.getrandbits(64)),
+        )
+        task = self.loop.create_task(machine.member.start())
+        task.add_done_callback(lambda done: self._started(machine, life, done))
+
+    def _started(self, machine: Machine, life: Life, task: asyncio.Task[None]) -> None:
+        if machine.life is not life:
+            return
+        if task.cancelled() or task.exception() is not None:
+            error = "cancelled" if task.cancelled() else task.exception()
+            self.broken.append(f"{machine.name} could not start: {type(error).__name__}: {error}")
+            return
+        machine.started = True
+        assert machine.member is not None
+        machine.member.broken.add_done_callback(lambda why: self._broke(machine, life, why))
+
+    def _broke(self, machine: Machine, life: Life, why: asyncio.Future[Any]) -> None:
+        if machine.life is life and not why.cancelled():
+            self.broken.append(f"{machine.name} stopped itself: {why.result()}")
+
+    def kill(self, name: str, *, power_loss: bool = False) -> None:
+        """The process dies at once, or its machine loses power."""
+        machine = self.machines[name]
+        life, member = machine.life, machine.running
+        assert life is not None, f"{name} is dead already"
+        machine.lost_power = power_loss
+        machine.durable_at_death = None if member is None else member.node.position.last_durable
+        machine.state_at_death = None if member is None else member.node.state
+        self.trace.add(name, "loses power" if power_loss else "is killed")
+        self.loop.kill(life)
+        self.network.die(life, silently=power_loss)
+        dead_disk = machine.disk
+        folder = os.path.join(self.root, name, str(machine.lives))
+        machine.disk = dead_disk.crash(folder, self.rng_crashes, power_loss=power_loss)
+        machine.life = machine.member = None
+        machine.started = False
+        self._shown.pop(name, None)
+        self._closing.append(dead_disk)
+        self.loop.call_later(0.5, self._bury, dead_disk, context=contextvars.Context())
+
+    def _bury(self, disk: SimDisk) -> None:
+        if disk in self._closing:
+            self._closing.remove(disk)
+            disk.close()
+            shutil.rmtree(disk.folder)
+
+    def restart(self, name: str) -> None:
+        self.start(name)
+
+    def alive(self) -> list[str]:
+        return [name for name, machine in self.machines.items() if machine.life is not None]
+
+    # --- the network
+
+    def cut(self, group: list[str], *, direction: str = "both") -> None:
+        """Cut `group` off from the other members. direction: both | in (they hear nothing) | out."""
+        for inside in group:
+            for outside in self.machines:
+                if outside not in group:
+                    if direction in ("both", "out"):
+                        self.network.cut(inside, outside)
+                    if direction in ("both", "in"):
+                        self.network.cut(outside, inside)
+        self.trace.add("network", f"cut {','.join(group)} {direction}")
+
+    def heal(self) -> None:
+        self.network.heal()
+        self.trace.add("network", "healed")
+
+    def client_port(self) -> NetworkPort:
+        return self.network.port("client", self.clients)
+
+    def client(self) -> SimClient:
+        return SimClient(self.client_port())
+
+    def host(self, name: str) -> HostPort:
+        return self.machines[name].host
+
+    def name_of(self, host: HostPort) -> str:
+        return host.partition(":")[0]
+
+    def command(self, name: str, command: Mapping[str, object], database: str = "admin", timeout_s: float = 8.0) -> Any:
+        """One command from a client, for scenarios; the reply document."""
+
+        async def ask() -> dict[str, Any]:
+            client = self.client()
+            try:
+                return await client.call(self.host(name), database, command, timeout_s)
+            finally:
+                client.close()
+
+        return self.run(ask())
+
+    # --- the set
+
+    def initiate(
+        self, *, settings: Mapping[str, object] | None = None, priorities: Mapping[str, float] | None = None
+    ) -> None:
+        """Start everybody, initiate through the first member, wait until all are counted and one is primary."""
+        for name in self.machines:
+            self.start(name)
+        self.run_until(lambda: all(m.started for m in self.machines.values()) or bool(self.broken), 10, "all started")
+        self.check_unbroken()
+        members = []
+        for n, machine in enumerate(self.machines.values()):
+            member: dict[str, object] = {"_id": n, "host": str(machine.host)}
+            if machine.arbiter:
+                member["arbiterOnly"] = True
+            elif priorities and machine.name in priorities:
+                member["priority"] = priorities[machine.name]
+            members.append(member)
+        config = {"_id": SET_NAME, "version": 1, "members": members, "settings": {**SETTINGS, **(settings or {})}}
+        first = next(iter(self.machines))
+        reply = self.command(first, {"replSetInitiate": config}, timeout_s=30)
+        if reply["ok"] != 1:
+            raise SimulationError(f"replSetInitiate: {reply}")
+        self.run_until(self.all_counted, 60, "everybody is counted and one is primary")
+
+    def all_counted(self) -> bool:
+        """One writable primary; everybody is a secondary or arbiter with a vote and a named incarnation."""
+        self.check_unbroken()
+        primary = self.primary()
+        if primary is None:
+            return False
+        states = {MemberState.PRIMARY, MemberState.SECONDARY, MemberState.ARBITER}
+        config = self.machines[primary].member.node.config  # type: ignore[union-attr]
+        if config is None or any(member.newly_added or member.incarnation is None for member in config.members):
+            return False
+        return all(m.running is not None and m.running.node.state in states for m in self.machines.values())
+
+    def primary(self) -> str | None:
+        """The writable primary of the newest term, if there is one."""
+        found = [
+            (m.running.node.term, name)
+            for name, m in self.machines.items()
+            if m.running is not None and m.running.node.writable
+        ]
+        return max(found)[1] if found else None
+
+    def secondaries(self) -> list[str]:
+        primary = self.primary()
+        return [name for name, m in self.machines.items() if name != primary and not m.arbiter]
+
+    def converged(self) -> bool:
+        """One writable primary, everybody well, all data-bearing members at one optime, which is committed."""
+        if not self.all_counted():
+            return False
+        data = [m.running for m in self.machines.values() if m.running is not None and not m.arbiter]
+        positions = {member.node.position.last_applied for member in data}
+        points = {member.node.commit_point for member in data}
+        return len(positions) == 1 and points == positions
+
+    def check_unbroken(self) -> None:
+        if self.broken:
+            raise SimulationError("; ".join(self.broken))
+
+    # --- the trace
+
+    def _watch(self) -> None:
+        """Note each member's state, term and known primary whenever they change."""
+        for name, machine in self.machines.items():
+            member = machine.running
+            if member is None:
+                continue
+            node = member.node
+            line = f"{node.state.name} term {node.term} primary {node.primary}"
+            if self._shown.get(name) != line:
+                self._shown[name] = line
+                self.trace.add(name, line)
+
+    def summary(self) -> str:
+        """How every member stands, for a failure's message."""
+        lines = []
+        for name, machine in self.machines.items():
+            member = machine.running
+            if member is None:
+                lines.append(f"{name}: {'starting' if machine.life else 'dead'}")
+                continue
+            node = member.node
+            lines.append(
+                f"{name}: {node.state.name} term {node.term} applied {node.position.last_applied}"
+                f" durable {node.position.last_durable} commit {node.commit_point} primary {node.primary}"
+                f" config {None if node.config is None else (node.config.version, node.config.term)}"
+            )
+        return "\n".join(lines)
+
+    # --- the end
+
+    def close(self) -> None:
+        """End every life, close every disk, remove the folders."""
+        self.loop.on_step = None
+        for machine in self.machines.values():
+            if machine.life is not None:
+                self.loop.kill(machine.life)
+                self.network.die(machine.life, silently=False)
+                self._closing.append(machine.disk)
+        self.clients.alive = False
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        self.loop.run_until_complete(asyncio.sleep(0.3))
+        for disk in list(self._closing):
+            self._bury(disk)
+        for machine in self.machines.values():
+            machine.disk.close()
+        self.loop.close()
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+def quiet_logs() -> None:
+    """Members log every fault that they survive; a simulation makes thousands."""
+    logging.getLogger("replset").setLevel(logging.CRITICAL)
+
+
+__all__ = ["Machine", "NoAnswerError", "SimCluster", "SimulationError", "quiet_logs"]

@@ -1,0 +1,207 @@
+"""The store and the member file on the recording disk: no crash takes back what was reported durable."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from replset.bson import encode
+from replset.core.effects import LastVote
+from replset.ids import OPTIME_NULL, MemberId, OpTime, pack_ts
+from replset.oplog_entry import OplogEntry, command_entry, delete_entry, insert_entry
+from replset.replication.applier import apply_entry
+from replset.storage.copies import check_database, install_copy
+from replset.storage.member_file import MemberFile
+from replset.storage.store import Store
+from tests.simulation.kit.checkers import documents_of, read_entry, replay
+from tests.simulation.kit.disk import SimDisk
+
+NewFolder = Callable[[], str]
+UUID = bytes(range(16))
+NS = "app.things"
+
+
+@pytest.fixture
+def new_folder(tmp_path: Path) -> NewFolder:
+    numbers = iter(range(10_000))
+    return lambda: str(tmp_path / f"life-{next(numbers)}")
+
+
+class Life:
+    """A store that is written at random, and what was promised of it."""
+
+    def __init__(self, disk: SimDisk, rng: random.Random) -> None:
+        self.disk = disk
+        self.rng = rng
+        self.store = Store.open(disk, disk.folder)
+        self.durable = self.store.last_applied
+
+    def write_group(self) -> None:
+        with self.store.group() as txn:
+            for _ in range(self.rng.randrange(1, 6)):
+                optime = OpTime(1, max(txn.last.ts + 1, pack_ts(1_700_000_000, 1)))
+                if NS not in txn.catalog.by_ns:
+                    entry = command_entry("app", UUID, {"create": "things"}, optime, 1)
+                elif self.rng.random() < 0.25:
+                    entry = delete_entry(NS, UUID, encode({"_id": self.rng.randrange(30)}), optime, 1)
+                else:
+                    document = {
+                        "_id": self.rng.randrange(30),
+                        "n": optime.increment,
+                        "filler": "x" * self.rng.randrange(900),
+                    }
+                    entry = insert_entry(NS, UUID, encode(document), optime, 1)
+                apply_entry(txn, OplogEntry(entry))
+
+    def live(self) -> None:
+        """Groups, syncs and checkpoints, in any order."""
+        for _ in range(self.rng.randrange(30)):
+            draw = self.rng.random()
+            if draw < 0.7:
+                self.write_group()
+            elif draw < 0.85:
+                target = self.store.last_applied
+                self.store.sync_wal()
+                self.durable = target
+            else:
+                self.rng.choice((self.store.checkpoint, self.store.last_pass))()
+
+    def crash(self, folder: str, *, power_loss: bool) -> Life:
+        after = self.disk.crash(folder, self.rng, power_loss=power_loss)
+        self.disk.close()
+        return Life(after, self.rng)
+
+    def entries(self) -> list[tuple[int, int, int, bytes]]:
+        rows = self.store.oplog_after(OPTIME_NULL, limit=100_000, max_bytes=1 << 40)
+        return [(row.term, row.ts, row.hash, row.entry) for row in rows]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_durable_entries_survive_and_documents_fit_the_oplog(new_folder: NewFolder, seed: int) -> None:
+    rng = random.Random(seed)
+    life = Life(SimDisk(new_folder()), rng)
+    for _ in range(8):
+        life.live()
+        before, durable, newest = life.entries(), life.durable, life.store.last_applied
+        power_loss = rng.random() < 0.7
+        life = life.crash(new_folder(), power_loss=power_loss)
+        found = life.entries()
+        assert found == before[: len(found)]
+        assert life.store.last_applied >= durable
+        assert power_loss or life.store.last_applied == newest
+        assert documents_of(life.disk) == replay([read_entry(*row) for row in found])
+    life.store.close()
+    check_database(life.disk, life.store.path, 100_000)
+    life.disk.close()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_rollback_is_finished_after_any_crash(new_folder: NewFolder, seed: int) -> None:
+    rng = random.Random(seed)
+    life = Life(SimDisk(new_folder()), rng)
+    while len(life.entries()) < 60:
+        life.write_group()
+    life.store.sync_wal()
+    before, rollback_id = life.entries(), life.store.rollback_id
+    term, ts, _, _ = before[rng.randrange(len(before))]
+    common = OpTime(term, ts)
+    more = True
+    while more:
+        more = life.store.undo_step(common, stem="rollback-1", limit=rng.randrange(1, 20))
+        if rng.random() < 0.5:
+            life = life.crash(new_folder(), power_loss=rng.random() < 0.5)
+            mark = life.store.rollback_in_progress()
+            assert mark is None or mark.common_point == common
+            more = mark is not None or life.store.last_applied > common
+    assert life.store.last_applied == common
+    assert life.store.rollback_id == rollback_id + 1
+    assert [mark.stem for mark in life.store.rollback_done_marks()] == ["rollback-1"]
+    kept = [row for row in before if row[1] <= ts]
+    assert life.entries() == kept
+    assert documents_of(life.disk) == replay([read_entry(*row) for row in kept])
+    life.store.close()
+    life.disk.close()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_copy_is_installed_whole_or_not_at_all(new_folder: NewFolder, seed: int) -> None:
+    """Power goes at any moment of the swap: the next start finds the old database or the copy."""
+    rng = random.Random(seed)
+    life = Life(SimDisk(new_folder()), rng)
+    for _ in range(5):
+        life.write_group()
+    life.store.sync_wal()
+    old = life.entries()
+    copy = os.path.join(life.disk.folder, "initial-sync.db")
+    other = Life(SimDisk(new_folder()), random.Random(seed + 1000))
+    for _ in range(9):
+        other.write_group()
+    new = other.entries()
+    sent = os.path.join(other.disk.folder, "copy.db")
+    other.store.snapshot_to(sent)
+    life.disk.write_file(copy, [other.disk.read_file(sent)])
+    life.disk.sync_file(copy)
+    life.disk.sync_folder(life.disk.folder)
+    rollback_id = life.store.rollback_id
+    life.store.close()
+
+    class Stop(Exception):
+        pass
+
+    steps = iter(range(rng.randrange(9)))
+
+    def until_it_stops(do: Callable[..., None]) -> Callable[..., None]:
+        def step(*arguments: object) -> None:
+            if next(steps, None) is None:
+                raise Stop
+            do(*arguments)
+
+        return step
+
+    for name in ("remove", "rename", "sync_file", "sync_folder"):
+        setattr(life.disk, name, until_it_stops(getattr(life.disk, name)))
+    try:
+        install_copy(life.disk, life.disk.folder, copy, rollback_id_before=rollback_id)
+    except Stop:
+        installed = False
+    else:
+        installed = True
+    life = life.crash(new_folder(), power_loss=True)
+    assert life.entries() in ([new] if installed else [old, new])
+    check_database(life.disk, life.store.path, 1000)
+    for one in (life, other):
+        one.store.close()
+        one.disk.close()
+
+
+@pytest.fixture
+def member_disk(new_folder: NewFolder) -> Iterator[SimDisk]:
+    disk = SimDisk(new_folder())
+    yield disk
+    disk.close()
+
+
+def test_a_vote_is_durable_when_it_is_saved(member_disk: SimDisk, new_folder: NewFolder) -> None:
+    member_file = MemberFile.open(member_disk, member_disk.folder, new_incarnation=lambda: "one")
+    for term in range(1, 40):
+        vote = LastVote(term, MemberId(term % 3))
+        member_file.save_vote(vote)
+        after = member_disk.crash(new_folder(), random.Random(term), power_loss=True)
+        again = MemberFile.open(after, after.folder, new_incarnation=lambda: "two")
+        assert (again.last_vote, again.incarnation) == (vote, "one")
+        after.close()
+
+
+def test_a_marker_is_durable_when_it_is_set(member_disk: SimDisk, new_folder: NewFolder) -> None:
+    names = iter(("one", "two", "three"))
+    member_file = MemberFile.open(member_disk, member_disk.folder, new_incarnation=lambda: next(names))
+    member_file.end_initial_sync()
+    assert member_file.begin_initial_sync(rollback_id=7) == "two"
+    after = member_disk.crash(new_folder(), random.Random(1), power_loss=True)
+    again = MemberFile.open(after, after.folder, new_incarnation=lambda: "never")
+    assert (again.initial_sync_pending, again.incarnation, again.rollback_id_floor) == (True, "two", 7)
+    after.close()
