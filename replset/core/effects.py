@@ -39,10 +39,18 @@ class ElectionRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class InitialSyncNotNeeded:
+    """This member initiates the set: its (empty) data is the set's, so its initial-sync marker goes."""
+
+
+PersistedRecord = LastVote | ReplSetConfig | InitialSyncNotNeeded
+
+
+@dataclass(frozen=True, slots=True)
 class Persist:
     """Write to member.db and sync."""
 
-    record: LastVote | ReplSetConfig
+    record: PersistedRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from collections.abc import Callable, Coroutine
 from itertools import count
 from typing import Any, Protocol
 
-from replset.config import ReplSetConfig
-from replset.core.effects import Effect, ElectionRecord, Journal, LastVote, Persist, Reply, Send
+from replset.core.effects import Effect, ElectionRecord, Journal, Persist, PersistedRecord, Reply, Send
 from replset.core.messages import Message, ReplyBody, Request, RequestBody, Response
 from replset.core.node import Node
 from replset.errors import InvariantError, ReplError, ShutdownInProgressError
@@ -36,7 +35,7 @@ class Hands(Protocol):
         """Send to another member and return its answer; raises ReplError when there is none."""
         ...
 
-    def save(self, record: LastVote | ReplSetConfig) -> None:
+    def save(self, record: PersistedRecord) -> None:
         """Write to member.db and sync; in a worker thread."""
         ...
 
@@ -152,7 +151,7 @@ class Shell:
             case _:
                 self._hands.carry_out(effect)
 
-    async def _persist(self, record: LastVote | ReplSetConfig) -> None:
+    async def _persist(self, record: PersistedRecord) -> None:
         try:
             async with self._member_file:
                 await self._workers.run(lambda: self._hands.save(record))

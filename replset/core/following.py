@@ -1,0 +1,191 @@
+"""Following: whom to sync from, when to roll back, when to copy everything anew (map R1, Ro1, I1).
+
+Members sync from the primary. A source that does not hold my newest entry is rolled back to only when its newest entry
+is of a higher term than mine: then it holds all that was committed before (Raft, 5.4.3).
+"""
+
+from __future__ import annotations
+
+from replset.core.effects import StartFetching, StartInitialSync, StartRollback, StopFetching
+from replset.core.leading import Leading
+from replset.core.member_state import MemberState
+from replset.core.memory import NEVER, Memory, Peer
+from replset.core.messages import (
+    InitialSyncBegun,
+    InitialSyncEnded,
+    RollbackEnded,
+    SourceBatch,
+    SourceFailed,
+    SourceProblem,
+)
+from replset.ids import HostPort, Millis
+
+RETRY_MS = 1_000
+
+
+class Following:
+    """What a member that is not primary does to keep up."""
+
+    def __init__(self, memory: Memory, leading: Leading) -> None:
+        self.m = memory
+        self._leading = leading
+        self._retry_at = Millis(0)
+        self._syncing = False  # an initial sync runs
+        self._too_stale = ""
+
+    def tick(self) -> None:
+        m = self.m
+        if m.state is MemberState.STARTUP2:
+            self._sync_initially()
+        elif m.state in (MemberState.SECONDARY, MemberState.RECOVERING):
+            self._follow_primary()
+        elif m.state in (MemberState.REMOVED, MemberState.ARBITER) and m.sync_source is not None:
+            self._stop()
+
+    def next_due(self) -> Millis:
+        m = self.m
+        waiting = m.state in (MemberState.SECONDARY, MemberState.RECOVERING, MemberState.STARTUP2)
+        return self._retry_at if waiting and self._retry_at > m.now else NEVER
+
+    # --- the oplog -----------------------------------------------------------------------------------------------
+
+    def choose_source(self) -> HostPort | None:
+        """The primary, when it can be reached; None: nobody."""
+        m = self.m
+        if m.primary_id is None or m.primary_id == m.self_id or m.quarantine:
+            return None
+        peer = m.peer_of(m.primary_id)
+        return None if peer is None or peer.state is MemberState.DOWN else peer.host
+
+    def _follow_primary(self) -> None:
+        m = self.m
+        source = self.choose_source()
+        if source != m.sync_source:
+            self._stop()
+        if source is not None and m.sync_source is None and m.now >= self._retry_at:
+            m.sync_source = source
+            m.emit(StartFetching(source))
+
+    def _stop(self) -> None:
+        if self.m.sync_source is not None:
+            self.m.sync_source = None
+            self.m.emit(StopFetching())
+
+    def on_batch(self, batch: SourceBatch) -> None:
+        """A batch matched my log: the source's commit point is mine as far as I have its entries (map K2)."""
+        m = self.m
+        if batch.source != m.sync_source or batch.term < m.term:
+            return
+        if batch.source_is_primary and batch.source == m.primary_host:
+            m.push_election_timer()
+        if m.state is not MemberState.PRIMARY:
+            self._leading.move_commit_point(min(batch.commit_point, m.position.last_applied))
+        if m.state is MemberState.RECOVERING and not m.quarantine:
+            m.become(MemberState.SECONDARY)
+        self._leading.advance_catch_up()
+
+    def on_source_failed(self, failed: SourceFailed) -> None:
+        m = self.m
+        if failed.source != m.sync_source:
+            return
+        m.sync_source = None
+        self._retry_at = Millis(m.now + RETRY_MS)
+        if m.state is MemberState.PRIMARY:
+            self._leading.end_catch_up(f"{failed.source}: {failed.detail}")
+            return
+        if failed.problem is SourceProblem.CHAIN_DIFFERS:
+            self._quarantine(f"the oplog differs from that of {failed.source}: {failed.detail}")
+        elif failed.problem is SourceProblem.DIVERGED:
+            self._on_diverged(failed)
+
+    def _on_diverged(self, failed: SourceFailed) -> None:
+        m = self.m
+        mine = m.position.last_applied
+        if failed.oldest > mine and failed.oldest.ts > mine.ts:
+            self._resync(failed.source, f"too stale: the oldest entry of {failed.source} is {failed.oldest}, my newest {mine}")
+        elif failed.newest.term > mine.term and m.state in (MemberState.SECONDARY, MemberState.RECOVERING):
+            m.journal("rollback", f"my newest entry {mine} is not in the history of {failed.source}")
+            m.become(MemberState.ROLLBACK)
+            m.emit(StartRollback(failed.source))
+
+    # --- rollback ------------------------------------------------------------------------------------------------
+
+    def on_rollback_ended(self, ended: RollbackEnded) -> None:
+        m = self.m
+        if m.state is not MemberState.ROLLBACK:
+            return
+        m.journal("rollback ended", ended.detail)
+        self._retry_at = m.now if ended.ok else Millis(m.now + RETRY_MS)
+        if ended.ok or ended.retry:
+            m.become(MemberState.SECONDARY)
+            m.push_election_timer()
+        elif ended.too_stale:
+            self._resync(ended.source, f"too stale: {ended.detail}")
+        else:
+            self._quarantine(f"rollback refused: {ended.detail}")
+
+    def _quarantine(self, why: str) -> None:
+        """Stay out of the way, say so, and wait for a person; nothing is undone or thrown away."""
+        m = self.m
+        m.quarantine = why
+        m.journal("quarantined", why)
+        self._stop()
+        m.become(MemberState.RECOVERING)
+
+    # --- initial sync --------------------------------------------------------------------------------------------
+
+    def _resync(self, source: HostPort, why: str) -> None:
+        m = self.m
+        m.journal("resync", why)
+        self._stop()
+        if m.state is not MemberState.STARTUP2:
+            m.become(MemberState.STARTUP2)
+        self._too_stale = why
+        self._start_sync(source, why)
+
+    def _sync_initially(self) -> None:
+        m = self.m
+        if self._syncing or m.now < self._retry_at:
+            return
+        source = self._choose_sync_source()
+        if source is None:
+            self._retry_at = Millis(m.now + min(RETRY_MS, m.settings.heartbeat_interval_ms))
+            return
+        self._start_sync(source, self._too_stale or "this member has no data yet")
+
+    def _choose_sync_source(self) -> HostPort | None:
+        """The primary, else the data-bearing member that is furthest and readable (the initiator at first)."""
+        m = self.m
+        able = [peer for peer in m.sorted_peers() if peer.has_data and peer.state.is_readable]
+        if not able:
+            return None
+
+        def fitness(peer: Peer) -> tuple[bool, object, int]:
+            return (peer.state is MemberState.PRIMARY, peer.position.last_applied, -peer.id)
+
+        return max(able, key=fitness).host
+
+    def _start_sync(self, source: HostPort, why: str) -> None:
+        self._syncing = True
+        self.m.journal("initial sync", f"from {source}: {why}")
+        self.m.emit(StartInitialSync(source, why))
+
+    def on_sync_begun(self, begun: InitialSyncBegun) -> None:
+        m = self.m
+        m.incarnation = begun.incarnation
+        m.initial_sync_pending = True
+
+    def on_sync_ended(self, ended: InitialSyncEnded) -> None:
+        m = self.m
+        self._syncing = False
+        m.journal("initial sync ended", ended.detail)
+        if not ended.ok:
+            self._retry_at = Millis(m.now + RETRY_MS)
+            return
+        m.initial_sync_pending = False
+        self._too_stale = ""
+        m.quarantine = ""
+        self._retry_at = m.now
+        if m.state is MemberState.STARTUP2:
+            m.become(MemberState.SECONDARY)
+            m.push_election_timer()

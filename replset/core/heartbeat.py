@@ -1,0 +1,255 @@
+"""Heartbeats: who is asked when, what an answer teaches, when a member counts as DOWN (map A3)."""
+
+from __future__ import annotations
+
+from replset.config import ReplSetConfig
+from replset.core.election import Elections
+from replset.core.leading import Leading
+from replset.core.member_state import MemberState
+from replset.core.memory import NEVER, NO_CONFIG_VERSION, Memory, Peer
+from replset.core.messages import (
+    HeartbeatReply,
+    HeartbeatRequest,
+    ProgressReply,
+    ProgressRequest,
+    Refused,
+    ReplyBody,
+    Response,
+)
+from replset.core.reconfig import Reconfigs
+from replset.ids import HostPort, Millis, OpTime
+
+MAX_RETRIES = 2
+SET_NAMES_DIFFER = 108
+
+
+class Heartbeats:
+    """Every member asks every other one, all the time."""
+
+    def __init__(self, memory: Memory, elections: Elections, leading: Leading, reconfigs: Reconfigs) -> None:
+        self.m = memory
+        self._elections = elections
+        self._leading = leading
+        self._reconfigs = reconfigs
+        self._asked: dict[int, HostPort] = {}
+
+    # --- asking --------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        for peer in self.m.sorted_peers():
+            if peer.heartbeat_id is None and self.m.now >= peer.heartbeat_due:
+                peer.round_began = self.m.now
+                peer.failures = 0
+                self._beat(peer)
+
+    def next_due(self) -> Millis:
+        return min((peer.heartbeat_due for peer in self.m.peers.values() if peer.heartbeat_id is None), default=NEVER)
+
+    def interval_ms(self) -> int:
+        """Shorter while there is nobody to sync from; an arbiter never lets an election timeout pass (map H1)."""
+        m = self.m
+        interval, half = m.settings.heartbeat_interval_ms, m.settings.election_timeout_ms // 2
+        if m.is_arbiter:
+            return max(1, min(half, interval))
+        if m.state is not MemberState.PRIMARY and m.sync_source is None:
+            return max(1, min(half, interval // 4))
+        return max(1, interval)
+
+    def request(self, *, check_empty: bool = False, config: ReplSetConfig | None = None) -> HeartbeatRequest:
+        """What I say of myself when I ask. `config`: the one that is about to be installed, in its quorum check."""
+        m = self.m
+        told = config or m.config
+        return HeartbeatRequest(
+            m.set_name,
+            m.host,
+            m.self_id,
+            m.term,
+            NO_CONFIG_VERSION if told is None else told.version,
+            -1 if told is None else told.term,
+            m.primary_id,
+            m.incarnation,
+            check_empty,
+        )
+
+    def _beat(self, peer: Peer) -> None:
+        left = self.m.settings.heartbeat_timeout_ms - (self.m.now - peer.round_began)
+        peer.heartbeat_id = self.m.send(peer.host, self.request(), max(1, left))
+        self._asked[peer.heartbeat_id] = peer.host
+
+    def is_asked(self, request_id: int) -> bool:
+        return request_id in self._asked
+
+    # --- being answered ------------------------------------------------------------------------------------------
+
+    def on_response(self, response: Response) -> None:
+        m = self.m
+        host = self._asked.pop(response.request_id)
+        body = response.body
+        if isinstance(body, HeartbeatReply) and body.set_name == m.set_name:
+            self._elections.observe_term(body.term)
+            self._take_config(body)
+        peer = m.peers.get(host)
+        if peer is None or peer.heartbeat_id != response.request_id:
+            return
+        peer.heartbeat_id = None
+        if isinstance(body, HeartbeatReply) and body.set_name == m.set_name:
+            self._on_alive(peer, body, response.round_trip_ms)
+        else:
+            self._on_failure(peer, body, response.error)
+
+    def _on_alive(self, peer: Peer, reply: HeartbeatReply, round_trip_ms: int) -> None:
+        m = self.m
+        was_up, before = peer.is_up, peer.state
+        peer.ping_ms = round_trip_ms if not was_up else (4 * peer.ping_ms + round_trip_ms) // 5
+        peer.failures = 0
+        peer.message = ""
+        peer.last_contact = m.now
+        peer.last_reply_wall_ms = m.wall_ms()
+        peer.state = reply.state
+        peer.position = reply.position
+        peer.config_version, peer.config_term = reply.config_version, reply.config_term
+        peer.term = reply.term
+        peer.primary_id = reply.primary_id
+        peer.incarnation = reply.incarnation
+        peer.rollback_id = reply.rollback_id
+        peer.http_address = reply.http_address
+        peer.sync_source = reply.sync_source
+        peer.election_wall_ms = reply.election_wall_ms
+        peer.has_data = reply.has_data
+        peer.heartbeat_due = Millis(m.now + self.interval_ms())
+        self._learn_primary(peer, reply)
+        self.accept_commit_point(reply.commit_point)
+        if before is not peer.state:
+            m.journal("member", f"{peer.host} is {peer.state.name}")
+        self._leading.progress_moved()
+        self._leading.advance_catch_up()
+        self._reconfigs.advance()
+
+    def _learn_primary(self, peer: Peer, reply: HeartbeatReply) -> None:
+        m = self.m
+        if reply.term != m.term:
+            return
+        if reply.state is MemberState.PRIMARY:
+            m.set_primary(peer.id)
+            m.push_election_timer()
+            self._elections.consider_takeover()
+        elif m.primary_id == peer.id:
+            m.set_primary(None)
+
+    def accept_commit_point(self, optime: OpTime) -> None:
+        """From a heartbeat only in the term of my newest entry, and never beyond it (map K2); arbiters take all."""
+        m = self.m
+        if m.state is MemberState.PRIMARY:
+            return
+        if m.is_arbiter:
+            self._leading.move_commit_point(optime)
+        elif optime.term == m.position.last_applied.term:
+            self._leading.move_commit_point(min(optime, m.position.last_applied))
+
+    def _on_failure(self, peer: Peer, body: ReplyBody | None, error: str) -> None:
+        """Up to two retries at once, within the timeout; then the member is DOWN until it answers again (map H4)."""
+        m = self.m
+        peer.failures += 1
+        peer.message = body.reason if isinstance(body, Refused) else error
+        in_time = m.now - peer.round_began < m.settings.heartbeat_timeout_ms
+        if peer.failures <= MAX_RETRIES and in_time and not isinstance(body, Refused):
+            self._beat(peer)
+            return
+        if peer.state is not MemberState.DOWN:
+            m.journal("member", f"{peer.host} is not reachable: {peer.message}")
+        peer.state = MemberState.DOWN
+        peer.heartbeat_due = Millis(m.now + self.interval_ms())
+        if m.primary_id == peer.id:
+            m.set_primary(None)
+        self._leading.advance_catch_up()
+        self._reconfigs.advance()
+
+    def _take_config(self, reply: HeartbeatReply) -> None:
+        if reply.config is not None:
+            self._reconfigs.install_from_heartbeat(reply.config)
+
+    # --- being asked ---------------------------------------------------------------------------------------------
+
+    def on_request(self, request_id: int, request: HeartbeatRequest) -> None:
+        m = self.m
+        if request.set_name != m.set_name:
+            reason = f"this member belongs to set {m.set_name!r}, not {request.set_name!r}"
+            m.reply(request_id, Refused(SET_NAMES_DIFFER, reason))
+            return
+        self._elections.observe_term(request.term)
+        peer = m.peers.get(request.sender)
+        if peer is not None:
+            peer.last_contact = m.now
+            peer.last_request_wall_ms = m.wall_ms()
+            peer.incarnation = request.incarnation
+            if request.term == m.term and request.primary_id is not None and request.primary_id == request.sender_id:
+                m.set_primary(request.primary_id)
+        if not request.check_empty and self._knows_newer_config(request):
+            self._fetch_config(request.sender, peer)
+        m.reply(request_id, self.answer(request))
+
+    def answer(self, request: HeartbeatRequest) -> HeartbeatReply:
+        """What I say of myself when I am asked."""
+        m = self.m
+        config = m.config
+        mine_is_newer = config is not None and config.is_newer_than(request.config_version, request.config_term)
+        return HeartbeatReply(
+            m.set_name,
+            m.term,
+            m.state,
+            m.self_id,
+            NO_CONFIG_VERSION if config is None else config.version,
+            -1 if config is None else config.term,
+            config if mine_is_newer else None,
+            m.primary_id,
+            m.position,
+            m.commit_point,
+            m.is_electable,
+            m.election_wall_ms,
+            m.sync_source,
+            m.incarnation,
+            m.rollback_id(),
+            m.http_address,
+            m.has_data,
+        )
+
+    def _knows_newer_config(self, request: HeartbeatRequest) -> bool:
+        config = self.m.config
+        if request.config_version <= 0:
+            return False
+        if config is None:
+            return True
+        newer = request.config_version > config.version
+        if config.term != -1 and request.config_term != -1 and config.term != request.config_term:
+            newer = request.config_term > config.term
+        return newer
+
+    def _fetch_config(self, sender: HostPort, peer: Peer | None) -> None:
+        """Ask the sender in return: its answer brings the configuration."""
+        m = self.m
+        if peer is not None:
+            if peer.heartbeat_id is None:
+                peer.heartbeat_due = m.now
+        elif sender not in self._asked.values():
+            self._asked[m.send(sender, self.request(), m.settings.heartbeat_timeout_ms)] = sender
+
+    # --- progress (map R8) ---------------------------------------------------------------------------------------
+
+    def on_progress(self, request_id: int, request: ProgressRequest) -> None:
+        """replSetUpdatePosition: only in my own term does it count."""
+        m = self.m
+        self._elections.observe_term(request.term)
+        if request.term < m.term or m.config is None:
+            m.reply(request_id, ProgressReply(m.term, accepted=False))
+            return
+        for progress in request.progress:
+            peer = m.peer_of(progress.member_id)
+            if peer is None:
+                continue
+            peer.last_contact = m.now
+            peer.incarnation = progress.incarnation
+            peer.position = progress.position
+        self._leading.progress_moved()
+        self._leading.advance_catch_up()
+        self._reconfigs.advance()
+        m.reply(request_id, ProgressReply(m.term, accepted=True))

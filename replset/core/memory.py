@@ -1,0 +1,220 @@
+"""What a node knows: of itself, of the configuration, of every other member. Shared by the files of the core.
+
+The parts read and change it; what has to happen outside is emitted, in order, and handed out by the node.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from replset.config import Member, ReplSetConfig, Settings
+from replset.core.effects import BecomeState, Effect, ElectionRecord, Journal, LastVote, Reply, Send
+from replset.core.member_state import MemberState, is_legal
+from replset.core.messages import (
+    HeartbeatRequest,
+    Position,
+    ProgressRequest,
+    ReplyBody,
+    StepUpRequest,
+    VoteRequest,
+)
+from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, invariant
+
+NO_POSITION = Position(OPTIME_NULL, OPTIME_NULL, 0, 0)
+NEVER = Millis(1 << 62)
+NO_CONFIG_VERSION = -2
+
+
+@dataclass(slots=True)
+class Peer:
+    """What is known of another member. Times are the core's clock; `last_contact` is any word to or from it."""
+
+    host: HostPort
+    id: MemberId
+    last_contact: Millis
+    state: MemberState = MemberState.UNKNOWN
+    position: Position = NO_POSITION
+    config_version: int = NO_CONFIG_VERSION
+    config_term: int = -1
+    term: int = 0
+    primary_id: MemberId | None = None
+    incarnation: str = ""
+    rollback_id: int = 0
+    http_address: str = ""
+    sync_source: HostPort | None = None
+    election_wall_ms: int | None = None
+    has_data: bool = False
+    ping_ms: int = 0
+    message: str = ""
+    last_reply_wall_ms: int = 0
+    last_request_wall_ms: int = 0
+    heartbeat_due: Millis = Millis(0)
+    heartbeat_id: int | None = None
+    failures: int = 0
+    round_began: Millis = Millis(0)
+
+    @property
+    def is_up(self) -> bool:
+        return self.state not in (MemberState.DOWN, MemberState.UNKNOWN)
+
+
+@dataclass(slots=True)
+class Memory:
+    """One node's knowledge. `out` collects the effects of the input under way."""
+
+    host: HostPort
+    set_name: str
+    http_address: str
+    incarnation: str
+    rng: random.Random
+    config: ReplSetConfig | None
+    last_vote: LastVote
+    position: Position
+    initial_sync_pending: bool
+    rollback_id: Callable[[], int]
+    wall_ms: Callable[[], int]
+    default_write_concern_set: Callable[[], bool]
+    allow_multiple_arbiters: bool
+    term: int = 0
+    state: MemberState = MemberState.STARTUP
+    primary_id: MemberId | None = None
+    commit_point: OpTime = OPTIME_NULL
+    writable: bool = False
+    peers: dict[HostPort, Peer] = field(default_factory=dict)
+    election_due: Millis = NEVER
+    frozen_until: Millis = Millis(0)
+    disk_stalled: bool = False
+    shutting_down: bool = False
+    quarantine: str = ""
+    election_wall_ms: int | None = None
+    sync_source: HostPort | None = None
+    started_at: Millis = Millis(0)
+    now: Millis = Millis(0)
+    out: list[Effect] = field(default_factory=list)
+    last_request_id: int = 0
+
+    # --- itself --------------------------------------------------------------------------------------------------
+
+    @property
+    def self_member(self) -> Member | None:
+        return None if self.config is None else self.config.member_at(self.host)
+
+    @property
+    def self_id(self) -> MemberId | None:
+        member = self.self_member
+        return None if member is None else member.id
+
+    @property
+    def settings(self) -> Settings:
+        return Settings() if self.config is None else self.config.settings
+
+    @property
+    def has_data(self) -> bool:
+        return self.position.last_applied != OPTIME_NULL
+
+    @property
+    def is_arbiter(self) -> bool:
+        member = self.self_member
+        return member is not None and member.arbiter_only
+
+    @property
+    def must_sync(self) -> bool:
+        """The initial-sync marker is set: no vote, no acknowledgement, no read. An arbiter has nothing to sync."""
+        return self.initial_sync_pending and not self.is_arbiter
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the configuration names my incarnation: only then do I vote and count (DESIGN: incarnation)."""
+        member = self.self_member
+        return member is not None and member.incarnation == self.incarnation and not self.must_sync
+
+    @property
+    def is_electable(self) -> bool:
+        member = self.self_member
+        return (
+            member is not None
+            and member.is_electable
+            and member.is_voter
+            and self.is_named
+            and self.state is MemberState.SECONDARY
+            and self.now >= self.frozen_until
+            and not self.disk_stalled
+            and not self.shutting_down
+            and not self.quarantine
+        )
+
+    # --- others --------------------------------------------------------------------------------------------------
+
+    def peer_of(self, member_id: MemberId | None) -> Peer | None:
+        return next((peer for peer in self.peers.values() if peer.id == member_id), None)
+
+    def sorted_peers(self) -> list[Peer]:
+        return sorted(self.peers.values(), key=lambda peer: peer.id)
+
+    def is_peer_named(self, peer: Peer) -> bool:
+        """Whether the configuration names the incarnation that this member tells."""
+        member = None if self.config is None else self.config.member(peer.id)
+        return member is not None and bool(peer.incarnation) and member.incarnation == peer.incarnation
+
+    @property
+    def primary_host(self) -> HostPort | None:
+        if self.config is None:
+            return None
+        member = self.config.member(self.primary_id)
+        return None if member is None else member.host
+
+    def positions(self) -> dict[MemberId, Position]:
+        """Of the data-bearing members that count: named voters, and members without a vote."""
+        found: dict[MemberId, Position] = {}
+        if self.config is None:
+            return found
+        for member in self.config.data_bearing:
+            if member.host == self.host:
+                if self.is_named or member.votes == 0:
+                    found[member.id] = self.position
+                continue
+            peer = self.peers.get(member.host)
+            if peer is not None and (self.is_peer_named(peer) or (member.votes == 0 and not member.newly_added)):
+                found[member.id] = peer.position
+        return found
+
+    # --- acting --------------------------------------------------------------------------------------------------
+
+    def emit(self, *effects: Effect) -> None:
+        self.out.extend(effects)
+
+    def send(
+        self, to: HostPort, body: HeartbeatRequest | VoteRequest | ProgressRequest | StepUpRequest, timeout_ms: int
+    ) -> int:
+        """Emit a Send; the id under which its Response comes back."""
+        self.last_request_id += 1
+        self.emit(Send(self.last_request_id, to, body, Millis(timeout_ms)))
+        return self.last_request_id
+
+    def reply(self, request_id: int, body: ReplyBody) -> None:
+        self.emit(Reply(request_id, body))
+
+    def journal(self, event: str, detail: str) -> None:
+        self.emit(Journal(ElectionRecord(self.now, self.term, event, detail)))
+
+    def become(self, state: MemberState) -> None:
+        """Change state (the table says what is legal) and tell the shell."""
+        invariant(is_legal(self.state, state), f"no way from {self.state.name} to {state.name}")
+        if self.state is not state:
+            self.state = state
+            self.tell_state()
+
+    def tell_state(self) -> None:
+        self.emit(BecomeState(self.state, self.term, self.primary_id))
+
+    def set_primary(self, member_id: MemberId | None) -> None:
+        if self.primary_id != member_id:
+            self.primary_id = member_id
+            self.tell_state()
+
+    def push_election_timer(self) -> None:
+        """Wait a whole election timeout and up to 15 % more again (map E1, H7)."""
+        timeout = self.settings.election_timeout_ms
+        self.election_due = Millis(self.now + timeout + int(self.rng.random() * timeout * 0.15))

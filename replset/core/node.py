@@ -1,0 +1,328 @@
+"""One member's mind. `tick` and `receive` go in, an ordered list of effects comes out; every rule is in another file.
+
+Pure: time is an argument, randomness is handed in, and the few reads of the outside are callables of the constructor.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import assert_never
+
+from replset.config import Member, ReplSetConfig
+from replset.core.effects import AppendNoop, Effect, LastVote
+from replset.core.election import Elections
+from replset.core.following import Following
+from replset.core.heartbeat import Heartbeats
+from replset.core.leading import Leading
+from replset.core.member_state import MemberState
+from replset.core.memory import Memory, Peer
+from replset.core.messages import (
+    DiskStalled,
+    DrainFinished,
+    FreezeRequest,
+    HeartbeatReply,
+    HeartbeatRequest,
+    InitialSyncBegun,
+    InitialSyncEnded,
+    InitiateRequest,
+    LocalPosition,
+    MemberProgress,
+    Message,
+    Position,
+    ProgressReply,
+    ProgressRequest,
+    ReconfigRequest,
+    Refused,
+    Request,
+    Response,
+    RollbackEnded,
+    ShutdownBegins,
+    SourceBatch,
+    SourceFailed,
+    StepDownRequest,
+    StepUpRequest,
+    VoteReply,
+    VoteRequest,
+)
+from replset.core.reconfig import Reconfigs
+from replset.core.status import Status, describe
+from replset.core.stepdown import StepDowns
+from replset.core.write_concern import WriteConcern, satisfied
+from replset.ids import HostPort, MemberId, Millis, OpTime
+
+
+class Node:
+    """See the module. Attributes and properties are for reading; nobody outside changes a node but by messages."""
+
+    def __init__(
+        self,
+        *,
+        host: HostPort,
+        set_name: str,
+        http_address: str,
+        incarnation: str,
+        rng: random.Random,
+        config: ReplSetConfig | None,
+        last_vote: LastVote | None,
+        position: Position,
+        initial_sync_pending: bool,
+        rollback_id: Callable[[], int],
+        wall_ms: Callable[[], int],
+        default_write_concern_set: Callable[[], bool],
+        allow_multiple_arbiters: bool = False,
+    ) -> None:
+        """Everything that member.db and the store say at start. After a restart the term is the highest of last vote,
+        newest entry and configuration.
+        """
+        vote = last_vote or LastVote(0, None)
+        self._m = Memory(
+            host=host,
+            set_name=set_name,
+            http_address=http_address,
+            incarnation=incarnation,
+            rng=rng,
+            config=config,
+            last_vote=vote,
+            position=position,
+            initial_sync_pending=initial_sync_pending,
+            rollback_id=rollback_id,
+            wall_ms=wall_ms,
+            default_write_concern_set=default_write_concern_set,
+            allow_multiple_arbiters=allow_multiple_arbiters,
+            term=max(vote.term, position.last_applied.term, 0 if config is None else config.term),
+        )
+        self._leading = Leading(self._m, lambda: self._reconfigs.on_leading())
+        self._elections = Elections(self._m, self._leading)
+        self._reconfigs = Reconfigs(self._m, self._elections, self._leading)
+        self._heartbeats = Heartbeats(self._m, self._elections, self._leading, self._reconfigs)
+        self._following = Following(self._m, self._leading)
+        self._stepdowns = StepDowns(self._m, self._leading)
+        self._reconfigs.check_request = lambda new, empty: self._heartbeats.request(check_empty=empty, config=new)
+
+    # --- inputs --------------------------------------------------------------------------------------------------
+
+    def start(self, now: Millis) -> list[Effect]:
+        """Begin where the files left off."""
+        m = self._m
+        m.now = m.started_at = now
+        member = m.self_member
+        if m.config is not None:
+            self._reconfigs.meet_members()
+            m.become(MemberState.REMOVED if member is None else self._reconfigs.place_of(member))
+            m.push_election_timer()
+            if member is not None and member.bears_data and not m.has_data and not m.initial_sync_pending:
+                # It died between its configuration and the first entry that should stand before it.
+                m.emit(AppendNoop(max(1, m.config.term), "initiating set"))
+        self._think()
+        return self._take()
+
+    def tick(self, now: Millis) -> list[Effect]:
+        """Time has passed."""
+        self._m.now = now
+        self._think()
+        return self._take()
+
+    def receive(self, message: Message, now: Millis) -> list[Effect]:
+        """Somebody said something, or finished something."""
+        m = self._m
+        m.now = now
+        match message:
+            case Request(request_id, body):
+                self._on_request(request_id, body)
+            case Response():
+                self._on_response(message)
+            case LocalPosition(position):
+                m.position = position
+                self._leading.progress_moved()
+                self._leading.advance_catch_up()
+                self._stepdowns.advance()
+                return self._take()  # the hot path: no timer can have changed
+            case SourceBatch():
+                self._following.on_batch(message)
+            case SourceFailed():
+                self._following.on_source_failed(message)
+            case RollbackEnded():
+                self._following.on_rollback_ended(message)
+            case InitialSyncBegun():
+                self._following.on_sync_begun(message)
+            case InitialSyncEnded():
+                self._following.on_sync_ended(message)
+            case DiskStalled(stalled):
+                m.disk_stalled = stalled
+            case DrainFinished(term):
+                self._leading.on_drained(term)
+            case ShutdownBegins():
+                m.shutting_down = True
+            case _:
+                assert_never(message)
+        self._think()
+        return self._take()
+
+    def _on_request(self, request_id: int, body: object) -> None:
+        match body:
+            case HeartbeatRequest():
+                self._heartbeats.on_request(request_id, body)
+            case VoteRequest():
+                self._elections.on_vote_request(request_id, body)
+            case ProgressRequest():
+                self._heartbeats.on_progress(request_id, body)
+            case StepUpRequest():
+                self._elections.on_step_up_request(request_id, body)
+            case InitiateRequest():
+                self._reconfigs.on_initiate(request_id, body)
+            case ReconfigRequest():
+                self._reconfigs.on_reconfig(request_id, body)
+            case StepDownRequest():
+                self._stepdowns.on_request(request_id, body)
+            case FreezeRequest():
+                self._stepdowns.on_freeze(request_id, body)
+
+    def _on_response(self, response: Response) -> None:
+        body = response.body
+        if self._heartbeats.is_asked(response.request_id):
+            self._heartbeats.on_response(response)
+        elif self._elections.is_asked(response.request_id):
+            why_not = body.reason if isinstance(body, Refused) else response.error
+            self._elections.on_vote_reply(response.request_id, body if isinstance(body, VoteReply) else None, why_not)
+        elif self._reconfigs.is_asked(response.request_id):
+            self._reconfigs.on_response(response)
+        elif isinstance(body, VoteReply | ProgressReply | HeartbeatReply):
+            self._elections.observe_term(body.term)
+
+    def _think(self) -> None:
+        """Whatever time or news make due."""
+        self._heartbeats.tick()
+        self._leading.tick()
+        self._elections.tick()
+        self._stepdowns.advance()
+        self._reconfigs.tick()
+        self._following.tick()
+
+    def _take(self) -> list[Effect]:
+        effects, self._m.out = self._m.out, []
+        return effects
+
+    def next_tick_at(self) -> Millis:
+        """The earliest deadline; a tick before it changes nothing."""
+        return min(
+            self._heartbeats.next_due(),
+            self._leading.next_due(),
+            self._elections.next_due(),
+            self._stepdowns.next_due(),
+            self._reconfigs.next_due(),
+            self._following.next_due(),
+        )
+
+    # --- answers: nothing below changes anything -----------------------------------------------------------------
+
+    @property
+    def config(self) -> ReplSetConfig | None:
+        return self._m.config
+
+    @property
+    def state(self) -> MemberState:
+        return self._m.state
+
+    @property
+    def term(self) -> int:
+        return self._m.term
+
+    @property
+    def primary(self) -> MemberId | None:
+        return self._m.primary_id
+
+    @property
+    def primary_host(self) -> HostPort | None:
+        return self._m.primary_host
+
+    @property
+    def self_id(self) -> MemberId | None:
+        return self._m.self_id
+
+    @property
+    def self_member(self) -> Member | None:
+        return self._m.self_member
+
+    @property
+    def writable(self) -> bool:
+        """PRIMARY, drained, and not stepping down: clients may write."""
+        return self._m.writable
+
+    @property
+    def commit_point(self) -> OpTime:
+        return self._m.commit_point
+
+    @property
+    def position(self) -> Position:
+        return self._m.position
+
+    @property
+    def sync_source(self) -> HostPort | None:
+        return self._m.sync_source
+
+    @property
+    def incarnation(self) -> str:
+        return self._m.incarnation
+
+    @property
+    def quarantine(self) -> str:
+        """Why this member keeps out of the way, empty when it does not."""
+        return self._m.quarantine
+
+    def peer_at(self, host: HostPort) -> Peer | None:
+        """What is known of another member; for reading."""
+        return self._m.peers.get(host)
+
+    def http_address_of(self, host: HostPort) -> str | None:
+        """Where a member's HTTP API is, as it said itself."""
+        if host == self._m.host:
+            return self._m.http_address
+        peer = self._m.peers.get(host)
+        return peer.http_address or None if peer is not None else None
+
+    def election_timeout_ms(self) -> Millis:
+        return self._m.settings.election_timeout_ms
+
+    def secondary_delay_ms(self) -> int:
+        member = self._m.self_member
+        return 0 if member is None else member.secondary_delay_secs * 1000
+
+    def status(self, now: Millis) -> Status | None:
+        """The set as this node sees it, None while there is no configuration."""
+        return describe(self._m, now, self._elections.last_reason, self._elections.last_needed)
+
+    def progress_request(self) -> ProgressRequest | None:
+        """What this member reports upstream now; None while it must not acknowledge anything."""
+        m = self._m
+        me = m.self_id
+        if m.config is None or me is None or m.must_sync or m.is_arbiter or m.state is MemberState.STARTUP2:
+            return None
+        own = MemberProgress(me, m.incarnation, m.position)
+        return ProgressRequest(me, m.term, m.config.version, m.config.term, (own,))
+
+    def is_satisfied(self, concern: WriteConcern, optime: OpTime) -> bool:
+        """Whether the entry at `optime` meets `concern` by now."""
+        m = self._m
+        if isinstance(concern.w, str):
+            return m.commit_point >= optime
+        return satisfied(concern, optime, m.position, m.positions().values(), m.commit_point)
+
+    def progress_of(self) -> list[dict[str, object]]:
+        """How far each member is, for people who wait: id, host, state and optimes as values."""
+        m = self._m
+        rows: list[dict[str, object]] = []
+        for member in () if m.config is None else m.config.members:
+            peer = m.peers.get(member.host)
+            state = m.state if peer is None else peer.state
+            position = m.position if peer is None else peer.position
+            rows.append(
+                {
+                    "_id": int(member.id),
+                    "host": member.host,
+                    "state": state.name,
+                    "appliedOpTime": position.last_applied,
+                    "durableOpTime": position.last_durable,
+                }
+            )
+        return rows

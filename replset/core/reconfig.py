@@ -1,0 +1,460 @@
+"""Changing the configuration: initiate, safe and forced reconfig, and the primary's own changes (map C9 to C16).
+
+A change needs the current configuration committed and the previous term's writes too (map C10, C11). The primary's own
+changes keep votes where the data is: a voter that tells another incarnation first becomes `newlyAdded` (no vote);
+once that is committed and the member has reached the primary's newest entry of that moment (an arbiter: at once), the
+new incarnation is named and the vote given back. One voter at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from replset.bson import ObjectId
+from replset.config import Member, ReplSetConfig
+from replset.core.effects import AppendNoop, ConfigInstalled, InitialSyncNotNeeded, Persist
+from replset.core.election import Elections
+from replset.core.leading import Leading, Phase
+from replset.core.member_state import MemberState
+from replset.core.memory import NEVER, Memory, Peer
+from replset.core.messages import (
+    Done,
+    HeartbeatReply,
+    HeartbeatRequest,
+    InitiateRequest,
+    ReconfigRequest,
+    Refused,
+    Response,
+)
+from replset.core.quorum import commit_point
+from replset.core.write_concern import implicit_default
+from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
+
+ALREADY_INITIALIZED = 23
+NODE_NOT_FOUND = 74
+INVALID_CONFIG = 93
+NOT_YET_INITIALIZED = 94
+INCOMPATIBLE = 103
+NOT_ELECTABLE = 104
+IN_PROGRESS = 109
+CANNOT_INITIALIZE = 110
+STEPPED_DOWN = 189
+NOT_COMMITTED_YET = 308
+NOT_WRITABLE = 10107
+
+
+class Stage(Enum):
+    """Where a requested change is."""
+
+    WAITING = "waiting for the current configuration to be committed"
+    CHECKING = "asking the members of the new configuration"
+    PROPAGATING = "waiting for a majority to have the new configuration"
+
+
+@dataclass(slots=True)
+class Change:
+    """One change that somebody asked for. `asked`: request id -> host of the quorum check's open questions."""
+
+    request_id: int
+    config: ReplSetConfig
+    stage: Stage
+    deadline: Millis = NEVER
+    initiating: bool = False
+    asked: dict[int, HostPort] = field(default_factory=dict)
+    answers: dict[HostPort, HeartbeatReply] = field(default_factory=dict)
+    failures: dict[HostPort, str] = field(default_factory=dict)
+
+
+def reconfig_refusal(old: ReplSetConfig, new: ReplSetConfig, me: HostPort, *, force: bool, default_set: bool) -> Refused | None:
+    """Why `new` may not follow `old`, None when it may (map C10, C13, C15, C16). Changes nothing."""
+    if new.set_name != old.set_name:
+        return Refused(INCOMPATIBLE, f"the set's name is {old.set_name!r} and cannot become {new.set_name!r}")
+    if not force and new.version <= old.version:
+        return Refused(INCOMPATIBLE, f"version {new.version} must be greater than the current one, {old.version}")
+    if new.settings.replica_set_id not in (None, old.settings.replica_set_id):
+        return Refused(INCOMPATIBLE, "settings.replicaSetId cannot change")
+    for index, member in enumerate(new.members):
+        before = old.member_at(member.host)
+        if before is None:
+            continue
+        at = f"members.{index} ({member.host})"
+        if before.id != member.id:
+            return Refused(INCOMPATIBLE, f"{at}: its _id is {before.id} and cannot become {member.id}")
+        if before.arbiter_only != member.arbiter_only:
+            return Refused(INCOMPATIBLE, f"{at}: arbiterOnly cannot change; remove the member, then add it again")
+        if before.build_indexes != member.build_indexes:
+            return Refused(INCOMPATIBLE, f"{at}: buildIndexes cannot change; remove the member, then add it again")
+    mine = new.member_at(me)
+    if mine is None:
+        return Refused(NODE_NOT_FOUND, f"this member, {me}, is not in the new configuration")
+    if not force and (mine.arbiter_only or mine.priority == 0):
+        return Refused(NOT_ELECTABLE, f"this member, {me}, must stay electable: it is the primary")
+    before_voters = {member.id for member in old.members if member.votes}
+    after_voters = {member.id for member in new.members if member.votes}
+    if not force and len(before_voters ^ after_voters) > 1:
+        return Refused(INVALID_CONFIG, "at most one voter may be added or removed at a time")
+    if not default_set and implicit_default(old).w != implicit_default(new).w:
+        return Refused(
+            INCOMPATIBLE,
+            "this would change the implicit default write concern from "
+            f"{{w: {implicit_default(old).w}}} to {{w: {implicit_default(new).w}}}; run setDefaultRWConcern first",
+        )
+    return None if force else _psa_refusal(old, new)
+
+
+def _psa_refusal(old: ReplSetConfig, new: ReplSetConfig) -> Refused | None:
+    """A new voter beside an arbiter could roll back majority writes at once: first priority 0, then more (map C15)."""
+    was = [member for member in old.members if member.votes]
+    old_holders = sum(member.bears_data for member in was)
+    voters = [member for member in new.members if member.votes]
+    is_psa = len(voters) == 3 and sum(member.arbiter_only for member in voters) == 1
+    electable = sum(member.priority > 0 and member.bears_data for member in voters)
+    if old_holders < len(was) // 2 + 1 and is_psa and electable > 1:
+        return Refused(
+            INCOMPATIBLE,
+            "from a primary and an arbiter to a primary, a secondary and an arbiter in one step is not safe: add the "
+            "secondary with priority 0, let it catch up, then raise its priority",
+        )
+    return None
+
+
+def completed(old: ReplSetConfig, new: ReplSetConfig, term: int) -> ReplSetConfig:
+    """`new` with what users do not write: term, set id, incarnations; a voter that is new has no vote yet (map C14)."""
+    members = []
+    for member in new.members:
+        before = old.member_at(member.host)
+        if before is not None and before.votes == member.votes:
+            members.append(replace(member, newly_added=before.newly_added, incarnation=before.incarnation))
+        else:
+            members.append(replace(member, newly_added=member.votes == 1, incarnation=None))
+    settings = replace(new.settings, replica_set_id=old.settings.replica_set_id)
+    return replace(new, term=term, members=tuple(members), settings=settings)
+
+
+class Reconfigs:
+    """The configuration of this member and every way in which it changes."""
+
+    def __init__(self, memory: Memory, elections: Elections, leading: Leading) -> None:
+        self.m = memory
+        self._elections = elections
+        self._leading = leading
+        self.check_request: Callable[[ReplSetConfig, bool], HeartbeatRequest] | None = None  # set by the node
+        self._change: Change | None = None
+        self._committed_at_install = OPTIME_NULL
+        self._targets: dict[MemberId, OpTime] = {}
+
+    # --- requests ------------------------------------------------------------------------------------------------
+
+    def on_initiate(self, request_id: int, request: InitiateRequest) -> None:
+        m = self.m
+        refusal = self._initiate_refusal(request.config)
+        if refusal is not None:
+            m.reply(request_id, refusal)
+            return
+        set_id = ObjectId((m.wall_ms() // 1000).to_bytes(4, "big") + m.rng.getrandbits(64).to_bytes(8, "big"))
+        config = replace(
+            request.config, version=1, term=1, settings=replace(request.config.settings, replica_set_id=set_id)
+        )
+        self._change = Change(request_id, config, Stage.CHECKING, initiating=True)
+        self._ask_members(self._change)
+
+    def _initiate_refusal(self, config: ReplSetConfig) -> Refused | None:
+        m = self.m
+        if m.config is not None:
+            return Refused(ALREADY_INITIALIZED, "the set is initiated already")
+        if self._change is not None:
+            return Refused(IN_PROGRESS, "an initiate is under way already")
+        if config.set_name != m.set_name:
+            return Refused(INVALID_CONFIG, f"this member was started for set {m.set_name!r}, not {config.set_name!r}")
+        if config.version != 1:
+            return Refused(INCOMPATIBLE, f"the first configuration has version 1, not {config.version}")
+        if config.settings.replica_set_id is not None:
+            return Refused(INVALID_CONFIG, "settings.replicaSetId is the server's to set")
+        if any(member.newly_added for member in config.members):
+            return Refused(INVALID_CONFIG, "newlyAdded is the server's to set")
+        mine = config.member_at(m.host)
+        if mine is None:
+            return Refused(NODE_NOT_FOUND, f"none of the members is this one, {m.host}")
+        if not mine.is_electable:
+            return Refused(NOT_ELECTABLE, f"this member, {m.host}, must be electable to initiate the set")
+        return None
+
+    def on_reconfig(self, request_id: int, request: ReconfigRequest) -> None:
+        m = self.m
+        refusal = self._request_refusal(request)
+        if refusal is not None or m.config is None:
+            m.reply(request_id, refusal or Refused(NOT_YET_INITIALIZED, "the set is not initiated"))
+            return
+        config = completed(m.config, request.config, -1 if request.force else m.term)
+        if request.force:
+            version = max(m.config.version, request.config.version) + 10_000 + m.rng.randrange(100_000)
+            self.install(replace(config, version=version))
+            m.reply(request_id, Done())
+            return
+        deadline = NEVER if request.max_time_ms <= 0 else Millis(m.now + request.max_time_ms)
+        self._change = Change(request_id, config, Stage.WAITING, deadline)
+        self.advance()
+
+    def _request_refusal(self, request: ReconfigRequest) -> Refused | None:
+        m = self.m
+        if m.config is None:
+            return Refused(NOT_YET_INITIALIZED, "the set is not initiated")
+        if self._change is not None:
+            return Refused(IN_PROGRESS, "another reconfig is under way")
+        if not request.force and not m.writable:
+            return Refused(NOT_WRITABLE, f"only the primary can reconfigure; known primary: {m.primary_host or 'none'}")
+        if any(member.newly_added for member in request.config.members):
+            return Refused(INVALID_CONFIG, "newlyAdded is the server's to set")
+        return reconfig_refusal(
+            m.config, request.config, m.host, force=request.force, default_set=m.default_write_concern_set()
+        )
+
+    # --- a change on its way -------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        self.advance()
+        if self._change is None:
+            self._change_by_itself()
+
+    def next_due(self) -> Millis:
+        return NEVER if self._change is None else self._change.deadline
+
+    def advance(self) -> None:
+        """Take the change as far as it can go now."""
+        m, change = self.m, self._change
+        if change is None:
+            return
+        if not change.initiating and m.state is not MemberState.PRIMARY:
+            self._end(change, Refused(STEPPED_DOWN, "this member stepped down before the change was done"))
+        elif change.stage is Stage.WAITING and self.is_committed():
+            change.stage = Stage.CHECKING
+            self._ask_members(change)
+        elif change.stage is Stage.PROPAGATING and self._is_config_committed():
+            self._end(change, Done())
+        elif m.now >= change.deadline:
+            self._end(change, Refused(NOT_COMMITTED_YET, f"out of time while {change.stage.value}"))
+
+    def _end(self, change: Change, answer: Done | Refused) -> None:
+        self._change = None
+        self.m.reply(change.request_id, answer)
+
+    def _ask_members(self, change: Change) -> None:
+        """The quorum check: a heartbeat to every other member of the new configuration (map C12)."""
+        m = self.m
+        if self.check_request is None:
+            return
+        for member in change.config.members:
+            if member.host != m.host:
+                request = self.check_request(change.config, change.initiating)
+                change.asked[m.send(member.host, request, m.settings.heartbeat_timeout_ms)] = member.host
+        self._consider(change)
+
+    def is_asked(self, request_id: int) -> bool:
+        return self._change is not None and request_id in self._change.asked
+
+    def on_response(self, response: Response) -> None:
+        change = self._change
+        if change is None:
+            return
+        host = change.asked.pop(response.request_id)
+        if isinstance(response.body, HeartbeatReply):
+            self._elections.observe_term(response.body.term)
+            change.answers[host] = response.body
+        else:
+            change.failures[host] = response.body.reason if isinstance(response.body, Refused) else response.error
+            if isinstance(response.body, Refused):
+                self._end(change, Refused(INCOMPATIBLE, f"{host} refuses: {response.body.reason}"))
+                return
+        if self._change is change:
+            self._consider(change)
+
+    def _consider(self, change: Change) -> None:
+        veto = self._veto(change)
+        if veto is not None:
+            self._end(change, veto)
+        elif change.initiating:
+            self._consider_initiate(change)
+        else:
+            self._consider_reconfig(change)
+
+    def _veto(self, change: Change) -> Refused | None:
+        for host, answer in sorted(change.answers.items()):
+            if change.initiating:
+                if answer.has_data or answer.config_version > 0:
+                    return Refused(CANNOT_INITIALIZE, f"{host} holds data or a configuration already")
+            elif answer.config is not None:
+                return Refused(INCOMPATIBLE, f"{host} has a newer configuration (version {answer.config_version})")
+        return None
+
+    def _consider_initiate(self, change: Change) -> None:
+        """Every other member must have answered, and be empty."""
+        if change.asked:
+            return
+        if change.failures:
+            host, why = min(change.failures.items())
+            self._end(change, Refused(NODE_NOT_FOUND, f"cannot reach {host}: {why}"))
+            return
+        m = self.m
+        found = {host: answer.incarnation for host, answer in change.answers.items()}
+        found[m.host] = m.incarnation
+        members = tuple(replace(member, incarnation=found[member.host]) for member in change.config.members)
+        # My data is the set's from here on; its first entry stands before the configuration does.
+        m.initial_sync_pending = False
+        m.emit(Persist(InitialSyncNotNeeded()), AppendNoop(1, "initiating set"))
+        self.install(replace(change.config, members=members))
+        self._end(change, Done())
+
+    def _consider_reconfig(self, change: Change) -> None:
+        """A majority of the new voters must answer, and one electable member among them."""
+        m, config = self.m, change.config
+        answered = {m.host, *change.answers}
+        votes = sum(voter.host in answered for voter in config.voters)
+        electable = any(member.host in answered and member.is_electable for member in config.members)
+        if votes >= config.majority_vote_count and electable:
+            change.asked.clear()
+            change.stage = Stage.PROPAGATING
+            self.install(config)
+            m.emit(AppendNoop(m.term, "Reconfig set"))
+            self.advance()
+        elif not change.asked:
+            silent = "; ".join(f"{host}: {why}" for host, why in sorted(change.failures.items()))
+            self._end(change, Refused(NODE_NOT_FOUND, f"a majority of the new voters must answer: {silent}"))
+
+    # --- committed? ----------------------------------------------------------------------------------------------
+
+    def is_committed(self) -> bool:
+        """Whether the next change may come: this configuration, and the writes before it, are on majorities (C11)."""
+        return self._is_config_committed() and self._is_oplog_committed()
+
+    def _is_config_committed(self) -> bool:
+        m = self.m
+        if m.config is None:
+            return False
+        holders = 0
+        for voter in m.config.voters:
+            if voter.host == m.host:
+                holders += 1
+                continue
+            peer = m.peers.get(voter.host)
+            if peer is not None and (peer.config_version, peer.config_term) == m.config.version_and_term:
+                holders += m.is_peer_named(peer)
+        return holders >= m.config.majority_vote_count
+
+    def _is_oplog_committed(self) -> bool:
+        m = self.m
+        if m.config is None or self._leading.phase is not Phase.LEADING:
+            return False
+        holders = [member.id for member in m.config.data_voters]
+        durable = {member_id: position.last_durable for member_id, position in m.positions().items()}
+        held = commit_point(durable, holders, m.config.write_majority, m.term) if holders else OPTIME_NULL
+        return held != OPTIME_NULL and held >= self._committed_at_install
+
+    # --- installing ----------------------------------------------------------------------------------------------
+
+    def install(self, config: ReplSetConfig) -> None:
+        """Make `config` the one in force; durable before anybody hears of it."""
+        m = self.m
+        m.emit(Persist(config))
+        m.config = config
+        m.term = max(m.term, config.term)
+        self._committed_at_install = m.commit_point
+        self._elections.cancel("the configuration changed")
+        self.meet_members()
+        m.emit(ConfigInstalled(config))
+        self._take_place()
+        self._leading.progress_moved()
+
+    def install_from_heartbeat(self, config: ReplSetConfig) -> None:
+        """Another member has a newer one: take it, unless this primary is not done with stepping up (map H6)."""
+        m = self.m
+        if config.set_name != m.set_name or self._leading.phase in (Phase.CATCHING_UP, Phase.DRAINING):
+            return
+        if m.config is None or config.newer_than(m.config):
+            self.install(config)
+
+    def meet_members(self) -> None:
+        """Know exactly the other members of the configuration."""
+        m = self.m
+        known = m.peers
+        m.peers = {}
+        for member in () if m.config is None else m.config.members:
+            if member.host == m.host:
+                continue
+            peer = known.get(member.host)
+            if peer is None or peer.id != member.id:
+                peer = Peer(member.host, member.id, m.now, heartbeat_due=m.now)
+            m.peers[member.host] = peer
+        if m.primary_id is not None and m.config is not None and m.config.member(m.primary_id) is None:
+            m.set_primary(None)
+
+    def _take_place(self) -> None:
+        """Which state the configuration puts this member in."""
+        m = self.m
+        member = m.self_member
+        if member is None:
+            self._leading.step_down("it is not in the configuration any more")
+            m.become(MemberState.REMOVED)
+            return
+        if m.state is MemberState.PRIMARY:
+            if not member.is_electable:
+                self._leading.step_down("the configuration makes it unelectable")
+            return
+        if m.state in (MemberState.STARTUP, MemberState.REMOVED):
+            m.become(self.place_of(member))
+        m.push_election_timer()
+
+    def place_of(self, member: Member) -> MemberState:
+        """The state in which a member of the configuration begins."""
+        if member.arbiter_only:
+            return MemberState.ARBITER
+        if self.m.initial_sync_pending:
+            return MemberState.STARTUP2
+        return MemberState.RECOVERING if self.m.quarantine else MemberState.SECONDARY
+
+    def on_leading(self) -> None:
+        """The term in the configuration moves at step-up (map E7)."""
+        m = self.m
+        self._targets.clear()
+        if m.config is not None and m.config.term != m.term:
+            self.install(replace(m.config, term=m.term))
+
+    # --- the primary's own changes -------------------------------------------------------------------------------
+
+    def _change_by_itself(self) -> None:
+        m = self.m
+        if self._leading.phase is not Phase.LEADING or m.config is None or not self.is_committed():
+            return
+        for member in m.config.members:
+            peer = m.peers.get(member.host)
+            if peer is None or member.votes == 0 or not peer.is_up:
+                continue
+            changed = self._demoted(member, peer) if member.is_voter else self._promoted(member, peer)
+            if changed is not None:
+                self.install(replace(m.config.with_member(changed), version=m.config.version + 1, term=m.term))
+                m.emit(AppendNoop(m.term, "Reconfig set"))
+                return
+
+    def _demoted(self, member: Member, peer: Peer) -> Member | None:
+        if not peer.incarnation or peer.incarnation == member.incarnation:
+            return None
+        self.m.journal("reconfig", f"{member.host} has other data than the one that has its vote: newlyAdded")
+        return replace(member, newly_added=True)
+
+    def _promoted(self, member: Member, peer: Peer) -> Member | None:
+        """Give the vote (back) once the member has what I had when its newlyAdded was committed."""
+        m = self.m
+        if not peer.incarnation:
+            return None
+        if not member.arbiter_only:
+            if peer.state not in (MemberState.SECONDARY, MemberState.RECOVERING):
+                return None
+            target = self._targets.setdefault(member.id, m.position.last_applied)
+            if peer.position.last_applied < target or not peer.has_data:
+                return None
+        elif peer.state is not MemberState.ARBITER:
+            return None
+        self._targets.pop(member.id, None)
+        m.journal("reconfig", f"{member.host} has caught up: it votes")
+        return replace(member, newly_added=False, incarnation=peer.incarnation)

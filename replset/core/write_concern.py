@@ -1,0 +1,68 @@
+"""Write concern: what it asks for, whether it can ever be met, whether it is met (map A8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from replset.config import ReplSetConfig
+from replset.core.messages import Position, Refused
+from replset.ids import OpTime
+
+MAJORITY = "majority"
+UNSATISFIABLE = 100
+UNKNOWN_MODE = 79
+
+
+@dataclass(frozen=True, slots=True)
+class WriteConcern:
+    """`w` members, or the mode "majority"; `j`: on their disks (None: not said); wtimeout_ms 0 waits for ever.
+
+    provenance: clientSupplied, customDefault or implicitDefault (map W6).
+    """
+
+    w: int | str = MAJORITY
+    j: bool | None = None
+    wtimeout_ms: int = 0
+    provenance: str = "clientSupplied"
+
+    def document(self) -> dict[str, object]:
+        document: dict[str, object] = {"w": self.w, "wtimeout": self.wtimeout_ms}
+        if self.j is not None:
+            document["j"] = self.j
+        return {**document, "provenance": self.provenance}
+
+
+def implicit_default(config: ReplSetConfig) -> WriteConcern:
+    """{w: 1} where arbiters make a majority of copies too many to ask for, else majority (map W6)."""
+    voters = [member for member in config.members if member.votes == 1]
+    holders = [member for member in voters if member.bears_data]
+    with_arbiters = len(holders) < len(voters)
+    if with_arbiters and len(holders) <= len(voters) // 2 + 1:
+        return WriteConcern(1, provenance="implicitDefault")
+    return WriteConcern(MAJORITY, provenance="implicitDefault")
+
+
+def unsatisfiable(config: ReplSetConfig, concern: WriteConcern) -> Refused | None:
+    """Why the set as configured can never meet `concern`, None when it can (codes 100 and 79)."""
+    if isinstance(concern.w, str):
+        if concern.w == MAJORITY:
+            return None
+        return Refused(UNKNOWN_MODE, f"no write concern mode named {concern.w!r} in the configuration")
+    holders = len(config.data_bearing)
+    if concern.w > holders:
+        return Refused(UNSATISFIABLE, f"w: {concern.w} asks for more members than the {holders} that hold data")
+    return None
+
+
+def satisfied(concern: WriteConcern, optime: OpTime, own: Position, positions: Iterable[Position], committed: OpTime) -> bool:
+    """Whether the entry at `optime` meets `concern`. positions: of the data-bearing members, own included."""
+    if isinstance(concern.w, str):
+        return committed >= optime
+    if concern.j and own.last_durable < optime:
+        return False
+    if concern.w <= 1:
+        return True
+    if concern.j:
+        return sum(position.last_durable >= optime for position in positions) >= concern.w
+    return sum(position.last_applied >= optime for position in positions) >= concern.w
