@@ -237,13 +237,13 @@ class Fetcher:
         try:
             while done < len(page.entries):
                 ripe = await self._ripe(session, page, done)
-                done += await self._apply_slice(page.entries, done, ripe)
+                done += await self._apply_slice(session, page.entries, done, ripe)
                 self._applied()
                 if session.stopped:
                     return None
                 if done < len(page.entries):
                     await asyncio.sleep(0)
-        except RemoteProtocolError as error:
+        except (RemoteProtocolError, OutOfDiskSpaceError) as error:
             return _failure(session.source, SourceProblem.NOT_READABLE, error.message)
         if not session.draining:
             self._report(SourceBatch(session.source, page.term, page.commit_point, page.is_primary))
@@ -261,13 +261,17 @@ class Fetcher:
             return None
         return SourceFailed(source, problem, f"{source}: {detail}", page.term, page.newest, page.oldest)
 
-    async def _apply_slice(self, entries: Sequence[bytes], start: int, stop: int) -> int:
-        """Commit one group of entries[start:stop]; a full disk is waited out, it never loses a fetched entry."""
+    async def _apply_slice(self, session: _Session, entries: Sequence[bytes], start: int, stop: int) -> int:
+        """Commit one group of entries[start:stop]. A full disk is waited out, but not by a drain, which has to end:
+        what this member never applied it never acknowledged.
+        """
         while True:
             until = self._clock.now() + APPLY_SLICE_MS
             try:
                 return apply_batch(self._store(), entries, start, stop, lambda: self._clock.now() >= until)  # noqa: B023
             except OutOfDiskSpaceError as error:
+                if session.draining:
+                    raise
                 log.warning("applying waits: %s", error.message)
                 await asyncio.sleep(self._options.disk_full_pause_ms / 1000)
 
@@ -275,7 +279,7 @@ class Fetcher:
         """Where to stop applying: the end of the page, or on a delayed member the first entry that is too young."""
         while True:
             delay_ms = self._delay_ms()
-            if delay_ms <= 0:
+            if delay_ms <= 0 or session.draining:
                 return len(page.entries)
             oldest_allowed = self._clock.wall_ms() - delay_ms
             stop = start

@@ -96,6 +96,7 @@ class InitialSync:
         except (ReplError, OSError) as error:
             detail = error.message if isinstance(error, ReplError) else str(error)
             log.warning("initial sync from %s failed: %s", source, detail)
+            await self._workers.run(self._remove_copy)
             self._report(InitialSyncEnded(source, ok=False, detail=detail))
             return
         detail = f"{self.bytes_copied} bytes in {self._clock.now() - began} ms"
@@ -126,7 +127,7 @@ class InitialSync:
     async def _fetch(self, source: HostPort) -> str:
         """Bring the source's copy here, verified and synced; its path."""
         path = os.path.join(self._dbpath, COPY_NAME)
-        await self._workers.run(lambda: self._disk.remove(path))
+        await self._workers.run(self._remove_copy)
         offer = await self._ask(source, SnapshotRequest("begin"))
         while not offer.ready:
             await asyncio.sleep(self._options.pause_ms / 1000)
@@ -137,6 +138,13 @@ class InitialSync:
         finally:
             await self._let_go(source, offer)
         return path
+
+    def _remove_copy(self) -> None:
+        """The file of an attempt that did not come to its end."""
+        try:
+            self._disk.remove(os.path.join(self._dbpath, COPY_NAME))
+        except OSError as error:
+            log.warning("%s", error)
 
     async def _fetch_chunks(self, source: HostPort, offer: SnapshotReply, path: str) -> None:
         free = await self._workers.run(lambda: self._disk.free_bytes(self._dbpath))

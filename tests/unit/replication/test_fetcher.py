@@ -271,6 +271,26 @@ def test_a_full_disk_is_waited_out(members: tuple[Member, Member], monkeypatch: 
     run(test)
 
 
+def test_a_drain_does_not_wait_for_a_full_disk(members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch) -> None:
+    source, mine = members
+    source.insert(NS, {"_id": "next"})
+
+    def refusing(*arguments: object) -> int:
+        raise OutOfDiskSpaceError("full")
+
+    monkeypatch.setattr(fetcher_module, "apply_batch", refusing)
+
+    async def test() -> None:
+        mine.fetcher.start(SOURCE)
+        await until(lambda: mine.fetcher.last_fetched == source.store.last_applied)
+        await mine.fetcher.drain()
+        assert mine.fetcher.source is None
+
+    run(test)
+    assert mine.reports == []
+    assert mine.broken == []
+
+
 def test_a_broken_store_stops_the_member(members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch) -> None:
     source, mine = members
     source.insert(NS, {"_id": "next"})

@@ -164,6 +164,7 @@ def test_a_damaged_copy_is_never_installed(members: tuple[Member, Member]) -> No
     ended = sync(mine)
     assert not ended.ok
     assert "SHA-256" in ended.detail
+    assert not (mine.folder / "initial-sync.db").exists()
     assert mine.store.collection(NS) is not None
 
 
