@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import bson as pymongo_bson
 import pytest
@@ -29,6 +30,7 @@ from replset.replication.rollback_files import (
     FileKind,
     Manifest,
     RollbackState,
+    RollbackWriter,
     list_manifests,
     read_manifest,
     verify_file,
@@ -361,6 +363,27 @@ def test_a_full_disk_undoes_nothing_and_leaves_no_files(tmp_path: Path, operatio
     folder = mine.folder / "rollback"
     assert not folder.exists() or list(folder.iterdir()) == []
     disk.fail_at = 0
+    assert run_rollback(mine).ok
+
+
+def test_a_read_that_is_cut_off_undoes_nothing_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, mine = two_members(tmp_path)
+    diverge(source, mine)
+    everything = mine.everything()
+    add = RollbackWriter.add
+
+    def cutting(self: RollbackWriter, kind: FileKind, ns: str, uuid: UUID | None, document: bytes) -> None:
+        add(self, kind, ns, uuid, document)
+        mine.store.cut_readers()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RollbackWriter, "add", cutting)
+        ended = run_rollback(mine)
+    assert (ended.ok, ended.retry) == (False, True)
+    assert mine.everything() == everything
+    assert list((mine.folder / "rollback").iterdir()) == []
     assert run_rollback(mine).ok
 
 
