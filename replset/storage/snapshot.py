@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import apsw
 from xxhash import xxh3_64
@@ -23,6 +23,7 @@ from replset.storage.sqlite import PAGE_ROWS, page_of, rows_of, storage_error
 from replset.storage.txn import Meta, read_meta
 
 _ABSENT = object()
+T = TypeVar("T")
 
 
 class Snapshot:
@@ -103,8 +104,7 @@ class Snapshot:
 
     def _known(self, uuid: bytes) -> Collection | None:
         if uuid not in self._collections:
-            self._check_alive()
-            self._collections[uuid] = load_collection(self.connection, uuid)
+            self._collections[uuid] = self._reading(lambda: load_collection(self.connection, uuid))
         return self._collections[uuid]
 
     def _prepare(self, coll: Collection, at: OpTime | None) -> int | None:
@@ -126,8 +126,7 @@ class Snapshot:
 
     def meta(self, name: str) -> Meta:
         """One of the named values that travel with the data; see Txn.set_meta."""
-        self._check_alive()
-        return read_meta(self.connection, name)
+        return self._reading(lambda: read_meta(self.connection, name))
 
     def touched_after(self, since_ts: int, after: tuple[bytes, bytes] | None, limit: int) -> list[tuple[bytes, bytes]]:
         """(collection, key) of the documents written after `since_ts`, each once, ordered; on from `after`.
@@ -170,11 +169,7 @@ class Snapshot:
         sql = f"SELECT key, doc FROM {coll.table} WHERE key > ? ORDER BY key LIMIT {PAGE_ROWS}"
         left = limit
         while True:
-            self._check_alive()
-            try:
-                page, more = page_of(self.connection, sql, (after,))
-            except apsw.Error as error:
-                raise self._failure(error) from error
+            page, more = self._reading(lambda: page_of(self.connection, sql, (after,)))  # noqa: B023  # runs at once
             end = page[-1][0] if page else after
             if since is not None:
                 page = self._overlaid(coll, since, after, end if more else None, page)
@@ -238,32 +233,32 @@ class Snapshot:
         self, after: OpTime, *, limit: int, max_bytes: int, ns: str | None = None, op: str | None = None
     ) -> list[OplogRow]:
         """Rows newer than `after`, oldest first. OPTIME_NULL: from the oldest there is. CappedPositionLostError."""
-        self._check_alive()
-        try:
-            trimmed = read_meta(self.connection, "trimmed_through")
-            if after != OPTIME_NULL and isinstance(trimmed, int) and after.ts < trimmed:
-                raise oplog.trimmed_error(after)
-            return oplog.rows_after(self.connection, after.ts, limit=limit, max_bytes=max_bytes, ns=ns, op=op)
-        except apsw.Error as error:
-            raise self._failure(error) from error
+        trimmed = self.meta("trimmed_through")
+        if after != OPTIME_NULL and isinstance(trimmed, int) and after.ts < trimmed:
+            raise oplog.trimmed_error(after)
+        return self._reading(
+            lambda: oplog.rows_after(self.connection, after.ts, limit=limit, max_bytes=max_bytes, ns=ns, op=op)
+        )
 
     def check_chain(self, after_ts: int, limit: int) -> int | None:
         """See oplog.check_chain: one slice of the re-hash."""
-        self._check_alive()
-        try:
-            return oplog.check_chain(self.connection, self._path, after_ts=after_ts, limit=limit)
-        except apsw.Error as error:
-            raise self._failure(error) from error
+        return self._reading(lambda: oplog.check_chain(self.connection, self._path, after_ts=after_ts, limit=limit))
 
     # --- inside
 
     def _execute(self, sql: str, values: tuple[object, ...]) -> list[Any]:
         """All rows, in one call: a connection that goes back to others has no statement half done."""
+        return self._reading(lambda: list(rows_of(self.connection, sql, values)))
+
+    def _reading(self, read: Callable[[], T]) -> T:
+        """What `read` gives, unless the snapshot was cut off before or meanwhile: then it saw a later state."""
         self._check_alive()
         try:
-            return list(rows_of(self.connection, sql, values))
+            found = read()
         except apsw.Error as error:
             raise self._failure(error) from error
+        self._check_alive()
+        return found
 
     def _check_alive(self) -> None:
         if self._cut or self._ended:

@@ -12,6 +12,7 @@ import os
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -518,21 +519,30 @@ class Store:
         return copies.copy_database(self.disk, self.path, path, pause)
 
     def close(self) -> None:
-        """Close all connections, with a checkpoint; the lock stays the caller's."""
+        """Close all connections, with a checkpoint; the lock stays the caller's. Open snapshots are cut off."""
         if self._closed:
             return
-        self._run(lambda txn: housekeeping.note_oplog_bytes(self, txn))
+        with suppress(StorageError, OutOfDiskSpaceError):  # only spares the next start a count
+            self._run(lambda txn: housekeeping.note_oplog_bytes(self, txn))
         self._closed = True
-        self.cut_readers()
-        with self._guard:
-            readers, self._idle_readers = self._idle_readers, []
+        self._close_readers()
         try:
-            for connection in (*readers, self._checkpointer):
-                connection.close(True)
+            self._checkpointer.close(True)
             self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             self._connection.close(True)
         except apsw.Error as error:
             raise storage_error(error, self.path) from error
+
+    def _close_readers(self) -> None:
+        with self._guard:
+            readers, self._idle_readers = self._idle_readers, []
+            snapshots = list(self._snapshots)
+        for snapshot in snapshots:
+            snapshot.cut()
+            readers.append(snapshot.connection)
+        for reader in readers:
+            with suppress(apsw.Error):  # inside a call in another thread: closed when that thread ends its snapshot
+                reader.close(True)
 
 
 def _ts_of(row: OplogRow) -> int:

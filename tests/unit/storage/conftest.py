@@ -48,7 +48,7 @@ class Driver:
         return self.store
 
     def apply(self, *operations: tuple[object, ...]) -> None:
-        """All in one group: ("create", ns), ("drop", ns), ("put", ns, number, text), ("delete", ns, number), ("noop",)."""
+        """All in one group: (create | drop, ns), (put, ns, number, text), (delete, ns, number), (noop,)."""
         with self.store.group() as txn:
             for operation in operations:
                 self.run(txn, *operation)
@@ -84,7 +84,10 @@ class Driver:
             entry = insert_entry(ns, coll.uuid, doc, optime, self.wall_ms)
         else:
             entry = update_entry(ns, coll.uuid, encode({"_id": number}), doc, optime, self.wall_ms)
-        txn.put(coll, key, doc, ts=optime.ts, before=before)
+        if before is None and number % 2:
+            assert txn.insert_new(coll, key, doc, optime.ts)
+        else:
+            txn.put(coll, key, doc, ts=optime.ts, before=before)
         txn.append(entry, optime, op="i" if before is None else "u", ns=ns, key=key, wall_ms=self.wall_ms)
         self.state[ns][key] = doc
 

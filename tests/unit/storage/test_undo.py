@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -348,3 +350,47 @@ def test_a_removed_collection_is_not_found(driver: Driver) -> None:
         pass
     with driver.store.read() as snapshot, pytest.raises(NamespaceNotFoundError):
         snapshot.get(coll, key_of(1))
+
+
+def test_a_reader_in_another_thread_is_cut_off_in_the_middle(driver: Driver) -> None:
+    driver.apply(("create", "db.c"), *(("put", "db.c", number, "x" * 100) for number in range(2000)))
+    coll = driver.coll("db.c")
+    started = threading.Event()
+
+    def read() -> None:
+        with driver.store.read() as snapshot:
+            started.set()
+            while True:
+                snapshot.count(coll, driver.history[2][0])
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        started.wait()
+        assert driver.store.cut_readers() == 1
+        with pytest.raises(SnapshotCutError):
+            reading.result(timeout=30)
+    driver.apply(("put", "db.c", 1, "goes on"))
+    assert driver.store.last_pass()
+
+
+def test_closing_the_store_ends_readers_in_other_threads(driver: Driver) -> None:
+    driver.apply(("create", "db.c"), *(("put", "db.c", number, "x" * 100) for number in range(2000)))
+    coll = driver.coll("db.c")
+    started = threading.Event()
+
+    def read() -> None:
+        with driver.store.read() as snapshot:
+            started.set()
+            while True:
+                snapshot.digest(coll)
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        started.wait()
+        driver.store.close()
+        with pytest.raises(SnapshotCutError):
+            reading.result(timeout=30)
+    driver.disk.rename(driver.store.path, driver.store.path + "2")  # nobody has it open any more
+    driver.disk.rename(driver.store.path + "2", driver.store.path)
+    driver.reopen()
+    assert driver.documents() == driver.state
