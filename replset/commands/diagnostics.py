@@ -1,0 +1,134 @@
+"""Commands about the process: ping, buildInfo, hostInfo, getParameter, getLog, serverStatus and their kind."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+
+from replset.bson import MAX_BSON_SIZE, DateTime
+from replset.commands import fields
+from replset.commands.command import Command, CommandContext
+from replset.commands.ports import Reply
+from replset.errors import BadValueError, InvalidOptionsError
+
+SERVER_VERSION = "7.0.14"
+VERSION_ARRAY = [7, 0, 14, 0]
+MAX_WIRE_VERSION = 21
+OPERATIONS = {"insert": "insert", "query": "find", "update": "update", "delete": "delete", "getmore": "getMore"}
+LOGS = ("global", "startupWarnings")
+
+
+async def ping(ctx: CommandContext) -> Reply:
+    return {}
+
+
+async def build_info(ctx: CommandContext) -> Reply:
+    """The MongoDB version whose behaviour is offered, so that drivers choose right, and our own beside it."""
+    return {
+        "version": SERVER_VERSION,
+        "versionArray": list(VERSION_ARRAY),
+        "gitVersion": "none",
+        "modules": [],
+        "allocator": "system",
+        "javascriptEngine": "none",
+        "sysInfo": "deprecated",
+        "openssl": {"running": "disabled"},
+        "buildEnvironment": {"target_arch": platform.machine(), "target_os": platform.system().lower()},
+        "bits": 64,
+        "debug": False,
+        "maxBsonObjectSize": MAX_BSON_SIZE,
+        "storageEngines": ["sqlite"],
+        "replset": {"version": version("replset"), "python": platform.python_version()},
+    }
+
+
+async def whats_my_uri(ctx: CommandContext) -> Reply:
+    return {"you": ctx.connection.peer}
+
+
+async def connection_status(ctx: CommandContext) -> Reply:
+    info: dict[str, object] = {"authenticatedUsers": [], "authenticatedUserRoles": []}
+    if fields.boolean(ctx.body, "showPrivileges", ctx.name):
+        info["authenticatedUserPrivileges"] = []
+    return {"authInfo": info}
+
+
+def _parameters(ctx: CommandContext) -> dict[str, object]:
+    return {
+        "enableTestCommands": ctx.member.test_commands,
+        "requireApiVersion": False,
+        "acceptApiVersion2": False,
+        "authenticationMechanisms": [],
+        "featureCompatibilityVersion": {"version": "7.0"},
+        "quiet": False,
+        "logLevel": 0,
+    }
+
+
+async def get_parameter(ctx: CommandContext) -> Reply:
+    """`*` gives all; otherwise each field of the command that names one. InvalidOptionsError (72) when none does."""
+    known = _parameters(ctx)
+    if ctx.body.get(ctx.name) == "*":
+        return known
+    found: dict[str, object] = {name: known[name] for name in ctx.body.keys() if name in known}  # noqa: SIM118
+    if not found:
+        raise InvalidOptionsError("no option found to get")
+    return found
+
+
+async def get_cmd_line_opts(ctx: CommandContext) -> Reply:
+    argv, parsed = ctx.member.command_line
+    return {"argv": list(argv), "parsed": parsed}
+
+
+async def get_log(ctx: CommandContext) -> Reply:
+    """No log is kept in memory: the names exist, their lines are none."""
+    name = ctx.body.get(ctx.name)
+    if name == "*":
+        return {"names": list(LOGS)}
+    if not isinstance(name, str):
+        raise fields.wrong_type(ctx.name, ctx.name, ctx.body.type_of(ctx.name), "string")
+    if name not in LOGS:
+        raise BadValueError(f"No log named '{name:.80}'")
+    return {"totalLinesWritten": 0, "log": []}
+
+
+async def host_info(ctx: CommandContext) -> Reply:
+    return {
+        "system": {
+            "currentTime": DateTime(ctx.member.clock.wall_ms()),
+            "hostname": ctx.member.host.rpartition(":")[0],
+            "cpuArch": platform.machine(),
+            "cpuAddrSize": 64,
+        },
+        "os": {"type": platform.system(), "name": platform.system(), "version": platform.release()},
+        "extra": {},
+    }
+
+
+async def list_commands(ctx: CommandContext) -> Reply:
+    from replset.commands.table import COMMANDS  # the table lists this command too
+
+    return {
+        "commands": {
+            name: {
+                "help": (command.run.__doc__ or "").partition("\n")[0],
+                "adminOnly": command.admin_only,
+                "where": command.where.value,
+            }
+            for name, command in sorted(COMMANDS.items())
+        }
+    }
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("ping", ping),
+    Command("buildInfo", build_info, aliases=("buildinfo",)),
+    Command("whatsmyuri", whats_my_uri),
+    Command("connectionStatus", connection_status, frozenset({"showPrivileges"})),
+    Command("getParameter", get_parameter, None, admin_only=True),
+    Command("getCmdLineOpts", get_cmd_line_opts, admin_only=True),
+    Command("getLog", get_log, admin_only=True),
+    Command("hostInfo", host_info, admin_only=True),
+    Command("listCommands", list_commands),
+)

@@ -1,0 +1,114 @@
+"""One command document in, one reply document out: whatever a member is asked, from whatever side, comes here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from replset.commands import fields
+from replset.commands.command import Command, CommandContext, Where
+from replset.commands.cursors import CursorTable
+from replset.commands.ports import CommandRequest, MemberPort, Reply
+from replset.commands.read_concern import check_readable
+from replset.commands.replies import error_reply, finish
+from replset.commands.table import COMMANDS
+from replset.errors import (
+    CommandNotFoundError,
+    IllegalOperationError,
+    InvalidOptionsError,
+    InvariantError,
+    NotWritablePrimaryError,
+    ReplError,
+    UnknownFieldError,
+)
+from replset.ids import Millis
+
+log = logging.getLogger("replset.commands")
+
+UNSUPPORTED_OP_QUERY = 352
+UNAUTHORIZED = 13
+HELLO_NAMES = frozenset({"hello", "isMaster", "ismaster"})
+
+
+class Dispatcher:
+    """Runs commands on one member. `counts` and `failures`: how many so far, by command name and by error code."""
+
+    def __init__(self, member: MemberPort, commands: Mapping[str, Command] = COMMANDS) -> None:
+        self.member = member
+        self.cursors = CursorTable(member.clock, member.rng)
+        self.counts: dict[str, int] = {}
+        self.failures: dict[int, int] = {}
+        self._commands: dict[str, Command] = {}
+        for command in commands.values():
+            for name in (command.name, *command.aliases):
+                self._commands[name] = command
+
+    async def run(self, request: CommandRequest) -> Reply:
+        """The reply document, or its bytes. Failures are replies with ok: 0; only a broken invariant is raised."""
+        member = self.member
+        try:
+            reply = await self._run(request)
+        except ReplError as error:
+            self.failures[error.code] = self.failures.get(error.code, 0) + 1
+            reply = error_reply(error, member)
+        except InvariantError:
+            raise
+        except Exception as error:
+            log.exception("command failed: %r", request.body)
+            self.failures[1] = self.failures.get(1, 0) + 1
+            reply = error_reply(ReplError(f"internal error: {type(error).__name__}: {error}"), member)
+        if isinstance(reply, bytes):
+            return reply
+        return finish(reply, member.store.last_applied.ts)
+
+    async def _run(self, request: CommandRequest) -> Reply:
+        body = request.body
+        name = body.first_key
+        command = None if name is None else self._commands.get(name)
+        if command is None or name is None or (command.test_only and not self.member.test_commands):
+            raise CommandNotFoundError(f"no such command: '{name or ''}'")
+        self.counts[command.name] = self.counts.get(command.name, 0) + 1
+        if request.legacy and name not in HELLO_NAMES:
+            raise ReplError(
+                f"Unsupported OP_QUERY command: {name}. The client driver may require an upgrade.",
+                code=UNSUPPORTED_OP_QUERY,
+            )
+        if command.admin_only and request.database != "admin":
+            raise ReplError(f"{name} may only be run against the admin database.", code=UNAUTHORIZED)
+        if command.known is not None:
+            fields.check_fields(body, command.known, name)
+            self._check_generic(command, request)
+        deadline = self._deadline(request, name)
+        ctx = CommandContext(self.member, self.cursors, request, name, deadline)
+        if command.where is Where.READABLE:
+            check_readable(ctx)
+        elif command.where is Where.PRIMARY and not self.member.node.writable:
+            raise NotWritablePrimaryError(primary=self.member.node.primary_host)
+        return await command.run(ctx)
+
+    def _check_generic(self, command: Command, request: CommandRequest) -> None:
+        """What the command does not take of what every command may carry."""
+        body = request.body
+        if "txnNumber" in body:
+            if "lsid" not in body:
+                raise InvalidOptionsError("Transaction number requires a session ID to also be specified")
+            raise IllegalOperationError(
+                "Transaction numbers are only allowed with retryable writes and transactions, which are not built yet"
+            )
+        for name in ("startTransaction", "autocommit", "stmtId", "stmtIds"):
+            if name in body:
+                raise UnknownFieldError(f"BSON field '{command.name}.{name}' is not built yet")
+        if "apiVersion" in body and body.get("apiVersion") != "1":
+            raise ReplError(f'API version must be "1", not {body.get("apiVersion")!r:.40}', code=322)
+        if not command.write_concern and "writeConcern" in body:
+            raise InvalidOptionsError(f"Command {command.name} does not support writeConcern")
+        if not command.read_concern and "readConcern" in body:
+            concern = body.get("readConcern")
+            if not isinstance(concern, dict) or concern.get("level", "local") != "local":
+                raise InvalidOptionsError(f"Command {command.name} does not support this readConcern")
+
+    def _deadline(self, request: CommandRequest, name: str) -> Millis | None:
+        if "maxTimeMS" not in request.body:
+            return None
+        max_time_ms = fields.whole(request.body, "maxTimeMS", name, least=0, most=(1 << 31) - 1)
+        return Millis(self.member.clock.now() + max_time_ms) if max_time_ms else None

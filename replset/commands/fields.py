@@ -1,0 +1,191 @@
+"""Reading the fields of a command document: their types, defaults and limits, refused with the place.
+
+MongoDB takes any number where it wants a whole one, as long as it is whole; null is the same as absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from replset.bson import Decimal128, InvalidBSONError, RawDocument, Undefined, walk
+from replset.bson.decoding import read_value
+from replset.errors import BadValueError, TypeMismatchError, UnknownFieldError
+
+TYPE_NAMES: dict[int, str] = {
+    1: "double",
+    2: "string",
+    3: "object",
+    4: "array",
+    5: "binData",
+    6: "undefined",
+    7: "objectId",
+    8: "bool",
+    9: "date",
+    10: "null",
+    11: "regex",
+    12: "dbPointer",
+    13: "javascript",
+    14: "symbol",
+    15: "javascriptWithScope",
+    16: "int",
+    17: "timestamp",
+    18: "long",
+    19: "decimal",
+    127: "maxKey",
+    255: "minKey",
+}
+_ABSENT = (None, 6, 10)
+
+
+def wrong_type(command: str, name: str, kind: int | None, wanted: str) -> TypeMismatchError:
+    """The error for a field of the wrong type, with the place."""
+    was = TYPE_NAMES.get(kind or 0, "missing")
+    return TypeMismatchError(f"BSON field '{command}.{name}' is the wrong type '{was}', expected type '{wanted}'")
+
+
+def missing(command: str, name: str) -> BadValueError:
+    """A field that must be there (MongoDB's 40414)."""
+    return BadValueError(f"BSON field '{command}.{name}' is missing but a required field", code=40414)
+
+
+def unknown_field(command: str, name: str) -> UnknownFieldError:
+    return UnknownFieldError(f"BSON field '{command}.{name}' is an unknown field.")
+
+
+def is_absent(body: RawDocument, name: str) -> bool:
+    return body.type_of(name) in _ABSENT
+
+
+def check_fields(body: RawDocument, known: frozenset[str], command: str) -> None:
+    """UnknownFieldError (40415) names the first field that is not in `known`."""
+    for name in body.keys():  # noqa: SIM118 - a RawDocument is no mapping
+        if name not in known:
+            raise unknown_field(command, name)
+
+
+def text(body: RawDocument, name: str, command: str, default: str | None = None) -> str:
+    """A string; `default` None: it must be there."""
+    kind = body.type_of(name)
+    if kind == 2:
+        return str(body.get(name))
+    if kind in _ABSENT and default is not None:
+        return default
+    if kind is None:
+        raise missing(command, name)
+    raise wrong_type(command, name, kind, "string")
+
+
+def boolean(body: RawDocument, name: str, command: str, default: bool = False) -> bool:
+    """true or false; numbers count as MongoDB's safeBool takes them."""
+    kind = body.type_of(name)
+    if kind in _ABSENT:
+        return default
+    if kind in (8, 1, 16, 18):
+        return bool(body.get(name))
+    if kind == 19:
+        return as_whole(body.get(name), name, command) != 0
+    raise wrong_type(command, name, kind, "bool")
+
+
+def whole(
+    body: RawDocument,
+    name: str,
+    command: str,
+    default: int = 0,
+    *,
+    least: int | None = None,
+    most: int = (1 << 63) - 1,
+) -> int:
+    """A whole number of any numeric type. Below `least` or above `most`: BadValueError (2)."""
+    kind = body.type_of(name)
+    if kind in _ABSENT:
+        return default
+    if kind not in (1, 16, 18, 19):
+        raise wrong_type(command, name, kind, "long")
+    value = as_whole(body.get(name), name, command)
+    if least is not None and value < least:
+        raise BadValueError(f"BSON field '{name}' value must be >= {least}, actual value '{value}'", code=51024)
+    if value > most:
+        raise BadValueError(f"BSON field '{name}' value must be <= {most}, actual value '{value}'", code=51024)
+    return value
+
+
+def as_whole(value: object, name: str, command: str) -> int:
+    """The number as an int; BadValueError when it is not whole."""
+    if isinstance(value, bool) or value is None:
+        raise TypeMismatchError(f"BSON field '{command}.{name}' must be a number")
+    if isinstance(value, int):
+        return int(value)
+    try:
+        number = float(str(value)) if isinstance(value, Decimal128) else float(value)  # type: ignore[arg-type]
+        found = int(number)
+    except (TypeError, ValueError, OverflowError):
+        raise BadValueError(f"BSON field '{command}.{name}' must be a whole number, not {value}") from None
+    if found != number:
+        raise BadValueError(f"BSON field '{command}.{name}' must be a whole number, not {value}")
+    return found
+
+
+def document(body: RawDocument, name: str, command: str) -> RawDocument | None:
+    """A sub-document; None when it is absent or null."""
+    kind = body.type_of(name)
+    if kind in _ABSENT:
+        return None
+    if kind != 3:
+        raise wrong_type(command, name, kind, "object")
+    raw = body.get_raw(name)
+    return None if raw is None else RawDocument(raw)
+
+
+def decoded(body: RawDocument, name: str, command: str) -> dict[str, object]:
+    """A sub-document, decoded; empty when it is absent or null."""
+    found = document(body, name, command)
+    return {} if found is None else found.decode()
+
+
+def documents(
+    body: RawDocument, sequences: dict[str, list[RawDocument]], name: str, command: str
+) -> Sequence[RawDocument]:
+    """An array of documents, from the OP_MSG sequence of that name or from the body."""
+    sequence = sequences.get(name)
+    if sequence is not None:
+        if name in body:
+            raise BadValueError(f"BSON field '{command}.{name}' is a duplicate field", code=40413)
+        return sequence
+    kind = body.type_of(name)
+    if kind is None:
+        raise missing(command, name)
+    if kind != 4:
+        raise wrong_type(command, name, kind, "array")
+    raw = body.get_raw(name) or b""
+    found: list[RawDocument] = []
+    for index, (_, element, start, end) in enumerate(walk(raw)):
+        if element != 3:
+            raise wrong_type(command, f"{name}.{index}", element, "object")
+        found.append(RawDocument(raw[start:end]))
+    return found
+
+
+def values(body: RawDocument, name: str, command: str) -> list[object]:
+    """An array, decoded."""
+    kind = body.type_of(name)
+    if kind is None:
+        raise missing(command, name)
+    if kind != 4:
+        raise wrong_type(command, name, kind, "array")
+    found = body.get(name)
+    if not isinstance(found, list):
+        raise InvalidBSONError(f"field {name} is no array")
+    return found
+
+
+def given(body: RawDocument, name: str) -> bool:
+    """Is the field there with a value that says something (not null, false, 0, "" or an empty document)?"""
+    value = body.get(name)
+    return value is not None and not isinstance(value, Undefined) and bool(value)
+
+
+def first_element(raw: bytes) -> tuple[str, object]:
+    """Name and value of the first field of a document that has one."""
+    name, kind, start, end = walk(raw)[0]
+    return name, read_value(raw, kind, start, end)

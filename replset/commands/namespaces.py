@@ -1,0 +1,54 @@
+"""Names of databases and collections: which can be, and which clients may write to (73)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from replset.bson import RawDocument
+from replset.commands.fields import missing, wrong_type
+from replset.errors import InvalidNamespaceError
+
+MAX_DATABASE_BYTES = 63
+MAX_NAMESPACE_BYTES = 255
+_BAD_IN_DATABASE = frozenset('\0/\\. "$')
+INTERNAL_DATABASES = frozenset({"local", "config"})
+OPLOG = "local.oplog.rs"
+
+
+@lru_cache(maxsize=1024)
+def check_database(name: str) -> str:
+    """The name itself; InvalidNamespaceError when it cannot be one."""
+    if not name or len(name.encode()) > MAX_DATABASE_BYTES or not _BAD_IN_DATABASE.isdisjoint(name):
+        raise InvalidNamespaceError(f"Invalid database name: {name!r:.80}")
+    return name
+
+
+@lru_cache(maxsize=4096)
+def namespace(database: str, collection: str) -> str:
+    """`database.collection`; InvalidNamespaceError when it cannot be one."""
+    check_database(database)
+    ns = f"{database}.{collection}"
+    bad = not collection or collection[0] == "." or collection[-1] == "." or "$" in collection or "\0" in collection
+    if bad or len(ns.encode()) > MAX_NAMESPACE_BYTES:
+        raise InvalidNamespaceError(f"Invalid namespace specified: {ns!r:.300}")
+    return ns
+
+
+@lru_cache(maxsize=4096)
+def writable_namespace(database: str, collection: str) -> str:
+    """As `namespace`, and clients may write to it."""
+    ns = namespace(database, collection)
+    if database in INTERNAL_DATABASES:
+        raise InvalidNamespaceError(f"cannot write to {ns}: the database {database} is the member's own")
+    if collection.startswith("system."):
+        raise InvalidNamespaceError(f"cannot write to {ns}: system collections are the member's own")
+    return ns
+
+
+def collection_field(body: RawDocument, name: str) -> str:
+    """The collection that the command names in its first field: a string, else 14 (or 73 when it is empty)."""
+    if body.type_of(name) == 2:
+        return str(body.get(name))
+    if body.type_of(name) is None:
+        raise missing(name, name)
+    raise wrong_type(name, name, body.type_of(name), "string")

@@ -1,0 +1,115 @@
+"""What every reply ends with, errors as documents, and replies of the hot commands as bytes built in one go."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from struct import Struct
+
+from replset.bson import Binary, Int64, ObjectId, Timestamp
+from replset.commands.ports import MemberPort
+from replset.errors import ReplError
+from replset.ids import OpTime
+
+# Replies with these codes tell the client that the member's role changed (map W5): they carry topologyVersion.
+TOPOLOGY_CODES = frozenset({91, 189, 10107, 11600, 11602, 13435, 13436})
+_NO_SIGNATURE: dict[str, object] = {"hash": Binary(bytes(20)), "keyId": Int64(0)}
+_INC_MASK = (1 << 31) - 1
+
+
+def timestamp(ts: int) -> Timestamp:
+    """The BSON timestamp of a packed one."""
+    return Timestamp(ts >> 31, ts & _INC_MASK)
+
+
+def optime_document(optime: OpTime) -> dict[str, object]:
+    return {"ts": timestamp(optime.ts), "t": Int64(optime.term)}
+
+
+def election_id(term: int) -> ObjectId:
+    """As MongoDB makes it of the term, so that drivers can order primaries (map E7)."""
+    return ObjectId(b"\x7f\xff\xff\xff" + term.to_bytes(8, "big"))
+
+
+def topology_version(member: MemberPort) -> dict[str, object]:
+    return {"processId": member.process_id, "counter": Int64(member.topology_counter)}
+
+
+def finish(reply: dict[str, object], operation_ts: int) -> dict[str, object]:
+    """Add ok, $clusterTime and operationTime. operation_ts 0: the member has no oplog yet, it tells no time."""
+    reply.setdefault("ok", 1.0)
+    if operation_ts:
+        told = reply.pop("operationTime", None)
+        time = told if isinstance(told, Timestamp) else timestamp(operation_ts)
+        cluster = max(time, timestamp(operation_ts))
+        reply["$clusterTime"] = {"clusterTime": cluster, "signature": _NO_SIGNATURE}
+        reply["operationTime"] = time
+    return reply
+
+
+def error_reply(error: ReplError, member: MemberPort) -> dict[str, object]:
+    reply: dict[str, object] = {
+        "ok": 0.0,
+        "errmsg": error.message,
+        "code": error.code,
+        "codeName": error.code_name,
+        **error.details,
+    }
+    if error.labels:
+        reply["errorLabels"] = list(error.labels)
+    if error.code in TOPOLOGY_CODES:
+        reply["topologyVersion"] = topology_version(member)
+    return reply
+
+
+# --- {n, [nModified], electionId, opTime, ok, $clusterTime, operationTime} as bytes ------------------------------
+
+_OPTIME = b"\x03opTime\0\x1c\0\0\0\x11ts\0"
+_CLUSTER = b"\x03$clusterTime\0\x58\0\0\0\x11clusterTime\0"
+_SIGNATURE = b"\x03signature\0\x33\0\0\0\x05hash\0\x14\0\0\0\0" + bytes(20) + b"\x12keyId\0" + bytes(8) + b"\0\0"
+_T = b"\x12t\0"
+_OK = b"\0\x01ok\0\0\0\0\0\0\0\xf0\x3f"
+_OPERATION = b"\x11operationTime\0"
+
+
+@lru_cache(maxsize=64)
+def _hot_layout(names: tuple[str, ...]) -> tuple[Struct, tuple[bytes, ...], int]:
+    """The struct of such a reply with these counters in front, their element heads, and its size."""
+    heads = tuple(b"\x10" + name.encode() + b"\0" for name in names)
+    form = "<i" + "".join(f"{len(head)}si" for head in heads)
+    election = b"\x07electionId\0"
+    form += f"{len(election)}s12s{len(_OPTIME)}sII{len(_T)}sq{len(_OK)}s"
+    form += f"{len(_CLUSTER)}sII{len(_SIGNATURE)}s{len(_OPERATION)}sIIx"
+    struct = Struct(form)
+    return struct, heads, struct.size
+
+
+@lru_cache(maxsize=8)
+def _election_bytes(term: int) -> bytes:
+    return b"\x7f\xff\xff\xff" + term.to_bytes(8, "big")
+
+
+def hot_reply(counters: tuple[tuple[str, int], ...], optime: OpTime, term: int) -> bytes:
+    """The reply of a write without errors: the counters, then electionId, opTime, ok and the times."""
+    struct, heads, size = _hot_layout(tuple([name for name, _ in counters]))
+    inc, seconds = optime.ts & _INC_MASK, optime.ts >> 31
+    front: list[object] = [size]
+    for head, (_, value) in zip(heads, counters, strict=True):
+        front += (head, value)
+    return struct.pack(
+        *front,
+        b"\x07electionId\0",
+        _election_bytes(term),
+        _OPTIME,
+        inc,
+        seconds,
+        _T,
+        optime.term,
+        _OK,
+        _CLUSTER,
+        inc,
+        seconds,
+        _SIGNATURE,
+        _OPERATION,
+        inc,
+        seconds,
+    )

@@ -1,0 +1,8 @@
+"""All commands by their name. docs/commands.md describes each of them; a test compares the two."""
+
+from __future__ import annotations
+
+from replset.commands import diagnostics
+from replset.commands.command import Command
+
+COMMANDS: dict[str, Command] = {command.name: command for family in (diagnostics.COMMANDS,) for command in family}
