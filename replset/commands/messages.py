@@ -1,0 +1,309 @@
+"""Core messages as the documents that members send each other, both directions (map H2, H3, E4, R8).
+
+Who asks and who answers use the same functions. The names are MongoDB's; what it does not have (incarnation,
+rollbackId, httpAddress, commitPoint, hasData, memberId, candidateId) stands beside them. Malformed documents are the
+peer's fault: RemoteProtocolError.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar, assert_never
+
+from replset.bson import DateTime, Int64, RawDocument
+from replset.config import ReplSetConfig
+from replset.core.member_state import MemberState
+from replset.core.messages import (
+    Done,
+    HeartbeatReply,
+    HeartbeatRequest,
+    MemberProgress,
+    Position,
+    ProgressReply,
+    ProgressRequest,
+    Refused,
+    ReplyBody,
+    StepUpRequest,
+    VoteReply,
+    VoteRequest,
+)
+from replset.errors import RemoteProtocolError, code_name
+from replset.ids import HostPort, MemberId, OpTime
+from replset.replication.private_commands import optime_document, parse_optime
+
+T = TypeVar("T")
+MemberRequest = HeartbeatRequest | VoteRequest | ProgressRequest | StepUpRequest
+HEARTBEAT, VOTES, POSITION, STEP_UP = (
+    "replSetHeartbeat",
+    "replSetRequestVotes",
+    "replSetUpdatePosition",
+    "replSetStepUp",
+)
+_NOBODY = -1
+MAX_PROGRESS = 50
+
+
+# --- requests ---------------------------------------------------------------------------------------------------
+
+
+def request_document(body: MemberRequest) -> dict[str, object]:
+    """The command document of a request."""
+    match body:
+        case HeartbeatRequest():
+            return _heartbeat_request(body)
+        case VoteRequest():
+            return {
+                VOTES: 1,
+                "setName": body.set_name,
+                "dryRun": body.dry_run,
+                "term": Int64(body.term),
+                "candidateId": int(body.candidate),
+                "candidateIncarnation": body.candidate_incarnation,
+                "configVersion": Int64(body.config_version),
+                "configTerm": Int64(body.config_term),
+                "lastAppliedOpTime": optime_document(body.last_applied),
+            }
+        case ProgressRequest():
+            return {
+                POSITION: 1,
+                "optimes": [_progress_row(row, body.config_version) for row in body.progress],
+                "senderId": int(body.sender_id),
+                "term": Int64(body.term),
+                "configVersion": Int64(body.config_version),
+                "configTerm": Int64(body.config_term),
+            }
+        case StepUpRequest():
+            return {STEP_UP: 1, "skipDryRun": body.skip_dry_run}
+        case _:
+            assert_never(body)
+
+
+def parse_request(body: RawDocument) -> MemberRequest:
+    """The request in a command document; its first field says which."""
+    match body.first_key:
+        case "replSetHeartbeat":
+            return HeartbeatRequest(
+                _field(body, HEARTBEAT, str),
+                HostPort(_field(body, "from", str)),
+                _member(body, "fromId"),
+                _number(body, "term"),
+                _number(body, "configVersion"),
+                _number(body, "configTerm"),
+                _member(body, "primaryId"),
+                _field(body, "incarnation", str),
+                body.get("checkEmpty") is True,
+            )
+        case "replSetRequestVotes":
+            return VoteRequest(
+                _field(body, "setName", str),
+                _number(body, "term"),
+                MemberId(_number(body, "candidateId")),
+                _field(body, "candidateIncarnation", str),
+                _number(body, "configVersion"),
+                _number(body, "configTerm"),
+                parse_optime(body.get("lastAppliedOpTime")),
+                _field(body, "dryRun", bool),
+            )
+        case "replSetUpdatePosition":
+            rows = _field(body, "optimes", list)
+            if len(rows) > MAX_PROGRESS:
+                raise RemoteProtocolError(f"at most {MAX_PROGRESS} members in one replSetUpdatePosition")
+            return ProgressRequest(
+                MemberId(_number(body, "senderId")),
+                _number(body, "term"),
+                _number(body, "configVersion"),
+                _number(body, "configTerm"),
+                tuple(_parse_progress(row) for row in rows),
+            )
+        case "replSetStepUp":
+            return StepUpRequest(body.get("skipDryRun") is True)
+        case other:
+            raise RemoteProtocolError(f"{other!r:.80} is no request between members")
+
+
+def _heartbeat_request(body: HeartbeatRequest) -> dict[str, object]:
+    document: dict[str, object] = {HEARTBEAT: body.set_name}
+    if body.check_empty:
+        document["checkEmpty"] = True
+    document |= {
+        "configVersion": Int64(body.config_version),
+        "configTerm": Int64(body.config_term),
+        "hbv": 1,
+        "from": str(body.sender),
+        "fromId": _id_or_nobody(body.sender_id),
+        "term": Int64(body.term),
+        "primaryId": _id_or_nobody(body.primary_id),
+        "incarnation": body.incarnation,
+    }
+    return document
+
+
+def _progress_row(row: MemberProgress, config_version: int) -> dict[str, object]:
+    position = row.position
+    return {
+        "durableOpTime": optime_document(position.last_durable),
+        "durableWallTime": DateTime(position.durable_wall_ms),
+        "appliedOpTime": optime_document(position.last_applied),
+        "appliedWallTime": DateTime(position.applied_wall_ms),
+        "memberId": int(row.member_id),
+        "cfgver": Int64(config_version),
+        "incarnation": row.incarnation,
+    }
+
+
+def _parse_progress(row: object) -> MemberProgress:
+    if not isinstance(row, dict):
+        raise RemoteProtocolError("an element of optimes is no document")
+    member, incarnation = row.get("memberId"), row.get("incarnation")
+    if not isinstance(member, int) or not isinstance(incarnation, str):
+        raise RemoteProtocolError("an element of optimes without memberId or incarnation")
+    return MemberProgress(
+        MemberId(int(member)),
+        incarnation,
+        _position(
+            row.get("appliedOpTime"), row.get("durableOpTime"), row.get("appliedWallTime"), row.get("durableWallTime")
+        ),
+    )
+
+
+# --- replies ----------------------------------------------------------------------------------------------------
+
+
+def reply_document(body: ReplyBody) -> dict[str, object]:
+    """The reply document, `ok` included; a refusal is an error document."""
+    match body:
+        case HeartbeatReply():
+            return _heartbeat_reply(body)
+        case VoteReply():
+            return {
+                "term": Int64(body.term),
+                "voteGranted": body.granted,
+                "reason": body.reason,
+                "voterId": _id_or_nobody(body.voter),
+                "incarnation": body.incarnation,
+                "ok": 1.0,
+            }
+        case ProgressReply():
+            return {"term": Int64(body.term), "accepted": body.accepted, "ok": 1.0}
+        case Done():
+            return {"info": body.info, "ok": 1.0} if body.info else {"ok": 1.0}
+        case Refused():
+            return {"ok": 0.0, "errmsg": body.reason, "code": body.code, "codeName": code_name(body.code)}
+        case _:
+            assert_never(body)
+
+
+def parse_reply(request: MemberRequest, reply: RawDocument) -> ReplyBody:
+    """The answer to `request`; an error document is `Refused`."""
+    if reply.get("ok") != 1:
+        code = reply.get("code")
+        return Refused(int(code) if isinstance(code, int) else 1, str(reply.get("errmsg", "no reason given")))
+    match request:
+        case HeartbeatRequest():
+            return _parse_heartbeat_reply(reply)
+        case VoteRequest():
+            return VoteReply(
+                _number(reply, "term"),
+                _field(reply, "voteGranted", bool),
+                _field(reply, "reason", str),
+                _member(reply, "voterId"),
+                _field(reply, "incarnation", str),
+            )
+        case ProgressRequest():
+            return ProgressReply(_number(reply, "term"), _field(reply, "accepted", bool))
+        case StepUpRequest():
+            return Done(str(reply.get("info", "")))
+        case _:
+            assert_never(request)
+
+
+def _heartbeat_reply(body: HeartbeatReply) -> dict[str, object]:
+    position = body.position
+    document: dict[str, object] = {}
+    if body.election_wall_ms is not None:
+        document["electionTime"] = DateTime(body.election_wall_ms)
+    if body.config is not None:
+        document["config"] = body.config.document(internal=True)
+    document |= {
+        "state": int(body.state),
+        "v": Int64(body.config_version),
+        "configTerm": Int64(body.config_term),
+        "set": body.set_name,
+    }
+    if body.sync_source is not None:
+        document["syncingTo"] = str(body.sync_source)
+    return document | {
+        "term": Int64(body.term),
+        "primaryId": _id_or_nobody(body.primary_id),
+        "durableOpTime": optime_document(position.last_durable),
+        "durableWallTime": DateTime(position.durable_wall_ms),
+        "opTime": optime_document(position.last_applied),
+        "wallTime": DateTime(position.applied_wall_ms),
+        "electable": body.electable,
+        "memberId": _id_or_nobody(body.member_id),
+        "commitPoint": optime_document(body.commit_point),
+        "incarnation": body.incarnation,
+        "rollbackId": body.rollback_id,
+        "httpAddress": body.http_address,
+        "hasData": body.has_data,
+        "ok": 1.0,
+    }
+
+
+def _parse_heartbeat_reply(reply: RawDocument) -> HeartbeatReply:
+    config, election, source = reply.get("config"), reply.get("electionTime"), reply.get("syncingTo")
+    try:
+        state = MemberState(_number(reply, "state"))
+    except ValueError as error:
+        raise RemoteProtocolError(f"no member state: {error}") from None
+    return HeartbeatReply(
+        _field(reply, "set", str),
+        _number(reply, "term"),
+        state,
+        _member(reply, "memberId"),
+        _number(reply, "v"),
+        _number(reply, "configTerm"),
+        ReplSetConfig.parse(config) if isinstance(config, dict) else None,
+        _member(reply, "primaryId"),
+        _position(reply.get("opTime"), reply.get("durableOpTime"), reply.get("wallTime"), reply.get("durableWallTime")),
+        parse_optime(reply.get("commitPoint")),
+        _field(reply, "electable", bool),
+        election.ms if isinstance(election, DateTime) else None,
+        HostPort(source) if isinstance(source, str) else None,
+        _field(reply, "incarnation", str),
+        _number(reply, "rollbackId"),
+        _field(reply, "httpAddress", str),
+        _field(reply, "hasData", bool),
+    )
+
+
+# --- fields -----------------------------------------------------------------------------------------------------
+
+
+def _field(document: RawDocument, name: str, kind: type[T]) -> T:
+    value = document.get(name)
+    if not isinstance(value, kind):
+        raise RemoteProtocolError(f"field {name!r} is not {kind.__name__}: {value!r:.100}")
+    return value
+
+
+def _number(document: RawDocument, name: str) -> int:
+    value = document.get(name)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise RemoteProtocolError(f"field {name!r} is no whole number: {value!r:.100}")
+    return int(value)
+
+
+def _member(document: RawDocument, name: str) -> MemberId | None:
+    number = _number(document, name)
+    return None if number == _NOBODY else MemberId(number)
+
+
+def _id_or_nobody(member_id: MemberId | None) -> int:
+    return _NOBODY if member_id is None else int(member_id)
+
+
+def _position(applied: object, durable: object, applied_wall: object, durable_wall: object) -> Position:
+    if not isinstance(applied_wall, DateTime) or not isinstance(durable_wall, DateTime):
+        raise RemoteProtocolError("a position without the wall times of its entries")
+    applied_at: OpTime = parse_optime(applied)
+    return Position(applied_at, parse_optime(durable), applied_wall.ms, durable_wall.ms)
