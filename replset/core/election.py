@@ -90,8 +90,10 @@ class Elections:
         candidate = m.config.member(request.candidate)
         if candidate is None or candidate.incarnation != request.candidate_incarnation:
             return "the configuration does not name the candidate's data"
-        if not m.is_arbiter and request.last_applied < m.position.last_applied:
-            return f"the candidate is at {request.last_applied}, I am at {m.position.last_applied}"
+        # An arbiter stands for what it knows to be committed, as MongoDB's does by echoing the commit point (map K1).
+        mine = m.commit_point if m.is_arbiter else m.position.last_applied
+        if request.last_applied < mine:
+            return f"the candidate is at {request.last_applied}, I am at {mine}"
         if not request.dry_run and m.last_vote.term == request.term and m.last_vote.candidate is not None:
             return f"I voted for member {m.last_vote.candidate} in term {request.term} already"
         if not request.dry_run and m.last_vote.term > request.term:
@@ -120,6 +122,8 @@ class Elections:
         m = self.m
         if self.campaign is not None and m.now >= self.campaign.deadline:
             self._end_campaign("not enough votes in time")
+        if self.campaign is not None and not m.is_electable:
+            self._end_campaign("it is not electable any more")
         if m.state is not MemberState.SECONDARY:
             return
         if m.is_electable and self._is_only_voter():
@@ -254,15 +258,17 @@ class Elections:
 
     def _count(self, campaign: Campaign) -> None:
         m = self.m
-        if len(campaign.granted) >= campaign.needed:
+        if not m.is_electable:
+            self._end_campaign("it is not electable any more")
+        elif campaign.term != m.term:
+            self._end_campaign("the term has passed")
+        elif len(campaign.granted) >= campaign.needed:
             if campaign.dry_run:
                 self._ask_for_votes(campaign.reason)
             else:
                 self._win(campaign)
         elif len(campaign.granted) + len(campaign.asked) < campaign.needed:
             self._end_campaign(f"{len(campaign.granted)} of {campaign.needed} votes")
-        elif campaign.term != m.term:
-            self._end_campaign("the term has passed")
 
     def _win(self, campaign: Campaign) -> None:
         m = self.m

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from replset.config import ReplSetConfig
 from replset.core.election import Elections
 from replset.core.leading import Leading
 from replset.core.member_state import MemberState
@@ -55,10 +54,10 @@ class Heartbeats:
             return max(1, min(half, interval // 4))
         return max(1, interval)
 
-    def request(self, *, check_empty: bool = False, config: ReplSetConfig | None = None) -> HeartbeatRequest:
-        """What I say of myself when I ask. `config`: the one that is about to be installed, in its quorum check."""
+    def request(self, *, check_empty: bool = False) -> HeartbeatRequest:
+        """What I say of myself when I ask."""
         m = self.m
-        told = config or m.config
+        told = m.config
         return HeartbeatRequest(
             m.set_name,
             m.host,
@@ -106,11 +105,11 @@ class Heartbeats:
         peer.last_contact = m.now
         peer.last_reply_wall_ms = m.wall_ms()
         peer.state = reply.state
+        peer.told_incarnation(reply.incarnation)
         peer.position = reply.position
         peer.config_version, peer.config_term = reply.config_version, reply.config_term
         peer.term = reply.term
         peer.primary_id = reply.primary_id
-        peer.incarnation = reply.incarnation
         peer.rollback_id = reply.rollback_id
         peer.http_address = reply.http_address
         peer.sync_source = reply.sync_source
@@ -181,9 +180,15 @@ class Heartbeats:
         if peer is not None:
             peer.last_contact = m.now
             peer.last_request_wall_ms = m.wall_ms()
-            peer.incarnation = request.incarnation
+            peer.told_incarnation(request.incarnation)
+            peer.config_version, peer.config_term = request.config_version, request.config_term
             if request.term == m.term and request.primary_id is not None and request.primary_id == request.sender_id:
                 m.set_primary(request.primary_id)
+            elif peer.state is MemberState.PRIMARY and request.primary_id != peer.id:
+                peer.state = MemberState.SECONDARY  # it stepped down; an arbiter shall not wait for its next answer
+                if m.primary_id == peer.id:
+                    m.set_primary(None)
+            self._reconfigs.advance()
         if not request.check_empty and self._knows_newer_config(request):
             self._fetch_config(request.sender, peer)
         m.reply(request_id, self.answer(request))
@@ -202,7 +207,7 @@ class Heartbeats:
             -1 if config is None else config.term,
             config if mine_is_newer else None,
             m.primary_id,
-            m.position,
+            m.told_position(),
             m.commit_point,
             m.is_electable,
             m.election_wall_ms,
@@ -247,7 +252,7 @@ class Heartbeats:
             if peer is None:
                 continue
             peer.last_contact = m.now
-            peer.incarnation = progress.incarnation
+            peer.told_incarnation(progress.incarnation)
             peer.position = progress.position
         self._leading.progress_moved()
         self._leading.advance_catch_up()

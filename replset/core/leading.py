@@ -50,8 +50,7 @@ class Leading:
     def begin(self) -> None:
         """The election is won: PRIMARY at once, writable only after catch-up and drain."""
         m = self.m
-        m.emit(StopFetching())
-        m.sync_source = None
+        m.sync_source = None  # what was fetched is still applied: the drain ends it
         m.primary_id = m.self_id
         m.election_wall_ms = m.wall_ms()
         m.become(MemberState.PRIMARY)
@@ -62,8 +61,7 @@ class Leading:
         self._catch_up_until = NEVER if limit < 0 else Millis(m.now + limit)
         for peer in m.sorted_peers():
             peer.last_contact = max(peer.last_contact, Millis(m.now - m.settings.election_timeout_ms // 2))
-            if peer.heartbeat_id is None:
-                peer.heartbeat_due = m.now
+            peer.beat_now(m.now)
         self.advance_catch_up()
 
     def advance_catch_up(self) -> None:
@@ -140,7 +138,8 @@ class Leading:
         )
         # A member that is stale already says nothing new; look again with the next heartbeats.
         stale = stale if stale > m.now else m.now + m.settings.heartbeat_interval_ms
-        return Millis(min(stale, self._catch_up_until, self._last_entry_at + PERIODIC_NOOP_MS))
+        due = min(stale, self._catch_up_until) if self.phase is Phase.CATCHING_UP else stale
+        return Millis(min(due, self._last_entry_at + PERIODIC_NOOP_MS) if m.writable else due)
 
     def _sees_majority(self) -> bool:
         m = self.m
@@ -198,4 +197,5 @@ class Leading:
         if m.primary_id == m.self_id:
             m.primary_id = None
         m.become(MemberState.SECONDARY)
+        m.beat_all()
         m.push_election_timer()

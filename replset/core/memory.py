@@ -59,6 +59,18 @@ class Peer:
     def is_up(self) -> bool:
         return self.state not in (MemberState.DOWN, MemberState.UNKNOWN)
 
+    def told_incarnation(self, incarnation: str) -> None:
+        """Another incarnation is another disk: what the one before it held says nothing of this one."""
+        if self.incarnation != incarnation:
+            self.incarnation = incarnation
+            self.position = NO_POSITION
+            self.has_data = False
+
+    def beat_now(self, now: Millis) -> None:
+        """Ask it anew at once; an answer to an earlier heartbeat that is still under way is not waited for."""
+        self.heartbeat_id = None
+        self.heartbeat_due = now
+
 
 @dataclass(slots=True)
 class Memory:
@@ -88,6 +100,7 @@ class Memory:
     disk_stalled: bool = False
     shutting_down: bool = False
     quarantine: str = ""
+    rolling_back: bool = False
     election_wall_ms: int | None = None
     sync_source: HostPort | None = None
     started_at: Millis = Millis(0)
@@ -138,6 +151,7 @@ class Memory:
             and member.is_electable
             and member.is_voter
             and self.is_named
+            and self.has_data
             and self.state is MemberState.SECONDARY
             and self.now >= self.frozen_until
             and not self.disk_stalled
@@ -180,6 +194,10 @@ class Memory:
                 found[member.id] = peer.position
         return found
 
+    def told_position(self) -> Position:
+        """What I say of my place: nothing while my data is not mine yet (map S5)."""
+        return NO_POSITION if self.must_sync else self.position
+
     # --- acting --------------------------------------------------------------------------------------------------
 
     def emit(self, *effects: Effect) -> None:
@@ -213,6 +231,11 @@ class Memory:
         if self.primary_id != member_id:
             self.primary_id = member_id
             self.tell_state()
+
+    def beat_all(self) -> None:
+        """Tell everybody what has changed with the next tick, which follows at once."""
+        for peer in self.peers.values():
+            peer.beat_now(self.now)
 
     def push_election_timer(self) -> None:
         """Wait a whole election timeout and up to 15 % more again (map E1, H7)."""

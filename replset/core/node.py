@@ -98,7 +98,7 @@ class Node:
         self._heartbeats = Heartbeats(self._m, self._elections, self._leading, self._reconfigs)
         self._following = Following(self._m, self._leading)
         self._stepdowns = StepDowns(self._m, self._leading)
-        self._reconfigs.check_request = lambda new, empty: self._heartbeats.request(check_empty=empty, config=new)
+        self._reconfigs.check_request = lambda empty: self._heartbeats.request(check_empty=empty)
 
     # --- inputs --------------------------------------------------------------------------------------------------
 
@@ -139,8 +139,10 @@ class Node:
                 self._stepdowns.advance()
                 return self._take()  # the hot path: no timer can have changed
             case SourceBatch():
+                self._elections.observe_term(message.term)
                 self._following.on_batch(message)
             case SourceFailed():
+                self._elections.observe_term(message.term)
                 self._following.on_source_failed(message)
             case RollbackEnded():
                 self._following.on_rollback_ended(message)
@@ -154,6 +156,7 @@ class Node:
                 self._leading.on_drained(term)
             case ShutdownBegins():
                 m.shutting_down = True
+                self._stepdowns.hand_over()
             case _:
                 assert_never(message)
         self._think()
@@ -298,6 +301,9 @@ class Node:
         me = m.self_id
         if m.config is None or me is None or m.must_sync or m.is_arbiter or m.state is MemberState.STARTUP2:
             return None
+        member = m.config.member(me)
+        if member is not None and member.votes and not m.is_named:
+            return None  # nothing of mine counts; how far I am is told in heartbeats
         own = MemberProgress(me, m.incarnation, m.position)
         return ProgressRequest(me, m.term, m.config.version, m.config.term, (own,))
 

@@ -363,6 +363,9 @@ class Reconfigs:
         self._elections.cancel("the configuration changed")
         self.meet_members()
         m.emit(ConfigInstalled(config))
+        if m.state is MemberState.PRIMARY:
+            for peer in m.peers.values():
+                peer.heartbeat_due = m.now  # they hear of it at once, not with the next round
         self._take_place()
         self._leading.progress_moved()
 

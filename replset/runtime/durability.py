@@ -27,10 +27,13 @@ class Durability:
         on_stalled: Callable[[bool], None],
         stall_after_ms: Callable[[], Millis],
     ) -> None:
-        """`on_moved` is told of each finished sync; `on_stalled` when none finished for `stall_after_ms`, and after."""
+        """on_moved: told of each finished sync. on_stalled: told when none finished for `stall_after_ms` (True), and
+        when the next one did (False). Who replaces the store takes `busy` first.
+        """
         self._store = store
         self._clock = clock
         self._workers = workers
+        self.busy = asyncio.Lock()
         self._on_moved = on_moved
         self._on_stalled = on_stalled
         self._stall_after_ms = stall_after_ms
@@ -67,21 +70,25 @@ class Durability:
         while True:
             await self._dirty.wait()
             self._dirty.clear()
-            store, epoch = self._store(), self._epoch
-            target, wall_ms = store.last_applied, store.last_wall_ms
-            if target == self.last_durable:
-                continue
-            timer = asyncio.get_running_loop().call_later(self._stall_after_ms() / 1000, self._stall)
-            try:
-                await self._workers.run(store.sync_wal)
-            finally:
-                timer.cancel()
-            if self._stalled:
-                self._stalled = False
-                self._on_stalled(False)
-            if epoch == self._epoch:
-                self.last_durable, self.durable_wall_ms = target, wall_ms
-                self._on_moved()
+            async with self.busy:
+                await self._sync()
+
+    async def _sync(self) -> None:
+        store, epoch = self._store(), self._epoch
+        target, wall_ms = store.last_applied, store.last_wall_ms
+        if target == self.last_durable:
+            return
+        timer = asyncio.get_running_loop().call_later(self._stall_after_ms() / 1000, self._stall)
+        try:
+            await self._workers.run(store.sync_wal)
+        finally:
+            timer.cancel()
+        if self._stalled:
+            self._stalled = False
+            self._on_stalled(False)
+        if epoch == self._epoch:
+            self.last_durable, self.durable_wall_ms = target, wall_ms
+            self._on_moved()
 
     def _stall(self) -> None:
         self._stalled = True

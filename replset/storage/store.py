@@ -220,6 +220,10 @@ class Store:
 
     # --- writing
 
+    def has_room(self) -> bool:
+        """Whether groups are taken: the disk has more than min_free_bytes left."""
+        return self.disk.free_bytes(self.dbpath) >= self.options.min_free_bytes
+
     def group(self) -> Group:
         """One transaction: `with store.group() as txn`. At its end it is committed, on an exception taken back.
 

@@ -1,0 +1,70 @@
+"""What nobody waits for: pruning, trimming, checkpoints, and noticing that a full disk has room again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from replset.replication.ports import Clock, Workers
+from replset.runtime.writer import Writer
+from replset.storage.store import Store
+
+log = logging.getLogger("replset.housekeeping")
+
+INTERVAL_S = 0.25
+ROOM_EVERY = 8
+
+
+class Housekeeper:
+    """A task beside the rest; whatever it does on the loop takes a few milliseconds at a time."""
+
+    def __init__(
+        self,
+        store: Callable[[], Store],
+        clock: Clock,
+        workers: Workers,
+        writer: Writer,
+        on_room: Callable[[], None],
+    ) -> None:
+        """on_room: told now and then while the disk has room to write. Who replaces the store takes `busy` first."""
+        self._store = store
+        self._clock = clock
+        self._workers = workers
+        self.busy = asyncio.Lock()
+        self._writer = writer
+        self._on_room = on_room
+
+    async def run(self) -> None:
+        """For as long as the member runs; a storage error is raised, the member must stop then."""
+        rounds = 0
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            rounds += 1
+            async with self.busy:
+                store = self._store()
+                if rounds % ROOM_EVERY == 0 and store.has_room():
+                    self._on_room()
+                if store.housekeeping(self._clock.wall_ms()):
+                    await self._more_slices(store)
+                if store.needs_checkpoint:
+                    await self._workers.run(store.checkpoint)
+                if store.needs_last_pass:
+                    await self._last_pass(store)
+
+    async def _more_slices(self, store: Store) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+            if not store.housekeeping(self._clock.wall_ms()):
+                return
+
+    async def _last_pass(self, store: Store) -> None:
+        """Passive checkpoints alone never start the WAL anew under load: hold commits for one pass to its end."""
+        began = self._clock.now()
+        self._writer.hold()
+        try:
+            cut = store.cut_readers()
+            done = await self._workers.run(store.last_pass)
+        finally:
+            self._writer.go_on()
+        log.info("last pass: %s, %d ms, %d readers cut", "done" if done else "not done", self._clock.now() - began, cut)

@@ -1,0 +1,577 @@
+"""One running member: puts storage, core, replication, commands and sockets together. The HTTP port is not its own.
+
+It implements what commands need (`commands/ports.MemberPort`), what serving the oplog needs, and carries the core's
+effects out (`shell.Hands`). Rules are elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Literal, TypeVar
+
+from replset.bson import ObjectId, Timestamp, encode_key
+from replset.commands import messages as wire_messages
+from replset.commands.dispatcher import Dispatcher
+from replset.commands.oplog_serving import SnapshotServer
+from replset.commands.ports import WriteConcernFailure, Writing
+from replset.config import ReplSetConfig
+from replset.core.effects import (
+    AcceptWrites,
+    AppendNoop,
+    BecomeState,
+    CommitPointMoved,
+    ConfigInstalled,
+    Drain,
+    Effect,
+    ElectionRecord,
+    InitialSyncNotNeeded,
+    LastVote,
+    PersistedRecord,
+    ProgressMoved,
+    Send,
+    StartFetching,
+    StartInitialSync,
+    StartRollback,
+    StopFetching,
+)
+from replset.core.member_state import MemberState
+from replset.core.messages import (
+    DiskStalled,
+    DrainFinished,
+    LocalPosition,
+    ReplyBody,
+    Report,
+    RequestBody,
+    RollbackEnded,
+    ShutdownBegins,
+    StepDownRequest,
+)
+from replset.core.node import Node
+from replset.core.write_concern import MAJORITY, WriteConcern, unsatisfiable
+from replset.errors import (
+    MaxTimeMSExpiredError,
+    NotPrimaryOrSecondaryError,
+    OutOfDiskSpaceError,
+    PrimarySteppedDownError,
+    ReplError,
+    StorageError,
+)
+from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
+from replset.replication.fetcher import Fetcher
+from replset.replication.initial_sync import InitialSync
+from replset.replication.ports import Clock, Network, Workers
+from replset.replication.progress import ProgressReporter
+from replset.replication.rollback import Identity, Rollback, export_before_wipe, finish_interrupted_rollback
+from replset.runtime.durability import Durability
+from replset.runtime.housekeeping import Housekeeper
+from replset.runtime.options import MemberOptions
+from replset.runtime.server import WireServer
+from replset.runtime.shell import Shell
+from replset.runtime.transport import Transport
+from replset.runtime.waiters import Bell, Waiters, done_within
+from replset.runtime.writer import Writer
+from replset.storage.copies import install_copy
+from replset.storage.disk import Disk
+from replset.storage.member_file import MemberFile
+from replset.storage.store import Store, StoreOptions, lock_dbpath
+
+log = logging.getLogger("replset.member")
+T = TypeVar("T")
+
+HAND_OVER_S = 10
+DEFAULTS_NS = "config.settings"
+DEFAULTS_KEY = encode_key("ReadWriteConcernDefaults")
+_STEPPED_DOWN = 189
+
+
+class RunningMember:
+    """See the module. `start` opens files and sockets; `broken` is done, with the reason, when the member must stop."""
+
+    def __init__(
+        self,
+        options: MemberOptions,
+        *,
+        network: Network,
+        disk: Disk,
+        clock: Clock,
+        workers: Workers,
+        rng: random.Random,
+    ) -> None:
+        self.options = options
+        self.host = options.host
+        self.http_address = options.http_address
+        self.set_name = options.repl_set
+        self.test_commands = options.enable_test_commands
+        self.clock = clock
+        self.workers = workers
+        self.rng = rng
+        self.process_id = ObjectId.generate(clock.wall_ms() // 1000, rng)
+        self.topology_counter = 0
+        self.started_at = clock.now()
+        self._disk = disk
+        self._network = network
+        self._dbpath = str(options.dbpath)
+        self._waiters = Waiters()
+        self._news = Bell()
+        self._topology = Bell()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.dispatcher = Dispatcher(self)
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open the files, finish what a crash interrupted, listen, and begin to take part.
+
+        Raises ReplError (folder locked, files damaged) and OSError (port in use); nothing is touched then.
+        """
+        self._lock = lock_dbpath(self._disk, self._dbpath)
+        try:
+            self._open_files()
+            await finish_interrupted_rollback(self.store, self._disk, self._dbpath, self.clock, self.workers)
+            self._build()
+            self.peer = Transport(self._network, self.clock, self.host)
+            self._server = WireServer(
+                self._network,
+                self.dispatcher,
+                drops_inbound=self.peer.drops_inbound,
+                max_connections=self.options.max_connections,
+            )
+            self._connect_parts()
+            await self._server.start(self.options.listen)
+        except BaseException:
+            self._lock.release()
+            raise
+        self.shell.start()
+        for work in (self.durability.run(), self._progress.run(), self._housekeeper.run()):
+            self._spawn(work)
+
+    def _open_files(self) -> None:
+        """Both databases; at the end of opening, all that they hold is durable."""
+        self._file = MemberFile.open(
+            self._disk, self._dbpath, new_incarnation=lambda: f"{self.rng.getrandbits(64):016x}"
+        )
+        self.store = self._open_store()
+
+    def _open_store(self) -> Store:
+        options = self.options
+        return Store.open(
+            self._disk,
+            self._dbpath,
+            StoreOptions(
+                oplog_max_bytes=int(options.oplog_size_mb * (1 << 20)),
+                oplog_min_retention_s=options.oplog_min_retention_hours * 3600,
+                snapshot_history_s=options.snapshot_history_secs,
+                min_free_bytes=options.min_free_mb << 20,
+            ),
+        )
+
+    def _build(self) -> None:
+        """The parts that stand on the store and the core."""
+        self.durability = Durability(
+            lambda: self.store,
+            self.clock,
+            self.workers,
+            self._moved,
+            lambda stalled: self.shell.feed(DiskStalled(stalled)),
+            lambda: Millis(self.node.election_timeout_ms() // 2),
+        )
+        self.durability.opened()
+        self.node = Node(
+            host=self.host,
+            set_name=self.set_name,
+            http_address=self.http_address,
+            incarnation=self._file.incarnation,
+            rng=self.rng,
+            config=self._file.config,
+            last_vote=self._file.last_vote,
+            position=self.durability.position(),
+            initial_sync_pending=self._file.initial_sync_pending,
+            rollback_id=lambda: self.store.rollback_id,
+            wall_ms=self.clock.wall_ms,
+            default_write_concern_set=self._is_default_write_concern_set,
+            allow_multiple_arbiters=self.options.allow_multiple_arbiters,
+        )
+        self.shell = Shell(self.node, self, self.clock, self.workers, self._break)
+        self._writer = Writer(
+            lambda: self.store, self.clock, self.rng, lambda: self.node.primary_host, self._committed, self._break
+        )
+        self._housekeeper = Housekeeper(lambda: self.store, self.clock, self.workers, self._writer, self._on_room)
+        self.snapshots = SnapshotServer(
+            clock=self.clock, rng=self.rng, workers=self.workers, disk=self._disk, dbpath=self._dbpath
+        )
+        self.snapshots.clear_leftovers()
+
+    def _connect_parts(self) -> None:
+        """Replication: needs the peers."""
+
+        def report(message: Report) -> None:
+            self.shell.feed(message)
+
+        self._fetcher = Fetcher(
+            peer=self.peer,
+            clock=self.clock,
+            store=lambda: self.store,
+            term=lambda: self.node.term,
+            commit_point=lambda: self.node.commit_point,
+            await_ms=lambda: Millis(self.node.election_timeout_ms() // 2),
+            delay_ms=self.node.secondary_delay_ms,
+            applied=self._committed,
+            report=report,
+            on_broken=self._break,
+        )
+        self._progress = ProgressReporter(
+            clock=self.clock,
+            source=lambda: self.node.sync_source,
+            request=self.node.progress_request,
+            exchange=self.exchange,
+            interval_ms=lambda: Millis(self.node.election_timeout_ms() // 2),
+            report=lambda response: self.shell.feed(response),
+        )
+        self._rollback = Rollback(
+            peer=self.peer,
+            clock=self.clock,
+            workers=self.workers,
+            disk=self._disk,
+            dbpath=self._dbpath,
+            store=lambda: self.store,
+            identity=self._identity,
+            commit_point=lambda: self.node.commit_point,
+            undone=self._undone,
+            report=self._rollback_ended,
+        )
+        self.initial_sync = InitialSync(
+            peer=self.peer,
+            clock=self.clock,
+            workers=self.workers,
+            disk=self._disk,
+            dbpath=self._dbpath,
+            set_marker=self._set_marker,
+            export=self._export,
+            install=self._install,
+            report=report,
+        )
+
+    async def hand_over(self) -> None:
+        """Before stopping: a primary steps down to somebody who has everything, if there is anybody (map E15)."""
+        self.shell.feed(ShutdownBegins())
+        for _ in range(HAND_OVER_S):
+            if self.node.state is not MemberState.PRIMARY:
+                break
+            config = self.node.config
+            others = () if config is None else (m for m in config.members if m.is_electable and m.host != self.host)
+            heirs = [peer for m in others if (peer := self.node.peer_at(m.host)) is not None and peer.is_up]
+            if not heirs:
+                break
+            await self.shell.ask(StepDownRequest(60_000, 1_000, force=False))
+        if self.node.state is MemberState.PRIMARY:
+            await self.shell.ask(StepDownRequest(60_000, 0, force=True))
+        await asyncio.sleep(0.05)  # the request to the heir is on its way
+
+    async def stop(self) -> None:
+        """Close everything in order; what is committed is synced by the store's closing checkpoint."""
+        self._stopping = True
+        self._writer.close()
+        self._fetcher.stop()
+        await self.shell.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.snapshots.close()
+        await self._server.close()
+        await self.peer.close()
+        async with self.durability.busy, self._housekeeper.busy:
+            self.store.close()
+        self._file.close()
+        self._lock.release()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._break(error)
+
+    def _break(self, error: BaseException) -> None:
+        """The member must stop: nothing may be promised any more."""
+        self._writer.accept(None)
+        if not self.broken.done() and not self._stopping:
+            log.error("this member must stop: %s", error, exc_info=error)
+            self.broken.set_result(f"{type(error).__name__}: {error}")
+
+    # --- moves ---------------------------------------------------------------------------------------------------
+
+    def _committed(self) -> None:
+        """A group was committed here, by a client's write or by applying."""
+        self.durability.committed()
+        self._moved()
+        self._news.ring()
+
+    def _moved(self) -> None:
+        """last_applied or last_durable moved."""
+        self.shell.feed(LocalPosition(self.durability.position()))
+        self._waiters.release()
+        self._progress.poke()
+
+    def _undone(self) -> None:
+        """A rollback took entries away."""
+        self.durability.undone()
+        self._moved()
+        self._news.ring()
+
+    def _on_room(self) -> None:
+        if self._disk_full:
+            self._disk_full = False
+            self.shell.feed(DiskStalled(False))
+
+    _disk_full = False
+
+    # --- the core's effects (shell.Hands) ------------------------------------------------------------------------
+
+    def carry_out(self, effect: Effect) -> None:
+        match effect:
+            case BecomeState(state=state):
+                if state is not MemberState.PRIMARY:
+                    self._waiters.fail_all(lambda: PrimarySteppedDownError("the primary stepped down"))
+                self._topology_changed()
+                self._news.ring()
+            case ConfigInstalled():
+                self._topology_changed()
+            case AcceptWrites(accept, term):
+                self._writer.accept(term if accept else None)
+                self._topology_changed()
+            case CommitPointMoved(commit_point):
+                self.store.set_commit_point(min(commit_point, self.store.last_applied))
+                self._waiters.release()
+                self._news.ring()
+            case ProgressMoved():
+                self._waiters.release()
+            case StartFetching(source):
+                self._fetcher.start(source)
+                self._progress.poke()
+            case StopFetching():
+                self._fetcher.stop()
+            case Drain(term):
+                self._spawn(self._drain(term))
+            case AppendNoop(term, message):
+                self._append_noop(term, message)
+            case StartRollback(source):
+                self._spawn(self._rollback.run(source))
+            case StartInitialSync(source, reason):
+                self._fetcher.stop()
+                self._spawn(self.initial_sync.run(source, reason))
+            case _:
+                raise TypeError(f"no hand for {effect}")
+
+    async def exchange(self, send: Send) -> ReplyBody:
+        command = wire_messages.encode_request(send.body)
+        reply = await self.peer.call(send.to, command, timeout_ms=send.timeout_ms)
+        return wire_messages.decode_reply(send.body, reply)
+
+    def save(self, record: PersistedRecord) -> None:
+        match record:
+            case LastVote():
+                self._file.save_vote(record)
+            case ReplSetConfig():
+                self._file.save_config(record)
+            case InitialSyncNotNeeded():
+                self._file.end_initial_sync()
+
+    def note(self, records: list[ElectionRecord], wall_ms: int) -> None:
+        for record in records:
+            log.info("term %d: %s: %s", record.term, record.event, record.detail)
+            self._file.append_journal(wall_ms=wall_ms, term=record.term, event=record.event, detail=record.detail)
+
+    async def _drain(self, term: int) -> None:
+        await self._fetcher.drain()
+        self.shell.feed(DrainFinished(term))
+
+    def _append_noop(self, term: int, message: str) -> None:
+        document: dict[str, object] = {"msg": message}
+        if message == "new primary":
+            document |= {"member": self.node.self_id, "host": self.host}
+        elif message == "periodic noop":
+            point = self.node.commit_point
+            document["commitPoint"] = {"ts": Timestamp(point.seconds, point.increment), "t": point.term}
+        elif message == "Reconfig set" and self.node.config is not None:
+            document["version"] = self.node.config.version
+        try:
+            self._writer.append_noop(term, document)
+        except OutOfDiskSpaceError as error:
+            log.warning("%s; this member cannot lead", error.message)
+            self._disk_full = True
+            asyncio.get_running_loop().call_soon(self.shell.feed, DiskStalled(True))
+        except StorageError as error:
+            self._break(error)
+
+    def _topology_changed(self) -> None:
+        self.topology_counter += 1
+        self._topology.ring()
+
+    # --- rollback and initial sync -------------------------------------------------------------------------------
+
+    def _identity(self) -> Identity:
+        return Identity(self.set_name, self.host)
+
+    def _rollback_ended(self, message: Report) -> None:
+        """A rollback that broke off half-way is taken up again; the member stays in ROLLBACK until it is whole."""
+        if isinstance(message, RollbackEnded) and self.store.rollback_in_progress() is not None:
+            log.warning("rollback is half done (%s); going on in a second", message.detail)
+            self._spawn(self._retry_rollback(message.source))
+            return
+        self.shell.feed(message)
+
+    async def _retry_rollback(self, source: HostPort) -> None:
+        await asyncio.sleep(1)
+        await self._rollback.run(source)
+
+    async def _set_marker(self) -> str:
+        rollback_id = self.store.rollback_id
+        return await self.workers.run(lambda: self._file.begin_initial_sync(rollback_id=rollback_id))
+
+    async def _export(self, reason: str) -> None:
+        """Before the data goes: what is not known to be committed, as a rollback in state `exported`."""
+        await finish_interrupted_rollback(self.store, self._disk, self._dbpath, self.clock, self.workers)
+        await export_before_wipe(
+            self.store,
+            self._disk,
+            self._dbpath,
+            self.workers,
+            self.clock.wall_ms(),
+            self._identity(),
+            self.node.commit_point,
+            reason,
+            self.node.primary_host,
+        )
+
+    async def _install(self, copy: str) -> None:
+        """Put the copy in the place of the data. From the store's closing on, a failure can only be left by a restart."""
+        async with self.durability.busy, self._housekeeper.busy:
+            await self.snapshots.close()
+            floor = max(self.store.rollback_id, self._file.rollback_id_floor)
+            try:
+                self.store.close()
+                await self.workers.run(
+                    lambda: install_copy(self._disk, self._dbpath, copy, rollback_id_before=floor)
+                )
+                await self.workers.run(self._file.end_initial_sync)
+                self.store = self._open_store()
+            except (ReplError, OSError) as error:
+                self._break(error)
+                raise
+            self.durability.opened()
+        self._moved()
+        self._news.ring()
+
+    # --- for commands (MemberPort) -------------------------------------------------------------------------------
+
+    @property
+    def command_line(self) -> tuple[Sequence[str], dict[str, object]]:
+        parsed: dict[str, object] = {
+            "net": {"bindIp": self.options.bind_ip, "port": self.options.port},
+            "replication": {"replSet": self.set_name},
+            "storage": {"dbPath": self._dbpath},
+        }
+        if self.test_commands:
+            parsed["setParameter"] = {"enableTestCommands": "1"}
+        argv = ["replset", "start", "--replSet", self.set_name, "--dbpath", self._dbpath]
+        return [*argv, "--port", str(self.options.port)], parsed
+
+    @property
+    def connection_count(self) -> int:
+        return self._server.connection_count
+
+    async def write(self, operation: Callable[[Writing], T]) -> T:
+        return await self._writer.write(operation)
+
+    async def ask_core(self, body: RequestBody) -> ReplyBody:
+        return await self.shell.ask(body)
+
+    async def wait_for_write_concern(
+        self, optime: OpTime, concern: WriteConcern, deadline: Millis | None
+    ) -> WriteConcernFailure | None:
+        config = self.node.config
+        if config is not None and (refusal := unsatisfiable(config, concern)) is not None:
+            return WriteConcernFailure(refusal.code, refusal.reason)
+        wait = WriteConcern(concern.w, concern.j, 0, "")
+        if self.node.is_satisfied(wait, optime):
+            return None
+        if self.node.state is not MemberState.PRIMARY:
+            return WriteConcernFailure(_STEPPED_DOWN, "the primary stepped down", progress=self._progress_rows())
+        timeout_ms = concern.wtimeout_ms or None
+        by_deadline = False
+        if deadline is not None:
+            left = max(0, deadline - self.clock.now())
+            by_deadline = timeout_ms is None or left < timeout_ms
+            timeout_ms = left if by_deadline else timeout_ms
+        key = (wait.w, bool(wait.j) and wait.w != MAJORITY)
+        future = self._waiters.add(key, optime, lambda reached: self.node.is_satisfied(wait, reached))
+        try:
+            if await done_within(future, timeout_ms):
+                return None
+        except PrimarySteppedDownError as error:
+            return WriteConcernFailure(_STEPPED_DOWN, error.message, progress=self._progress_rows())
+        if by_deadline:
+            return WriteConcernFailure(50, "operation exceeded time limit", progress=self._progress_rows())
+        text = "waiting for replication timed out"
+        return WriteConcernFailure(64, text, timed_out=True, progress=self._progress_rows())
+
+    def _progress_rows(self) -> list[dict[str, object]]:
+        return self.node.progress_of()
+
+    async def wait_for_read(
+        self, level: Literal["local", "majority"], after: int | None, deadline: Millis | None
+    ) -> OpTime | None:
+        while True:
+            if not self.node.state.is_readable:
+                raise NotPrimaryOrSecondaryError(f"this member is in {self.node.state.name}: it serves no reads now")
+            point = self._read_point(level)
+            if point is not None and (after is None or point.ts >= after):
+                return None if level == "local" else point
+            left = None if deadline is None else deadline - self.clock.now()
+            if left is not None and left <= 0:
+                raise MaxTimeMSExpiredError("operation exceeded time limit while waiting for the read concern")
+            await self._news.wait(left)
+
+    def _read_point(self, level: str) -> OpTime | None:
+        """Up to where a read may see now; None: nowhere yet. A primary's majority reads wait for its own term."""
+        if level == "local":
+            return self.store.last_applied
+        point = min(self.node.commit_point, self.store.last_applied)
+        if point == OPTIME_NULL or (self.node.state is MemberState.PRIMARY and point.term != self.node.term):
+            return None
+        return point
+
+    async def wait_for_news(self, timeout_ms: int) -> bool:
+        return await self._news.wait(timeout_ms)
+
+    async def wait_topology_change(self, counter: int, timeout_ms: int) -> None:
+        deadline = self.clock.now() + timeout_ms
+        while self.topology_counter == counter:
+            left = deadline - self.clock.now()
+            if left <= 0 or not await self._topology.wait(left):
+                return
+
+    def cut(self, hosts: Sequence[HostPort], direction: Literal["both", "in", "out"]) -> None:
+        self.peer.cut(hosts, direction)
+
+    def _is_default_write_concern_set(self) -> bool:
+        collection = self.store.collection(DEFAULTS_NS)
+        return collection is not None and self.store.get(collection, DEFAULTS_KEY) is not None
+
+    # --- for the HTTP API ----------------------------------------------------------------------------------------
+
+    @property
+    def rollback_folder(self) -> str:
+        return os.path.join(self._dbpath, "rollback")
+
+    def http_address_of(self, host: HostPort) -> str | None:
+        return self.node.http_address_of(host)

@@ -1,0 +1,148 @@
+"""Group commit: what arrived in this turn of the loop is one transaction.
+
+An operation runs synchronously inside the open group, under a savepoint: one that fails is undone and fails alone.
+A failed COMMIT fails the whole group. Only a member that accepts writes runs client operations; no-op entries of the
+core go through `append_noop`, in a group of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from replset.commands.ports import Writing
+from replset.errors import InvariantError, NotWritablePrimaryError, ReplError, ShutdownInProgressError
+from replset.oplog_entry import noop_entry
+from replset.replication.ports import Clock
+from replset.storage.store import Store
+
+T = TypeVar("T")
+
+
+class Writer:
+    """The queue in front of the store's one write connection."""
+
+    def __init__(
+        self,
+        store: Callable[[], Store],
+        clock: Clock,
+        rng: random.Random,
+        primary_host: Callable[[], str | None],
+        on_committed: Callable[[], None],
+        on_broken: Callable[[BaseException], None],
+    ) -> None:
+        """on_committed: called after each group that wrote entries. on_broken: storage failed; the member stops."""
+        self._store = store
+        self._clock = clock
+        self._rng = rng
+        self._primary_host = primary_host
+        self._on_committed = on_committed
+        self._on_broken = on_broken
+        self._term: int | None = None
+        self._held = False
+        self._closed = False
+        self._queue: list[tuple[Callable[[Writing], Any], asyncio.Future[Any]]] = []
+        self._scheduled = False
+
+    def accept(self, term: int | None) -> None:
+        """Take clients' writes in `term`; None: refuse them from here on, those in the queue included."""
+        self._term = term
+
+    def hold(self) -> None:
+        """Commit nothing until `go_on` (the last pass of a checkpoint); what arrives waits."""
+        self._held = True
+
+    def go_on(self) -> None:
+        self._held = False
+        self._schedule()
+
+    def close(self) -> None:
+        """Refuse everything from here on."""
+        self._closed = True
+        self._flush()
+
+    async def write(self, operation: Callable[[Writing], T]) -> T:
+        """Run `operation` in the next group; its result once that is committed. See MemberPort.write."""
+        if self._term is None or self._closed:
+            raise self._refusal()
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._queue.append((operation, future))
+        self._schedule()
+        return await future
+
+    def append_noop(self, term: int, message: Mapping[str, object]) -> None:
+        """Write a no-op entry now, in a group of its own."""
+        wall_ms = self._clock.wall_ms()
+        with self._store().group() as txn:
+            optime = txn.next_optime(term, wall_ms)
+            entry = noop_entry(message, optime, wall_ms)
+            txn.append(entry, optime, op="n", ns="", wall_ms=wall_ms)
+        self._on_committed()
+
+    def _schedule(self) -> None:
+        if self._queue and not self._scheduled and not self._held:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _refusal(self) -> ReplError:
+        if self._closed:
+            return ShutdownInProgressError("the member is shutting down")
+        return NotWritablePrimaryError(primary=self._primary_host())
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        if self._held and not self._closed:
+            return
+        queue, self._queue = self._queue, []
+        queue = [row for row in queue if not row[1].done()]  # whose client has gone
+        if not queue:
+            return
+        term = self._term
+        if term is None or self._closed:
+            for _, future in queue:
+                future.set_exception(self._refusal())
+            return
+        try:
+            outcomes, wrote = self._run_group(term, queue)
+        except InvariantError as broken:
+            self._fail(queue, broken)
+            self._on_broken(broken)
+        except ReplError as error:
+            self._fail(queue, error)
+        else:
+            if wrote:
+                self._on_committed()
+            for (_, future), (result, failure) in zip(queue, outcomes, strict=True):
+                if future.done():
+                    continue
+                if failure is None:
+                    future.set_result(result)
+                else:
+                    future.set_exception(failure)
+
+    def _run_group(
+        self, term: int, queue: list[tuple[Callable[[Writing], Any], asyncio.Future[Any]]]
+    ) -> tuple[list[tuple[Any, Exception | None]], bool]:
+        """Run the operations in one transaction; (result, failure) of each, and whether anything was written."""
+        outcomes: list[tuple[Any, Exception | None]] = []
+        with self._store().group() as txn:
+            writing = Writing(txn, term, self._clock.wall_ms(), self._rng)
+            for operation, _ in queue:
+                mark = txn.mark()
+                try:
+                    outcomes.append((operation(writing), None))
+                except InvariantError:
+                    raise
+                except Exception as failure:
+                    txn.back_to(mark)
+                    outcomes.append((None, failure))
+            wrote = txn.changed
+        return outcomes, wrote
+
+    @staticmethod
+    def _fail(queue: list[tuple[Callable[[Writing], Any], asyncio.Future[Any]]], error: Exception) -> None:
+        for _, future in queue:
+            if not future.done():
+                future.set_exception(error)
