@@ -20,10 +20,21 @@ MAX_VOTERS = 7
 MAX_VERSION = 2_147_483_647
 MAX_DELAY_SECS = 31_622_400
 DEFAULT_PORT = 27017
+HEARTBEAT_INTERVAL_MS = Millis(2_000)
+ELECTION_TIMEOUT_MS = Millis(10_000)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/,@\[\]]+)(?::(\d{1,5}))?")
 _LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _TOP = frozenset(
-    {"_id", "version", "term", "members", "protocolVersion", "writeConcernMajorityJournalDefault", "configsvr", "settings"}
+    {
+        "_id",
+        "version",
+        "term",
+        "members",
+        "protocolVersion",
+        "writeConcernMajorityJournalDefault",
+        "configsvr",
+        "settings",
+    }
 )
 _MEMBER = frozenset(
     {
@@ -96,9 +107,9 @@ class Settings:
     """Timeouts and switches, with MongoDB's defaults (map C2). Unknown settings are kept as they came."""
 
     chaining_allowed: bool = True
-    heartbeat_interval_ms: Millis = Millis(2_000)
+    heartbeat_interval_ms: Millis = HEARTBEAT_INTERVAL_MS
     heartbeat_timeout_secs: int = 10
-    election_timeout_ms: Millis = Millis(10_000)
+    election_timeout_ms: Millis = ELECTION_TIMEOUT_MS
     catch_up_timeout_ms: int = -1
     catch_up_takeover_delay_ms: int = 30_000
     replica_set_id: ObjectId | None = None
@@ -382,7 +393,8 @@ def _validate_member(member: Member, at: str) -> None:
     if not 0 <= member.priority <= 1000:
         raise BadValueError(f"{at}priority must be from 0 to 1000, not {member.priority:g}")
     if not 0 <= member.secondary_delay_secs <= MAX_DELAY_SECS:
-        raise BadValueError(f"{at}secondaryDelaySecs must be from 0 to {MAX_DELAY_SECS}, not {member.secondary_delay_secs}")
+        delay = member.secondary_delay_secs
+        raise BadValueError(f"{at}secondaryDelaySecs must be from 0 to {MAX_DELAY_SECS}, not {delay}")
     if member.arbiter_only:
         if member.votes != 1:
             raise BadValueError(f"{at}votes must be 1: an arbiter is there to vote")

@@ -80,7 +80,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class BecomeState:
-    """The member's state, its term or the primary that it knows changed: wake hello, fail waiters on leaving PRIMARY."""
+    """The member's state, its term or its primary changed: wake hello, fail waiters on leaving PRIMARY."""
 
     state: MemberState
     term: int

@@ -80,8 +80,8 @@ class Elections:
             return "I have no vote: the configuration does not name my data"
         if m.config.is_newer_than(request.config_version, request.config_term):
             return (
-                f"the candidate's configuration (version {request.config_version}, term {request.config_term}) is older "
-                f"than mine (version {m.config.version}, term {m.config.term})"
+                f"the candidate's configuration (version {request.config_version}, term {request.config_term}) "
+                f"is older than mine (version {m.config.version}, term {m.config.term})"
             )
         if request.term < m.term:
             return f"the candidate's term {request.term} is lower than mine, {m.term}"
@@ -149,14 +149,14 @@ class Elections:
     def on_step_up_request(self, request_id: int, request: StepUpRequest) -> None:
         """replSetStepUp: stand now; answered when the campaign has ended (map E14)."""
         m = self.m
-        if m.state is MemberState.PRIMARY:
+        if m.is_primary:
             m.reply(request_id, Done())
             return
         reason = "stepUpRequestSkipDryRun" if request.skip_dry_run else "stepUpRequest"
         refusal = self.stand(reason, skip_dry_run=request.skip_dry_run)
         if self.campaign is not None and refusal is None:
             self.campaign.request_id = request_id
-        elif m.state is not MemberState.PRIMARY:
+        elif not m.is_primary:
             m.reply(request_id, Refused(COMMAND_FAILED, f"election failed: {refusal or 'lost'}"))
         else:
             m.reply(request_id, Done())

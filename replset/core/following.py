@@ -20,7 +20,7 @@ from replset.core.messages import (
 )
 from replset.ids import HostPort, Millis
 
-RETRY_MS = 1_000
+MAX_RETRY_MS = 1_000
 
 
 class Following:
@@ -30,6 +30,7 @@ class Following:
         self.m = memory
         self._leading = leading
         self._retry_at = Millis(0)
+        self._failed: HostPort | None = None  # the pause is for this source; another one is tried at once
         self._syncing = False  # an initial sync runs
         self._too_stale = ""
 
@@ -47,22 +48,38 @@ class Following:
         waiting = m.state in (MemberState.SECONDARY, MemberState.RECOVERING, MemberState.STARTUP2)
         return self._retry_at if waiting and self._retry_at > m.now else NEVER
 
+    def _later(self) -> Millis:
+        """When to try again: soon, but not at once."""
+        return Millis(self.m.now + min(MAX_RETRY_MS, max(1, self.m.settings.heartbeat_interval_ms // 4)))
+
     # --- the oplog -----------------------------------------------------------------------------------------------
 
     def choose_source(self) -> HostPort | None:
-        """The primary, when it can be reached; None: nobody."""
+        """The primary. While none is known: a member that is ahead of me, so that what only it has can still win an
+        election where it cannot stand itself. None: nobody.
+        """
         m = self.m
-        if m.primary_id is None or m.primary_id == m.self_id or m.quarantine:
+        if m.quarantine:
             return None
         peer = m.peer_of(m.primary_id)
-        return None if peer is None or peer.state is MemberState.DOWN else peer.host
+        if peer is not None:
+            return None if peer.state is MemberState.DOWN else peer.host
+        mine = m.position.last_applied
+        ahead = [
+            peer
+            for peer in m.sorted_peers()
+            if peer.state is MemberState.SECONDARY and peer.position.last_applied > mine
+        ]
+        if m.sync_source in [peer.host for peer in ahead]:
+            return m.sync_source
+        return max(ahead, key=lambda peer: (peer.position.last_applied, -peer.id)).host if ahead else None
 
     def _follow_primary(self) -> None:
         m = self.m
         source = self.choose_source()
         if source != m.sync_source:
             self._stop()
-        if source is not None and m.sync_source is None and m.now >= self._retry_at:
+        if source is not None and m.sync_source is None and (m.now >= self._retry_at or source != self._failed):
             m.sync_source = source
             m.emit(StartFetching(source))
 
@@ -74,9 +91,9 @@ class Following:
     def on_batch(self, batch: SourceBatch) -> None:
         """A batch matched my log: the source's commit point is mine as far as I have its entries (map K2)."""
         m = self.m
-        if batch.source != m.sync_source or batch.term < m.term:
+        if batch.source != m.sync_source:
             return
-        if batch.source_is_primary and batch.source == m.primary_host:
+        if batch.source_is_primary and batch.term == m.term and batch.source == m.primary_host:
             m.push_election_timer()
         if m.state is not MemberState.PRIMARY:
             self._leading.move_commit_point(min(batch.commit_point, m.position.last_applied))
@@ -89,7 +106,8 @@ class Following:
         if failed.source != m.sync_source:
             return
         m.sync_source = None
-        self._retry_at = Millis(m.now + RETRY_MS)
+        self._failed = failed.source
+        self._retry_at = self._later()
         if m.state is MemberState.PRIMARY:
             self._leading.end_catch_up(f"{failed.source}: {failed.detail}")
             return
@@ -102,9 +120,12 @@ class Following:
         m = self.m
         mine = m.position.last_applied
         if failed.oldest > mine and failed.oldest.ts > mine.ts:
-            self._resync(failed.source, f"too stale: the oldest entry of {failed.source} is {failed.oldest}, my newest {mine}")
+            self._resync(
+                failed.source, f"too stale: the oldest entry of {failed.source} is {failed.oldest}, my newest {mine}"
+            )
         elif failed.newest.term > mine.term and m.state in (MemberState.SECONDARY, MemberState.RECOVERING):
             m.journal("rollback", f"my newest entry {mine} is not in the history of {failed.source}")
+            m.rolling_back = True
             m.become(MemberState.ROLLBACK)
             m.emit(StartRollback(failed.source))
 
@@ -112,10 +133,11 @@ class Following:
 
     def on_rollback_ended(self, ended: RollbackEnded) -> None:
         m = self.m
+        m.rolling_back = False
         if m.state is not MemberState.ROLLBACK:
             return
         m.journal("rollback ended", ended.detail)
-        self._retry_at = m.now if ended.ok else Millis(m.now + RETRY_MS)
+        self._retry_at = m.now if ended.ok else self._later()
         if ended.ok or ended.retry:
             m.become(MemberState.SECONDARY)
             m.push_election_timer()
@@ -149,7 +171,7 @@ class Following:
             return
         source = self._choose_sync_source()
         if source is None:
-            self._retry_at = Millis(m.now + min(RETRY_MS, m.settings.heartbeat_interval_ms))
+            self._retry_at = self._later()
             return
         self._start_sync(source, self._too_stale or "this member has no data yet")
 
@@ -167,6 +189,7 @@ class Following:
 
     def _start_sync(self, source: HostPort, why: str) -> None:
         self._syncing = True
+        self.m.initial_sync_pending = True  # before the marker is: no vote and no acknowledgement from here on
         self.m.journal("initial sync", f"from {source}: {why}")
         self.m.emit(StartInitialSync(source, why))
 
@@ -180,7 +203,7 @@ class Following:
         self._syncing = False
         m.journal("initial sync ended", ended.detail)
         if not ended.ok:
-            self._retry_at = Millis(m.now + RETRY_MS)
+            self._retry_at = self._later()
             return
         m.initial_sync_pending = False
         self._too_stale = ""

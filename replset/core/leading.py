@@ -1,4 +1,4 @@
-"""Being primary: catch-up, drain, the first entry of the term, the commit point, and losing the majority (map E7, E8, H5)."""
+"""Being primary: catch-up, drain, first entry of the term, commit point, losing the majority (map E7, E8, H5)."""
 
 from __future__ import annotations
 
@@ -133,9 +133,7 @@ class Leading:
         m = self.m
         if self.phase is Phase.NONE:
             return NEVER
-        stale = min(
-            (peer.last_contact + m.settings.election_timeout_ms for peer in m.peers.values()), default=NEVER
-        )
+        stale = min((peer.last_contact + m.settings.election_timeout_ms for peer in m.peers.values()), default=NEVER)
         # A member that is stale already says nothing new; look again with the next heartbeats.
         stale = stale if stale > m.now else m.now + m.settings.heartbeat_interval_ms
         due = min(stale, self._catch_up_until) if self.phase is Phase.CATCHING_UP else stale

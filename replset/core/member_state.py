@@ -1,4 +1,4 @@
-"""What a member can be (map A2) and how it gets from one state to another. The diagram in docs/core.md is made of it."""
+"""What a member can be (map A2) and how it gets from state to state. The diagram in docs/core.md is made of it."""
 
 from __future__ import annotations
 

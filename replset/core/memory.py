@@ -24,6 +24,7 @@ from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, invaria
 
 NO_POSITION = Position(OPTIME_NULL, OPTIME_NULL, 0, 0)
 NEVER = Millis(1 << 62)
+BEGINNING = Millis(0)
 NO_CONFIG_VERSION = -2
 
 
@@ -50,10 +51,10 @@ class Peer:
     message: str = ""
     last_reply_wall_ms: int = 0
     last_request_wall_ms: int = 0
-    heartbeat_due: Millis = Millis(0)
+    heartbeat_due: Millis = BEGINNING
     heartbeat_id: int | None = None
     failures: int = 0
-    round_began: Millis = Millis(0)
+    round_began: Millis = BEGINNING
 
     @property
     def is_up(self) -> bool:
@@ -96,19 +97,23 @@ class Memory:
     writable: bool = False
     peers: dict[HostPort, Peer] = field(default_factory=dict)
     election_due: Millis = NEVER
-    frozen_until: Millis = Millis(0)
+    frozen_until: Millis = BEGINNING
     disk_stalled: bool = False
     shutting_down: bool = False
     quarantine: str = ""
     rolling_back: bool = False
     election_wall_ms: int | None = None
     sync_source: HostPort | None = None
-    started_at: Millis = Millis(0)
-    now: Millis = Millis(0)
+    started_at: Millis = BEGINNING
+    now: Millis = BEGINNING
     out: list[Effect] = field(default_factory=list)
     last_request_id: int = 0
 
     # --- itself --------------------------------------------------------------------------------------------------
+
+    @property
+    def is_primary(self) -> bool:
+        return self.state is MemberState.PRIMARY
 
     @property
     def self_member(self) -> Member | None:

@@ -7,7 +7,9 @@ from collections.abc import Collection, Mapping
 from replset.ids import OPTIME_NULL, MemberId, OpTime, invariant
 
 
-def commit_point(durable: Mapping[MemberId, OpTime], holders: Collection[MemberId], write_majority: int, term: int) -> OpTime:
+def commit_point(
+    durable: Mapping[MemberId, OpTime], holders: Collection[MemberId], write_majority: int, term: int
+) -> OpTime:
     """Return the newest optime that enough voters hold on disk to survive any election (map C8, K1).
 
     durable: last_durable by member, silent members absent. holders: voting data-bearing ids.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from replset.bson import ObjectId
-from replset.config import Member, ReplSetConfig
+from replset.config import MAX_VERSION, Member, ReplSetConfig
 from replset.core.effects import AppendNoop, ConfigInstalled, InitialSyncNotNeeded, Persist
 from replset.core.election import Elections
 from replset.core.leading import Leading, Phase
@@ -32,6 +32,7 @@ from replset.core.quorum import commit_point
 from replset.core.write_concern import implicit_default
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
 
+BAD_VALUE = 2
 ALREADY_INITIALIZED = 23
 NODE_NOT_FOUND = 74
 INVALID_CONFIG = 93
@@ -43,6 +44,7 @@ CANNOT_INITIALIZE = 110
 STEPPED_DOWN = 189
 NOT_COMMITTED_YET = 308
 NOT_WRITABLE = 10107
+MANY_ARBITERS = "more than one arbiter needs --allow-multiple-arbiters on every member"
 
 
 class Stage(Enum):
@@ -67,7 +69,9 @@ class Change:
     failures: dict[HostPort, str] = field(default_factory=dict)
 
 
-def reconfig_refusal(old: ReplSetConfig, new: ReplSetConfig, me: HostPort, *, force: bool, default_set: bool) -> Refused | None:
+def reconfig_refusal(
+    old: ReplSetConfig, new: ReplSetConfig, me: HostPort, *, force: bool, default_set: bool
+) -> Refused | None:
     """Why `new` may not follow `old`, None when it may (map C10, C13, C15, C16). Changes nothing."""
     if new.set_name != old.set_name:
         return Refused(INCOMPATIBLE, f"the set's name is {old.set_name!r} and cannot become {new.set_name!r}")
@@ -140,7 +144,7 @@ class Reconfigs:
         self.m = memory
         self._elections = elections
         self._leading = leading
-        self.check_request: Callable[[ReplSetConfig, bool], HeartbeatRequest] | None = None  # set by the node
+        self.check_request: Callable[[bool], HeartbeatRequest] | None = None  # set by the node
         self._change: Change | None = None
         self._committed_at_install = OPTIME_NULL
         self._targets: dict[MemberId, OpTime] = {}
@@ -170,6 +174,8 @@ class Reconfigs:
             return Refused(INVALID_CONFIG, f"this member was started for set {m.set_name!r}, not {config.set_name!r}")
         if config.version != 1:
             return Refused(INCOMPATIBLE, f"the first configuration has version 1, not {config.version}")
+        if self._has_too_many_arbiters(config, None):
+            return Refused(BAD_VALUE, MANY_ARBITERS)
         if config.settings.replica_set_id is not None:
             return Refused(INVALID_CONFIG, "settings.replicaSetId is the server's to set")
         if any(member.newly_added for member in config.members):
@@ -181,6 +187,12 @@ class Reconfigs:
             return Refused(NOT_ELECTABLE, f"this member, {m.host}, must be electable to initiate the set")
         return None
 
+    def _has_too_many_arbiters(self, new: ReplSetConfig, old: ReplSetConfig | None) -> bool:
+        """More than one needs a start option (map C6); those that are there already may stay."""
+        count = sum(member.arbiter_only for member in new.members)
+        before = 0 if old is None else sum(member.arbiter_only for member in old.members)
+        return count > max(1, before) and not self.m.allow_multiple_arbiters
+
     def on_reconfig(self, request_id: int, request: ReconfigRequest) -> None:
         m = self.m
         refusal = self._request_refusal(request)
@@ -189,13 +201,24 @@ class Reconfigs:
             return
         config = completed(m.config, request.config, -1 if request.force else m.term)
         if request.force:
-            version = max(m.config.version, request.config.version) + 10_000 + m.rng.randrange(100_000)
-            self.install(replace(config, version=version))
-            m.reply(request_id, Done())
+            self._force(request_id, config, max(m.config.version, request.config.version))
             return
         deadline = NEVER if request.max_time_ms <= 0 else Millis(m.now + request.max_time_ms)
         self._change = Change(request_id, config, Stage.WAITING, deadline)
         self.advance()
+
+    def _force(self, request_id: int, config: ReplSetConfig, version: int) -> None:
+        """Install at once, whatever the others have (map C13). Whoever forces it is named in it."""
+        m = self.m
+        version += 10_000 + m.rng.randrange(100_000)
+        if version > MAX_VERSION:
+            m.reply(request_id, Refused(INCOMPATIBLE, "the version would pass the highest one that there is"))
+            return
+        mine = config.member_at(m.host)
+        if mine is not None and mine.votes and not m.must_sync:
+            config = config.with_member(replace(mine, newly_added=False, incarnation=m.incarnation))
+        self.install(replace(config, version=version))
+        m.reply(request_id, Done())
 
     def _request_refusal(self, request: ReconfigRequest) -> Refused | None:
         m = self.m
@@ -207,6 +230,8 @@ class Reconfigs:
             return Refused(NOT_WRITABLE, f"only the primary can reconfigure; known primary: {m.primary_host or 'none'}")
         if any(member.newly_added for member in request.config.members):
             return Refused(INVALID_CONFIG, "newlyAdded is the server's to set")
+        if self._has_too_many_arbiters(request.config, m.config):
+            return Refused(BAD_VALUE, MANY_ARBITERS)
         return reconfig_refusal(
             m.config, request.config, m.host, force=request.force, default_set=m.default_write_concern_set()
         )
@@ -247,7 +272,7 @@ class Reconfigs:
             return
         for member in change.config.members:
             if member.host != m.host:
-                request = self.check_request(change.config, change.initiating)
+                request = self.check_request(change.initiating)
                 change.asked[m.send(member.host, request, m.settings.heartbeat_timeout_ms)] = member.host
         self._consider(change)
 
@@ -267,6 +292,7 @@ class Reconfigs:
             if isinstance(response.body, Refused):
                 self._end(change, Refused(INCOMPATIBLE, f"{host} refuses: {response.body.reason}"))
                 return
+        self.advance()  # a higher term may have ended it
         if self._change is change:
             self._consider(change)
 
@@ -280,11 +306,12 @@ class Reconfigs:
             self._consider_reconfig(change)
 
     def _veto(self, change: Change) -> Refused | None:
+        m = self.m
         for host, answer in sorted(change.answers.items()):
             if change.initiating:
                 if answer.has_data or answer.config_version > 0:
                     return Refused(CANNOT_INITIALIZE, f"{host} holds data or a configuration already")
-            elif answer.config is not None:
+            elif answer.config is not None and m.config is not None and answer.config.newer_than(m.config):
                 return Refused(INCOMPATIBLE, f"{host} has a newer configuration (version {answer.config_version})")
         return None
 
@@ -363,9 +390,7 @@ class Reconfigs:
         self._elections.cancel("the configuration changed")
         self.meet_members()
         m.emit(ConfigInstalled(config))
-        if m.state is MemberState.PRIMARY:
-            for peer in m.peers.values():
-                peer.heartbeat_due = m.now  # they hear of it at once, not with the next round
+        m.beat_all()  # they hear of it at once, not with the next round; the primary counts who has it
         self._take_place()
         self._leading.progress_moved()
 
@@ -374,6 +399,8 @@ class Reconfigs:
         m = self.m
         if config.set_name != m.set_name or self._leading.phase in (Phase.CATCHING_UP, Phase.DRAINING):
             return
+        if m.config is None and config.member_at(m.host) is None:
+            return  # about to be added: the one that names me comes next
         if m.config is None or config.newer_than(m.config):
             self.install(config)
 
@@ -383,8 +410,8 @@ class Reconfigs:
         known = m.peers
         m.peers = {}
         for member in () if m.config is None else m.config.members:
-            if member.host == m.host:
-                continue
+            if member.host == m.host or m.self_member is None:
+                continue  # who was removed asks nobody; it is asked when it is added again
             peer = known.get(member.host)
             if peer is None or peer.id != member.id:
                 peer = Peer(member.host, member.id, m.now, heartbeat_due=m.now)
@@ -412,6 +439,8 @@ class Reconfigs:
         """The state in which a member of the configuration begins."""
         if member.arbiter_only:
             return MemberState.ARBITER
+        if self.m.rolling_back:
+            return MemberState.ROLLBACK
         if self.m.initial_sync_pending:
             return MemberState.STARTUP2
         return MemberState.RECOVERING if self.m.quarantine else MemberState.SECONDARY
@@ -420,14 +449,15 @@ class Reconfigs:
         """The term in the configuration moves at step-up (map E7)."""
         m = self.m
         self._targets.clear()
-        if m.config is not None and m.config.term != m.term:
+        # A forced configuration has no term until the next safe change: with one it would not be newer than itself.
+        if m.config is not None and m.config.term not in (-1, m.term):
             self.install(replace(m.config, term=m.term))
 
     # --- the primary's own changes -------------------------------------------------------------------------------
 
     def _change_by_itself(self) -> None:
         m = self.m
-        if self._leading.phase is not Phase.LEADING or m.config is None or not self.is_committed():
+        if not m.writable or m.config is None or not self.is_committed():
             return
         for member in m.config.members:
             peer = m.peers.get(member.host)

@@ -55,7 +55,9 @@ def unsatisfiable(config: ReplSetConfig, concern: WriteConcern) -> Refused | Non
     return None
 
 
-def satisfied(concern: WriteConcern, optime: OpTime, own: Position, positions: Iterable[Position], committed: OpTime) -> bool:
+def satisfied(
+    concern: WriteConcern, optime: OpTime, own: Position, positions: Iterable[Position], committed: OpTime
+) -> bool:
     """Whether the entry at `optime` meets `concern`. positions: of the data-bearing members, own included."""
     if isinstance(concern.w, str):
         return committed >= optime
