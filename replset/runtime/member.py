@@ -140,6 +140,7 @@ class RunningMember:
                 self._network,
                 self.dispatcher,
                 drops_inbound=self.peer.drops_inbound,
+                drops_outbound=self.peer.drops_outbound,
                 max_connections=self.options.max_connections,
             )
             self._connect_parts()

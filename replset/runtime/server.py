@@ -1,0 +1,216 @@
+"""The serving end of the wire port: one task per connection runs its commands in order.
+
+No task is made per command. Reading stops while a client sends faster than it is answered or does not read its
+answers; a connection that goes away ends the command it waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from typing import Protocol
+
+from replset.bson import RawDocument, decode, encode
+from replset.commands.ports import CommandRequest, ConnectionContext, Reply
+from replset.errors import LocalProtocolError, RemoteProtocolError, ReplError
+from replset.ids import HostPort
+from replset.replication.ports import Listening, Network
+from replset.wire.framing import FrameReader, WireMessage, encode_reply
+
+log = logging.getLogger("replset.server")
+
+MAX_QUEUED = 64
+"""Commands of one connection that wait behind the one that runs; above it nothing more is read."""
+HELLO = frozenset({"hello", "isMaster", "ismaster"})
+NO_DATABASE = 40571
+
+
+class Runs(Protocol):
+    """The dispatcher, as far as the server knows it."""
+
+    async def run(self, request: CommandRequest) -> Reply: ...
+
+
+class WireServer:
+    """Listens on the wire port."""
+
+    def __init__(
+        self,
+        network: Network,
+        dispatcher: Runs,
+        *,
+        drops_inbound: Callable[[HostPort], bool],
+        drops_outbound: Callable[[HostPort], bool],
+        max_connections: int,
+    ) -> None:
+        """drops_inbound, drops_outbound: whether a test cut swallows what a member says, or what it is answered."""
+        self.dispatcher = dispatcher
+        self.drops_inbound = drops_inbound
+        self.drops_outbound = drops_outbound
+        self.max_connections = max_connections
+        self.connections: set[Connection] = set()
+        self.connection_ids = count(1)
+        self.reply_ids = count(1)
+        self._network = network
+        self._listening: Listening | None = None
+
+    @property
+    def connection_count(self) -> int:
+        return len(self.connections)
+
+    async def start(self, address: HostPort) -> None:
+        """Listen; OSError when the address is taken."""
+        self._listening = await self._network.serve(address, lambda: Connection(self))
+
+    async def close(self) -> None:
+        """Stop listening and end every connection."""
+        if self._listening is not None:
+            self._listening.close()
+        tasks = [connection.end() for connection in list(self.connections)]
+        await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
+
+
+class Connection(asyncio.Protocol):
+    """One client or member."""
+
+    def __init__(self, server: WireServer) -> None:
+        self._server = server
+        self._reader = FrameReader()
+        self._queue: deque[WireMessage] = deque()
+        self._wake: asyncio.Future[None] | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._reading = True
+        self._transport: asyncio.Transport | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._member: HostPort | None = None
+        self._context = ConnectionContext(next(server.connection_ids))
+
+    # --- the transport's side ------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if len(self._server.connections) >= self._server.max_connections:
+            log.warning("a connection was refused: %d are open", len(self._server.connections))
+            transport.abort()
+            return
+        peer = transport.get_extra_info("peername")
+        self._context.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")
+        self._server.connections.add(self)
+        self._task = asyncio.get_running_loop().create_task(self._serve())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.end()
+
+    def end(self) -> asyncio.Task[None] | None:
+        """Close; the command under way is cancelled."""
+        self._server.connections.discard(self)
+        if self._transport is not None:
+            self._transport.abort()
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+        return task
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            messages = self._reader.feed(data)
+        except RemoteProtocolError as error:
+            log.warning("connection %d from %s: %s", self._context.id, self._context.peer, error.message)
+            self.end()
+            return
+        if not messages:
+            return
+        self._queue.extend(messages)
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+        if len(self._queue) > MAX_QUEUED and self._reading and self._transport is not None:
+            self._reading = False
+            self._transport.pause_reading()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    # --- the commands' side --------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        try:
+            while True:
+                if not self._queue:
+                    self._wake = asyncio.get_running_loop().create_future()
+                    await self._wake
+                message = self._queue.popleft()
+                if not self._reading and len(self._queue) <= MAX_QUEUED // 2 and self._transport is not None:
+                    self._reading = True
+                    self._transport.resume_reading()
+                await self._answer(message)
+                if not self._writable.is_set():
+                    await self._writable.wait()
+        except RemoteProtocolError as error:
+            log.warning("connection %d from %s: %s", self._context.id, self._context.peer, error.message)
+            self.end()
+
+    async def _answer(self, message: WireMessage) -> None:
+        name = message.body.first_key
+        if name in HELLO:
+            self._recognise_member(message.body)
+        if self._member is not None and self._server.drops_inbound(self._member):
+            return
+        reply = await self._run(message)
+        if message.more_to_come or (self._member is not None and self._server.drops_outbound(self._member)):
+            return
+        if message.exhaust_allowed and name in HELLO and "topologyVersion" in message.body:
+            await self._stream_hello(message, reply)
+            return
+        self._send(message, reply)
+
+    def _recognise_member(self, body: RawDocument) -> None:
+        host = body.get("replsetMember")
+        if isinstance(host, str):
+            self._member = HostPort(host)
+            self._context.is_member = True
+
+    async def _run(self, message: WireMessage) -> bytes:
+        database = message.database if message.legacy_query else message.body.get("$db")
+        if not isinstance(database, str):
+            return encode({"ok": 0.0, "errmsg": "the command has no $db", "code": NO_DATABASE, "codeName": "Location40571"})
+        request = CommandRequest(
+            database, message.body, message.sequences, self._context, "wire", message.legacy_query
+        )
+        reply = await self._server.dispatcher.run(request)
+        return reply if isinstance(reply, bytes) else encode(reply)
+
+    def _send(self, message: WireMessage, reply: bytes, *, more_to_come: bool = False) -> int:
+        reply_id = next(self._server.reply_ids) & 0x7FFFFFFF
+        try:
+            frame = encode_reply(reply_id, message, reply, more_to_come=more_to_come)
+        except LocalProtocolError as error:
+            frame = encode_reply(reply_id, message, encode(_too_large(error)))
+        if self._transport is not None:
+            self._transport.write(frame)
+        return reply_id
+
+    async def _stream_hello(self, message: WireMessage, reply: bytes) -> None:
+        """Exhaust: one hello after the other, each as the topology changes or maxAwaitTimeMS ends (map B2)."""
+        while True:
+            document = RawDocument(reply)
+            version = document.get("topologyVersion")
+            more = document.get("ok") == 1 and version is not None
+            reply_id = self._send(message, reply, more_to_come=more)
+            if not more:
+                return
+            await self._writable.wait()
+            body = RawDocument(encode({**decode(message.body.raw), "topologyVersion": version}))
+            message = WireMessage(reply_id, 0, body, {}, False, True)
+            reply = await self._run(message)
+
+
+def _too_large(error: ReplError) -> dict[str, object]:
+    return {"ok": 0.0, "errmsg": error.message, "code": 10334, "codeName": "BSONObjectTooLarge"}

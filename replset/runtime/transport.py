@@ -1,0 +1,191 @@
+"""The asking end of the wire port: commands to other members, on pooled connections (the port `Peer`).
+
+A connection carries one command at a time, so a fetch that waits for news never holds up a heartbeat: concurrent calls
+take a connection each. The first message on each says which member asks. For tests a cut swallows what goes to or
+comes from named hosts, silently, as a network would; clients' connections are not touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Literal
+
+from replset.bson import RawDocument
+from replset.errors import HostUnreachableError, RemoteProtocolError
+from replset.ids import HostPort, Millis
+from replset.replication.ports import Clock, Network
+from replset.wire.framing import FrameReader, WireMessage, encode_request
+
+MAX_IDLE = 6
+
+
+class Transport:
+    """See the module."""
+
+    def __init__(self, network: Network, clock: Clock, local_host: HostPort) -> None:
+        self._network = network
+        self._clock = clock
+        self._local_host = local_host
+        self._idle: dict[HostPort, list[_Connection]] = {}
+        self._in_use: set[_Connection] = set()
+        self._cut_in: frozenset[HostPort] = frozenset()
+        self._cut_out: frozenset[HostPort] = frozenset()
+        self._silent: set[asyncio.Future[None]] = set()
+        self._closed = False
+
+    # --- calling -------------------------------------------------------------------------------------------------
+
+    async def call(
+        self, host: HostPort, command: Mapping[str, object], *, timeout_ms: Millis, database: str = "admin"
+    ) -> RawDocument:
+        """See Peer.call."""
+        deadline = self._clock.now() + timeout_ms
+        if host in self._cut_out:
+            await self._silence(host, deadline)
+        connection: _Connection | None = None
+        try:
+            async with asyncio.timeout(max(1, timeout_ms) / 1000):
+                connection = await self._take(host)
+                reply = await connection.call(command, database)
+        except TimeoutError:
+            raise HostUnreachableError(f"{host} did not answer within {timeout_ms} ms") from None
+        except OSError as error:
+            raise HostUnreachableError(f"{host} cannot be reached: {error.strerror or error}") from error
+        finally:
+            if connection is not None:
+                self._give_back(connection)
+        if host in self._cut_in:
+            await self._silence(host, deadline)
+        return reply
+
+    async def _take(self, host: HostPort) -> _Connection:
+        idle = self._idle.setdefault(host, [])
+        while idle:
+            connection = idle.pop()
+            if connection.is_fit:
+                self._in_use.add(connection)
+                return connection
+            connection.abort()
+        connection = _Connection(host, self._local_host)
+        await self._network.connect(host, lambda: connection)
+        if self._closed:
+            connection.abort()
+            raise ConnectionAbortedError("this member is shutting down")
+        self._in_use.add(connection)
+        return connection
+
+    def _give_back(self, connection: _Connection) -> None:
+        self._in_use.discard(connection)
+        idle = self._idle.setdefault(connection.host, [])
+        if connection.is_fit and len(idle) < MAX_IDLE and not self._closed:
+            idle.append(connection)
+        else:
+            connection.abort()
+
+    async def close(self) -> None:
+        """Break every connection; calls under way fail."""
+        self._closed = True
+        for connection in [*self._in_use, *(row for rows in self._idle.values() for row in rows)]:
+            connection.abort()
+        self._idle.clear()
+        self._wake_silent()
+
+    # --- cuts (tests only) ---------------------------------------------------------------------------------------
+
+    def cut(self, hosts: Sequence[HostPort], direction: Literal["both", "in", "out"]) -> None:
+        """From now on drop traffic with exactly these hosts, that way; no hosts: heal."""
+        named = frozenset(hosts)
+        self._cut_in = named if direction in ("both", "in") else frozenset()
+        self._cut_out = named if direction in ("both", "out") else frozenset()
+        self._wake_silent()
+
+    def drops_inbound(self, host: HostPort) -> bool:
+        """Whether what this member says does not arrive here."""
+        return host in self._cut_in
+
+    def drops_outbound(self, host: HostPort) -> bool:
+        """Whether what this member is answered does not leave here."""
+        return host in self._cut_out
+
+    async def _silence(self, host: HostPort, deadline: int) -> None:
+        """Wait as one waits for an answer that does not come; a change of the cuts ends the wait at once."""
+        loop = asyncio.get_running_loop()
+        silent: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(max(1, deadline - self._clock.now()) / 1000, _finish, silent)
+        self._silent.add(silent)
+        try:
+            await silent
+        finally:
+            timer.cancel()
+            self._silent.discard(silent)
+        raise HostUnreachableError(f"{host} did not answer (cut off by replSetTestCut)")
+
+    def _wake_silent(self) -> None:
+        for silent in list(self._silent):
+            _finish(silent)
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class _Connection(asyncio.Protocol):
+    """One connection to another member; one command at a time."""
+
+    def __init__(self, host: HostPort, local_host: HostPort) -> None:
+        self.host = host
+        self._local_host = local_host
+        self._reader = FrameReader()
+        self._ids = count(1)
+        self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[WireMessage] | None = None
+        self._answers_to = 0
+        self._broken = False
+
+    @property
+    def is_fit(self) -> bool:
+        """Open, and not waiting for an answer that somebody gave up on."""
+        return not self._broken and self._answer is None and self._transport is not None
+
+    async def call(self, command: Mapping[str, object], database: str) -> RawDocument:
+        """Send and wait; OSError when the connection breaks. A call that is cancelled leaves the connection unfit."""
+        if self._transport is None or self._broken:
+            raise ConnectionResetError("the connection is closed")
+        self._answers_to = next(self._ids)
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(encode_request(self._answers_to, command, database))
+        answer = await self._answer
+        self._answer = None
+        return answer.body
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        hello = {"hello": 1, "replsetMember": self._local_host}
+        transport.write(encode_request(next(self._ids), hello, "admin"))
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            messages = self._reader.feed(data)
+        except RemoteProtocolError as error:
+            self._break(ConnectionAbortedError(error.message))
+            return
+        for message in messages:
+            if message.response_to == self._answers_to and self._answer is not None and not self._answer.done():
+                self._answer.set_result(message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._break(ConnectionResetError("the connection broke"))
+
+    def abort(self) -> None:
+        self._break(ConnectionAbortedError("closed"))
+
+    def _break(self, error: OSError) -> None:
+        self._broken = True
+        if self._transport is not None:
+            self._transport.abort()
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)

@@ -1,0 +1,173 @@
+"""Bytes to messages and back: OP_MSG, and OP_QUERY as far as old drivers open with it (map B1). No sockets.
+
+Feed bytes in any portions, get whole messages out. Whatever a peer may not send is a RemoteProtocolError; the
+connection that it came from is closed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from replset.bson import InvalidBSONError, RawDocument, encode
+from replset.bson.limits import MAX_MESSAGE_SIZE
+from replset.errors import LocalProtocolError, RemoteProtocolError
+
+OP_REPLY, OP_QUERY, OP_COMPRESSED, OP_MSG = 1, 2004, 2012, 2013
+CHECKSUM_PRESENT, MORE_TO_COME, EXHAUST_ALLOWED = 1, 2, 1 << 16
+_REQUIRED_BITS = 0xFFFF
+_KNOWN_REQUIRED = CHECKSUM_PRESENT | MORE_TO_COME
+_HEADER = struct.Struct("<iiii")
+_MSG_HEAD = struct.Struct("<iiiiIB")
+_REPLY_HEAD = struct.Struct("<iiiiIqii")
+_INT32 = struct.Struct("<i")
+_UINT32 = struct.Struct("<I")
+HEADER_SIZE = 16
+
+
+@dataclass(slots=True)
+class WireMessage:
+    """One message. `sequences`: OP_MSG's document sequences by name. `legacy_query`: it was an OP_QUERY on db.$cmd."""
+
+    request_id: int
+    response_to: int
+    body: RawDocument
+    sequences: dict[str, list[RawDocument]] = field(default_factory=dict)
+    more_to_come: bool = False
+    exhaust_allowed: bool = False
+    legacy_query: bool = False
+    database: str = ""  # of a legacy query; OP_MSG has $db in its body
+
+
+class FrameReader:
+    """Cuts a byte stream into messages."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+
+    @property
+    def pending(self) -> int:
+        """Bytes of a message that is not whole yet."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> list[WireMessage]:
+        """Take the next bytes; the messages that are whole now, in order. Raises RemoteProtocolError."""
+        buffer = self._buffer + data if self._buffer else data
+        messages: list[WireMessage] = []
+        at, end = 0, len(buffer)
+        while end - at >= HEADER_SIZE:
+            length, request_id, response_to, opcode = _HEADER.unpack_from(buffer, at)
+            if length < HEADER_SIZE or length > MAX_MESSAGE_SIZE:
+                raise RemoteProtocolError(f"a message of {length} bytes (from {HEADER_SIZE} to {MAX_MESSAGE_SIZE} are taken)")
+            if end - at < length:
+                break
+            messages.append(_parse(buffer, at + HEADER_SIZE, at + length, request_id, response_to, opcode))
+            at += length
+        self._buffer = buffer[at:] if at else buffer
+        return messages
+
+
+def _parse(buffer: bytes, start: int, end: int, request_id: int, response_to: int, opcode: int) -> WireMessage:
+    try:
+        if opcode == OP_MSG:
+            return _parse_msg(buffer, start, end, request_id, response_to)
+        if opcode == OP_QUERY:
+            return _parse_query(buffer, start, end, request_id, response_to)
+        if opcode == OP_REPLY:
+            return WireMessage(request_id, response_to, RawDocument(buffer[start + 20 : end]))
+    except (InvalidBSONError, struct.error, UnicodeDecodeError, ValueError) as error:
+        raise RemoteProtocolError(f"malformed message (opcode {opcode}): {error}") from error
+    if opcode == OP_COMPRESSED:
+        raise RemoteProtocolError("OP_COMPRESSED, though no compressor was negotiated")
+    raise RemoteProtocolError(f"unknown opcode {opcode}")
+
+
+def _parse_msg(buffer: bytes, start: int, end: int, request_id: int, response_to: int) -> WireMessage:
+    (flags,) = _UINT32.unpack_from(buffer, start)
+    if flags & _REQUIRED_BITS & ~_KNOWN_REQUIRED:
+        raise RemoteProtocolError(f"unknown required flag bits {flags & _REQUIRED_BITS:#x}")
+    if flags & CHECKSUM_PRESENT:
+        end -= 4  # TCP has a checksum of its own
+    at = start + 4
+    body: RawDocument | None = None
+    sequences: dict[str, list[RawDocument]] = {}
+    while at < end:
+        kind = buffer[at]
+        (size,) = _INT32.unpack_from(buffer, at + 1)
+        stop = at + 1 + size
+        if size < 5 or stop > end:
+            raise RemoteProtocolError(f"a section of {size} bytes does not fit its message")
+        if kind == 0:
+            if body is not None:
+                raise RemoteProtocolError("two bodies in one message")
+            body = RawDocument(buffer[at + 1 : stop])
+        elif kind == 1:
+            name_end = buffer.index(b"\0", at + 5, stop)
+            name = buffer[at + 5 : name_end].decode()
+            if name in sequences:
+                raise RemoteProtocolError(f"two document sequences named {name!r}")
+            sequences[name] = _documents(buffer, name_end + 1, stop)
+        else:
+            raise RemoteProtocolError(f"unknown section kind {kind}")
+        at = stop
+    if body is None:
+        raise RemoteProtocolError("a message without a body")
+    return WireMessage(
+        request_id, response_to, body, sequences, bool(flags & MORE_TO_COME), bool(flags & EXHAUST_ALLOWED)
+    )
+
+
+def _documents(buffer: bytes, at: int, stop: int) -> list[RawDocument]:
+    documents = []
+    while at < stop:
+        (size,) = _INT32.unpack_from(buffer, at)
+        if size < 5 or at + size > stop:
+            raise RemoteProtocolError(f"a document of {size} bytes does not fit its sequence")
+        documents.append(RawDocument(buffer[at : at + size]))
+        at += size
+    return documents
+
+
+def _parse_query(buffer: bytes, start: int, end: int, request_id: int, response_to: int) -> WireMessage:
+    name_end = buffer.index(b"\0", start + 4, end)
+    collection = buffer[start + 4 : name_end].decode()
+    at = name_end + 9
+    (size,) = _INT32.unpack_from(buffer, at)
+    if size < 5 or at + size > end:
+        raise RemoteProtocolError(f"a query of {size} bytes does not fit its message")
+    body = RawDocument(buffer[at : at + size])
+    return WireMessage(
+        request_id, response_to, body, legacy_query=True, database=collection.removesuffix(".$cmd")
+    )
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+def encode_msg(request_id: int, response_to: int, document: bytes, *, flags: int = 0) -> bytes:
+    """One OP_MSG with only a body; `document` is BSON."""
+    length = HEADER_SIZE + 5 + len(document)
+    if length > MAX_MESSAGE_SIZE:
+        raise LocalProtocolError(f"a message of {length} bytes is over {MAX_MESSAGE_SIZE}")
+    return _MSG_HEAD.pack(length, request_id, response_to, OP_MSG, flags, 0) + document
+
+
+def encode_request(request_id: int, command: Mapping[str, object], database: str) -> bytes:
+    """A command as OP_MSG."""
+    return encode_msg(request_id, 0, encode({**command, "$db": database}))
+
+
+def encode_reply(request_id: int, to: WireMessage, document: bytes, *, more_to_come: bool = False) -> bytes:
+    """The answer in the form that its request came in."""
+    if to.legacy_query:
+        return encode_legacy_reply(request_id, to.request_id, [document])
+    return encode_msg(request_id, to.request_id, document, flags=MORE_TO_COME if more_to_come else 0)
+
+
+def encode_legacy_reply(request_id: int, response_to: int, documents: Iterable[bytes]) -> bytes:
+    """OP_REPLY with awaitCapable set."""
+    rows = list(documents)
+    body = b"".join(rows)
+    length = _REPLY_HEAD.size + len(body)
+    return _REPLY_HEAD.pack(length, request_id, response_to, OP_REPLY, 8, 0, 0, len(rows)) + body
