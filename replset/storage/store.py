@@ -221,8 +221,11 @@ class Store:
     # --- writing
 
     def has_room(self) -> bool:
-        """Whether groups are taken: the disk has more than min_free_bytes left."""
-        return self.disk.free_bytes(self.dbpath) >= self.options.min_free_bytes
+        """Whether groups are taken: the disk has min_free_bytes left or more."""
+        try:
+            return self.disk.free_bytes(self.dbpath) >= self.options.min_free_bytes
+        except OSError as error:
+            raise storage_error(error, self.dbpath) from error
 
     def group(self) -> Group:
         """One transaction: `with store.group() as txn`. At its end it is committed, on an exception taken back.
@@ -234,7 +237,7 @@ class Store:
 
     def _begin(self) -> Txn:
         invariant(not self._in_group and not self._closed, "one group at a time, on an open store")
-        if self.disk.free_bytes(self.dbpath) < self.options.min_free_bytes:
+        if not self.has_room():
             raise OutOfDiskSpaceError(
                 f"writes are refused: the disk of {self.dbpath} has less than"
                 f" {self.options.min_free_bytes >> 20} MiB free"

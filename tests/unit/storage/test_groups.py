@@ -351,3 +351,25 @@ def test_the_entry_travels_as_the_bytes_it_came_in(driver: Driver) -> None:
     row = driver.store.newest_row()
     assert row is not None
     assert row.entry == entry
+
+
+def test_timestamps_stay_positive_and_ordered_beyond_2038(driver: Driver) -> None:
+    for wall_ms in (2**31 * 1000 - 1000, 2**31 * 1000, 2**32 * 1000 - 1000):
+        driver.wall_ms = wall_ms
+        driver.apply(("noop",))
+    optimes = [row.optime for row in driver.reopen().oplog_after(OPTIME_NULL, limit=9, max_bytes=1 << 30)]
+    assert [optime.seconds for optime in optimes] == [2**31 - 1, 2**31, 2**32 - 1]
+    assert all(0 < optime.ts < 2**63 for optime in optimes)
+
+
+def test_a_disk_that_does_not_answer_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = RealDisk()
+    store = Store.open(disk, tmp_path)
+
+    def fail(_path: str) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(disk, "free_bytes", fail)
+    with pytest.raises(StorageError, match="Input/output"):
+        store.group().__enter__()
+    store.close()
