@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from replset.bson import InvalidBSONError, RawDocument, encode, encode_key
+from replset.bson import RawDocument, decode, encode, encode_key
 from replset.bson.decoding import read_value
-from replset.errors import RemoteProtocolError
+from replset.errors import OutOfDiskSpaceError, RemoteProtocolError, ReplError, StorageError
 from replset.oplog_entry import OplogEntry
-from replset.query.diff import apply_update_object
+from replset.query.diff import apply_update_object, is_diff
 from replset.storage.catalog import Collection
 from replset.storage.store import Store
 from replset.storage.txn import Txn
@@ -41,8 +41,10 @@ def apply_batch(store: Store, entries: Sequence[bytes], start: int, stop: int, i
                 size += len(raw)
                 if size > MAX_GROUP_BYTES or (done % _LOOK_EVERY == 0 and is_time_up()):
                     break
-    except InvalidBSONError as error:
-        raise RemoteProtocolError(f"entry {done} of {stop - start} cannot be read: {error}") from error
+    except (StorageError, OutOfDiskSpaceError):
+        raise
+    except ReplError as error:
+        raise RemoteProtocolError(f"entry {start + done} of a batch cannot be applied: {error.message}") from error
     return done
 
 
@@ -127,10 +129,11 @@ def _update(txn: Txn, entry: OplogEntry, ts: int) -> bytes:
 
 
 def updated(before: bytes, o: RawDocument) -> bytes:
-    """The document after an update entry with this `o`: a diff (`$v`: 2), else the document that replaces it."""
-    if o.get("$v") is None:
+    """The document after an update entry with this `o`: a diff, told by the value of `$v`, else the replacement."""
+    if o.type_of("$v") is None:
         return o.raw
-    return encode(apply_update_object(RawDocument(before).decode(), o.decode()))
+    change = o.decode()
+    return encode(apply_update_object(decode(before), change)) if is_diff(change) else o.raw
 
 
 def _command(txn: Txn, entry: OplogEntry, ts: int) -> None:

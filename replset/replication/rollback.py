@@ -33,6 +33,7 @@ from replset.replication.rollback_files import (
     RollbackWriter,
     manifests_on,
     settle_manifest,
+    sync_names,
     utc_text,
 )
 from replset.storage.catalog import Collection
@@ -218,17 +219,16 @@ async def settle(
 
 
 def _settle_manifests(disk: Disk, dbpath: str, done: frozenset[str], wall_ms: int) -> list[Manifest]:
-    return [
-        settle_manifest(
-            disk,
-            dbpath,
-            manifest,
-            RollbackState.FINISHED if manifest.id in done else RollbackState.ABANDONED,
-            wall_ms,
-        )
-        for manifest in manifests_on(disk, dbpath)
-        if manifest.state is RollbackState.PLANNED
-    ]
+    settled = []
+    for manifest in manifests_on(disk, dbpath):
+        if manifest.state is RollbackState.PLANNED:
+            state = RollbackState.FINISHED if manifest.id in done else RollbackState.ABANDONED
+            settled.append(settle_manifest(disk, dbpath, manifest, state, wall_ms))
+    if done:
+        # One that reads as finished may be so by name only, when a crash came before its folder was synced. The done
+        # mark goes after this, and with it what else would tell that it is finished.
+        sync_names(disk, dbpath)
+    return settled
 
 
 async def finish_interrupted_rollback(
@@ -259,9 +259,9 @@ async def export_before_wipe(
         return None
     row = store.row_at_or_before(OpTime(0, floor))
     common = row.optime if row is not None else OPTIME_NULL if floor == 0 else OpTime(store.oldest.term, floor)
-    manifests = await workers.run(lambda: manifests_on(disk, dbpath))
-    for manifest in manifests:
+    for manifest in await workers.run(lambda: manifests_on(disk, dbpath)):
         if manifest.state is RollbackState.EXPORTED and (manifest.common_point, manifest.last) == (common, newest):
+            await workers.run(lambda: sync_names(disk, dbpath))  # a crash may have left it unsynced
             return None
     writing = Writing(disk, dbpath, wall_ms, identity, common, reason, source)
     snapshot = store.read()

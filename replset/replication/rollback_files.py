@@ -257,7 +257,8 @@ class RollbackWriter:
 
     def _free_name(self, head: str, suffix: str) -> str:
         """`HEADSTAMP.N.SUFFIX` with the first N that nobody has."""
-        self._make_folder()
+        if not self._disk.exists(self._folder):
+            self._disk.make_folder(self._folder)
         taken = {file.name for file in self._growing.values()}
         number = 0
         while True:
@@ -266,21 +267,15 @@ class RollbackWriter:
                 return name
             number += 1
 
-    def _make_folder(self) -> None:
-        if not self._disk.exists(self._folder):
-            self._disk.make_folder(self._folder)
-            self._disk.sync_folder(self._dbpath)
-
     def finish(self) -> tuple[RollbackFile, ...]:
         """Write out and sync every file and the folder; what the manifest says of them."""
         self._write_out()
-        self._make_folder()
         files = []
         for file in self._growing.values():
             self._disk.sync_file(os.path.join(self._folder, file.name))
             digest = file.digest.hexdigest()
             files.append(RollbackFile(file.name, file.kind, file.ns, file.uuid, file.count, file.size, digest))
-        self._disk.sync_folder(self._folder)
+        sync_names(self._disk, self._dbpath)
         return tuple(sorted(files, key=lambda file: (file.kind.value, file.ns, file.name)))
 
     def write_manifest(self, manifest: Manifest) -> Manifest:
@@ -301,6 +296,14 @@ class RollbackWriter:
         for path in paths:
             self._disk.remove(path)
         self._growing.clear()
+
+
+def sync_names(disk: Disk, dbpath: str) -> None:
+    """Make the names of the files and of their folder durable, those too that an earlier run left unsynced."""
+    folder = os.path.join(dbpath, FOLDER)
+    if disk.exists(folder):
+        disk.sync_folder(folder)
+        disk.sync_folder(dbpath)
 
 
 def store_manifest(disk: Disk, dbpath: str, manifest: Manifest) -> None:

@@ -22,6 +22,7 @@ from replset.oplog_entry import (
     noop_entry,
     update_entry,
 )
+from replset.query.diff import update_entry_object
 from replset.replication.applier import apply_entry
 from replset.replication.fetcher import Fetcher, FetchOptions
 from replset.replication.initial_sync import InitialSync, InitialSyncOptions
@@ -206,6 +207,10 @@ class Member:
         self.marker = False
         self.moved()
 
+    def apply(self, raw: bytes) -> None:
+        with self.store.group() as txn:
+            apply_entry(txn, OplogEntry(raw))
+
     # --- as a primary's commands would
 
     def _write(self, make: Callable[[OpTime, int], bytes], term: int | None) -> OpTime:
@@ -247,6 +252,13 @@ class Member:
     def change(self, ns: str, key: object, diff: Mapping[str, object], term: int | None = None) -> OpTime:
         about, raw, uuid = encode({"_id": key}), encode({"$v": 2, "diff": diff}), self._uuid(ns)
         return self._write(lambda at, wall: update_entry(ns, uuid, about, raw, at, wall), term)
+
+    def update(self, ns: str, document: dict[str, object]) -> None:
+        """As an update command: a diff where that is smaller, nothing where nothing changes."""
+        o = update_entry_object(self.documents(ns)[document["_id"]], document)
+        if o is not None:
+            about, raw, uuid = encode({"_id": document["_id"]}), encode(o), self._uuid(ns)
+            self._write(lambda at, wall: update_entry(ns, uuid, about, raw, at, wall), None)
 
     def delete(self, ns: str, key: object, term: int | None = None) -> OpTime:
         about, uuid = encode({"_id": key}), self._uuid(ns)
@@ -294,8 +306,7 @@ def split_bson(data: bytes) -> list[dict[str, object]]:
 def copy_log(source: Member, target: Member) -> None:
     """Bring `target` to where `source` is, past the network."""
     for raw in source.oplog():
-        with target.store.group() as txn:
-            apply_entry(txn, OplogEntry(raw))
+        target.apply(raw)
 
 
 async def until(condition: Callable[[], object], what: str = "") -> None:

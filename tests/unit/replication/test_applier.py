@@ -12,7 +12,7 @@ import pytest
 from replset.bson import DateTime, Int64, Timestamp, encode
 from replset.errors import RemoteProtocolError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
-from replset.oplog_entry import OplogEntry, command_entry, insert_entry, noop_entry
+from replset.oplog_entry import OplogEntry, command_entry, insert_entry, noop_entry, update_entry
 from replset.replication.applier import apply_batch, apply_effect, apply_entry, document_key
 from tests.unit.replication.kit import Member, Network, copy_log, key_of, numbered
 
@@ -96,36 +96,49 @@ def effects_again(mine: Member, entries: Sequence[bytes]) -> None:
             apply_effect(txn, OplogEntry(raw), mine.store.last_applied.ts + next(_numbers))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(12))
 def test_random_histories_are_idempotent(members: tuple[Member, Member], seed: int) -> None:
     source, mine = members
     rng = random.Random(seed)
     source.create(NS)
     for _ in range(60):
         known = source.documents(NS)
-        key = rng.randrange(6)
-        name = rng.choice("abc")
+        key = rng.randrange(5)
         if key not in known:
-            source.insert(NS, {"_id": key, name: rng.randrange(100)})
-            continue
-        others = [field for field in known[key] if field != "_id"]
-        match rng.randrange(4):
-            case 0:
-                source.delete(NS, key)
-            case 1:
-                source.replace(NS, {"_id": key, name: rng.randrange(100)})
-            case 2 if name not in known[key]:
-                source.change(NS, key, {"i": {name: rng.randrange(100)}})
-            case 3 if others:
-                source.change(NS, key, {"d": {rng.choice(others): False}})
-            case _:
-                source.change(NS, key, {"u": {field: rng.randrange(100) for field in others[:1]}})
+            source.insert(NS, {"_id": key, "filler": "x" * 200})
+        elif rng.random() < 0.15:
+            source.delete(NS, key)
+        else:
+            source.update(NS, changed(known[key], rng))
     copy_log(source, mine)
     assert mine.everything() == source.everything()
     log = source.oplog()
-    for _ in range(5):
+    assert any(b"diff" in raw for raw in log)
+    for _ in range(6):
         effects_again(mine, log[rng.randrange(len(log)) :])
         assert mine.everything() == source.everything()
+
+
+def changed(document: dict[str, object], rng: random.Random) -> dict[str, object]:
+    """Fields set, removed, moved; arrays grown and cut; documents in documents."""
+    after = dict(document)
+    for _ in range(rng.randrange(1, 4)):
+        name = rng.choice("abcd")
+        value = after.get(name)
+        match rng.randrange(6):
+            case 0:
+                after.pop(name, None)
+            case 1:
+                after[name] = rng.randrange(9)
+            case 2:
+                after[name] = [rng.randrange(9) for _ in range(rng.randrange(6))]
+            case 3 if isinstance(value, list):
+                after[name] = [*value[: rng.randrange(len(value) + 1)], {"in": rng.randrange(3)}]
+            case 4 if isinstance(value, dict):
+                after[name] = changed(value, rng)
+            case _:
+                after[name] = {rng.choice("abcd"): rng.randrange(9), "long": "y" * 60}
+    return after
 
 
 def entry(make_o: object, number: int, op: str = "i") -> bytes:
@@ -142,6 +155,7 @@ def entry(make_o: object, number: int, op: str = "i") -> bytes:
         pytest.param(entry({"_id": 1}, 2, "u"), id="update-without-o2"),
         pytest.param(entry({"collMod": "x"}, 2, "c"), id="unknown-command"),
         pytest.param(entry({"create": "x"}, 2, "c"), id="create-without-uuid"),
+        pytest.param(entry({"_id": 1, "big": "x" * (17 << 20)}, 2), id="too-large"),
         pytest.param(encode({"op": "i"}), id="no-entry"),
         pytest.param(encode({"a": 1})[:-1], id="no-bson"),
     ],
@@ -170,6 +184,30 @@ def test_groups_are_bounded_by_count_bytes_and_time(members: tuple[Member, Membe
     ]
     assert apply_batch(mine.store, large, 0, 5, lambda: False) == 3
     assert len(mine.documents(NS)) == 519 + 3
+
+
+@pytest.mark.parametrize("diff", [{"u": {"a": 1}, "i": {"a": 2}}, {"x": 5}])
+def test_a_bad_diff_is_the_sources_fault(members: tuple[Member, Member], diff: dict[str, object]) -> None:
+    source, mine = members
+    source.create(NS)
+    source.insert(NS, {"_id": 1})
+    copy_log(source, mine)
+    uuid = source.store.collection(NS)
+    assert uuid is not None
+    at = OpTime(1, mine.store.last_applied.ts + 1)
+    bad = update_entry(NS, uuid.uuid, encode({"_id": 1}), encode({"$v": 2, "diff": diff}), at, 5)
+    with pytest.raises(RemoteProtocolError):
+        apply_batch(mine.store, [bad], 0, 1, lambda: False)
+    assert mine.documents(NS) == {1: {"_id": 1}}
+
+
+def test_a_replacement_that_looks_like_a_diff_is_told_by_its_version(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    source.create(NS)
+    source.insert(NS, {"_id": 1})
+    source.replace(NS, {"_id": 1, "$v": 7, "diff": {"u": {"a": 1}}})
+    copy_log(source, mine)
+    assert mine.documents(NS) == {1: {"_id": 1, "$v": 7, "diff": {"u": {"a": 1}}}}
 
 
 def test_an_update_of_what_is_not_there_is_passed_over(members: tuple[Member, Member]) -> None:

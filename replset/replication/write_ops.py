@@ -1,0 +1,119 @@
+"""What a primary's writes do inside an open group: the change itself, and the oplog entry that tells it.
+
+Each function writes exactly one entry and returns its optime, or None when there was nothing to do. Callers run inside
+`MemberPort.write`; documents come validated, with `_id` first. Secondaries do the same from the entry (applier.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from struct import Struct
+from typing import Protocol
+
+from replset.bson import encode
+from replset.bson.decoding import FIXED_SIZE, value_end
+from replset.ids import OpTime
+from replset.oplog_entry import command_entry, delete_entry, insert_entry, noop_entry, update_entry
+from replset.query.diff import update_entry_object
+from replset.storage.catalog import Collection
+from replset.storage.txn import Txn
+
+ID_INDEX: dict[str, object] = {"v": 2, "key": {"_id": 1}, "name": "_id_"}
+_int32 = Struct("<i").pack
+
+
+class OpenGroup(Protocol):
+    """The group as write operations see it; `commands.ports.Writing` is one."""
+
+    txn: Txn
+    term: int
+    wall_ms: int
+
+    def new_uuid(self) -> bytes:
+        """16 bytes for a new collection."""
+        ...
+
+
+def id_document(doc: bytes) -> bytes:
+    """The bytes of {_id: ...} of a document that begins with its `_id`."""
+    size = FIXED_SIZE[doc[4]]
+    end = 9 + size if size >= 0 else value_end(doc, doc[4], 9, len(doc) - 1, 4)
+    element = doc[4:end]
+    return b"".join((_int32(len(element) + 5), element, b"\0"))
+
+
+def do_insert(group: OpenGroup, coll: Collection, key: bytes, doc: bytes) -> OpTime | None:
+    """Insert; None, and nothing is done, when the key is there already. key: encode_key of the `_id`."""
+    txn, wall_ms = group.txn, group.wall_ms
+    optime = txn.next_optime(group.term, wall_ms)
+    if not txn.insert_new(coll, key, doc, optime.ts):
+        return None
+    ns = coll.ns
+    txn.append(insert_entry(ns, coll.uuid, doc, optime, wall_ms), optime, op="i", ns=ns, key=key, wall_ms=wall_ms)
+    return optime
+
+
+def do_update(
+    group: OpenGroup,
+    coll: Collection,
+    key: bytes,
+    before: bytes,
+    before_document: dict[str, object],
+    after: bytes,
+    after_document: dict[str, object],
+) -> OpTime | None:
+    """Replace `before` by `after`, both given as bytes and decoded; None when they are the same."""
+    o = update_entry_object(before_document, after_document, after_size=len(after))
+    if o is None:
+        return None
+    txn, ns, wall_ms = group.txn, coll.ns, group.wall_ms
+    optime = txn.next_optime(group.term, wall_ms)
+    o_bytes = after if o is after_document else encode(o)
+    entry = update_entry(ns, coll.uuid, id_document(before), o_bytes, optime, wall_ms)
+    txn.put(coll, key, after, ts=optime.ts, before=before)
+    txn.append(entry, optime, op="u", ns=ns, key=key, wall_ms=wall_ms)
+    return optime
+
+
+def do_delete(group: OpenGroup, coll: Collection, key: bytes, before: bytes) -> OpTime:
+    """Delete the document, whose bytes are `before`."""
+    txn, ns, wall_ms = group.txn, coll.ns, group.wall_ms
+    optime = txn.next_optime(group.term, wall_ms)
+    txn.remove(coll, key, ts=optime.ts, before=before)
+    entry = delete_entry(ns, coll.uuid, id_document(before), optime, wall_ms)
+    txn.append(entry, optime, op="d", ns=ns, key=key, wall_ms=wall_ms)
+    return optime
+
+
+def do_create(group: OpenGroup, ns: str, options: Mapping[str, object] | None = None) -> Collection:
+    """Create the collection. NamespaceExistsError when the namespace is taken."""
+    txn, wall_ms = group.txn, group.wall_ms
+    database, _, name = ns.partition(".")
+    given = dict(options or {})
+    uuid = group.new_uuid()
+    optime = txn.next_optime(group.term, wall_ms)
+    coll = txn.create_collection(ns, uuid, given, ts=optime.ts)
+    o = {"create": name, **given, "idIndex": ID_INDEX}
+    _append_command(group, database, uuid, o, optime)
+    return coll
+
+
+def do_drop(group: OpenGroup, coll: Collection) -> OpTime:
+    """Drop the collection."""
+    optime = group.txn.next_optime(group.term, group.wall_ms)
+    group.txn.drop_collection(coll, ts=optime.ts)
+    _append_command(group, coll.database, coll.uuid, {"drop": coll.name}, optime)
+    return optime
+
+
+def do_note(group: OpenGroup, o: Mapping[str, object]) -> OpTime:
+    """Write a no-op entry with this `o`."""
+    txn, wall_ms = group.txn, group.wall_ms
+    optime = txn.next_optime(group.term, wall_ms)
+    txn.append(noop_entry(o, optime, wall_ms), optime, op="n", ns="", wall_ms=wall_ms)
+    return optime
+
+
+def _append_command(group: OpenGroup, database: str, uuid: bytes, o: Mapping[str, object], optime: OpTime) -> None:
+    entry = command_entry(database, uuid, o, optime, group.wall_ms)
+    group.txn.append(entry, optime, op="c", ns=f"{database}.$cmd", wall_ms=group.wall_ms)
