@@ -1,0 +1,1 @@
+"""Filters, updates, oplog diffs, projections, sorts and distinct values: pure functions over decoded documents."""
