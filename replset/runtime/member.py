@@ -14,8 +14,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Literal, TypeVar
 
 from replset.bson import ObjectId, Timestamp, encode_key
-from replset.commands import messages as wire_messages
 from replset.commands.dispatcher import Dispatcher
+from replset.commands.messages import parse_reply, request_document
 from replset.commands.oplog_serving import SnapshotServer
 from replset.commands.ports import WriteConcernFailure, Writing
 from replset.config import ReplSetConfig
@@ -46,7 +46,6 @@ from replset.core.messages import (
     ReplyBody,
     Report,
     RequestBody,
-    RollbackEnded,
     ShutdownBegins,
     StepDownRequest,
 )
@@ -65,7 +64,7 @@ from replset.replication.fetcher import Fetcher
 from replset.replication.initial_sync import InitialSync
 from replset.replication.ports import Clock, Network, Workers
 from replset.replication.progress import ProgressReporter
-from replset.replication.rollback import Identity, Rollback, export_before_wipe, finish_interrupted_rollback
+from replset.replication.rollback import Identity, Rollback, finish_interrupted_rollback
 from replset.runtime.durability import Durability
 from replset.runtime.housekeeping import Housekeeper
 from replset.runtime.options import MemberOptions
@@ -244,7 +243,8 @@ class RunningMember:
             identity=self._identity,
             commit_point=lambda: self.node.commit_point,
             undone=self._undone,
-            report=self._rollback_ended,
+            report=report,
+            on_broken=self._break,
         )
         self.initial_sync = InitialSync(
             peer=self.peer,
@@ -252,9 +252,12 @@ class RunningMember:
             workers=self.workers,
             disk=self._disk,
             dbpath=self._dbpath,
+            store=lambda: self.store,
+            identity=self._identity,
+            commit_point=lambda: self.node.commit_point,
             set_marker=self._set_marker,
-            export=self._export,
             install=self._install,
+            undone=self._undone,
             report=report,
         )
 
@@ -373,9 +376,8 @@ class RunningMember:
                 raise TypeError(f"no hand for {effect}")
 
     async def exchange(self, send: Send) -> ReplyBody:
-        command = wire_messages.encode_request(send.body)
-        reply = await self.peer.call(send.to, command, timeout_ms=send.timeout_ms)
-        return wire_messages.decode_reply(send.body, reply)
+        reply = await self.peer.call(send.to, request_document(send.body), timeout_ms=send.timeout_ms)
+        return parse_reply(send.body, reply)
 
     def save(self, record: PersistedRecord) -> None:
         match record:
@@ -422,36 +424,9 @@ class RunningMember:
     def _identity(self) -> Identity:
         return Identity(self.set_name, self.host)
 
-    def _rollback_ended(self, message: Report) -> None:
-        """A rollback that broke off half-way is taken up again; the member stays in ROLLBACK until it is whole."""
-        if isinstance(message, RollbackEnded) and self.store.rollback_in_progress() is not None:
-            log.warning("rollback is half done (%s); going on in a second", message.detail)
-            self._spawn(self._retry_rollback(message.source))
-            return
-        self.shell.feed(message)
-
-    async def _retry_rollback(self, source: HostPort) -> None:
-        await asyncio.sleep(1)
-        await self._rollback.run(source)
-
     async def _set_marker(self) -> str:
         rollback_id = self.store.rollback_id
         return await self.workers.run(lambda: self._file.begin_initial_sync(rollback_id=rollback_id))
-
-    async def _export(self, reason: str) -> None:
-        """Before the data goes: what is not known to be committed, as a rollback in state `exported`."""
-        await finish_interrupted_rollback(self.store, self._disk, self._dbpath, self.clock, self.workers)
-        await export_before_wipe(
-            self.store,
-            self._disk,
-            self._dbpath,
-            self.workers,
-            self.clock.wall_ms(),
-            self._identity(),
-            self.node.commit_point,
-            reason,
-            self.node.primary_host,
-        )
 
     async def _install(self, copy: str) -> None:
         """Put the copy in the place of the data. From the store's closing on, a failure can only be left by a restart."""

@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from itertools import count
-from typing import Protocol
+from typing import Protocol, cast
 
 from replset.bson import RawDocument, decode, encode
 from replset.commands.ports import CommandRequest, ConnectionContext, Reply
@@ -92,11 +92,10 @@ class Connection(asyncio.Protocol):
     # --- the transport's side ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
         if len(self._server.connections) >= self._server.max_connections:
             log.warning("a connection was refused: %d are open", len(self._server.connections))
-            transport.abort()
+            self._transport.abort()
             return
         peer = transport.get_extra_info("peername")
         self._context.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Literal
+from typing import Literal, cast
 
 from replset.bson import RawDocument
 from replset.errors import HostUnreachableError, RemoteProtocolError
@@ -162,8 +162,7 @@ class _Connection(asyncio.Protocol):
         return answer.body
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
         hello = {"hello": 1, "replsetMember": self._local_host}
         transport.write(encode_request(next(self._ids), hello, "admin"))
 
