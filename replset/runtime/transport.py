@@ -164,7 +164,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         hello = {"hello": 1, "replsetMember": self._local_host}
-        transport.write(encode_request(next(self._ids), hello, "admin"))
+        self._transport.write(encode_request(next(self._ids), hello, "admin"))
 
     def data_received(self, data: bytes) -> None:
         try:
