@@ -353,7 +353,7 @@ class Reconfigs:
 
     def is_committed(self) -> bool:
         """Whether the next change may come: this configuration, and the writes before it, are on majorities (C11)."""
-        return self._is_config_committed() and self._is_oplog_committed()
+        return self._is_config_committed() and self._is_oplog_committed(self.m.config)
 
     def _is_config_committed(self) -> bool:
         m = self.m
@@ -369,13 +369,14 @@ class Reconfigs:
                 holders += m.is_peer_named(peer)
         return holders >= m.config.majority_vote_count
 
-    def _is_oplog_committed(self) -> bool:
+    def _is_oplog_committed(self, config: ReplSetConfig | None) -> bool:
+        """Whether an entry of my term, and with it all that came before the last change, is on a write majority."""
         m = self.m
-        if m.config is None or self._leading.phase is not Phase.LEADING:
+        if config is None or self._leading.phase is not Phase.LEADING:
             return False
-        holders = [member.id for member in m.config.data_voters]
+        holders = [member.id for member in config.data_voters]
         durable = {member_id: position.last_durable for member_id, position in m.positions().items()}
-        held = commit_point(durable, holders, m.config.write_majority, m.term) if holders else OPTIME_NULL
+        held = commit_point(durable, holders, config.write_majority, m.term) if holders else OPTIME_NULL
         return held != OPTIME_NULL and held >= self._committed_at_install
 
     # --- installing ----------------------------------------------------------------------------------------------
@@ -457,7 +458,7 @@ class Reconfigs:
 
     def _change_by_itself(self) -> None:
         m = self.m
-        if not m.writable or m.config is None or not self.is_committed():
+        if not m.writable or m.config is None or not self._is_config_committed():
             return
         for member in m.config.members:
             peer = m.peers.get(member.host)
@@ -470,15 +471,20 @@ class Reconfigs:
                 return
 
     def _demoted(self, member: Member, peer: Peer) -> Member | None:
-        if not peer.incarnation or peer.incarnation == member.incarnation:
+        m = self.m
+        if m.config is None or not peer.incarnation or peer.incarnation == member.incarnation:
             return None
-        self.m.journal("reconfig", f"{member.host} has other data than the one that has its vote: newlyAdded")
-        return replace(member, newly_added=True)
+        # The lost disk holds nothing any more, so what came before must be on a write majority of those who stay: of
+        # n - 1 voters, the n // 2 that this means meet every election. Asking for one of all n could wait for ever.
+        if not self._is_oplog_committed(m.config.with_member(replace(member, newly_added=True))):
+            return None
+        m.journal("reconfig", f"{member.host} has other data than the one that has its vote: newlyAdded")
+        return replace(member, newly_added=True, incarnation=None)
 
     def _promoted(self, member: Member, peer: Peer) -> Member | None:
         """Give the vote (back) once the member has what I had when its newlyAdded was committed."""
         m = self.m
-        if not peer.incarnation:
+        if not peer.incarnation or not self._is_oplog_committed(m.config):
             return None
         if not member.arbiter_only:
             if peer.state not in (MemberState.SECONDARY, MemberState.RECOVERING):
