@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from replset.bson import ObjectId, RawDocument
+from replset.commands.oplog_serving import SnapshotServer
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import Position, ReplyBody, RequestBody
+from replset.core.status import Status
 from replset.core.write_concern import WriteConcern
 from replset.ids import HostPort, MemberId, Millis, OpTime
 from replset.replication.ports import Clock, Peer, Workers
@@ -79,6 +81,13 @@ class Writing:
     def next_optime(self) -> OpTime:
         return self.txn.next_optime(self.term, self.wall_ms)
 
+    def new_uuid(self) -> bytes:
+        """16 bytes of a random UUID (version 4) for a new collection."""
+        bits = bytearray(self.rng.randbytes(16))
+        bits[6] = bits[6] & 0x0F | 0x40
+        bits[8] = bits[8] & 0x3F | 0x80
+        return bytes(bits)
+
 
 @dataclass(frozen=True, slots=True)
 class WriteConcernFailure:
@@ -129,6 +138,16 @@ class NodeView(Protocol):
     @property
     def position(self) -> Position: ...
 
+    @property
+    def sync_source(self) -> HostPort | None: ...
+
+    @property
+    def quarantine(self) -> str: ...
+
+    def http_address_of(self, host: HostPort) -> str | None: ...
+
+    def status(self, now: Millis) -> Status | None: ...
+
 
 class MemberPort(Protocol):
     """One running member. Times without a unit in their name are the clock's monotonic milliseconds."""
@@ -166,6 +185,11 @@ class MemberPort(Protocol):
 
     @property
     def peer(self) -> Peer: ...
+
+    @property
+    def snapshots(self) -> SnapshotServer:
+        """Serves copies of the database to members that sync for the first time."""
+        ...
 
     @property
     def command_line(self) -> tuple[Sequence[str], dict[str, object]]:

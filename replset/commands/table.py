@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from replset.commands import diagnostics
+from replset.commands import diagnostics, insert
 from replset.commands.command import Command
 
-COMMANDS: dict[str, Command] = {command.name: command for family in (diagnostics.COMMANDS,) for command in family}
+COMMANDS: dict[str, Command] = {
+    command.name: command for family in (diagnostics.COMMANDS, insert.COMMANDS) for command in family
+}

@@ -8,6 +8,7 @@ from replset.bson import RawDocument, encode_key
 from replset.commands.command import CommandContext
 from replset.commands.fields import TYPE_NAMES, wrong_type
 from replset.commands.ports import WriteConcernFailure
+from replset.commands.replies import optime_document
 from replset.config import ReplSetConfig
 from replset.core.write_concern import MAJORITY, WriteConcern, implicit_default, unsatisfiable
 from replset.errors import (
@@ -122,7 +123,10 @@ def error_document(failure: WriteConcernFailure, concern: WriteConcern) -> dict[
     info: dict[str, object] = {"wtimeout": True} if failure.timed_out else {}
     info["writeConcern"] = concern.document()
     if failure.progress:
-        info["progress"] = list(failure.progress)
+        info["progress"] = [
+            {name: optime_document(value) if isinstance(value, OpTime) else value for name, value in row.items()}
+            for row in failure.progress
+        ]
     return {
         "code": failure.code,
         "codeName": code_name(failure.code),

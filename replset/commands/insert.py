@@ -1,0 +1,157 @@
+"""insert: documents are checked and given an `_id` before the group opens; inside it they are only written."""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from replset.bson import MAX_BSON_SIZE, InvalidBSONError, ObjectId, RawDocument, encode_key, validate, walk
+from replset.bson.decoding import read_value
+from replset.commands.command import Command, CommandContext, Where
+from replset.commands.ports import MemberPort, Reply, Writing
+from replset.commands.write_batch import GROUP_BYTES, GROUP_STATEMENTS, Batch, run_batch, sub_documents
+from replset.errors import BadValueError, DuplicateKeyError, ReplError
+from replset.ids import OpTime
+from replset.replication.write_ops import do_insert
+
+TOO_LARGE = 10334
+INVALID_ID = 53
+DOLLAR_PREFIX = 52
+_ID_FIRST = b"_id\0"
+_NO_ID = frozenset({0x04, 0x06, 0x0B})  # array, undefined, regular expression
+_ID_NAMES = {0x04: "an array", 0x06: "undefined", 0x0B: "a regular expression"}
+_ZERO_TIMESTAMP = bytes(8)
+_int32 = Struct("<i").pack
+
+
+def prepare(doc: bytes, member: MemberPort) -> tuple[bytes, bytes]:
+    """(key, document) ready to be stored: validated, `_id` first and of a type that can be one.
+
+    Raises 10334 (over 16 MiB), 22 (malformed or too deep), 53 and 52 (an `_id` that cannot be).
+    """
+    if len(doc) > MAX_BSON_SIZE:
+        raise BadValueError(
+            f"object to insert too large. size in bytes: {len(doc)}, max size: {MAX_BSON_SIZE}", code=TOO_LARGE
+        )
+    validate(doc)
+    if _ZERO_TIMESTAMP in doc:
+        doc = _with_timestamps(doc, member)
+    if doc[5:9] != _ID_FIRST:
+        doc = _with_id_first(doc, member)
+    kind = doc[4]
+    value = read_value(doc, kind, 9, len(doc) - 1)
+    if kind in _NO_ID:
+        raise ReplError(f"The '_id' value cannot be of type {_ID_NAMES[kind]}", code=INVALID_ID)
+    if kind == 0x03:
+        check_id_document(value)
+    return encode_key(value), doc
+
+
+def check_id_document(value: object) -> None:
+    """An `_id` that is a document has no names that begin with $ (52)."""
+    for name in value if isinstance(value, dict) else ():
+        if name.startswith("$"):
+            raise ReplError(
+                f"_id fields may not contain '$'-prefixed fields: {name:.80} is not valid for storage.",
+                code=DOLLAR_PREFIX,
+            )
+
+
+def new_id(member: MemberPort) -> ObjectId:
+    return ObjectId.generate(member.clock.wall_ms() // 1000, member.rng)
+
+
+def _with_id_first(doc: bytes, member: MemberPort) -> bytes:
+    """The document with its `_id` moved to the front, a new one if it has none."""
+    front = b""
+    rest: list[bytes] = []
+    start = 4
+    for name, _, _, end in walk(doc):
+        if name == "_id" and not front:
+            front = doc[start:end]
+        else:
+            rest.append(doc[start:end])
+        start = end
+    if not front:
+        front = b"\x07_id\0" + new_id(member).binary
+    body = b"".join((front, *rest))
+    if len(body) + 5 > MAX_BSON_SIZE:
+        raise BadValueError(f"object to insert too large with its _id: {len(body) + 5} bytes", code=TOO_LARGE)
+    return b"".join((_int32(len(body) + 5), body, b"\0"))
+
+
+def _with_timestamps(doc: bytes, member: MemberPort) -> bytes:
+    """Timestamp(0, 0) in the top level, but for `_id`, stands for the present, as in MongoDB."""
+    changed = bytearray(doc)
+    seconds = (member.clock.wall_ms() // 1000).to_bytes(4, "little")
+    increment = 0
+    for name, kind, start, end in walk(doc):
+        if kind == 0x11 and name != "_id" and doc[start:end] == _ZERO_TIMESTAMP:
+            increment += 1
+            changed[start:end] = increment.to_bytes(4, "little") + seconds
+    return bytes(changed)
+
+
+def duplicate_key(ns: str, value: object) -> DuplicateKeyError:
+    """MongoDB's 11000 for the index on `_id`."""
+    shown = f"ObjectId('{value}')" if isinstance(value, ObjectId) else repr(value)
+    return DuplicateKeyError(
+        f"E11000 duplicate key error collection: {ns} index: _id_ dup key: {{ _id: {shown:.200} }}",
+        details={"keyPattern": {"_id": 1}, "keyValue": {"_id": value}},
+    )
+
+
+class InsertBatch(Batch):
+    __slots__ = ("ready",)
+
+    def __init__(self, ctx: CommandContext, documents: list[RawDocument]) -> None:
+        super().__init__(ctx, len(documents))
+        self.ready: list[tuple[bytes, bytes] | ReplError] = []
+        member = ctx.member
+        for document in documents:
+            try:
+                self.ready.append(prepare(document.raw, member))
+            except InvalidBSONError:
+                raise
+            except ReplError as error:
+                self.ready.append(error)
+                if self.ordered:
+                    break
+
+    def run(self, writing: Writing) -> None:
+        coll = None
+        size = 0
+        last = min(self.size, self.index + GROUP_STATEMENTS)
+        while self.index < last and size < GROUP_BYTES and not self.stopped:
+            ready = self.ready[self.index]
+            if isinstance(ready, ReplError):
+                self.failed(ready)
+                continue
+            key, doc = ready
+            if coll is None:
+                coll = self.collection(writing)
+            written: OpTime | None = do_insert(writing, coll, key, doc)
+            if written is None:
+                self.failed(duplicate_key(self.ns, read_value(doc, doc[4], 9, len(doc) - 1)))
+                continue
+            size += len(doc)
+            self.n += 1
+            self.index += 1
+
+    def counters(self) -> tuple[tuple[str, int], ...]:
+        return (("n", self.n),)
+
+
+async def insert(ctx: CommandContext) -> Reply:
+    """Insert documents; the collection is created when it is not there."""
+    return await run_batch(InsertBatch(ctx, sub_documents(ctx, "documents")))
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command(
+        "insert",
+        insert,
+        frozenset({"documents", "ordered", "bypassDocumentValidation", "maxTimeMS"}),
+        where=Where.PRIMARY,
+        write_concern=True,
+    ),
+)

@@ -1,0 +1,150 @@
+"""What insert, update and delete share: statements run in order, in bounded groups, each failing alone; the reply.
+
+A command is one `Batch`: the member runs it inside a group, as long as its share of the event loop allows, and again
+in a later group until all statements are done. A statement that fails becomes a write error at its index.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from replset.bson import MAX_WRITE_BATCH, RawDocument
+from replset.commands import fields
+from replset.commands.command import CommandContext
+from replset.commands.namespaces import collection_field, writable_namespace
+from replset.commands.ports import Reply, Writing
+from replset.commands.replies import election_id, hot_reply, optime_document, timestamp
+from replset.commands.write_concern import concern_of, wait_for
+from replset.errors import (
+    BadValueError,
+    InvalidOptionsError,
+    MaxTimeMSExpiredError,
+    NotWritablePrimaryError,
+    PrimarySteppedDownError,
+    ReplError,
+)
+from replset.ids import OPTIME_NULL, OpTime
+from replset.replication.write_ops import do_create
+from replset.storage.catalog import Collection
+
+GROUP_STATEMENTS = 500
+"""Statements of one command in one group; each costs some 20 to 60 microseconds of the loop."""
+GROUP_DOCUMENTS = 200
+"""Documents that one group decodes and matches for one command."""
+GROUP_BYTES = 2 << 20
+
+
+class Batch(ABC):
+    """The statements of one write command and how far they are."""
+
+    __slots__ = ("ctx", "errors", "index", "n", "ns", "optime", "ordered", "size", "stopped", "term")
+
+    def __init__(self, ctx: CommandContext, size: int) -> None:
+        body, name = ctx.body, ctx.name
+        if not 1 <= size <= MAX_WRITE_BATCH:
+            raise BadValueError(
+                f"Write batch sizes must be between 1 and {MAX_WRITE_BATCH}. Got {size} operations.", code=16
+            )
+        self.ctx = ctx
+        self.ns = writable_namespace(ctx.database, collection_field(body, name))
+        self.ordered = fields.boolean(body, "ordered", name, True)
+        self.size = size
+        self.index = 0
+        self.n = 0
+        self.errors: list[dict[str, object]] = []
+        self.optime = OPTIME_NULL
+        self.term = 0
+        self.stopped = False
+
+    def __call__(self, writing: Writing) -> bool:
+        """Go on in this group; True once all is done. Runs on the event loop, without await."""
+        self.term = writing.term
+        try:
+            self.run(writing)
+        finally:
+            self.optime = writing.txn.last
+        return self.stopped or self.index >= self.size
+
+    @abstractmethod
+    def run(self, writing: Writing) -> None:
+        """Do statements from `index` on, as many as one group may take; each ends in `done` or `failed`."""
+
+    @abstractmethod
+    def counters(self) -> tuple[tuple[str, int], ...]:
+        """The reply's counters: n and what goes with it."""
+
+    def extra(self) -> dict[str, object]:
+        """More fields of the reply, between the counters and the write errors."""
+        return {}
+
+    def done(self) -> None:
+        self.index += 1
+
+    def failed(self, error: ReplError) -> None:
+        """The statement at `index` failed; an ordered command stops there."""
+        self.errors.append({"index": self.index, "code": error.code, **error.details, "errmsg": error.message})
+        self.index += 1
+        if self.ordered:
+            self.stopped = True
+
+    def collection(self, writing: Writing) -> Collection:
+        """The collection, created now if it is not there."""
+        coll = writing.txn.catalog.by_ns.get(self.ns)
+        return do_create(writing, self.ns) if coll is None else coll
+
+
+def check_options(ctx: CommandContext, not_built: tuple[str, ...]) -> None:
+    """Options that a client may send empty, and that are refused by name when they say something."""
+    for name in not_built:
+        if name in ctx.body and fields.given(ctx.body, name):
+            raise InvalidOptionsError(f"{ctx.name}.{name} is not built yet")
+
+
+async def run_batch(batch: Batch) -> Reply:
+    """Run all statements, wait for the write concern, build the reply."""
+    ctx = batch.ctx
+    concern = concern_of(ctx)
+    member = ctx.member
+    try:
+        while not await member.write(batch):
+            ctx.check_deadline()
+    except (NotWritablePrimaryError, MaxTimeMSExpiredError) as error:
+        if batch.index == 0 and batch.n == 0:
+            raise
+        raise _interrupted(error, batch) from error
+    failure = await wait_for(ctx, batch.optime, concern)
+    counters = batch.counters()
+    extra = batch.extra()
+    if failure is None and not batch.errors and not extra:
+        return hot_reply(counters, batch.optime, batch.term)
+    reply: dict[str, object] = {**dict(counters), **extra}
+    if batch.errors:
+        reply["writeErrors"] = batch.errors
+    if failure is not None:
+        reply["writeConcernError"] = failure
+    return reply | write_times(batch.optime, batch.term)
+
+
+def write_times(optime: OpTime, term: int) -> dict[str, object]:
+    """opTime, electionId and operationTime of a write's reply."""
+    return {
+        "opTime": optime_document(optime),
+        "electionId": election_id(term),
+        "operationTime": timestamp(optime.ts),
+    }
+
+
+def _interrupted(error: ReplError, batch: Batch) -> ReplError:
+    """Part of the statements is applied already: the client must not take it for a write that never was."""
+    details: dict[str, object] = {**dict(batch.counters()), "opTime": optime_document(batch.optime)}
+    if isinstance(error, NotWritablePrimaryError):
+        return PrimarySteppedDownError(
+            f"the primary stepped down after {batch.index} of {batch.size} statements", details=details
+        )
+    error.details.update(details)
+    return error
+
+
+def sub_documents(ctx: CommandContext, name: str) -> list[RawDocument]:
+    """The statements of the command, from the sequence or the body."""
+    return list(fields.documents(ctx.body, ctx.request.sequences, name, ctx.name))

@@ -1,0 +1,214 @@
+"""A member without sockets and without a core of its own: a real store, and answers that a test sets."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import pytest
+
+from replset.bson import ObjectId, RawDocument, decode, encode
+from replset.commands.dispatcher import Dispatcher
+from replset.commands.oplog_serving import SnapshotServer
+from replset.commands.ports import CommandRequest, ConnectionContext, Source, WriteConcernFailure, Writing
+from replset.config import ReplSetConfig
+from replset.core.member_state import MemberState
+from replset.core.messages import Done, Position, ReplyBody, RequestBody
+from replset.core.status import Status
+from replset.core.write_concern import WriteConcern
+from replset.errors import HostUnreachableError, NotWritablePrimaryError
+from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
+from replset.storage.disk import RealDisk
+from replset.storage.store import Store, StoreOptions
+
+T = TypeVar("T")
+SELF, SELF_ID = HostPort("localhost:27017"), MemberId(0)
+START = Millis(0)
+NOWHERE = Position(OPTIME_NULL, OPTIME_NULL, 0, 0)
+CONFIG = ReplSetConfig.parse(
+    {
+        "_id": "rs0",
+        "version": 3,
+        "term": 1,
+        "members": [{"_id": number, "host": f"localhost:{27017 + number}"} for number in range(3)],
+    }
+)
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.time = Millis(1_000)
+
+    def now(self) -> Millis:
+        return self.time
+
+    def wall_ms(self) -> int:
+        return 1_700_000_000_000 + self.time
+
+
+class FakeWorkers:
+    async def run(self, work: Callable[[], T]) -> T:
+        return work()
+
+
+class NoPeer:
+    async def call(
+        self, host: HostPort, command: Mapping[str, object], *, timeout_ms: Millis, database: str = "admin"
+    ) -> RawDocument:
+        raise HostUnreachableError(f"{host} is not reachable")
+
+
+@dataclass
+class FakeNode:
+    config: ReplSetConfig | None = CONFIG
+    state: MemberState = MemberState.PRIMARY
+    term: int = 1
+    primary: MemberId | None = SELF_ID
+    primary_host: HostPort | None = SELF
+    self_id: MemberId | None = SELF_ID
+    writable: bool = True
+    commit_point: OpTime = OPTIME_NULL
+    position: Position = NOWHERE
+    sync_source: HostPort | None = None
+    quarantine: str = ""
+    status_value: Status | None = None
+
+    def http_address_of(self, host: HostPort) -> str | None:
+        return f"{host.rpartition(':')[0]}:1{host.rpartition(':')[2]}"
+
+    def status(self, now: Millis) -> Status | None:
+        return self.status_value
+
+
+@dataclass
+class FakeMember:
+    """Everything commits at once; concerns are met unless `concern_failure` is set."""
+
+    store: Store
+    snapshots: SnapshotServer
+    host: HostPort = SELF
+    http_address: str = "localhost:28017"
+    set_name: str = "rs0"
+    clock: FakeClock = field(default_factory=FakeClock)
+    rng: random.Random = field(default_factory=lambda: random.Random(7))
+    workers: FakeWorkers = field(default_factory=FakeWorkers)
+    peer: NoPeer = field(default_factory=NoPeer)
+    test_commands: bool = True
+    node: FakeNode = field(default_factory=FakeNode)
+    command_line: tuple[Sequence[str], dict[str, object]] = (["replset", "start"], {"replSet": "rs0"})
+    started_at: Millis = START
+    connection_count: int = 1
+    process_id: ObjectId = field(default_factory=lambda: ObjectId("0123456789abcdef01234567"))
+    topology_counter: int = 6
+    concern_failure: WriteConcernFailure | None = None
+    core_answer: ReplyBody = field(default_factory=Done)
+    asked: list[RequestBody] = field(default_factory=list)
+    waited: list[tuple[OpTime, WriteConcern]] = field(default_factory=list)
+    read_waits: list[tuple[str, int | None]] = field(default_factory=list)
+    cuts: list[tuple[list[str], str]] = field(default_factory=list)
+    groups: int = 0
+    step_down_after: int | None = None
+    on_news: Callable[[], None] = lambda: None
+
+    async def write(self, operation: Callable[[Writing], T]) -> T:
+        await asyncio.sleep(0)
+        if not self.node.writable or (self.step_down_after is not None and self.groups >= self.step_down_after):
+            raise NotWritablePrimaryError(primary=self.node.primary_host)
+        with self.store.group() as txn:
+            self.groups += 1
+            with txn.savepoint():
+                return operation(Writing(txn, self.node.term, self.clock.wall_ms(), self.rng))
+
+    async def wait_for_write_concern(
+        self, optime: OpTime, concern: WriteConcern, deadline: Millis | None
+    ) -> WriteConcernFailure | None:
+        self.waited.append((optime, concern))
+        return self.concern_failure
+
+    async def wait_for_read(
+        self, level: Literal["local", "majority"], after: int | None, deadline: Millis | None
+    ) -> OpTime | None:
+        self.read_waits.append((level, after))
+        return self.node.commit_point if level == "majority" else None
+
+    async def ask_core(self, body: RequestBody) -> ReplyBody:
+        self.asked.append(body)
+        return self.core_answer
+
+    async def wait_topology_change(self, counter: int, timeout_ms: int) -> None:
+        self.clock.time = Millis(self.clock.time + timeout_ms)
+
+    async def wait_for_news(self, timeout_ms: int) -> bool:
+        self.clock.time = Millis(self.clock.time + timeout_ms)
+        before = self.store.last_applied
+        self.on_news()
+        return self.store.last_applied != before
+
+    def cut(self, hosts: Sequence[HostPort], direction: Literal["both", "in", "out"]) -> None:
+        self.cuts.append((list(hosts), direction))
+
+
+class Client:
+    """Runs commands on the fake member, synchronously, and gives replies decoded."""
+
+    def __init__(self, member: FakeMember) -> None:
+        self.member = member
+        self.dispatcher = Dispatcher(member)
+        self.connection = ConnectionContext(5, "127.0.0.1:5555")
+        self.loop = asyncio.new_event_loop()
+
+    def run(
+        self, command: Mapping[str, object], db: str = "test", *, source: Source = "wire", **sequences: Any
+    ) -> dict[str, Any]:
+        """One command; the bytes of the reply pass the codec, as on the wire."""
+        body = RawDocument(encode({**command, "$db": db}))
+        found = {name: [RawDocument(encode(doc)) for doc in docs] for name, docs in sequences.items()}
+        request = CommandRequest(db, body, found, self.connection, source)
+        reply = self.loop.run_until_complete(self.dispatcher.run(request))
+        return decode(reply if isinstance(reply, bytes) else encode(reply))
+
+    def ok(self, command: Mapping[str, object], db: str = "test", **more: Any) -> dict[str, Any]:
+        reply = self.run(command, db, **more)
+        assert reply["ok"] == 1.0, reply
+        return reply
+
+    def code(self, command: Mapping[str, object], db: str = "test", **more: Any) -> int:
+        """The error code of a command that must fail; codeName and message are there."""
+        reply = self.run(command, db, **more)
+        assert reply["ok"] == 0.0, reply
+        assert reply["codeName"]
+        assert reply["errmsg"]
+        return int(reply["code"])
+
+    def entries(self) -> list[dict[str, Any]]:
+        """The oplog, decoded."""
+        return [
+            decode(row.entry) for row in self.member.store.oplog_after(OPTIME_NULL, limit=10_000, max_bytes=1 << 30)
+        ]
+
+    def close(self) -> None:
+        self.loop.close()
+
+
+@pytest.fixture
+def member(tmp_path: Path) -> Iterator[FakeMember]:
+    disk = RealDisk()
+    clock = FakeClock()
+    store = Store.open(disk, tmp_path, StoreOptions(min_free_bytes=0))
+    snapshots = SnapshotServer(
+        clock=clock, rng=random.Random(1), workers=FakeWorkers(), disk=disk, dbpath=str(tmp_path)
+    )
+    yield FakeMember(store, snapshots, clock=clock)
+    store.close()
+
+
+@pytest.fixture
+def client(member: FakeMember) -> Iterator[Client]:
+    client = Client(member)
+    yield client
+    client.dispatcher.cursors.close_all()
+    client.close()

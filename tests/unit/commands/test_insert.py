@@ -1,0 +1,211 @@
+"""insert: what is stored, what enters the oplog, and each way to be refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from replset.bson import Int64, ObjectId, RawDocument, Regex, Timestamp, Undefined, encode
+from replset.commands.ports import WriteConcernFailure
+from replset.core.write_concern import WriteConcern
+from replset.ids import OpTime, pack_ts
+from tests.unit.commands.conftest import Client, FakeMember
+
+
+def test_the_first_insert_creates_the_collection_in_the_oplog_too(client: Client) -> None:
+    reply = client.ok({"insert": "c", "documents": [{"_id": 1, "a": 2}]})
+    assert reply["n"] == 1
+    create, insert = client.entries()
+    assert (create["op"], create["ns"], create["o"]["create"]) == ("c", "test.$cmd", "c")
+    assert create["o"]["idIndex"] == {"v": 2, "key": {"_id": 1}, "name": "_id_"}
+    assert (insert["op"], insert["ns"], insert["o"]) == ("i", "test.c", {"_id": 1, "a": 2})
+    assert create["ui"] == insert["ui"]
+    assert reply["operationTime"] == insert["ts"] == reply["opTime"]["ts"]
+    assert reply["electionId"] == ObjectId("7fffffff0000000000000001")
+    assert reply["$clusterTime"]["clusterTime"] == insert["ts"]
+
+
+def test_documents_come_from_a_sequence(client: Client) -> None:
+    assert client.ok({"insert": "c"}, documents=[{"_id": 1}, {"_id": 2}])["n"] == 2
+
+
+def test_an_id_is_made_and_moved_to_the_front(client: Client) -> None:
+    client.ok({"insert": "c", "documents": [{"a": 1}, {"a": 1, "_id": 5}]})
+    made, moved = (entry["o"] for entry in client.entries()[1:])
+    assert list(made) == ["_id", "a"]
+    assert isinstance(made["_id"], ObjectId)
+    assert list(moved.items()) == [("_id", 5), ("a", 1)]
+
+
+def test_an_empty_timestamp_in_the_top_level_is_the_present(client: Client) -> None:
+    client.ok(
+        {"insert": "c", "documents": [{"_id": Timestamp(0, 0), "t": Timestamp(0, 0), "d": {"t": Timestamp(0, 0)}}]}
+    )
+    stored = client.entries()[-1]["o"]
+    assert stored == {"_id": Timestamp(0, 0), "t": Timestamp(1_700_000_001, 1), "d": {"t": Timestamp(0, 0)}}
+
+
+def test_a_duplicate_key_stops_an_ordered_insert(client: Client) -> None:
+    reply = client.ok({"insert": "c", "documents": [{"_id": 1}, {"_id": Int64(1)}, {"_id": 2}]})
+    assert reply["n"] == 1
+    (error,) = reply["writeErrors"]
+    assert (error["index"], error["code"]) == (1, 11000)
+    assert (error["keyPattern"], error["keyValue"]) == ({"_id": 1}, {"_id": 1})
+    assert "E11000 duplicate key error collection: test.c index: _id_" in error["errmsg"]
+    assert len(client.entries()) == 2
+
+
+def test_an_unordered_insert_goes_on(client: Client) -> None:
+    reply = client.ok(
+        {"insert": "c", "ordered": False, "documents": [{"_id": 1}, {"_id": 1}, {"_id": [1]}, {"_id": 2}]}
+    )
+    assert reply["n"] == 2
+    assert [(error["index"], error["code"]) for error in reply["writeErrors"]] == [(1, 11000), (2, 53)]
+
+
+@pytest.mark.parametrize(
+    ("document", "code"),
+    [
+        ({"_id": [1]}, 53),
+        ({"_id": Regex("a", "")}, 53),
+        ({"_id": Undefined()}, 53),
+        ({"_id": {"$a": 1}}, 52),
+        ({"_id": 1, "a": "x" * (16 << 20)}, 10334),
+    ],
+)
+def test_a_document_that_cannot_be_is_a_write_error(client: Client, document: dict[str, object], code: int) -> None:
+    reply = client.ok({"insert": "c"}, documents=[document])
+    assert reply["n"] == 0
+    assert [error["code"] for error in reply["writeErrors"]] == [code]
+    assert client.entries() == []
+
+
+def nested(levels: int) -> bytes:
+    raw = b"\x05\0\0\0\0"
+    for _ in range(levels - 1):
+        raw = (len(raw) + 8).to_bytes(4, "little") + b"\x03a\0" + raw + b"\0"
+    return raw
+
+
+def test_nesting_beyond_200_levels_is_refused(client: Client) -> None:
+    client.member.node.config = client.member.node.config
+    good = client.ok({"insert": "c", "documents": [{"_id": 1, "a": RawDocument(nested(190))}]})
+    assert good["n"] == 1
+    assert client.code({"insert": "c", "documents": [RawDocument(nested(201))]}) == 22
+
+
+@pytest.mark.parametrize(
+    ("command", "db", "code"),
+    [
+        ({"insert": "c"}, "test", 40414),
+        ({"insert": "c", "documents": []}, "test", 16),
+        ({"insert": "c", "documents": 1}, "test", 14),
+        ({"insert": "c", "documents": [1]}, "test", 14),
+        ({"insert": 1, "documents": [{}]}, "test", 14),
+        ({"insert": "", "documents": [{}]}, "test", 73),
+        ({"insert": "a$b", "documents": [{}]}, "test", 73),
+        ({"insert": ".a", "documents": [{}]}, "test", 73),
+        ({"insert": "a\0b", "documents": [{}]}, "test", 73),
+        ({"insert": "x" * 300, "documents": [{}]}, "test", 73),
+        ({"insert": "system.users", "documents": [{}]}, "test", 73),
+        ({"insert": "oplog.rs", "documents": [{}]}, "local", 73),
+        ({"insert": "settings", "documents": [{}]}, "config", 73),
+        ({"insert": "c", "documents": [{}]}, "a.b", 73),
+        ({"insert": "c", "documents": [{}]}, "", 73),
+        ({"insert": "c", "documents": [{}]}, "x" * 64, 73),
+        ({"insert": "c", "documents": [{}], "nonsense": 1}, "test", 40415),
+        ({"insert": "c", "documents": [{}], "ordered": "yes"}, "test", 14),
+        ({"insert": "c", "documents": [{}], "writeConcern": 1}, "test", 14),
+        ({"insert": "c", "documents": [{}], "writeConcern": {"w": -1}}, "test", 9),
+        ({"insert": "c", "documents": [{}], "writeConcern": {"w": 51}}, "test", 9),
+        ({"insert": "c", "documents": [{}], "writeConcern": {"w": True}}, "test", 9),
+        ({"insert": "c", "documents": [{}], "writeConcern": {"j": True, "fsync": True}}, "test", 9),
+        ({"insert": "c", "documents": [{}], "writeConcern": {"x": 1}}, "test", 9),
+        ({"insert": "c", "documents": [{}], "txnNumber": Int64(1), "lsid": {"id": 1}}, "test", 20),
+        ({"insert": "c", "documents": [{}], "txnNumber": Int64(1)}, "test", 72),
+        ({"insert": "c", "documents": [{}], "startTransaction": True}, "test", 40415),
+        ({"insert": "c", "documents": [{}], "readConcern": {"level": "majority"}}, "test", 72),
+        ({"insert": "c", "documents": [{}], "maxTimeMS": -1}, "test", 51024),
+    ],
+)
+def test_refusals(client: Client, command: dict[str, object], db: str, code: int) -> None:
+    try:
+        assert client.code(command, db) == code
+    finally:
+        assert client.entries() == []
+
+
+def test_a_secondary_refuses_and_tells_its_topology_version(client: Client) -> None:
+    client.member.node.writable = False
+    reply = client.run({"insert": "c", "documents": [{}]})
+    assert (reply["code"], reply["codeName"]) == (10107, "NotWritablePrimary")
+    assert reply["topologyVersion"] == {"processId": client.member.process_id, "counter": 6}
+
+
+def test_a_large_insert_takes_several_groups(client: Client, member: FakeMember) -> None:
+    assert client.ok({"insert": "c"}, documents=[{"_id": i} for i in range(1200)])["n"] == 1200
+    assert member.groups == 3
+
+
+def test_a_step_down_between_two_groups_says_what_is_applied(client: Client, member: FakeMember) -> None:
+    member.step_down_after = 1
+    reply = client.run({"insert": "c"}, documents=[{"_id": i} for i in range(1200)])
+    assert (reply["code"], reply["n"]) == (189, 500)
+
+
+# --- write concern ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("concern", "expected"),
+    [
+        (None, WriteConcern("majority", None, 0, "implicitDefault")),
+        ({"w": 2}, WriteConcern(2)),
+        ({"w": 2.0, "wtimeout": 50}, WriteConcern(2, None, 50)),
+        ({"w": "majority", "j": True}, WriteConcern("majority", True)),
+        ({"j": True}, WriteConcern("majority", True)),
+        ({"w": 1, "j": True}, WriteConcern(1, True)),
+        ({"w": 1}, None),
+        ({"w": 0}, None),
+    ],
+)
+def test_the_write_concern_that_is_waited_for(
+    client: Client, member: FakeMember, concern: dict[str, object] | None, expected: WriteConcern | None
+) -> None:
+    more = {} if concern is None else {"writeConcern": concern}
+    reply = client.ok({"insert": "c", "documents": [{"_id": 1}], **more})
+    optime = OpTime(1, pack_ts(reply["operationTime"].time, reply["operationTime"].inc))
+    assert member.waited == ([] if expected is None else [(optime, expected)])
+
+
+def test_a_write_concern_error_stands_beside_the_result(client: Client, member: FakeMember) -> None:
+    row: dict[str, object] = {"_id": 1, "appliedOpTime": OpTime(1, pack_ts(5, 1))}
+    member.concern_failure = WriteConcernFailure(64, "waiting for replication timed out", True, [row])
+    reply = client.ok({"insert": "c", "documents": [{"_id": 1}], "writeConcern": {"w": 3, "wtimeout": 5}})
+    assert reply["n"] == 1
+    error = reply["writeConcernError"]
+    assert (error["code"], error["codeName"]) == (64, "WriteConcernTimeout")
+    assert error["errInfo"]["wtimeout"] is True
+    assert error["errInfo"]["writeConcern"] == {"w": 3, "wtimeout": 5, "provenance": "clientSupplied"}
+    assert error["errInfo"]["progress"] == [{"_id": 1, "appliedOpTime": {"ts": Timestamp(5, 1), "t": 1}}]
+
+
+@pytest.mark.parametrize(("w", "code"), [(4, 100), ("nearby", 79)])
+def test_over_http_a_concern_that_can_never_be_met_is_refused_before(client: Client, w: object, code: int) -> None:
+    command = {"insert": "c", "documents": [{"_id": 1}], "writeConcern": {"w": w}}
+    assert client.code(command, source="http") == code
+    assert client.entries() == []
+
+
+def test_on_the_wire_it_is_applied(client: Client, member: FakeMember) -> None:
+    member.concern_failure = WriteConcernFailure(100, "not enough data-bearing members")
+    reply = client.ok({"insert": "c", "documents": [{"_id": 1}], "writeConcern": {"w": 4}})
+    assert reply["writeConcernError"]["code"] == 100
+    assert "wtimeout" not in reply["writeConcernError"]["errInfo"]
+
+
+def test_raw_bytes_are_stored_as_they_came(client: Client, member: FakeMember) -> None:
+    client.ok({"insert": "c", "documents": [{"_id": 1, "d": 1.5, "n": None}]})
+    coll = member.store.collection("test.c")
+    assert coll is not None
+    with member.store.read() as snapshot:
+        assert [doc for _, doc in snapshot.scan(coll)] == [encode({"_id": 1, "d": 1.5, "n": None})]
