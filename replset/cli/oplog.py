@@ -1,0 +1,159 @@
+"""`replset oplog tail|info`: the oplog of a live member (through its HTTP API), or of a dbpath whose member may be down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from replset.bson import DateTime, RawDocument, from_ejson_value, to_ejson
+from replset.client import HttpClient, WireClient
+from replset.errors import BadValueError, ReplError
+from replset.ids import OPTIME_NULL, OpTime
+from replset.storage.offline import open_oplog
+
+app = typer.Typer(help="Look at the oplog.", no_args_is_help=True)
+Place = Annotated[Path | None, typer.Argument(help="a dbpath, or its database file; nothing: ask --host")]
+Host = Annotated[str, typer.Option("--host", metavar="HOST:PORT", help="a live member (its wire port)")]
+DEFAULT_HOST = "127.0.0.1:27017"
+PAGE = 500
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@app.command()
+def info(
+    place: Place = None,
+    host: Host = DEFAULT_HOST,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON for scripts instead of a table")] = False,
+) -> None:
+    """First and last entry, the window of time between them, entries and bytes."""
+    facts = offline_info(place) if place is not None else http_of(host).get("/v1/replset/oplog/info")
+    shown = {name: value for name, value in facts.items() if name not in ("ok", "operationTime", "$clusterTime")}
+    if as_json:
+        typer.echo(to_ejson(shown))
+        return
+    table = Table(show_header=False)
+    for name, value in shown.items():
+        table.add_row(name, escape(str(value)))
+    Console().print(table)
+
+
+@app.command()
+def tail(
+    place: Place = None,
+    host: Host = DEFAULT_HOST,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=1, help="how many of the newest entries")] = 10,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="go on with what comes")] = False,
+    after: Annotated[str | None, typer.Option(help="begin behind this optime (TERM:SECONDS:INC)")] = None,
+    ns: Annotated[str | None, typer.Option(help="only this namespace")] = None,
+    op: Annotated[str | None, typer.Option(help="only this operation: i, u, d, c or n")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON document a line")] = False,
+) -> None:
+    """The newest entries, oldest first."""
+    if after is not None:
+        try:
+            OpTime.parse(after)
+        except ValueError as error:
+            raise BadValueError(f"--after: {error}") from None
+    source = _Offline(place) if place is not None else _Live(http_of(host))
+    position = after
+    rows = source.newest(lines, ns, op) if after is None else source.after(after, ns, op)
+    for row in rows:
+        position = row["optime"]
+        typer.echo(to_ejson(row["entry"]) if as_json else line_of(row))
+    while follow:
+        time.sleep(0.5)
+        for row in source.after(position or str(OPTIME_NULL), ns, op):
+            position = row["optime"]
+            typer.echo(to_ejson(row["entry"]) if as_json else line_of(row))
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """One entry for people: optime, wall clock, operation, namespace, what it does."""
+    entry = row["entry"]
+    wall = entry.get("wall")
+    when = (EPOCH + timedelta(milliseconds=wall.ms)).strftime("%H:%M:%S.%f")[:-3] if isinstance(wall, DateTime) else "-"
+    what = {"o": entry.get("o"), **({"o2": entry["o2"]} if "o2" in entry else {})}
+    text = to_ejson(what["o"]) if "o2" not in what else f"{to_ejson(what['o2'])} {to_ejson(what['o'])}"
+    return f"{row['optime']:<24} {when} {entry.get('op')} {entry.get('ns') or '-':<24} {text}"
+
+
+def http_of(host: str) -> HttpClient:
+    """The HTTP API of the member at `host`, as it tells it in hello."""
+    with WireClient(host) as client:
+        hello = client.command("admin", {"hello": 1})
+    address = hello.get("httpAddress")
+    if not isinstance(address, str):
+        raise ReplError(f"{host} does not say where its HTTP API is")
+    return HttpClient(f"http://{address}")
+
+
+def offline_info(place: Path) -> dict[str, Any]:
+    with open_oplog(place) as oplog:
+        found = oplog.info()
+    return {
+        "first": str(found.first),
+        "last": str(found.last),
+        "windowSecs": found.window_s,
+        "entries": found.entries,
+        "bytes": found.bytes,
+    }
+
+
+class _Offline:
+    """The oplog in a file that this process reads itself."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+
+    def newest(self, lines: int, ns: str | None, op: str | None) -> list[dict[str, Any]]:
+        with open_oplog(self._place) as oplog:
+            if ns is None and op is None:
+                return [self._row(row) for row in oplog.newest_rows(lines)]
+        return list(self.after(None, ns, op))[-lines:]
+
+    def after(self, after: str | None, ns: str | None, op: str | None) -> Iterator[dict[str, Any]]:
+        position = OPTIME_NULL if after is None else OpTime.parse(after)
+        with open_oplog(self._place) as oplog:
+            for row in oplog.rows(position, ns=ns, op=op):
+                yield self._row(row)
+
+    @staticmethod
+    def _row(row: Any) -> dict[str, Any]:
+        return {"optime": str(row.optime), "entry": RawDocument(row.entry).decode()}
+
+
+class _Live:
+    """The oplog of a live member."""
+
+    def __init__(self, http: HttpClient) -> None:
+        self._http = http
+
+    def newest(self, lines: int, ns: str | None, op: str | None) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for row in self.after(None, ns, op):
+            found.append(row)
+            if len(found) > 4 * lines:
+                del found[:-lines]
+        return found[-lines:]
+
+    def after(self, after: str | None, ns: str | None, op: str | None) -> Iterator[dict[str, Any]]:
+        position = after
+        while True:
+            wanted = {"after": position, "limit": PAGE, "ns": ns, "op": op}
+            query = urlencode({name: value for name, value in wanted.items() if value is not None})
+            page = self._http.get(f"/v1/replset/oplog?{query}")
+            for row in page["entries"]:
+                entry = from_ejson_value(row["entry"])
+                yield {"optime": row["optime"], "entry": entry if isinstance(entry, dict) else {}}
+            position = page["next"]
+            if position is None:
+                return
