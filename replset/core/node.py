@@ -156,7 +156,6 @@ class Node:
                 self._leading.on_drained(term)
             case ShutdownBegins():
                 m.shutting_down = True
-                self._stepdowns.hand_over()
             case _:
                 assert_never(message)
         self._think()

@@ -13,20 +13,18 @@ from replset.core.quorum import electable_majority
 from replset.ids import Millis
 
 BAD_VALUE = 2
-SHUTTING_DOWN = 91
 NOT_SECONDARY = 95
 STEPPED_DOWN = 189
 EXCEEDED_TIME_LIMIT = 262
 IN_PROGRESS = 109
 NOT_WRITABLE = 10107
-SHUTDOWN_CATCH_UP_MS = 10_000
 
 
 @dataclass(slots=True)
 class PendingStepDown:
     """A stepdown that waits until a majority, and somebody electable in it, has everything."""
 
-    request_id: int | None  # None: the member shuts down
+    request_id: int
     deadline: Millis
     freeze_ms: int
     force: bool
@@ -71,7 +69,7 @@ class StepDowns:
             return
         if m.state is not MemberState.PRIMARY:
             self._pending = None
-            self._answer(pending, Done("it stepped down already"))
+            m.reply(pending.request_id, Done("it stepped down already"))
             return
         best = self._successor()
         if best is None and m.now < pending.deadline:
@@ -81,33 +79,15 @@ class StepDowns:
             if self._leading.phase is Phase.LEADING:
                 m.writable = True
                 m.emit(AcceptWrites(True, m.term))
-            self._answer(
-                pending,
+            m.reply(
+                pending.request_id,
                 Refused(EXCEEDED_TIME_LIMIT, "no electable secondary caught up in time; still primary (see force)"),
             )
             return
         self._leading.step_down("it shuts down" if m.shutting_down else "it was told to", pending.freeze_ms)
-        if best is not None and (m.shutting_down or not pending.force):
+        if best is not None and not pending.force:
             m.send(best.host, StepUpRequest(skip_dry_run=True), m.settings.election_timeout_ms)
-        self._answer(pending, Done())
-
-    def _answer(self, pending: PendingStepDown, answer: Done | Refused) -> None:
-        if pending.request_id is not None:
-            self.m.reply(pending.request_id, answer)
-
-    def hand_over(self) -> None:
-        """The member shuts down: wait a while for a successor, if there can be one, then step down (map E15)."""
-        m = self.m
-        if m.state is not MemberState.PRIMARY:
-            return
-        if self._pending is not None:
-            self._answer(self._pending, Refused(SHUTTING_DOWN, "the member is shutting down"))
-        heirs = [peer for peer in m.peers.values() if peer.is_up and peer.state is MemberState.SECONDARY]
-        self._pending = PendingStepDown(None, Millis(m.now + (SHUTDOWN_CATCH_UP_MS if heirs else 0)), 0, True)
-        if m.writable:
-            m.writable = False
-            m.emit(AcceptWrites(False, m.term))
-        self.advance()
+        m.reply(pending.request_id, Done())
 
     def _successor(self) -> Peer | None:
         """The electable member that has everything: highest priority, lowest id (map E12); None: nobody may yet."""
