@@ -1,0 +1,221 @@
+"""Filters: compiled once into closures, then asked of one document after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from replset.bson import Regex, Undefined
+from replset.query.conditions import (
+    NOT_BUILT,
+    Condition,
+    Group,
+    ItemLeaf,
+    Leaf,
+    all_of,
+    is_operators,
+    literal,
+    on_value,
+    parse,
+)
+from replset.query.order import MISSING, Predicate, is_true
+from replset.query.paths import reach, split_path
+from replset.query.refusals import BadValueError, not_built, show
+
+Document = Mapping[str, object]
+Found = list[int]
+"""Where a test notes the index of the array item that matched; empty while there is none."""
+Test = Callable[[Document, Found | None], bool]
+
+
+class Matcher:
+    """A compiled filter.
+
+    id_equality: the value that `_id` must equal, MISSING when the filter names none. id_in: the values of which `_id`
+    must equal one, None when the filter names none. Both only narrow the search: `matches` still decides.
+    """
+
+    __slots__ = ("_test", "filter", "id_equality", "id_in")
+
+    def __init__(self, test: Test, query: Document) -> None:
+        self._test = test
+        self.filter = query
+        self.id_equality: object = MISSING
+        self.id_in: list[object] | None = None
+        for condition in _id_conditions(query):
+            _narrow(self, condition)
+
+    def matches(self, doc: Document) -> bool:
+        return self._test(doc, None)
+
+    def position(self, doc: Document) -> int | None:
+        """The index of the array item by which `doc` matches, for the positional `$`; None when there is none."""
+        found: Found = []
+        return found[0] if self._test(doc, found) and found else None
+
+
+def compile_filter(query: Document) -> Matcher:
+    """A matcher for a filter document.
+
+    Raises BadValueError for unknown operators and bad operands, 40415 for operators that are not built, FailedToParse
+    and TypeMismatch where MongoDB does; the message names the operator or place.
+    """
+    return Matcher(_all_tests(_tests(query)), query)
+
+
+def compile_item_filter(query: Document) -> Predicate:
+    """Asks an item of an array about a filter over documents; an array counts as a document of its indexes."""
+    test = _all_tests(_tests(query))
+
+    def holds(item: object) -> bool:
+        if isinstance(item, Mapping):
+            return test(item, None)
+        return type(item) is list and test({str(index): value for index, value in enumerate(item)}, None)
+
+    return holds
+
+
+def compile_value_filter(operators: Document, path: str = "") -> Predicate:
+    """Asks one value about operators, `{$gt: 5, $lt: 9}`; an array is not looked into."""
+    return all_of([on_value(condition) for condition in parse(operators, path, compile_item_filter)])
+
+
+def _tests(query: Document) -> list[Test]:
+    tests: list[Test] = []
+    for name, value in query.items():
+        if not name.startswith("$"):
+            conditions = parse(value, name, compile_item_filter) if is_operators(value) else [literal(value)]
+            tests += [on_path(condition, name) for condition in conditions]
+            continue
+        match name:
+            case "$and":
+                tests += _branches(name, value)
+            case "$or":
+                tests.append(_any_test(_branches(name, value)))
+            case "$nor":
+                tests.append(_negated(_any_test(_branches(name, value))))
+            case "$comment":
+                pass
+            case "$alwaysTrue" | "$alwaysFalse":
+                if not is_true(value) or value != 1:
+                    raise BadValueError(f"{name} must be an integer value of 1, but found: {show(value)}")
+                if name == "$alwaysFalse":
+                    tests.append(lambda doc, found: False)
+            case _ if name in NOT_BUILT:
+                raise not_built(name)
+            case _:
+                raise BadValueError(
+                    f"unknown top level operator: {name}. If you have a field name that starts with a '$' symbol, "
+                    "consider using $getField or $setField."
+                )
+    return tests
+
+
+def _branches(name: str, value: object) -> list[Test]:
+    if type(value) is not list:
+        raise BadValueError(f"{name} must be an array")
+    if not value:
+        raise BadValueError("$and/$or/$nor must be a nonempty array")
+    tests: list[Test] = []
+    for branch in value:
+        if not isinstance(branch, Mapping):
+            raise BadValueError("$or/$and/$nor entries need to be full objects")
+        tests.append(_all_tests(_tests(branch)))
+    return tests
+
+
+def on_path(condition: Condition, path: str) -> Test:
+    """Asks a document about what stands at `path` in it."""
+    match condition:
+        case Leaf(predicate=predicate, into_array=into_array):
+            parts = split_path(path)
+            if len(parts) == 1 and into_array:
+                return _on_field(path, predicate)
+            return _on_parts(parts, predicate, into_array)
+        case ItemLeaf(position=position):
+            return _on_array(split_path(path), position)
+        case Group(conditions=conditions, negated=negated):
+            test = _all_tests([on_path(inner, path) for inner in conditions])
+            return _negated(test) if negated else test
+
+
+def _on_field(name: str, predicate: Predicate) -> Test:
+    def test(doc: Document, found: Found | None) -> bool:
+        value = doc.get(name, MISSING)
+        if type(value) is list:
+            for index, item in enumerate(value):
+                if predicate(item):
+                    if found is not None:
+                        found[:] = (index,)
+                    return True
+        return predicate(value)
+
+    return test
+
+
+def _on_parts(parts: tuple[str, ...], predicate: Predicate, into_array: bool) -> Test:
+    def test(doc: Document, found: Found | None) -> bool:
+        for value, index in reach(doc, parts, into_array):
+            if predicate(value):
+                if found is not None and index is not None:
+                    found[:] = (index,)
+                return True
+        return False
+
+    return test
+
+
+def _on_array(parts: tuple[str, ...], position: Callable[[object], int | None]) -> Test:
+    def test(doc: Document, found: Found | None) -> bool:
+        for value, _ in reach(doc, parts, into_last=False):
+            index = position(value)
+            if index is not None:
+                if found is not None:
+                    found[:] = (index,)
+                return True
+        return False
+
+    return test
+
+
+def _all_tests(tests: list[Test]) -> Test:
+    if len(tests) == 1:
+        return tests[0]
+
+    def test(doc: Document, found: Found | None) -> bool:
+        for inner in tests:  # noqa: SIM110 - a generator costs more than the simple tests in it
+            if not inner(doc, found):
+                return False
+        return True
+
+    return test
+
+
+def _any_test(tests: list[Test]) -> Test:
+    return lambda doc, found: any(inner(doc, found) for inner in tests)
+
+
+def _negated(test: Test) -> Test:
+    return lambda doc, found: not test(doc, None)
+
+
+def _id_conditions(query: Document) -> Iterator[object]:
+    """What the filter says of `_id` at the top and in each top-level $and."""
+    for name, value in query.items():
+        if name == "_id":
+            yield value
+        elif name == "$and" and type(value) is list:
+            for branch in value:
+                yield from _id_conditions(branch)
+
+
+def _narrow(matcher: Matcher, condition: object) -> None:
+    if not is_operators(condition):
+        if type(condition) is not Regex:
+            matcher.id_equality = condition
+        return
+    # An _id is never an array, and null is looked up like any value: documents without an _id are not stored.
+    if "$eq" in condition:
+        matcher.id_equality = condition["$eq"]
+    values = condition.get("$in")
+    if type(values) is list and not any(type(value) in (Regex, Undefined) for value in values):
+        matcher.id_in = values
