@@ -61,14 +61,21 @@ class Where(Enum):
 class CommandContext:
     """One running command: who asks what of whom."""
 
-    __slots__ = ("body", "connection", "cursors", "database", "deadline", "member", "name", "request")
+    __slots__ = ("body", "connection", "counts", "cursors", "database", "deadline", "member", "name", "request")
 
     def __init__(
-        self, member: MemberPort, cursors: CursorTable, request: CommandRequest, name: str, deadline: Millis | None
+        self,
+        member: MemberPort,
+        cursors: CursorTable,
+        counts: dict[str, int],
+        request: CommandRequest,
+        name: str,
+        deadline: Millis | None,
     ) -> None:
-        """name: as the client wrote it. deadline: of maxTimeMS, on the member's clock."""
+        """name: as the client wrote it. counts: commands so far. deadline: of maxTimeMS, on the member's clock."""
         self.member = member
         self.cursors = cursors
+        self.counts = counts
         self.request = request
         self.name = name
         self.body: RawDocument = request.body

@@ -14,7 +14,6 @@ from replset.errors import BadValueError, InvalidOptionsError
 SERVER_VERSION = "7.0.14"
 VERSION_ARRAY = [7, 0, 14, 0]
 MAX_WIRE_VERSION = 21
-OPERATIONS = {"insert": "insert", "query": "find", "update": "update", "delete": "delete", "getmore": "getMore"}
 LOGS = ("global", "startupWarnings")
 
 

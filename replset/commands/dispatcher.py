@@ -79,7 +79,7 @@ class Dispatcher:
             fields.check_fields(body, command.known, name)
             self._check_generic(command, request)
         deadline = self._deadline(request, name)
-        ctx = CommandContext(self.member, self.cursors, request, name, deadline)
+        ctx = CommandContext(self.member, self.cursors, self.counts, request, name, deadline)
         if command.where is Where.READABLE:
             check_readable(ctx)
         elif command.where is Where.PRIMARY and not self.member.node.writable:

@@ -197,6 +197,11 @@ class MemberPort(Protocol):
         ...
 
     @property
+    def shutting_down(self) -> bool:
+        """SIGTERM came: hello answers 91, so that clients go elsewhere."""
+        ...
+
+    @property
     def started_at(self) -> Millis: ...
 
     @property

@@ -100,6 +100,7 @@ class FakeMember:
     test_commands: bool = True
     node: FakeNode = field(default_factory=FakeNode)
     command_line: tuple[Sequence[str], dict[str, object]] = (["replset", "start"], {"replSet": "rs0"})
+    shutting_down: bool = False
     started_at: Millis = START
     connection_count: int = 1
     process_id: ObjectId = field(default_factory=lambda: ObjectId("0123456789abcdef01234567"))

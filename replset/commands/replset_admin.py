@@ -1,0 +1,214 @@
+"""The administrator's commands: initiate, reconfig, add and remove a member, step down, freeze, cuts for tests."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from replset.commands import fields
+from replset.commands.command import Command, CommandContext, Where
+from replset.commands.default_concerns import store_default
+from replset.commands.ports import Reply, Writing
+from replset.commands.write_batch import write_times
+from replset.commands.write_concern import concern_of, stored_default, wait_for
+from replset.config import ReplSetConfig, normal_host
+from replset.core.messages import (
+    Done,
+    FreezeRequest,
+    InitiateRequest,
+    ReconfigRequest,
+    Refused,
+    RequestBody,
+    StepDownRequest,
+)
+from replset.core.write_concern import MAJORITY, implicit_default
+from replset.errors import (
+    BadValueError,
+    NodeNotFoundError,
+    NotWritablePrimaryError,
+    NotYetInitializedError,
+    ReplError,
+    UnknownFieldError,
+)
+from replset.ids import HostPort, OpTime
+from replset.replication.write_ops import do_note
+
+DEFAULT_STEP_DOWN_S = 60
+DEFAULT_CATCH_UP_S = 10
+MAX_SECONDS = 10 * 366 * 86_400
+RECONFIG_MS = 60_000
+_MEMBER_OPTIONS = frozenset(
+    {"host", "priority", "votes", "arbiterOnly", "hidden", "buildIndexes", "secondaryDelaySecs", "tags", "_id"}
+)
+DIRECTIONS: dict[str, Literal["both", "in", "out"]] = {"both": "both", "in": "in", "out": "out"}
+
+
+async def ask(ctx: CommandContext, body: RequestBody) -> dict[str, object]:
+    """Put a request to the core; its refusal is an error reply, its info stays."""
+    answer = await ctx.member.ask_core(body)
+    if isinstance(answer, Refused):
+        raise ReplError(answer.reason, code=answer.code)
+    return {"info": answer.info} if isinstance(answer, Done) and answer.info else {}
+
+
+async def initiate(ctx: CommandContext) -> Reply:
+    """Make a new set; what the document leaves out is filled in: the set's name, this member alone."""
+    given: dict[str, object] = {}
+    if ctx.body.type_of(ctx.name) == 3:
+        given = fields.decoded(ctx.body, ctx.name, ctx.name)
+    elif ctx.body.type_of(ctx.name) not in (10, 1, 16, 18):
+        raise fields.wrong_type(ctx.name, ctx.name, ctx.body.type_of(ctx.name), "object")
+    document = {"_id": ctx.member.set_name, "version": 1, **given}
+    reply: dict[str, object] = {}
+    if "members" not in document:
+        document["members"] = [{"_id": 0, "host": str(ctx.member.host)}]
+        reply = {
+            "info2": "no configuration specified. Using a default configuration for the set",
+            "me": ctx.member.host,
+        }
+    return reply | await ask(ctx, InitiateRequest(ReplSetConfig.parse(document)))
+
+
+async def reconfig(ctx: CommandContext) -> Reply:
+    """Install another configuration; with force also without a majority, which may lose acknowledged writes."""
+    document = fields.document(ctx.body, ctx.name, ctx.name)
+    if document is None:
+        raise fields.wrong_type(ctx.name, ctx.name, ctx.body.type_of(ctx.name), "object")
+    _config_in_force(ctx)
+    force = fields.boolean(ctx.body, "force", ctx.name)
+    max_time_ms = fields.whole(ctx.body, "maxTimeMS", ctx.name, 0, least=0)
+    return await ask(ctx, ReconfigRequest(ReplSetConfig.parse(document.decode()), force, max_time_ms))
+
+
+def _config_in_force(ctx: CommandContext) -> ReplSetConfig:
+    config = ctx.member.node.config
+    if config is None:
+        raise NotYetInitializedError("no replset config has been received")
+    return config
+
+
+async def add_member(ctx: CommandContext) -> Reply:
+    """Add one member: `{host, priority?, votes?, arbiterOnly?, hidden?, buildIndexes?, secondaryDelaySecs?, tags?}`."""
+    given = fields.decoded(ctx.body, ctx.name, ctx.name)
+    for name in given:
+        if name not in _MEMBER_OPTIONS:
+            raise UnknownFieldError(f"BSON field '{ctx.name}.{name}' is an unknown field.")
+    config = _primary_config(ctx)
+    document = config.document()
+    rows = [member.document() for member in config.members]
+    row = {"_id": max(int(member.id) for member in config.members) + 1, **given}
+    return await _change(ctx, config, {**document, "members": [*rows, row]})
+
+
+async def remove_member(ctx: CommandContext) -> Reply:
+    """Take the member with this `host` out of the set."""
+    if ctx.body.type_of(ctx.name) == 3:
+        host = fields.text(fields.document(ctx.body, ctx.name, ctx.name) or ctx.body, "host", ctx.name)
+    else:
+        host = fields.text(ctx.body, ctx.name, ctx.name)
+    config = _primary_config(ctx)
+    leaving = config.member_at(normal_host(host))
+    if leaving is None:
+        raise NodeNotFoundError(f"{host} is no member of the set")
+    rows = [member.document() for member in config.members if member.id != leaving.id]
+    return await _change(ctx, config, {**config.document(), "members": rows})
+
+
+def _primary_config(ctx: CommandContext) -> ReplSetConfig:
+    config = _config_in_force(ctx)
+    if not ctx.member.node.writable:
+        raise NotWritablePrimaryError(primary=ctx.member.node.primary_host)
+    return config
+
+
+async def _change(ctx: CommandContext, config: ReplSetConfig, document: dict[str, object]) -> Reply:
+    """Install `document` as the next version. Where it would change the implicit default write concern, majority is
+    stored as the set's own default first (map C16, D7), and the reply says so.
+    """
+    document["version"] = config.version + 1
+    document.pop("term", None)
+    new = ReplSetConfig.parse(document)
+    info = ""
+    if implicit_default(new).w != implicit_default(config).w and stored_default(ctx.member.store) is None:
+        _, failure = await store_default(ctx, {"w": MAJORITY, "wtimeout": 0})
+        if failure is not None:
+            raise ReplError(f"the default write concern could not be stored: {failure['errmsg']}", code=64)
+        info = (
+            f"the default write concern is {{w: 'majority'}} from now on: without it, this change would have made it"
+            f" {{w: {implicit_default(new).w!r}}}; setDefaultRWConcern changes it"
+        )
+    max_time_ms = fields.whole(ctx.body, "maxTimeMS", ctx.name, RECONFIG_MS, least=0)
+    reply = await ask(ctx, ReconfigRequest(new, False, max_time_ms))
+    told = [text for text in (str(reply.get("info", "")), info) if text]
+    return {"info": "; ".join(told)} if told else {}
+
+
+async def step_down(ctx: CommandContext) -> Reply:
+    """Stop being primary, once an electable secondary has everything."""
+    body = ctx.body
+    seconds = _seconds(ctx, ctx.name, DEFAULT_STEP_DOWN_S) or DEFAULT_STEP_DOWN_S
+    force = fields.boolean(body, "force", ctx.name)
+    catch_up = _seconds(ctx, "secondaryCatchUpPeriodSecs", 0 if force else min(DEFAULT_CATCH_UP_S, seconds))
+    return await ask(ctx, StepDownRequest(seconds * 1000, catch_up * 1000, force))
+
+
+async def freeze(ctx: CommandContext) -> Reply:
+    """Do not stand for election for so many seconds; 0 ends it."""
+    return await ask(ctx, FreezeRequest(_seconds(ctx, ctx.name, 0) * 1000))
+
+
+def _seconds(ctx: CommandContext, name: str, default: int) -> int:
+    """A period; negative ones are refused (2)."""
+    seconds = fields.whole(ctx.body, name, ctx.name, default)
+    if not 0 <= seconds <= MAX_SECONDS:
+        raise BadValueError(f"{name} must be from 0 to {MAX_SECONDS} seconds, not {seconds}")
+    return seconds
+
+
+async def test_cut(ctx: CommandContext) -> Reply:
+    """For tests: drop member traffic with these hosts, clients stay; no hosts: heal."""
+    hosts: list[HostPort] = []
+    for index, host in enumerate(fields.values(ctx.body, "hosts", ctx.name)):
+        if not isinstance(host, str):
+            raise fields.wrong_type(ctx.name, f"hosts.{index}", None, "string")
+        hosts.append(normal_host(host, f"hosts.{index}"))
+    direction = fields.text(ctx.body, "direction", ctx.name, "both")
+    if direction not in DIRECTIONS:
+        raise BadValueError(f"direction must be both, in or out, not {direction!r:.40}")
+    ctx.member.cut(hosts, DIRECTIONS[direction])
+    return {}
+
+
+async def append_oplog_note(ctx: CommandContext) -> Reply:
+    """Write a no-op entry with `data` into the oplog."""
+    data = fields.document(ctx.body, "data", ctx.name)
+    if data is None:
+        raise fields.missing(ctx.name, "data")
+    note = data.decode()
+    concern = concern_of(ctx)
+
+    def write(writing: Writing) -> tuple[OpTime, int]:
+        return do_note(writing, note), writing.term
+
+    optime, term = await ctx.member.write(write)
+    failure = await wait_for(ctx, optime, concern)
+    reply: dict[str, object] = {} if failure is None else {"writeConcernError": failure}
+    return reply | write_times(optime, term)
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("replSetInitiate", initiate, admin_only=True),
+    Command("replSetReconfig", reconfig, frozenset({"force"}), admin_only=True),
+    Command("replSetAddMember", add_member, admin_only=True),
+    Command("replSetRemoveMember", remove_member, admin_only=True),
+    Command("replSetStepDown", step_down, frozenset({"secondaryCatchUpPeriodSecs", "force"}), admin_only=True),
+    Command("replSetFreeze", freeze, admin_only=True),
+    Command("replSetTestCut", test_cut, frozenset({"hosts", "direction"}), admin_only=True, test_only=True),
+    Command(
+        "appendOplogNote",
+        append_oplog_note,
+        frozenset({"data"}),
+        where=Where.PRIMARY,
+        admin_only=True,
+        write_concern=True,
+    ),
+)

@@ -1,0 +1,136 @@
+"""replSetGetStatus and replSetGetConfig: the set as this member sees it (map A11)."""
+
+from __future__ import annotations
+
+from replset.bson import DateTime, Int64, Timestamp
+from replset.commands import fields
+from replset.commands.command import Command, CommandContext
+from replset.commands.hello import wall_of
+from replset.commands.ports import MemberPort, Reply
+from replset.commands.replies import optime_document
+from replset.config import ReplSetConfig
+from replset.core.member_state import MemberState
+from replset.core.status import MemberStatus, Status
+from replset.errors import NotYetInitializedError
+
+UNREACHABLE = "(not reachable/healthy)"
+
+
+def status_of(member: MemberPort) -> Status:
+    """NotYetInitializedError (94) while there is no configuration."""
+    status = member.node.status(member.clock.now())
+    if status is None:
+        raise NotYetInitializedError("no replset config has been received")
+    return status
+
+
+async def get_status(ctx: CommandContext) -> Reply:
+    """Every member's state, newest entry and health, and the set's majorities."""
+    return status_document(ctx.member)
+
+
+def status_document(member: MemberPort) -> dict[str, object]:
+    status = status_of(member)
+    position, committed = status.position, status.commit_point
+    committed_wall = DateTime(wall_of(member.store, committed))
+    reply: dict[str, object] = {
+        "set": status.set_name,
+        "date": DateTime(member.clock.wall_ms()),
+        "myState": int(status.state),
+        "term": Int64(status.term),
+        "syncSourceHost": str(status.sync_source or ""),
+        "syncSourceId": status.sync_source_id,
+        "heartbeatIntervalMillis": Int64(status.heartbeat_interval_ms),
+        "majorityVoteCount": status.majority_vote_count,
+        "writeMajorityCount": status.write_majority,
+        "votingMembersCount": status.voters,
+        "writableVotingMembersCount": status.writable_voters,
+        "optimes": {
+            "lastCommittedOpTime": optime_document(committed),
+            "lastCommittedWallTime": committed_wall,
+            "readConcernMajorityOpTime": optime_document(committed),
+            "appliedOpTime": optime_document(position.last_applied),
+            "durableOpTime": optime_document(position.last_durable),
+            "lastAppliedWallTime": DateTime(position.applied_wall_ms),
+            "lastDurableWallTime": DateTime(position.durable_wall_ms),
+        },
+    }
+    if status.state is MemberState.PRIMARY and status.election_reason:
+        reply["electionCandidateMetrics"] = {
+            "lastElectionReason": status.election_reason,
+            "electionTerm": Int64(status.term),
+            "numVotesNeeded": status.election_votes_needed,
+        }
+    if status.blocking:
+        reply["blocking"] = status.blocking
+    reply["members"] = [_member_document(row, member) for row in status.members]
+    return reply
+
+
+def _member_document(row: MemberStatus, member: MemberPort) -> dict[str, object]:
+    document: dict[str, object] = {
+        "_id": int(row.id),
+        "name": str(row.host),
+        "health": 1.0 if row.healthy else 0.0,
+        "state": int(row.state),
+        "stateStr": UNREACHABLE if row.state is MemberState.DOWN else row.state.name,
+        "uptime": row.uptime_ms // 1000,
+    }
+    position = row.position
+    if position is not None:
+        document["optime"] = optime_document(position.last_applied)
+        if not row.is_self:
+            document["optimeDurable"] = optime_document(position.last_durable)
+        document["optimeDate"] = DateTime(position.applied_wall_ms)
+        if not row.is_self:
+            document["optimeDurableDate"] = DateTime(position.durable_wall_ms)
+        document["lastAppliedWallTime"] = DateTime(position.applied_wall_ms)
+        document["lastDurableWallTime"] = DateTime(position.durable_wall_ms)
+    if not row.is_self:
+        document["lastHeartbeat"] = DateTime(row.last_heartbeat_wall_ms)
+        document["lastHeartbeatRecv"] = DateTime(row.last_heartbeat_recv_wall_ms)
+        document["pingMs"] = Int64(row.ping_ms)
+    document["lastHeartbeatMessage"] = "" if row.is_self else row.message
+    document["syncSourceHost"] = str(row.sync_source or "")
+    document["syncSourceId"] = row.sync_source_id
+    document["infoMessage"] = row.message if row.is_self else ""
+    if row.state is MemberState.PRIMARY and row.election_wall_ms is not None:
+        document["electionTime"] = Timestamp(row.election_wall_ms // 1000, 1)
+        document["electionDate"] = DateTime(row.election_wall_ms)
+    document["configVersion"] = row.config_version
+    document["configTerm"] = row.config_term
+    document["counted"] = row.counted
+    if row.newly_added:
+        document["newlyAdded"] = True
+    address = member.node.http_address_of(row.host)
+    if address:
+        document["httpAddress"] = address
+    if row.is_self:
+        document["self"] = True
+    return document
+
+
+async def get_config(ctx: CommandContext) -> Reply:
+    """The configuration in force; with commitmentStatus whether a majority of its voters has it."""
+    config = ctx.member.node.config
+    if config is None:
+        raise NotYetInitializedError("no replset config has been received")
+    reply: dict[str, object] = {"config": config.document()}
+    if fields.boolean(ctx.body, "commitmentStatus", ctx.name):
+        reply["commitmentStatus"] = _is_committed(config, status_of(ctx.member))
+    return reply
+
+
+def _is_committed(config: ReplSetConfig, status: Status) -> bool:
+    voters = {member.id for member in config.voters}
+    having = sum(
+        row.id in voters and row.healthy and (row.config_version, row.config_term) == (config.version, config.term)
+        for row in status.members
+    )
+    return having >= config.majority_vote_count
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("replSetGetStatus", get_status, frozenset({"initialSync"}), admin_only=True),
+    Command("replSetGetConfig", get_config, frozenset({"commitmentStatus"}), admin_only=True),
+)
