@@ -128,10 +128,13 @@ class Node:
         m = self._m
         m.now = now
         match message:
-            case Request(request_id, body):
-                self._on_request(request_id, body)
             case Response():
                 self._on_response(message)
+            case Request(request_id, ProgressRequest() as progress) if progress.term == m.term:
+                self._heartbeats.on_progress(request_id, progress)
+                return self._take()  # as below
+            case Request(request_id, body):
+                self._on_request(request_id, body)
             case LocalPosition(position):
                 m.position = position
                 self._leading.progress_moved()
@@ -307,8 +310,12 @@ class Node:
         return ProgressRequest(me, m.term, m.config.version, m.config.term, (own,))
 
     def is_satisfied(self, concern: WriteConcern, optime: OpTime) -> bool:
-        """Whether the entry at `optime` meets `concern` by now."""
+        """Whether the entry at `optime` meets `concern` by now. Only a primary says yes: after a stepdown the places of
+        others are in another term's history.
+        """
         m = self._m
+        if not m.is_primary:
+            return False
         if isinstance(concern.w, str):
             return m.commit_point >= optime
         return satisfied(concern, optime, m.position, m.positions().values(), m.commit_point)
