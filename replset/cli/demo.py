@@ -174,7 +174,9 @@ class Demo:
         count = self.count(primary)
         check(count == 5 + self.written_while_syncing, f"{count} orders, {5 + self.written_while_syncing} written")
         wait_until(lambda: self.count(member) == count, self.patience, f"{member.name} to hold {count} orders")
-        self.prove(f"{self.written_while_syncing} writes went on meanwhile, none failed; {member.name} holds {count} orders")
+        self.prove(
+            f"{self.written_while_syncing} writes went on meanwhile, none failed; {member.name} holds {count} orders"
+        )
 
     def add_arbiter(self) -> None:
         member = self.set.add(self.ports[4], flags=["--enable-test-commands"], arbiter=True)
@@ -235,18 +237,25 @@ class Demo:
         self.say(f"common point {manifest['commonPoint']}, written before anything was undone:")
         for row in manifest["files"]:
             self.say(f"  {row['name']} ({row['count']} documents)")
-        self.prove(f"{old.name} rolled back to {manifest['commonPoint']} and is SECONDARY; {self.manifest.name} is finished")
+        self.prove(
+            f"{old.name} rolled back to {manifest['commonPoint']} and is SECONDARY; {self.manifest.name} is finished"
+        )
 
     def read_rollback(self) -> None:
         old = self.cut_off()
         listed = self.tool("list", str(old.dbpath))
         self.show(listed)
-        check(self.manifest is not None and self.manifest.stem in listed, f"rollback-tools list does not show it: {listed}")
+        check(
+            self.manifest is not None and self.manifest.stem in listed,
+            f"rollback-tools list does not show it: {listed}",
+        )
         assert self.manifest is not None
         self.show(self.tool("show", str(self.manifest)))
         prefix = f"{DATABASE}.{COLLECTION}."
         row = next(
-            row for row in json.loads(self.manifest.read_text(encoding="utf-8"))["files"] if row["name"].startswith(prefix)
+            row
+            for row in json.loads(self.manifest.read_text(encoding="utf-8"))["files"]
+            if row["name"].startswith(prefix)
         )
         dumped = self.tool("dump", str(self.manifest.parent / row["name"]))
         self.show(dumped)
@@ -268,7 +277,9 @@ class Demo:
         states = wait_until(same, self.patience, "all copies to be the same")
         count = self.count(holders[0])
         check(count == expected, f"{count} orders in the set, {expected} acknowledged there")
-        self.prove(f"{len(states)} copies with {count} orders each, all the same, newest entry {json.loads(states[0])[0]}")
+        self.prove(
+            f"{len(states)} copies with {count} orders each, all the same, newest entry {json.loads(states[0])[0]}"
+        )
 
     # --- asking members ------------------------------------------------------------------------------------------
 
@@ -317,7 +328,9 @@ class Demo:
                 return None
             status = self.status(primary)
             rows = status["members"]
-            ready = [row for row in rows if row.get("counted") and row["stateStr"] in {"PRIMARY", "SECONDARY", "ARBITER"}]
+            ready = [
+                row for row in rows if row.get("counted") and row["stateStr"] in {"PRIMARY", "SECONDARY", "ARBITER"}
+            ]
             return status if len(rows) == len(ready) == members else None
 
         return wait_until(counted, self.patience, f"{members} members to be counted", every_s=0.2)
@@ -330,7 +343,9 @@ class Demo:
     def tool(self, *arguments: str) -> str:
         command = [sys.executable, "-m", "rollback_tools.main", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        check(done.returncode == 0, f"rollback-tools {arguments[0]} exited with {done.returncode}: {done.stderr.strip()}")
+        check(
+            done.returncode == 0, f"rollback-tools {arguments[0]} exited with {done.returncode}: {done.stderr.strip()}"
+        )
         return done.stdout
 
     # --- telling -------------------------------------------------------------------------------------------------
@@ -403,7 +418,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(f"demo: {escape(error.message)}")
         return 2
     timeouts = "fast timeouts (1 s)" if options.fast else "real timeouts: heartbeats every 2 s, elections after 10 s"
-    console.print(Panel(f"A replica set on this machine, ports {demo.ports[0]} to {demo.ports[-1]}, {timeouts}.\n{folder}"))
+    console.print(
+        Panel(f"A replica set on this machine, ports {demo.ports[0]} to {demo.ports[-1]}, {timeouts}.\n{folder}")
+    )
     held = False
     try:
         held = demo.run()

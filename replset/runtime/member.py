@@ -13,11 +13,12 @@ import random
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Literal, TypeVar
 
-from replset.bson import ObjectId, Timestamp, encode_key
+from replset.bson import ObjectId, Timestamp
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.messages import parse_reply, request_document
 from replset.commands.oplog_serving import SnapshotServer
 from replset.commands.ports import WriteConcernFailure, Writing
+from replset.commands.write_concern import default_is_set
 from replset.config import ReplSetConfig
 from replset.core.effects import (
     AcceptWrites,
@@ -82,8 +83,6 @@ log = logging.getLogger("replset.member")
 T = TypeVar("T")
 
 HAND_OVER_S = 10
-DEFAULTS_NS = "config.settings"
-DEFAULTS_KEY = encode_key("ReadWriteConcernDefaults")
 _STEPPED_DOWN = 189
 
 
@@ -194,7 +193,7 @@ class RunningMember:
             initial_sync_pending=self._file.initial_sync_pending,
             rollback_id=lambda: self.store.rollback_id,
             wall_ms=self.clock.wall_ms,
-            default_write_concern_set=self._is_default_write_concern_set,
+            default_write_concern_set=lambda: default_is_set(self.store),
             allow_multiple_arbiters=self.options.allow_multiple_arbiters,
         )
         self.shell = Shell(self.node, self, self.clock, self.workers, self._break)
@@ -435,9 +434,7 @@ class RunningMember:
             floor = max(self.store.rollback_id, self._file.rollback_id_floor)
             try:
                 self.store.close()
-                await self.workers.run(
-                    lambda: install_copy(self._disk, self._dbpath, copy, rollback_id_before=floor)
-                )
+                await self.workers.run(lambda: install_copy(self._disk, self._dbpath, copy, rollback_id_before=floor))
                 await self.workers.run(self._file.end_initial_sync)
                 self.store = self._open_store()
             except (ReplError, OSError) as error:
@@ -538,10 +535,6 @@ class RunningMember:
 
     def cut(self, hosts: Sequence[HostPort], direction: Literal["both", "in", "out"]) -> None:
         self.peer.cut(hosts, direction)
-
-    def _is_default_write_concern_set(self) -> bool:
-        collection = self.store.collection(DEFAULTS_NS)
-        return collection is not None and self.store.get(collection, DEFAULTS_KEY) is not None
 
     # --- for the HTTP API ----------------------------------------------------------------------------------------
 

@@ -25,4 +25,3 @@ class RealNetwork:
         host, port = split_host_port(address)
         transport, _ = await asyncio.get_running_loop().create_connection(factory, host, port)
         return transport
-

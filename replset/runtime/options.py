@@ -116,7 +116,9 @@ def _read_file(path: Path) -> dict[str, object]:
     except OSError as error:
         raise BadOptionError(f"cannot read the configuration file {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise FailedToParseError(f"the configuration file {path} is not YAML: {' '.join(str(error).split())}") from error
+        raise FailedToParseError(
+            f"the configuration file {path} is not YAML: {' '.join(str(error).split())}"
+        ) from error
     if document is None:
         return {}
     if not isinstance(document, dict):

@@ -179,10 +179,10 @@ class Connection(asyncio.Protocol):
     async def _run(self, message: WireMessage) -> bytes:
         database = message.database if message.legacy_query else message.body.get("$db")
         if not isinstance(database, str):
-            return encode({"ok": 0.0, "errmsg": "the command has no $db", "code": NO_DATABASE, "codeName": "Location40571"})
-        request = CommandRequest(
-            database, message.body, message.sequences, self._context, "wire", message.legacy_query
-        )
+            return encode(
+                {"ok": 0.0, "errmsg": "the command has no $db", "code": NO_DATABASE, "codeName": "Location40571"}
+            )
+        request = CommandRequest(database, message.body, message.sequences, self._context, "wire", message.legacy_query)
         reply = await self._server.dispatcher.run(request)
         return reply if isinstance(reply, bytes) else encode(reply)
 

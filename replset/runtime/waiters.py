@@ -20,7 +20,9 @@ class Waiters:
     """Waits ordered by optime, grouped by a key whose condition is the same (`w`, `j`)."""
 
     def __init__(self) -> None:
-        self._heaps: dict[Hashable, tuple[Callable[[OpTime], bool], list[tuple[OpTime, int, asyncio.Future[None]]]]] = {}
+        self._heaps: dict[
+            Hashable, tuple[Callable[[OpTime], bool], list[tuple[OpTime, int, asyncio.Future[None]]]]
+        ] = {}
         self._numbers = count()
 
     def add(self, key: Hashable, optime: OpTime, satisfied: Callable[[OpTime], bool]) -> asyncio.Future[None]:

@@ -59,7 +59,9 @@ class FrameReader:
         while end - at >= HEADER_SIZE:
             length, request_id, response_to, opcode = _HEADER.unpack_from(buffer, at)
             if length < HEADER_SIZE or length > MAX_MESSAGE_SIZE:
-                raise RemoteProtocolError(f"a message of {length} bytes (from {HEADER_SIZE} to {MAX_MESSAGE_SIZE} are taken)")
+                raise RemoteProtocolError(
+                    f"a message of {length} bytes (from {HEADER_SIZE} to {MAX_MESSAGE_SIZE} are taken)"
+                )
             if end - at < length:
                 break
             messages.append(_parse(buffer, at + HEADER_SIZE, at + length, request_id, response_to, opcode))
@@ -137,9 +139,7 @@ def _parse_query(buffer: bytes, start: int, end: int, request_id: int, response_
     if size < 5 or at + size > end:
         raise RemoteProtocolError(f"a query of {size} bytes does not fit its message")
     body = RawDocument(buffer[at : at + size])
-    return WireMessage(
-        request_id, response_to, body, legacy_query=True, database=collection.removesuffix(".$cmd")
-    )
+    return WireMessage(request_id, response_to, body, legacy_query=True, database=collection.removesuffix(".$cmd"))
 
 
 # --- writing ----------------------------------------------------------------------------------------------------

@@ -75,7 +75,12 @@ def bench_set(rows: list[str], seconds: float, connections: int) -> int:
                 failed = True
                 console.print(f"{name}: {error}", style="red", markup=False)
             shares = [f"{(new - old) / (seconds + 2):.0%}" for old, new in zip(before, after, strict=True)]
-            figures = [f"{result.per_second:,.0f}", f"{least:,}", f"{result.percentile(0.5):.1f}", f"{result.percentile(0.99):.1f}"]
+            figures = [
+                f"{result.per_second:,.0f}",
+                f"{least:,}",
+                f"{result.percentile(0.5):.1f}",
+                f"{result.percentile(0.99):.1f}",
+            ]
             table.add_row(name, *figures, *shares)
     console.print(table)
     return 1 if failed else 0
