@@ -52,7 +52,7 @@ class HttpServer:
             listening.close()
             raise
         self._serving = asyncio.create_task(self._server.serve(sockets=[listening]))
-        while not self._server.started and not self._serving.done():
+        while not self._server.started and not self._serving.done():  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(0.005)
 
     async def stop(self) -> None:

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from replset.commands import between_members, diagnostics, insert
+from replset.commands import (
+    default_concerns,
+    diagnostics,
+    hello,
+    insert,
+    member_commands,
+    replset_admin,
+    replset_status,
+    server_status,
+    sessions,
+)
 from replset.commands.command import Command
 
-COMMANDS: dict[str, Command] = {
-    command.name: command
-    for family in (between_members.COMMANDS, diagnostics.COMMANDS, insert.COMMANDS)
-    for command in family
-}
+FAMILIES = (
+    default_concerns.COMMANDS,
+    diagnostics.COMMANDS,
+    hello.COMMANDS,
+    insert.COMMANDS,
+    member_commands.COMMANDS,
+    replset_admin.COMMANDS,
+    replset_status.COMMANDS,
+    server_status.COMMANDS,
+    sessions.COMMANDS,
+)
+COMMANDS: dict[str, Command] = {command.name: command for family in FAMILIES for command in family}

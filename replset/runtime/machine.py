@@ -24,7 +24,7 @@ class RealClock:
 
 
 class RealWorkers:
-    """A few threads. Five kinds of work exist (WAL sync, checkpoint, member file, snapshot, reading); none queues long."""
+    """A few threads: WAL sync, checkpoint, member file, snapshot, long reads. None of them queues for long."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=6, thread_name_prefix="replset")

@@ -109,6 +109,7 @@ class RunningMember:
         self.rng = rng
         self.process_id = ObjectId.generate(clock.wall_ms() // 1000, rng)
         self.topology_counter = 0
+        self.shutting_down = False
         self.started_at = clock.now()
         self._disk = disk
         self._network = network
@@ -262,6 +263,8 @@ class RunningMember:
 
     async def hand_over(self) -> None:
         """Before stopping: a primary steps down to somebody who has everything, if there is anybody (map E15)."""
+        self.shutting_down = True
+        self._topology_changed()
         self.shell.feed(ShutdownBegins())
         for _ in range(HAND_OVER_S):
             if self.node.state is not MemberState.PRIMARY:
