@@ -1,0 +1,215 @@
+"""The rules of a configuration, one row each (map C1 to C8, C13)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from replset.bson import Int64, ObjectId, decode, encode
+from replset.config import Member, ReplSetConfig, Settings, normal_host
+from replset.errors import BadValueError, ReplError
+from replset.ids import HostPort, MemberId
+
+Document = dict[str, Any]
+
+
+def member(number: int, **fields: object) -> Document:
+    return {"_id": number, "host": f"m{number}:27017", **fields}
+
+
+def arbiter(number: int, **fields: object) -> Document:
+    return member(number, arbiterOnly=True, **fields)
+
+
+def document(*members: Mapping[str, object], **fields: object) -> Document:
+    return {"_id": "rs0", "version": 1, "members": list(members or [member(0), member(1), member(2)]), **fields}
+
+
+REFUSED = [
+    pytest.param({"members": []}, 14, "_id", id="C1-no-name"),
+    pytest.param({"_id": "", "members": []}, 2, "must not be empty", id="C1-empty-name"),
+    pytest.param(document(repaired=True), 270, "repaired", id="C1-repaired"),
+    pytest.param(document(surprise=1), 2, "surprise", id="C1-unknown-field"),
+    pytest.param(document(version=0), 2, "version", id="C1-version-zero"),
+    pytest.param(document(version=2**31), 2, "version", id="C1-version-too-high"),
+    pytest.param(document(version=1.5), 2, "version", id="C1-version-broken"),
+    pytest.param(document(version="1"), 14, "version", id="C1-version-type"),
+    pytest.param(document(term=-2), 2, "term", id="C1-term"),
+    pytest.param(document(protocolVersion=0), 2, "protocolVersion", id="C1-protocol"),
+    pytest.param(document(configsvr=True), 2, "configsvr", id="C1-config-server"),
+    pytest.param({"_id": "rs0", "members": {}}, 14, "members", id="C1-members-type"),
+    pytest.param(document(settings=[]), 14, "settings", id="C2-type"),
+    pytest.param(document(settings={"heartbeatIntervalMillis": 0}), 2, "heartbeatIntervalMillis", id="C2-interval"),
+    pytest.param(document(settings={"heartbeatTimeoutSecs": 0}), 2, "heartbeatTimeoutSecs", id="C2-timeout"),
+    pytest.param(document(settings={"electionTimeoutMillis": 0}), 2, "electionTimeoutMillis", id="C2-election"),
+    pytest.param(document(settings={"catchUpTimeoutMillis": -2}), 2, "catchUpTimeoutMillis", id="C2-catch-up"),
+    pytest.param(document(settings={"catchUpTakeoverDelayMillis": -2}), 2, "catchUpTakeover", id="C2-takeover"),
+    pytest.param(document(settings={"chainingAllowed": "yes"}), 14, "chainingAllowed", id="C2-chaining-type"),
+    pytest.param(document(settings={"getLastErrorDefaults": {"w": 2}}), 5_624_102, "getLastError", id="C2-defaults"),
+    pytest.param(document(settings={"getLastErrorModes": {"a": {"b": 1}}}), 2, "Modes", id="C2-modes"),
+    pytest.param(document(settings={"replicaSetId": "x"}), 14, "replicaSetId", id="C2-set-id"),
+    pytest.param({"_id": "rs0", "members": []}, 2, "from 1 to 50", id="C3-nobody"),
+    pytest.param(document(*(member(n, votes=0, priority=0) for n in range(51))), 2, "from 1 to 50", id="C3-51"),
+    pytest.param(document(*(member(n) for n in range(8))), 2, "may vote", id="C3-eight-voters"),
+    pytest.param(document(member(0, votes=0, priority=0)), 2, "may vote", id="C3-no-voter"),
+    pytest.param(document(member(0, priority=0), arbiter(1)), 2, "priority above 0", id="C3-nobody-electable"),
+    pytest.param(document(member(0), {**member(0), "host": "x:1"}), 2, "members.1._id", id="C3-same-id"),
+    pytest.param(document(member(0), {**member(1), "host": "m0"}), 2, "members.1.host", id="C3-same-host"),
+    pytest.param(document(member(0), {**member(1), "host": "localhost:1"}), 2, "localhost", id="C3-some-local"),
+    pytest.param(document({"host": "a:1"}), 2, "members.0._id is missing", id="C4-no-id"),
+    pytest.param(document(member(256)), 2, "from 0 to 255", id="C4-id-range"),
+    pytest.param(document({"_id": True, "host": "a:1"}), 14, "_id", id="C4-id-type"),
+    pytest.param(document({"_id": 0}), 14, "members.0.host", id="C4-no-host"),
+    pytest.param(document({"_id": 0, "host": "a b"}), 2, "HOST:PORT", id="C4-host-form"),
+    pytest.param(document({"_id": 0, "host": "a:70000"}), 2, "HOST:PORT", id="C4-port-range"),
+    pytest.param(document("m0:1"), 14, "members.0 must be a document", id="C4-row-type"),
+    pytest.param(document(member(0, colour="red")), 2, "members.0.colour", id="C4-unknown-field"),
+    pytest.param(document(member(0, newlyAdded=False)), 93, "newlyAdded", id="C4-newly-added-false"),
+    pytest.param(document(member(0, horizons={"x": "y:1"})), 2, "horizons", id="C4-horizons"),
+    pytest.param(document(member(0, priority="1")), 14, "priority", id="C4-priority-type"),
+    pytest.param(document(member(0, priority=1001)), 2, "priority", id="C4-priority-range"),
+    pytest.param(document(member(0, priority=-1)), 2, "priority", id="C4-priority-negative"),
+    pytest.param(document(member(0, votes=2)), 2, "votes", id="C4-votes"),
+    pytest.param(document(member(0), member(1, tags=1)), 14, "members.1.tags", id="C4-tags-type"),
+    pytest.param(document(member(0, tags={"dc": 1})), 14, "tags.dc", id="C4-tag-type"),
+    pytest.param(document(member(0, tags={"$x": "y"})), 2, "tags.$x", id="C7-internal-tag"),
+    pytest.param(document(member(0, secondaryDelaySecs=-1, priority=0)), 2, "secondaryDelaySecs", id="C4-delay"),
+    pytest.param(document(member(0, secondaryDelaySecs=31_622_401)), 2, "secondaryDelaySecs", id="C4-delay-high"),
+    pytest.param(document(member(0, incarnation=7)), 14, "incarnation", id="incarnation-type"),
+    pytest.param(document(member(0), member(1, votes=0)), 2, "votes is 0", id="C5-no-vote"),
+    pytest.param(document(member(0), member(1, secondaryDelaySecs=9)), 2, "secondaryDelaySecs is", id="C5-delayed"),
+    pytest.param(document(member(0), member(1, hidden=True)), 2, "hidden is true", id="C5-hidden"),
+    pytest.param(document(member(0), member(1, buildIndexes=False)), 2, "buildIndexes is", id="C5-no-indexes"),
+    pytest.param(document(member(0), arbiter(1, votes=0)), 2, "votes must be 1", id="C6-arbiter-no-vote"),
+    pytest.param(document(member(0), arbiter(1, priority=2)), 93, "priority", id="C6-arbiter-priority"),
+    pytest.param(document(member(0), arbiter(1, tags={"a": "b"})), 2, "tags", id="C6-arbiter-tags"),
+]
+
+
+@pytest.mark.parametrize(("broken", "code", "says"), REFUSED)
+def test_what_can_never_be_right_is_refused(broken: Document, code: int, says: str) -> None:
+    with pytest.raises(ReplError) as caught:
+        ReplSetConfig.parse(broken)
+    assert caught.value.code == code
+    assert says in caught.value.message
+
+
+def test_more_than_one_arbiter_needs_an_option() -> None:
+    """Map C6."""
+    two = document(member(0), arbiter(1), arbiter(2))
+    assert len(ReplSetConfig.parse(two).members) == 3
+    with pytest.raises(BadValueError, match="allow-multiple-arbiters"):
+        ReplSetConfig.parse(two, allow_multiple_arbiters=False)
+
+
+def test_defaults() -> None:
+    """Map C2, C4."""
+    config = ReplSetConfig.parse({"_id": "rs0", "members": [{"_id": 0, "host": " a "}]})
+    assert config == ReplSetConfig("rs0", 1, -1, (Member(MemberId(0), HostPort("a:27017")),), Settings())
+    assert (config.settings.heartbeat_interval_ms, config.settings.election_timeout_ms) == (2_000, 10_000)
+    assert config.settings.heartbeat_timeout_ms == 10_000
+    assert config.settings.catch_up_timeout_ms == -1
+
+
+def test_an_arbiters_priority_of_one_is_stored_as_zero() -> None:
+    """Map C6."""
+    config = ReplSetConfig.parse(document(member(0), arbiter(1, priority=1)))
+    assert config.members[1].priority == 0
+
+
+def test_the_document_has_mongodbs_order_and_reads_back() -> None:
+    """Map C4."""
+    config = ReplSetConfig.parse(
+        document(
+            member(0, priority=2.5, tags={"dc": "a"}, incarnation="i0"),
+            member(1, newlyAdded=True),
+            member(2, hidden=True, priority=0, secondaryDelaySecs=60),
+            term=3,
+            settings={"electionTimeoutMillis": 1_000, "replicaSetId": ObjectId(b"123456789012"), "own": 5},
+        )
+    )
+    shown = config.document()
+    assert list(shown["members"][1]) == [
+        "_id",
+        "host",
+        "arbiterOnly",
+        "buildIndexes",
+        "hidden",
+        "priority",
+        "tags",
+        "secondaryDelaySecs",
+        "votes",
+    ]
+    assert shown["settings"]["own"] == 5
+    internal = config.document(internal=True)
+    assert internal["members"][1]["newlyAdded"] is True
+    assert internal["members"][0]["incarnation"] == "i0"
+    assert list(internal["members"][1])[3] == "newlyAdded"
+    assert ReplSetConfig.parse(decode(encode(internal))) == config
+    plain = tuple(replace(each, newly_added=False, incarnation=None) for each in config.members)
+    assert ReplSetConfig.parse(decode(encode(shown))) == replace(config, members=plain)
+
+
+def test_a_forced_configuration_shows_no_term() -> None:
+    """Map C1: omitted when -1."""
+    assert "term" not in ReplSetConfig.parse(document()).document()
+
+
+def test_numbers_may_be_of_any_type_as_drivers_send_them() -> None:
+    config = ReplSetConfig.parse(
+        document({"_id": 0.0, "host": "a:1", "votes": 1.0, "priority": Int64(3)}, version=Int64(4))
+    )
+    assert (config.version, config.members[0].priority) == (4, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("a", "a:27017"), ("a:1", "a:1"), ("10.0.0.1:5", "10.0.0.1:5"), ("[::1]:5", "[::1]:5"), (" x.y ", "x.y:27017")],
+)
+def test_hosts(text: str, expected: str) -> None:
+    assert normal_host(text) == expected
+
+
+P, S, A, N = member, member, arbiter, lambda number: member(number, votes=0, priority=0)
+
+
+@pytest.mark.parametrize(
+    ("members", "majority", "write_majority"),
+    [
+        pytest.param([P(0)], 1, 1, id="P"),
+        pytest.param([P(0), S(1)], 2, 2, id="PS"),
+        pytest.param([P(0), S(1), S(2)], 2, 2, id="PSS"),
+        pytest.param([P(0), S(1), A(2)], 2, 2, id="PSA"),
+        pytest.param([P(0), A(1), A(2)], 2, 1, id="PAA"),
+        pytest.param([P(0), S(1), S(2), A(3), A(4)], 3, 3, id="PSSAA"),
+        pytest.param([P(0), S(1), S(2), S(3), A(4)], 3, 3, id="PSSSA"),
+        pytest.param([P(0), S(1), S(2), N(3), N(4)], 2, 2, id="non-voters"),
+        pytest.param([P(0), S(1), S(2), S(3), member(4, newlyAdded=True)], 3, 3, id="newly-added"),
+        pytest.param([P(0), S(1), S(2, newlyAdded=True)], 2, 2, id="newly-added-of-three"),
+    ],
+)
+def test_majorities(members: list[Document], majority: int, write_majority: int) -> None:
+    """Map C8: writeMajority = min(voters / 2 + 1, voting data-bearing members)."""
+    config = ReplSetConfig.parse(document(*members))
+    assert (config.majority_vote_count, config.write_majority) == (majority, write_majority)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "newer"),
+    [
+        pytest.param((5, 1), (4, 1), True, id="version"),
+        pytest.param((4, 1), (4, 1), False, id="equal"),
+        pytest.param((1, 2), (9, 1), True, id="term-first"),
+        pytest.param((9, 1), (1, 2), False, id="lower-term"),
+        pytest.param((5, -1), (4, 7), True, id="forced-by-version-alone"),
+        pytest.param((3, 7), (4, -1), False, id="against-forced-by-version-alone"),
+    ],
+)
+def test_which_is_newer(one: tuple[int, int], other: tuple[int, int], newer: bool) -> None:
+    """Map C13: term first, then version; a term of -1 compares by version alone."""
+    base = ReplSetConfig.parse(document())
+    first = replace(base, version=one[0], term=one[1])
+    assert first.newer_than(replace(base, version=other[0], term=other[1])) is newer
