@@ -8,6 +8,7 @@ import struct
 import time
 from dataclasses import dataclass, field
 from itertools import count
+from typing import cast
 
 from replset.bson import ObjectId, RawDocument, encode
 
@@ -48,8 +49,7 @@ class _Client(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)
         self.send()
 
     def request(self, number: int) -> bytes:
@@ -120,7 +120,8 @@ class HttpClient(_Client):
         document = {"_id": {"$oid": "0" * 24}, "n": 0, "who": "bench", "pad": PAYLOAD}
         body = {"database": "bench", "collection": "bench", "document": document, "writeConcern": concern}
         text = json.dumps(body, separators=(",", ":"))
-        head = f"POST /v1/action/insertOne HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(text)}\r\n\r\n"
+        head = "POST /v1/action/insertOne HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head += f"content-length: {len(text)}\r\n\r\n"
         self._before, self._after = (head + text).split("0" * 24)
 
     def request(self, number: int) -> bytes:
