@@ -1,0 +1,43 @@
+"""Real processes on loopback: a set per test, in a temporary folder, ended whatever happens."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from replset.cli.local_set import LocalSet, free_ports, running_set
+from tests.integration.talk import all_counted
+
+FAST: dict[str, object] = {"electionTimeoutMillis": 1500, "heartbeatIntervalMillis": 250, "heartbeatTimeoutSecs": 2}
+_blocks = itertools.count()
+
+
+def next_ports(count: int) -> list[int]:
+    """Free ports that no other test process looks at: each worker of pytest-xdist has a range of its own."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    return free_ports(count, 20_000 + worker * 3_000 + next(_blocks) * 20 % 900)
+
+
+MakeSet = Callable[..., LocalSet]
+
+
+@pytest.fixture
+def make_set(tmp_path: Path) -> Iterator[MakeSet]:
+    """Start and initiate a set: make_set(members=3, arbiters=0); on return every member is counted."""
+    with ExitStack() as stack:
+
+        def make(members: int = 3, arbiters: int = 0, **settings: object) -> LocalSet:
+            local = stack.enter_context(running_set(tmp_path / f"set{next(_blocks)}"))
+            for number, port in enumerate(next_ports(members + arbiters)):
+                local.add(port, flags=["--enable-test-commands"], arbiter=number >= members)
+            local.initiate({**FAST, **settings})
+            local.wait_for_primary()
+            all_counted(local)
+            return local
+
+        yield make
