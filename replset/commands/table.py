@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from replset.commands import (
+    collections,
     default_concerns,
+    delete,
     diagnostics,
     hello,
     insert,
@@ -12,10 +14,13 @@ from replset.commands import (
     replset_status,
     server_status,
     sessions,
+    update,
 )
 from replset.commands.command import Command
 
 FAMILIES = (
+    collections.COMMANDS,
+    delete.COMMANDS,
     default_concerns.COMMANDS,
     diagnostics.COMMANDS,
     hello.COMMANDS,
@@ -25,5 +30,6 @@ FAMILIES = (
     replset_status.COMMANDS,
     server_status.COMMANDS,
     sessions.COMMANDS,
+    update.COMMANDS,
 )
 COMMANDS: dict[str, Command] = {command.name: command for family in FAMILIES for command in family}

@@ -7,6 +7,7 @@ in a later group until all statements are done. A statement that fails becomes a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 
 from replset.bson import MAX_WRITE_BATCH, RawDocument
 from replset.commands import fields
@@ -14,18 +15,22 @@ from replset.commands.command import CommandContext
 from replset.commands.namespaces import collection_field, writable_namespace
 from replset.commands.ports import Reply, Writing
 from replset.commands.replies import election_id, hot_reply, optime_document, timestamp
+from replset.commands.scan import candidate_keys, matcher_of
 from replset.commands.write_concern import concern_of, wait_for
 from replset.errors import (
     BadValueError,
-    InvalidOptionsError,
     MaxTimeMSExpiredError,
     NotWritablePrimaryError,
+    OutOfDiskSpaceError,
     PrimarySteppedDownError,
     ReplError,
+    StorageError,
+    UnknownFieldError,
 )
 from replset.ids import OPTIME_NULL, OpTime
 from replset.replication.write_ops import do_create
 from replset.storage.catalog import Collection
+from replset.storage.txn import Txn
 
 GROUP_STATEMENTS = 500
 """Statements of one command in one group; each costs some 20 to 60 microseconds of the loop."""
@@ -67,7 +72,7 @@ class Batch(ABC):
 
     @abstractmethod
     def run(self, writing: Writing) -> None:
-        """Do statements from `index` on, as many as one group may take; each ends in `done` or `failed`."""
+        """Do statements from `index` on, as many as one group may take; each moves `index` on or calls `failed`."""
 
     @abstractmethod
     def counters(self) -> tuple[tuple[str, int], ...]:
@@ -76,9 +81,6 @@ class Batch(ABC):
     def extra(self) -> dict[str, object]:
         """More fields of the reply, between the counters and the write errors."""
         return {}
-
-    def done(self) -> None:
-        self.index += 1
 
     def failed(self, error: ReplError) -> None:
         """The statement at `index` failed; an ordered command stops there."""
@@ -97,7 +99,7 @@ def check_options(ctx: CommandContext, not_built: tuple[str, ...]) -> None:
     """Options that a client may send empty, and that are refused by name when they say something."""
     for name in not_built:
         if name in ctx.body and fields.given(ctx.body, name):
-            raise InvalidOptionsError(f"{ctx.name}.{name} is not built yet")
+            raise UnknownFieldError(f"{ctx.name}.{name} is not built yet")
 
 
 async def run_batch(batch: Batch) -> Reply:
@@ -148,3 +150,76 @@ def _interrupted(error: ReplError, batch: Batch) -> ReplError:
 def sub_documents(ctx: CommandContext, name: str) -> list[RawDocument]:
     """The statements of the command, from the sequence or the body."""
     return list(fields.documents(ctx.body, ctx.request.sequences, name, ctx.name))
+
+
+class Search:
+    """Where an update or delete statement looks: a few keys, or all documents behind `after`."""
+
+    __slots__ = ("after", "keys", "matcher")
+
+    def __init__(self, query: dict[str, object]) -> None:
+        """Compiles the filter; raises what compile_filter raises."""
+        self.matcher = matcher_of(query)
+        self.keys = candidate_keys(self.matcher)
+        if self.keys is not None:
+            self.keys.reverse()
+        self.after = b""
+
+    def candidates(self, txn: Txn, coll: Collection) -> Iterator[tuple[bytes, bytes]]:
+        """(key, document) from where the last group stopped."""
+        keys = self.keys
+        if keys is None:
+            for key, raw in txn.scan(coll, self.after):
+                self.after = key
+                yield key, raw
+            return
+        while keys:
+            key = keys.pop()
+            found = txn.get(coll, key)
+            if found is not None:
+                yield key, found
+
+
+class SearchingBatch(Batch):
+    """Statements that look for documents. Each is parsed when its turn comes, and may go on over several groups."""
+
+    __slots__ = ("matched", "search")
+
+    def __init__(self, ctx: CommandContext, size: int) -> None:
+        super().__init__(ctx, size)
+        self.search: Search | None = None
+        self.matched = False
+
+    @abstractmethod
+    def begin(self) -> Search:
+        """Compile the statement at `index`."""
+
+    @abstractmethod
+    def go_on(self, writing: Writing, search: Search, budget: int) -> tuple[int, bool]:
+        """Work on the statement; (documents looked at, at most `budget`; whether it is done)."""
+
+    def run(self, writing: Writing) -> None:
+        budget = GROUP_DOCUMENTS
+        for _ in range(GROUP_STATEMENTS):
+            if self.index >= self.size or self.stopped or budget <= 0:
+                return
+            mark = writing.txn.mark()
+            try:
+                search = self.search = self.search or self.begin()
+                looked_at, is_done = self.go_on(writing, search, budget)
+            except (StorageError, OutOfDiskSpaceError):
+                raise
+            except ReplError as error:
+                writing.txn.back_to(mark)
+                self.end()
+                self.failed(error)
+                continue
+            budget -= looked_at
+            if is_done:
+                self.end()
+                self.index += 1
+
+    def end(self) -> None:
+        """The statement is over, one way or the other."""
+        self.search = None
+        self.matched = False

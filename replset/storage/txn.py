@@ -102,10 +102,12 @@ class Txn:
         row = first_row(self.connection, coll.sql_get, (key,))
         return None if row is None else row[0]
 
-    def scan(self, coll: Collection) -> Iterator[tuple[bytes, bytes]]:
-        """(key, document) in the order of the keys; documents behind the current key may be written meanwhile."""
+    def scan(self, coll: Collection, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """(key, document) in the order of the keys, from behind `after` on; documents behind the current key may be
+        written meanwhile.
+        """
         sql = f"SELECT key, doc FROM {coll.table} WHERE key > ? ORDER BY key LIMIT {PAGE_ROWS}"
-        after, more = b"", True
+        more = True
         while more:
             page, more = page_of(self.connection, sql, (after,))
             yield from page

@@ -1,0 +1,233 @@
+"""create, drop, dropDatabase, the lists of them, and createIndexes for the one index that is there anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from replset.bson import Binary, Int64, RawDocument, walk
+from replset.commands import fields
+from replset.commands.command import Command, CommandContext, Where
+from replset.commands.namespaces import check_database, collection_field, namespace, writable_namespace
+from replset.commands.ports import Reply, Writing
+from replset.commands.write_batch import check_options, write_times
+from replset.commands.write_concern import concern_of, wait_for
+from replset.errors import (
+    BadValueError,
+    CommandNotFoundError,
+    IllegalOperationError,
+    NamespaceNotFoundError,
+)
+from replset.ids import OpTime
+from replset.query.match import compile_filter
+from replset.replication.write_ops import ID_INDEX, do_create, do_drop
+from replset.storage.catalog import Collection
+
+T = TypeVar("T")
+OPLOG_UUID_NAME = "oplog.rs"
+_CREATE_NOT_BUILT = (
+    "capped",
+    "size",
+    "max",
+    "viewOn",
+    "pipeline",
+    "validator",
+    "validationLevel",
+    "validationAction",
+    "timeseries",
+    "expireAfterSeconds",
+    "clusteredIndex",
+    "changeStreamPreAndPostImages",
+    "encryptedFields",
+    "collation",
+    "storageEngine",
+    "indexOptionDefaults",
+)
+
+
+async def _write(
+    ctx: CommandContext, operation: Callable[[Writing], T], reply: Callable[[T], dict[str, object]]
+) -> Reply:
+    """Run the change, wait for the write concern, build the reply."""
+    concern = concern_of(ctx)
+
+    def run(writing: Writing) -> tuple[T, OpTime, int]:
+        result = operation(writing)
+        return result, writing.txn.last, writing.term
+
+    result, optime, term = await ctx.member.write(run)
+    failure = await wait_for(ctx, optime, concern)
+    answer = reply(result)
+    if failure is not None:
+        answer["writeConcernError"] = failure
+    return answer | write_times(optime, term)
+
+
+async def create(ctx: CommandContext) -> Reply:
+    """Create an empty collection; one that is there with the same options is no error."""
+    check_options(ctx, _CREATE_NOT_BUILT)
+    ns = writable_namespace(ctx.database, collection_field(ctx.body, ctx.name))
+
+    def operation(writing: Writing) -> None:
+        # As in MongoDB 7.0, the same options again are no error; and none are built.
+        if ns not in writing.txn.catalog.by_ns:
+            do_create(writing, ns)
+
+    return await _write(ctx, operation, lambda _: {})
+
+
+async def drop(ctx: CommandContext) -> Reply:
+    """Drop a collection; one that is not there is no error."""
+    ns = writable_namespace(ctx.database, collection_field(ctx.body, ctx.name))
+
+    def operation(writing: Writing) -> bool:
+        coll = writing.txn.catalog.by_ns.get(ns)
+        if coll is not None:
+            do_drop(writing, coll)
+        return coll is not None
+
+    return await _write(ctx, operation, lambda was: {"nIndexesWas": 1, "ns": ns} if was else {})
+
+
+async def drop_database(ctx: CommandContext) -> Reply:
+    """Drop every collection of the database, one entry each."""
+    database = check_database(ctx.database)
+    if database in ("local", "config", "admin"):
+        raise IllegalOperationError(f"dropping the '{database}' database is prohibited")
+    if fields.whole(ctx.body, ctx.name, ctx.name) != 1:
+        raise BadValueError("have to pass 1 as db parameter")
+
+    def operation(writing: Writing) -> bool:
+        leaving = [coll for coll in list(writing.txn.catalog.by_ns.values()) if coll.database == database]
+        for coll in leaving:
+            do_drop(writing, coll)
+        return bool(leaving)
+
+    return await _write(ctx, operation, lambda was: {"dropped": database} if was else {})
+
+
+# --- lists ------------------------------------------------------------------------------------------------------
+
+
+def _cursor_reply(ctx: CommandContext, ns: str, documents: list[dict[str, object]]) -> Reply:
+    """All in the first batch: lists of collections and indexes are short."""
+    cursor = fields.document(ctx.body, "cursor", ctx.name)
+    if cursor is not None:
+        fields.check_fields(cursor, frozenset({"batchSize"}), f"{ctx.name}.cursor")
+        fields.whole(cursor, "batchSize", ctx.name, least=0)
+    return {"cursor": {"id": Int64(0), "ns": ns, "firstBatch": documents}}
+
+
+def _collection_document(coll: Collection, name_only: bool) -> dict[str, object]:
+    document: dict[str, object] = {"name": coll.name, "type": "collection"}
+    if not name_only:
+        document["options"] = coll.options
+        document["info"] = {"readOnly": False, "uuid": Binary(coll.uuid, 4)}
+        document["idIndex"] = dict(ID_INDEX)
+    return document
+
+
+async def list_collections(ctx: CommandContext) -> Reply:
+    """The collections of the database, filtered."""
+    database = check_database(ctx.database)
+    name_only = fields.boolean(ctx.body, "nameOnly", ctx.name)
+    query = fields.decoded(ctx.body, "filter", ctx.name)
+    documents = [_collection_document(coll, False) for coll in ctx.member.store.collections(database)]
+    if database == "local":
+        documents.append(
+            {"name": OPLOG_UUID_NAME, "type": "collection", "options": {"capped": True}, "info": {"readOnly": True}}
+        )
+    if query:
+        matcher = compile_filter(query)
+        documents = [doc for doc in documents if matcher.matches({**doc, "options": _plain(doc["options"])})]
+    if name_only:
+        documents = [{"name": doc["name"], "type": doc["type"]} for doc in documents]
+    return _cursor_reply(ctx, f"{database}.$cmd.listCollections", documents)
+
+
+def _plain(options: object) -> object:
+    return options.decode() if isinstance(options, RawDocument) else options
+
+
+async def list_databases(ctx: CommandContext) -> Reply:
+    """The databases that hold a collection, and `local` with the oplog."""
+    store = ctx.member.store
+    query = fields.decoded(ctx.body, "filter", ctx.name)
+    name_only = fields.boolean(ctx.body, "nameOnly", ctx.name)
+    names = sorted({*store.databases(), "local"})
+    rows: list[dict[str, object]] = [{"name": name} for name in names]
+    total = store.data_bytes()
+    if not name_only:
+        for row in rows:
+            # Collections share one file: only the oplog's share is known apart.
+            row["sizeOnDisk"] = Int64(store.oplog_bytes if row["name"] == "local" else 0)
+            row["empty"] = False
+    if query:
+        matcher = compile_filter(query)
+        rows = [row for row in rows if matcher.matches(row)]
+    reply: dict[str, object] = {"databases": rows}
+    if not name_only:
+        reply |= {"totalSize": Int64(total), "totalSizeMb": Int64(total >> 20)}
+    return reply
+
+
+async def list_indexes(ctx: CommandContext) -> Reply:
+    """The indexes of a collection: the one on `_id`."""
+    ns = namespace(ctx.database, collection_field(ctx.body, ctx.name))
+    if ctx.member.store.collection(ns) is None:
+        raise NamespaceNotFoundError(f"ns does not exist: {ns}")
+    return _cursor_reply(ctx, ns, [dict(ID_INDEX)])
+
+
+async def create_indexes(ctx: CommandContext) -> Reply:
+    """Only the index on `_id` can be asked for: it is there. Others are refused by name."""
+    ns = writable_namespace(ctx.database, collection_field(ctx.body, ctx.name))
+    for index in fields.documents(ctx.body, ctx.request.sequences, "indexes", ctx.name):
+        key = index.get_raw("key")
+        if key is None:
+            raise fields.missing(f"{ctx.name}.indexes", "key")
+        if [name for name, _, _, _ in walk(key)] != ["_id"]:
+            raise CommandNotFoundError(
+                f"createIndexes for {index.get('name')!r:.80} is not built yet: only _id is indexed"
+            )
+
+    def operation(writing: Writing) -> bool:
+        created = ns not in writing.txn.catalog.by_ns
+        if created:
+            do_create(writing, ns)
+        return created
+
+    return await _write(
+        ctx,
+        operation,
+        lambda created: {
+            "numIndexesBefore": 1,
+            "numIndexesAfter": 1,
+            "createdCollectionAutomatically": created,
+            "note": "all indexes already exist",
+        },
+    )
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("create", create, frozenset({*_CREATE_NOT_BUILT, "idIndex"}), where=Where.PRIMARY, write_concern=True),
+    Command("drop", drop, where=Where.PRIMARY, write_concern=True),
+    Command("dropDatabase", drop_database, where=Where.PRIMARY, write_concern=True),
+    Command(
+        "listCollections",
+        list_collections,
+        frozenset({"filter", "nameOnly", "cursor", "authorizedCollections"}),
+        where=Where.READABLE,
+    ),
+    Command(
+        "listDatabases",
+        list_databases,
+        frozenset({"filter", "nameOnly", "authorizedDatabases"}),
+        where=Where.READABLE,
+        admin_only=True,
+    ),
+    Command("listIndexes", list_indexes, frozenset({"cursor"}), where=Where.READABLE),
+    Command(
+        "createIndexes", create_indexes, frozenset({"indexes", "commitQuorum"}), where=Where.PRIMARY, write_concern=True
+    ),
+)
