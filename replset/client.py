@@ -1,0 +1,131 @@
+"""Small blocking clients for the command line and the tools: the wire port, and the HTTP API."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Mapping
+from itertools import count
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from replset.bson import decode
+from replset.errors import BadValueError, HostUnreachableError, RemoteProtocolError, ReplError
+from replset.wire.framing import FrameReader, encode_request
+
+_CHUNK = 1 << 16
+
+
+class WireClient:
+    """One connection to a member's wire port; use it in `with`. HostUnreachableError names the host and the reason."""
+
+    def __init__(self, host: str, *, timeout_s: float = 10.0) -> None:
+        """host: HOST:PORT (the port may be left out: 27017). timeout_s: for connecting and for each answer."""
+        name, _, port = host.rpartition(":") if ":" in host.rpartition("]")[2] else (host, "", "27017")
+        if not name or not port.isdigit():
+            raise BadValueError(f"{host!r} is not HOST:PORT")
+        self.host = host
+        self._ids = count(1)
+        self._reader = FrameReader()
+        try:
+            self._socket = socket.create_connection((name.strip("[]"), int(port)), timeout=timeout_s)
+        except OSError as error:
+            raise HostUnreachableError(f"{host} cannot be reached: {error.strerror or error}") from error
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def command(self, database: str, document: Mapping[str, object]) -> dict[str, Any]:
+        """Run one command; the decoded reply, also one with ok: 0."""
+        request_id = next(self._ids)
+        try:
+            self._socket.sendall(encode_request(request_id, document, database))
+            while True:
+                data = self._socket.recv(_CHUNK)
+                if not data:
+                    raise HostUnreachableError(f"{self.host} closed the connection")
+                for message in self._reader.feed(data):
+                    if message.response_to == request_id:
+                        return decode(message.body.raw)
+        except TimeoutError:
+            raise HostUnreachableError(f"{self.host} did not answer in time") from None
+        except OSError as error:
+            raise HostUnreachableError(f"{self.host}: {error.strerror or error}") from error
+        except RemoteProtocolError as error:
+            raise HostUnreachableError(f"{self.host} speaks another protocol: {error.message}") from error
+
+
+class HttpError(ReplError):
+    """The API answered with an error; `status` is HTTP's, `body` the whole answer."""
+
+    def __init__(self, text: str, *, code: int, status: int, body: dict[str, Any]) -> None:
+        super().__init__(text, code=code)
+        self.status = status
+        self.body = body
+
+
+class HttpClient:
+    """The HTTP API of one member, in plain JSON. A new connection for each request."""
+
+    def __init__(self, base_url: str, *, timeout_s: float = 60.0) -> None:
+        parts = urlsplit(base_url if "//" in base_url else f"http://{base_url}")
+        if parts.scheme != "http" or parts.hostname is None:
+            raise BadValueError(f"{base_url!r} is not http://HOST:PORT")
+        self.base_url = f"http://{parts.netloc}"
+        self._host, self._port, self._timeout_s = parts.hostname, parts.port or 80, timeout_s
+
+    def get(self, path: str) -> dict[str, Any]:
+        return self._ask("GET", path, None)
+
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return self._ask("POST", path, body)
+
+    def delete(self, path: str) -> dict[str, Any]:
+        return self._ask("DELETE", path, None)
+
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The answer's JSON; HttpError for 3xx to 5xx, HostUnreachableError when there is no answer."""
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        headers = {"accept": "application/json"}
+        data = None
+        if body is not None:
+            headers["content-type"] = "application/json"
+            data = json.dumps(body).encode()
+        try:
+            connection.request(method, path, body=data, headers=headers)
+            response = connection.getresponse()
+            text = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise HostUnreachableError(f"{self.base_url} cannot be reached: {error}") from error
+        finally:
+            connection.close()
+        return self._answer(method, path, response, text)
+
+    def _answer(self, method: str, path: str, response: http.client.HTTPResponse, text: bytes) -> dict[str, Any]:
+        try:
+            answer = json.loads(text) if text else {}
+        except ValueError:
+            answer = {"errmsg": text[:200].decode("utf-8", "replace")}
+        if not isinstance(answer, dict):
+            answer = {"errmsg": f"not a document: {answer!r:.100}"}
+        if response.status < 300:
+            return answer
+        where = response.getheader("location")
+        reason = answer.get("errmsg") or (f"moved to {where}" if where else response.reason)
+        raise HttpError(
+            f"{method} {self.base_url}{path}: {response.status}: {reason}",
+            code=int(answer.get("code", 1)),
+            status=response.status,
+            body=answer,
+        )
