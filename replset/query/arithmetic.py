@@ -1,0 +1,65 @@
+"""Numbers of BSON's four types added and multiplied with MongoDB's rules for the type of the result."""
+
+from __future__ import annotations
+
+import decimal
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from replset.bson import Decimal128, Int64
+
+_DECIMAL128 = decimal.Context(
+    prec=34, rounding=decimal.ROUND_HALF_EVEN, Emin=-6143, Emax=6144, capitals=1, clamp=1, flags=[], traps=[]
+)
+_INT32 = 1 << 31
+_INT64 = 1 << 63
+
+
+def add(a: object, b: object) -> object:
+    """The sum of two numbers; see `_result` for its type. OverflowError beyond 64 bits."""
+    return _result(a, b, operator.add, _DECIMAL128.add)
+
+
+def multiply(a: object, b: object) -> object:
+    """The product of two numbers; see `_result` for its type. OverflowError beyond 64 bits."""
+    return _result(a, b, operator.mul, _DECIMAL128.multiply)
+
+
+def zero_like(number: object) -> object:
+    """Zero of the same type."""
+    if type(number) is Decimal128:
+        return Decimal128("0")
+    return type(number)(0)  # type: ignore[call-arg]
+
+
+def is_long(number: int) -> bool:
+    """Whether an int is stored with 64 bits."""
+    return type(number) is Int64 or not -_INT32 <= number < _INT32
+
+
+def whole(number: int, as_long: bool) -> int:
+    """An int result: int32 while it may and fits, else int64. OverflowError beyond 64 bits."""
+    if not -_INT64 <= number < _INT64:
+        raise OverflowError
+    return Int64(number) if as_long or is_long(number) else number
+
+
+def _result(
+    a: Any, b: Any, calculate: Callable[[Any, Any], Any], calculate_decimal: Callable[[Any, Any], Any]
+) -> object:
+    """Decimal when one of them is, else double when one of them is, else long when one of them is or int overflows."""
+    if type(a) is Decimal128 or type(b) is Decimal128:
+        return Decimal128.from_decimal(calculate_decimal(_decimal(a), _decimal(b)))
+    if type(a) is float or type(b) is float:
+        return calculate(float(a), float(b))
+    return whole(calculate(int(a), int(b)), is_long(a) or is_long(b))
+
+
+def _decimal(number: Any) -> decimal.Decimal:
+    """A double becomes a decimal of 15 digits, as in MongoDB."""
+    if type(number) is Decimal128:
+        return number.to_decimal()
+    if type(number) is float:
+        return decimal.Decimal(format(number, ".14e"))
+    return decimal.Decimal(int(number))

@@ -1,0 +1,280 @@
+"""Updates: operator documents and replacements, compiled once, then applied to one document after the other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from replset.bson import DateTime, Regex, Timestamp, Undefined, encode_key
+from replset.errors import ReplError
+from replset.query import update_arrays, update_operators
+from replset.query.match import Matcher, compile_filter
+from replset.query.order import MISSING, Predicate, type_name
+from replset.query.paths import array_index
+from replset.query.refusals import (
+    BadValueError,
+    DollarPrefixedFieldNameError,
+    FailedToParseError,
+    ImmutableFieldError,
+    TypeMismatchError,
+    not_built,
+    show,
+)
+from replset.query.update_operators import Operation
+from replset.query.update_paths import (
+    ALL_ITEMS,
+    POSITIONAL,
+    Context,
+    PathTree,
+    Place,
+    is_dynamic,
+    static_value,
+    update_path,
+)
+
+Document = dict[str, object]
+
+_OPERATORS: dict[str, Callable[[str, object], Operation]] = {
+    "$set": update_operators.set_value,
+    "$unset": update_operators.unset,
+    "$inc": update_operators.increment,
+    "$mul": update_operators.multiply_by,
+    "$min": update_operators.minimum,
+    "$max": update_operators.maximum,
+    "$currentDate": update_operators.current_date,
+    "$setOnInsert": update_operators.set_on_insert,
+    "$bit": update_operators.bitwise,
+    "$push": update_arrays.push,
+    "$addToSet": update_arrays.add_to_set,
+    "$pull": update_arrays.pull,
+    "$pullAll": update_arrays.pull_all,
+    "$pop": update_arrays.pop,
+}
+_FILTER_NAME = re.compile(r"[a-z][a-zA-Z0-9]*")
+_REMOVAL = Operation(lambda old, context: MISSING, creates=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One operator on one path; with `source` it is a $rename, and `parts` is where the value goes."""
+
+    parts: tuple[str, ...]
+    operation: Operation
+    source: tuple[str, ...] | None = None
+
+
+class Update:
+    """A compiled update. is_replacement: it is a whole document. needs_position: it holds the positional `$`."""
+
+    def __init__(self, steps: Sequence[_Step], replacement: Document | None, filters: Mapping[str, Predicate]) -> None:
+        self._steps = sorted(steps, key=lambda step: [_place_in_order(part) for part in step.parts])
+        self._replacement = replacement
+        self._filters = filters
+        self.is_replacement = replacement is not None
+        self.needs_position = any(POSITIONAL in step.parts for step in steps)
+
+    def apply(
+        self,
+        doc: Document,
+        *,
+        now: DateTime,
+        timestamp: Timestamp,
+        is_insert: bool = False,
+        matcher: Matcher | None = None,
+    ) -> Document:
+        """The document after the update; `doc` stays as it is, and comes back itself when nothing changed.
+
+        doc: what is stored, or upsert_base() with is_insert; then a missing `_id` is the caller's to add, in front.
+        now, timestamp: for $currentDate. matcher: the compiled filter, which knows the place of `$`.
+        Raises ImmutableField (66) when `_id` would change, PathNotViable (28), TypeMismatch (14), BadValue (2).
+        """
+        if self._replacement is not None:
+            result = _replaced(doc, self._replacement)
+        else:
+            result = self._changed(doc, Context(now, timestamp, doc.get("_id")), is_insert, matcher)
+        return _with_id(doc, result, is_insert, self.is_replacement)
+
+    def _changed(self, doc: Document, context: Context, is_insert: bool, matcher: Matcher | None) -> Document:
+        position: int | None = None
+        if self.needs_position:
+            position = None if matcher is None or is_insert else matcher.position(doc)
+            if position is None:
+                raise BadValueError("The positional operator did not find the match needed from the query.")
+        result = doc
+        for step in self._steps:
+            if step.operation.only_on_insert and not is_insert:
+                continue
+            if step.source is not None:
+                result = _renamed(result, step, context)
+                continue
+            parts = step.parts
+            if position is not None and POSITIONAL in parts:
+                parts = tuple(str(position) if part == POSITIONAL else part for part in parts)
+            place = Place(parts, step.operation.change, step.operation.creates, context, self._filters)
+            result = place.rewritten(result)
+        return result
+
+
+def compile_update(update: object, *, array_filters: Sequence[object] | None = None) -> Update:
+    """An update from its document: operators when its first name has a dollar, else a replacement.
+
+    Raises FailedToParse (9) for unknown modifiers, ConflictingUpdateOperators (40), 52 and 56 for names, BadValue and
+    TypeMismatch for operands; pipelines are refused by name (40415).
+    """
+    if type(update) is list:
+        raise not_built("an update with an aggregation pipeline")
+    if not isinstance(update, Mapping):
+        raise FailedToParseError("Update argument must be either an object or an array")
+    if not next(iter(update), "").startswith("$"):
+        if array_filters:
+            raise FailedToParseError("arrayFilters may not be specified for replacement-style updates")
+        return Update([], _checked_replacement(update), {})
+    filters = _array_filters(array_filters or ())
+    steps = list(_steps(update))
+    used = {part[2:-1] for step in steps for part in step.parts if is_dynamic(part) and part not in ("$", ALL_ITEMS)}
+    for name in filters:
+        if name not in used:
+            raise FailedToParseError(
+                f"The array filter for identifier '{name}' was not used in the update {show(update)}"
+            )
+    for step in steps:
+        for part in step.parts:
+            if is_dynamic(part) and part not in (POSITIONAL, ALL_ITEMS) and part[2:-1] not in filters:
+                raise BadValueError(
+                    f"No array filter found for identifier '{part[2:-1]}' in path '{'.'.join(step.parts)}'"
+                )
+    return Update(steps, None, filters)
+
+
+def _steps(update: Mapping[str, object]) -> Iterator[_Step]:
+    tree = PathTree()
+    for name, fields in update.items():
+        if name != "$rename" and name not in _OPERATORS:
+            raise FailedToParseError(
+                f"Unknown modifier: {name}. Expected a valid update modifier or pipeline-style update specified as "
+                "an array"
+            )
+        if not isinstance(fields, Mapping):
+            raise FailedToParseError(
+                f"Modifiers operate on fields but we found type {type_name(fields)} instead. For example: "
+                f"{{$mod: {{<field>: ...}}}} not {{{name}: {show(fields)}}}"
+            )
+        for path, operand in fields.items():
+            if name == "$rename":
+                step = _rename_step(path, operand)
+                tree.add(step.source or ())
+            else:
+                step = _Step(update_path(path), _OPERATORS[name](path, operand))
+            tree.add(step.parts)
+            yield step
+
+
+def _rename_step(path: str, target: object) -> _Step:
+    if not isinstance(target, str):
+        raise BadValueError(f"The 'to' field for $rename must be a string: {path}: {show(target)}")
+    source, parts = update_path(path), update_path(target)
+    if source == parts:
+        raise BadValueError(f'The source and target field for $rename must differ: {path}: "{target}"')
+    for role, names, shown in (("source", source, path), ("destination", parts, target)):
+        if any(is_dynamic(name) for name in names):
+            raise BadValueError(f"The {role} field for $rename may not be dynamic: {shown}")
+    return _Step(parts, Operation(lambda old, context: old), source)
+
+
+def _renamed(doc: Document, step: _Step, context: Context) -> Document:
+    source = step.source or ()
+    value = static_value(doc, source, "source")
+    if value is MISSING:
+        return doc
+    static_value(doc, step.parts, "destination")
+    removed = Place(source, _REMOVAL.change, False, context).rewritten(doc)
+    return Place(step.parts, lambda old, context: value, True, context).rewritten(removed)
+
+
+def _place_in_order(part: str) -> tuple[int, int, str]:
+    """MongoDB applies an update in the order of its paths: numbers by value, then names as strings."""
+    index = array_index(part)
+    return (1, 0, part) if index is None else (0, index, "")
+
+
+def _checked_replacement(update: Mapping[str, object]) -> Document:
+    for name in update:
+        if name.startswith("$"):
+            raise DollarPrefixedFieldNameError(
+                f"The dollar ($) prefixed field '{name}' in '{name}' is not allowed in the context of an update's "
+                "replacement document. Consider using an aggregation pipeline with $replaceWith."
+            )
+    return dict(update)
+
+
+def _replaced(doc: Document, replacement: Document) -> Document:
+    """The replacement with `_id` in front: its own, else the one of `doc`."""
+    doc_id = replacement.get("_id", doc.get("_id", MISSING))
+    rest = {name: value for name, value in replacement.items() if name != "_id"}
+    return rest if doc_id is MISSING else {"_id": doc_id, **rest}
+
+
+def _with_id(doc: Document, result: Document, is_insert: bool, is_replacement: bool) -> Document:
+    """The result with the `_id` that `doc` has, which may not change; on insert in front, where it is known by then."""
+    old, new = doc.get("_id", MISSING), result.get("_id", MISSING)
+    if old is not MISSING and new is not old:
+        if new is MISSING or encode_key(new) != encode_key(old):
+            raise ImmutableFieldError(
+                "After applying the update, the (immutable) field '_id' was found to have been altered to "
+                f"_id: {show(new)}"
+                if is_replacement
+                else "Performing an update on the path '_id' would modify the immutable field '_id'"
+            )
+        result = {**result, "_id": old}  # 1 and 1.0 are one _id; the stored one stays
+    if is_insert and new is not MISSING:
+        check_id(new)
+        if next(iter(result)) != "_id":
+            result = {"_id": new, **result}
+    return result
+
+
+def check_id(value: object) -> None:
+    """InvalidIdField (53) for an `_id` that no document may have: an array, a regular expression, undefined."""
+    if type(value) in (list, Regex, Undefined):
+        raise ReplError(f"The '_id' value cannot be of type {type_name(value)}", code=53)
+
+
+def _array_filters(array_filters: Sequence[object]) -> dict[str, Predicate]:
+    """What each `$[name]` asks an item, by name."""
+    filters: dict[str, Predicate] = {}
+    for query in array_filters:
+        if not isinstance(query, Mapping):
+            raise TypeMismatchError(f"an array filter must be an object, not {type_name(query)}")
+        names = list(dict.fromkeys(_filter_names(query)))
+        if not names:
+            raise FailedToParseError("Cannot use an expression without a top-level field name in arrayFilters")
+        if len(names) > 1:
+            raise FailedToParseError(
+                "Error parsing array filter :: caused by :: Expected a single top-level field name, found "
+                f"'{names[0]}' and '{names[1]}'"
+            )
+        (name,) = names
+        if not _FILTER_NAME.fullmatch(name):
+            raise BadValueError(
+                "Error parsing array filter :: caused by :: The top-level field name must be an alphanumeric string "
+                f"beginning with a lowercase letter, found '{name}'"
+            )
+        if name in filters:
+            raise FailedToParseError(f"Found multiple array filters with the same top-level field name {name}")
+        filters[name] = _item_test(compile_filter(query), name)
+    return filters
+
+
+def _item_test(matcher: Matcher, name: str) -> Predicate:
+    return lambda item: matcher.matches({name: item})
+
+
+def _filter_names(query: Mapping[str, object]) -> Iterator[str]:
+    for name, value in query.items():
+        if name in ("$and", "$or", "$nor") and type(value) is list:
+            for branch in value:
+                if isinstance(branch, Mapping):
+                    yield from _filter_names(branch)
+        elif not name.startswith("$"):
+            yield name.split(".", 1)[0]

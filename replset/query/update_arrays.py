@@ -1,0 +1,184 @@
+"""The update operators on arrays: $push, $addToSet, $pull, $pullAll, $pop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from replset.bson import Regex, encode_key
+from replset.query.conditions import is_operators, literal, on_value
+from replset.query.match import compile_item_filter, compile_value_filter
+from replset.query.order import MISSING, Predicate, equals, is_number, type_name
+from replset.query.paths import array_index
+from replset.query.refusals import BadValueError, FailedToParseError, TypeMismatchError, show
+from replset.query.update_operators import Operation, last_name
+from replset.query.update_paths import Context
+
+_COMPLEMENT = bytes(range(255, -1, -1))
+_PUSH_CLAUSES = frozenset({"$each", "$position", "$slice", "$sort"})
+
+SortKey = Callable[[object], bytes]
+
+
+def push(path: str, operand: object) -> Operation:
+    """Items added at $position, then the array sorted by $sort, then cut by $slice, as MongoDB orders it."""
+    if not (isinstance(operand, Mapping) and "$each" in operand):
+        return _push_at(path, [operand], None, None, None)
+    for name in operand:
+        if name not in _PUSH_CLAUSES:
+            raise BadValueError(f"Unrecognized clause in $push: {name}")
+    items = operand["$each"]
+    if type(items) is not list:
+        raise BadValueError(f"The argument to $each in $push must be an array but it was of type: {type_name(items)}")
+    sort_key = _push_sort(operand["$sort"]) if "$sort" in operand else None
+    return _push_at(path, items, _push_number(operand, "$position"), sort_key, _push_number(operand, "$slice"))
+
+
+def _push_at(
+    path: str, items: Sequence[object], position: int | None, sort_key: SortKey | None, keep: int | None
+) -> Operation:
+    def change(old: object, context: Context) -> object:
+        result = [] if old is MISSING else list(_array(old, path, context))
+        at = len(result) if position is None else position
+        result[at:at] = items  # behind the end is at the end, and a negative one counts from it, as in Python
+        if sort_key is not None:
+            result.sort(key=sort_key)
+        if keep is not None:
+            result = result[:keep] if keep >= 0 else result[keep:]
+        return result
+
+    return Operation(change)
+
+
+def _push_number(clauses: Mapping[str, object], name: str) -> int | None:
+    if name not in clauses:
+        return None
+    value: Any = clauses[name]
+    if not (is_number(value) and isinstance(value, int | float) and float(value).is_integer()):
+        raise BadValueError(f"The value for {name} must be an integer value but was given type: {type_name(value)}")
+    return int(value)
+
+
+def _push_sort(spec: object) -> SortKey:
+    """1 or -1 sorts whole items, {field: 1 | -1} by fields of documents; arrays compare as a whole."""
+    if is_number(spec):
+        return _directed(encode_key, spec)
+    if not isinstance(spec, Mapping):
+        raise BadValueError(
+            "The $sort is invalid: use 1/-1 to sort the whole element, or {field:1/-1} to sort embedded fields"
+        )
+    if not spec:
+        raise BadValueError("The $sort pattern is empty when it should be a set of fields.")
+    keys = [_directed(_field_key(path), direction) for path, direction in spec.items()]
+    return lambda item: b"".join([key(item) for key in keys])
+
+
+def _directed(key: SortKey, direction: object) -> SortKey:
+    if not is_number(direction) or not (equals(1)(direction) or equals(-1)(direction)):
+        raise BadValueError("The $sort element value must be either 1 or -1")
+    return key if equals(1)(direction) else lambda item: key(item).translate(_COMPLEMENT)
+
+
+def _field_key(path: str) -> SortKey:
+    if "" in path.split("."):
+        raise BadValueError(f"The $sort field is a dotted field but has an empty part: {path}")
+    parts = path.split(".")
+
+    def key(item: object) -> bytes:
+        value: Any = item if isinstance(item, Mapping) else None
+        for part in parts:
+            if isinstance(value, Mapping):
+                value = value.get(part)
+            elif type(value) is list:
+                index = array_index(part)
+                value = value[index] if index is not None and index < len(value) else None
+            else:
+                return encode_key(None)
+        return encode_key(value)
+
+    return key
+
+
+def add_to_set(path: str, operand: object) -> Operation:
+    items: list[object] = [operand]
+    if isinstance(operand, Mapping) and next(iter(operand), "") == "$each":
+        each = operand["$each"]
+        if type(each) is not list:
+            raise TypeMismatchError(
+                f"The argument to $each in $addToSet must be an array but it was of type {type_name(each)}"
+            )
+        if len(operand) > 1:
+            raise BadValueError(f"Found unexpected fields after $each in $addToSet: {show(operand)}")
+        items = each
+
+    def change(old: object, context: Context) -> object:
+        if old is not MISSING and type(old) is not list:
+            raise BadValueError(
+                f"Cannot apply $addToSet to non-array field. Field named '{last_name(path)}' has non-array type "
+                f"{type_name(old)}"
+            )
+        result: list[object] = [] if old is MISSING else list(old)
+        keys = {encode_key(item) for item in result}
+        for item in items:
+            key = encode_key(item)
+            if key not in keys:
+                keys.add(key)
+                result.append(item)
+        return result
+
+    return Operation(change)
+
+
+def pull(path: str, operand: object) -> Operation:
+    """Removes the items that equal a value or match a condition: operators about the item, or a filter on documents."""
+    if is_operators(operand):
+        return _without(compile_value_filter(operand, path))
+    if isinstance(operand, Mapping):
+        holds = compile_item_filter(operand)
+        return _without(lambda item: isinstance(item, Mapping) and holds(item))
+    return _without(on_value(literal(operand)) if type(operand) is Regex else equals(operand))
+
+
+def pull_all(path: str, operand: object) -> Operation:
+    if type(operand) is not list:
+        raise BadValueError(f"$pullAll requires an array argument but was given a {type_name(operand)}")
+    keys = {encode_key(item) for item in operand}
+    return _without(lambda item: encode_key(item) in keys)
+
+
+def _without(is_pulled: Predicate) -> Operation:
+    def change(old: object, context: Context) -> object:
+        if old is MISSING:
+            return MISSING
+        if type(old) is not list:
+            raise BadValueError("Cannot apply $pull to a non-array value")
+        return [item for item in old if not is_pulled(item)]
+
+    return Operation(change, creates=False)
+
+
+def pop(path: str, operand: object) -> Operation:
+    """1 takes the last item away, -1 the first."""
+    if not is_number(operand):
+        raise FailedToParseError(f"Expected a number in: {path}: {show(operand)}")
+    if not (equals(1)(operand) or equals(-1)(operand)):
+        raise FailedToParseError(f"$pop expects 1 or -1, found: {show(operand)}")
+    last = equals(1)(operand)
+
+    def change(old: object, context: Context) -> object:
+        if old is MISSING:
+            return MISSING
+        if type(old) is not list:
+            raise TypeMismatchError(f"Path '{path}' contains an element of non-array type '{type_name(old)}'")
+        return old[:-1] if last else old[1:]
+
+    return Operation(change, creates=False)
+
+
+def _array(value: object, path: str, context: Context) -> list[object]:
+    if type(value) is not list:
+        raise BadValueError(
+            f"The field '{path}' must be an array but is of type {type_name(value)} in document "
+            f"{{_id: {show(context.doc_id)}}}"
+        )
+    return value

@@ -1,0 +1,145 @@
+"""The update operators on single values: each turns its operand into a change of the value at a path.
+
+Those on arrays are in update_arrays.py; where the value stands, and what is made on the way, is update_paths.py's.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from replset.bson import compare
+from replset.query.arithmetic import add, is_long, multiply, whole, zero_like
+from replset.query.order import MISSING, is_number, type_name
+from replset.query.refusals import BadValueError, TypeMismatchError, show
+from replset.query.update_paths import Change, Context
+
+_BITWISE: dict[str, Callable[[int, int], int]] = {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """creates: whether missing documents on the path are made. only_on_insert: left out unless an upsert inserts."""
+
+    change: Change
+    creates: bool = True
+    only_on_insert: bool = False
+
+
+def set_value(path: str, operand: object) -> Operation:
+    return Operation(lambda old, context: operand)
+
+
+def set_on_insert(path: str, operand: object) -> Operation:
+    return Operation(lambda old, context: operand, only_on_insert=True)
+
+
+def unset(path: str, operand: object) -> Operation:
+    return Operation(lambda old, context: MISSING, creates=False)
+
+
+def increment(path: str, operand: object) -> Operation:
+    """TypeMismatch (14) for what is no number; BadValue (2) where the sum leaves 64 bits."""
+    if not is_number(operand):
+        raise TypeMismatchError(f"Cannot increment with non-numeric argument: {{{path}: {show(operand)}}}")
+    return Operation(_calculation("$inc", path, add, operand, operand))
+
+
+def multiply_by(path: str, operand: object) -> Operation:
+    """As increment; what is missing becomes zero of the operand's type."""
+    if not is_number(operand):
+        raise TypeMismatchError(f"Cannot multiply with non-numeric argument: {{{path}: {show(operand)}}}")
+    return Operation(_calculation("$mul", path, multiply, operand, zero_like(operand)))
+
+
+def _calculation(
+    name: str, path: str, calculate: Callable[[object, object], object], operand: object, when_missing: object
+) -> Change:
+    def change(old: object, context: Context) -> object:
+        if old is MISSING:
+            return when_missing
+        if not is_number(old):
+            raise TypeMismatchError(
+                f"Cannot apply {name} to a value of non-numeric type. {{_id: {show(context.doc_id)}}} has the field "
+                f"'{last_name(path)}' of non-numeric type {type_name(old)}"
+            )
+        try:
+            return calculate(old, operand)
+        except OverflowError:
+            raise BadValueError(
+                f"Failed to apply {name} operations to current value ({show(old)}) for document "
+                f"{{_id: {show(context.doc_id)}}}"
+            ) from None
+
+    return change
+
+
+def minimum(path: str, operand: object) -> Operation:
+    return Operation(lambda old, context: operand if old is MISSING or compare(operand, old) < 0 else old)
+
+
+def maximum(path: str, operand: object) -> Operation:
+    return Operation(lambda old, context: operand if old is MISSING or compare(operand, old) > 0 else old)
+
+
+def current_date(path: str, operand: object) -> Operation:
+    """operand: a boolean, or {$type: "date" | "timestamp"}."""
+    if type(operand) is bool:
+        return Operation(lambda old, context: context.now)
+    if not isinstance(operand, Mapping):
+        raise BadValueError(
+            f"{type_name(operand)} is not valid type for $currentDate. Please use a boolean ('true') or a $type "
+            "expression ({$type: 'timestamp/date'})."
+        )
+    for name in operand:
+        if name != "$type":
+            raise BadValueError(f"Unrecognized $currentDate option: {name}")
+    match operand.get("$type"):
+        case "date":
+            return Operation(lambda old, context: context.now)
+        case "timestamp":
+            return Operation(lambda old, context: context.timestamp)
+    raise BadValueError(
+        "The '$type' string field is required to be 'date' or 'timestamp': {$currentDate: {field : {$type: 'date'}}}"
+    )
+
+
+def bitwise(path: str, operand: object) -> Operation:
+    """operand: {and | or | xor: whole number, ...}, done in order; what is missing counts as 0."""
+    if not isinstance(operand, Mapping):
+        raise BadValueError(
+            f"The $bit modifier is not compatible with a {type_name(operand)}. You must pass in an embedded document: "
+            "{$bit: {field: {and/or/xor: #}}"
+        )
+    if not operand:
+        raise BadValueError("You must pass in at least one bitwise operation. The format is: {$bit: {field: {and: #}}}")
+    steps: list[tuple[Callable[[int, int], int], int]] = []
+    for name, number in operand.items():
+        if name not in _BITWISE:
+            raise BadValueError(f"The $bit modifier only supports 'and', 'or', and 'xor', not '{name}'")
+        if not _is_whole(number):
+            raise BadValueError(f"The $bit modifier field must be an Integer(32/64 bit); a {type_name(number)} is not")
+        steps.append((_BITWISE[name], number))
+
+    def change(old: Any, context: Context) -> object:
+        number: Any = 0 if old is MISSING else old
+        if not _is_whole(number):
+            raise BadValueError(
+                f"Cannot apply $bit to a value of non-integral type. {{_id: {show(context.doc_id)}}} has the field "
+                f"'{last_name(path)}' of non-integer type {type_name(old)}"
+            )
+        for calculate, mask in steps:
+            number = whole(calculate(int(number), int(mask)), is_long(number) or is_long(mask))
+        return number
+
+    return Operation(change)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and type(value) is not bool
+
+
+def last_name(path: str) -> str:
+    return path.rpartition(".")[2]

@@ -1,0 +1,64 @@
+"""What an upsert starts from: the fields that a filter demands to be equal to one value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from replset.bson import Regex
+from replset.errors import ReplError
+from replset.query.conditions import is_operators
+from replset.query.refusals import ConflictingUpdateOperatorsError
+from replset.query.update_paths import PathTree
+
+NOT_SINGLE_VALUE_FIELD = 54
+NOT_EXACT_VALUE_FIELD = 111
+
+
+def upsert_base(query: Mapping[str, object]) -> dict[str, object]:
+    """The document that an upsert's update is applied to when nothing matched; in it what the filter says to be equal.
+
+    query: a filter that compile_filter accepted. Raises 54 when it says two things of one path, 111 when it names a
+    part of `_id` only.
+    """
+    base: dict[str, object] = {}
+    tree = PathTree()
+    for path, value in _equalities(query):
+        if path.startswith("_id."):
+            raise ReplError(
+                f"field at '_id' must be exactly specified, field at sub-path '{path}'found", code=NOT_EXACT_VALUE_FIELD
+            )
+        parts = tuple(path.split("."))
+        try:
+            tree.add(parts)
+        except ConflictingUpdateOperatorsError:
+            raise ReplError(
+                f"cannot infer query fields to set, path '{path}' is matched twice", code=NOT_SINGLE_VALUE_FIELD
+            ) from None
+        holder: dict[str, Any] = base
+        for part in parts[:-1]:
+            holder = holder.setdefault(part, {})
+        holder[parts[-1]] = value
+    return base
+
+
+def _equalities(query: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    for name, value in query.items():
+        if type(value) is list and (name == "$and" or (name == "$or" and len(value) == 1)):
+            for branch in value:
+                yield from _equalities(branch)
+        elif name.startswith("$") or type(value) is Regex:
+            continue
+        elif not is_operators(value):
+            yield name, value
+        elif "$eq" in value:
+            yield name, value["$eq"]
+        else:
+            every = value.get("$all")
+            if (
+                isinstance(every, list)
+                and len(every) == 1
+                and not is_operators(every[0])
+                and type(every[0]) is not Regex
+            ):
+                yield name, every[0]
