@@ -1,0 +1,132 @@
+"""The commit point: tables for sets with arbiters and non-voters, old terms, and a naive oracle (map C8, K1)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replset.config import Member, ReplSetConfig
+from replset.core.quorum import commit_point, electable_majority, has_majority
+from replset.errors import InvariantError
+from replset.ids import OPTIME_NULL, MemberId, OpTime
+from tests.unit.core.kit import at, members_of, named
+
+A, B, C, D = (MemberId(number) for number in range(4))
+OLD, NEW, NEWER = at(1), at(2, 1), at(2, 2)
+
+
+def shaped(shape: str) -> ReplSetConfig:
+    """One letter a member: P or S bear data and vote, A is an arbiter, N has no vote, + is newlyAdded."""
+    rows: list[Member] = []
+    for letter, row in zip(shape, members_of(len(shape)), strict=True):
+        changes: dict[str, dict[str, object]] = {
+            "A": {"arbiter_only": True, "priority": 0.0},
+            "N": {"votes": 0, "priority": 0.0},
+            "+": {"newly_added": True},
+        }
+        rows.append(replace(row, **changes.get(letter, {})))  # type: ignore[arg-type]
+    return named(*rows)
+
+
+@pytest.mark.parametrize(
+    ("shape", "durable", "expected"),
+    [
+        pytest.param("PSS", [NEW, NEW, OLD], NEW, id="PSS-two-of-three"),
+        pytest.param("PSS", [NEW, OLD, OLD], OPTIME_NULL, id="PSS-one-of-three"),
+        pytest.param("PSS", [NEWER, NEW, OLD], NEW, id="PSS-the-second-highest"),
+        pytest.param("PSS", [OLD, OLD, OLD], OPTIME_NULL, id="PSS-older-term-not-directly"),
+        pytest.param("PSS", [NEW], OPTIME_NULL, id="PSS-silent-others"),
+        pytest.param("PSA", [NEW, NEW, NEWER], NEW, id="PSA-both"),
+        pytest.param("PSA", [NEW, OLD, NEWER], OPTIME_NULL, id="PSA-arbiter-holds-nothing"),
+        pytest.param("PAA", [NEW, NEWER, NEWER], NEW, id="PAA-primary-alone"),
+        pytest.param("PAA", [OLD, NEWER, NEWER], OPTIME_NULL, id="PAA-older-term"),
+        pytest.param("PSSAA", [NEW, NEW, NEW, NEWER, NEWER], NEW, id="PSSAA-all-three"),
+        pytest.param("PSSAA", [NEW, NEW, OLD, NEWER, NEWER], OPTIME_NULL, id="PSSAA-two-are-too-few"),
+        pytest.param("PSSNN", [NEW, OLD, OLD, NEW, NEW], OPTIME_NULL, id="non-voters-do-not-count"),
+        pytest.param("PSSNN", [NEW, NEW, OLD, OLD, OLD], NEW, id="non-voters-do-not-hold-back"),
+        pytest.param("PSS+", [NEW, OLD, OLD, NEW], OPTIME_NULL, id="newly-added-does-not-count"),
+        pytest.param("PSS+", [NEW, NEW, OLD, OLD], NEW, id="newly-added-does-not-hold-back"),
+        pytest.param("P", [NEW], NEW, id="one-member"),
+        pytest.param("PS", [NEW, OLD], OPTIME_NULL, id="two-members-need-both"),
+        pytest.param("PSSSS", [NEWER, NEWER, NEW, OLD, OLD], NEW, id="five"),
+    ],
+)
+def test_commit_point(shape: str, durable: list[OpTime], expected: OpTime) -> None:
+    """DESIGN: the writeMajority-th highest last_durable among voting data-bearing members, only in the current term."""
+    config = shaped(shape)
+    held = {MemberId(number): optime for number, optime in enumerate(durable)}
+    holders = [member.id for member in config.data_voters]
+    assert commit_point(held, holders, config.write_majority, 2) == expected
+
+
+def test_a_newer_term_than_mine_is_not_mine_to_commit() -> None:
+    assert commit_point({A: at(3), B: at(3)}, [A, B, C], 2, 2) == OPTIME_NULL
+
+
+@pytest.mark.parametrize("majority", [0, 4])
+def test_a_write_majority_is_made_of_holders(majority: int) -> None:
+    with pytest.raises(InvariantError):
+        commit_point({}, [A, B, C], majority, 1)
+
+
+def oracle(held: dict[MemberId, OpTime], holders: list[MemberId], majority: int, term: int) -> OpTime:
+    """Naive: the newest optime of `term` for which some group of `majority` holders all have at least that."""
+    found = OPTIME_NULL
+    for group in combinations(holders, majority):
+        common = min(held.get(member, OPTIME_NULL) for member in group)
+        found = max(found, common)
+    return found if found.term == term else OPTIME_NULL
+
+
+OPTIMES = st.builds(at, st.integers(1, 4), st.integers(1, 5))
+
+
+@given(
+    held=st.dictionaries(st.integers(0, 6).map(MemberId), OPTIMES),
+    holders=st.lists(st.integers(0, 6).map(MemberId), min_size=1, unique=True),
+    term=st.integers(1, 4),
+    data=st.data(),
+)
+def test_commit_point_equals_the_naive_one(
+    held: dict[MemberId, OpTime], holders: list[MemberId], term: int, data: st.DataObject
+) -> None:
+    majority = data.draw(st.integers(1, len(holders)))
+    assert commit_point(held, holders, majority, term) == oracle(held, holders, majority, term)
+
+
+@given(
+    held=st.dictionaries(st.integers(0, 4).map(MemberId), OPTIMES, min_size=5),
+    mover=st.integers(0, 4).map(MemberId),
+    ahead=OPTIMES,
+)
+def test_progress_never_takes_the_commit_point_back(
+    held: dict[MemberId, OpTime], mover: MemberId, ahead: OpTime
+) -> None:
+    holders = [MemberId(number) for number in range(5)]
+    before = commit_point(held, holders, 3, 4)
+    moved = {**held, mover: max(held[mover], ahead)}
+    assert commit_point(moved, holders, 3, 4) >= before
+
+
+@pytest.mark.parametrize(
+    ("votes", "voters", "enough"),
+    [(1, 1, True), (1, 2, False), (2, 2, True), (1, 3, False), (2, 3, True), (2, 4, False), (3, 4, True), (3, 5, True)],
+)
+def test_a_primary_needs_more_than_half(votes: int, voters: int, enough: bool) -> None:
+    """Map H5: it steps down when votes of up members * 2 <= total voters."""
+    assert has_majority(votes, voters) is enough
+
+
+@pytest.mark.parametrize(
+    ("holders", "electable", "majority", "may"),
+    [(2, 1, 2, True), (2, 0, 2, False), (1, 1, 2, False), (3, 2, 2, True)],
+)
+def test_a_stepdown_needs_a_majority_and_somebody_electable(
+    holders: int, electable: int, majority: int, may: bool
+) -> None:
+    """Map E11."""
+    assert electable_majority(holders, electable, majority) is may
