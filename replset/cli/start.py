@@ -12,18 +12,20 @@ import logging
 import os
 import random
 import signal
+import socket
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import fields
 
 import uvloop
-
 from api.app import create_app
+
 from api.serve import HttpServer
 from replset.errors import ReplError
 from replset.runtime.machine import RealClock, RealWorkers
 from replset.runtime.member import RunningMember
-from replset.runtime.network import RealNetwork
+from replset.runtime.network import RealNetwork, split_host_port
 from replset.runtime.options import MemberOptions, flag_of, resolve_options, variable_of
 from replset.storage.disk import RealDisk
 
@@ -77,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
         format="%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s",
         datefmt="%Y-%m-%dT%H:%M:%S",
     )
-    logging.Formatter.converter = __import__("time").gmtime
+    logging.Formatter.converter = time.gmtime
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run(options))
@@ -88,7 +90,21 @@ def refuse(reason: str) -> int:
     return 2
 
 
+def taken_port(options: MemberOptions) -> str | None:
+    """The first of the member's two addresses that cannot be listened on, with the reason; None: both are free."""
+    for address in (options.listen, options.http_listen):
+        host, port = split_host_port(address)
+        try:
+            socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+        except OSError as error:
+            return f"cannot listen on {address}: {error.strerror or error}"
+    return None
+
+
 async def run(options: MemberOptions) -> int:
+    taken = taken_port(options)  # looked at first, so that a wrong port leaves the dbpath untouched
+    if taken is not None:
+        return refuse(taken)
     workers = RealWorkers()
     member = RunningMember(
         options,
