@@ -27,6 +27,7 @@ from replset.runtime.machine import RealClock, RealWorkers
 from replset.runtime.member import RunningMember
 from replset.runtime.network import RealNetwork, split_host_port
 from replset.runtime.options import MemberOptions, flag_of, resolve_options, variable_of
+from replset.runtime.watchdog import Watchdog
 from replset.storage.disk import RealDisk
 
 HELP = {
@@ -131,12 +132,15 @@ async def run(options: MemberOptions) -> int:
         await member.stop()
         return refuse(f"{options.http_listen}: {error.strerror or error}")
     print(f"replset {options.repl_set}: wire {options.host}, http http://{options.http_address}", flush=True)
+    watchdog = Watchdog()
+    watchdog.start()
     waiting = [asyncio.ensure_future(stop.wait()), member.broken]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     waiting[0].cancel()
     if member.broken.done():
         print(f"replset start: stopped: {member.broken.result()}", file=sys.stderr, flush=True)
         os._exit(1)  # the disk or an invariant failed: nothing more may be written, not even by a clean close
+    watchdog.stop()
     await member.hand_over()
     await http.stop()
     await member.stop()
