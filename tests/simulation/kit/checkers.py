@@ -85,10 +85,13 @@ class Checkers:
         self.commit_points: dict[str, OpTime] = {}  # by life
         self.committed_optimes: set[OpTime] = set()
         self.lost_in_crashes: set[str] = set()  # marks of entries that a power loss took, unsynced
+        self.erased_by_hand: set[str] = set()  # marks of entries that only a wiped disk held
         self.rollbacks = 0
         self._seen_lives: dict[str, str] = {}
+        self._last_points: dict[str, OpTime] = {}
         self._next_slow = 1_000
         cluster.on_step.append(self.after_step)
+        cluster.on_wipe.append(self.note_wipe)
 
     def fail(self, invariant: str, why: str) -> None:
         now = self.cluster.loop.now_ms
@@ -100,28 +103,36 @@ class Checkers:
         cluster = self.cluster
         if cluster.broken:
             cluster.check_unbroken()
-        for name, machine in cluster.machines.items():
-            member = machine.running
-            if member is None or machine.life is None:
-                continue
-            node = member.node
-            life = machine.life.name
-            if node.state is MemberState.PRIMARY:
-                first = self.primaries.setdefault(node.term, life)
-                if first != life:
-                    self.fail("1", f"{first} and {life} are both primary in term {node.term}")
+        for name, machine, node in cluster.live:
             point = node.commit_point
-            before = self.commit_points.get(life, OPTIME_NULL)
-            if point < before:
-                self.fail("8", f"{name}'s commit point moved back from {before} to {point}")
-            self.commit_points[life] = point
-            if name in self.mirrors and machine.disk.changed:
+            if node.state is MemberState.PRIMARY:
+                self.note_primary(node.term, machine)
+            if machine.disk.changed and name in self.mirrors:
                 self.follow(name, machine)
-            if name in self.mirrors and point != before:
-                self.note_committed(name, point)
+            if point is not self._last_points.get(name):
+                self.note_commit_point(name, machine, point)
         if cluster.loop.steps >= self._next_slow:
             self._next_slow = cluster.loop.steps + 1_000
             self.every_thousand()
+
+    def note_primary(self, term: int, machine: Machine) -> None:
+        """Invariant 1."""
+        assert machine.life is not None
+        life = machine.life.name
+        first = self.primaries.setdefault(term, life)
+        if first != life:
+            self.fail("1", f"{first} and {life} are both primary in term {term}")
+
+    def note_commit_point(self, name: str, machine: Machine, point: OpTime) -> None:
+        """Invariant 8."""
+        assert machine.life is not None
+        self._last_points[name] = point
+        before = self.commit_points.get(machine.life.name, OPTIME_NULL)
+        if point < before:
+            self.fail("8", f"{name}'s commit point moved back from {before} to {point}")
+        self.commit_points[machine.life.name] = point
+        if name in self.mirrors:
+            self.note_committed(name, point)
 
     def follow(self, name: str, machine: Machine) -> None:
         """Bring the mirror up to the store; check invariant 2 on what is new and that nothing committed was undone."""
@@ -199,6 +210,15 @@ class Checkers:
             self.committed_optimes.add(mirror.entries[mirror.committed].optime)
             mirror.committed += 1
 
+    def note_wipe(self, name: str) -> None:
+        """A disk was emptied by hand: what only it held is nobody's to keep."""
+        if name not in self.mirrors:
+            return
+        elsewhere = set().union(*(mirror.marks for other, mirror in self.mirrors.items() if other != name))
+        files = set(rolled_back_marks(self.cluster.machines[name].dead_disk))
+        self.erased_by_hand |= (self.mirrors[name].marks | files) - elsewhere
+        self.mirrors[name].clear()
+
     # --- every thousand steps
 
     def every_thousand(self) -> None:
@@ -266,6 +286,8 @@ class Checkers:
                 continue
             if write.concern == "w1" and mark in self.lost_in_crashes:
                 continue  # T2: not synced on any holder when the power went
+            if write.concern != "majority" and mark in self.erased_by_hand:
+                continue
             self.fail("4", f"neither in the set nor in a rollback file: {write}")
 
     def documents_are_the_oplog(self) -> None:

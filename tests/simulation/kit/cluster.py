@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from replset.runtime.member import RunningMember
-
 from replset.core.member_state import MemberState
+from replset.core.node import Node
 from replset.ids import HostPort, OpTime
+from replset.runtime.member import RunningMember
 from replset.runtime.options import MemberOptions
 from tests.simulation.kit.clock import SimClock
 from tests.simulation.kit.disk import SimDisk
@@ -56,6 +56,7 @@ class Machine:
     life: Life | None = None
     member: RunningMember | None = None
     started: bool = False  # this life's start() came to its end
+    dead_disk: SimDisk | None = None  # of the life before
     lives: int = 0
     lost_power: bool = False  # at the last death
     durable_at_death: OpTime | None = None
@@ -101,8 +102,10 @@ class SimCluster:
             self.machines[name] = self._new_machine(name, arbiter=n >= members)
         self.clients = Life("clients")
         self.broken: list[str] = []
-        self._shown: dict[str, str] = {}
+        self._shown: dict[str, tuple[object, ...]] = {}
+        self.live: list[tuple[str, Machine, Node]] = []  # members that are up
         self.on_step: list[Callable[[], None]] = [self._watch]
+        self.on_wipe: list[Callable[[str], None]] = []
         self.loop.on_step = self._step
         self._closing: list[SimDisk] = []
 
@@ -170,13 +173,15 @@ class SimCluster:
             enable_test_commands=True,
             oplog_size_mb=10_000,
             min_free_mb=1,
+            allow_multiple_arbiters=True,
         )
         context = contextvars.copy_context()
         context.run(current_life.set, life)
-        context.run(self._start_in, machine, life, options)
+        task = self.loop.create_task(self._boot(machine, life, options), context=context)
+        task.add_done_callback(lambda done: self._started(machine, life, done))
         self.trace.add(name, f"starts, life {machine.lives}")
 
-    def _start_in(self, machine: Machine, life: Life, options: MemberOptions) -> None:
+    async def _boot(self, machine: Machine, life: Life, options: MemberOptions) -> None:
         machine.member = RunningMember(
             options,
             network=self.network.port(machine.name, life),
@@ -185,8 +190,7 @@ class SimCluster:
             workers=SimWorkers(self.loop, life, random.Random(machine.rng.getrandbits(64)), (self._worker_ms, 1.0)),
             rng=random.Random(machine.rng.getrandbits(64)),
         )
-        task = self.loop.create_task(machine.member.start())
-        task.add_done_callback(lambda done: self._started(machine, life, done))
+        await machine.member.start()
 
     def _started(self, machine: Machine, life: Life, task: asyncio.Task[None]) -> None:
         if machine.life is not life:
@@ -197,27 +201,35 @@ class SimCluster:
             return
         machine.started = True
         assert machine.member is not None
+        self.live.append((machine.name, machine, machine.member.node))
         machine.member.broken.add_done_callback(lambda why: self._broke(machine, life, why))
 
     def _broke(self, machine: Machine, life: Life, why: asyncio.Future[Any]) -> None:
         if machine.life is life and not why.cancelled():
             self.broken.append(f"{machine.name} stopped itself: {why.result()}")
 
-    def kill(self, name: str, *, power_loss: bool = False) -> None:
-        """The process dies at once, or its machine loses power."""
+    def kill(self, name: str, *, power_loss: bool = False, wipe: bool = False) -> None:
+        """The process dies at once, or its machine loses power; with `wipe` the next life finds an empty disk."""
         machine = self.machines[name]
         life, member = machine.life, machine.running
         assert life is not None, f"{name} is dead already"
         machine.lost_power = power_loss
         machine.durable_at_death = None if member is None else member.node.position.last_durable
         machine.state_at_death = None if member is None else member.node.state
-        self.trace.add(name, "loses power" if power_loss else "is killed")
+        self.trace.add(name, "is wiped" if wipe else "loses power" if power_loss else "is killed")
         self.loop.kill(life)
         self.network.die(life, silently=power_loss)
-        dead_disk = machine.disk
+        dead_disk = machine.dead_disk = machine.disk
         folder = os.path.join(self.root, name, str(machine.lives))
-        machine.disk = dead_disk.crash(folder, self.rng_crashes, power_loss=power_loss)
+        if wipe:
+            machine.state_at_death = None
+            machine.disk = SimDisk(folder)
+            for look in self.on_wipe:
+                look(name)
+        else:
+            machine.disk = dead_disk.crash(folder, self.rng_crashes, power_loss=power_loss)
         machine.life = machine.member = None
+        self.live = [row for row in self.live if row[0] != name]
         machine.started = False
         self._shown.pop(name, None)
         self._closing.append(dead_disk)
@@ -343,15 +355,11 @@ class SimCluster:
 
     def _watch(self) -> None:
         """Note each member's state, term and known primary whenever they change."""
-        for name, machine in self.machines.items():
-            member = machine.running
-            if member is None:
-                continue
-            node = member.node
-            line = f"{node.state.name} term {node.term} primary {node.primary}"
-            if self._shown.get(name) != line:
-                self._shown[name] = line
-                self.trace.add(name, line)
+        for name, _, node in self.live:
+            now = (node.state, node.term, node.primary)
+            if self._shown.get(name) != now:
+                self._shown[name] = now
+                self.trace.add(name, f"{node.state.name} term {node.term} primary {node.primary}")
 
     def summary(self) -> str:
         """How every member stands, for a failure's message."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.simulation.kit.cluster import SimCluster
@@ -24,7 +25,8 @@ class FaultMix:
     one_way: int = 2
     kill_primary: int = 2
     bad_links: int = 2
-    pause_s: tuple[float, float] = (1.0, 6.0)
+    wipe: int = 1
+    pause_s: tuple[float, float] = (0.5, 5.0)
 
 
 class Faults:
@@ -34,7 +36,8 @@ class Faults:
         self._cluster = cluster
         self._mix = mix or FaultMix()
         self._rng: random.Random = cluster.rng_faults
-        self._restarts: set[asyncio.Task[None]] = set()
+        self._repairs: set[asyncio.Task[None]] = set()  # restarts and heals on their way
+        self._wiped = False
 
     async def run(self, seconds: float) -> None:
         """Faults for so long; on return all members run, all links are whole."""
@@ -48,29 +51,41 @@ class Faults:
             self._one_way: mix.one_way,
             self._kill_primary: mix.kill_primary,
             self._bad_links: mix.bad_links,
+            self._wipe: mix.wipe,
         }
         ends = cluster.loop.time() + seconds
         while cluster.loop.time() < ends:
             await asyncio.sleep(self._rng.uniform(*mix.pause_s))
             fault = self._rng.choices(list(kinds), list(kinds.values()))[0]
-            await fault()
+            fault()
+        for repair in sorted(self._repairs, key=hash):
+            await repair
         cluster.network.faults = QUIET
         cluster.heal()
-        for restart in sorted(self._restarts, key=hash):
-            await restart
+
+    def _later(self, seconds: float, do: Callable[[], None]) -> None:
+        """Put something right again after a while."""
+
+        async def wait() -> None:
+            await asyncio.sleep(seconds)
+            do()
+
+        task = self._cluster.loop.create_task(wait())
+        self._repairs.add(task)
+        task.add_done_callback(self._repairs.discard)
 
     # --- deaths
 
-    async def _kill_one(self) -> None:
+    def _kill_one(self) -> None:
         self._kill(self._rng.choice(self._cluster.alive() or [""]), power_loss=False)
 
-    async def _kill_primary(self) -> None:
+    def _kill_primary(self) -> None:
         self._kill(self._cluster.primary() or "", power_loss=self._rng.random() < 0.4)
 
-    async def _power_loss(self) -> None:
+    def _power_loss(self) -> None:
         self._kill(self._rng.choice(self._cluster.alive() or [""]), power_loss=True)
 
-    async def _power_loss_of_all(self) -> None:
+    def _power_loss_of_all(self) -> None:
         for name in self._cluster.alive():
             self._kill(name, power_loss=True)
 
@@ -78,37 +93,43 @@ class Faults:
         if not name:
             return
         self._cluster.kill(name, power_loss=power_loss)
-        task = self._cluster.loop.create_task(self._restart_later(name, self._rng.uniform(0.2, 7.0)))
-        self._restarts.add(task)
-        task.add_done_callback(self._restarts.discard)
+        self._later(self._rng.uniform(0.2, 7.0), lambda: self._cluster.restart(name))
 
-    async def _restart_later(self, name: str, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-        self._cluster.restart(name)
+    def _wipe(self) -> None:
+        """Once a run: a member that is not primary, in a set that is well, comes back with an empty disk."""
+        cluster = self._cluster
+        primary = cluster.primary()
+        if self._wiped or primary is None or not cluster.all_counted():
+            return
+        self._wiped = True
+        name = self._rng.choice([name for name in cluster.machines if name != primary])
+        cluster.kill(name, wipe=True)
+        self._later(self._rng.uniform(0.2, 7.0), lambda: cluster.restart(name))
 
     # --- links
 
-    async def _isolate_primary(self) -> None:
+    def _isolate_primary(self) -> None:
         primary = self._cluster.primary()
         if primary is not None:
-            await self._cut_for_a_while([primary], "both")
+            self._cut_for_a_while([primary], "both")
 
-    async def _isolate_someone(self) -> None:
+    def _isolate_someone(self) -> None:
         names = list(self._cluster.machines)
-        await self._cut_for_a_while(self._rng.sample(names, self._rng.randrange(1, len(names))), "both")
+        self._cut_for_a_while(self._rng.sample(names, self._rng.randrange(1, len(names))), "both")
 
-    async def _one_way(self) -> None:
+    def _one_way(self) -> None:
         name = self._rng.choice(list(self._cluster.machines))
-        await self._cut_for_a_while([name], self._rng.choice(("in", "out")))
+        self._cut_for_a_while([name], self._rng.choice(("in", "out")))
 
-    async def _cut_for_a_while(self, group: list[str], direction: str) -> None:
+    def _cut_for_a_while(self, group: list[str], direction: str) -> None:
         self._cluster.cut(group, direction=direction)
-        await asyncio.sleep(self._rng.uniform(0.5, 9.0))
-        self._cluster.heal()
+        self._later(self._rng.uniform(0.5, 9.0), self._cluster.heal)
 
-    async def _bad_links(self) -> None:
+    def _bad_links(self) -> None:
         self._cluster.network.faults = BAD_LINKS
         self._cluster.trace.add("network", "bad links")
-        await asyncio.sleep(self._rng.uniform(2.0, 6.0))
+        self._later(self._rng.uniform(2.0, 6.0), self._good_links)
+
+    def _good_links(self) -> None:
         self._cluster.network.faults = QUIET
         self._cluster.trace.add("network", "good links")

@@ -13,7 +13,7 @@ from tests.simulation.kit.workload import Mix, Workload
 
 FAULTS_S = 40.0
 CONVERGES_WITHIN_S = 90.0
-SHAPES = ((3, 0), (3, 0), (2, 1), (3, 2), (5, 0))
+SHAPES = ((3, 0), (3, 0), (3, 0), (2, 1), (2, 1), (3, 2), (3, 1), (5, 0))
 """Data-bearing members and arbiters; the seed chooses."""
 
 

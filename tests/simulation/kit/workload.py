@@ -77,7 +77,7 @@ class Mix:
 
     writers: int = 4
     readers: int = 2
-    pause_ms: tuple[int, int] = (20, 220)
+    pause_ms: tuple[int, int] = (50, 350)
 
 
 class Workload:
