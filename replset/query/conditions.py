@@ -249,7 +249,14 @@ def _all(operand: object, path: str, item_filter: ItemFilter) -> Condition:
 
 
 def _elem_match(operand: object, path: str, item_filter: ItemFilter) -> Condition:
-    """Over values when it holds operators, else over documents; an array among the items counts as a document."""
+    return ItemLeaf(item_finder(operand, path, item_filter))
+
+
+def item_finder(operand: object, path: str, item_filter: ItemFilter) -> Callable[[object], int | None]:
+    """The index of the first item of an array that matches an $elemMatch; None for none, and for what is no array.
+
+    Over values when it holds operators, else over documents; an array among the items counts as a document.
+    """
     if not isinstance(operand, Mapping):
         raise BadValueError("$elemMatch needs an Object")
     if is_operators(operand) and next(iter(operand)) not in _LOGICAL:
@@ -262,7 +269,7 @@ def _elem_match(operand: object, path: str, item_filter: ItemFilter) -> Conditio
             return None
         return next((index for index, item in enumerate(value) if holds(item)), None)
 
-    return ItemLeaf(position)
+    return position
 
 
 def _mod(operand: object) -> Predicate:

@@ -1,0 +1,52 @@
+"""The distinct values of a path over many documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from replset.bson import encode_key
+from replset.query.order import MISSING
+from replset.query.paths import array_index, field_path
+
+
+class Distinct:
+    """Collects the values at `key`, each once by MongoDB's equality, in the order in which they came.
+
+    An array at the end gives its items, one on the way is gone through, or an index in the path picks an item. What is
+    missing gives nothing. Raises what field_path raises for a key that is no path.
+    """
+
+    __slots__ = ("_parts", "_seen", "values")
+
+    def __init__(self, key: str) -> None:
+        self._parts = field_path(key)
+        self._seen: set[bytes] = set()
+        self.values: list[object] = []
+
+    def add(self, doc: Mapping[str, object]) -> None:
+        for value in _along(doc, self._parts):
+            key = encode_key(value)
+            if key not in self._seen:
+                self._seen.add(key)
+                self.values.append(value)
+
+
+def _along(begin: object, parts: tuple[str, ...]) -> Iterator[object]:
+    value = begin
+    for depth, part in enumerate(parts):
+        if isinstance(value, Mapping):
+            value = value.get(part, MISSING)
+            continue
+        if type(value) is not list:
+            return
+        index = array_index(part)
+        if index is None:
+            for item in value:
+                if isinstance(item, Mapping):
+                    yield from _along(item, parts[depth:])
+            return
+        value = value[index] if index < len(value) else MISSING
+    if type(value) is list:
+        yield from value
+    elif value is not MISSING:
+        yield value

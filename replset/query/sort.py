@@ -1,0 +1,135 @@
+"""Sort orders: documents to keys, bytes whose order is the order asked for.
+
+Keys are made as MongoDB makes index keys: an array on a path gives one key for each item, of which the first in the
+order counts; what is missing counts as null, an empty array sorts before that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from replset.bson import Undefined, encode_key
+from replset.errors import ReplError
+from replset.query.order import MISSING, equals, is_number
+from replset.query.paths import array_index, field_path
+from replset.query.refusals import BadValueError, not_built, show
+
+MAX_FIELDS = 32
+_COMPLEMENT = bytes(range(255, -1, -1))
+_NULL_KEY = encode_key(None)
+_UNDEFINED = Undefined()
+
+Path = tuple[str, ...]
+
+
+class Sort:
+    """A compiled sort: called with a document it gives the document's key; keys of equal documents are equal.
+
+    natural: 1 or -1 when the order of storage is asked for (`$natural`), else 0.
+    """
+
+    __slots__ = ("_paths", "_reversed", "natural")
+
+    def __init__(self, paths: list[Path], is_reversed: list[bool], natural: int) -> None:
+        self._paths = paths
+        self._reversed = is_reversed
+        self.natural = natural
+
+    def __call__(self, doc: Mapping[str, object]) -> bytes:
+        """BadValueError when the paths lead through two different arrays of the document."""
+        values: list[object] = []
+        for path in self._paths:
+            value = doc.get(path[0])
+            if type(value) is list or len(path) > 1:
+                return min(map(self._joined, _value_lists([(doc, path) for path in self._paths])))
+            values.append(value)
+        return self._joined(values)
+
+    def _joined(self, values: list[object]) -> bytes:
+        keys = [
+            encode_key(value).translate(_COMPLEMENT) if is_reversed else encode_key(value)
+            for value, is_reversed in zip(values, self._reversed, strict=True)
+        ]
+        return keys[0] if len(keys) == 1 else b"".join(keys)
+
+
+def compile_sort(spec: Mapping[str, object]) -> Sort:
+    """A sort from `{a: 1, "b.c": -1}`; of the empty one all keys are equal.
+
+    Raises 15974 and 15975 for directions that are none, BadValueError for `$natural` beside others or too many fields.
+    """
+    if "$natural" in spec:
+        return Sort([], [], _natural(spec))
+    if len(spec) > MAX_FIELDS:
+        raise BadValueError(f"too many compound keys: a sort has at most {MAX_FIELDS}")
+    paths: list[Path] = []
+    is_reversed: list[bool] = []
+    for name, direction in spec.items():
+        if isinstance(direction, Mapping) and "$meta" in direction:
+            raise not_built("$meta in a sort")
+        if not is_number(direction):
+            raise ReplError(f"Illegal key in $sort specification: {name}: {show(direction)}", code=15974)
+        if not (equals(1)(direction) or equals(-1)(direction)):
+            raise ReplError("$sort key ordering must be 1 (for ascending) or -1 (for descending)", code=15975)
+        paths.append(field_path(name))
+        is_reversed.append(not equals(1)(direction))
+    return Sort(paths, is_reversed, 0)
+
+
+def _natural(spec: Mapping[str, Any]) -> int:
+    direction = spec["$natural"]
+    if len(spec) > 1:
+        raise BadValueError(f"Cannot include '$natural' in compound sort: {show(spec)}")
+    if not (equals(1)(direction) or equals(-1)(direction)):
+        raise BadValueError("$natural sort cannot be set to a value other than -1 or 1.")
+    return 1 if equals(1)(direction) else -1
+
+
+def _value_lists(places: list[tuple[object, Path]]) -> Iterator[list[object]]:
+    """The values of all fields together, once for each item of the array on their paths.
+
+    places: for each field where to begin and the path from there; a path without names is a value already.
+    """
+    values: list[object] = []
+    array: list[object] | None = None
+    rests: dict[int, Path] = {}
+    for number, (begin, path) in enumerate(places):
+        value, rest = (begin, None) if not path else _down_to_array(begin, path)
+        values.append(value)
+        if rest is not None and type(value) is list:
+            if array is not None and value is not array:
+                raise BadValueError("cannot sort with keys that are parallel arrays")
+            array = value
+            rests[number] = rest
+    if array is None:
+        yield values
+        return
+    if not array:
+        yield [
+            value if number not in rests else (None if rests[number] else _UNDEFINED)
+            for number, value in enumerate(values)
+        ]
+        return
+    for item in array:
+        yield from _value_lists(
+            [(value, ()) if number not in rests else (item, rests[number]) for number, value in enumerate(values)]
+        )
+
+
+def _down_to_array(begin: object, path: Path) -> tuple[object, Path | None]:
+    """The value at `path`, or the first array on it (one that no index in the path picks from) and the path's rest."""
+    value = begin
+    for depth, name in enumerate(path):
+        if isinstance(value, Mapping):
+            value = value.get(name, MISSING)
+        elif type(value) is list and depth > 0:
+            index = array_index(name)
+            if index is None or index >= len(value):
+                return value, path[depth:]
+            value = value[index]
+        else:
+            return None, None
+    if value is MISSING:
+        return None, None
+    return (value, ()) if type(value) is list else (value, None)
