@@ -1,0 +1,644 @@
+"""Initiate and reconfig: each rule (map C9 to C16), the primary's own changes, incarnations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from replset.bson import ObjectId
+from replset.config import Member, ReplSetConfig
+from replset.core.effects import AppendNoop, ConfigInstalled, Persist, Reply, Send
+from replset.core.member_state import MemberState
+from replset.core.messages import (
+    Done,
+    DrainFinished,
+    HeartbeatRequest,
+    InitiateRequest,
+    LocalPosition,
+    ReconfigRequest,
+    Refused,
+    Request,
+    StepUpRequest,
+    VoteReply,
+    VoteRequest,
+)
+from replset.core.reconfig import completed, reconfig_refusal
+from replset.ids import OPTIME_NULL, HostPort, MemberId
+from tests.unit.core.kit import (
+    NOW,
+    Box,
+    Cluster,
+    Lone,
+    asked,
+    at,
+    config_of,
+    host,
+    lone,
+    members_of,
+    named,
+    only,
+    place,
+)
+from tests.unit.core.test_quorum import shaped
+
+ARBITER: dict[str, Any] = {"arbiter_only": True, "priority": 0.0}
+
+
+def new_of(old: ReplSetConfig, *members: Member, **changes: Any) -> ReplSetConfig:
+    return replace(old, version=old.version + 1, members=members or old.members, **changes)
+
+
+def refusal(
+    old: ReplSetConfig, new: ReplSetConfig, *, force: bool = False, default_set: bool = False
+) -> Refused | None:
+    return reconfig_refusal(old, new, host(0), force=force, default_set=default_set)
+
+
+PSS, PSA, PA = shaped("PSS"), shaped("PSA"), shaped("PA")
+ROWS = PSS.members
+FOURTH, FIFTH = members_of(5)[3:]
+
+
+@pytest.mark.parametrize(
+    ("new", "code", "says", "forced_too"),
+    [
+        pytest.param(new_of(PSS, set_name="x"), 103, "name", True, id="C10-set-name"),
+        pytest.param(replace(PSS), 103, "version", False, id="C10-version"),
+        pytest.param(
+            new_of(PSS, ROWS[0], replace(ROWS[1], id=MemberId(7)), ROWS[2]),
+            103,
+            "_id is 1",
+            True,
+            id="C10-host-keeps-id",
+        ),
+        pytest.param(
+            new_of(PSS, ROWS[0], ROWS[1], replace(ROWS[2], **ARBITER)), 103, "arbiterOnly", True, id="C10-arbiter"
+        ),
+        pytest.param(
+            new_of(PSS, ROWS[0], ROWS[1], replace(ROWS[2], build_indexes=False, priority=0.0)),
+            103,
+            "buildIndexes",
+            True,
+            id="C10-build-indexes",
+        ),
+        pytest.param(new_of(PSS, *ROWS, FOURTH, FIFTH), 93, "one voter", False, id="C10-two-voters-added"),
+        pytest.param(new_of(PSS, ROWS[0]), 93, "one voter", False, id="C10-two-voters-removed"),
+        pytest.param(new_of(PSS, ROWS[0], ROWS[1], FOURTH), 93, "one voter", False, id="C10-one-swapped"),
+        pytest.param(new_of(PSS, *ROWS[1:]), 74, "not in the new", True, id="C10-runner-missing"),
+        pytest.param(
+            new_of(PSS, replace(ROWS[0], priority=0.0), *ROWS[1:]), 104, "electable", False, id="C10-runner-unelectable"
+        ),
+        pytest.param(
+            new_of(PSS, *ROWS, replace(FOURTH, **ARBITER)), 103, "implicit default write", True, id="C16-flips-default"
+        ),
+    ],
+)
+def test_what_may_not_follow(new: ReplSetConfig, code: int, says: str, forced_too: bool) -> None:
+    found = refusal(PSS, new)
+    assert found is not None
+    assert (found.code, says in found.reason) == (code, True)
+    assert (refusal(PSS, new, force=True) is not None) is forced_too
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        pytest.param(new_of(PSS), id="nothing-changed"),
+        pytest.param(new_of(PSS, *ROWS, FOURTH), id="one-voter-added"),
+        pytest.param(new_of(PSS, *ROWS[:2]), id="one-voter-removed"),
+        pytest.param(
+            new_of(PSS, *ROWS, *(replace(row, votes=0, priority=0.0) for row in (FOURTH, FIFTH))),
+            id="two-without-votes",
+        ),
+        pytest.param(new_of(PSS, ROWS[0], ROWS[1], replace(ROWS[2], host=HostPort("new:1"))), id="another-host"),
+    ],
+)
+def test_what_may_follow(new: ReplSetConfig) -> None:
+    assert refusal(PSS, new) is None
+
+
+def test_the_set_id_cannot_change() -> None:
+    """Map C10."""
+    one, other = ObjectId(b"123456789012"), ObjectId(b"210987654321")
+    old = replace(PSS, settings=replace(PSS.settings, replica_set_id=one))
+    assert refusal(old, new_of(old)) is None
+    assert refusal(old, new_of(old, settings=replace(old.settings, replica_set_id=None))) is None
+    found = refusal(old, new_of(old, settings=replace(old.settings, replica_set_id=other)))
+    assert found is not None
+    assert found.code == 103
+
+
+def test_from_primary_and_arbiter_to_psa_in_two_steps() -> None:
+    """Map C15: first priority 0, then the real priority."""
+    second = replace(members_of(3)[2])
+    found = refusal(PA, new_of(PA, *PA.members, second), default_set=True)
+    assert found is not None
+    assert found.code == 103
+    assert "priority 0" in found.reason
+    modest = new_of(PA, *PA.members, replace(second, priority=0.0))
+    assert refusal(PA, modest, default_set=True) is None
+    raised = new_of(modest, *PA.members, second)
+    assert refusal(modest, raised, default_set=True) is None
+
+
+def test_a_default_write_concern_that_was_set_makes_the_arbiter_possible() -> None:
+    """Map C16."""
+    new = new_of(PSS, *ROWS, replace(FOURTH, **ARBITER))
+    assert refusal(PSS, new, default_set=True) is None
+    assert refusal(PSS, new, default_set=True, force=True) is None
+
+
+def test_the_primary_fills_in_what_users_do_not_see() -> None:
+    """DESIGN: adding a voter starts as newlyAdded; the primary fills in the incarnation on a user's reconfig."""
+    rows = members_of(5)
+    plain = (*rows[:3], rows[3], replace(rows[4], votes=0, priority=0.0))
+    done = completed(PSS, config_of(*plain, version=2, term=-1), 7)
+    assert [member.incarnation for member in done.members] == ["i0", "i1", "i2", None, None]
+    assert [member.newly_added for member in done.members] == [False, False, False, True, False]
+    assert done.term == 7
+    again = completed(done, replace(done, version=3, members=plain), 7)
+    assert again.members == done.members
+
+
+def test_a_voter_at_another_host_is_a_new_one() -> None:
+    rows = members_of(3)
+    moved = replace(rows[2], host=HostPort("elsewhere:1"))
+    done = completed(PSS, config_of(rows[0], rows[1], moved), 1)
+    assert (done.members[2].newly_added, done.members[2].incarnation) == (True, None)
+
+
+def test_a_member_that_gets_its_vote_back_starts_as_newly_added() -> None:
+    without = completed(PSS, config_of(ROWS[0], ROWS[1], replace(ROWS[2], votes=0, priority=0.0)), 1)
+    assert without.members[2].incarnation is None
+    back = completed(without, config_of(*members_of(3)), 1)
+    assert back.members[2].newly_added
+
+
+# --- initiate --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "code"),
+    [
+        pytest.param(replace(config_of(*members_of(3)), set_name="other"), 93, id="other-set"),
+        pytest.param(config_of(*members_of(3), version=2), 103, id="version"),
+        pytest.param(config_of(*members_of(3)[1:]), 74, id="runner-missing"),
+        pytest.param(config_of(replace(members_of(1)[0], priority=0.0), members_of(2)[1]), 104, id="not-electable"),
+        pytest.param(config_of(members_of(1)[0], replace(members_of(2)[1], newly_added=True)), 93, id="newly-added"),
+        pytest.param(config_of(*members_of(3, arbiters=2)), 2, id="C6-two-arbiters"),
+    ],
+)
+def test_what_cannot_initiate(config: ReplSetConfig, code: int) -> None:
+    """Map C9."""
+    node = lone(config=None, initial_sync_pending=True, position=place(OPTIME_NULL), allow_multiple_arbiters=False)
+    answer = asked(node, InitiateRequest(config))
+    assert isinstance(answer, Refused)
+    assert answer.code == code
+
+
+def test_initiate_end_to_end() -> None:
+    """DESIGN: initiate names those that its check found. Map C9: version 1, term 1, a set id, "initiating set"."""
+    cluster = Cluster(4)
+    answer = cluster.initiate(*members_of(4, arbiters=1))
+    assert isinstance(answer, Done)
+    config = cluster[0].node.config
+    assert config is not None
+    assert config.version_and_term == (1, 1)
+    assert config.settings.replica_set_id is not None
+    assert [member.incarnation for member in config.members] == ["i1", "i2", "i3", "i4"]
+    assert cluster[0].disk.log[0][1] == "initiating set"
+    assert cluster[0].disk.log[0][0].term == 1
+    assert not cluster[0].disk.marker
+    cluster.until(cluster.is_quiet)
+    leader = cluster.elect()
+    assert leader is cluster[0]
+    assert leader.node.term == 2
+    assert [entry[1] for entry in leader.disk.log] == ["initiating set", "new primary"]
+    assert [box.disk.incarnation for box in cluster.boxes.values()] == ["i1", "i2", "i3", "i4"]
+    assert cluster[3].node.state is MemberState.ARBITER
+    assert not cluster[3].disk.log
+
+
+def test_initiate_twice() -> None:
+    cluster = Cluster(1)
+    assert isinstance(cluster.initiate(*members_of(1)), Done)
+    again = cluster.initiate(*members_of(1))
+    assert isinstance(again, Refused)
+    assert again.code == 23
+
+
+def test_initiate_needs_every_member_and_every_one_empty() -> None:
+    cluster = Cluster(3)
+    cluster[2].crash()
+    answer = cluster.initiate(*members_of(3))
+    assert isinstance(answer, Refused)
+    assert answer.code == 74
+    assert "m2" in answer.reason
+    assert cluster[0].node.state is MemberState.STARTUP
+
+    other = Cluster(2)
+    other.ask_and_wait(1, InitiateRequest(config_of(members_of(2)[1])))
+    answer = other.initiate(*members_of(2))
+    assert isinstance(answer, Refused)
+    assert answer.code == 110
+
+
+def test_a_crash_between_the_first_configuration_and_the_first_entry() -> None:
+    """The initiator alone has neither marker nor data: at its start it writes the entry that was lost."""
+    node = lone(0, config=named(*members_of(3)), position=place(OPTIME_NULL), start=False)
+    assert only(node.start(NOW), AppendNoop) == [AppendNoop(1, "initiating set")]
+    assert not only(lone(0, config=named(*members_of(3)), start=False).start(NOW), AppendNoop)
+
+
+# --- reconfig --------------------------------------------------------------------------------------------------------
+
+
+def running(count: int = 3, *, arbiters: int = 0, seed: int = 1, extra: int = 0) -> Cluster:
+    """A set at rest; `extra` members are started but not in it."""
+    cluster = Cluster(count + extra, seed=seed)
+    cluster.initiate(*members_of(count, arbiters=arbiters))
+    cluster.until(cluster.is_quiet)
+    return cluster
+
+
+def leader_number(cluster: Cluster) -> int:
+    return cluster.number_of(cluster.elect())
+
+
+def the_config(box: Box) -> ReplSetConfig:
+    assert box.node.config is not None
+    return box.node.config
+
+
+def change(cluster: Cluster, *members: Member, **options: Any) -> object:
+    number = leader_number(cluster)
+    return cluster.reconfig(number, cluster.user_config(number, *members), **options)
+
+
+def test_only_the_primary_reconfigures() -> None:
+    cluster = running()
+    number = next(n for n in range(3) if cluster[n] is not cluster.primary)
+    answer = cluster.reconfig(number, cluster.user_config(number))
+    assert isinstance(answer, Refused)
+    assert answer.code == 10107
+
+
+def test_before_initiate_there_is_nothing_to_reconfigure() -> None:
+    answer = asked(lone(config=None), ReconfigRequest(PSS, False, 0))
+    assert isinstance(answer, Refused)
+    assert answer.code == 94
+
+
+def test_a_new_voter_is_newly_added_until_it_has_caught_up() -> None:
+    """Map C14; DESIGN: newlyAdded, and once that is committed and it has caught up the vote is given."""
+    cluster = running(extra=1)
+    cluster.copy_ms = 3_000
+    leader = cluster.elect()
+    answer = change(cluster, *members_of(4))
+    assert isinstance(answer, Done)
+    joined = the_config(leader).member(MemberId(3))
+    assert joined is not None
+    assert (joined.newly_added, joined.incarnation, joined.is_voter) == (True, None, False)
+    assert len(the_config(leader).voters) == 3
+    leader.write("while it copies")
+    cluster.run(2_000)
+    assert the_config(leader).member(MemberId(3)).newly_added  # type: ignore[union-attr]
+    cluster.until(cluster.all_counted)
+    member = the_config(leader).member(MemberId(3))
+    assert member is not None
+    assert member.incarnation == cluster[3].disk.incarnation
+    assert len(the_config(leader).voters) == 4
+    assert "newlyAdded" not in str(the_config(leader).document())
+
+
+def test_a_new_arbiter_gets_its_vote_at_once() -> None:
+    """DESIGN: newlyAdded, here arbiters too; an arbiter: at once."""
+    cluster = running(extra=1)
+    cluster.default_write_concern_set = True
+    rows = members_of(4, arbiters=1)
+    assert isinstance(change(cluster, *rows), Done)
+    cluster.until(cluster.all_counted, 3_000)
+    assert cluster[3].node.state is MemberState.ARBITER
+
+
+def test_adding_an_arbiter_that_flips_the_default_is_refused_until_one_is_set() -> None:
+    """Map C16, through the node."""
+    cluster = running(extra=1)
+    answer = change(cluster, *members_of(4, arbiters=1))
+    assert isinstance(answer, Refused)
+    assert answer.code == 103
+
+
+def test_a_removed_member_knows_it_and_comes_back() -> None:
+    """Map C17."""
+    cluster = running(4)
+    leader = cluster.elect()
+    gone = next(number for number in range(4) if cluster[number] is not leader)
+    rows = members_of(4)
+    assert isinstance(change(cluster, *(row for row in rows if row.id != gone)), Done)
+    cluster.until(lambda: cluster[gone].node.state is MemberState.REMOVED)
+    leader.write("without it")
+    assert cluster[gone].node.sync_source is None
+    cluster[gone].crash()
+    cluster[gone].boot()
+    assert cluster[gone].node.state is MemberState.REMOVED
+    assert isinstance(change(cluster, *rows), Done)
+    cluster.until(cluster.is_quiet)
+    assert cluster[gone].node.state is MemberState.SECONDARY
+
+
+def test_the_runner_must_find_a_majority_of_the_new_voters() -> None:
+    """Map C12."""
+    cluster = running(3, extra=2)
+    leader = cluster.elect()
+    others = [box for box in cluster.boxes.values() if box is not leader and box.node.config]
+    cluster.default_write_concern_set = True
+    others[0].crash()
+    answer = change(cluster, *(row for row in members_of(3) if row.host != others[0].host))
+    assert isinstance(answer, Done)
+    cluster.until(lambda: len(the_config(leader).voters) == 2)
+    cluster.cut = {(leader.host, host(3)), (leader.host, others[1].host)}
+    answer = change(cluster, *(the_config(leader).members), members_of(4)[3])
+    assert isinstance(answer, Refused)
+    assert answer.code in (74, 189)
+
+
+def test_a_member_of_another_set_vetoes() -> None:
+    """Map C12: another set name, as long as the majority has not answered."""
+    node = leading_three()
+    node.receive(Request(5, ReconfigRequest(new_config(node, members_of(3)), False, 0)), NOW)
+    effects = node.answer(2, HeartbeatRequest, Refused(108, "this member belongs to set 'x'"))
+    answer = only(effects, Reply)[0].body
+    assert isinstance(answer, Refused)
+    assert answer.code == 103
+    assert "'x'" in answer.reason
+
+
+def new_config(node: Lone, rows: tuple[Member, ...]) -> ReplSetConfig:
+    assert node.config is not None
+    return replace(node.config, version=node.config.version + 1, members=rows)
+
+
+def leading_three() -> Lone:
+    """Member 0 of three leads term 2; its first entry and its configuration are committed."""
+    node = lone(config=named(*members_of(3)))
+    lead(node)
+    own = place(at(2))
+    node.receive(LocalPosition(own), NOW)
+    for number in (1, 2):
+        node.hear(number, config_term=2, position=own)
+    assert node.commit_point == at(2)
+    return node
+
+
+def test_one_reconfig_at_a_time() -> None:
+    node = leading_three()
+    request = ReconfigRequest(new_config(node, members_of(3)), False, 0)
+    node.receive(Request(5, request), NOW)
+    answer = asked(node, request)
+    assert isinstance(answer, Refused)
+    assert answer.code == 109
+
+
+def test_a_config_is_durable_before_it_is_told() -> None:
+    """DESIGN: votes and configs are durable before they are told, counted or sent."""
+    node = leading_three()
+    node.receive(Request(5, ReconfigRequest(new_config(node, members_of(3)), False, 0)), NOW)
+    effects = node.hear(1)
+    kinds = [type(effect) for effect in effects]
+    config = only(effects, Persist)[0].record
+    assert isinstance(config, ReplSetConfig)
+    assert config.version == 2
+    assert kinds.index(Persist) < kinds.index(ConfigInstalled)
+    assert kinds.index(Persist) < kinds.index(Send)
+
+
+def test_a_change_waits_for_the_current_config_and_the_writes_before_it() -> None:
+    """DESIGN: a config change needs the current config committed and the previous term's writes too (map C10, C11)."""
+    cluster = running(3)
+    leader = cluster.elect()
+    others = [box for box in cluster.boxes.values() if box is not leader]
+    for box in others:
+        box.crash()
+    before = the_config(leader)
+    cluster.run(100)
+    # What others had before they died still counts: this one is on a majority. The next one cannot be.
+    request = cluster.ask(
+        cluster.number_of(leader), ReconfigRequest(cluster.user_config(leader_number(cluster)), False, 300)
+    )
+    cluster.until(lambda: cluster.answer_of(cluster.number_of(leader), request))
+    answer = cluster.answer_of(cluster.number_of(leader), request)
+    assert isinstance(answer, Refused)
+    assert answer.code in (74, 308)
+    assert the_config(leader) == before
+
+
+def test_out_of_time_while_it_spreads_leaves_it_installed() -> None:
+    """Map C11: after installing it waits again; an error then still leaves the config installed."""
+    cluster = running(3)
+    leader = cluster.elect()
+    number = cluster.number_of(leader)
+    version = the_config(leader).version
+    cluster.persist_ms = 250
+    answer = cluster.reconfig(number, cluster.user_config(number), max_time_ms=100)
+    assert isinstance(answer, Refused)
+    assert answer.code == 308
+    assert the_config(leader).version == version + 1
+
+
+def test_a_new_primary_must_commit_in_its_own_term_first() -> None:
+    """Map C11: not before the first entry of the term is committed."""
+    node = lone(config=named(*members_of(3)), position=place(at(1)))
+    lead(node)
+    answer_effects = node.receive(Request(5, ReconfigRequest(new_config(node, members_of(3)), False, 500)), NOW)
+    assert not only(answer_effects, Persist)
+    node.hear(1, config_term=2, now=NOW + 1)
+    node.hear(2, config_term=2, now=NOW + 1)
+    assert node.config.version == 1  # type: ignore[union-attr]  # the config is committed, the term's entry is not
+    effects = node.tick(NOW + 600)
+    assert Refused(308, "out of time while waiting for the current configuration to be committed") in [
+        getattr(effect, "body", None) for effect in effects
+    ]
+
+
+def lead(node: Lone) -> None:
+    """Make `node`, member 0 of three, primary of the next term; its first entry is applied, not yet synced."""
+    node.hear(1)
+    node.hear(2)
+    node.receive(Request(3, StepUpRequest(skip_dry_run=True)), NOW)
+    node.answer(1, VoteRequest, VoteReply(node.term, True, "", MemberId(1), "i1"))
+    assert node.state is MemberState.PRIMARY
+    node.hear(1)
+    node.hear(2)
+    node.receive(DrainFinished(node.term), NOW)
+    node.receive(LocalPosition(place(at(node.term), at(1))), NOW)
+    assert node.writable
+
+
+def test_the_term_in_the_config_moves_at_step_up() -> None:
+    """DESIGN: the term in the config moves at step-up (E7), from the first version on."""
+    cluster = running()
+    for box in cluster.boxes.values():
+        assert the_config(box).version_and_term == (1, 2)
+    cluster.step_down(leader_number(cluster))
+    cluster.until(cluster.is_quiet)
+    for box in cluster.boxes.values():
+        assert the_config(box).version_and_term == (1, 3)
+
+
+def test_a_stepdown_ends_the_change() -> None:
+    cluster = running()
+    leader = cluster.elect()
+    number = cluster.number_of(leader)
+    cluster.isolate(number)
+    request = cluster.ask(number, ReconfigRequest(cluster.user_config(number), False, 0))
+    cluster.until(lambda: leader.node.state is MemberState.SECONDARY)
+    answer = cluster.answer_of(number, request)
+    assert isinstance(answer, Refused)
+    assert answer.code == 189
+
+
+# --- force -----------------------------------------------------------------------------------------------------------
+
+
+def test_force_on_a_secondary_of_a_set_that_lost_its_majority() -> None:
+    """Map C13: version jumps, the term becomes -1, no majority is asked; then the set works again."""
+    cluster = running(3)
+    leader = cluster.elect()
+    left = next(number for number in range(3) if cluster[number] is not leader)
+    for number in range(3):
+        if number != left:
+            cluster[number].crash()
+    cluster.until(lambda: cluster.primary is None)
+    cluster.exempt = True
+    answer = cluster.reconfig(left, cluster.user_config(left, members_of(3)[left]), force=True)
+    assert isinstance(answer, Done)
+    config = the_config(cluster[left])
+    assert config.term == -1
+    assert 10_000 < config.version < 111_000
+    assert cluster.elect() is cluster[left]
+    assert the_config(cluster[left]).term == -1
+    assert isinstance(change(cluster, members_of(3)[left]), Done)
+    assert the_config(cluster[left]).term == cluster[left].node.term
+
+
+def test_a_forced_config_is_taken_by_the_others() -> None:
+    cluster = running(3)
+    leader = cluster.elect()
+    number = next(number for number in range(3) if cluster[number] is not leader)
+    cluster.exempt = True
+    cluster.reconfig(number, cluster.user_config(number), force=True)
+    cluster.until(cluster.is_quiet)
+    assert {the_config(box).term for box in cluster.boxes.values()} == {-1}
+
+
+def test_a_primary_that_force_makes_unelectable_steps_down() -> None:
+    """Map C13."""
+    cluster = running(3)
+    leader = cluster.elect()
+    number = cluster.number_of(leader)
+    rows = [replace(row, priority=0.0) if row.id == number else row for row in members_of(3)]
+    cluster.reconfig(number, cluster.user_config(number, *rows), force=True)
+    assert leader.node.state is MemberState.SECONDARY
+    cluster.until(cluster.is_quiet)
+    assert cluster.elect() is not leader
+
+
+# --- incarnations ----------------------------------------------------------------------------------------------------
+
+
+def test_a_wiped_member_loses_its_vote_and_gets_it_back() -> None:
+    """DESIGN: the primary that sees another one reconfigs by itself: newlyAdded, then named and given its vote back."""
+    cluster = running(3)
+    leader = cluster.elect()
+    leader.write("before")
+    cluster.until(cluster.is_quiet)
+    wiped = next(box for box in cluster.boxes.values() if box is not leader)
+    before = the_config(leader).version
+    wiped.wipe()
+    cluster.copy_ms = 2_000
+    wiped.boot()
+    cluster.until(lambda: the_config(leader).version == before + 1)
+    member = the_config(leader).member_at(wiped.host)
+    assert member is not None
+    assert (member.newly_added, member.is_voter, member.incarnation) == (True, False, None)
+    cluster.until(cluster.is_quiet)
+    member = the_config(leader).member_at(wiped.host)
+    assert member is not None
+    assert (member.newly_added, member.incarnation) == (False, wiped.disk.incarnation)
+    assert the_config(leader).version == before + 2
+    assert leader.node.term == 2  # no election is needed or waited for
+
+
+def test_a_wiped_arbiter_too() -> None:
+    cluster = running(3, arbiters=1)
+    leader = cluster.elect()
+    cluster[2].wipe()
+    cluster[2].boot()
+    cluster.until(cluster.is_quiet)
+    assert the_config(leader).version == 3
+
+
+def test_a_wiped_secondary_of_psa_comes_back_even_after_an_election() -> None:
+    """The write majority is then waited for among those who stay, or it could not come back at all."""
+    cluster = running(3, arbiters=1)
+    leader = cluster.elect()
+    other = cluster[1] if leader is cluster[0] else cluster[0]
+    other.wipe()
+    cluster.run(1)
+    leader.crash()
+    leader.boot()
+    cluster.elect()
+    other.boot()
+    cluster.until(cluster.is_quiet)
+
+
+def test_a_lost_disk_holds_nothing_any_more() -> None:
+    """DESIGN: told in heartbeats and progress, where it voids older values."""
+    node = lone(config=named(*members_of(3)))
+    node.hear(1, position=place(at(1, 9)))
+    assert node.peer_at(host(1)).position == place(at(1, 9))  # type: ignore[union-attr]
+    asked(node, HeartbeatRequest("rs0", host(1), MemberId(1), 1, 1, 1, None, "another"))
+    peer = node.peer_at(host(1))
+    assert peer is not None
+    assert (peer.position, peer.incarnation) == (place(OPTIME_NULL), "another")
+
+
+def test_one_voter_at_a_time() -> None:
+    """DESIGN: C10, C11, one voter at a time."""
+    cluster = running(5)
+    leader = cluster.elect()
+    wiped = [box for box in cluster.boxes.values() if box is not leader][:2]
+    seen: list[int] = []
+    for box in wiped:
+        box.wipe()
+        box.boot()
+    for _ in range(4_000):
+        cluster.run(1)
+        voters = len(the_config(leader).voters)
+        if not seen or seen[-1] != voters:
+            seen.append(voters)
+        if len(seen) > 2 and cluster.all_counted():
+            break
+    assert all(abs(one - other) == 1 for one, other in pairwise(seen))
+    assert seen[0] == seen[-1] == 5
+    cluster.until(cluster.is_quiet)
+
+
+def test_the_marker_keeps_a_member_from_voting_and_acknowledging() -> None:
+    """DESIGN: while the marker is set: no vote, no acknowledgement, no read."""
+    node = lone(config=named(*members_of(3)), initial_sync_pending=True, position=place(at(1, 5)))
+    assert node.state is MemberState.STARTUP2
+    assert node.progress_request() is None
+    reply = asked(node, HeartbeatRequest("rs0", host(1), MemberId(1), 1, 1, 1, None, "i1"))
+    assert reply.position == place(OPTIME_NULL)  # type: ignore[union-attr]
+    assert not reply.electable  # type: ignore[union-attr]
+
+
+def test_a_member_that_is_not_named_acknowledges_nothing() -> None:
+    """DESIGN: by its own judgement and by everybody's."""
+    assert lone(config=named(*members_of(3)), incarnation="another").progress_request() is None
+    assert lone(config=named(*members_of(3))).progress_request() is not None
