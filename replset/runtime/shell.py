@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from replset.core.effects import Effect, ElectionRecord, Journal, Persist, PersistedRecord, Reply, Send
 from replset.core.messages import Message, ReplyBody, Request, RequestBody, Response
 from replset.core.node import Node
-from replset.errors import InvariantError, ReplError, ShutdownInProgressError
+from replset.errors import ReplError, ShutdownInProgressError
 from replset.ids import Millis
 from replset.replication.ports import Clock, Workers
 
@@ -55,7 +55,7 @@ class Shell:
         workers: Workers,
         on_broken: Callable[[BaseException], None],
     ) -> None:
-        """`on_broken` stops the member: a broken invariant, or member.db could not be written."""
+        """`on_broken` stops the member: the core or an effect broke off, or member.db could not be written."""
         self.node = node
         self._hands = hands
         self._clock = clock
@@ -68,6 +68,7 @@ class Shell:
         self._timer: asyncio.TimerHandle | None = None
         self._due = Millis(0)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._file_tasks: set[asyncio.Task[None]] = set()  # of these, the ones that write member.db
         self._request_ids = count(1)
         self._answers: dict[int, asyncio.Future[ReplyBody]] = {}
         self._journal: list[ElectionRecord] = []
@@ -95,11 +96,14 @@ class Shell:
             self._answers.pop(request_id, None)
 
     async def close(self) -> None:
-        """Stop: no more ticks, no more effects; whoever still waits for an answer gets 91."""
+        """Stop: no more ticks, no more effects; whoever still waits for an answer gets 91.
+
+        On return no thread writes member.db any more.
+        """
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        for task in list(self._tasks):
+        for task in self._tasks - self._file_tasks:
             task.cancel()
         for answer in self._answers.values():
             if not answer.done():
@@ -111,7 +115,7 @@ class Shell:
     def _guarded(self, think: Callable[[], list[Effect]]) -> None:
         try:
             effects = think()
-        except InvariantError as broken:
+        except Exception as broken:  # InvariantError, or a core that broke off halfway: neither may go on
             self._broken(broken)
             return
         self._take(effects)
@@ -128,7 +132,7 @@ class Shell:
         try:
             while self._effects and not self._persisting and not self._closed:
                 self._carry_out(self._effects.popleft())
-        except InvariantError as broken:
+        except Exception as broken:
             self._broken(broken)
         finally:
             self._busy = False
@@ -137,11 +141,11 @@ class Shell:
         match effect:
             case Persist(record):
                 self._persisting = True
-                self._spawn(self._persist(record))
+                self._spawn_file_work(self._persist(record))
             case Journal(record=line):
                 self._journal.append(line)
                 if len(self._journal) == 1:
-                    self._spawn(self._write_journal())
+                    self._spawn_file_work(self._write_journal())
             case Send():
                 self._spawn(self._send(effect))
             case Reply(request_id, body):
@@ -180,10 +184,16 @@ class Shell:
             error = failure.message
         self.feed(Response(send.request_id, send.to, body, error, Millis(self._clock.now() - began)))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
+
+    def _spawn_file_work(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._spawn(work)
+        self._file_tasks.add(task)
+        task.add_done_callback(self._file_tasks.discard)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

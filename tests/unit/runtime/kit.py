@@ -1,0 +1,53 @@
+"""The runtime's parts alone: virtual time, and threads whose work ends when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from tests.simulation.kit.clock import SimClock
+from tests.simulation.kit.loop import SimLoop
+
+T = TypeVar("T")
+
+
+def on_virtual_time(main: Callable[[SimClock], Coroutine[Any, Any, None]]) -> None:
+    """Run `main(clock)` on a loop whose clock jumps; whatever nobody caught fails the test."""
+    loop = SimLoop()
+    try:
+        loop.run_until_complete(main(SimClock(loop)))
+    finally:
+        loop.close()
+    assert loop.unhandled == []
+
+
+async def settle() -> None:
+    """Let everything run that can run without time passing."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+class HandWorkers:
+    """The Workers port: work waits in `jobs` until `finish` does the oldest."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
+
+    async def run(self, work: Callable[[], T]) -> T:
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self.jobs.append((work, done))
+        return await done
+
+    async def finish(self) -> None:
+        """Do the oldest work and let the loop see that it is done."""
+        work, done = self.jobs.pop(0)
+        try:
+            result = work()
+        except Exception as error:
+            if not done.done():
+                done.set_exception(error)
+        else:
+            if not done.done():
+                done.set_result(result)
+        await settle()

@@ -1,0 +1,406 @@
+"""The shell carries the core's effects out in order, and nothing overtakes a Persist."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from replset.core.effects import (
+    CommitPointMoved,
+    Drain,
+    Effect,
+    ElectionRecord,
+    Journal,
+    LastVote,
+    Persist,
+    PersistedRecord,
+    ProgressMoved,
+    Reply,
+    Send,
+    StopFetching,
+)
+from replset.core.messages import (
+    DiskStalled,
+    Done,
+    DrainFinished,
+    FreezeRequest,
+    Message,
+    ReplyBody,
+    Request,
+    Response,
+    StepUpRequest,
+)
+from replset.errors import HostUnreachableError, InvariantError, ShutdownInProgressError, StorageError
+from replset.ids import HostPort, MemberId, Millis, OpTime
+from replset.runtime.shell import Shell
+from tests.simulation.kit.clock import SimClock
+from tests.unit.runtime.kit import HandWorkers, on_virtual_time, settle
+
+FAR = Millis(1_000_000)
+VOTE = LastVote(3, MemberId(1))
+BALLOT = Persist(VOTE)
+PEER = HostPort("b:1")
+
+
+class ScriptedNode:
+    """A core whose answers the test gives: by the message's type, or a function of the message."""
+
+    def __init__(self) -> None:
+        self.heard: list[Message] = []
+        self.ticks: list[Millis] = []
+        self.answers: dict[type, Callable[[Any], list[Effect]]] = {}
+        self.on_start: list[Effect] = []
+        self.on_tick: Callable[[], list[Effect]] = list
+        self.due = FAR
+
+    def start(self, now: Millis) -> list[Effect]:
+        return self.on_start
+
+    def tick(self, now: Millis) -> list[Effect]:
+        self.ticks.append(now)
+        return self.on_tick()
+
+    def next_tick_at(self) -> Millis:
+        return self.due
+
+    def receive(self, message: Message, now: Millis) -> list[Effect]:
+        self.heard.append(message)
+        return self.answers.get(type(message), lambda _message: [])(message)
+
+
+class RecordingHands:
+    """Notes what was carried out; `on_effect` lets a test feed more from inside."""
+
+    def __init__(self) -> None:
+        self.done: list[object] = []
+        self.on_effect: Callable[[Effect], None] = lambda effect: None
+        self.reply: ReplyBody | Exception = Done()
+        self.save_error: Exception | None = None
+
+    def carry_out(self, effect: Effect) -> None:
+        self.done.append(effect)
+        self.on_effect(effect)
+
+    async def exchange(self, send: Send) -> ReplyBody:
+        self.done.append(send)
+        await asyncio.sleep(0.007)
+        if isinstance(self.reply, Exception):
+            raise self.reply
+        return self.reply
+
+    def save(self, record: PersistedRecord) -> None:
+        if self.save_error is not None:
+            raise self.save_error
+        self.done.append(("saved", record))
+
+    def note(self, records: list[ElectionRecord], wall_ms: int) -> None:
+        self.done.append(("noted", [record.event for record in records]))
+
+
+class Rig:
+    """A shell with a scripted core, recording hands and hand-driven threads."""
+
+    def __init__(self, clock: SimClock) -> None:
+        self.node = ScriptedNode()
+        self.hands = RecordingHands()
+        self.workers = HandWorkers()
+        self.broken: list[BaseException] = []
+        self.shell = Shell(self.node, self.hands, clock, self.workers, self.broken.append)  # type: ignore[arg-type]
+
+    def answer(self, kind: type, *effects: Effect) -> None:
+        self.node.answers[kind] = lambda _message: list(effects)
+
+    @property
+    def done(self) -> list[object]:
+        return self.hands.done
+
+
+def with_rig(scenario: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
+    async def main(clock: SimClock) -> None:
+        rig = Rig(clock)
+        await scenario(rig)
+        await rig.shell.close()
+
+    on_virtual_time(main)
+
+
+def test_effects_are_carried_out_in_list_order() -> None:
+    async def scenario(rig: Rig) -> None:
+        effects = [StopFetching(), CommitPointMoved(OpTime(1, 5)), ProgressMoved(), Drain(2)]
+        rig.answer(DrainFinished, *effects)
+        rig.shell.feed(DrainFinished(1))
+        assert rig.done == effects
+
+    with_rig(scenario)
+
+
+def test_effects_of_the_start_come_first() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.node.on_start = [StopFetching()]
+        rig.answer(DrainFinished, ProgressMoved())
+        rig.shell.start()
+        rig.shell.feed(DrainFinished(1))
+        assert rig.done == [StopFetching(), ProgressMoved()]
+
+    with_rig(scenario)
+
+
+def test_what_stands_behind_a_persist_waits_until_it_is_durable() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.answer(DrainFinished, StopFetching(), BALLOT, ProgressMoved())
+        rig.shell.feed(DrainFinished(1))
+        await settle()
+        assert rig.done == [StopFetching()]
+        await rig.workers.finish()
+        assert rig.done == [StopFetching(), ("saved", VOTE), ProgressMoved()]
+
+    with_rig(scenario)
+
+
+def test_effects_of_later_messages_wait_for_an_earlier_persist_too() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.answer(DrainFinished, BALLOT, StopFetching())
+        rig.answer(DiskStalled, ProgressMoved())
+        rig.shell.feed(DrainFinished(1))
+        rig.shell.feed(DiskStalled(True))
+        await settle()
+        assert rig.done == []
+        assert len(rig.node.heard) == 2, "the core itself hears every message at once"
+        await rig.workers.finish()
+        assert rig.done == [("saved", VOTE), StopFetching(), ProgressMoved()]
+
+    with_rig(scenario)
+
+
+def test_one_persist_after_the_other() -> None:
+    async def scenario(rig: Rig) -> None:
+        second = LastVote(4, None)
+        rig.answer(DrainFinished, BALLOT, Persist(second), StopFetching())
+        rig.shell.feed(DrainFinished(1))
+        await settle()
+        assert len(rig.workers.jobs) == 1, "the second is not begun before the first is durable"
+        await rig.workers.finish()
+        assert rig.done == [("saved", VOTE)]
+        await rig.workers.finish()
+        assert rig.done == [("saved", VOTE), ("saved", second), StopFetching()]
+
+    with_rig(scenario)
+
+
+def test_a_message_fed_while_effects_are_carried_out_queues_behind_them() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.answer(DrainFinished, StopFetching(), ProgressMoved())
+        rig.answer(DiskStalled, Drain(9))
+        rig.hands.on_effect = lambda effect: rig.shell.feed(DiskStalled(True)) if effect == StopFetching() else None
+        rig.shell.feed(DrainFinished(1))
+        assert rig.done == [StopFetching(), ProgressMoved(), Drain(9)]
+
+    with_rig(scenario)
+
+
+def test_a_vote_is_told_only_once_it_is_durable() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.node.answers[Request] = lambda request: [BALLOT, Reply(request.request_id, Done("granted"))]
+        asked = asyncio.ensure_future(rig.shell.ask(FreezeRequest(Millis(0))))
+        await settle()
+        assert not asked.done()
+        await rig.workers.finish()
+        assert asked.result() == Done("granted")
+
+    with_rig(scenario)
+
+
+def test_an_answer_comes_back_as_a_message_with_its_round_trip() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.answer(DrainFinished, Send(5, PEER, StepUpRequest(True), Millis(100)))
+        rig.shell.feed(DrainFinished(1))
+        await asyncio.sleep(0.05)
+        assert rig.node.heard[1:] == [Response(5, PEER, Done(), "", Millis(7))]
+
+    with_rig(scenario)
+
+
+def test_no_answer_comes_back_as_a_message_with_the_reason() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.hands.reply = HostUnreachableError("nobody there")
+        rig.answer(DrainFinished, Send(5, PEER, StepUpRequest(True), Millis(100)))
+        rig.shell.feed(DrainFinished(1))
+        await asyncio.sleep(0.05)
+        assert rig.node.heard[1:] == [Response(5, PEER, None, "nobody there", Millis(7))]
+
+    with_rig(scenario)
+
+
+def test_the_journal_holds_nothing_up_and_is_written_in_one_go() -> None:
+    async def scenario(rig: Rig) -> None:
+        lines = [Journal(ElectionRecord(Millis(1), 2, event, "")) for event in ("dry run started", "won")]
+        rig.answer(DrainFinished, lines[0], ProgressMoved(), lines[1])
+        rig.shell.feed(DrainFinished(1))
+        assert rig.done == [ProgressMoved()]
+        await settle()
+        await rig.workers.finish()
+        assert rig.done[1:] == [("noted", ["dry run started", "won"])]
+        assert rig.workers.jobs == []
+
+    with_rig(scenario)
+
+
+def test_ticks_come_when_the_core_is_due() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.node.due = Millis(40)
+
+        def tick() -> list[Effect]:
+            rig.node.due = Millis(rig.node.due + 40)
+            return [ProgressMoved()]
+
+        rig.node.on_tick = tick
+        rig.shell.start()
+        await asyncio.sleep(0.1)
+        assert rig.node.ticks == [40, 80]
+        assert rig.done == [ProgressMoved()] * 2
+
+    with_rig(scenario)
+
+
+def test_a_message_that_brings_the_deadline_forward_moves_the_timer() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.shell.start()
+        rig.node.due = Millis(30)
+        rig.node.on_tick = lambda: setattr(rig.node, "due", FAR) or []
+        rig.shell.feed(DrainFinished(1))
+        await asyncio.sleep(0.1)
+        assert rig.node.ticks == [30]
+
+    with_rig(scenario)
+
+
+def test_a_deadline_that_is_past_does_not_spin() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.node.due = Millis(0)
+        rig.shell.start()
+        await asyncio.sleep(0.01)
+        assert 5 <= len(rig.node.ticks) <= 11, "at most one a millisecond"
+
+    with_rig(scenario)
+
+
+def test_a_broken_invariant_stops_the_core_for_good() -> None:
+    async def scenario(rig: Rig) -> None:
+        def broken(_message: Message) -> list[Effect]:
+            raise InvariantError("two primaries in one term")
+
+        rig.node.answers[DrainFinished] = broken
+        rig.node.due = Millis(20)
+        rig.shell.start()
+        rig.shell.feed(DrainFinished(1))
+        rig.shell.feed(DiskStalled(True))
+        await asyncio.sleep(0.1)
+        assert [str(error) for error in rig.broken] == ["two primaries in one term"]
+        assert rig.node.heard == [DrainFinished(1)], "nothing is put to it any more"
+        assert rig.node.ticks == []
+        with pytest.raises(ShutdownInProgressError):
+            await rig.shell.ask(FreezeRequest(Millis(0)))
+
+    with_rig(scenario)
+
+
+@pytest.mark.parametrize("where", ["receive", "tick", "effect"])
+def test_an_error_that_nobody_foresaw_stops_the_member_too(where: str) -> None:
+    """A core or an effect that broke off halfway cannot be trusted; silently losing the timer would be worse."""
+
+    async def scenario(rig: Rig) -> None:
+        def fail(*_arguments: object) -> list[Effect]:
+            raise KeyError("gone")
+
+        if where == "receive":
+            rig.node.answers[DrainFinished] = fail
+        elif where == "effect":
+            rig.answer(DrainFinished, StopFetching(), ProgressMoved())
+            rig.hands.on_effect = fail  # type: ignore[assignment]
+        else:
+            rig.node.on_tick = fail
+            rig.node.due = Millis(5)
+        rig.shell.start()
+        rig.shell.feed(DrainFinished(1))
+        await asyncio.sleep(0.05)
+        assert [type(error) for error in rig.broken] == [KeyError]
+        assert ProgressMoved() not in rig.done
+
+    with_rig(scenario)
+
+
+def test_member_db_that_cannot_be_written_stops_the_member_before_the_vote_is_told() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.hands.save_error = StorageError("member.db: disk I/O error")
+        rig.answer(DrainFinished, BALLOT, StopFetching())
+        rig.shell.feed(DrainFinished(1))
+        await settle()
+        await rig.workers.finish()
+        assert rig.broken == [rig.hands.save_error]
+        assert rig.done == []
+
+    with_rig(scenario)
+
+
+def test_close_ends_waiting_questions_ticks_and_effects() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.node.due = Millis(20)
+        rig.shell.start()
+        asked = asyncio.ensure_future(rig.shell.ask(FreezeRequest(Millis(0))))
+        await settle()
+        await rig.shell.close()
+        with pytest.raises(ShutdownInProgressError):
+            await asked
+        with pytest.raises(ShutdownInProgressError):
+            await rig.shell.ask(FreezeRequest(Millis(0)))
+        await asyncio.sleep(0.1)
+        assert rig.node.ticks == []
+
+    with_rig(scenario)
+
+
+def test_close_waits_for_the_member_file_to_be_written() -> None:
+    """Whoever closes member.db next must not meet a thread that still writes it."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.answer(DrainFinished, BALLOT, ProgressMoved())
+        rig.shell.feed(DrainFinished(1))
+        await settle()
+        closing = asyncio.ensure_future(rig.shell.close())
+        await settle()
+        assert not closing.done()
+        await rig.workers.finish()
+        await closing
+        assert rig.done == [("saved", VOTE)], "written, but nothing that stood behind it is carried out"
+
+    with_rig(scenario)
+
+
+def test_close_does_not_wait_for_an_answer_of_another_member() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.answer(DrainFinished, Send(5, PEER, StepUpRequest(True), Millis(100)))
+        rig.shell.feed(DrainFinished(1))
+        await settle()
+        await rig.shell.close()
+        await asyncio.sleep(0.05)
+        assert rig.node.heard == [DrainFinished(1)]
+
+    with_rig(scenario)
+
+
+def test_whoever_gives_up_asking_is_forgotten() -> None:
+    async def scenario(rig: Rig) -> None:
+        asked = asyncio.ensure_future(rig.shell.ask(FreezeRequest(Millis(0))))
+        await settle()
+        asked.cancel()
+        await settle()
+        request = rig.node.heard[0]
+        assert isinstance(request, Request)
+        rig.answer(DrainFinished, Reply(request.request_id, Done()), ProgressMoved())
+        rig.shell.feed(DrainFinished(1))
+        assert rig.done == [ProgressMoved()], "the late answer goes nowhere and hurts nobody"
+
+    with_rig(scenario)
