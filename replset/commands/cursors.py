@@ -30,6 +30,7 @@ class Cursor(ABC):
         self.ns = ns
         self.keep_forever = keep_forever
         self.finished = False
+        self.killed = False
         self.busy = False
         self.used_at = Millis(0)
 
@@ -39,6 +40,11 @@ class Cursor(ABC):
 
         await_ms: how long a tailing cursor waits when there is nothing yet (None: its default).
         """
+
+    def check_alive(self) -> None:
+        """CursorNotFoundError (43) when the cursor was killed while a batch was on its way."""
+        if self.killed:
+            raise CursorNotFoundError("the cursor was killed")
 
     def close(self) -> None:
         """Let go of what the cursor holds. Nothing happens the second time."""
@@ -97,7 +103,7 @@ class CursorTable:
             if cursor is None or cursor.ns != ns:
                 missing.append(cursor_id)
             else:
-                cursor.close()
+                cursor.killed = True
                 self._forget(cursor_id, cursor)
                 killed.append(cursor_id)
         return killed, missing
@@ -105,7 +111,7 @@ class CursorTable:
     def close_all(self) -> None:
         """The history they read from is replaced, or the member stops: every later getMore answers 43."""
         for cursor_id, cursor in list(self._open.items()):
-            cursor.close()
+            cursor.killed = True
             self._forget(cursor_id, cursor)
 
     def _forget(self, cursor_id: int, cursor: Cursor) -> None:

@@ -9,7 +9,7 @@ from replset.commands.command import CommandContext
 from replset.commands.namespaces import namespace
 from replset.commands.ports import MemberPort
 from replset.commands.read_concern import ReadConcern, read_point
-from replset.errors import CatalogChangedError, ReplError
+from replset.errors import CatalogChangedError, CursorNotFoundError, ReplError
 from replset.ids import OpTime
 from replset.query.match import Matcher, compile_filter
 from replset.query.order import MISSING
@@ -49,10 +49,11 @@ class Scan:
     is the last key that was seen.
     """
 
-    __slots__ = ("_after", "_coll", "_keys", "_matcher", "_member", "at", "exhausted")
+    __slots__ = ("_after", "_coll", "_keys", "_matcher", "_member", "_rollback_id", "at", "exhausted")
 
     def __init__(self, member: MemberPort, coll: Collection, at: OpTime | None, matcher: Matcher | None) -> None:
         self._member = member
+        self._rollback_id = member.store.rollback_id
         self._coll = coll
         self._matcher = matcher
         self._after: bytes | None = None
@@ -65,9 +66,12 @@ class Scan:
     def next_slice(self, want: int | None = None) -> list[Row]:
         """Go on for one slice, until `want` documents match (None: all of the slice). Sets `exhausted` at the end.
 
-        SnapshotTooOldError; 175 when the collection was dropped since (unless the read is at an older point).
+        CursorNotFoundError after a rollback; SnapshotTooOldError; 175 when the collection was dropped since (unless
+        the read is at an older point).
         """
         store = self._member.store
+        if store.rollback_id != self._rollback_id:
+            raise CursorNotFoundError("the member rolled back: what was being read does not exist any more")
         if self.at is None:
             known = store.collection_by_uuid(self._coll.uuid)
             if known is None or known.dropped_ts is not None:

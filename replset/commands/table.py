@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from replset.commands import (
     collections,
+    count_distinct,
     default_concerns,
     delete,
     diagnostics,
+    find,
     hello,
     insert,
     member_commands,
@@ -20,6 +22,8 @@ from replset.commands.command import Command
 
 FAMILIES = (
     collections.COMMANDS,
+    count_distinct.COMMANDS,
+    find.COMMANDS,
     delete.COMMANDS,
     default_concerns.COMMANDS,
     diagnostics.COMMANDS,

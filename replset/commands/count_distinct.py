@@ -1,0 +1,124 @@
+"""count and distinct: one number, or one list, of the documents that match."""
+
+from __future__ import annotations
+
+from replset.bson import MAX_BSON_SIZE, decode, encode
+from replset.commands import fields
+from replset.commands.command import Command, CommandContext, Where
+from replset.commands.find import check_hint
+from replset.commands.namespaces import OPLOG, collection_field, namespace
+from replset.commands.ports import Reply
+from replset.commands.read_concern import read_concern_of
+from replset.commands.replies import timestamp
+from replset.commands.scan import Scan, breathe, matcher_of, open_collection
+from replset.commands.write_batch import check_options
+from replset.errors import BadValueError, ReplError, SnapshotCutError, UnknownFieldError
+from replset.ids import OpTime
+from replset.query.distinct import Distinct
+from replset.storage.catalog import Collection
+
+DISTINCT_TOO_BIG = 17217
+SLICE = 128
+
+
+async def count(ctx: CommandContext) -> Reply:
+    """How many documents match."""
+    body, name = ctx.body, ctx.name
+    check_options(ctx, ("collation",))
+    check_hint(ctx)
+    matcher = matcher_of(fields.decoded(body, "query", name))
+    skip = fields.whole(body, "skip", name, least=0)
+    limit = abs(fields.whole(body, "limit", name))
+    coll, at = await _open(ctx)
+    if coll is None:
+        total = 0
+    elif matcher is None:
+        total = await _count_all(ctx, coll, at)
+    else:
+        total = 0
+        pin = None if at is None else ctx.member.store.pin(at)
+        try:
+            scan = Scan(ctx.member, coll, at, matcher)
+            while not scan.exhausted and (not limit or total < skip + limit):
+                total += len(scan.next_slice())
+                if not scan.exhausted:
+                    await breathe(ctx)
+        finally:
+            if pin is not None:
+                pin.release()
+    total = max(0, total - skip)
+    return _at({"n": min(total, limit) if limit else total}, at)
+
+
+async def _open(ctx: CommandContext) -> tuple[Collection | None, OpTime | None]:
+    collection = collection_field(ctx.body, ctx.name)
+    if namespace(ctx.database, collection) == OPLOG:
+        raise UnknownFieldError(f"{ctx.name} on the oplog is not built yet")
+    return await open_collection(ctx, collection, read_concern_of(ctx))
+
+
+def _at(reply: dict[str, object], at: OpTime | None) -> dict[str, object]:
+    if at is not None:
+        reply["operationTime"] = timestamp(at.ts)
+    return reply
+
+
+async def _count_all(ctx: CommandContext, coll: Collection, at: OpTime | None) -> int:
+    """In a worker, since it walks all keys; again when a checkpoint cut the read off."""
+    store = ctx.member.store
+
+    def work() -> int:
+        with store.read() as snapshot:
+            return snapshot.count(coll, at)
+
+    while True:
+        try:
+            return await ctx.member.workers.run(work)
+        except SnapshotCutError:
+            await breathe(ctx)
+
+
+async def distinct(ctx: CommandContext) -> Reply:
+    """The different values of a field in the documents that match; 17217 over 16 MiB."""
+    body, name = ctx.body, ctx.name
+    check_options(ctx, ("collation",))
+    check_hint(ctx)
+    key = fields.text(body, "key", name)
+    if not key or "\0" in key:
+        raise BadValueError("distinct.key must be the path of a field")
+    matcher = matcher_of(fields.decoded(body, "query", name))
+    values = Distinct(key)
+    coll, at = await _open(ctx)
+    if coll is not None:
+        pin = None if at is None else ctx.member.store.pin(at)
+        try:
+            scan = Scan(ctx.member, coll, at, matcher)
+            while not scan.exhausted:
+                for raw, document in scan.next_slice(SLICE):
+                    values.add(decode(raw) if document is None else document)
+                if not scan.exhausted:
+                    await breathe(ctx)
+        finally:
+            if pin is not None:
+                pin.release()
+    if len(encode({"values": values.values})) > MAX_BSON_SIZE:
+        raise ReplError("distinct too big, 16mb cap", code=DISTINCT_TOO_BIG)
+    return _at({"values": values.values}, at)
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command(
+        "count",
+        count,
+        frozenset({"query", "limit", "skip", "hint", "collation", "fields"}),
+        where=Where.READABLE,
+        read_concern=True,
+    ),
+    Command(
+        "distinct",
+        distinct,
+        frozenset({"key", "query", "hint", "collation"}),
+        where=Where.READABLE,
+        read_concern=True,
+    ),
+)

@@ -1,0 +1,159 @@
+"""Reading local.oplog.rs with find: from the `ts` that the filter names on, and tailing it with getMore (map O1, R4).
+
+Only committed rows are seen; entries come in the order of their `ts`, as the bytes that were written.
+"""
+
+from __future__ import annotations
+
+from replset.bson import Timestamp, decode, encode
+from replset.commands.command import CommandContext
+from replset.commands.cursors import MAX_BATCH_BYTES, Cursor
+from replset.commands.namespaces import OPLOG
+from replset.commands.scan import breathe
+from replset.errors import BadValueError, CappedPositionLostError, CursorNotFoundError, NotPrimaryOrSecondaryError
+from replset.ids import OPTIME_NULL, OpTime, pack_ts
+from replset.query.match import Matcher
+from replset.query.projection import Projection
+from replset.storage.oplog import OplogRow
+
+PAGE_ENTRIES = 512
+PAGE_BYTES = 4 << 20
+PAGE_BACK = 64
+END = OpTime(0, (1 << 63) - 1)
+AWAIT_MS = 1_000
+
+
+def start_position(query: dict[str, object]) -> OpTime:
+    """The place behind which entries can match: what the filter demands of `ts`, alone or in a top-level $and."""
+    after = OPTIME_NULL
+    for name, value in query.items():
+        if name == "$and" and isinstance(value, list):
+            after = max([after, *(start_position(part) for part in value if isinstance(part, dict))], key=_ts)
+        elif name == "ts":
+            wanted = value if isinstance(value, dict) else {"$eq": value}
+            for operator, edge in wanted.items():
+                if isinstance(edge, Timestamp) and operator in ("$gt", "$gte", "$eq"):
+                    ts = pack_ts(edge.time, edge.inc)
+                    after = max(after, OpTime(0, ts if operator == "$gt" else ts - 1), key=_ts)
+    return after if after.ts > 0 else OPTIME_NULL
+
+
+def _ts(optime: OpTime) -> int:
+    return optime.ts
+
+
+class OplogCursor(Cursor):
+    """A position in the oplog. It keeps no undo and no transaction; trimmed away, it is lost (136)."""
+
+    def __init__(
+        self,
+        query: dict[str, object],
+        matcher: Matcher | None,
+        projection: Projection | None,
+        *,
+        tailable: bool,
+        await_data: bool,
+        backwards: bool,
+        skip: int,
+        limit: int,
+    ) -> None:
+        """backwards: newest first, as {$natural: -1} asks; then it cannot tail."""
+        super().__init__(OPLOG)
+        if backwards and tailable:
+            raise BadValueError("cannot tail the oplog backwards")
+        self._projection = projection
+        self._before: OpTime | None = END if backwards else None
+        self._after = OPTIME_NULL if backwards else start_position(query)
+        # A filter on ts alone is met by the position; `$gte` and `$gt` need no decoding of each entry.
+        only_ts = set(query) == {"ts"} and isinstance(query["ts"], dict) and set(query["ts"]) <= {"$gt", "$gte"}
+        self._matcher = None if only_ts and self._after != OPTIME_NULL else matcher
+        self._tailable = tailable
+        self._await_data = await_data
+        self._skip = skip
+        self._left: int | None = limit or None
+        self._pending: list[bytes] = []
+        self._began = False
+        self._rollback_id: int | None = None
+
+    async def batch(self, ctx: CommandContext, limit: int | None, await_ms: int | None) -> list[bytes]:
+        documents = await self._collect(ctx, limit)
+        is_first, self._began = not self._began, True
+        if not documents and self._await_data and not is_first and not self.finished:
+            deadline = ctx.member.clock.now() + (AWAIT_MS if await_ms is None else await_ms)
+            while not documents and not self.finished and (left := deadline - ctx.member.clock.now()) > 0:
+                await ctx.member.wait_for_news(left)
+                documents = await self._collect(ctx, limit)
+        return documents
+
+    async def _collect(self, ctx: CommandContext, limit: int | None) -> list[bytes]:
+        documents: list[bytes] = []
+        size = 0
+        while True:
+            self._check(ctx)
+            while self._pending and (limit is None or len(documents) < limit) and self._left != 0:
+                raw = self._pending[-1]
+                size += len(raw) + 16
+                if size > MAX_BATCH_BYTES and documents:
+                    return documents
+                documents.append(self._pending.pop())
+                if self._left is not None:
+                    self._left -= 1
+            if self._left == 0:
+                self.finished = True
+                return documents
+            if self._pending or (limit is not None and len(documents) >= limit):
+                return documents
+            if not self._read_page(ctx):
+                self.finished = not self._tailable
+                return documents
+            await breathe(ctx)
+
+    def _check(self, ctx: CommandContext) -> None:
+        """The history that the cursor reads must be the one that it began with."""
+        self.check_alive()
+        state, rollback_id = ctx.member.node.state, ctx.member.store.rollback_id
+        if not state.is_readable:
+            raise NotPrimaryOrSecondaryError(f"the oplog is not read in state {state.name}")
+        if self._rollback_id not in (None, rollback_id):
+            raise CursorNotFoundError("the member rolled back: the cursor is closed")
+        self._rollback_id = rollback_id
+
+    def _read_page(self, ctx: CommandContext) -> bool:
+        """Fill `_pending`; False at the end of the oplog."""
+        if self._before is not None:
+            return self._read_page_back(ctx, self._before)
+        store = ctx.member.store
+        after = self._after
+        if not self._began and after.ts < store.trimmed_through:
+            after = OPTIME_NULL  # a first read begins at the oldest entry there is
+        rows = store.oplog_after(after, limit=PAGE_ENTRIES, max_bytes=PAGE_BYTES)
+        if not rows:
+            return False
+        if self._began and after.ts < store.trimmed_through:
+            raise CappedPositionLostError("the cursor's place in the oplog was trimmed away")
+        self._after = rows[-1].optime
+        self._keep(rows)
+        return True
+
+    def _read_page_back(self, ctx: CommandContext, before: OpTime) -> bool:
+        """As `_read_page`, towards the oldest entry."""
+        store = ctx.member.store
+        rows: list[OplogRow] = []
+        while len(rows) < PAGE_BACK and (row := store.row_at_or_before(before)) is not None:
+            rows.append(row)
+            before = OpTime(row.term, row.ts - 1)
+        self._before = before
+        self._keep(rows)
+        return bool(rows)
+
+    def _keep(self, rows: list[OplogRow]) -> None:
+        matcher = self._matcher
+        found = [row.entry for row in rows if matcher is None or matcher.matches(decode(row.entry))]
+        skipped = min(self._skip, len(found))
+        self._skip -= skipped
+        found = found[skipped:]
+        if self._projection is not None:
+            projection = self._projection
+            found = [encode(projection(decode(raw))) for raw in found]
+        found.reverse()
+        self._pending = found
