@@ -1,0 +1,216 @@
+"""Waits end in order, fail together, and leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from replset.errors import PrimarySteppedDownError, ReplError
+from replset.ids import OpTime
+from replset.runtime.waiters import Bell, Waiters, done_within
+from tests.simulation.kit.clock import SimClock
+from tests.unit.runtime.kit import on_virtual_time, settle
+
+
+def at(ts: int) -> OpTime:
+    return OpTime(1, ts)
+
+
+class Point:
+    """A commit point that the test moves."""
+
+    def __init__(self) -> None:
+        self.ts = 0
+        self.looks = 0
+
+    def reached(self, optime: OpTime) -> bool:
+        self.looks += 1
+        return optime.ts <= self.ts
+
+
+def on_loop(scenario: Callable[[Waiters, Point], Coroutine[Any, Any, None]]) -> None:
+    async def main(_clock: SimClock) -> None:
+        await scenario(Waiters(), Point())
+
+    on_virtual_time(main)
+
+
+def test_what_holds_already_is_not_waited_for() -> None:
+    async def scenario(waiters: Waiters, point: Point) -> None:
+        point.ts = 5
+        assert waiters.add("majority", at(5), point.reached).done()
+        assert len(waiters) == 0
+
+    on_loop(scenario)
+
+
+def test_older_optimes_are_released_first_whatever_came_first() -> None:
+    async def scenario(waiters: Waiters, point: Point) -> None:
+        woken: list[int] = []
+        for ts in (7, 3, 5, 3):
+            future = waiters.add("majority", at(ts), point.reached)
+            future.add_done_callback(lambda _future, ts=ts: woken.append(ts))
+        waiters.release()
+        assert len(waiters) == 4
+        point.ts = 5
+        waiters.release()
+        await settle()
+        assert woken == [3, 3, 5]
+        assert len(waiters) == 1
+        point.ts = 7
+        waiters.release()
+        await settle()
+        assert woken == [3, 3, 5, 7]
+        assert len(waiters) == 0
+
+    on_loop(scenario)
+
+
+def test_each_kind_of_wait_has_its_own_condition() -> None:
+    async def scenario(waiters: Waiters, majority: Point) -> None:
+        two = Point()
+        slow = waiters.add("majority", at(4), majority.reached)
+        fast = waiters.add(2, at(4), two.reached)
+        two.ts = 4
+        waiters.release()
+        assert fast.done()
+        assert not slow.done()
+
+    on_loop(scenario)
+
+
+def test_a_look_costs_one_question_while_the_oldest_still_waits() -> None:
+    async def scenario(waiters: Waiters, point: Point) -> None:
+        for ts in range(1, 101):
+            waiters.add("majority", at(ts), point.reached)
+        point.looks = 0
+        waiters.release()
+        assert point.looks == 1
+
+    on_loop(scenario)
+
+
+def test_leaving_primary_fails_every_waiter_with_an_error_of_its_own() -> None:
+    async def scenario(waiters: Waiters, point: Point) -> None:
+        futures = [waiters.add(key, at(ts), point.reached) for key, ts in (("majority", 3), (2, 4), ("majority", 9))]
+        waiters.fail_all(lambda: PrimarySteppedDownError("the primary stepped down"))
+        errors = [future.exception() for future in futures]
+        assert [type(error) for error in errors] == [PrimarySteppedDownError] * 3
+        assert len({id(error) for error in errors}) == 3
+        point.ts = 9
+        waiters.release()  # progress of another term finds nobody
+        assert len(waiters) == 0
+
+    on_loop(scenario)
+
+
+def test_a_client_that_went_away_is_passed_over() -> None:
+    async def scenario(waiters: Waiters, point: Point) -> None:
+        gone = waiters.add("majority", at(1), point.reached)
+        stays = waiters.add("majority", at(2), point.reached)
+        gone.cancel()
+        assert len(waiters) == 1
+        point.ts = 2
+        waiters.release()
+        assert stays.done()
+        waiters.fail_all(lambda: ReplError("x"))
+        assert gone.cancelled()
+
+    on_loop(scenario)
+
+
+def test_waits_that_timed_out_behind_one_that_still_waits_do_not_pile_up() -> None:
+    async def scenario(waiters: Waiters, point: Point) -> None:
+        oldest = waiters.add(3, at(1), point.reached)
+        for ts in range(2, 5000):
+            assert not await done_within(waiters.add(3, at(ts), point.reached), 1)
+        assert waiters.kept < 200
+        assert not oldest.done()
+        point.ts = 1
+        waiters.release()
+        assert oldest.done()
+        assert waiters.kept == 0
+
+    on_loop(scenario)
+
+
+def test_done_within_is_true_when_the_wait_ended_in_time() -> None:
+    async def scenario(waiters: Waiters, point: Point) -> None:
+        future = waiters.add("majority", at(1), point.reached)
+        point.ts = 1
+        asyncio.get_running_loop().call_later(0.02, waiters.release)
+        assert await done_within(future, 30)
+        assert await done_within(future, 0), "what is done needs no time"
+        forever = waiters.add("majority", at(2), point.reached)
+        point.ts = 2
+        asyncio.get_running_loop().call_later(3600, waiters.release)
+        assert await done_within(forever, None)
+
+    on_loop(scenario)
+
+
+def test_done_within_is_false_exactly_at_the_time_out() -> None:
+    async def main(clock: SimClock) -> None:
+        waiters = Waiters()
+        assert not await done_within(waiters.add("majority", at(1), lambda _optime: False), 30)
+        assert clock.now() == 30
+        waiters.fail_all(lambda: ReplError("after the time-out nobody is left to fail"))
+        assert len(waiters) == 0
+
+    on_virtual_time(main)
+
+
+def test_done_within_raises_what_the_wait_failed_with() -> None:
+    async def scenario(waiters: Waiters, point: Point) -> None:
+        for timeout_ms in (1000, None):
+            future = waiters.add("majority", at(1), point.reached)
+            asyncio.get_running_loop().call_soon(waiters.fail_all, lambda: PrimarySteppedDownError("down"))
+            with pytest.raises(PrimarySteppedDownError):
+                await done_within(future, timeout_ms)
+
+    on_loop(scenario)
+
+
+def test_a_bell_wakes_everybody_in_the_order_they_came() -> None:
+    async def main(_clock: SimClock) -> None:
+        bell, woken = Bell(), []
+
+        async def wait(name: str) -> None:
+            assert await bell.wait(100)
+            woken.append(name)
+
+        waiting = [asyncio.ensure_future(wait(name)) for name in "abc"]
+        await settle()
+        bell.ring()
+        await asyncio.gather(*waiting)
+        assert woken == ["a", "b", "c"]
+
+    on_virtual_time(main)
+
+
+def test_a_bell_that_rang_before_wakes_nobody() -> None:
+    async def main(clock: SimClock) -> None:
+        bell = Bell()
+        bell.ring()
+        assert not await bell.wait(25)
+        assert clock.now() == 25
+
+    on_virtual_time(main)
+
+
+def test_waits_for_a_bell_that_never_rings_do_not_pile_up() -> None:
+    async def main(_clock: SimClock) -> None:
+        bell = Bell()
+        for _ in range(10):
+            assert not await bell.wait(1)
+        left = asyncio.ensure_future(bell.wait(None))
+        await settle()
+        assert bell.waiting == 1
+        left.cancel()
+        await settle()
+        assert bell.waiting == 0
+
+    on_virtual_time(main)
