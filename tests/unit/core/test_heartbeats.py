@@ -1,0 +1,381 @@
+"""Who is asked when, what an answer teaches, when a member counts as DOWN, who hears a higher term (map A3)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from replset.config import Settings
+from replset.core.effects import BecomeState, CommitPointMoved, ConfigInstalled, LastVote, Persist, Send
+from replset.core.member_state import MemberState
+from replset.core.messages import (
+    HeartbeatReply,
+    HeartbeatRequest,
+    LocalPosition,
+    MemberProgress,
+    ProgressReply,
+    ProgressRequest,
+    Refused,
+    Request,
+    Response,
+    SourceBatch,
+    StepUpRequest,
+    VoteReply,
+    VoteRequest,
+)
+from replset.ids import OPTIME_NULL, MemberId, Millis
+from tests.unit.core.kit import NOW, Cluster, Lone, asked, at, host, lone, members_of, named, only, place
+from tests.unit.core.test_reconfig import lead, leading_three
+
+CONFIG = named(*members_of(3))
+FROM_1 = HeartbeatRequest("rs0", host(1), MemberId(1), 1, 1, 1, None, "i1")
+
+
+def beats(node: Lone, since: int, state: MemberState = MemberState.SECONDARY) -> list[int]:
+    """When member 1 is asked within 12 s when it answers every heartbeat at once, in `state`, as the others do."""
+    found = []
+    now = since
+    while now < since + 12_000:
+        for send in only(node.tick(Millis(now)), Send):
+            if isinstance(send.body, HeartbeatRequest):
+                if send.to == host(1):
+                    found.append(now)
+                number = int(send.to[1])
+                node.hear(number, now=now, state=state if number == 1 else MemberState.SECONDARY)
+        now += 50
+    return found
+
+
+@pytest.mark.parametrize(
+    ("settings", "number", "arbiters", "expected"),
+    [
+        pytest.param(Settings(), 0, 0, 500, id="no-source-a-quarter"),
+        pytest.param(Settings(election_timeout_ms=Millis(800)), 0, 0, 400, id="no-source-half-a-timeout"),
+        pytest.param(Settings(), 2, 1, 2_000, id="arbiter"),
+        pytest.param(Settings(election_timeout_ms=Millis(1_000)), 2, 1, 500, id="arbiter-half-a-timeout"),
+    ],
+)
+def test_the_interval(settings: Settings, number: int, arbiters: int, expected: int) -> None:
+    """Map H1."""
+    config = named(*members_of(3, arbiters=arbiters), settings=settings)
+    rows = [replace(member, priority=0.0) if member.id != 1 else member for member in config.members]
+    node = lone(number, config=replace(config, members=tuple(rows)))
+    node.hear(0 if number else 2)
+    node.hear(1)
+    times = beats(node, NOW + 10_000)
+    assert {later - earlier for earlier, later in pairwise(times[1:])} == {expected}
+
+
+def test_the_interval_with_a_source_is_the_whole_one() -> None:
+    """Map H1: shorter only for a non-primary without a sync source."""
+    node = lone(config=CONFIG)
+    node.hear(1, state=MemberState.PRIMARY)
+    node.hear(2)
+    assert node.sync_source == host(1)
+    times = beats(node, NOW + 500, state=MemberState.PRIMARY)
+    assert {later - earlier for earlier, later in pairwise(times)} == {2_000}
+
+
+def test_two_retries_at_once_then_down() -> None:
+    """Map H1, H4."""
+    node = lone(config=CONFIG)
+    node.hear(1, state=MemberState.PRIMARY)
+    node.tick(Millis(NOW + 2_000))
+    for attempt in range(3):
+        effects = node.answer(1, HeartbeatRequest, None, NOW + 2_000 + attempt, "refused")
+        again = [send for send in only(effects, Send) if send.to == host(1) and isinstance(send.body, HeartbeatRequest)]
+        assert len(again) == (1 if attempt < 2 else 0)
+        peer = node.peer_at(host(1))
+        assert peer is not None
+        assert (peer.state is MemberState.DOWN) is (attempt == 2)
+    assert node.primary is None
+    assert node.peer_at(host(1)).message == "refused"  # type: ignore[union-attr]
+
+
+def test_no_retry_once_the_timeout_has_passed() -> None:
+    """Map H4."""
+    node = lone(config=CONFIG)
+    effects = node.answer(1, HeartbeatRequest, None, NOW + 10_000, "timed out")
+    assert node.peer_at(host(1)).state is MemberState.DOWN  # type: ignore[union-attr]
+    assert not [send for send in only(effects, Send) if send.to == host(1) and isinstance(send.body, HeartbeatRequest)]
+
+
+def test_ping_is_a_sliding_average() -> None:
+    """Map H4: (4 * old + new) / 5."""
+    node = lone(config=CONFIG)
+    node.hear(1)
+    assert node.peer_at(host(1)).ping_ms == 2  # type: ignore[union-attr]
+    send = only(node.tick(Millis(NOW + 600)), Send)
+    assert send
+    question = node.open(1, HeartbeatRequest)
+    reply = asked(node, replace(FROM_1), NOW + 600)
+    assert isinstance(reply, HeartbeatReply)
+    node.receive(
+        Response(question.request_id, host(1), replace(reply, incarnation="i1", member_id=MemberId(1)), "", Millis(52)),
+        Millis(NOW + 652),
+    )
+    assert node.peer_at(host(1)).ping_ms == 12  # type: ignore[union-attr]
+
+
+def test_another_set_is_refused() -> None:
+    """Map H3: 108."""
+    answer = asked(lone(config=CONFIG), replace(FROM_1, set_name="other"))
+    assert isinstance(answer, Refused)
+    assert answer.code == 108
+
+
+def test_the_answer_brings_a_newer_config_only() -> None:
+    """Map H3."""
+    node = lone(config=replace(CONFIG, version=5))
+    older = asked(node, replace(FROM_1, config_version=4))
+    same = asked(node, replace(FROM_1, config_version=5))
+    assert isinstance(older, HeartbeatReply)
+    assert isinstance(same, HeartbeatReply)
+    assert older.config == node.config
+    assert same.config is None
+
+
+def test_a_newer_config_is_installed_durably() -> None:
+    """Map H6."""
+    node = lone(config=CONFIG)
+    newer = replace(CONFIG, version=2)
+    effects = node.hear(1, config=newer, config_version=2)
+    kinds = [type(effect) for effect in effects]
+    assert kinds.index(Persist) < kinds.index(ConfigInstalled)
+    assert node.config == newer
+    older = replace(CONFIG, version=1)
+    node.hear(2, config=older, config_version=1)
+    assert node.config == newer
+
+
+def test_who_hears_of_a_newer_config_asks_for_it() -> None:
+    node = lone(config=CONFIG)
+    node.hear(1)
+    effects = node.receive(Request(9, replace(FROM_1, config_version=2)), Millis(NOW + 1))
+    assert host(1) in [send.to for send in only(effects, Send) if isinstance(send.body, HeartbeatRequest)]
+
+
+def test_a_member_without_config_asks_whoever_has_one() -> None:
+    node = lone(3, config=None)
+    effects = node.receive(Request(9, FROM_1), NOW)
+    assert [send.to for send in only(effects, Send)] == [host(1)]
+    not_mine = named(*members_of(3), version=1)
+    node.hear(1, config=not_mine, config_version=1, config_term=1)
+    assert node.config is None
+    node.receive(Request(10, replace(FROM_1, config_version=2)), NOW)
+    node.hear(1, config=named(*members_of(4), version=2), config_version=2, config_term=1)
+    assert node.config is not None
+
+
+def test_a_primary_on_its_way_takes_no_config() -> None:
+    """Map H6: not while it catches up or drains."""
+    cluster_config = named(*members_of(3))
+    node = lone(config=cluster_config)
+    node.hear(1)
+    node.hear(2)
+    stand(node)
+    assert (node.state, node.writable) == (MemberState.PRIMARY, False)
+    node.hear(1, config=replace(cluster_config, version=9), config_version=9)
+    assert node.config == cluster_config
+
+
+def stand(node: Lone) -> None:
+    node.receive(Request(3, StepUpRequest(skip_dry_run=True)), NOW)
+    node.answer(1, VoteRequest, VoteReply(node.term, True, "", MemberId(1), "i1"))
+
+
+# --- a higher term ---------------------------------------------------------------------------------------------------
+
+
+def told_by(kind: str, node: Lone) -> list[Any]:
+    """Member 1 tells term 9 in one of the ways there are."""
+    match kind:
+        case "heartbeat":
+            return node.receive(Request(9, replace(FROM_1, term=9)), NOW)
+        case "heartbeat answer":
+            return node.hear(1, term=9, position=place(at(9)))
+        case "progress":
+            row = MemberProgress(MemberId(1), "i1", place(at(2)))
+            return node.receive(Request(9, ProgressRequest(MemberId(1), 9, 1, 2, (row,))), NOW)
+        case "progress answer":
+            return node.receive(Response(0, host(1), ProgressReply(9, False), "", Millis(1)), NOW)
+        case "batch":
+            return node.receive(SourceBatch(host(1), 9, at(2), False), NOW)
+    raise AssertionError(kind)
+
+
+@pytest.mark.parametrize("kind", ["heartbeat", "heartbeat answer", "progress", "progress answer", "batch"])
+def test_every_report_carries_the_term_and_a_higher_one_is_taken_first(kind: str) -> None:
+    """DESIGN: who sees a higher one takes it first; a primary then steps down and counts nothing."""
+    node = lone(config=CONFIG)
+    lead(node)
+    node.receive(LocalPosition(place(at(2))), NOW)
+    assert node.commit_point == OPTIME_NULL
+    effects = told_by(kind, node)
+    assert node.term == 9
+    assert node.state is MemberState.SECONDARY
+    assert not node.writable
+    assert not only(effects, CommitPointMoved)
+    assert node.commit_point == OPTIME_NULL
+
+
+def test_progress_of_an_older_term_does_not_count() -> None:
+    node = lone(config=CONFIG)
+    lead(node)
+    node.receive(LocalPosition(place(at(2))), NOW)
+    row = MemberProgress(MemberId(1), "i1", place(at(2)))
+    answer = asked(node, ProgressRequest(MemberId(1), 1, 1, 1, (row,)))
+    assert answer == ProgressReply(2, accepted=False)
+    assert node.commit_point == OPTIME_NULL
+    assert asked(node, ProgressRequest(MemberId(1), 2, 1, 2, (row,))) == ProgressReply(2, accepted=True)
+    assert node.commit_point == at(2)
+
+
+def test_the_term_after_a_restart() -> None:
+    """DESIGN: after a restart term = max(last vote, newest entry, config)."""
+    assert lone(config=CONFIG, position=place(at(7))).term == 7
+    assert lone(config=CONFIG, last_vote=LastVote(8, None)).term == 8
+    assert lone(config=replace(CONFIG, term=9)).term == 9
+
+
+# --- commit point on others ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mine", "told", "expected"),
+    [
+        pytest.param(at(2, 5), at(2, 4), at(2, 4), id="same-term"),
+        pytest.param(at(2, 5), at(2, 9), at(2, 5), id="never-beyond-mine"),
+        pytest.param(at(2, 5), at(1, 9), OPTIME_NULL, id="older-term"),
+        pytest.param(at(2, 5), at(3, 1), OPTIME_NULL, id="newer-term"),
+    ],
+)
+def test_a_commit_point_by_heartbeat(mine: Any, told: Any, expected: Any) -> None:
+    """DESIGN: accepted from a heartbeat only in the term of my own last_applied (map K2)."""
+    node = lone(config=CONFIG, position=place(mine))
+    node.hear(1, commit_point=told, term=max(node.term, told.term))
+    assert node.commit_point == expected
+
+
+@pytest.mark.parametrize(("told", "expected"), [(at(3, 9), at(2, 5)), (at(1, 9), at(1, 9)), (at(2, 3), at(2, 3))])
+def test_a_commit_point_from_the_sync_source(told: Any, expected: Any) -> None:
+    """DESIGN: from the sync source clamped to what I have, and only with a batch that matched my log."""
+    node = lone(config=CONFIG, position=place(at(2, 5)))
+    node.hear(1, state=MemberState.PRIMARY)
+    node.receive(SourceBatch(host(2), node.term, told, True), NOW)
+    assert node.commit_point == OPTIME_NULL
+    node.receive(SourceBatch(host(1), node.term, told, True), NOW)
+    assert node.commit_point == expected
+
+
+def test_an_arbiter_takes_every_commit_point_and_passes_on_its_own() -> None:
+    """Map K2; DESIGN: a member passes on only its own."""
+    node = lone(2, config=named(*members_of(3, arbiters=1)), position=place(OPTIME_NULL))
+    node.hear(0, commit_point=at(7, 7), term=9)
+    assert node.commit_point == at(7, 7)
+    reply = asked(node, FROM_1)
+    assert isinstance(reply, HeartbeatReply)
+    assert reply.commit_point == at(7, 7)
+
+
+def test_the_commit_point_never_moves_back() -> None:
+    """DESIGN, invariant 8: a running member's commit point never moves back."""
+    node = lone(config=CONFIG, position=place(at(1, 9)))
+    node.hear(1, commit_point=at(1, 8))
+    node.hear(2, commit_point=at(1, 3))
+    assert node.commit_point == at(1, 8)
+    node.receive(LocalPosition(place(at(1, 2))), NOW)
+    assert node.commit_point == at(1, 8)
+
+
+# --- liveness --------------------------------------------------------------------------------------------------------
+
+
+def test_a_primary_that_hears_no_majority_steps_down() -> None:
+    """Map H5; DESIGN: stepdown without a majority."""
+    node = leading_three()
+    node.tick(Millis(NOW + 9_999))
+    assert node.state is MemberState.PRIMARY
+    effects = node.tick(Millis(NOW + 10_000))
+    assert node.state is MemberState.SECONDARY
+    kinds = [type(effect).__name__ for effect in effects]
+    assert kinds.index("AcceptWrites") < kinds.index("BecomeState")
+    assert only(effects, BecomeState)[-1].state is MemberState.SECONDARY
+
+
+@pytest.mark.parametrize("by", ["heartbeat", "progress"])
+def test_any_word_keeps_a_member_alive(by: str) -> None:
+    """Map H5: any heartbeat in or out and any mention in a progress report."""
+    node = leading_three()
+    for step in range(1, 30):
+        now = Millis(NOW + step * 1_000)
+        if by == "heartbeat":
+            node.receive(Request(9, replace(FROM_1, term=2, config_term=2)), now)
+        else:
+            row = MemberProgress(MemberId(1), "i1", place(at(2)))
+            node.receive(Request(9, ProgressRequest(MemberId(1), 2, 1, 2, (row,))), now)
+        node.tick(now)
+    assert node.state is MemberState.PRIMARY
+
+
+def test_members_in_initial_sync_count_for_liveness() -> None:
+    node = leading_three()
+    for step in range(1, 30):
+        now = Millis(NOW + step * 1_000)
+        node.tick(now)
+        if step % 2 == 0:
+            node.hear(1, state=MemberState.STARTUP2, position=place(OPTIME_NULL), now=now)
+    assert node.state is MemberState.PRIMARY
+
+
+def test_a_member_that_is_not_named_does_not_keep_a_primary() -> None:
+    """DESIGN: counted only while the config names its incarnation."""
+    node = leading_three()
+    for step in range(1, 12):
+        now = Millis(NOW + step * 1_000)
+        node.receive(Request(9, replace(FROM_1, term=2, config_term=2, incarnation="another")), now)
+        node.tick(now)
+    assert node.state is MemberState.SECONDARY
+
+
+def test_one_way_cuts_do_not_unseat_a_primary_that_is_heard() -> None:
+    cluster = Cluster(3)
+    cluster.initiate(*members_of(3))
+    cluster.until(cluster.is_quiet)
+    leader = cluster.elect()
+    other = next(box for box in cluster.boxes.values() if box is not leader)
+    cluster.cut = {(other.host, leader.host)}
+    cluster.run(5_000)
+    assert cluster.elect() is leader
+    assert leader.node.state is MemberState.PRIMARY
+
+
+def test_the_status_names_everybody_and_who_blocks() -> None:
+    cluster = Cluster(3)
+    cluster.initiate(*members_of(3))
+    cluster.until(cluster.is_quiet)
+    leader = cluster.elect()
+    status = leader.node.status(cluster.now)
+    assert status is not None
+    assert [member.state.name for member in status.members].count("PRIMARY") == 1
+    assert [member.counted for member in status.members] == [True] * 3
+    assert (status.majority_vote_count, status.write_majority, status.voters) == (2, 2, 3)
+    assert status.blocking == ""
+    for box in cluster.boxes.values():
+        if box is not leader:
+            box.crash()
+    leader.write("blocked")
+    cluster.run(300)
+    blocked = leader.node.status(cluster.now)
+    assert blocked is not None
+    assert all(box.host in blocked.blocking for box in cluster.boxes.values() if box is not leader)
+
+
+def test_without_a_config_there_is_no_status() -> None:
+    node = lone(config=None)
+    assert node.status(NOW) is None
+    assert isinstance(asked(node, replace(FROM_1, config_version=-2)), HeartbeatReply)
+    assert node.state is MemberState.STARTUP
