@@ -12,13 +12,25 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import apsw
+
 from replset.commands.ports import Writing
-from replset.errors import InvariantError, NotWritablePrimaryError, ReplError, ShutdownInProgressError
+from replset.errors import (
+    InvariantError,
+    NotWritablePrimaryError,
+    OutOfDiskSpaceError,
+    ReplError,
+    ShutdownInProgressError,
+    StorageError,
+)
 from replset.oplog_entry import noop_entry
 from replset.replication.ports import Clock
 from replset.storage.store import Store
 
 T = TypeVar("T")
+
+_ENDS_THE_GROUP = (StorageError, OutOfDiskSpaceError, apsw.Error, OSError, MemoryError)
+"""SQLite may have rolled the transaction back by itself: whatever followed would be committed piece by piece."""
 
 
 class Writer:
@@ -111,6 +123,9 @@ class Writer:
             self._on_broken(broken)
         except ReplError as error:
             self._fail(queue, error)
+        except Exception as error:
+            self._fail(queue, error)
+            self._on_broken(error)
         else:
             if wrote:
                 self._on_committed()
@@ -133,7 +148,7 @@ class Writer:
                 mark = txn.mark()
                 try:
                     outcomes.append((operation(writing), None))
-                except InvariantError:
+                except (InvariantError, *_ENDS_THE_GROUP):
                     raise
                 except Exception as failure:
                     txn.back_to(mark)

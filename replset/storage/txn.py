@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import apsw
 
 from replset.bson import MAX_INTERNAL_SIZE, RawDocument, encode
-from replset.errors import NamespaceExistsError, ReplError
+from replset.errors import NamespaceExistsError, ReplError, StorageError
 from replset.ids import OPTIME_NULL, OpTime, invariant, pack_ts
 from replset.storage.catalog import Catalog, Collection
 from replset.storage.oplog import OplogRow, Pending, chained_rows
@@ -191,7 +191,9 @@ class Txn:
         return len(self._undo), len(self._oplog), len(self._meta_before), self.last
 
     def back_to(self, mark: tuple[int, int, int, OpTime]) -> None:
-        """Take back everything since `mark`."""
+        """Take back everything since `mark`. StorageError when SQLite ended the transaction itself: fail the group."""
+        if not self.connection.in_transaction:
+            raise StorageError("SQLite gave the transaction up after an error")
         undo, oplog, meta, last = mark
         for _ts, _seq, kind, coll, key, before in reversed(self._undo[undo:]):
             revert(self.connection, self.catalog, kind, coll, key, before)

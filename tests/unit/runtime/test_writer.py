@@ -1,0 +1,331 @@
+"""Group commit: what arrives in one turn of the loop is one transaction, and fails alone or together as it should."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from replset.bson import decode, encode, encode_key
+from replset.commands.ports import Writing
+from replset.errors import (
+    InvariantError,
+    NotWritablePrimaryError,
+    OutOfDiskSpaceError,
+    ReplError,
+    ShutdownInProgressError,
+    StorageError,
+)
+from replset.ids import OPTIME_NULL, OpTime
+from replset.replication.write_ops import do_create, do_insert
+from replset.runtime.writer import Writer
+from replset.storage.disk import RealDisk
+from replset.storage.store import Store, StoreOptions
+from tests.simulation.kit.clock import SimClock
+from tests.unit.runtime.kit import on_virtual_time, settle
+
+NS = "shop.orders"
+
+
+class Rig:
+    """A writer in front of a real store that holds one empty collection."""
+
+    def __init__(self, folder: Path, clock: SimClock) -> None:
+        self.store = Store.open(RealDisk(), str(folder), StoreOptions(min_free_bytes=0))
+        self.commits = 0
+        self.broken: list[BaseException] = []
+        self.writer = Writer(
+            lambda: self.store, clock, random.Random(1), lambda: "b:27017", self._committed, self.broken.append
+        )
+        with self.store.group() as txn:
+            do_create(Writing(txn, 1, clock.wall_ms(), random.Random(2)), NS)
+        self.writer.accept(1)
+
+    def _committed(self) -> None:
+        self.commits += 1
+
+    def insert(self, number: int) -> Callable[[Writing], OpTime | None]:
+        """An operation that inserts {_id: number}."""
+
+        def operation(writing: Writing) -> OpTime | None:
+            coll = writing.txn.collection(NS)
+            assert coll is not None
+            return do_insert(writing, coll, encode_key(number), encode({"_id": number}))
+
+        return operation
+
+    def insert_then(self, number: int, error: Exception) -> Callable[[Writing], None]:
+        def operation(writing: Writing) -> None:
+            self.insert(number)(writing)
+            raise error
+
+        return operation
+
+    def submit(self, *operations: Callable[[Writing], Any]) -> list[asyncio.Task[Any]]:
+        return [asyncio.ensure_future(self.writer.write(operation)) for operation in operations]
+
+    def numbers(self) -> list[object]:
+        coll = self.store.collection(NS)
+        assert coll is not None
+        with self.store.read() as snapshot:
+            return [decode(doc)["_id"] for _key, doc in snapshot.scan(coll)]
+
+    def logged(self) -> list[str]:
+        return [row.op for row in self.store.oplog_after(OPTIME_NULL, limit=100, max_bytes=1 << 20)]
+
+
+@pytest.fixture
+def with_rig(tmp_path: Path) -> Callable[[Callable[[Rig], Coroutine[Any, Any, None]]], None]:
+    def run(scenario: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
+        async def main(clock: SimClock) -> None:
+            rig = Rig(tmp_path / "data", clock)
+            try:
+                await scenario(rig)
+            finally:
+                rig.store.close()
+
+        on_virtual_time(main)
+
+    return run
+
+
+Run = Callable[[Callable[[Rig], Coroutine[Any, Any, None]]], None]
+
+
+def test_what_arrives_in_one_turn_is_one_group(with_rig: Run) -> None:
+    async def scenario(rig: Rig) -> None:
+        optimes = await asyncio.gather(*rig.submit(*(rig.insert(n) for n in range(5))))
+        assert rig.commits == 1
+        assert sorted(optimes) == optimes
+        assert optimes[-1] == rig.store.last_applied
+        assert rig.numbers() == [0, 1, 2, 3, 4]
+
+    with_rig(scenario)
+
+
+def test_what_arrives_later_is_another_group(with_rig: Run) -> None:
+    async def scenario(rig: Rig) -> None:
+        await asyncio.gather(*rig.submit(rig.insert(1)))
+        await asyncio.gather(*rig.submit(rig.insert(2)))
+        assert rig.commits == 2
+
+    with_rig(scenario)
+
+
+def test_nobody_has_an_answer_before_the_commit(with_rig: Run) -> None:
+    async def scenario(rig: Rig) -> None:
+        seen: list[list[object]] = []
+        task = rig.submit(rig.insert(1))[0]
+        task.add_done_callback(lambda _task: seen.append(rig.numbers()))
+        await task
+        await settle()
+        assert seen == [[1]]
+
+    with_rig(scenario)
+
+
+@pytest.mark.parametrize("error", [ReplError("no", code=2), KeyError("a bug in one command")])
+def test_an_operation_that_fails_is_undone_and_fails_alone(with_rig: Run, error: Exception) -> None:
+    async def scenario(rig: Rig) -> None:
+        first, bad, last = rig.submit(rig.insert(1), rig.insert_then(2, error), rig.insert(3))
+        assert await first is not None
+        with pytest.raises(type(error)):
+            await bad
+        assert await last is not None
+        assert rig.numbers() == [1, 3]
+        assert rig.logged() == ["c", "i", "i"]
+        assert rig.commits == 1
+        assert rig.broken == []
+
+    with_rig(scenario)
+
+
+def test_a_group_in_which_nothing_was_written_is_not_announced(with_rig: Run) -> None:
+    async def scenario(rig: Rig) -> None:
+        before = rig.store.last_applied
+        assert await rig.writer.write(lambda writing: writing.term) == 1
+        with pytest.raises(ReplError):
+            await rig.writer.write(rig.insert_then(1, ReplError("no")))
+        assert rig.commits == 0
+        assert rig.store.last_applied == before
+
+    with_rig(scenario)
+
+
+def test_refused_with_the_primary_when_it_does_not_accept_writes(with_rig: Run) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.writer.accept(None)
+        with pytest.raises(NotWritablePrimaryError) as refused:
+            await rig.writer.write(rig.insert(1))
+        assert refused.value.primary == "b:27017"
+        assert rig.numbers() == []
+
+    with_rig(scenario)
+
+
+def test_stepping_down_refuses_what_is_in_the_queue(with_rig: Run) -> None:
+    async def scenario(rig: Rig) -> None:
+        task = rig.submit(rig.insert(1))[0]
+        rig.writer.hold()
+        await settle()
+        rig.writer.accept(None)
+        rig.writer.go_on()
+        with pytest.raises(NotWritablePrimaryError):
+            await task
+        assert rig.numbers() == []
+
+    with_rig(scenario)
+
+
+def test_entries_carry_the_term_in_which_writes_are_accepted(with_rig: Run) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.writer.accept(7)
+        optime = await rig.writer.write(rig.insert(1))
+        assert optime is not None
+        assert optime.term == 7
+
+    with_rig(scenario)
+
+
+def test_hold_keeps_writes_waiting_until_go_on(with_rig: Run) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.writer.hold()
+        tasks = rig.submit(rig.insert(1), rig.insert(2))
+        await asyncio.sleep(1)
+        assert not any(task.done() for task in tasks)
+        assert rig.numbers() == []
+        rig.writer.go_on()
+        await asyncio.gather(*tasks)
+        assert rig.commits == 1
+
+    with_rig(scenario)
+
+
+def test_hold_comes_before_a_group_that_is_scheduled_already(with_rig: Run) -> None:
+    async def scenario(rig: Rig) -> None:
+        task = rig.submit(rig.insert(1))[0]
+        await asyncio.sleep(0)  # in the queue, the group runs in the next turn
+        rig.writer.hold()
+        await settle()
+        assert not task.done()
+        rig.writer.go_on()
+        await task
+
+    with_rig(scenario)
+
+
+def test_the_write_of_a_client_that_went_away_is_not_done(with_rig: Run) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.writer.hold()
+        gone, stays = rig.submit(rig.insert(1), rig.insert(2))
+        await settle()
+        gone.cancel()
+        await settle()
+        rig.writer.go_on()
+        await stays
+        assert rig.numbers() == [2]
+
+    with_rig(scenario)
+
+
+def test_a_commit_that_fails_fails_the_group_and_the_next_one_goes_on(
+    with_rig: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(rig: Rig) -> None:
+        real, before = rig.store._connection, rig.store.last_applied
+
+        class FailingCommit:
+            def execute(self, sql: str, *values: object) -> object:
+                if sql == "COMMIT":
+                    raise apsw.IOError("disk I/O error")
+                return real.execute(sql, *values)
+
+            def __getattr__(self, name: str) -> object:
+                return getattr(real, name)
+
+        monkeypatch.setattr(rig.store, "_connection", FailingCommit())
+        results = await asyncio.gather(*rig.submit(rig.insert(1), rig.insert(2)), return_exceptions=True)
+        assert [type(result) for result in results] == [StorageError, StorageError]
+        assert rig.commits == 0
+        assert rig.store.last_applied == before
+        monkeypatch.setattr(rig.store, "_connection", real)
+        assert await rig.writer.write(rig.insert(3)) is not None
+        assert rig.numbers() == [3]
+        assert rig.logged() == ["c", "i"]
+
+    with_rig(scenario)
+
+
+@pytest.mark.parametrize("error", [apsw.IOError("disk I/O error"), apsw.FullError("full"), MemoryError(), OSError(5)])
+def test_an_operation_that_storage_fails_takes_the_whole_group_along(with_rig: Run, error: Exception) -> None:
+    """SQLite may have rolled the transaction back by itself: what comes after would be committed piece by piece."""
+
+    async def scenario(rig: Rig) -> None:
+        def operation(writing: Writing) -> None:
+            rig.insert(2)(writing)
+            writing.txn.connection.execute("ROLLBACK")
+            raise error
+
+        results = await asyncio.gather(*rig.submit(rig.insert(1), operation, rig.insert(3)), return_exceptions=True)
+        assert all(isinstance(result, ReplError | MemoryError) for result in results)
+        assert rig.numbers() == []
+        assert rig.logged() == ["c"]
+        assert await rig.writer.write(rig.insert(4)) is not None
+        assert rig.numbers() == [4]
+
+    with_rig(scenario)
+
+
+def test_a_full_disk_refuses_the_group(with_rig: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(rig: Rig) -> None:
+        monkeypatch.setattr(rig.store, "has_room", lambda: False)
+        with pytest.raises(OutOfDiskSpaceError):
+            await rig.writer.write(rig.insert(1))
+        assert rig.broken == []
+
+    with_rig(scenario)
+
+
+def test_a_broken_invariant_inside_an_operation_stops_the_member(with_rig: Run) -> None:
+    async def scenario(rig: Rig) -> None:
+        results = await asyncio.gather(
+            *rig.submit(rig.insert(1), rig.insert_then(2, InvariantError("impossible"))), return_exceptions=True
+        )
+        assert [type(result) for result in results] == [InvariantError, InvariantError]
+        assert [str(error) for error in rig.broken] == ["impossible"]
+        assert rig.numbers() == []
+
+    with_rig(scenario)
+
+
+def test_closing_refuses_what_waits_and_what_comes(with_rig: Run) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.writer.hold()
+        waiting = rig.submit(rig.insert(1))[0]
+        await settle()
+        rig.writer.close()
+        with pytest.raises(ShutdownInProgressError):
+            await waiting
+        with pytest.raises(ShutdownInProgressError):
+            await rig.writer.write(rig.insert(2))
+        assert rig.numbers() == []
+
+    with_rig(scenario)
+
+
+def test_a_noop_of_the_core_is_written_at_once(with_rig: Run) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.writer.accept(None)  # the first entry of a term is written before clients may write
+        rig.writer.append_noop(4, {"msg": "new primary"})
+        assert rig.commits == 1
+        assert rig.store.last_applied.term == 4
+        row = rig.store.newest_row()
+        assert row is not None
+        assert decode(row.entry)["o"] == {"msg": "new primary"}
+
+    with_rig(scenario)
