@@ -12,7 +12,7 @@ from replset.query.diff import apply_diff, apply_update_object, compute_diff, up
 
 Doc = dict[str, object]
 
-EXAMPLES = settings(max_examples=300, deadline=None)
+EXAMPLES = settings(max_examples=200, deadline=None)
 NAMES = st.sampled_from(["a", "b", "c", "d", "0", "1", "diff", "$v", "u", "i", "s", ""])
 SCALARS = st.one_of(
     st.none(),
