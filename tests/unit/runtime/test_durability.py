@@ -1,0 +1,253 @@
+"""last_durable never runs ahead of the disk, never promises what a rollback took away, and a slow disk is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from replset.core.messages import Position
+from replset.errors import StorageError
+from replset.ids import OPTIME_NULL, Millis, OpTime
+from replset.runtime.durability import Durability
+from tests.simulation.kit.clock import SimClock
+from tests.unit.runtime.kit import HandWorkers, on_virtual_time, settle
+
+
+def at(ts: int) -> OpTime:
+    return OpTime(1, ts)
+
+
+class FakeStore:
+    """A store whose newest entry the test sets; `synced` notes what was applied when each sync ran."""
+
+    def __init__(self) -> None:
+        self.last_applied = at(3)
+        self.last_wall_ms = 300
+        self.synced: list[OpTime] = []
+        self.sync_error: Exception | None = None
+
+    def commit(self, ts: int) -> None:
+        self.last_applied, self.last_wall_ms = at(ts), ts * 100
+
+    def sync_wal(self) -> None:
+        if self.sync_error is not None:
+            raise self.sync_error
+        self.synced.append(self.last_applied)
+
+
+class Rig:
+    def __init__(self, clock: SimClock) -> None:
+        self.store = FakeStore()
+        self.workers = HandWorkers()
+        self.moves: list[OpTime] = []
+        self.stalls: list[bool] = []
+        self.durability = Durability(
+            lambda: self.store,  # type: ignore[arg-type,return-value]
+            clock,
+            self.workers,
+            lambda: self.moves.append(self.durability.last_durable),
+            self.stalls.append,
+            lambda: Millis(5000),
+        )
+        self.task = asyncio.ensure_future(self.durability.run())
+
+    def commit(self, ts: int) -> None:
+        self.store.commit(ts)
+        self.durability.committed()
+
+
+def with_rig(scenario: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
+    async def main(clock: SimClock) -> None:
+        rig = Rig(clock)
+        await scenario(rig)
+        rig.task.cancel()
+        await asyncio.gather(rig.task, return_exceptions=True)
+
+    on_virtual_time(main)
+
+
+def test_nothing_counts_as_durable_before_the_store_says_so() -> None:
+    async def scenario(rig: Rig) -> None:
+        assert rig.durability.last_durable == OPTIME_NULL
+        rig.durability.opened()
+        assert rig.durability.position() == Position(at(3), at(3), 300, 300)
+
+    with_rig(scenario)
+
+
+def test_last_durable_moves_when_the_sync_is_done_not_when_it_begins() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.durability.opened()
+        rig.commit(5)
+        await settle()
+        assert rig.durability.position() == Position(at(5), at(3), 500, 300)
+        assert rig.moves == []
+        await rig.workers.finish()
+        assert rig.durability.position() == Position(at(5), at(5), 500, 500)
+        assert rig.moves == [at(5)]
+
+    with_rig(scenario)
+
+
+def test_what_is_committed_during_a_sync_is_not_covered_by_it() -> None:
+    """The thread may sync it or not; only what was read on the loop before the submission counts."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.durability.opened()
+        rig.commit(5)
+        await settle()
+        rig.commit(9)
+        await settle()
+        await rig.workers.finish()
+        assert rig.moves == [at(5)]
+        assert rig.durability.position() == Position(at(9), at(5), 900, 500)
+        await rig.workers.finish()  # the next sync follows by itself
+        assert rig.moves == [at(5), at(9)]
+        assert rig.workers.jobs == []
+
+    with_rig(scenario)
+
+
+def test_one_sync_at_a_time_covers_all_that_came_meanwhile() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.durability.opened()
+        for ts in range(4, 50):
+            rig.commit(ts)
+            await settle()
+            assert len(rig.workers.jobs) == 1
+        await rig.workers.finish()
+        await rig.workers.finish()
+        assert rig.moves == [at(4), at(49)]
+
+    with_rig(scenario)
+
+
+def test_nothing_new_is_not_synced() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.durability.opened()
+        rig.durability.committed()
+        await settle()
+        assert rig.workers.jobs == []
+        assert rig.moves == []
+
+    with_rig(scenario)
+
+
+def test_a_rollback_takes_last_durable_back() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.durability.opened()
+        rig.commit(8)
+        await settle()
+        await rig.workers.finish()
+        rig.store.commit(4)
+        rig.durability.undone()
+        assert rig.durability.position() == Position(at(4), at(4), 400, 400)
+
+    with_rig(scenario)
+
+
+def test_a_sync_from_before_a_rollback_says_nothing_of_what_came_after() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.durability.opened()
+        rig.commit(8)
+        await settle()  # a sync that covers 8 is under way
+        rig.store.commit(4)
+        rig.durability.undone()
+        rig.commit(6)
+        await rig.workers.finish()
+        assert rig.durability.last_durable == at(3), "8 is gone, and 6 was not covered"
+        assert rig.moves == []
+        await rig.workers.finish()
+        assert rig.moves == [at(6)]
+
+    with_rig(scenario)
+
+
+def test_what_a_rollback_left_is_synced_though_nothing_new_is_written() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.durability.opened()
+        rig.commit(8)
+        await settle()
+        rig.store.commit(5)
+        rig.durability.undone()
+        await rig.workers.finish()  # began before the rollback: counts for nothing
+        assert rig.durability.last_durable == at(3)
+        await rig.workers.finish()
+        assert rig.moves == [at(5)]
+
+    with_rig(scenario)
+
+
+def test_another_store_in_its_place_voids_a_sync_of_the_old_one() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.durability.opened()
+        rig.commit(8)
+        await settle()
+        rig.store.commit(2)
+        rig.durability.opened()
+        assert rig.durability.last_durable == at(2)
+        await rig.workers.finish()
+        assert rig.durability.last_durable == at(2)
+
+    with_rig(scenario)
+
+
+def test_a_disk_that_does_not_answer_is_noticed_and_so_is_its_return() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.durability.opened()
+        rig.commit(5)
+        await asyncio.sleep(4.9)
+        assert rig.stalls == []
+        await asyncio.sleep(0.2)
+        assert rig.stalls == [True]
+        await asyncio.sleep(60)
+        assert rig.stalls == [True], "said once"
+        await rig.workers.finish()
+        assert rig.stalls == [True, False]
+        assert rig.durability.last_durable == at(5)
+
+    with_rig(scenario)
+
+
+def test_a_sync_in_time_is_no_stall() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.durability.opened()
+        rig.commit(5)
+        await asyncio.sleep(4)
+        await rig.workers.finish()
+        await asyncio.sleep(10)
+        assert rig.stalls == []
+
+    with_rig(scenario)
+
+
+def test_a_sync_error_ends_the_task_and_nothing_becomes_durable() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.durability.opened()
+        rig.store.sync_error = StorageError("replset.db-wal: Input/output error")
+        rig.commit(5)
+        await settle()
+        await rig.workers.finish()
+        with pytest.raises(StorageError):
+            await rig.task
+        assert rig.durability.last_durable == at(3)
+        assert rig.moves == []
+
+    with_rig(scenario)
+
+
+def test_no_sync_runs_while_somebody_replaces_the_store() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.durability.opened()
+        async with rig.durability.busy:
+            rig.commit(5)
+            await settle()
+            assert rig.workers.jobs == []
+        await settle()
+        await rig.workers.finish()
+        assert rig.moves == [at(5)]
+
+    with_rig(scenario)
