@@ -1,4 +1,4 @@
-"""What the HTTP API needs of the member that it speaks for. runtime/member.py's RunningMember implements `ApiMember`."""
+"""What the HTTP API needs of the member that it speaks for; runtime/member.py implements `ApiMember`."""
 
 from __future__ import annotations
 
