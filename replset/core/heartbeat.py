@@ -101,6 +101,7 @@ class Heartbeats:
         was_up, before = peer.is_up, peer.state
         peer.ping_ms = round_trip_ms if not was_up else (4 * peer.ping_ms + round_trip_ms) // 5
         peer.failures = 0
+        peer.is_fresh = True
         peer.message = ""
         peer.last_contact = m.now
         peer.last_reply_wall_ms = m.wall_ms()
@@ -157,6 +158,7 @@ class Heartbeats:
         if peer.state is not MemberState.DOWN:
             m.journal("member", f"{peer.host} is not reachable: {peer.message}")
         peer.state = MemberState.DOWN
+        peer.is_fresh = True
         peer.heartbeat_due = Millis(m.now + self.interval_ms())
         if m.primary_id == peer.id:
             m.set_primary(None)

@@ -61,6 +61,7 @@ class Leading:
         self._catch_up_until = NEVER if limit < 0 else Millis(m.now + limit)
         for peer in m.sorted_peers():
             peer.last_contact = max(peer.last_contact, Millis(m.now - m.settings.election_timeout_ms // 2))
+            peer.is_fresh = False
             peer.beat_now(m.now)
         self.advance_catch_up()
 
@@ -73,8 +74,8 @@ class Leading:
             self.end_catch_up("the time for it is over")
             return
         heard = [peer for peer in m.sorted_peers() if self._is_heard(peer)]
-        waited_for = [peer for peer in heard if peer.round_began < self._began and peer.is_up]
-        if waited_for and self._caught_up_from is None:
+        # What was said before the election is old; who does not answer the round that began with it holds nobody up.
+        if self._caught_up_from is None and m.now < self._answers_due() and any(not peer.is_fresh for peer in heard):
             return
         ahead = [peer for peer in heard if peer.is_up and peer.position.last_applied > m.position.last_applied]
         readable = [peer for peer in ahead if peer.state.is_readable]
@@ -86,6 +87,9 @@ class Leading:
             self._caught_up_from = m.sync_source = best.host
             m.journal("catch-up", f"from {best.host}, which is at {best.position.last_applied}")
             m.emit(StartFetching(best.host))
+
+    def _answers_due(self) -> Millis:
+        return Millis(self._began + max(1, self.m.settings.election_timeout_ms // 5))
 
     def _is_heard(self, peer: Peer) -> bool:
         return self.m.now - peer.last_contact < self.m.settings.election_timeout_ms
@@ -136,7 +140,10 @@ class Leading:
         stale = min((peer.last_contact + m.settings.election_timeout_ms for peer in m.peers.values()), default=NEVER)
         # A member that is stale already says nothing new; look again with the next heartbeats.
         stale = stale if stale > m.now else m.now + m.settings.heartbeat_interval_ms
-        due = min(stale, self._catch_up_until) if self.phase is Phase.CATCHING_UP else stale
+        due = stale
+        if self.phase is Phase.CATCHING_UP:
+            answers_due = self._answers_due()
+            due = min(due, self._catch_up_until, answers_due if answers_due > m.now else NEVER)
         return Millis(min(due, self._last_entry_at + PERIODIC_NOOP_MS) if m.writable else due)
 
     def _sees_majority(self) -> bool:

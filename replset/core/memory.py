@@ -54,6 +54,7 @@ class Peer:
     heartbeat_due: Millis = BEGINNING
     heartbeat_id: int | None = None
     failures: int = 0
+    is_fresh: bool = False  # its newest heartbeat has ended, well or not, since I won the last election
     round_began: Millis = BEGINNING
 
     @property

@@ -1,0 +1,625 @@
+"""Standing, winning, catching up, stepping down: one test a rule (map A4)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from replset.config import Settings
+from replset.core.effects import (
+    AcceptWrites,
+    AppendNoop,
+    BecomeState,
+    Drain,
+    Journal,
+    LastVote,
+    Persist,
+    Send,
+    StartFetching,
+)
+from replset.core.member_state import MemberState
+from replset.core.messages import (
+    DiskStalled,
+    Done,
+    DrainFinished,
+    FreezeRequest,
+    LocalPosition,
+    Refused,
+    Request,
+    ShutdownBegins,
+    SourceFailed,
+    SourceProblem,
+    StepDownRequest,
+    StepUpRequest,
+    VoteReply,
+    VoteRequest,
+)
+from replset.ids import OPTIME_NULL, MemberId, Millis
+from tests.unit.core.kit import NOW, Cluster, Lone, asked, at, config_of, host, lone, members_of, named, only, place
+from tests.unit.core.test_reconfig import lead, leading_three
+
+CONFIG = named(*members_of(3))
+
+
+def ready(**fields: Any) -> Lone:
+    """Member 0 of three that hears both others."""
+    node = lone(**{"config": CONFIG, **fields})
+    for number in (1, 2):
+        node.hear(number)
+    return node
+
+
+def requests(effects: list[Any]) -> list[VoteRequest]:
+    return [send.body for send in only(effects, Send) if isinstance(send.body, VoteRequest)]
+
+
+def until_it_stands(node: Lone, limit: int = 30_000) -> tuple[int, list[Any]]:
+    """Tick by tick, the others answering heartbeats, until it asks for votes: when, and the effects."""
+    for now in range(NOW, NOW + limit, 10):
+        effects = node.tick(Millis(now))
+        if requests(effects):
+            return now - NOW, effects
+        for send in only(effects, Send):
+            node.hear(int(send.to[1]), now=now)
+    raise AssertionError("it does not stand")
+
+
+def grant(node: Lone, number: int, **changes: Any) -> list[Any]:
+    reply = VoteReply(node.term, True, "", MemberId(number), f"i{number}")
+    return node.answer(number, VoteRequest, replace(reply, **changes))
+
+
+# --- standing --------------------------------------------------------------------------------------------------------
+
+
+def test_the_timer_is_drawn_at_random() -> None:
+    """Map E1: election timeout + up to 15 %."""
+    drawn = {until_it_stands(ready_with_seed(seed))[0] for seed in range(12)}
+    assert min(drawn) >= 10_000
+    assert max(drawn) <= 11_510
+    assert len(drawn) > 6
+
+
+def ready_with_seed(seed: int) -> Lone:
+    node = lone(config=CONFIG, start=False)
+    node._m.rng.seed(seed)
+    node.start(NOW)
+    for number in (1, 2):
+        node.hear(number)
+    return node
+
+
+def test_a_dry_run_first_and_only_then_a_new_term() -> None:
+    """Map E3."""
+    node = ready()
+    _, effects = until_it_stands(node)
+    assert [request.dry_run for request in requests(effects)] == [True, True]
+    assert node.term == 1
+    assert not only(effects, Persist)
+    effects = grant(node, 1)
+    assert [request.dry_run for request in requests(effects)] == [False, False]
+    assert node.term == 2
+
+
+def test_the_candidates_own_vote_is_durable_before_anybody_is_asked() -> None:
+    """DESIGN: votes are durable before they are told, counted or sent, the candidate's own included."""
+    node = ready()
+    until_it_stands(node)
+    effects = grant(node, 1)
+    assert only(effects, Persist)[0].record == LastVote(2, MemberId(0))
+    order = [type(effect) for effect in effects if isinstance(effect, Persist | Send | BecomeState)]
+    assert order[0] is Persist
+
+
+def test_a_majority_of_voters_wins() -> None:
+    node = ready()
+    until_it_stands(node)
+    grant(node, 1)
+    assert node.state is MemberState.SECONDARY
+    grant(node, 2)
+    assert node.state is MemberState.PRIMARY
+    assert node.primary == MemberId(0)
+
+
+def test_a_vote_of_another_incarnation_is_not_counted() -> None:
+    """DESIGN: a member votes and is counted only while the config names its incarnation."""
+    node = ready()
+    until_it_stands(node)
+    grant(node, 1, incarnation="another")
+    assert node.term == 1
+    grant(node, 2)
+    assert node.term == 2
+
+
+def test_a_lost_dry_run_changes_nothing() -> None:
+    node = ready()
+    until_it_stands(node)
+    for number in (1, 2):
+        effects = grant(node, number, granted=False, reason="no")
+    assert (node.term, node.state) == (1, MemberState.SECONDARY)
+    assert "dry run lost" in [journal.record.event for journal in only(effects, Journal)]
+    assert any("no" in journal.record.detail for journal in only(effects, Journal))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"position": place(OPTIME_NULL)}, id="no-data"),
+        pytest.param({"incarnation": "another"}, id="not-named"),
+        pytest.param({"initial_sync_pending": True}, id="marker-set"),
+        pytest.param({"config": named(*(replace(row, priority=0.0) for row in members_of(3)))}, id="priority-0"),
+        pytest.param({"config": named(*members_of(4)[1:])}, id="not-in-the-configuration"),
+    ],
+)
+def test_who_does_not_stand(fields: dict[str, Any]) -> None:
+    """Map E2."""
+    node = lone(**{"config": CONFIG, **fields})
+    found = []
+    for now in range(NOW, NOW + 25_000, 50):
+        effects = node.tick(Millis(now))
+        found += requests(effects)
+        for send in only(effects, Send):
+            node.hear(int(send.to[1]), now=now)
+    assert found == []
+    answer = asked(node, StepUpRequest(skip_dry_run=True), NOW + 25_000)
+    assert isinstance(answer, Refused)
+    assert answer.code == 125
+
+
+def test_nobody_stands_who_cannot_see_a_majority() -> None:
+    """Map E2."""
+    node = lone(config=CONFIG)
+    assert not requests(node.tick(Millis(NOW + 11_600)))
+    node.hear(1, now=NOW + 11_600)
+    _, effects = NOW, node.tick(Millis(NOW + 23_200))
+    assert requests(effects)
+
+
+@pytest.mark.parametrize("message", [DiskStalled(True), ShutdownBegins()])
+def test_a_stalled_disk_and_a_shutdown_do_not_stand(message: Any) -> None:
+    """DESIGN: no sync finished for half an election timeout: refuse writes, step down, don't stand."""
+    node = ready()
+    node.receive(message, NOW)
+    assert not requests(node.tick(Millis(NOW + 11_600)))
+
+
+def test_a_stalled_disk_ends_a_primary() -> None:
+    node = leading_three()
+    effects = node.receive(DiskStalled(True), NOW)
+    assert AcceptWrites(False, 2) in effects
+    assert node.state is MemberState.SECONDARY
+
+
+def test_one_member_elects_itself_at_once() -> None:
+    """Map E15."""
+    node = lone(config=named(*members_of(1)), start=False)
+    effects = node.start(NOW)
+    assert node.state is MemberState.PRIMARY
+    assert node.term == 2
+    leads = next(place for place, effect in enumerate(effects) if getattr(effect, "state", None) is MemberState.PRIMARY)
+    assert any(isinstance(effect, Persist) for effect in effects[:leads])
+    cluster = Cluster(1)
+    cluster.initiate(*members_of(1), settings=Settings())
+    cluster.until(lambda: cluster.primary, 50)
+
+
+def test_a_campaign_ends_when_the_member_may_not_lead_any_more() -> None:
+    """A rollback that begins in the middle of a dry run must not end in a primary."""
+    node = lone(config=CONFIG)
+    node.hear(1, state=MemberState.PRIMARY)
+    node.hear(2)
+    node.receive(Request(3, StepUpRequest(skip_dry_run=False)), NOW)
+    node.receive(SourceFailed(host(1), SourceProblem.DIVERGED, "", 1, at(1), at(1)), NOW)
+    assert node.state is MemberState.SECONDARY
+    node._m.sync_source = host(1)
+    node.receive(SourceFailed(host(1), SourceProblem.DIVERGED, "", 2, at(2), at(1)), NOW)
+    assert node.state is MemberState.ROLLBACK
+    grant(node, 1)
+    grant(node, 2)
+    assert node.state is MemberState.ROLLBACK
+
+
+def test_a_new_config_ends_a_campaign() -> None:
+    node = ready()
+    until_it_stands(node)
+    node.receive(Request(8, StepDownRequest(0, 0, force=False)), NOW)
+    node.receive(Request(9, replace(heartbeat_of_1(), config_version=2)), NOW)
+    node.tick(Millis(NOW + 1_000))
+    node.hear(1, config=replace(CONFIG, version=2), config_version=2)
+    assert not requests(grant(node, 1))
+    assert node.term == 1
+
+
+def heartbeat_of_1() -> Any:
+    from tests.unit.core.test_heartbeats import FROM_1
+
+    return FROM_1
+
+
+# --- becoming primary ------------------------------------------------------------------------------------------------
+
+
+def elected(**heard: Any) -> Lone:
+    """Member 0 has just won term 2; the others' newest answers say `heard`."""
+    node = lone(config=CONFIG)
+    for number in (1, 2):
+        node.hear(number, **heard)
+    node.receive(Request(3, StepUpRequest(skip_dry_run=True)), NOW)
+    grant(node, 1)
+    assert node.state is MemberState.PRIMARY
+    return node
+
+
+def test_winning_asks_everybody_and_drains_before_writes() -> None:
+    """Map E7: primary at once, writable only after catch-up, drain and the first entry of the term."""
+    node = elected()
+    assert not node.writable
+    assert not only(node.hear(1), Drain)
+    assert only(node.hear(2), Drain) == [Drain(2)]
+    assert not node.writable
+    effects = node.receive(DrainFinished(2), NOW)
+    assert node.writable
+    kinds = [effect for effect in effects if isinstance(effect, AppendNoop | AcceptWrites)]
+    assert kinds == [AppendNoop(2, "new primary"), AcceptWrites(True, 2)]
+
+
+def test_a_drain_of_another_term_means_nothing() -> None:
+    node = elected()
+    node.hear(1)
+    node.hear(2)
+    assert not node.receive(DrainFinished(1), NOW)
+    assert not node.writable
+
+
+def test_catch_up_fetches_what_somebody_else_has() -> None:
+    """Map E8: the newest known optime of a fresh heartbeat round is the target."""
+    node = elected()
+    node.hear(1)
+    effects = node.hear(2, position=place(at(1, 9)))
+    assert only(effects, StartFetching) == [StartFetching(host(2))]
+    assert not only(effects, Drain)
+    effects = node.receive(LocalPosition(place(at(1, 9))), NOW)
+    assert only(effects, Drain) == [Drain(2)]
+
+
+def test_catch_up_ends_when_the_source_fails() -> None:
+    node = elected()
+    node.hear(1)
+    node.hear(2, position=place(at(1, 9)))
+    effects = node.receive(SourceFailed(host(2), SourceProblem.DIVERGED, "", 1, at(1, 9), at(1)), NOW)
+    assert only(effects, Drain) == [Drain(2)]
+
+
+def test_catch_up_ends_at_its_timeout() -> None:
+    """Map E8: catchUpTimeoutMillis."""
+    settings = Settings(catch_up_timeout_ms=500)
+    node = lone(config=named(*members_of(3), settings=settings))
+    node.hear(1)
+    node.hear(2)
+    node.receive(Request(3, StepUpRequest(skip_dry_run=True)), NOW)
+    grant(node, 1)
+    node.hear(1)
+    node.hear(2, position=place(at(1, 9)))
+    assert node.next_tick_at() == NOW + 500
+    assert only(node.tick(Millis(NOW + 500)), Drain) == [Drain(2)]
+
+
+def test_catch_up_ignores_old_heartbeats() -> None:
+    """Map E8: what was heard before the election is no reason to wait, nor to drain."""
+    node = elected(position=place(at(1, 9)))
+    assert node.sync_source is None
+    node.hear(1)
+    effects = node.hear(2)
+    assert only(effects, Drain) == [Drain(2)]
+
+
+def test_the_commit_point_does_not_move_before_the_first_entry_of_the_term() -> None:
+    """Map E7, K1; DESIGN: only once it reaches the current term."""
+    node = lone(config=CONFIG)
+    lead(node)
+    for number in (1, 2):
+        node.hear(number, position=place(at(1)), config_term=2)
+    node.receive(LocalPosition(place(at(2))), NOW)
+    assert node.commit_point == OPTIME_NULL
+    node.tick(Millis(NOW + 2_000))
+    node.hear(1, position=place(at(2)), config_term=2, now=NOW + 2_000)
+    assert node.commit_point == at(2)
+
+
+def test_an_idle_primary_writes_a_no_op_each_ten_seconds() -> None:
+    """Map O4."""
+    node = leading_three()
+    found = []
+    for step in range(1, 60):
+        now = Millis(NOW + step * 500)
+        effects = node.tick(now)
+        for send in only(effects, Send):
+            node.hear(int(send.to[1]), position=place(at(2)), config_term=2, now=now)
+        if AppendNoop(2, "periodic noop") in effects:
+            found.append(now - NOW)
+    assert found == [10_000, 20_000]
+
+
+# --- stepping down ---------------------------------------------------------------------------------------------------
+
+
+def following(node: Lone, one: int = 1, two: int = 1) -> None:
+    """The others are at entries `one` and `two` of term 2."""
+    node.hear(1, position=place(at(2, one)), config_term=2)
+    node.hear(2, position=place(at(2, two)), config_term=2)
+
+
+def next_round(node: Lone, now: int = NOW + 2_000) -> None:
+    node.tick(Millis(now))
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (StepDownRequest(-1, 0, False), 2),
+        (StepDownRequest(10_000, -1, False), 2),
+        (StepDownRequest(1_000, 2_000, False), 2),
+    ],
+)
+def test_bad_stepdowns(request_: StepDownRequest, code: int) -> None:
+    """Map E11."""
+    answer = asked(leading_three(), request_)
+    assert isinstance(answer, Refused)
+    assert answer.code == code
+
+
+def test_only_a_primary_steps_down() -> None:
+    answer = asked(ready(), StepDownRequest(60_000, 10_000, False))
+    assert isinstance(answer, Refused)
+    assert answer.code == 10107
+
+
+def test_a_stepdown_hands_over_to_the_best_member_that_has_everything() -> None:
+    """Map E11, E12: highest priority, lowest index on ties."""
+    rows = [replace(row, priority=float(1 + (row.id == 2))) for row in members_of(3)]
+    node = lone(config=named(*rows))
+    lead(node)
+    node.receive(LocalPosition(place(at(2))), NOW)
+    following(node)
+    effects = node.receive(Request(5, StepDownRequest(60_000, 10_000, False)), NOW)
+    asks = [send for send in only(effects, Send) if isinstance(send.body, StepUpRequest)]
+    assert [(send.to, send.body) for send in asks] == [(host(2), StepUpRequest(skip_dry_run=True))]
+    assert node.state is MemberState.SECONDARY
+    assert Done() in [getattr(effect, "body", None) for effect in effects]
+    assert not requests(node.tick(Millis(NOW + 59_999)))
+
+
+def test_a_stepdown_waits_for_others_and_takes_no_writes_meanwhile() -> None:
+    """Map E11."""
+    node = lone(config=CONFIG)
+    lead(node)
+    node.receive(LocalPosition(place(at(2, 3))), NOW)
+    following(node, 2, 1)
+    effects = node.receive(Request(5, StepDownRequest(60_000, 5_000, False)), NOW)
+    assert AcceptWrites(False, 2) in effects
+    assert not node.writable
+    assert node.state is MemberState.PRIMARY
+    next_round(node)
+    following(node, 3, 1)
+    node.tick(Millis(NOW + 2_001))
+    assert node.state is MemberState.SECONDARY
+
+
+def test_a_stepdown_gives_up_at_its_deadline_and_takes_writes_again() -> None:
+    """Map E11: 262."""
+    node = lone(config=CONFIG)
+    lead(node)
+    node.receive(LocalPosition(place(at(2, 3))), NOW)
+    following(node)
+    node.receive(Request(5, StepDownRequest(60_000, 5_000, False)), NOW)
+    next_round(node)
+    following(node)
+    effects = node.tick(Millis(NOW + 5_000))
+    answers = [getattr(effect, "body", None) for effect in effects]
+    assert [answer.code for answer in answers if isinstance(answer, Refused)] == [262]
+    assert AcceptWrites(True, 2) in effects
+    assert node.writable
+
+
+def test_force_steps_down_at_the_deadline_and_hands_over_to_nobody() -> None:
+    node = lone(config=CONFIG)
+    lead(node)
+    node.receive(LocalPosition(place(at(2, 3))), NOW)
+    effects = node.receive(Request(5, StepDownRequest(60_000, 0, True)), NOW)
+    assert node.state is MemberState.SECONDARY
+    assert not [send for send in only(effects, Send) if isinstance(send.body, StepUpRequest)]
+
+
+def test_a_stepdown_needs_somebody_electable() -> None:
+    """Map E11: a majority that has everything is not enough."""
+    rows = members_of(3)
+    node = lone(config=named(rows[0], *(replace(row, priority=0.0) for row in rows[1:])))
+    lead(node)
+    node.receive(LocalPosition(place(at(2))), NOW)
+    following(node)
+    answer = asked(node, StepDownRequest(60_000, 0, False))
+    assert isinstance(answer, Refused)
+    assert answer.code == 262
+
+
+def test_leaving_primary_ends_writes_before_anything_else() -> None:
+    """DESIGN: on leaving PRIMARY every waiter fails at once."""
+    node = leading_three()
+    effects = node.receive(Request(9, replace(heartbeat_of_1(), term=9)), NOW)
+    kinds = [effect for effect in effects if isinstance(effect, AcceptWrites | BecomeState)]
+    assert kinds[0] == AcceptWrites(False, 2)
+    assert kinds[1] == BecomeState(MemberState.SECONDARY, 2, None)
+    assert kinds[-1] == BecomeState(MemberState.SECONDARY, 9, None)
+
+
+# --- freeze and step up ----------------------------------------------------------------------------------------------
+
+
+def test_freeze() -> None:
+    """Map E13."""
+    node = ready()
+    assert asked(node, FreezeRequest(20_000)) == Done("")
+    assert not requests(node.tick(Millis(NOW + 12_000)))
+    for number in (1, 2):
+        node.hear(number, now=NOW + 12_000)
+    assert asked(node, FreezeRequest(0), NOW + 12_000) == Done("unfrozen")
+    node.tick(Millis(NOW + 13_000))
+    for number in (1, 2):
+        node.hear(number, now=NOW + 13_000)
+    assert requests(node.tick(Millis(NOW + 24_000)))
+    refused = asked(leading_three(), FreezeRequest(1_000))
+    assert isinstance(refused, Refused)
+    assert refused.code == 95
+
+
+def test_a_single_member_leads_again_when_its_freeze_ends() -> None:
+    """Map E15."""
+    node = lone(config=named(*members_of(1)))
+    node.receive(DrainFinished(2), NOW)
+    node.receive(Request(5, StepDownRequest(3_000, 0, True)), NOW)
+    assert node.state is MemberState.SECONDARY
+    assert node.next_tick_at() == NOW + 3_000
+    node.tick(Millis(NOW + 2_999))
+    assert node.state is MemberState.SECONDARY
+    node.tick(Millis(NOW + 3_000))
+    assert node.state is MemberState.PRIMARY
+
+
+def test_step_up_is_answered_when_the_election_has_ended() -> None:
+    """Map E14."""
+    cluster = Cluster(3)
+    cluster.initiate(*members_of(3))
+    cluster.until(cluster.is_quiet)
+    leader = cluster.elect()
+    other = next(number for number in range(3) if cluster[number] is not leader)
+    assert cluster.ask_and_wait(other, StepUpRequest(skip_dry_run=False)) == Done()
+    cluster.until(lambda: cluster.primary is cluster[other])
+    assert leader.node.state is MemberState.SECONDARY
+    lost = cluster.ask(other, StepUpRequest(skip_dry_run=False))
+    assert cluster.answer_of(other, lost) == Done()
+    node = ready()
+    node.receive(Request(5, StepUpRequest(skip_dry_run=False)), NOW)
+    grant(node, 1, granted=False, reason="no")
+    effects = grant(node, 2, granted=False, reason="no")
+    answers = [getattr(effect, "body", None) for effect in effects]
+    assert [answer.code for answer in answers if isinstance(answer, Refused)] == [125]
+
+
+# --- priorities ------------------------------------------------------------------------------------------------------
+
+
+def test_a_member_of_higher_priority_takes_over() -> None:
+    """Map E9."""
+    cluster = Cluster(3)
+    rows = [replace(row, priority=float(1 + 4 * (row.id == 2))) for row in members_of(3)]
+    cluster.initiate(*rows)
+    cluster.until(lambda: cluster.primary is cluster[2], 20_000)
+    cluster.until(cluster.is_quiet)
+    assert any("priorityTakeover" in line for line in cluster[2].journal)
+
+
+def test_an_unelectable_member_that_is_ahead_is_synced_from() -> None:
+    """Nobody else can win against its votes, and it cannot stand: without this nobody could ever lead."""
+    cluster = Cluster(3)
+    rows = members_of(3)
+    cluster.initiate(rows[0], rows[1], replace(rows[2], priority=0.0))
+    cluster.until(cluster.is_quiet)
+    leader = cluster.elect()
+    behind = cluster[1] if leader is cluster[0] else cluster[0]
+    cluster.cut = {(behind.host, leader.host), (leader.host, behind.host)}
+    for number in range(5):
+        leader.write(f"w{number}")
+        cluster.run(20)
+    assert cluster[2].disk.log == leader.disk.log
+    assert behind.disk.log != leader.disk.log
+    leader.crash()
+    cluster.cut = set()
+    cluster.until(lambda: cluster.primary is behind)
+    assert [entry[1] for entry in behind.disk.log[-6:-1]] == [f"w{number}" for number in range(5)]
+
+
+# --- whole sets ------------------------------------------------------------------------------------------------------
+
+
+def set_of(count: int, **options: Any) -> Cluster:
+    cluster = Cluster(count, **options)
+    cluster.initiate(*members_of(count))
+    cluster.until(cluster.is_quiet)
+    return cluster
+
+
+def test_a_dead_primary_is_replaced_within_the_timeouts() -> None:
+    cluster = set_of(3)
+    old = cluster.elect()
+    old.crash()
+    began = cluster.now
+    cluster.until(lambda: cluster.primary)
+    assert cluster.now - began < 2 * 1_150 + 500
+
+
+def test_a_leader_does_not_flap() -> None:
+    """Nobody's timer fires while the primary answers."""
+    cluster = set_of(5)
+    leader = cluster.elect()
+    for number in range(200):
+        leader.write(f"w{number}")
+        cluster.run(100)
+    assert cluster.elect() is leader
+    assert leader.node.term == 2
+
+
+def test_a_cut_off_primary_steps_down_and_rolls_back() -> None:
+    cluster = set_of(3)
+    old = cluster.elect()
+    cluster.isolate(cluster.number_of(old))
+    doomed = old.write("doomed")
+    cluster.until(lambda: old.node.state is MemberState.SECONDARY, 3_000)
+    cluster.until(lambda: cluster.primary, 5_000)
+    cluster.elect().write("kept")
+    cluster.heal()
+    cluster.until(cluster.is_quiet)
+    assert [entry[0] for entry in old.disk.rollbacks] == [doomed]
+    assert MemberState.ROLLBACK in old.states
+
+
+def test_a_whole_set_restarts() -> None:
+    cluster = set_of(3)
+    cluster.elect().write("a")
+    cluster.until(cluster.is_quiet)
+    for box in cluster.boxes.values():
+        box.crash(power=True)
+    for box in cluster.boxes.values():
+        box.boot()
+    cluster.until(cluster.is_quiet)
+    assert "a" in [entry[1] for entry in cluster.elect().disk.log]
+
+
+def test_votes_survive_and_nobody_votes_twice_through_restarts() -> None:
+    """DESIGN: a vote is durable before the reply leaves; the kit checks every vote that was persisted."""
+    cluster = set_of(5, seed=3)
+    for _ in range(12):
+        leader = cluster.elect()
+        leader.crash()
+        cluster.run(700)
+        leader.boot()
+        cluster.run(400)
+    cluster.until(cluster.is_quiet)
+    assert len(cluster.primaries) >= 5
+
+
+def test_the_initiator_alone_holds_data_until_the_others_have_copied() -> None:
+    """DESIGN: others initial-sync from any data-bearing member not in ROLLBACK, then vote."""
+    cluster = Cluster(3)
+    cluster.copy_ms = 4_000
+    cluster.initiate(*members_of(3))
+    cluster.run(3_000)
+    assert [box.node.state for box in cluster.boxes.values()] == [
+        MemberState.SECONDARY,
+        MemberState.STARTUP2,
+        MemberState.STARTUP2,
+    ]
+    assert not cluster.votes
+    cluster.until(cluster.is_quiet)
+    assert config_of(*members_of(3)).majority_vote_count == 2
