@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -57,11 +58,15 @@ class MemberOptions:
 
     @property
     def http_listen(self) -> HostPort:
-        return HostPort(f"{self.bind_ip}:{self.http_port or self.port + 1000}")
+        return HostPort(f"{self.bind_ip}:{self._http_port}")
 
     @property
     def http_address(self) -> str:
-        return f"{self.advertise or self.bind_ip}:{self.http_port or self.port + 1000}"
+        return f"{self.advertise or self.bind_ip}:{self._http_port}"
+
+    @property
+    def _http_port(self) -> int:
+        return self.port + 1000 if self.http_port is None else self.http_port
 
 
 FLAGS = {"repl_set": "replSet", "dbpath": "dbpath"}
@@ -85,20 +90,16 @@ def resolve_options(flags: Mapping[str, object], environment: Mapping[str, str])
     flags: field name -> value, None where the flag was not given. Raises BadOptionError naming option and source.
     """
     config_path = flags.get("config") or environment.get("REPLSET_CONFIG")
-    from_file = _read_file(Path(str(config_path))) if config_path else {}
     known = {field.name: field for field in fields(MemberOptions)}
-    by_flag = {flag_of(name): name for name in known}
-    unknown = sorted(set(from_file) - set(by_flag) - set(known))
-    if unknown:
-        raise BadOptionError(f"unknown option in {config_path}: {unknown[0]}")
+    from_file = _read_file(str(config_path), list(known)) if config_path else {}
     values: dict[str, object] = {}
     for name in known:
         if flags.get(name) is not None:
             raw, source = flags[name], f"--{flag_of(name)}"
         elif variable_of(name) in environment:
             raw, source = environment[variable_of(name)], variable_of(name)
-        elif flag_of(name) in from_file or name in from_file:
-            raw, source = from_file.get(flag_of(name), from_file.get(name)), f"{flag_of(name)} in {config_path}"
+        elif name in from_file:
+            raw, source = from_file[name], f"{flag_of(name)} in {config_path}"
         else:
             continue
         values[name] = _convert(name, str(known[name].type), raw, source)
@@ -110,9 +111,10 @@ def resolve_options(flags: Mapping[str, object], environment: Mapping[str, str])
     return options
 
 
-def _read_file(path: Path) -> dict[str, object]:
+def _read_file(path: str, known: list[str]) -> dict[str, object]:
+    """Field name -> value. Options may stand there under their flag's name or the field's."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise BadOptionError(f"cannot read the configuration file {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -123,7 +125,18 @@ def _read_file(path: Path) -> dict[str, object]:
         return {}
     if not isinstance(document, dict):
         raise FailedToParseError(f"the configuration file {path} must be a mapping of option names to values")
-    return {str(key): value for key, value in document.items()}
+    names = {flag_of(name): name for name in known} | {name: name for name in known}
+    found: dict[str, object] = {}
+    for key, value in document.items():
+        name = names.get(str(key))
+        if name is None:
+            raise BadOptionError(f"unknown option in {path}: {key}")
+        if name in found:
+            raise BadOptionError(f"{flag_of(name)} is given twice in {path}")
+        if value is None:
+            raise BadOptionError(f"{flag_of(name)} in {path} has no value")
+        found[name] = value
+    return found
 
 
 def _convert(name: str, kind: str, raw: object, source: str) -> object:
@@ -133,13 +146,24 @@ def _convert(name: str, kind: str, raw: object, source: str) -> object:
         if kind.startswith("int"):
             return int(str(raw))
         if kind == "float":
-            return float(str(raw))
-        if kind == "Path":
-            return Path(os.path.expanduser(str(raw)))
+            return _number(str(raw))
     except ValueError:
         wanted = {"bool": "true or false", "float": "a number"}.get(kind, "a whole number")
         raise BadOptionError(f"{source}: {raw!r} is not {wanted}") from None
+    if isinstance(raw, bool) or not isinstance(raw, str | int | float | Path):
+        raise BadOptionError(f"{source}: {raw!r} is not text")
+    if kind == "Path":
+        if not str(raw):
+            raise BadOptionError(f"{source}: '' is not a folder")
+        return Path(os.path.expanduser(str(raw)))
     return str(raw)
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
 
 
 def _boolean(raw: object) -> bool:
@@ -154,16 +178,21 @@ def _boolean(raw: object) -> bool:
 
 
 def _check(options: MemberOptions) -> None:
-    http_port = options.http_port or options.port + 1000
+    http_port = options.port + 1000 if options.http_port is None else options.http_port
     for flag, port in (("port", options.port), ("http-port", http_port)):
         if not 0 < port < 65536:
             raise BadOptionError(f"--{flag}: {port} is not a port (1 to 65535)")
     if http_port == options.port:
         raise BadOptionError(f"--http-port: {http_port} is the wire port already")
+    if not re.fullmatch(r"[^\s/,]{1,255}", options.bind_ip):
+        raise BadOptionError(f"--bind-ip: {options.bind_ip!r} is not an address")
+    if options.advertise is not None and not re.fullmatch(r"[\w.-]{1,255}", options.advertise):
+        raise BadOptionError(f"--advertise: {options.advertise!r} is not a host name (without port)")
     if not re.fullmatch(r"[^\s/,\x00]{1,128}", options.repl_set):
         raise BadOptionError(f"--replSet: {options.repl_set!r} is not a set name")
-    if options.oplog_size_mb <= 0:
-        raise BadOptionError(f"--oplog-size-mb: {options.oplog_size_mb:g} is not above 0")
+    for flag, size in (("oplog-size-mb", options.oplog_size_mb), ("max-connections", options.max_connections)):
+        if size <= 0:
+            raise BadOptionError(f"--{flag}: {size:g} is not above 0")
     for flag, value in (
         ("oplog-min-retention-hours", options.oplog_min_retention_hours),
         ("snapshot-history-secs", options.snapshot_history_secs),

@@ -1,0 +1,175 @@
+"""Options of one member: where each comes from, what each is called, and what is refused with which words."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from replset.errors import FailedToParseError, ReplError
+from replset.runtime.options import BadOptionError, MemberOptions, flag_of, resolve_options, variable_of
+
+BASE = {"repl_set": "rs0", "dbpath": "/data"}
+
+
+def file_of(folder: Path, text: str) -> str:
+    path = folder / "replset.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_defaults() -> None:
+    options = resolve_options(BASE, {})
+    assert options == MemberOptions("rs0", Path("/data"))
+    assert options.host == "127.0.0.1:27017"
+    assert options.http_listen == "127.0.0.1:28017"
+    assert options.http_address == "127.0.0.1:28017"
+
+
+def test_the_http_port_is_the_wire_port_and_a_thousand_unless_it_is_given() -> None:
+    assert resolve_options({**BASE, "port": 4000}, {}).http_address == "127.0.0.1:5000"
+    assert resolve_options({**BASE, "port": 4000, "http_port": 81}, {}).http_address == "127.0.0.1:81"
+
+
+def test_others_are_told_the_advertised_name_while_the_socket_binds_elsewhere() -> None:
+    options = resolve_options({**BASE, "bind_ip": "0.0.0.0", "advertise": "m1"}, {})
+    assert (options.host, options.listen) == ("m1:27017", "0.0.0.0:27017")
+    assert (options.http_address, options.http_listen) == ("m1:28017", "0.0.0.0:28017")
+
+
+def test_the_flag_wins_then_the_environment_then_the_file(tmp_path: Path) -> None:
+    config = file_of(tmp_path, "port: 1\nhttp-port: 2\nmin-free-mb: 3\n")
+    environment = {"REPLSET_PORT": "11", "REPLSET_HTTP_PORT": "12"}
+    options = resolve_options({**BASE, "config": config, "port": 21}, environment)
+    assert (options.port, options.http_port, options.min_free_mb) == (21, 12, 3)
+
+
+def test_a_flag_that_was_not_given_is_none_and_hides_nothing() -> None:
+    assert resolve_options({**BASE, "port": None}, {"REPLSET_PORT": "11"}).port == 11
+
+
+@pytest.mark.parametrize(
+    ("field", "flag", "variable"),
+    [
+        ("repl_set", "replSet", "REPLSET_REPL_SET"),
+        ("dbpath", "dbpath", "REPLSET_DBPATH"),
+        ("http_port", "http-port", "REPLSET_HTTP_PORT"),
+        ("bind_ip", "bind-ip", "REPLSET_BIND_IP"),
+        ("enable_test_commands", "enable-test-commands", "REPLSET_ENABLE_TEST_COMMANDS"),
+        ("oplog_min_retention_hours", "oplog-min-retention-hours", "REPLSET_OPLOG_MIN_RETENTION_HOURS"),
+    ],
+)
+def test_names(field: str, flag: str, variable: str) -> None:
+    assert flag_of(field) == flag
+    assert variable_of(field) == variable
+
+
+def test_every_option_comes_from_the_environment_alone() -> None:
+    texts = {"int": "7", "int | None": "9", "float": "1.5", "bool": "true", "Path": "/d", "str": "x", "str | None": "y"}
+    values = {field.name: texts[str(field.type)] for field in fields(MemberOptions)} | {"log_level": "debug"}
+    options = resolve_options({}, {variable_of(name): text for name, text in values.items()})
+    assert {name: str(getattr(options, name)).lower() for name in values} == values
+
+
+def test_every_option_comes_from_the_file_alone(tmp_path: Path) -> None:
+    config = file_of(
+        tmp_path,
+        "replSet: rs7\ndbpath: /d\nport: 1\nhttp-port: 2\nbind-ip: ::1\nadvertise: m\noplog-size-mb: 0.5\n"
+        "oplog-min-retention-hours: 1.5\nsnapshot-history-secs: 0\nmin-free-mb: 0\nmax-connections: 5\n"
+        "allow-multiple-arbiters: yes\nenable-test-commands: true\nlog-level: error\n",
+    )
+    options = resolve_options({}, {"REPLSET_CONFIG": config})
+    assert options == MemberOptions("rs7", Path("/d"), 1, 2, "::1", "m", 0.5, 1.5, 0, 0, 5, True, True, "error")
+
+
+def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
+    assert resolve_options({**BASE, "config": file_of(tmp_path, "")}, {}).port == 27017
+
+
+@pytest.mark.parametrize("text", ["1", "true", "True", "YES", "on"])
+def test_true_in_the_environment(text: str) -> None:
+    assert resolve_options(BASE, {"REPLSET_ENABLE_TEST_COMMANDS": text}).enable_test_commands is True
+
+
+@pytest.mark.parametrize("text", ["0", "false", "No", "off", ""])
+def test_false_in_the_environment(text: str) -> None:
+    assert resolve_options(BASE, {"REPLSET_ENABLE_TEST_COMMANDS": text}).enable_test_commands is False
+
+
+def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert resolve_options({**BASE, "dbpath": "~/data"}, {}).dbpath == Path("/home/someone/data")
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "words"),
+    [
+        ({"dbpath": "/d"}, {}, "--replSet is missing (or REPLSET_REPL_SET, or the file)"),
+        ({"repl_set": "rs0"}, {}, "--dbpath is missing (or REPLSET_DBPATH, or the file)"),
+        ({**BASE, "port": 0}, {}, "--port: 0 is not a port (1 to 65535)"),
+        (BASE, {"REPLSET_PORT": "70000"}, "--port: 70000 is not a port (1 to 65535)"),
+        (BASE, {"REPLSET_PORT": "27o17"}, "REPLSET_PORT: '27o17' is not a whole number"),
+        (BASE, {"REPLSET_PORT": ""}, "REPLSET_PORT: '' is not a whole number"),
+        ({**BASE, "port": 65000}, {}, "--http-port: 66000 is not a port (1 to 65535)"),
+        ({**BASE, "http_port": 0}, {}, "--http-port: 0 is not a port (1 to 65535)"),
+        ({**BASE, "http_port": 27017}, {}, "--http-port: 27017 is the wire port already"),
+        (BASE, {"REPLSET_ENABLE_TEST_COMMANDS": "maybe"}, "REPLSET_ENABLE_TEST_COMMANDS: 'maybe' is not true or false"),
+        ({**BASE, "repl_set": "a/b"}, {}, "--replSet: 'a/b' is not a set name"),
+        ({**BASE, "repl_set": ""}, {}, "--replSet: '' is not a set name"),
+        ({**BASE, "dbpath": ""}, {}, "--dbpath: '' is not a folder"),
+        ({**BASE, "oplog_size_mb": 0}, {}, "--oplog-size-mb: 0 is not above 0"),
+        ({**BASE, "oplog_size_mb": "nan"}, {}, "--oplog-size-mb: 'nan' is not a number"),
+        (BASE, {"REPLSET_OPLOG_SIZE_MB": "inf"}, "REPLSET_OPLOG_SIZE_MB: 'inf' is not a number"),
+        (BASE, {"REPLSET_OPLOG_SIZE_MB": "big"}, "REPLSET_OPLOG_SIZE_MB: 'big' is not a number"),
+        ({**BASE, "oplog_min_retention_hours": -1}, {}, "--oplog-min-retention-hours: -1 is below 0"),
+        ({**BASE, "snapshot_history_secs": -5}, {}, "--snapshot-history-secs: -5 is below 0"),
+        ({**BASE, "min_free_mb": -1}, {}, "--min-free-mb: -1 is below 0"),
+        ({**BASE, "max_connections": 0}, {}, "--max-connections: 0 is not above 0"),
+        ({**BASE, "log_level": "loud"}, {}, "--log-level: 'loud' is not debug, info, warning or error"),
+        ({**BASE, "bind_ip": "a b"}, {}, "--bind-ip: 'a b' is not an address"),
+        ({**BASE, "advertise": "m1:27017"}, {}, "--advertise: 'm1:27017' is not a host name (without port)"),
+    ],
+)
+def test_refusals_name_the_option_and_where_it_came_from(
+    flags: dict[str, object], environment: dict[str, str], words: str
+) -> None:
+    with pytest.raises(BadOptionError) as refused:
+        resolve_options(flags, environment)
+    assert refused.value.message == words
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("portt: 1", "unknown option in FILE: portt"),
+        ("port: 1\nconfig: x", "unknown option in FILE: config"),
+        ("port: x", "port in FILE: 'x' is not a whole number"),
+        ("port:\n", "port in FILE has no value"),
+        ("port: [1]", "port in FILE: [1] is not a whole number"),
+        ("bind-ip: [a]", "bind-ip in FILE: ['a'] is not text"),
+        ("port: 1\nhttp_port: 2\nhttp-port: 3", "http-port is given twice in FILE"),
+        ("- a\n- b", "the configuration file FILE must be a mapping of option names to values"),
+        ("a: b: c", "the configuration file FILE is not YAML: mapping values are not allowed here"),
+    ],
+)
+def test_a_file_is_refused_with_its_name(tmp_path: Path, text: str, words: str) -> None:
+    config = file_of(tmp_path, text)
+    with pytest.raises(ReplError) as refused:
+        resolve_options({**BASE, "config": config}, {})
+    assert isinstance(refused.value, BadOptionError | FailedToParseError)
+    assert refused.value.message.startswith(words.replace("FILE", config))
+    assert "\n" not in refused.value.message
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    missing = tmp_path / "none.yaml"
+    with pytest.raises(BadOptionError, match=f"cannot read the configuration file {missing}: No such file"):
+        resolve_options({**BASE, "config": str(missing)}, {})
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    binary = tmp_path / "x.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(FailedToParseError, match="is not YAML"):
+        resolve_options({**BASE, "config": str(binary)}, {})
