@@ -1,0 +1,222 @@
+"""Bytes to messages: every portion, every kind of message that is taken, every one that is not."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replset.bson import RawDocument, decode, encode
+from replset.bson.limits import MAX_MESSAGE_SIZE
+from replset.errors import LocalProtocolError, RemoteProtocolError
+from replset.wire.framing import (
+    CHECKSUM_PRESENT,
+    EXHAUST_ALLOWED,
+    HEADER_SIZE,
+    MORE_TO_COME,
+    OP_COMPRESSED,
+    OP_MSG,
+    OP_QUERY,
+    OP_REPLY,
+    FrameReader,
+    WireMessage,
+    encode_legacy_reply,
+    encode_msg,
+    encode_reply,
+    encode_request,
+)
+
+PING = encode({"ping": 1, "$db": "admin"})
+
+
+def frame(opcode: int, payload: bytes, request_id: int = 7, length: int | None = None) -> bytes:
+    size = HEADER_SIZE + len(payload) if length is None else length
+    return struct.pack("<iiii", size, request_id, 0, opcode) + payload
+
+
+def body_section(document: bytes = PING) -> bytes:
+    return b"\0" + document
+
+
+def sequence_section(name: bytes, *documents: bytes, size: int | None = None) -> bytes:
+    inside = name + b"\0" + b"".join(documents)
+    return b"\1" + struct.pack("<i", 4 + len(inside) if size is None else size) + inside
+
+
+def msg(*sections: bytes, flags: int = 0, tail: bytes = b"") -> bytes:
+    return frame(OP_MSG, struct.pack("<I", flags) + b"".join(sections) + tail)
+
+
+def query(document: bytes, name: bytes = b"admin.$cmd") -> bytes:
+    return frame(OP_QUERY, struct.pack("<i", 4) + name + b"\0" + struct.pack("<ii", 0, -1) + document)
+
+
+def only(data: bytes) -> WireMessage:
+    (message,) = FrameReader().feed(data)
+    return message
+
+
+ORDER = encode({"_id": 1, "item": "pen"})
+OTHER = encode({"_id": 2})
+INSERT = encode({"insert": "orders", "$db": "shop"})
+TAKEN = {
+    "a-request": encode_request(1, {"ping": 1}, "admin"),
+    "a-sequence": msg(body_section(INSERT), sequence_section(b"documents", ORDER, OTHER)),
+    "a-sequence-before-the-body": msg(sequence_section(b"documents", ORDER), body_section(INSERT)),
+    "an-old-hello": query(encode({"ismaster": 1})),
+    "an-old-reply": encode_legacy_reply(3, 1, [ORDER]),
+    "a-checksum": msg(body_section(), flags=CHECKSUM_PRESENT, tail=b"\xaa\xbb\xcc\xdd"),
+}
+
+
+@pytest.mark.parametrize("data", TAKEN.values(), ids=TAKEN)
+def test_a_message_is_whole_at_its_last_byte_wherever_it_is_cut(data: bytes) -> None:
+    whole = only(data)
+    for cut in range(1, len(data)):
+        reader = FrameReader()
+        assert reader.feed(data[:cut]) == []
+        assert reader.pending == cut
+        assert reader.feed(data[cut:]) == [whole]
+        assert reader.pending == 0
+
+
+def test_bytes_one_by_one_give_every_message_in_order() -> None:
+    reader = FrameReader()
+    found = [message for byte in b"".join(TAKEN.values()) for message in reader.feed(bytes([byte]))]
+    assert found == [only(data) for data in TAKEN.values()]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 90), max_size=40))
+def test_any_portions_give_the_same_messages(sizes: list[int]) -> None:
+    data, reader, found, at = b"".join(TAKEN.values()), FrameReader(), [], 0
+    for size in sizes:
+        found += reader.feed(data[at : at + size])
+        at += size
+    found += reader.feed(data[at:])
+    assert found == FrameReader().feed(data)
+    assert len(found) == len(TAKEN)
+
+
+def test_a_body_and_its_sequences_are_told_apart() -> None:
+    message = only(TAKEN["a-sequence"])
+    assert message.body == RawDocument(INSERT)
+    assert message.sequences == {"documents": [RawDocument(ORDER), RawDocument(OTHER)]}
+    assert not message.legacy_query
+
+
+@pytest.mark.parametrize(
+    ("flags", "more_to_come", "exhaust_allowed"),
+    [(0, False, False), (MORE_TO_COME, True, False), (EXHAUST_ALLOWED, False, True), (1 << 31, False, False)],
+    ids=["none", "more-to-come", "exhaust-allowed", "an-unknown-optional-bit"],
+)
+def test_flags(flags: int, more_to_come: bool, exhaust_allowed: bool) -> None:
+    message = only(msg(body_section(), flags=flags))
+    assert (message.more_to_come, message.exhaust_allowed) == (more_to_come, exhaust_allowed)
+
+
+def test_an_old_query_names_its_database() -> None:
+    message = only(TAKEN["an-old-hello"])
+    assert message.legacy_query
+    assert message.database == "admin"
+    assert message.body.first_key == "ismaster"
+
+
+def test_a_checksum_is_left_off() -> None:
+    assert only(TAKEN["a-checksum"]).body.raw == PING
+
+
+REFUSED = {
+    "shorter-than-a-header": (frame(OP_MSG, b"", length=15), "15 bytes"),
+    "a-negative-length": (frame(OP_MSG, b"", length=-1), "-1 bytes"),
+    "longer-than-the-limit": (frame(OP_MSG, b"", length=MAX_MESSAGE_SIZE + 1), str(MAX_MESSAGE_SIZE + 1)),
+    "an-unknown-opcode": (frame(2001, PING), "unknown opcode 2001"),
+    "compressed": (frame(OP_COMPRESSED, PING), "no compressor"),
+    "no-flags": (frame(OP_MSG, b"\0\0"), "malformed"),
+    "an-unknown-required-bit": (msg(body_section(), flags=4), "0x4"),
+    "no-body": (msg(sequence_section(b"documents", ORDER)), "without a body"),
+    "empty": (msg(), "without a body"),
+    "two-bodies": (msg(body_section(), body_section()), "two bodies"),
+    "an-unknown-section": (msg(b"\2" + PING), "section kind 2"),
+    "a-section-beyond-its-message": (msg(b"\0" + struct.pack("<i", 999) + b"\0"), "999 bytes"),
+    "a-section-of-no-size": (msg(b"\0" + struct.pack("<i", 0) + b"\0"), "0 bytes"),
+    "a-section-cut-off": (msg(body_section(), b"\1\4"), "malformed"),
+    "a-body-without-end": (msg(b"\0" + PING[:-1] + b"\1"), "malformed"),
+    "the-same-sequence-twice": (
+        msg(body_section(), sequence_section(b"documents", ORDER), sequence_section(b"documents", ORDER)),
+        "two document sequences",
+    ),
+    "a-sequence-name-without-end": (msg(body_section(), b"\1" + struct.pack("<i", 7) + b"abc"), "malformed"),
+    "a-sequence-name-that-is-no-text": (msg(body_section(), sequence_section(b"\xff\xfe", ORDER)), "malformed"),
+    "a-document-beyond-its-sequence": (
+        msg(body_section(), sequence_section(b"documents", struct.pack("<i", 99) + b"\0")),
+        "does not fit its sequence",
+    ),
+    "a-document-of-no-size": (
+        msg(body_section(), sequence_section(b"documents", struct.pack("<i", 0))),
+        "does not fit its sequence",
+    ),
+    "an-old-query-without-a-name": (frame(OP_QUERY, bytes(4) + b"admin"), "malformed"),
+    "an-old-query-too-short": (frame(OP_QUERY, bytes(4) + b"admin.$cmd\0" + bytes(8)), "malformed"),
+    "an-old-query-beyond-its-message": (query(struct.pack("<i", 99) + b"\0"), "does not fit"),
+    "an-old-reply-cut-off": (frame(OP_REPLY, bytes(8)), "malformed"),
+}
+
+
+@pytest.mark.parametrize(("data", "reason"), REFUSED.values(), ids=REFUSED)
+def test_what_a_peer_may_not_send(data: bytes, reason: str) -> None:
+    with pytest.raises(RemoteProtocolError) as caught:
+        FrameReader().feed(data)
+    assert reason in caught.value.message
+    assert caught.value.code == 9
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=120))
+def test_any_bytes_are_messages_or_a_protocol_error(data: bytes) -> None:
+    reader = FrameReader()
+    try:
+        reader.feed(data)
+    except RemoteProtocolError:
+        return
+    assert reader.pending <= len(data)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(TAKEN)), st.data())
+def test_a_message_with_wrong_bytes_is_a_message_or_a_protocol_error(name: str, data: st.DataObject) -> None:
+    damaged = bytearray(TAKEN[name])
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(HEADER_SIZE, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        messages = FrameReader().feed(bytes(damaged))
+    except RemoteProtocolError:
+        return
+    assert len(messages) == 1
+
+
+def test_a_reply_comes_in_the_form_of_its_request() -> None:
+    modern = only(encode_request(41, {"ping": 1}, "admin"))
+    answer = only(encode_reply(9, modern, ORDER))
+    assert (answer.request_id, answer.response_to, answer.body.raw) == (9, 41, ORDER)
+    assert struct.unpack_from("<i", encode_reply(9, modern, ORDER), 12) == (OP_MSG,)
+    old = only(query(encode({"ismaster": 1})))
+    data = encode_reply(9, old, ORDER)
+    assert struct.unpack_from("<iiii", data) == (len(data), 9, 7, OP_REPLY)
+    assert only(data).body.raw == ORDER
+
+
+def test_a_streamed_reply_says_that_more_comes() -> None:
+    asked = only(encode_request(1, {"hello": 1}, "admin"))
+    assert only(encode_reply(2, asked, PING, more_to_come=True)).more_to_come
+
+
+def test_a_request_carries_its_database() -> None:
+    assert decode(only(encode_request(1, {"ping": 1}, "shop")).body.raw) == {"ping": 1, "$db": "shop"}
+
+
+def test_a_message_over_the_limit_is_not_written() -> None:
+    with pytest.raises(LocalProtocolError):
+        encode_msg(1, 0, bytes(MAX_MESSAGE_SIZE))
