@@ -1,0 +1,306 @@
+"""Whom to sync from, when to roll back, when to copy everything anew, when to keep out of the way (map R1, Ro1, I1)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from replset.core.effects import BecomeState, StartFetching, StartInitialSync, StartRollback, StopFetching
+from replset.core.member_state import MemberState
+from replset.core.messages import (
+    HeartbeatRequest,
+    InitialSyncBegun,
+    InitialSyncEnded,
+    LocalPosition,
+    RollbackEnded,
+    SourceFailed,
+    SourceProblem,
+)
+from replset.ids import OPTIME_NULL, MemberId, Millis, OpTime
+from tests.unit.core.kit import NOW, Cluster, Lone, asked, at, host, lone, members_of, named, only, place
+
+CONFIG = named(*members_of(3))
+MINE = at(2, 5)
+
+
+def following(**fields: Any) -> Lone:
+    """Member 0, at MINE, follows member 1."""
+    node = lone(**{"config": CONFIG, "position": place(MINE), **fields})
+    node.hear(2)
+    effects = node.hear(1, state=MemberState.PRIMARY)
+    if node.state is MemberState.SECONDARY:
+        assert only(effects, StartFetching) == [StartFetching(host(1))]
+    return node
+
+
+def failed(node: Lone, problem: SourceProblem, newest: OpTime = OPTIME_NULL, oldest: OpTime = OPTIME_NULL) -> list[Any]:
+    return node.receive(SourceFailed(host(1), problem, "because", 0, newest, oldest), NOW)
+
+
+# --- the source ------------------------------------------------------------------------------------------------------
+
+
+def test_the_primary_is_the_source_and_a_new_one_takes_its_place() -> None:
+    node = following()
+    node.tick(Millis(NOW + 2_000))
+    effects = node.hear(2, state=MemberState.PRIMARY, term=3, now=NOW + 2_000)
+    order = [effect for effect in effects if isinstance(effect, StopFetching | StartFetching)]
+    assert order == [StopFetching(), StartFetching(host(2))]
+    assert node.sync_source == host(2)
+
+
+def test_without_a_primary_nobody_equal_is_followed() -> None:
+    node = lone(config=CONFIG, position=place(MINE))
+    node.hear(1, position=place(MINE))
+    node.hear(2, position=place(at(2, 4)))
+    assert node.sync_source is None
+
+
+def test_without_a_primary_whoever_is_ahead_is_followed_until_there_is_one() -> None:
+    node = lone(config=CONFIG, position=place(MINE))
+    node.hear(1, position=place(at(2, 6)))
+    assert node.sync_source == host(1)
+    node.hear(2, position=place(at(2, 7)))
+    assert node.sync_source == host(1)
+    node.tick(Millis(NOW + 2_000))
+    node.hear(2, state=MemberState.PRIMARY, now=NOW + 2_000)
+    assert node.sync_source == host(2)
+
+
+@pytest.mark.parametrize("state", [MemberState.STARTUP2, MemberState.ROLLBACK, MemberState.RECOVERING])
+def test_who_is_not_followed(state: MemberState) -> None:
+    node = lone(config=CONFIG, position=place(MINE))
+    node.hear(1, state=state, position=place(at(2, 9)))
+    assert node.sync_source is None
+
+
+def test_an_unreachable_source_is_tried_again_after_a_pause() -> None:
+    node = following()
+    assert not only(failed(node, SourceProblem.UNREACHABLE), StartFetching)
+    assert node.sync_source is None
+    assert NOW < node.next_tick_at() <= NOW + 1_000
+    assert only(node.tick(Millis(NOW + 1_000)), StartFetching) == [StartFetching(host(1))]
+
+
+def test_another_source_is_tried_without_a_pause() -> None:
+    node = following()
+    failed(node, SourceProblem.UNREACHABLE)
+    node.tick(Millis(NOW + 1))
+    request = HeartbeatRequest("rs0", host(2), MemberId(2), 3, 1, 1, MemberId(2), "i2")
+    asked(node, request, NOW + 2)
+    assert node.sync_source == host(2)
+
+
+def test_a_failure_of_somebody_else_means_nothing() -> None:
+    node = following()
+    node.receive(SourceFailed(host(2), SourceProblem.UNREACHABLE, "", 0, OPTIME_NULL, OPTIME_NULL), NOW)
+    assert node.sync_source == host(1)
+
+
+def test_an_arbiter_fetches_nothing() -> None:
+    node = lone(2, config=named(*members_of(3, arbiters=1)), position=place(OPTIME_NULL), initial_sync_pending=True)
+    assert node.state is MemberState.ARBITER
+    effects = node.hear(0, state=MemberState.PRIMARY)
+    assert not only(effects, StartFetching)
+    assert not only(effects, StartInitialSync)
+    assert node.progress_request() is None
+
+
+# --- rollback --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("newest", "oldest", "rolls_back"),
+    [
+        pytest.param(at(3, 1), at(1, 1), True, id="higher-term"),
+        pytest.param(at(3, 1), at(2, 5), True, id="higher-term-oldest-is-mine"),
+        pytest.param(at(2, 9), at(1, 1), False, id="my-term-without-my-newest"),
+        pytest.param(at(2, 1), at(1, 1), False, id="merely-behind"),
+        pytest.param(at(1, 9), at(1, 1), False, id="lower-term"),
+    ],
+)
+def test_rollback_only_towards_a_higher_term(newest: OpTime, oldest: OpTime, rolls_back: bool) -> None:
+    """DESIGN: only towards a source whose newest entry has a higher term than my newest."""
+    node = following()
+    effects = failed(node, SourceProblem.DIVERGED, newest, oldest)
+    assert only(effects, StartRollback) == ([StartRollback(host(1))] if rolls_back else [])
+    assert node.state is (MemberState.ROLLBACK if rolls_back else MemberState.SECONDARY)
+    assert not only(effects, StartInitialSync)
+    if rolls_back:
+        kinds = [type(effect) for effect in effects]
+        assert kinds.index(BecomeState) < kinds.index(StartRollback)
+
+
+def test_after_a_rollback_it_is_secondary_and_follows_again() -> None:
+    node = following()
+    failed(node, SourceProblem.DIVERGED, at(3), at(1))
+    node.receive(LocalPosition(place(at(2, 1))), NOW)
+    effects = node.receive(RollbackEnded(host(1), True, False, False, "undone"), NOW)
+    assert node.state is MemberState.SECONDARY
+    assert only(effects, StartFetching) == [StartFetching(host(1))]
+    assert node.position.last_applied == at(2, 1)
+
+
+def test_a_rollback_that_could_not_begin_is_tried_again() -> None:
+    node = following()
+    failed(node, SourceProblem.DIVERGED, at(3), at(1))
+    node.receive(RollbackEnded(host(1), False, True, False, "the source changed"), NOW)
+    assert node.state is MemberState.SECONDARY
+    assert only(node.tick(Millis(NOW + 1_000)), StartFetching) == [StartFetching(host(1))]
+
+
+def test_a_refused_rollback_is_quarantined() -> None:
+    """DESIGN: refused, quarantined in RECOVERING."""
+    node = following()
+    failed(node, SourceProblem.DIVERGED, at(3), at(1))
+    node.receive(RollbackEnded(host(1), False, False, False, "below the commit point"), NOW)
+    assert node.state is MemberState.RECOVERING
+    assert "below the commit point" in node.quarantine
+    for now in range(NOW, NOW + 60_000, 500):
+        assert not only(node.tick(Millis(now)), StartFetching)
+    status = node.status(Millis(NOW))
+    assert status is not None
+    assert "below the commit point" in status.quarantine
+
+
+def test_a_rollback_without_a_common_point_is_a_resync() -> None:
+    node = following()
+    failed(node, SourceProblem.DIVERGED, at(3), at(1))
+    effects = node.receive(RollbackEnded(host(1), False, False, True, "no common point"), NOW)
+    assert node.state is MemberState.STARTUP2
+    assert [effect.source for effect in only(effects, StartInitialSync)] == [host(1)]
+
+
+def test_corruption_is_not_rolled_back() -> None:
+    """DESIGN: a secondary whose chain differs stops applying; it stays in RECOVERING and says so."""
+    node = following()
+    effects = failed(node, SourceProblem.CHAIN_DIFFERS, at(3), at(1))
+    assert not only(effects, StartRollback)
+    assert node.state is MemberState.RECOVERING
+    assert "differs" in node.quarantine
+
+
+def test_a_member_in_rollback_neither_stands_nor_serves_and_comes_back_as_such_when_reconfigured() -> None:
+    """A configuration that comes in the middle does not turn it into a SECONDARY."""
+    node = following()
+    failed(node, SourceProblem.DIVERGED, at(3), at(1))
+    without = named(*members_of(3)[1:], version=2)
+    node.tick(Millis(NOW + 2_000))
+    node.hear(1, config=without, config_version=2, now=NOW + 2_000)
+    assert node.state is MemberState.REMOVED
+    asked(node, HeartbeatRequest("rs0", host(1), MemberId(1), 2, 3, 1, None, "i1"), NOW + 3_000)
+    node.hear(1, config=named(*members_of(3), version=3), config_version=3, now=NOW + 3_000)
+    assert node.state is MemberState.ROLLBACK
+    node.receive(RollbackEnded(host(1), True, False, False, "undone"), Millis(NOW + 4_000))
+    assert node.state is MemberState.SECONDARY
+
+
+# --- initial sync ----------------------------------------------------------------------------------------------------
+
+
+def fresh() -> Lone:
+    return lone(config=CONFIG, position=place(OPTIME_NULL), initial_sync_pending=True)
+
+
+def test_an_empty_member_copies_from_any_readable_member_with_data() -> None:
+    """DESIGN: any data-bearing member not in ROLLBACK: the initiator, still SECONDARY."""
+    node = fresh()
+    assert node.state is MemberState.STARTUP2
+    assert not only(node.hear(1, has_data=False), StartInitialSync)
+    assert not only(node.hear(2, state=MemberState.ROLLBACK), StartInitialSync)
+    node.tick(Millis(NOW + 1_000))
+    node.hear(2, now=NOW + 1_000)
+    effects = node.tick(Millis(NOW + 2_000))
+    assert [effect.source for effect in only(effects, StartInitialSync)] == [host(2)]
+    assert not only(node.tick(Millis(NOW + 3_000)), StartInitialSync)
+
+
+def test_the_primary_is_copied_from_first() -> None:
+    node = fresh()
+    node._following._retry_at = Millis(NOW + 100)
+    node.hear(1, position=place(at(9)))
+    node.hear(2, state=MemberState.PRIMARY)
+    effects = node.tick(Millis(NOW + 100))
+    assert [effect.source for effect in only(effects, StartInitialSync)] == [host(2)]
+
+
+def test_a_finished_copy_makes_it_a_secondary_that_follows() -> None:
+    node = fresh()
+    node.hear(1, state=MemberState.PRIMARY)
+    node.receive(InitialSyncBegun("i0"), NOW)
+    node.receive(LocalPosition(place(at(1, 9))), NOW)
+    effects = node.receive(InitialSyncEnded(host(1), True, "done"), NOW)
+    assert node.state is MemberState.SECONDARY
+    assert only(effects, StartFetching) == [StartFetching(host(1))]
+    assert node.progress_request() is not None
+
+
+def test_a_failed_copy_is_tried_again_after_a_pause() -> None:
+    node = fresh()
+    node.hear(1)
+    assert not only(node.receive(InitialSyncEnded(host(1), False, "broken"), NOW), StartInitialSync)
+    assert node.state is MemberState.STARTUP2
+    assert len(only(node.tick(Millis(NOW + 1_000)), StartInitialSync)) == 1
+
+
+@pytest.mark.parametrize(
+    ("mine", "newest", "oldest"),
+    [
+        pytest.param(at(2, 5), at(3, 9), at(2, 6), id="the-window-has-passed"),
+        pytest.param(at(2, 5), at(2, 9), at(2, 6), id="in-my-own-term"),
+        pytest.param(OPTIME_NULL, at(2, 9), at(2, 6), id="no-data-without-a-marker"),
+    ],
+)
+def test_too_stale_is_a_resync_not_a_rollback(mine: OpTime, newest: OpTime, oldest: OpTime) -> None:
+    """Map Ro1; DESIGN: the source's oldest newer than my newest."""
+    node = following(position=place(mine))
+    effects = failed(node, SourceProblem.DIVERGED, newest, oldest)
+    assert not only(effects, StartRollback)
+    sync = only(effects, StartInitialSync)
+    assert len(sync) == 1
+    assert "stale" in sync[0].reason
+    assert node.state is MemberState.STARTUP2
+
+
+def test_from_the_decision_to_resync_on_it_neither_votes_nor_acknowledges() -> None:
+    """DESIGN: an incarnation is made anew with every initial-sync marker."""
+    node = following()
+    failed(node, SourceProblem.DIVERGED, at(3, 9), at(3, 6))
+    assert node.progress_request() is None
+    node.receive(InitialSyncBegun("new"), NOW)
+    assert node.incarnation == "new"
+    node.receive(LocalPosition(place(at(3, 9))), NOW)
+    node.receive(InitialSyncEnded(host(1), True, ""), NOW)
+    assert node.state is MemberState.SECONDARY
+    assert node.progress_request() is None  # until the configuration names it
+    renamed = CONFIG.with_member(replace(CONFIG.members[0], incarnation="new"))
+    node.tick(Millis(NOW + 2_000))
+    node.hear(1, config=replace(renamed, version=2), config_version=2, now=NOW + 2_000)
+    assert node.progress_request() is not None
+
+
+def test_a_member_that_was_away_too_long_exports_and_copies() -> None:
+    """The whole way, in a set: its log does not reach back far enough."""
+    cluster = Cluster(3)
+    cluster.initiate(*members_of(3))
+    cluster.until(cluster.is_quiet)
+    leader = cluster.elect()
+    away = next(box for box in cluster.boxes.values() if box is not leader)
+    before = away.disk.incarnation
+    away.crash()
+    for number in range(20):
+        leader.write(f"w{number}")
+        cluster.run(20)
+    for box in cluster.boxes.values():
+        if box is not away:
+            box.disk.log = box.disk.log[-3:]
+            box.disk.durable = 3
+    cluster.committed_log = []
+    cluster.exempt = True  # the kit compares whole logs; these have lost their beginnings
+    away.boot()
+    cluster.until(cluster.is_quiet)
+    assert MemberState.STARTUP2 in away.states
+    assert away.disk.incarnation != before
+    assert away.disk.log == leader.disk.log
