@@ -2,7 +2,7 @@
 
 `{d: {name: false}, u: {name: value}, i: {name: value}, s<name>: difference}`, for arrays `{a: true, l: length,
 u<index>: value, s<index>: difference}`. Applying one changes to resulting values only, so that entries can be applied
-again: twice, or from any earlier one on in order (docs/mongodb-behaviour.md O5, O6, O7).
+again: twice, or from any earlier one on in order (docs/query.md).
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from replset.query.update_paths import (
 
 Document = dict[str, object]
 
-_OPERATORS: dict[str, Callable[[str, object], Operation]] = {
+OPERATORS: dict[str, Callable[[str, object], Operation]] = {
     "$set": update_operators.set_value,
     "$unset": update_operators.unset,
     "$inc": update_operators.increment,
@@ -150,7 +150,7 @@ def compile_update(update: object, *, array_filters: Sequence[object] | None = N
 def _steps(update: Mapping[str, object]) -> Iterator[_Step]:
     tree = PathTree()
     for name, fields in update.items():
-        if name != "$rename" and name not in _OPERATORS:
+        if name != "$rename" and name not in OPERATORS:
             raise FailedToParseError(
                 f"Unknown modifier: {name}. Expected a valid update modifier or pipeline-style update specified as "
                 "an array"
@@ -165,7 +165,7 @@ def _steps(update: Mapping[str, object]) -> Iterator[_Step]:
                 step = _rename_step(path, operand)
                 tree.add(step.source or ())
             else:
-                step = _Step(update_path(path), _OPERATORS[name](path, operand))
+                step = _Step(update_path(path), OPERATORS[name](path, operand))
             tree.add(step.parts)
             yield step
 
