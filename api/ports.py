@@ -6,7 +6,8 @@ import random
 from collections.abc import Mapping
 from typing import Protocol
 
-from replset.commands.ports import CommandRequest, NodeView, Reply
+from replset.commands.ports import CommandRequest, Reply
+from replset.core.node import Node
 from replset.ids import HostPort, Millis
 from replset.replication.ports import Clock, Peer, Workers
 from replset.storage.store import Store
@@ -37,7 +38,7 @@ class ApiMember(Protocol):
     def set_name(self) -> str: ...
 
     @property
-    def node(self) -> NodeView: ...
+    def node(self) -> Node: ...
 
     @property
     def store(self) -> Store:
