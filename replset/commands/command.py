@@ -48,6 +48,7 @@ GENERIC_FIELDS = frozenset(
     }
 )
 """Fields that every command takes; what they mean is looked at in one place (dispatcher.py) or where they matter."""
+CONCERNS = ("readConcern", "writeConcern")
 
 
 class Where(Enum):
@@ -110,8 +111,16 @@ class Command:
     read_concern: bool = False
     write_concern: bool = False
     known: frozenset[str] | None = field(init=False, compare=False)
-    """All field names that are taken, its own included."""
+    """All field names that are taken, its own included; None: any."""
+    plain: frozenset[str] = field(init=False, compare=False)
+    """Those of them that say nothing to the dispatcher."""
 
     def __post_init__(self) -> None:
-        known = None if self.fields is None else self.fields | GENERIC_FIELDS | {self.name, *self.aliases}
-        object.__setattr__(self, "known", known)
+        own = (self.fields or frozenset()) | {self.name, *self.aliases}
+        object.__setattr__(self, "known", None if self.fields is None else own | GENERIC_FIELDS)
+        concerns = {
+            name for name, taken in zip(CONCERNS, (self.read_concern, self.write_concern), strict=True) if taken
+        }
+        object.__setattr__(
+            self, "plain", own | concerns | {"$db", "$clusterTime", "$readPreference", "lsid", "comment"}
+        )

@@ -88,13 +88,13 @@ async def store_default(ctx: CommandContext, concern: Mapping[str, object]) -> t
     """Write the default and wait until a majority holds it; (optime, writeConcernError or None)."""
 
     def write(writing: Writing) -> OpTime:
+        coll = writing.txn.catalog.by_ns.get(SETTINGS_NS) or do_create(writing, SETTINGS_NS)
         document: dict[str, object] = {
             "_id": DEFAULTS_ID,
             "defaultWriteConcern": dict(concern),
             "updateOpTime": optime_document(writing.next_optime()),
             "updateWallClockTime": DateTime(writing.wall_ms),
         }
-        coll = writing.txn.catalog.by_ns.get(SETTINGS_NS) or do_create(writing, SETTINGS_NS)
         before = writing.txn.get(coll, DEFAULTS_KEY)
         after = encode(document)
         if before is None:

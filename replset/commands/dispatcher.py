@@ -75,10 +75,11 @@ class Dispatcher:
             )
         if command.admin_only and request.database != "admin":
             raise ReplError(f"{name} may only be run against the admin database.", code=UNAUTHORIZED)
-        if command.known is not None:
+        deadline = None
+        if command.known is not None and not command.plain.issuperset(body.keys()):
             fields.check_fields(body, command.known, name)
             self._check_generic(command, request)
-        deadline = self._deadline(request, name)
+            deadline = self._deadline(request, name)
         ctx = CommandContext(self.member, self.cursors, self.counts, request, name, deadline)
         if command.where is Where.READABLE:
             check_readable(ctx)

@@ -150,7 +150,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "insert",
         insert,
-        frozenset({"documents", "ordered", "bypassDocumentValidation", "maxTimeMS"}),
+        frozenset({"documents", "ordered", "bypassDocumentValidation"}),
         where=Where.PRIMARY,
         write_concern=True,
     ),

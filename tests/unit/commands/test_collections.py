@@ -1,0 +1,105 @@
+"""create, drop, dropDatabase, the lists, and indexes as far as there are any."""
+
+from __future__ import annotations
+
+import pytest
+
+from replset.bson import Binary
+from replset.commands.ports import WriteConcernFailure
+from tests.unit.commands.conftest import Client, FakeMember
+
+
+def test_create_and_drop_enter_the_oplog(client: Client) -> None:
+    client.ok({"create": "c"})
+    client.ok({"create": "c"})
+    client.ok({"insert": "c", "documents": [{"_id": 1}]})
+    assert client.ok({"drop": "c"})["ns"] == "test.c"
+    assert client.ok({"drop": "c"})["ok"] == 1.0
+    create, _, drop = client.entries()
+    assert (create["op"], create["o"]["create"]) == ("c", "c")
+    assert (drop["op"], drop["ns"], drop["o"], drop["ui"]) == ("c", "test.$cmd", {"drop": "c"}, create["ui"])
+    assert client.ok({"count": "c"})["n"] == 0
+
+
+def test_a_name_can_be_used_again(client: Client) -> None:
+    client.ok({"create": "c"})
+    client.ok({"drop": "c"})
+    client.ok({"create": "c"})
+    first, _, second = client.entries()
+    assert first["ui"] != second["ui"]
+
+
+def test_drop_database(client: Client) -> None:
+    for name in ("a", "b"):
+        client.ok({"create": name})
+    client.ok({"create": "a"}, "other")
+    assert client.ok({"dropDatabase": 1})["dropped"] == "test"
+    assert "dropped" not in client.ok({"dropDatabase": 1})
+    assert [entry["o"] for entry in client.entries()[-2:]] == [{"drop": "a"}, {"drop": "b"}]
+    assert client.member.store.databases() == ["other"]
+
+
+def test_list_collections(client: Client) -> None:
+    client.ok({"create": "a"})
+    client.ok({"create": "b.c"})
+    cursor = client.ok({"listCollections": 1, "cursor": {}})["cursor"]
+    assert (cursor["id"], cursor["ns"]) == (0, "test.$cmd.listCollections")
+    first = cursor["firstBatch"][0]
+    assert (first["name"], first["type"], first["options"]) == ("a", "collection", {})
+    assert isinstance(first["info"]["uuid"], Binary)
+    assert first["idIndex"] == {"v": 2, "key": {"_id": 1}, "name": "_id_"}
+    only = client.ok({"listCollections": 1, "filter": {"name": "b.c"}, "nameOnly": True})["cursor"]["firstBatch"]
+    assert only == [{"name": "b.c", "type": "collection"}]
+    local = client.ok({"listCollections": 1}, "local")["cursor"]["firstBatch"]
+    assert [doc["name"] for doc in local] == ["oplog.rs"]
+
+
+def test_list_databases(client: Client) -> None:
+    client.ok({"create": "a"}, "z")
+    reply = client.ok({"listDatabases": 1}, "admin")
+    assert [row["name"] for row in reply["databases"]] == ["local", "z"]
+    assert reply["totalSize"] > 0
+    reply = client.ok({"listDatabases": 1, "nameOnly": True, "filter": {"name": "z"}}, "admin")
+    assert reply["databases"] == [{"name": "z"}]
+
+
+def test_indexes(client: Client) -> None:
+    reply = client.ok({"createIndexes": "c", "indexes": [{"key": {"_id": 1}, "name": "_id_"}]})
+    assert reply["createdCollectionAutomatically"] is True
+    assert client.ok({"listIndexes": "c"})["cursor"]["firstBatch"] == [{"v": 2, "key": {"_id": 1}, "name": "_id_"}]
+
+
+def test_a_write_concern_error_of_create(client: Client, member: FakeMember) -> None:
+    member.concern_failure = WriteConcernFailure(64, "waiting for replication timed out", True)
+    assert client.ok({"create": "c"})["writeConcernError"]["code"] == 64
+
+
+@pytest.mark.parametrize(
+    ("command", "db", "code"),
+    [
+        ({"create": ""}, "test", 73),
+        ({"create": "system.x"}, "test", 73),
+        ({"create": 1}, "test", 14),
+        ({"create": "c", "capped": True, "size": 4096}, "test", 40415),
+        ({"create": "c", "viewOn": "d", "pipeline": []}, "test", 40415),
+        ({"create": "c", "nonsense": 1}, "test", 40415),
+        ({"create": "c"}, "config", 73),
+        ({"drop": "oplog.rs"}, "local", 73),
+        ({"dropDatabase": 2}, "test", 2),
+        ({"dropDatabase": 1}, "local", 20),
+        ({"listCollections": 1}, "a b", 73),
+        ({"listCollections": 1, "filter": {"$nonsense": 1}}, "test", 2),
+        ({"listDatabases": 1}, "test", 13),
+        ({"listIndexes": "none"}, "test", 26),
+        ({"createIndexes": "c", "indexes": [{"key": {"a": 1}, "name": "a_1"}]}, "test", 59),
+        ({"createIndexes": "c", "indexes": [{"name": "a_1"}]}, "test", 40414),
+    ],
+)
+def test_refusals(client: Client, command: dict[str, object], db: str, code: int) -> None:
+    assert client.code(command, db) == code
+
+
+@pytest.mark.parametrize("command", [{"create": "c"}, {"drop": "c"}, {"dropDatabase": 1}])
+def test_a_secondary_refuses(client: Client, member: FakeMember, command: dict[str, object]) -> None:
+    member.node.writable = False
+    assert client.code(command) == 10107

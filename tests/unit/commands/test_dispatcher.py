@@ -1,0 +1,164 @@
+"""What every command has in common, commands about the process, and that docs/commands.md knows them all."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from replset.bson import Binary, Int64, RawDocument, Timestamp, encode
+from replset.commands.command import Command, CommandContext
+from replset.commands.dispatcher import Dispatcher
+from replset.commands.ports import CommandRequest
+from replset.commands.table import COMMANDS
+from replset.errors import InvariantError, ReplError
+from tests.unit.commands.conftest import Client, FakeMember
+
+DOCS = Path(__file__).parents[3] / "docs" / "commands.md"
+
+
+def test_every_command_is_documented() -> None:
+    documented = set(re.findall(r"^\| `(\w+)`", DOCS.read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(COMMANDS) <= documented
+    assert documented <= set(COMMANDS), "a command that does not exist"
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_field_is_documented(name: str) -> None:
+    text = next(line for line in DOCS.read_text(encoding="utf-8").splitlines() if line.startswith(f"| `{name}`"))
+    for field in COMMANDS[name].fields or ():
+        assert f"`{field}`" in text, field
+
+
+def test_every_reply_tells_the_time(client: Client) -> None:
+    assert "operationTime" not in client.ok({"ping": 1})
+    client.ok({"create": "c"})
+    reply = client.ok({"ping": 1})
+    time = client.entries()[-1]["ts"]
+    assert reply["operationTime"] == time
+    assert reply["$clusterTime"] == {
+        "clusterTime": time,
+        "signature": {"hash": Binary(bytes(20), 0), "keyId": Int64(0)},
+    }
+    assert client.run({"nonsense": 1})["operationTime"] == time
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ({"nonsense": 1}, 59),
+        ({"find ": "c"}, 59),
+        ({"ping": 1, "nonsense": 1}, 40415),
+        ({"ping": 1, "maxTimeMS": "x"}, 14),
+        ({"ping": 1, "apiVersion": "2"}, 322),
+    ],
+)
+def test_refusals(client: Client, command: dict[str, object], code: int) -> None:
+    assert client.code(command) == code
+
+
+def test_an_empty_command_is_unknown(client: Client) -> None:
+    request = CommandRequest("test", RawDocument(b"\x05\0\0\0\0"))
+    reply = client.loop.run_until_complete(client.dispatcher.run(request))
+    assert isinstance(reply, dict)
+    assert reply["code"] == 59
+
+
+@pytest.mark.parametrize(
+    "generic",
+    [
+        {"lsid": {"id": Binary(bytes(16), 4)}},
+        {"$clusterTime": {"clusterTime": Timestamp(1, 1)}},
+        {"comment": "hi"},
+        {"maxTimeMS": 5},
+        {"apiVersion": "1", "apiStrict": False},
+        {"readConcern": {"level": "local"}},
+        {"$replsetForwarded": True},
+        {"$readPreference": {"mode": "nearest"}},
+    ],
+)
+def test_what_every_command_takes(client: Client, generic: dict[str, object]) -> None:
+    client.ok({"ping": 1, **generic})
+
+
+def test_only_hello_comes_the_old_way(client: Client) -> None:
+    for name, expected in (("isMaster", 1.0), ("ping", 0.0)):
+        request = CommandRequest("admin", RawDocument(encode({name: 1})), legacy=True)
+        reply = client.loop.run_until_complete(client.dispatcher.run(request))
+        assert isinstance(reply, dict)
+        assert reply["ok"] == expected
+        assert reply.get("code", 352) == 352
+
+
+def test_an_unforeseen_failure_is_a_reply_but_a_broken_invariant_is_not(
+    client: Client, member: FakeMember, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def bug(ctx: CommandContext) -> NoReturn:
+        raise KeyError("bug")
+
+    async def broken(ctx: CommandContext) -> NoReturn:
+        raise InvariantError("broken")
+
+    async def labelled(ctx: CommandContext) -> NoReturn:
+        raise ReplError("no", code=112, labels=("TransientTransactionError",), details={"extra": 1})
+
+    commands = {name: Command(name, run) for name, run in (("bug", bug), ("broken", broken), ("labelled", labelled))}
+    client.dispatcher = Dispatcher(member, commands)
+    assert client.code({"bug": 1}) == 1
+    assert "command failed" in caplog.text
+    with pytest.raises(InvariantError):
+        client.run({"broken": 1})
+    reply = client.run({"labelled": 1})
+    assert (reply["errorLabels"], reply["extra"]) == (["TransientTransactionError"], 1)
+    assert client.dispatcher.failures == {1: 1, 112: 1}
+
+
+# --- about the process ------------------------------------------------------------------------------------------
+
+
+def test_build_info(client: Client) -> None:
+    reply = client.ok({"buildInfo": 1})
+    assert (reply["version"], reply["versionArray"], reply["maxBsonObjectSize"]) == ("7.0.14", [7, 0, 14, 0], 16 << 20)
+    assert client.ok({"buildinfo": 1})["version"] == reply["version"]
+
+
+def test_who_asks(client: Client) -> None:
+    assert client.ok({"whatsmyuri": 1})["you"] == "127.0.0.1:5555"
+    assert client.ok({"connectionStatus": 1})["authInfo"]["authenticatedUsers"] == []
+    assert "authenticatedUserPrivileges" in client.ok({"connectionStatus": 1, "showPrivileges": True})["authInfo"]
+
+
+def test_parameters(client: Client) -> None:
+    assert client.ok({"getParameter": "*"}, "admin")["enableTestCommands"] is True
+    reply = client.ok({"getParameter": 1, "featureCompatibilityVersion": 1}, "admin")
+    assert reply["featureCompatibilityVersion"] == {"version": "7.0"}
+    assert client.code({"getParameter": 1, "nonsense": 1}, "admin") == 72
+
+
+def test_process(client: Client) -> None:
+    assert client.ok({"getCmdLineOpts": 1}, "admin")["argv"] == ["replset", "start"]
+    assert client.ok({"getLog": "startupWarnings"}, "admin")["log"] == []
+    assert client.ok({"getLog": "*"}, "admin")["names"] == ["global", "startupWarnings"]
+    assert client.code({"getLog": "x"}, "admin") == 2
+    assert client.code({"getLog": 1}, "admin") == 14
+    assert client.ok({"hostInfo": 1}, "admin")["system"]["hostname"] == "localhost"
+    assert "find" in client.ok({"listCommands": 1})["commands"]
+
+
+def test_server_status(client: Client) -> None:
+    client.ok({"insert": "c", "documents": [{"_id": 1}]})
+    reply = client.ok({"serverStatus": 1})
+    assert (reply["opcounters"]["insert"], reply["opcounters"]["command"]) == (1, 1)
+    assert reply["repl"]["setName"] == "rs0"
+    assert reply["oplog"]["latestOptime"]["ts"] == client.entries()[-1]["ts"]
+    assert "repl" not in client.ok({"serverStatus": 1, "repl": 0})
+
+
+def test_sessions_begin_and_end(client: Client) -> None:
+    lsid = client.ok({"startSession": 1})["id"]
+    assert lsid["id"].subtype == 4
+    for name in ("endSessions", "refreshSessions", "killSessions", "killAllSessions"):
+        client.ok({name: [lsid]})
+        assert client.code({name: 1}) == 14

@@ -1,0 +1,412 @@
+"""hello, status, configuration, default concerns and the other commands about the set."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from replset.bson import DateTime, Int64, ObjectId, Timestamp
+from replset.commands.messages import request_document
+from replset.commands.ports import WriteConcernFailure
+from replset.config import ReplSetConfig
+from replset.core.member_state import MemberState
+from replset.core.messages import (
+    Done,
+    FreezeRequest,
+    HeartbeatRequest,
+    InitiateRequest,
+    Position,
+    ReconfigRequest,
+    Refused,
+    StepDownRequest,
+    StepUpRequest,
+    VoteReply,
+    VoteRequest,
+)
+from replset.core.status import MemberStatus, Status
+from replset.ids import HostPort, MemberId, Millis, OpTime, pack_ts
+from tests.unit.commands.conftest import CONFIG, Client, FakeMember
+
+NEW = OpTime(1, pack_ts(1_700_000_000, 3))
+POSITION = Position(NEW, NEW, 1_700_000_000_500, 1_700_000_000_500)
+
+
+def line(number: int, state: MemberState, **more: Any) -> MemberStatus:
+    values: dict[str, Any] = {
+        "id": MemberId(number),
+        "host": HostPort(f"localhost:{27017 + number}"),
+        "is_self": number == 0,
+        "state": state,
+        "healthy": state is not MemberState.DOWN,
+        "counted": True,
+        "newly_added": False,
+        "arbiter": False,
+        "position": POSITION,
+        "uptime_ms": 5_000,
+        "sync_source": None,
+        "sync_source_id": -1,
+        "election_wall_ms": 1_700_000_000_000 if state is MemberState.PRIMARY else None,
+        "config_version": 3,
+        "config_term": 1,
+        "last_heartbeat_wall_ms": 0 if number == 0 else 1_700_000_001_000,
+        "last_heartbeat_recv_wall_ms": 0,
+        "ping_ms": 2,
+        "message": "",
+    }
+    return MemberStatus(**(values | more))
+
+
+STATUS = Status(
+    "rs0",
+    MemberState.PRIMARY,
+    1,
+    None,
+    -1,
+    Millis(2000),
+    2,
+    2,
+    3,
+    3,
+    NEW,
+    POSITION,
+    (
+        line(0, MemberState.PRIMARY),
+        line(1, MemberState.SECONDARY, sync_source=HostPort("localhost:27017"), sync_source_id=0),
+        line(2, MemberState.DOWN, position=None, message="no answer", counted=False),
+    ),
+    "localhost:27019 (not reachable)",
+    "",
+    "electionTimeout",
+    2,
+)
+
+
+# --- hello ------------------------------------------------------------------------------------------------------
+
+
+def test_hello_of_a_primary(client: Client) -> None:
+    client.ok({"insert": "c", "documents": [{"_id": 1}]})
+    reply = client.ok({"hello": 1, "helloOk": True, "client": {"application": {"name": "app"}}}, "admin")
+    assert reply["hosts"] == ["localhost:27017", "localhost:27018", "localhost:27019"]
+    assert (reply["setName"], reply["setVersion"], reply["me"]) == ("rs0", 3, "localhost:27017")
+    assert (reply["isWritablePrimary"], reply["secondary"], reply["primary"]) == (True, False, "localhost:27017")
+    assert reply["electionId"] == ObjectId("7fffffff0000000000000001")
+    assert reply["topologyVersion"] == {"processId": client.member.process_id, "counter": 6}
+    assert (reply["minWireVersion"], reply["maxWireVersion"], reply["helloOk"]) == (0, 21, True)
+    assert (reply["maxBsonObjectSize"], reply["maxMessageSizeBytes"]) == (16_777_216, 48_000_000)
+    assert reply["lastWrite"]["opTime"]["ts"] == client.entries()[-1]["ts"]
+    assert isinstance(reply["lastWrite"]["lastWriteDate"], DateTime)
+    assert reply["httpAddress"] == "localhost:28017"
+    assert "logicalSessionTimeoutMinutes" not in reply
+    assert client.connection.app_name == "app"
+
+
+@pytest.mark.parametrize("name", ["isMaster", "ismaster"])
+def test_the_old_names_have_the_old_field(client: Client, name: str) -> None:
+    reply = client.ok({name: 1}, "admin")
+    assert reply["ismaster"] is True
+    assert "isWritablePrimary" not in reply
+
+
+def test_a_primary_that_is_not_yet_writable_says_so(client: Client, member: FakeMember) -> None:
+    member.node.writable = False
+    reply = client.ok({"hello": 1})
+    assert (reply["isWritablePrimary"], reply["secondary"]) == (False, True)
+    assert "electionId" not in reply
+
+
+def test_hidden_delayed_passive_and_arbiters(client: Client, member: FakeMember) -> None:
+    member.node.config = ReplSetConfig.parse(
+        {
+            "_id": "rs0",
+            "version": 1,
+            "members": [
+                {"_id": 0, "host": "a:1"},
+                {"_id": 1, "host": "b:1", "priority": 0, "tags": {"dc": "x"}},
+                {"_id": 2, "host": "c:1", "priority": 0, "hidden": True},
+                {"_id": 3, "host": "d:1", "arbiterOnly": True},
+                {"_id": 4, "host": "e:1", "priority": 0, "secondaryDelaySecs": 60},
+                {"_id": 5, "host": "f:1", "newlyAdded": True},
+            ],
+        }
+    )
+    member.host = HostPort("b:1")
+    member.node.state, member.node.writable = MemberState.SECONDARY, False
+    reply = client.ok({"hello": 1})
+    assert (reply["hosts"], reply["passives"], reply["arbiters"]) == (["a:1"], ["b:1", "f:1"], ["d:1"])
+    assert (reply["passive"], reply["tags"]) == (True, {"dc": "x"})
+
+
+@pytest.mark.parametrize(
+    "config", [None, ReplSetConfig.parse({"_id": "rs0", "version": 1, "members": [{"_id": 0, "host": "x:1"}]})]
+)
+def test_hello_without_a_place_in_a_set(client: Client, member: FakeMember, config: ReplSetConfig | None) -> None:
+    member.node.config, member.node.writable = config, False
+    reply = client.ok({"hello": 1})
+    assert (reply["isreplicaset"], reply["isWritablePrimary"], reply["secondary"]) == (True, False, False)
+    assert reply["info"]
+    assert "setName" not in reply
+
+
+def test_hello_waits_for_a_change_only_when_nothing_is_new(client: Client, member: FakeMember) -> None:
+    began = member.clock.now()
+    known = {"processId": member.process_id, "counter": Int64(6)}
+    client.ok({"hello": 1, "topologyVersion": known, "maxAwaitTimeMS": 500})
+    assert member.clock.now() - began == 500
+    client.ok({"hello": 1, "topologyVersion": {**known, "counter": Int64(5)}, "maxAwaitTimeMS": 500})
+    client.ok({"hello": 1, "topologyVersion": {**known, "processId": ObjectId("0" * 24)}, "maxAwaitTimeMS": 500})
+    assert member.clock.now() - began == 500
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"maxAwaitTimeMS": 5}, 31368),
+        ({"topologyVersion": {"processId": ObjectId("0" * 24), "counter": Int64(1)}}, 31368),
+        ({"topologyVersion": {"processId": ObjectId("0" * 24), "counter": Int64(-1)}, "maxAwaitTimeMS": 5}, 31372),
+        ({"topologyVersion": {"processId": ObjectId("0" * 24), "counter": Int64(1)}, "maxAwaitTimeMS": -5}, 31373),
+        (
+            {
+                "topologyVersion": {"processId": ObjectId("0123456789abcdef01234567"), "counter": Int64(7)},
+                "maxAwaitTimeMS": 5,
+            },
+            31382,
+        ),
+        ({"topologyVersion": {"counter": Int64(1)}, "maxAwaitTimeMS": 5}, 14),
+    ],
+)
+def test_hello_refusals(client: Client, fields: dict[str, object], code: int) -> None:
+    assert client.code({"hello": 1, **fields}) == code
+
+
+def test_a_member_that_stops_sends_clients_elsewhere(client: Client, member: FakeMember) -> None:
+    member.shutting_down = True
+    assert client.code({"hello": 1}) == 91
+
+
+# --- status and configuration -----------------------------------------------------------------------------------
+
+
+def test_status(client: Client, member: FakeMember) -> None:
+    member.node.status_value = STATUS
+    reply = client.ok({"replSetGetStatus": 1}, "admin")
+    assert (reply["set"], reply["myState"], reply["term"]) == ("rs0", 1, 1)
+    assert (reply["majorityVoteCount"], reply["writeMajorityCount"]) == (2, 2)
+    assert reply["optimes"]["lastCommittedOpTime"] == {"ts": Timestamp(1_700_000_000, 3), "t": 1}
+    assert reply["electionCandidateMetrics"]["lastElectionReason"] == "electionTimeout"
+    assert reply["blocking"] == "localhost:27019 (not reachable)"
+    me, second, third = reply["members"]
+    assert (me["self"], me["stateStr"], me["health"], me["uptime"]) == (True, "PRIMARY", 1.0, 5)
+    assert me["electionDate"] == DateTime(1_700_000_000_000)
+    assert "lastHeartbeat" not in me
+    assert (second["syncSourceHost"], second["syncSourceId"], second["pingMs"]) == ("localhost:27017", 0, 2)
+    assert second["optimeDurable"]["t"] == 1
+    assert second["httpAddress"] == "localhost:127018"
+    assert (third["stateStr"], third["health"]) == ("(not reachable/healthy)", 0.0)
+    assert (third["lastHeartbeatMessage"], third["counted"]) == ("no answer", False)
+    assert "optime" not in third
+
+
+def test_before_initiate_there_is_no_status_and_no_config(client: Client, member: FakeMember) -> None:
+    member.node.config = None
+    for command in ({"replSetGetStatus": 1}, {"replSetGetConfig": 1}, {"replSetAddMember": {"host": "x:1"}}):
+        assert client.code(command, "admin") == 94
+
+
+def test_config(client: Client, member: FakeMember) -> None:
+    reply = client.ok({"replSetGetConfig": 1}, "admin")
+    assert [row["host"] for row in reply["config"]["members"]] == [
+        f"localhost:{port}" for port in (27017, 27018, 27019)
+    ]
+    assert "incarnation" not in reply["config"]["members"][0]
+    member.node.status_value = STATUS
+    assert client.ok({"replSetGetConfig": 1, "commitmentStatus": True}, "admin")["commitmentStatus"] is True
+    behind = tuple(replace(row, config_version=2) if row.id else row for row in STATUS.members)
+    member.node.status_value = replace(STATUS, members=behind)
+    assert client.ok({"replSetGetConfig": 1, "commitmentStatus": True}, "admin")["commitmentStatus"] is False
+
+
+# --- what the core is asked -------------------------------------------------------------------------------------
+
+
+def test_initiate_fills_in_what_is_left_out(client: Client, member: FakeMember) -> None:
+    assert client.ok({"replSetInitiate": {}}, "admin")["info2"]
+    request = member.asked[-1]
+    assert isinstance(request, InitiateRequest)
+    assert (request.config.set_name, request.config.version) == ("rs0", 1)
+    assert [row.host for row in request.config.members] == ["localhost:27017"]
+    client.ok({"replSetInitiate": {"members": [{"_id": 0, "host": "a"}]}}, "admin")
+    request = member.asked[-1]
+    assert isinstance(request, InitiateRequest)
+    assert [row.host for row in request.config.members] == ["a:27017"]
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ({"replSetStepDown": 30, "secondaryCatchUpPeriodSecs": 5}, StepDownRequest(30_000, 5_000, False)),
+        ({"replSetStepDown": 0}, StepDownRequest(60_000, 10_000, False)),
+        ({"replSetStepDown": 5}, StepDownRequest(5_000, 5_000, False)),
+        ({"replSetStepDown": 30, "force": True}, StepDownRequest(30_000, 0, True)),
+        ({"replSetFreeze": 12}, FreezeRequest(12_000)),
+        ({"replSetStepUp": 1, "skipDryRun": True}, StepUpRequest(True)),
+    ],
+)
+def test_requests_to_the_core(client: Client, member: FakeMember, command: dict[str, object], expected: object) -> None:
+    member.core_answer = Done("well")
+    assert client.ok(command, "admin")["info"] == "well"
+    assert member.asked == [expected]
+
+
+def test_a_refusal_of_the_core_is_an_error(client: Client, member: FakeMember) -> None:
+    member.core_answer = Refused(262, "nobody caught up")
+    reply = client.run({"replSetStepDown": 30}, "admin")
+    assert (reply["ok"], reply["code"], reply["errmsg"]) == (0.0, 262, "nobody caught up")
+
+
+def test_reconfig(client: Client, member: FakeMember) -> None:
+    document = {**CONFIG.document(), "version": 4}
+    client.ok({"replSetReconfig": document, "force": True, "maxTimeMS": 77}, "admin")
+    request = member.asked[-1]
+    assert isinstance(request, ReconfigRequest)
+    assert (request.config.version, request.force, request.max_time_ms) == (4, True, 77)
+
+
+def test_members_are_added_and_removed(client: Client, member: FakeMember) -> None:
+    client.ok({"replSetAddMember": {"host": "localhost:27025", "priority": 0, "votes": 0}}, "admin")
+    request = member.asked[-1]
+    assert isinstance(request, ReconfigRequest)
+    added = request.config.members[-1]
+    assert (added.id, added.host, added.priority, added.votes) == (3, "localhost:27025", 0, 0)
+    assert request.config.version == 4
+    for target in ("localhost:27018", {"host": "localhost:27018"}):
+        client.ok({"replSetRemoveMember": target}, "admin")
+        request = member.asked[-1]
+        assert isinstance(request, ReconfigRequest)
+        assert [row.id for row in request.config.members] == [0, 2]
+
+
+def test_an_arbiter_that_would_change_the_default_write_concern_stores_majority_first(
+    client: Client, member: FakeMember
+) -> None:
+    two = ReplSetConfig.parse({**CONFIG.document(), "members": [row.document() for row in CONFIG.members[:2]]})
+    member.node.config = two
+    reply = client.ok({"replSetAddMember": {"host": "localhost:27025", "arbiterOnly": True}}, "admin")
+    assert "majority" in reply["info"]
+    assert client.ok({"getDefaultRWConcern": 1}, "admin")["defaultWriteConcernSource"] == "global"
+    reply = client.ok({"replSetAddMember": {"host": "localhost:27025", "arbiterOnly": True}}, "admin")
+    assert "info" not in reply
+
+
+def test_where_the_default_stays_nothing_is_stored(client: Client, member: FakeMember) -> None:
+    client.ok({"replSetAddMember": {"host": "localhost:27025"}}, "admin")
+    assert client.entries() == []
+
+
+@pytest.mark.parametrize(
+    ("command", "db", "code"),
+    [
+        ({"replSetGetStatus": 1}, "test", 13),
+        ({"replSetGetStatus": 1, "nonsense": 1}, "admin", 40415),
+        ({"replSetInitiate": "rs0"}, "admin", 14),
+        ({"replSetInitiate": {"members": 1}}, "admin", 14),
+        ({"replSetInitiate": {"nonsense": 1}}, "admin", 2),
+        ({"replSetReconfig": 1}, "admin", 14),
+        ({"replSetReconfig": {"_id": "rs0", "version": 0, "members": []}}, "admin", 2),
+        ({"replSetAddMember": {"priority": 1}}, "admin", 14),
+        ({"replSetAddMember": {"host": "a b"}}, "admin", 2),
+        ({"replSetAddMember": {"host": "localhost:27018"}}, "admin", 2),
+        ({"replSetAddMember": {"host": "localhost:27025", "nonsense": 1}}, "admin", 40415),
+        ({"replSetRemoveMember": "localhost:1"}, "admin", 74),
+        ({"replSetRemoveMember": 1}, "admin", 14),
+        ({"replSetStepDown": -1}, "admin", 2),
+        ({"replSetStepDown": "x"}, "admin", 14),
+        ({"replSetFreeze": -1}, "admin", 2),
+        ({"replSetHeartbeat": "rs0"}, "admin", 9),
+        ({"replSetRequestVotes": 1}, "admin", 9),
+        ({"replSetUpdatePosition": 1}, "admin", 9),
+        ({"replSetOplogFetch": 1}, "admin", 9),
+        ({"replSetOplogProbe": 1}, "admin", 9),
+        ({"replSetSnapshot": 1}, "admin", 9),
+        ({"replSetTestCut": 1}, "admin", 40414),
+        ({"replSetTestCut": 1, "hosts": [1]}, "admin", 14),
+        ({"replSetTestCut": 1, "hosts": ["x:1"], "direction": "up"}, "admin", 2),
+        ({"appendOplogNote": 1}, "admin", 40414),
+        ({"setDefaultRWConcern": 1}, "admin", 2),
+        ({"setDefaultRWConcern": 1, "defaultWriteConcern": {}}, "admin", 20),
+        ({"setDefaultRWConcern": 1, "defaultWriteConcern": {"w": 0}}, "admin", 2),
+        ({"setDefaultRWConcern": 1, "defaultWriteConcern": {"w": 9}}, "admin", 100),
+        ({"setDefaultRWConcern": 1, "defaultWriteConcern": {"w": "x"}}, "admin", 79),
+        ({"setDefaultRWConcern": 1, "defaultReadConcern": {"level": "majority"}}, "admin", 40415),
+    ],
+)
+def test_refusals(client: Client, command: dict[str, object], db: str, code: int) -> None:
+    assert client.code(command, db) == code
+
+
+def test_members_are_not_changed_on_a_secondary(client: Client, member: FakeMember) -> None:
+    member.node.writable = False
+    assert client.code({"replSetAddMember": {"host": "localhost:27025"}}, "admin") == 10107
+    assert client.code({"replSetRemoveMember": "localhost:27018"}, "admin") == 10107
+
+
+# --- between members --------------------------------------------------------------------------------------------
+
+
+def test_requests_of_members_go_to_the_core(client: Client, member: FakeMember) -> None:
+    vote = VoteRequest("rs0", 2, MemberId(1), "inc", 3, 1, NEW, dry_run=False)
+    member.core_answer = VoteReply(2, True, "", MemberId(0), "mine")
+    reply = client.ok(request_document(vote), "admin")
+    assert (reply["voteGranted"], reply["term"]) == (True, 2)
+    member.core_answer = Refused(108, "another set")
+    heartbeat = HeartbeatRequest("rs1", HostPort("x:1"), None, 1, -2, -1, None, "i")
+    assert client.code(request_document(heartbeat), "admin") == 108
+    assert member.asked == [vote, heartbeat]
+
+
+def test_the_rollback_id(client: Client, member: FakeMember) -> None:
+    assert client.ok({"replSetGetRBID": 1}, "admin")["rbid"] == member.store.rollback_id
+
+
+def test_cuts_exist_only_for_tests(client: Client, member: FakeMember) -> None:
+    client.ok({"replSetTestCut": 1, "hosts": ["x:1", "y"], "direction": "in"}, "admin")
+    client.ok({"replSetTestCut": 1, "hosts": []}, "admin")
+    assert member.cuts == [(["x:1", "y:27017"], "in"), ([], "both")]
+    member.test_commands = False
+    assert client.code({"replSetTestCut": 1, "hosts": []}, "admin") == 59
+
+
+def test_a_note_in_the_oplog(client: Client) -> None:
+    reply = client.ok({"appendOplogNote": 1, "data": {"msg": "hi"}, "writeConcern": {"w": 1}}, "admin")
+    entry = client.entries()[-1]
+    assert (entry["op"], entry["ns"], entry["o"]) == ("n", "", {"msg": "hi"})
+    assert reply["operationTime"] == entry["ts"]
+
+
+# --- default write concern --------------------------------------------------------------------------------------
+
+
+def test_the_default_write_concern_is_stored_replicated_and_used(client: Client, member: FakeMember) -> None:
+    reply = client.ok({"getDefaultRWConcern": 1}, "admin")
+    assert (reply["defaultWriteConcern"]["w"], reply["defaultWriteConcernSource"]) == ("majority", "implicit")
+    reply = client.ok({"setDefaultRWConcern": 1, "defaultWriteConcern": {"w": 2, "wtimeout": 9}}, "admin")
+    assert reply["defaultWriteConcern"] == {"w": 2, "wtimeout": 9}
+    assert reply["defaultWriteConcernSource"] == "global"
+    entry = client.entries()[-1]
+    assert (entry["op"], entry["ns"], entry["o"]["_id"]) == ("i", "config.settings", "ReadWriteConcernDefaults")
+    assert reply["updateOpTime"]["ts"] == entry["ts"]
+    assert member.waited[-1][1].w == "majority"
+    client.ok({"insert": "c", "documents": [{"_id": 1}]})
+    concern = member.waited[-1][1]
+    assert (concern.w, concern.wtimeout_ms, concern.provenance) == (2, 9, "customDefault")
+    client.ok({"setDefaultRWConcern": 1, "defaultWriteConcern": {"w": 1}}, "admin")
+    assert client.entries()[-1]["op"] == "u"
+    assert client.ok({"getDefaultRWConcern": 1}, "admin")["defaultWriteConcern"]["w"] == 1
+
+
+def test_a_default_that_does_not_reach_a_majority_says_so(client: Client, member: FakeMember) -> None:
+    member.concern_failure = WriteConcernFailure(64, "waiting for replication timed out", True)
+    reply = client.ok({"setDefaultRWConcern": 1, "defaultWriteConcern": {"w": 1}}, "admin")
+    assert reply["writeConcernError"]["code"] == 64
