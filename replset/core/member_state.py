@@ -48,3 +48,11 @@ LEGAL_TRANSITIONS: MappingProxyType[MemberState, frozenset[MemberState]] = Mappi
 
 def is_legal(before: MemberState, after: MemberState) -> bool:
     return before == after or after in LEGAL_TRANSITIONS.get(before, frozenset())
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram: docs/core.md holds it, and a test compares."""
+    lines = ["stateDiagram-v2", "    [*] --> STARTUP"]
+    for before in sorted(LEGAL_TRANSITIONS):
+        lines += [f"    {before.name} --> {after.name}" for after in sorted(LEGAL_TRANSITIONS[before])]
+    return "\n".join(lines)

@@ -140,6 +140,7 @@ class Box:
             rollback_id=lambda: 1,
             wall_ms=lambda: WALL + self.cluster.now,
             default_write_concern_set=lambda: self.cluster.default_write_concern_set,
+            allow_multiple_arbiters=True,
         )
         self.committed = OPTIME_NULL
         self.take(self.node.start(self.cluster.now))
