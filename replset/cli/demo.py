@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from replset.cli.local_set import LocalMember, LocalSet, LocalSetError, free_por
 from replset.client import HttpClient
 from replset.errors import ReplError
 
-FAST = {"electionTimeoutMillis": 1000, "heartbeatIntervalMillis": 200, "heartbeatTimeoutSecs": 1}
+FAST: dict[str, object] = {"electionTimeoutMillis": 1000, "heartbeatIntervalMillis": 200, "heartbeatTimeoutSecs": 1}
 DATABASE, COLLECTION = "shop", "orders"
 
 
@@ -243,25 +244,22 @@ class Demo:
 
     def read_rollback(self) -> None:
         old = self.cut_off()
-        listed = self.tool("list", str(old.dbpath))
-        self.show(listed)
-        check(
-            self.manifest is not None and self.manifest.stem in listed,
-            f"rollback-tools list does not show it: {listed}",
-        )
-        assert self.manifest is not None
-        self.show(self.tool("show", str(self.manifest)))
+        manifest = self.manifest
+        if manifest is None:
+            raise StepFailedError("nothing was rolled back")
+        self.show(self.tool("list", str(old.dbpath)))
+        listed = json.loads(self.tool("list", "--json", str(old.dbpath)))["rollbacks"]
+        check([row["id"] for row in listed] == [manifest.stem], f"rollback-tools lists {listed}")
+        self.show(self.tool("show", str(manifest)))
         prefix = f"{DATABASE}.{COLLECTION}."
         row = next(
-            row
-            for row in json.loads(self.manifest.read_text(encoding="utf-8"))["files"]
-            if row["name"].startswith(prefix)
+            row for row in json.loads(manifest.read_text(encoding="utf-8"))["files"] if row["name"].startswith(prefix)
         )
-        dumped = self.tool("dump", str(self.manifest.parent / row["name"]))
+        dumped = self.tool("dump", str(manifest.parent / row["name"]))
         self.show(dumped)
         ids = {json.loads(line)["_id"]["$numberInt"] for line in dumped.splitlines() if line.startswith("{")}
         check(ids == {"666", "1"}, f"the rollback file holds the documents {sorted(ids)}, not 1 and 666")
-        oplog = next(self.manifest.parent.glob("local.oplog.rs.*.bson"))
+        oplog = next(manifest.parent.glob("local.oplog.rs.*.bson"))
         lost = [json.loads(line)["op"] for line in self.tool("dump", str(oplog)).splitlines() if line.startswith("{")]
         check(sorted(lost)[:1] == ["d"] and {"i", "u", "d"} <= set(lost), f"the oplog file holds {lost}")
         self.prove(f"the lost insert and update are in {row['name']}, all {len(lost)} entries in {oplog.name}")
@@ -342,7 +340,8 @@ class Demo:
 
     def tool(self, *arguments: str) -> str:
         command = [sys.executable, "-m", "rollback_tools.main", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        environment = {**os.environ, "COLUMNS": "112"}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
         check(
             done.returncode == 0, f"rollback-tools {arguments[0]} exited with {done.returncode}: {done.stderr.strip()}"
         )

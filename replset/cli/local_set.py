@@ -50,7 +50,9 @@ class LocalMember:
     def http(self) -> str:
         return f"http://127.0.0.1:{self.port + HTTP_OFFSET}"
 
-    def command(self, document: dict[str, object], database: str = "admin", timeout_s: float = 10.0) -> dict[str, object]:
+    def command(
+        self, document: dict[str, object], database: str = "admin", timeout_s: float = 10.0
+    ) -> dict[str, object]:
         """Run one command on this member; ReplError when it cannot be reached. The reply may say ok: 0."""
         with WireClient(self.host, timeout_s=timeout_s) as client:
             return client.command(database, document)
@@ -207,7 +209,7 @@ def running_set(folder: Path, name: str = "rs0") -> Iterator[LocalSet]:
             local.kill(member)
 
 
-def wait_until(condition: Callable[[], T], within_s: float, what: str, every_s: float = 0.05) -> T:
+def wait_until(condition: Callable[[], T | None], within_s: float, what: str, every_s: float = 0.05) -> T:
     """Ask until the answer is true (not None, not False) and return it; a ReplError of the asking means "not yet"."""
     deadline = time.monotonic() + within_s
     why = ""

@@ -134,9 +134,8 @@ async def run(options: MemberOptions) -> int:
     print(f"replset {options.repl_set}: wire {options.host}, http http://{options.http_address}", flush=True)
     watchdog = Watchdog()
     watchdog.start()
-    waiting = [asyncio.ensure_future(stop.wait()), member.broken]
-    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    waiting[0].cancel()
+    member.broken.add_done_callback(lambda _: stop.set())
+    await stop.wait()
     if member.broken.done():
         print(f"replset start: stopped: {member.broken.result()}", file=sys.stderr, flush=True)
         os._exit(1)  # the disk or an invariant failed: nothing more may be written, not even by a clean close

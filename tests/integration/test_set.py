@@ -92,7 +92,7 @@ def test_every_acknowledged_write_is_in_the_set_or_in_a_rollback_file(make_set: 
     written = documents_in(old.dbpath / "rollback" / files[FileKind.DOCUMENTS].name)
     assert {row["_id"] for row in written} == {*range(100, 120), 1}
     before = documents_in(old.dbpath / "rollback" / files[FileKind.BEFORE].name)
-    assert sorted(before, key=lambda row: str(row["_id"])) == [{"_id": 1, "n": 1}, {"_id": 2, "n": 2}]
+    assert before == [{"_id": 1, "n": 1}], "the deleted document is back, so it is not lost"
 
 
 def test_initial_sync_of_an_empty_member_while_writes_go_on(make_set: MakeSet) -> None:
