@@ -44,18 +44,27 @@ class FrameReader:
     """Cuts a byte stream into messages."""
 
     def __init__(self) -> None:
-        self._buffer = b""
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._needed = 0  # bytes until which parts are only collected: a large message is put together once
 
     @property
     def pending(self) -> int:
         """Bytes of a message that is not whole yet."""
-        return len(self._buffer)
+        return self._size
 
     def feed(self, data: bytes) -> list[WireMessage]:
         """Take the next bytes; the messages that are whole now, in order. Raises RemoteProtocolError."""
-        buffer = self._buffer + data if self._buffer else data
+        buffer = data
+        if self._size:
+            self._parts.append(data)
+            self._size += len(data)
+            if self._size < self._needed:
+                return []
+            buffer = b"".join(self._parts)
         messages: list[WireMessage] = []
         at, end = 0, len(buffer)
+        needed = HEADER_SIZE
         while end - at >= HEADER_SIZE:
             length, request_id, response_to, opcode = _HEADER.unpack_from(buffer, at)
             if length < HEADER_SIZE or length > MAX_MESSAGE_SIZE:
@@ -63,10 +72,12 @@ class FrameReader:
                     f"a message of {length} bytes (from {HEADER_SIZE} to {MAX_MESSAGE_SIZE} are taken)"
                 )
             if end - at < length:
+                needed = length
                 break
             messages.append(_parse(buffer, at + HEADER_SIZE, at + length, request_id, response_to, opcode))
             at += length
-        self._buffer = buffer[at:] if at else buffer
+        self._size, self._needed = end - at, needed
+        self._parts = [buffer[at:]] if at < end else []
         return messages
 
 
