@@ -1,0 +1,79 @@
+"""The table of states, its picture in the documentation, and the documentation's list of tests."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from replset.core.member_state import LEGAL_TRANSITIONS, MemberState, diagram, is_legal
+from replset.errors import InvariantError
+from tests.unit.core.kit import lone, members_of, named
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/core.md").read_text(encoding="utf-8")
+
+
+def test_mongodbs_numbers() -> None:
+    """Map A2; 4 (FATAL) is retired."""
+    assert {state.name: state.value for state in MemberState} == {
+        "STARTUP": 0,
+        "PRIMARY": 1,
+        "SECONDARY": 2,
+        "RECOVERING": 3,
+        "STARTUP2": 5,
+        "UNKNOWN": 6,
+        "ARBITER": 7,
+        "DOWN": 8,
+        "ROLLBACK": 9,
+        "REMOVED": 10,
+    }
+
+
+def test_only_primary_and_secondary_are_readable() -> None:
+    assert [state.name for state in MemberState if state.is_readable] == ["PRIMARY", "SECONDARY"]
+
+
+def test_nobody_says_of_itself_that_it_is_down_or_unknown() -> None:
+    others = {MemberState.DOWN, MemberState.UNKNOWN}
+    assert not others & set(LEGAL_TRANSITIONS)
+    assert not any(others & after for after in LEGAL_TRANSITIONS.values())
+
+
+def test_only_a_secondary_becomes_primary() -> None:
+    assert [state for state in MemberState if is_legal(state, MemberState.PRIMARY)] == [
+        MemberState.PRIMARY,
+        MemberState.SECONDARY,
+    ]
+
+
+@pytest.mark.parametrize(("before", "after"), [p for p in product(MemberState, repeat=2) if not is_legal(*p)])
+def test_an_illegal_way_stops_the_member(before: MemberState, after: MemberState) -> None:
+    node = lone(config=named(*members_of(3)))
+    node._m.state = before
+    with pytest.raises(InvariantError):
+        node._m.become(after)
+
+
+def test_the_picture_is_the_table() -> None:
+    assert f"```mermaid\n{diagram()}\n```" in PAGE
+
+
+def test_every_test_that_the_page_names_exists() -> None:
+    """One row for each sentence of the design that the core has to hold."""
+    table = PAGE[PAGE.index("## Which test holds which sentence") :]
+    wanted = set(re.findall(r"`(test_\w+)`", table))
+    sources = [*(ROOT / "tests/unit/core").glob("test_*.py"), ROOT / "tests/unit/test_config.py"]
+    defined = {name for path in sources for name in re.findall(r"^def (test_\w+)", path.read_text("utf-8"), re.M)}
+    assert wanted - defined == set()
+    rows = [row for row in table.splitlines() if row.startswith("| ")][2:]
+    assert len(rows) > 25
+    assert all("`test_" in row for row in rows)
+
+
+def test_every_file_of_the_core_is_on_the_page() -> None:
+    for path in (ROOT / "replset/core").glob("*.py"):
+        if path.name != "__init__.py":
+            assert f"`{path.name}`" in PAGE, path.name
