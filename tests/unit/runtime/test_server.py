@@ -1,0 +1,478 @@
+"""The serving end of the wire port on real loopback sockets, with a dispatcher that the test answers for."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import struct
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from replset.bson import MAX_MESSAGE_SIZE, Int64, ObjectId, RawDocument, encode
+from replset.commands.ports import CommandRequest, Reply
+from replset.ids import HostPort
+from replset.runtime.network import RealNetwork
+from replset.runtime.server import MAX_QUEUED, WireServer
+from replset.wire.framing import EXHAUST_ALLOWED, MORE_TO_COME, OP_QUERY, FrameReader, WireMessage, encode_msg
+
+OTHER = "127.0.0.1:27999"
+PATIENCE_S = 10
+QUIET_S = 0.1
+"""How long a test listens when it expects to hear nothing."""
+
+
+class Dispatcher:
+    """Answers {ok: 1, n: <n of the command>}; commands named in `answers` answer as the test says."""
+
+    def __init__(self) -> None:
+        self.asked: list[CommandRequest] = []
+        self.answers: dict[str, Callable[[CommandRequest], Awaitable[Reply]]] = {}
+        self.running = 0
+        self.most_at_once = 0
+        self.cancelled = asyncio.Event()
+
+    async def run(self, request: CommandRequest) -> Reply:
+        self.asked.append(request)
+        self.running += 1
+        self.most_at_once = max(self.most_at_once, self.running)
+        try:
+            answer = self.answers.get(request.body.first_key or "")
+            if answer is not None:
+                return await answer(request)
+            return {"ok": 1.0, "n": request.body.get("n")}
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        finally:
+            self.running -= 1
+
+    @property
+    def names(self) -> list[str | None]:
+        return [request.body.first_key for request in self.asked]
+
+
+class Client:
+    """A raw connection: frames out, messages in."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self.writer = reader, writer
+        self._frames = FrameReader()
+        self._got: list[WireMessage] = []
+        self._ids = itertools.count(1)
+
+    def send(self, command: Mapping[str, object], *, flags: int = 0) -> int:
+        request_id = next(self._ids)
+        self.writer.write(encode_msg(request_id, 0, encode(command), flags=flags))
+        return request_id
+
+    async def receive(self) -> WireMessage:
+        async with asyncio.timeout(PATIENCE_S):
+            while not self._got:
+                data = await self._reader.read(1 << 16)
+                assert data, "the server closed the connection"
+                self._got += self._frames.feed(data)
+        return self._got.pop(0)
+
+    async def ask(self, command: Mapping[str, object]) -> dict[str, Any]:
+        request_id = self.send(command)
+        answer = await self.receive()
+        assert answer.response_to == request_id
+        return answer.body.decode()
+
+    async def is_closed(self) -> bool:
+        """Wait until the server closes the connection."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await self._reader.read() == b""
+        except ConnectionResetError:
+            return True
+
+    async def hears_nothing(self) -> bool:
+        try:
+            async with asyncio.timeout(QUIET_S):
+                return not await self._reader.read(1)
+        except TimeoutError:
+            return True
+
+
+class Served:
+    """A listening server and the cuts that it asks about."""
+
+    def __init__(self, max_connections: int = 100) -> None:
+        self.dispatcher = Dispatcher()
+        self.dropped_in: set[str] = set()
+        self.dropped_out: set[str] = set()
+        self.clients: list[Client] = []
+        self.address = HostPort("127.0.0.1:0")
+        network = RealNetwork()
+
+        class Listening:
+            """RealNetwork, on a port that the system picks."""
+
+            @staticmethod
+            async def serve(address: HostPort, factory: Callable[[], asyncio.Protocol]) -> asyncio.Server:
+                server = await network.serve(address, factory)
+                self.address = HostPort(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+                return server
+
+        self.server = WireServer(
+            Listening(),
+            self.dispatcher,
+            drops_inbound=self.dropped_in.__contains__,
+            drops_outbound=self.dropped_out.__contains__,
+            max_connections=max_connections,
+        )
+
+    async def client(self) -> Client:
+        host, _, port = self.address.rpartition(":")
+        client = Client(*await asyncio.open_connection(host, int(port)))
+        self.clients.append(client)
+        return client
+
+
+@asynccontextmanager
+async def serving(**options: Any) -> Any:
+    served = Served(**options)
+    await served.server.start(served.address)
+    try:
+        yield served
+    finally:
+        await served.server.close()
+        for client in served.clients:
+            client.writer.close()
+            try:
+                await client.writer.wait_closed()
+            except OSError:
+                continue
+
+
+def on_sockets(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(asyncio.wait_for(test(), 30))
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+def ping(number: int) -> dict[str, object]:
+    return {"ping": 1, "n": number, "$db": "admin"}
+
+
+HELLO = {"hello": 1, "$db": "admin"}
+
+
+@on_sockets
+async def test_commands_of_one_connection_are_answered_in_order_and_one_at_a_time() -> None:
+    async with serving() as served:
+        client = await served.client()
+        sent = [client.send(ping(number)) for number in range(200)]
+        answers = [await client.receive() for _ in sent]
+        assert [answer.response_to for answer in answers] == sent
+        assert [answer.body.get("n") for answer in answers] == list(range(200))
+        assert served.dispatcher.most_at_once == 1
+
+
+@on_sockets
+async def test_connections_do_not_wait_for_each_other() -> None:
+    async with serving() as served:
+        go_on = asyncio.Event()
+
+        async def slow(_: CommandRequest) -> Reply:
+            await go_on.wait()
+            return {"ok": 1.0}
+
+        served.dispatcher.answers["slow"] = slow
+        first, second = await served.client(), await served.client()
+        first.send({"slow": 1, "$db": "admin"})
+        assert (await second.ask(ping(1)))["n"] == 1
+        go_on.set()
+        assert (await first.receive()).body.get("ok") == 1.0
+
+
+@on_sockets
+async def test_a_request_says_who_asks_and_with_what() -> None:
+    async with serving() as served:
+        client = await served.client()
+        await client.ask({"ping": 1, "$db": "shop"})
+        (request,) = served.dispatcher.asked
+        host, port = client.writer.get_extra_info("sockname")
+        assert request.database == "shop"
+        assert request.source == "wire"
+        assert request.connection.peer == f"{host}:{port}"
+        assert not request.connection.is_member
+        other = await served.client()
+        await other.ask(ping(1))
+        assert served.dispatcher.asked[1].connection.id != request.connection.id
+
+
+@on_sockets
+async def test_a_reply_in_bytes_goes_out_as_it_is() -> None:
+    async with serving() as served:
+
+        async def quick(_: CommandRequest) -> Reply:
+            return encode({"ok": 1.0, "n": 12})
+
+        served.dispatcher.answers["quick"] = quick
+        assert await (await served.client()).ask({"quick": 1, "$db": "a"}) == {"ok": 1.0, "n": 12}
+
+
+@on_sockets
+async def test_a_command_without_a_database_is_refused_by_its_code() -> None:
+    async with serving() as served:
+        client = await served.client()
+        assert (await client.ask({"ping": 1}))["code"] == 40571
+        assert (await client.ask({"ping": 1, "$db": 5}))["code"] == 40571
+        assert served.dispatcher.asked == []
+
+
+@on_sockets
+async def test_an_unacknowledged_write_runs_and_is_not_answered() -> None:
+    async with serving() as served:
+        client = await served.client()
+        client.send({"insert": "orders", "$db": "shop"}, flags=MORE_TO_COME)
+        assert (await client.ask(ping(1)))["n"] == 1
+        assert served.dispatcher.names == ["insert", "ping"]
+
+
+@on_sockets
+async def test_a_reply_that_is_too_large_is_an_error_instead() -> None:
+    async with serving() as served:
+
+        async def huge(_: CommandRequest) -> Reply:
+            return struct.pack("<i", MAX_MESSAGE_SIZE) + bytes(MAX_MESSAGE_SIZE - 4)
+
+        served.dispatcher.answers["huge"] = huge
+        client = await served.client()
+        assert (await client.ask({"huge": 1, "$db": "a"}))["code"] == 10334
+        assert (await client.ask(ping(2)))["n"] == 2
+
+
+@on_sockets
+async def test_an_old_hello_is_answered_in_the_old_form() -> None:
+    async with serving() as served:
+        client = await served.client()
+        payload = struct.pack("<i", 4) + b"admin.$cmd\0" + struct.pack("<ii", 0, -1) + encode({"ismaster": 1, "n": 3})
+        client.writer.write(struct.pack("<iiii", 16 + len(payload), 77, 0, OP_QUERY) + payload)
+        answer = await client.receive()
+        assert (answer.response_to, answer.body.get("n")) == (77, 3)
+        (request,) = served.dispatcher.asked
+        assert request.legacy
+        assert request.database == "admin"
+
+
+@on_sockets
+async def test_bytes_that_are_no_message_end_the_connection_and_no_other() -> None:
+    async with serving() as served:
+        bad, good = await served.client(), await served.client()
+        bad.writer.write(struct.pack("<iiii", 20, 1, 0, 4711) + b"oops")
+        assert await bad.is_closed()
+        assert (await good.ask(ping(1)))["n"] == 1
+        assert served.server.connection_count == 1
+
+
+@on_sockets
+async def test_a_client_that_goes_away_ends_the_command_it_waits_for() -> None:
+    async with serving() as served:
+        started = asyncio.Event()
+
+        async def forever(_: CommandRequest) -> Reply:
+            started.set()
+            await asyncio.Event().wait()
+            return {}
+
+        served.dispatcher.answers["forever"] = forever
+        client = await served.client()
+        client.send({"forever": 1, "$db": "a"})
+        await started.wait()
+        client.writer.close()
+        async with asyncio.timeout(PATIENCE_S):
+            await served.dispatcher.cancelled.wait()
+
+
+@on_sockets
+async def test_more_connections_than_allowed_are_turned_away() -> None:
+    async with serving(max_connections=2) as served:
+        first, second = await served.client(), await served.client()
+        await first.ask(ping(1))
+        await second.ask(ping(2))
+        assert await (await served.client()).is_closed()
+        assert served.server.connection_count == 2
+        first.writer.close()
+        async with asyncio.timeout(PATIENCE_S):
+            while served.server.connection_count == 2:  # noqa: ASYNC110 - the server has no event for it
+                await asyncio.sleep(0.01)
+        assert (await (await served.client()).ask(ping(3)))["n"] == 3
+
+
+@on_sockets
+async def test_nothing_more_is_read_while_too_much_waits() -> None:
+    async with serving() as served:
+        go_on = asyncio.Event()
+
+        async def slow(request: CommandRequest) -> Reply:
+            await go_on.wait()
+            return {"ok": 1.0, "n": request.body.get("n")}
+
+        served.dispatcher.answers["slow"] = slow
+        client = await served.client()
+        total, padding = 400, "x" * 65536
+        sending = asyncio.ensure_future(_flood(client, total, padding))
+        await asyncio.sleep(0.3)
+        assert not sending.done(), "26 MB were taken in though nothing was answered"
+        assert len(served.dispatcher.asked) == 1
+        go_on.set()
+        for number in range(total):
+            assert (await client.receive()).body.get("n") == number
+        await sending
+        assert total > MAX_QUEUED
+
+
+async def _flood(client: Client, total: int, padding: str) -> None:
+    for number in range(total):
+        client.send({"slow": 1, "n": number, "padding": padding, "$db": "a"})
+        await client.writer.drain()
+
+
+# --- exhaust hello ----------------------------------------------------------------------------------------------
+
+
+class Topology:
+    """Answers hello when `change` is called, with a counter that grows."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.counter, self.process = 0, ObjectId(bytes(12))
+        self.known: list[object] = []
+        self._changed = asyncio.Event()
+        self.fails = False
+        dispatcher.answers["hello"] = self._hello
+
+    def change(self) -> None:
+        self.counter += 1
+        self._changed.set()
+
+    async def _hello(self, request: CommandRequest) -> Reply:
+        version = request.body.get("topologyVersion")
+        if isinstance(version, dict):
+            self.known.append(version["counter"])
+            await self._changed.wait()
+            self._changed.clear()
+        if self.fails:
+            return {"ok": 0.0, "code": 91}
+        return {"ok": 1.0, "topologyVersion": {"processId": self.process, "counter": Int64(self.counter)}}
+
+
+def exhaust_hello(topology: Topology) -> dict[str, object]:
+    version = {"processId": topology.process, "counter": Int64(topology.counter)}
+    return {"hello": 1, "topologyVersion": version, "maxAwaitTimeMS": 10_000, "$db": "admin"}
+
+
+@on_sockets
+async def test_an_exhaust_hello_streams_each_change_and_chains_its_replies() -> None:
+    async with serving() as served:
+        topology, client = Topology(served.dispatcher), await served.client()
+        before = client.send(exhaust_hello(topology), flags=EXHAUST_ALLOWED)
+        for counter in (1, 2, 3):
+            topology.change()
+            answer = await client.receive()
+            assert answer.more_to_come
+            assert answer.response_to == before
+            assert RawDocument(answer.body.get_raw("topologyVersion") or b"").get("counter") == counter
+            before = answer.request_id
+        assert topology.known[:3] == [0, 1, 2], "each round waits for news behind what was told last"
+        topology.fails = True
+        topology.change()
+        last = await client.receive()
+        assert not last.more_to_come
+        assert (await client.ask(ping(1)))["n"] == 1
+
+
+@on_sockets
+async def test_without_the_flag_a_waiting_hello_is_answered_once() -> None:
+    async with serving() as served:
+        topology, client = Topology(served.dispatcher), await served.client()
+        client.send(exhaust_hello(topology))
+        topology.change()
+        assert not (await client.receive()).more_to_come
+        assert await client.hears_nothing()
+
+
+# --- cuts -------------------------------------------------------------------------------------------------------
+
+
+async def member_client(served: Served) -> Client:
+    client = await served.client()
+    await client.ask({**HELLO, "replsetMember": OTHER})
+    return client
+
+
+@on_sockets
+async def test_a_first_hello_with_an_address_makes_the_connection_a_members() -> None:
+    async with serving() as served:
+        client = await member_client(served)
+        await client.ask(ping(1))
+        assert all(request.connection.is_member for request in served.dispatcher.asked)
+
+
+@on_sockets
+async def test_what_a_cut_off_member_says_does_not_arrive() -> None:
+    async with serving() as served:
+        member, client = await member_client(served), await served.client()
+        served.dropped_in.add(OTHER)
+        member.send(ping(1))
+        assert await member.hears_nothing()
+        assert served.dispatcher.names == ["hello"]
+        assert (await client.ask(ping(2)))["n"] == 2, "clients stay connected"
+        served.dropped_in.clear()
+        assert (await member.ask(ping(3)))["n"] == 3
+
+
+@on_sockets
+async def test_what_a_cut_off_member_is_answered_does_not_leave() -> None:
+    async with serving() as served:
+        member = await member_client(served)
+        served.dropped_out.add(OTHER)
+        member.send(ping(1))
+        assert await member.hears_nothing()
+        assert served.dispatcher.names == ["hello", "ping"], "the command itself ran"
+
+
+@on_sockets
+async def test_a_new_connection_of_a_cut_off_member_hears_nothing_from_its_hello_on() -> None:
+    async with serving() as served:
+        served.dropped_in.add(OTHER)
+        client = await served.client()
+        client.send({**HELLO, "replsetMember": OTHER})
+        assert await client.hears_nothing()
+        assert served.dispatcher.asked == []
+
+
+@pytest.mark.parametrize("commands", [0, 1])
+def test_closing_ends_every_connection_and_its_command(commands: int, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with serving() as served:
+
+            async def forever(_: CommandRequest) -> Reply:
+                await asyncio.Event().wait()
+                return {}
+
+            served.dispatcher.answers["forever"] = forever
+            client = await served.client()
+            await client.ask(ping(1))
+            for _ in range(commands):
+                client.send({"forever": 1, "$db": "a"})
+            while served.dispatcher.running < commands:  # noqa: ASYNC110 - a count, no event
+                await asyncio.sleep(0.01)
+            await served.server.close()
+            assert await client.is_closed()
+            assert served.server.connection_count == 0
+            assert served.dispatcher.running == 0
+            with pytest.raises(OSError, match=r"refused|Connect call failed"):
+                await served.client()
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(asyncio.wait_for(main(), 30))
+    assert caplog.records == []
