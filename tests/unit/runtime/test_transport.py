@@ -1,0 +1,300 @@
+"""The asking end of the wire port on real loopback sockets: pooling, time limits, broken connections, cuts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from replset.bson import encode
+from replset.commands.ports import CommandRequest, Reply
+from replset.errors import HostUnreachableError
+from replset.ids import HostPort, Millis
+from replset.replication.ports import Listening
+from replset.runtime.machine import RealClock
+from replset.runtime.network import RealNetwork
+from replset.runtime.server import WireServer
+from replset.runtime.transport import MAX_IDLE, Transport
+
+ME = HostPort("127.0.0.1:27998")
+LONG = Millis(10_000)
+SHORT = Millis(80)
+
+
+class CountingNetwork:
+    """The real network; counts the connections that it opened, and picks the port to listen on."""
+
+    def __init__(self) -> None:
+        self._real = RealNetwork()
+        self.opened = 0
+        self.address = HostPort("127.0.0.1:0")
+        self.connected: asyncio.Event | None = None
+
+    async def serve(self, address: HostPort, factory: Callable[[], asyncio.Protocol]) -> Listening:
+        server = await self._real.serve(address, factory)
+        self.address = HostPort(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        return server
+
+    async def connect(self, address: HostPort, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
+        if self.connected is not None:
+            await self.connected.wait()
+        self.opened += 1
+        return await self._real.connect(address, factory)
+
+
+class Answers:
+    """Echoes `n`. `slow` waits until `go_on`; `never` for ever; `drop` breaks all connections."""
+
+    def __init__(self) -> None:
+        self.asked: list[CommandRequest] = []
+        self.go_on = asyncio.Event()
+        self.server: WireServer | None = None
+        self.waiting = 0
+
+    async def run(self, request: CommandRequest) -> Reply:
+        self.asked.append(request)
+        match request.body.first_key:
+            case "slow":
+                self.waiting += 1
+                await self.go_on.wait()
+            case "never":
+                await asyncio.Event().wait()
+            case "drop" if self.server is not None:
+                for connection in list(self.server.connections):
+                    connection.end()
+        return encode({"ok": 1.0, "n": request.body.get("n")})
+
+    def names(self) -> list[str]:
+        return [str(request.body.first_key) for request in self.asked]
+
+
+class World:
+    """One server at `host`, and a transport that calls it."""
+
+    def __init__(self) -> None:
+        self.network = CountingNetwork()
+        self.answers = Answers()
+        self.dropped_in: set[str] = set()
+        self.dropped_out: set[str] = set()
+        self.server = WireServer(
+            self.network,
+            self.answers,
+            drops_inbound=self.dropped_in.__contains__,
+            drops_outbound=self.dropped_out.__contains__,
+            max_connections=100,
+        )
+        self.answers.server = self.server
+        self.clock = RealClock()
+        self.transport = Transport(self.network, self.clock, ME)
+
+    @property
+    def host(self) -> HostPort:
+        return self.network.address
+
+    async def call(self, name: str, n: int = 0, timeout_ms: Millis = LONG) -> dict[str, Any]:
+        reply = await self.transport.call(self.host, {name: 1, "n": n}, timeout_ms=timeout_ms)
+        return reply.decode()
+
+
+@asynccontextmanager
+async def world() -> Any:
+    made = World()
+    await made.server.start(HostPort("127.0.0.1:0"))
+    try:
+        yield made
+    finally:
+        await made.transport.close()
+        await made.server.close()
+        await asyncio.sleep(0)
+
+
+def on_sockets(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(asyncio.wait_for(test(), 30))
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@on_sockets
+async def test_calls_one_after_the_other_share_a_connection_that_says_who_asks() -> None:
+    async with world() as w:
+        for n in range(20):
+            assert await w.call("ping", n) == {"ok": 1.0, "n": n}
+        assert w.network.opened == 1
+        assert w.answers.names() == ["hello"] + ["ping"] * 20
+        assert w.answers.asked[0].body.get("replsetMember") == ME
+        assert all(request.connection.is_member for request in w.answers.asked)
+
+
+@on_sockets
+async def test_a_call_that_waits_holds_nobody_up() -> None:
+    async with world() as w:
+        slow = asyncio.ensure_future(w.call("slow", 1))
+        while w.answers.waiting == 0:  # noqa: ASYNC110 - a count, no event
+            await asyncio.sleep(0.005)
+        assert (await w.call("ping", 2))["n"] == 2
+        assert not slow.done()
+        w.answers.go_on.set()
+        assert (await slow)["n"] == 1
+        assert w.network.opened == 2
+
+
+@on_sockets
+async def test_only_so_many_idle_connections_are_kept() -> None:
+    async with world() as w:
+        calls = [asyncio.ensure_future(w.call("slow", n)) for n in range(MAX_IDLE + 4)]
+        while w.answers.waiting < len(calls):  # noqa: ASYNC110 - a count, no event
+            await asyncio.sleep(0.005)
+        w.answers.go_on.set()
+        assert sorted([(await call)["n"] for call in calls]) == list(range(MAX_IDLE + 4))
+        while w.server.connection_count > MAX_IDLE:  # noqa: ASYNC110 - the server has no event for it
+            await asyncio.sleep(0.005)
+        assert w.server.connection_count == MAX_IDLE
+
+
+@on_sockets
+async def test_the_database_goes_along() -> None:
+    async with world() as w:
+        await w.transport.call(w.host, {"ping": 1}, timeout_ms=LONG, database="shop")
+        await w.transport.call(w.host, {"ping": 1}, timeout_ms=LONG)
+        assert [request.database for request in w.answers.asked] == ["admin", "shop", "admin"]
+
+
+@on_sockets
+async def test_nobody_listens() -> None:
+    async with world() as w:
+        host = w.host
+        await w.server.close()
+        with pytest.raises(HostUnreachableError) as caught:
+            await w.transport.call(host, {"ping": 1}, timeout_ms=LONG)
+        assert str(host) in caught.value.message
+        assert isinstance(caught.value.__cause__, ConnectionRefusedError), "callers may tell that nothing was sent"
+
+
+@on_sockets
+async def test_an_answer_that_does_not_come_in_time() -> None:
+    async with world() as w:
+        before = w.clock.now()
+        with pytest.raises(HostUnreachableError, match=f"did not answer within {SHORT} ms"):
+            await w.call("never", timeout_ms=SHORT)
+        assert SHORT <= w.clock.now() - before < LONG
+        assert (await w.call("ping", 3))["n"] == 3
+        assert w.network.opened == 2, "a connection that owes an answer is not used again"
+
+
+@on_sockets
+async def test_connecting_counts_against_the_time_too() -> None:
+    async with world() as w:
+        w.network.connected = asyncio.Event()
+        with pytest.raises(HostUnreachableError, match="did not answer within"):
+            await w.call("ping", timeout_ms=SHORT)
+
+
+@on_sockets
+async def test_a_connection_that_breaks_under_a_call() -> None:
+    async with world() as w:
+        with pytest.raises(HostUnreachableError, match="cannot be reached"):
+            await w.call("drop")
+        assert (await w.call("ping", 4))["n"] == 4
+
+
+@on_sockets
+async def test_a_connection_that_broke_while_idle_is_replaced() -> None:
+    async with world() as w:
+        await w.call("ping")
+        for connection in list(w.server.connections):
+            connection.end()
+        await asyncio.sleep(0.05)
+        assert (await w.call("ping", 5))["n"] == 5
+        assert w.network.opened == 2
+
+
+@on_sockets
+async def test_a_cancelled_call_leaves_its_connection() -> None:
+    async with world() as w:
+        call = asyncio.ensure_future(w.call("never"))
+        while "never" not in w.answers.names():  # noqa: ASYNC110 - a list, no event
+            await asyncio.sleep(0.005)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert (await w.call("ping", 6))["n"] == 6
+        assert w.network.opened == 2
+
+
+@on_sockets
+async def test_closing_fails_the_calls_under_way_and_those_that_come() -> None:
+    async with world() as w:
+        call = asyncio.ensure_future(w.call("never"))
+        while "never" not in w.answers.names():  # noqa: ASYNC110 - a list, no event
+            await asyncio.sleep(0.005)
+        await w.transport.close()
+        with pytest.raises(HostUnreachableError):
+            await call
+        with pytest.raises(HostUnreachableError, match="shutting down"):
+            await w.call("ping")
+
+
+# --- cuts -------------------------------------------------------------------------------------------------------
+
+
+@on_sockets
+async def test_cut_out_nothing_leaves_and_the_time_runs_out() -> None:
+    async with world() as w:
+        await w.call("ping")
+        w.transport.cut([w.host], "out")
+        before = w.clock.now()
+        with pytest.raises(HostUnreachableError, match="cut off"):
+            await w.call("lost", timeout_ms=SHORT)
+        assert w.clock.now() - before >= SHORT - 1, "a cut is silence, no refusal"
+        assert "lost" not in w.answers.names()
+        assert w.transport.drops_outbound(w.host)
+        assert not w.transport.drops_inbound(w.host)
+
+
+@on_sockets
+async def test_cut_in_the_command_arrives_and_its_answer_does_not() -> None:
+    async with world() as w:
+        w.transport.cut([w.host], "in")
+        with pytest.raises(HostUnreachableError, match="cut off"):
+            await w.call("heard", timeout_ms=SHORT)
+        assert "heard" in w.answers.names()
+        assert w.transport.drops_inbound(w.host)
+        assert not w.transport.drops_outbound(w.host)
+
+
+@on_sockets
+async def test_a_cut_is_for_the_named_hosts_alone() -> None:
+    async with world() as w:
+        w.transport.cut([HostPort("127.0.0.1:1")], "both")
+        assert (await w.call("ping", 7))["n"] == 7
+        assert not w.transport.drops_inbound(w.host)
+
+
+@on_sockets
+async def test_healing_ends_the_silence_at_once_and_calls_work_again() -> None:
+    async with world() as w:
+        w.transport.cut([w.host], "both")
+        call = asyncio.ensure_future(w.call("lost"))
+        await asyncio.sleep(0.02)
+        before = w.clock.now()
+        w.transport.cut([], "both")
+        with pytest.raises(HostUnreachableError):
+            await call
+        assert w.clock.now() - before < LONG / 2
+        assert (await w.call("ping", 8))["n"] == 8
+
+
+@on_sockets
+async def test_a_peer_that_drops_us_is_silent() -> None:
+    async with world() as w:
+        await w.call("ping")
+        w.dropped_in.add(ME)
+        with pytest.raises(HostUnreachableError, match="did not answer within"):
+            await w.call("lost", timeout_ms=SHORT)
+        w.dropped_in.clear()
+        assert (await w.call("ping", 9))["n"] == 9
