@@ -144,6 +144,9 @@ class LocalSet:
                     os.kill(member.pid, signal.SIGKILL)
                     deadline = time.monotonic() + 10
                 time.sleep(0.02)
+        child = self._children.pop(member.pid, None)
+        if child is not None:
+            child.wait(timeout=10)
         member.pid = 0
         self.save()
 
