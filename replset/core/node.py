@@ -132,6 +132,7 @@ class Node:
                 self._on_response(message)
             case Request(request_id, ProgressRequest() as progress) if progress.term == m.term:
                 self._heartbeats.on_progress(request_id, progress)
+                self._stepdowns.advance()
                 return self._take()  # as below
             case Request(request_id, body):
                 self._on_request(request_id, body)

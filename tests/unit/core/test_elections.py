@@ -26,6 +26,8 @@ from replset.core.messages import (
     DrainFinished,
     FreezeRequest,
     LocalPosition,
+    MemberProgress,
+    ProgressRequest,
     Refused,
     Request,
     ShutdownBegins,
@@ -623,3 +625,14 @@ def test_the_initiator_alone_holds_data_until_the_others_have_copied() -> None:
     assert not cluster.votes
     cluster.until(cluster.is_quiet)
     assert config_of(*members_of(3)).majority_vote_count == 2
+
+
+def test_a_progress_report_lets_a_stepdown_go_on_at_once() -> None:
+    node = leading_three()
+    node.receive(LocalPosition(place(at(2, 2))), NOW)
+    node.receive(Request(5, StepDownRequest(60_000, 5_000, False)), NOW)
+    assert node.state is MemberState.PRIMARY
+    row = MemberProgress(MemberId(1), "i1", place(at(2, 2)))
+    effects = node.receive(Request(6, ProgressRequest(MemberId(1), 2, 1, 2, (row,))), NOW)
+    assert node.state is MemberState.SECONDARY
+    assert Done() in [getattr(effect, "body", None) for effect in effects]
