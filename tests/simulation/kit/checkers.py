@@ -83,6 +83,7 @@ class Checkers:
         self.known: dict[OpTime, Entry] = {}
         self.primaries: dict[int, str] = {}  # term -> the life that was primary in it
         self.commit_points: dict[str, OpTime] = {}  # by life
+        self.committed: list[OpTime] = []
         self.committed_optimes: set[OpTime] = set()
         self.lost_in_crashes: set[str] = set()  # marks of entries that a power loss took, unsynced
         self.erased_by_hand: set[str] = set()  # marks of entries that only a wiped disk held
@@ -205,9 +206,15 @@ class Checkers:
             mirror.marks.add(entry.mark)
 
     def note_committed(self, name: str, point: OpTime) -> None:
+        """What a commit point covers is the same everywhere: the n-th committed entry is one entry (invariant 3)."""
         mirror = self.mirrors[name]
         while mirror.committed < len(mirror.entries) and mirror.entries[mirror.committed].optime <= point:
-            self.committed_optimes.add(mirror.entries[mirror.committed].optime)
+            place, optime = mirror.committed, mirror.entries[mirror.committed].optime
+            if place == len(self.committed):
+                self.committed.append(optime)
+                self.committed_optimes.add(optime)
+            elif self.committed[place] != optime:
+                self.fail("3", f"{name} has committed {optime} where {self.committed[place]} was committed before")
             mirror.committed += 1
 
     def note_wipe(self, name: str) -> None:

@@ -103,6 +103,7 @@ class SimCluster:
         self.clients = Life("clients")
         self.broken: list[str] = []
         self._shown: dict[str, tuple[object, ...]] = {}
+        self.primaries_ever: list[str] = []  # who became primary, in order
         self.live: list[tuple[str, Machine, Node]] = []  # members that are up
         self.on_step: list[Callable[[], None]] = [self._watch]
         self.on_wipe: list[Callable[[str], None]] = []
@@ -359,6 +360,8 @@ class SimCluster:
             now = (node.state, node.term, node.primary)
             if self._shown.get(name) != now:
                 self._shown[name] = now
+                if node.state is MemberState.PRIMARY and self.primaries_ever[-1:] != [name]:
+                    self.primaries_ever.append(name)
                 self.trace.add(name, f"{node.state.name} term {node.term} primary {node.primary}")
 
     def summary(self) -> str:

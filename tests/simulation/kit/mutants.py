@@ -6,6 +6,7 @@ A mutant that no checker notices means that the simulation does not test that ru
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,10 +14,14 @@ import pytest
 from replset.core import leading
 from replset.core.effects import LastVote
 from replset.ids import OPTIME_NULL, MemberId, OpTime
+from replset.replication.rollback_files import FileKind, RollbackWriter
 from replset.runtime.durability import Durability
 from replset.runtime.member import RunningMember
 from replset.storage.catalog import Collection
 from replset.storage.txn import Txn
+from tests.simulation.kit import scenarios
+from tests.simulation.kit.errors import SimulationError
+from tests.simulation.kit.runs import run_seed
 
 Break = Callable[[pytest.MonkeyPatch], None]
 
@@ -58,25 +63,89 @@ def undo_row_skipped(patch: pytest.MonkeyPatch) -> None:
 
 
 def durable_before_the_sync(patch: pytest.MonkeyPatch) -> None:
-    """last_durable is told as soon as an entry is committed in memory; the sync comes later."""
-    real = Durability.committed
+    """last_durable is told as soon as an entry is committed in memory; the sync comes behind it."""
 
-    def committed(self: Durability) -> None:
-        store = self._store()
-        self.last_durable, self.durable_wall_ms = store.last_applied, store.last_wall_ms
-        real(self)
+    async def run(self: Durability) -> None:
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            store = self._store()
+            self.last_durable, self.durable_wall_ms = store.last_applied, store.last_wall_ms
+            self._on_moved()
+            async with self.busy:
+                await self._workers.run(store.sync_wal)
 
-    patch.setattr(Durability, "committed", committed)
+    patch.setattr(Durability, "run", run)
 
 
-def votes_for_members_behind(patch: pytest.MonkeyPatch) -> None:
-    """A voter does not mind that the candidate lacks entries that it has itself."""
-    from replset.core.election import Elections
+def manifest_without_entries(patch: pytest.MonkeyPatch) -> None:
+    """A rollback does not write the oplog entries that it takes away."""
+    real = RollbackWriter.add
 
-    real = Elections.vote_refusal
+    def add(self: RollbackWriter, kind: FileKind, ns: str, uuid: Any, document: bytes) -> None:
+        if kind is not FileKind.OPLOG:
+            real(self, kind, ns, uuid, document)
 
-    def vote_refusal(self: Elections, request: Any) -> str | None:
-        refusal = real(self, request)
-        return None if refusal is not None and refusal.startswith("the candidate is at ") else refusal
+    patch.setattr(RollbackWriter, "add", add)
 
-    patch.setattr(Elections, "vote_refusal", vote_refusal)
+
+def seeded(seed: int) -> Callable[[], None]:
+    def run() -> None:
+        error = run_seed(seed).error
+        if error is not None:
+            raise SimulationError(error)
+
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A broken rule, the run that notices, and words of its verdict."""
+
+    break_rule: Break
+    recorded: str
+    run: Callable[[], object]
+    verdict: str
+
+    @property
+    def name(self) -> str:
+        return self.break_rule.__name__
+
+    def caught(self) -> str | None:
+        """What the checkers said; None when nobody noticed."""
+        with pytest.MonkeyPatch.context() as patch:
+            self.break_rule(patch)
+            try:
+                self.run()
+            except SimulationError as error:
+                return str(error)
+        return None
+
+
+MUTANTS = (
+    Mutant(vote_not_durable, "scenario: vote over restart", scenarios.vote_over_restart, "invariant 1 broken"),
+    Mutant(commit_point_in_an_old_term, "scenario: figure eight", scenarios.figure_eight, "invariant 3 broken"),
+    Mutant(
+        undo_row_skipped, "scenario: failover with rollback", scenarios.failover_with_rollback, "invariant 5 broken"
+    ),
+    Mutant(undo_row_skipped, "seed 11", seeded(11), "invariant 3 broken"),
+    Mutant(durable_before_the_sync, "seed 11", seeded(11), "invariant 4 broken"),
+    Mutant(
+        manifest_without_entries,
+        "scenario: failover with rollback",
+        scenarios.failover_with_rollback,
+        "neither in the set nor in a rollback file",
+    ),
+)
+
+
+def run_mutants() -> int:
+    """For `./dev sim --mutants`: 0 when each is caught, and by its own verdict."""
+    missed = 0
+    for mutant in MUTANTS:
+        verdict = mutant.caught()
+        is_right = verdict is not None and mutant.verdict in verdict
+        missed += not is_right
+        told = "not caught" if verdict is None else verdict.splitlines()[0]
+        print(f"{mutant.name} by {mutant.recorded}: {'caught: ' if is_right else 'MISSED: '}{told}")
+    return 1 if missed else 0

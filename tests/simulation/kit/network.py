@@ -62,6 +62,12 @@ class SimNetwork:
         """Bytes from `source` to `target` vanish from now on."""
         self._cut.add((source, target))
 
+    def uncut(self, source: str, target: str) -> None:
+        """This direction works again."""
+        self._cut.discard((source, target))
+        for connection in list(self._connections):
+            connection.revive()
+
     def heal(self) -> None:
         """Every link works again; stalled streams go on or break."""
         self._cut.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from dataclasses import dataclass
 
 from tests.simulation.kit.checkers import Checkers
@@ -13,8 +12,8 @@ from tests.simulation.kit.workload import Mix, Workload
 
 FAULTS_S = 40.0
 CONVERGES_WITHIN_S = 90.0
-SHAPES = ((3, 0), (3, 0), (3, 0), (2, 1), (2, 1), (3, 2), (3, 1), (5, 0))
-"""Data-bearing members and arbiters; the seed chooses."""
+SHAPES = ((3, 0), (3, 0), (3, 0), (3, 0), (2, 1), (2, 1), (3, 2), (3, 1), (4, 0), (5, 0))
+"""Data-bearing members and arbiters; one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class Outcome:
 def run_seed(seed: int, *, faults_s: float = FAULTS_S, mix: FaultMix | None = None) -> Outcome:
     """Run one seed to its end or to the first broken invariant."""
     quiet_logs()
-    shape = random.Random(f"{seed} shape").choice(SHAPES)
+    shape = SHAPES[seed % len(SHAPES)]
     with SimCluster(*shape, seed=seed) as cluster:
         workload = Workload(
             cluster.loop,

@@ -56,7 +56,7 @@ class Read:
     after: int
     invoked_ms: int
     done_ms: int = -1
-    found: dict[int, str] | None = None
+    found: dict[int, str] | None = field(default=None, repr=False)
     detail: str = ""
 
 
@@ -83,13 +83,15 @@ class Mix:
 class Workload:
     """Runs the clients until `stop`."""
 
-    def __init__(self, loop: SimLoop, hosts: list[HostPort], rng: random.Random, new_client: Any, mix: Mix) -> None:
+    def __init__(
+        self, loop: SimLoop, hosts: list[HostPort], rng: random.Random, new_client: Any, mix: Mix | None = None
+    ) -> None:
         """new_client: a function that makes a SimClient."""
         self._loop = loop
         self._hosts = hosts
         self._rng = rng
         self._new_client = new_client
-        self._mix = mix
+        self._mix = mix or Mix()
         self._numbers = itertools.count(1)
         self._stopped = False
         self._tasks: list[asyncio.Task[None]] = []

@@ -1,0 +1,34 @@
+"""Named scenarios on whole members."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.kit import scenarios
+
+
+def test_a_failover_rolls_back_what_only_the_old_primary_had_and_keeps_it_in_files() -> None:
+    (manifest,) = scenarios.failover_with_rollback()
+    assert manifest["state"] == "finished"
+    assert manifest["range"]["operations"] == {"d": 1, "i": 1, "u": 1}
+    counts = {file["kind"]: file["count"] for file in manifest["files"]}
+    # The inserted and the updated document are not any more as they were, and of these the updated one was there before;
+    # the deleted one is back.
+    assert counts == {"documents": 2, "before": 1, "oplog": 3}
+
+
+def test_a_stale_primary_acknowledges_no_majority_write() -> None:
+    write = scenarios.stale_primary()
+    assert write.outcome == "unknown"
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(scenarios.figure_eight, id="figure-eight"),
+        pytest.param(scenarios.vote_over_restart, id="vote-over-restart"),
+        pytest.param(scenarios.candidate_behind, id="candidate-behind"),
+    ],
+)
+def test_every_invariant_holds_in(scenario: scenarios.Scenario) -> None:
+    scenario()
