@@ -26,7 +26,7 @@ from replset.core.messages import (
     VoteRequest,
 )
 from replset.core.reconfig import completed, reconfig_refusal
-from replset.ids import OPTIME_NULL, HostPort, MemberId
+from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis
 from tests.unit.core.kit import (
     NOW,
     Box,
@@ -465,14 +465,15 @@ def test_a_new_primary_must_commit_in_its_own_term_first() -> None:
 
 
 def lead(node: Lone) -> None:
-    """Make `node`, member 0 of three, primary of the next term; its first entry is applied, not yet synced."""
-    node.hear(1)
-    node.hear(2)
+    """Make `node`, member 0, primary of the next term; its first entry is applied, not yet synced."""
+    others = [int(member.id) for member in (node.config.members[1:] if node.config else ())]
+    for number in others:
+        node.hear(number)
     node.receive(Request(3, StepUpRequest(skip_dry_run=True)), NOW)
     node.answer(1, VoteRequest, VoteReply(node.term, True, "", MemberId(1), "i1"))
     assert node.state is MemberState.PRIMARY
-    node.hear(1)
-    node.hear(2)
+    for number in others:
+        node.hear(number)
     node.receive(DrainFinished(node.term), NOW)
     node.receive(LocalPosition(place(at(node.term), at(1))), NOW)
     assert node.writable
@@ -642,3 +643,28 @@ def test_a_member_that_is_not_named_acknowledges_nothing() -> None:
     """DESIGN: by its own judgement and by everybody's."""
     assert lone(config=named(*members_of(3)), incarnation="another").progress_request() is None
     assert lone(config=named(*members_of(3))).progress_request() is not None
+
+
+def test_the_vote_comes_with_what_the_primary_had_when_newly_added_was_committed() -> None:
+    """DESIGN: once that is committed and its last_applied has reached the primary's of that moment; not later ones."""
+    rows = members_of(4)
+    node = lone(config=named(*rows[:3], replace(rows[3], newly_added=True)))
+    lead(node)
+    node.receive(LocalPosition(place(at(2, 5))), NOW)
+
+    def hear(number: int, entry: int, now: int, **told: Any) -> bool:
+        """Whether that made the primary give the vote."""
+        node.tick(Millis(now))
+        effects = node.hear(number, position=place(at(2, entry)), config_term=2, now=now, **told)
+        return bool(only(effects, Persist))
+
+    hear(1, 5, NOW + 2_000)
+    hear(2, 5, NOW + 2_000)
+    assert not hear(3, 4, NOW + 2_000)
+    node.receive(LocalPosition(place(at(2, 9))), Millis(NOW + 2_100))
+    assert not hear(3, 4, NOW + 4_000)
+    assert not hear(3, 9, NOW + 6_000, state=MemberState.STARTUP2)
+    assert hear(3, 5, NOW + 8_000)
+    member = node.config.member(MemberId(3)) if node.config else None
+    assert member is not None
+    assert (member.newly_added, member.incarnation) == (False, "i3")
