@@ -266,7 +266,7 @@ def _integer(document: Mapping[str, object], name: str, default: int, place: str
     value = document.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeMismatchError(f"{place}{name} must be a number")
-    if value != int(value):
+    if isinstance(value, float) and not value.is_integer():
         raise BadValueError(f"{place}{name} must be a whole number, not {value}")
     return int(value)
 

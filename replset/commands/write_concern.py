@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 from replset.bson import RawDocument, encode_key
@@ -37,7 +38,7 @@ def parse_write_concern(raw: bytes) -> tuple[int | str | None, bool | None, int]
         if name not in _FIELDS:
             raise FailedToParseError(f"unrecognized write concern field: {name}")
     w = document.get("w")
-    if isinstance(w, float) and w == int(w):
+    if isinstance(w, float) and w.is_integer():
         w = int(w)
     if isinstance(w, bool) or not (w is None or isinstance(w, int | str)):
         raise FailedToParseError("w has to be a number, string, or object; tags are not built")
@@ -56,6 +57,8 @@ def parse_write_concern(raw: bytes) -> tuple[int | str | None, bool | None, int]
     wtimeout = document.get("wtimeout", 0)
     if isinstance(wtimeout, bool) or not isinstance(wtimeout, int | float):
         raise FailedToParseError("wtimeout must be a number")
+    if isinstance(wtimeout, float) and not math.isfinite(wtimeout):
+        raise FailedToParseError("wtimeout must be a finite number")
     wtimeout_ms = max(0, min(int(wtimeout), (1 << 31) - 1))
     return (int(w) if isinstance(w, int) else w), flags["j"] or flags["fsync"], wtimeout_ms
 

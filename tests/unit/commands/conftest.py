@@ -134,6 +134,8 @@ class FakeMember:
         self, level: Literal["local", "majority"], after: int | None, deadline: Millis | None
     ) -> OpTime | None:
         self.read_waits.append((level, after))
+        if level == "majority" and after is not None:
+            self.node.commit_point = self.store.last_applied
         return self.node.commit_point if level == "majority" else None
 
     async def ask_core(self, body: RequestBody) -> ReplyBody:
