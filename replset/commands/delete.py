@@ -8,7 +8,7 @@ from replset.bson import RawDocument, decode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.ports import Reply, Writing
-from replset.commands.write_batch import Search, SearchingBatch, check_options, run_batch, sub_documents
+from replset.commands.write_batch import Search, SearchingBatch, check_options, in_slices, run_batch, sub_documents
 from replset.errors import FailedToParseError, UnknownFieldError
 from replset.replication.write_ops import do_delete
 
@@ -75,7 +75,8 @@ async def delete(ctx: CommandContext) -> Reply:
     """Remove the first document that matches, or all."""
     check_options(ctx, ("let",))
     documents = sub_documents(ctx, "deletes")
-    return await run_batch(DeleteBatch(ctx, [parse_statement(doc, "delete.deletes") for doc in documents]))
+    statements = await in_slices(ctx, documents, lambda document: parse_statement(document, "delete.deletes"))
+    return await run_batch(DeleteBatch(ctx, statements))
 
 
 COMMANDS: tuple[Command, ...] = (

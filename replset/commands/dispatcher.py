@@ -80,6 +80,9 @@ class Dispatcher:
             fields.check_fields(body, command.known, name)
             self._check_generic(command, request)
             deadline = self._deadline(request, name)
+        for sequence in request.sequences:
+            if command.known is not None and sequence not in command.known:
+                raise fields.unknown_field(name, sequence)
         ctx = CommandContext(self.member, self.cursors, self.counts, request, name, deadline)
         if command.where is Where.READABLE:
             check_readable(ctx)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from struct import Struct
 
 from replset.bson import MAX_BSON_SIZE, InvalidBSONError, ObjectId, RawDocument, encode_key, validate, walk
 from replset.bson.decoding import read_value
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.ports import MemberPort, Reply, Writing
+from replset.commands.scan import breathe
 from replset.commands.write_batch import GROUP_BYTES, GROUP_STATEMENTS, Batch, run_batch, sub_documents
 from replset.errors import BadValueError, DuplicateKeyError, ReplError
 from replset.ids import OpTime
@@ -16,6 +18,8 @@ from replset.replication.write_ops import do_insert
 TOO_LARGE = 10334
 INVALID_ID = 53
 DOLLAR_PREFIX = 52
+WORKER_BYTES = 256 << 10
+"""Documents above this size are checked in a worker: a large one takes longer than the loop has."""
 _ID_FIRST = b"_id\0"
 _NO_ID = frozenset({0x04, 0x06, 0x0B})  # array, undefined, regular expression
 _ID_NAMES = {0x04: "an array", 0x06: "undefined", 0x0B: "a regular expression"}
@@ -100,22 +104,41 @@ def duplicate_key(ns: str, value: object) -> DuplicateKeyError:
     )
 
 
+Ready = tuple[bytes, bytes] | ReplError
+"""A document's key and bytes, or why it cannot be stored."""
+
+
+async def prepare_all(ctx: CommandContext, documents: list[RawDocument], ordered: bool) -> list[Ready]:
+    """Prepare the documents in order, up to the first that cannot be where the order counts. Gives others a turn."""
+    ready: list[Ready] = []
+    member = ctx.member
+    size = 0
+    for document in documents:
+        raw = document.raw
+        size += len(raw)
+        try:
+            if len(raw) > WORKER_BYTES:
+                ready.append(await member.workers.run(partial(prepare, raw, member)))
+            else:
+                ready.append(prepare(raw, member))
+        except InvalidBSONError:
+            raise
+        except ReplError as error:
+            ready.append(error)
+            if ordered:
+                break
+        if len(ready) % GROUP_STATEMENTS == 0 or size > WORKER_BYTES:
+            size = 0
+            await breathe(ctx)
+    return ready
+
+
 class InsertBatch(Batch):
     __slots__ = ("ready",)
 
-    def __init__(self, ctx: CommandContext, documents: list[RawDocument]) -> None:
-        super().__init__(ctx, len(documents))
-        self.ready: list[tuple[bytes, bytes] | ReplError] = []
-        member = ctx.member
-        for document in documents:
-            try:
-                self.ready.append(prepare(document.raw, member))
-            except InvalidBSONError:
-                raise
-            except ReplError as error:
-                self.ready.append(error)
-                if self.ordered:
-                    break
+    def __init__(self, ctx: CommandContext, size: int) -> None:
+        super().__init__(ctx, size)
+        self.ready: list[Ready] = []
 
     def run(self, writing: Writing) -> None:
         coll = None
@@ -143,7 +166,10 @@ class InsertBatch(Batch):
 
 async def insert(ctx: CommandContext) -> Reply:
     """Insert documents; the collection is created when it is not there."""
-    return await run_batch(InsertBatch(ctx, sub_documents(ctx, "documents")))
+    documents = sub_documents(ctx, "documents")
+    batch = InsertBatch(ctx, len(documents))
+    batch.ready = await prepare_all(ctx, documents, batch.ordered)
+    return await run_batch(batch)
 
 
 COMMANDS: tuple[Command, ...] = (

@@ -10,7 +10,7 @@ from replset.commands.command import Command, CommandContext, Where
 from replset.commands.insert import check_id_document, duplicate_key, new_id
 from replset.commands.ports import Reply, Writing
 from replset.commands.replies import timestamp
-from replset.commands.write_batch import Search, SearchingBatch, check_options, run_batch, sub_documents
+from replset.commands.write_batch import Search, SearchingBatch, check_options, in_slices, run_batch, sub_documents
 from replset.errors import BadValueError, FailedToParseError, UnknownFieldError
 from replset.query.update import Update, check_id, compile_update
 from replset.query.upsert import upsert_base
@@ -144,7 +144,8 @@ async def update(ctx: CommandContext) -> Reply:
     """Change or replace documents; with upsert insert one where none matches."""
     check_options(ctx, ("let",))
     documents = sub_documents(ctx, "updates")
-    return await run_batch(UpdateBatch(ctx, [parse_statement(doc, "update.updates") for doc in documents]))
+    statements = await in_slices(ctx, documents, lambda document: parse_statement(document, "update.updates"))
+    return await run_batch(UpdateBatch(ctx, statements))
 
 
 COMMANDS: tuple[Command, ...] = (

@@ -7,7 +7,9 @@ in a later group until all statements are done. A statement that fails becomes a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
 
 from replset.bson import MAX_WRITE_BATCH, RawDocument
 from replset.commands import fields
@@ -15,11 +17,10 @@ from replset.commands.command import CommandContext
 from replset.commands.namespaces import collection_field, writable_namespace
 from replset.commands.ports import Reply, Writing
 from replset.commands.replies import election_id, hot_reply, optime_document, timestamp
-from replset.commands.scan import candidate_keys, matcher_of
+from replset.commands.scan import breathe, candidate_keys, matcher_of
 from replset.commands.write_concern import concern_of, wait_for
 from replset.errors import (
     BadValueError,
-    MaxTimeMSExpiredError,
     NotWritablePrimaryError,
     OutOfDiskSpaceError,
     PrimarySteppedDownError,
@@ -32,6 +33,7 @@ from replset.replication.write_ops import do_create
 from replset.storage.catalog import Collection
 from replset.storage.txn import Txn
 
+T = TypeVar("T")
 GROUP_STATEMENTS = 500
 """Statements of one command in one group; each costs some 20 to 60 microseconds of the loop."""
 GROUP_DOCUMENTS = 200
@@ -39,10 +41,21 @@ GROUP_DOCUMENTS = 200
 GROUP_BYTES = 2 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What of a command is committed for certain. index: of the statement that comes next, or is under way."""
+
+    index: int
+    counters: tuple[tuple[str, int], ...]
+    extra: dict[str, object]
+    errors: list[dict[str, object]]
+    optime: OpTime
+
+
 class Batch(ABC):
     """The statements of one write command and how far they are."""
 
-    __slots__ = ("ctx", "errors", "index", "n", "ns", "optime", "ordered", "size", "stopped", "term")
+    __slots__ = ("committed", "ctx", "errors", "index", "n", "ns", "optime", "ordered", "size", "stopped", "term")
 
     def __init__(self, ctx: CommandContext, size: int) -> None:
         body, name = ctx.body, ctx.name
@@ -60,6 +73,11 @@ class Batch(ABC):
         self.optime = OPTIME_NULL
         self.term = 0
         self.stopped = False
+        self.committed: Committed | None = None
+
+    def note_committed(self) -> None:
+        """A group of this command is committed: what is done so far stays, whatever becomes of the next one."""
+        self.committed = Committed(self.index, self.counters(), self.extra(), list(self.errors), self.optime)
 
     def __call__(self, writing: Writing) -> bool:
         """Go on in this group; True once all is done. Runs on the event loop, without await."""
@@ -103,28 +121,41 @@ def check_options(ctx: CommandContext, not_built: tuple[str, ...]) -> None:
 
 
 async def run_batch(batch: Batch) -> Reply:
-    """Run all statements, wait for the write concern, build the reply."""
+    """Run all statements, wait for the write concern, build the reply.
+
+    What fails before anything was committed is an error. Later, a stepdown is 189 with what was done in its details,
+    and another failure is a write error of the statement that was under way: the client must not take the command for
+    one that never was.
+    """
     ctx = batch.ctx
     concern = concern_of(ctx)
     member = ctx.member
     try:
         while not await member.write(batch):
+            batch.note_committed()
             ctx.check_deadline()
-    except (NotWritablePrimaryError, MaxTimeMSExpiredError) as error:
-        if batch.index == 0 and batch.n == 0:
+    except ReplError as error:
+        if batch.committed is None:
             raise
-        raise _interrupted(error, batch) from error
-    failure = await wait_for(ctx, batch.optime, concern)
-    counters = batch.counters()
-    extra = batch.extra()
-    if failure is None and not batch.errors and not extra:
-        return hot_reply(counters, batch.optime, batch.term)
-    reply: dict[str, object] = {**dict(counters), **extra}
-    if batch.errors:
-        reply["writeErrors"] = batch.errors
+        done = batch.committed
+        if isinstance(error, NotWritablePrimaryError):
+            raise PrimarySteppedDownError(
+                f"the primary stepped down after {done.index} of {batch.size} statements",
+                details={**dict(done.counters), "opTime": optime_document(done.optime)},
+            ) from error
+        done.errors.append({"index": done.index, "code": error.code, "errmsg": error.message})
+    else:
+        done = Committed(batch.index, batch.counters(), batch.extra(), batch.errors, batch.optime)
+    errors = done.errors
+    failure = await wait_for(ctx, done.optime, concern)
+    if failure is None and not errors and not done.extra:
+        return hot_reply(done.counters, done.optime, batch.term)
+    reply: dict[str, object] = {**dict(done.counters), **done.extra}
+    if errors:
+        reply["writeErrors"] = errors
     if failure is not None:
         reply["writeConcernError"] = failure
-    return reply | write_times(batch.optime, batch.term)
+    return reply | write_times(done.optime, batch.term)
 
 
 def write_times(optime: OpTime, term: int) -> dict[str, object]:
@@ -136,20 +167,19 @@ def write_times(optime: OpTime, term: int) -> dict[str, object]:
     }
 
 
-def _interrupted(error: ReplError, batch: Batch) -> ReplError:
-    """Part of the statements is applied already: the client must not take it for a write that never was."""
-    details: dict[str, object] = {**dict(batch.counters()), "opTime": optime_document(batch.optime)}
-    if isinstance(error, NotWritablePrimaryError):
-        return PrimarySteppedDownError(
-            f"the primary stepped down after {batch.index} of {batch.size} statements", details=details
-        )
-    error.details.update(details)
-    return error
-
-
 def sub_documents(ctx: CommandContext, name: str) -> list[RawDocument]:
     """The statements of the command, from the sequence or the body."""
     return list(fields.documents(ctx.body, ctx.request.sequences, name, ctx.name))
+
+
+async def in_slices(ctx: CommandContext, documents: list[RawDocument], parse: Callable[[RawDocument], T]) -> list[T]:
+    """`parse` of each document, giving others a turn in between."""
+    parsed: list[T] = []
+    for begin in range(0, len(documents), GROUP_STATEMENTS):
+        if begin:
+            await breathe(ctx)
+        parsed += [parse(document) for document in documents[begin : begin + GROUP_STATEMENTS]]
+    return parsed
 
 
 class Search:

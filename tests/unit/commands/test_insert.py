@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from replset.bson import Int64, ObjectId, RawDocument, Regex, Timestamp, Undefined, encode
-from replset.commands.ports import WriteConcernFailure
+from replset.commands.ports import WriteConcernFailure, Writing
 from replset.core.write_concern import WriteConcern
+from replset.errors import OutOfDiskSpaceError
 from replset.ids import OpTime, pack_ts
 from tests.unit.commands.conftest import Client, FakeMember
 
@@ -150,6 +154,29 @@ def test_a_step_down_between_two_groups_says_what_is_applied(client: Client, mem
     member.step_down_after = 1
     reply = client.run({"insert": "c"}, documents=[{"_id": i} for i in range(1200)])
     assert (reply["code"], reply["n"]) == (189, 500)
+
+
+def test_a_full_disk_between_two_groups_is_a_write_error_beside_what_is_applied(
+    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = member.write
+
+    async def full(operation: Callable[[Writing], Any]) -> Any:
+        if not member.groups:
+            return await write(operation)
+        with member.store.group() as txn:
+            operation(Writing(txn, 1, member.clock.wall_ms(), member.rng))
+            raise OutOfDiskSpaceError("full")  # as when the commit fails
+
+    monkeypatch.setattr(member, "write", full)
+    reply = client.ok({"insert": "c"}, documents=[{"_id": i} for i in range(1200)])
+    assert reply["n"] == 500
+    assert [(error["index"], error["code"]) for error in reply["writeErrors"]] == [(500, 14031)]
+    assert client.ok({"count": "c"})["n"] == 500
+
+
+def test_a_sequence_of_an_unknown_name_is_refused(client: Client) -> None:
+    assert client.code({"insert": "c", "documents": [{}]}, nonsense=[{}]) == 40415
 
 
 # --- write concern ----------------------------------------------------------------------------------------------
