@@ -8,21 +8,27 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
-import json
+import os
+import re
+import signal
 import struct
 import sys
 from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from replset.bson import RawDocument, decode, to_ejson, validate, walk
+import yaml
+
 from replset.bson.errors import InvalidBSONError
 from replset.bson.limits import MAX_INTERNAL_SIZE
 from replset.errors import ReplError
+from rollback_tools.bson_text import check_reversible, debug_lines, indented, json_text
 
 MIN_SIZE = 5
-DOCUMENT, ARRAY = 0x03, 0x04
-SIGNED_TYPE = {0xFF: -1}
+_BUFFER_BYTES = 1 << 20
+VERBOSE_FORMS = re.compile(r"^(?:-v|--verbose)(=.*)$")
+"""`-v=2`, which argparse does not know."""
 
 
 class DumpError(ReplError):
@@ -31,51 +37,104 @@ class DumpError(ReplError):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(1, f"error parsing command line options: {message}\ntry 'rollback-tools dump --help'\n")
+        _log(f"error parsing command line options: {message}")
+        _log("try 'rollback-tools dump --help' for more information")
+        self.exit(1)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="rollback-tools dump", description="Print a BSON file.", allow_abbrev=False)
-    parser.add_argument("file", nargs="?", help="a BSON file (default: standard input)")
+    parser = _Parser(
+        prog="rollback-tools dump",
+        description="Print a BSON file as bsondump does. Exit status 1 when the file is cut or cannot be read.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("files", nargs="*", metavar="FILE", help="a BSON file (default: standard input)")
     parser.add_argument("--bsonFile", metavar="FILE", help="the same as an option")
     parser.add_argument("--outFile", metavar="FILE", help="write here instead of to standard output")
-    parser.add_argument("--type", default="json", help="json (canonical Extended JSON) or debug")
+    parser.add_argument("--type", default="json", help="json (canonical Extended JSON, the default) or debug")
     parser.add_argument("--objcheck", action="store_true", help="stop at the first document that is not valid")
-    parser.add_argument("--pretty", action="store_true", help="indent the JSON")
-    parser.add_argument("-v", "--verbose", action="count", default=0, help="more on standard error")
-    parser.add_argument("--quiet", action="store_true", help="nothing on standard error but errors")
+    parser.add_argument("--pretty", action="store_true", help="indent the JSON with tabs")
+    parser.add_argument("--config", metavar="FILE", help="a YAML file, read as bsondump does; it sets nothing here")
+    parser.add_argument("-v", "--verbose", action="count", default=0, help="more on standard error; also -vv, -v=2")
+    parser.add_argument("--verbosity", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--quiet", action="store_true", help="nothing on standard error but what ends the dump")
+    parser.add_argument("--version", action="store_true", help="print the version")
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
-    """Dump one file; 0, or 1 when the input ended badly or could not be read (damage inside one document: see map C)."""
+    """Dump one file; 0, or 1 when the input ended badly or could not be read (damage inside a document: see map C)."""
     parser = build_parser()
-    options = parser.parse_args(argv)
-    if options.file and options.bsonFile:
-        parser.error("two input files: give one")
-    if options.type not in {"", "json", "debug"}:
-        parser.error(f"unsupported output type {options.type!r}: json or debug")
-    found, failure = 0, ""
-    try:
-        with _input(options.file or options.bsonFile) as source, _output(options.outFile) as out:
-            writer = _Writer(out, debug=options.type == "debug", pretty=options.pretty, objcheck=options.objcheck)
-            for raw in read_documents(source):
-                trouble = writer.write(raw, found)
-                found += 1
-                if trouble and not options.quiet:
-                    _log(trouble)
-    except DumpError as error:
-        failure = error.message
-    except BrokenPipeError:
-        sys.stderr.close()
+    options = parser.parse_args([VERBOSE_FORMS.sub(r"--verbosity\1", argument) for argument in argv])
+    if options.version:
+        print(f"rollback-tools dump version: {metadata.version('replset')}")
+        return 0
+    inputs = [*options.files, *([options.bsonFile] if options.bsonFile else [])]
+    if len(inputs) > 1:
+        parser.error("more than one input file")
+    if options.type not in ("", "json", "debug"):
+        parser.error(f"unsupported output type {options.type!r}; choose json or debug")
+    verbosity = options.verbose + options.verbosity
+    with _ending_on_signals():
+        try:
+            _read_config(options.config)
+            with _input(*inputs) as source, _output(options.outFile) as out:
+                if verbosity > 1 and not options.quiet:
+                    _log("will listen for SIGTERM and SIGINT")
+                    _log(f"running with --objcheck: {str(options.objcheck).lower()}")
+                return _dump(source, out, options)
+        except DumpError as error:
+            _log(error.message)
+        except BrokenPipeError:
+            with contextlib.suppress(OSError):  # or Python would try to flush once more at its exit, and say so
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _log("write: broken pipe")
+        except OSError as error:
+            _log(f"{error.filename or options.outFile or 'standard output'}: {error.strerror}")
         return 1
-    except OSError as error:
-        failure = f"{error.filename or 'output'}: {error.strerror}"
+
+
+def _dump(source: BinaryIO, out: BinaryIO, options: argparse.Namespace) -> int:
+    """From the first document to the last, with the count as the last line but an error."""
+    found = 0
+    failure: Exception | None = None
+    try:
+        for raw in read_documents(source):
+            if options.objcheck:
+                _check(raw)
+            try:
+                if options.type == "debug":
+                    out.writelines(debug_lines(raw))
+                else:
+                    out.write(_json(raw, pretty=options.pretty))
+            except ReplError as error:
+                if not options.quiet:
+                    _log(f"unable to dump document {found + 1}: {error.message}")
+                if options.objcheck and options.type != "debug":
+                    raise DumpError(error.message) from error
+            found += 1
+        out.flush()
+    except (DumpError, OSError) as error:
+        failure = error
     if not options.quiet:
         _log(f"{found} objects found")
-    if failure:
-        _log(failure)
-    return 1 if failure else 0
+    if failure is not None:
+        raise failure
+    return 0
+
+
+def _check(raw: bytes) -> None:
+    """All but UTF-8 and repeated names, which bsondump does not look at."""
+    try:
+        json_text(raw)
+    except InvalidBSONError as error:
+        raise DumpError(f"failed to validate bson during objcheck: {error.message}") from error
+
+
+def _json(raw: bytes, *, pretty: bool) -> bytes:
+    text = json_text(raw)
+    check_reversible(raw, text)
+    return (indented(text) if pretty else text).encode() + b"\n"
 
 
 def read_documents(source: BinaryIO) -> Iterator[bytes]:
@@ -97,57 +156,12 @@ def read_documents(source: BinaryIO) -> Iterator[bytes]:
         yield head + body
 
 
-class _Writer:
-    def __init__(self, out: BinaryIO, *, debug: bool, pretty: bool, objcheck: bool) -> None:
-        self._out = out
-        self._debug = debug
-        self._pretty = pretty
-        self._objcheck = objcheck
-
-    def write(self, raw: bytes, number: int) -> str:
-        """Print one document; what is wrong with it, when it could not be printed whole."""
-        if self._objcheck:
-            try:
-                validate(raw)
-            except InvalidBSONError as error:
-                raise DumpError(f"failed to validate bson during objcheck: {error.message}") from error
-        try:
-            if self._debug:
-                for line in debug_lines(raw, 0):
-                    self._out.write(line)
-            else:
-                self._out.write(self._json(raw))
-        except InvalidBSONError as error:
-            return f"unable to dump document {number + 1}: {error.message}"
-        return ""
-
-    def _json(self, raw: bytes) -> bytes:
-        text = to_ejson(decode(raw), canonical=True)
-        if self._pretty:
-            text = json.dumps(json.loads(text), indent="\t", ensure_ascii=False)
-        return text.replace("\u2028", "\\u2028").encode() + b"\n"
-
-
-def debug_lines(raw: bytes, depth: int) -> Iterator[bytes]:
-    """The debug form: per element its type, and its size with type byte, name, NUL and value."""
-    tabs = b"\t" * depth
-    yield tabs + b"--- new object ---\n"
-    yield tabs + b"\tsize : %d\n" % len(raw)
-    for name, kind, start, end in walk(raw):
-        encoded = name.encode()
-        yield tabs + b"\t\t" + encoded + b"\n"
-        size = 1 + len(encoded) + 1 + end - start
-        yield tabs + b"\t\t\ttype: %4d size: %d\n" % (SIGNED_TYPE.get(kind, kind), size)
-        if kind in (DOCUMENT, ARRAY):
-            yield from debug_lines(RawDocument(bytes(raw[start:end])).raw, depth + 3)
-
-
 @contextlib.contextmanager
-def _input(path: str | None) -> Iterator[BinaryIO]:
+def _input(path: str | None = None) -> Iterator[BinaryIO]:
     if path is None:
         yield sys.stdin.buffer
         return
-    with Path(path).open("rb") as file:
+    with Path(path).open("rb", buffering=_BUFFER_BYTES) as file:
         yield file
 
 
@@ -155,10 +169,40 @@ def _input(path: str | None) -> Iterator[BinaryIO]:
 def _output(path: str | None) -> Iterator[BinaryIO]:
     if path is None:
         yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
         return
-    with Path(path).open("wb") as file:
+    with Path(path).open("wb", buffering=_BUFFER_BYTES) as file:
         yield file
+
+
+def _read_config(path: str | None) -> None:
+    """bsondump's file holds passwords and addresses, which a file needs none of; it must be one all the same."""
+    if path is None:
+        return
+    try:
+        document = yaml.safe_load(Path(path).read_bytes())
+    except yaml.YAMLError as error:
+        raise DumpError(f"error parsing config file {path}: {' '.join(str(error).split())}") from error
+    if document is not None and not isinstance(document, dict):
+        raise DumpError(f"error parsing config file {path}: not a mapping")
+
+
+class _Stopped(DumpError):
+    """SIGTERM or SIGINT."""
+
+
+@contextlib.contextmanager
+def _ending_on_signals() -> Iterator[None]:
+    """SIGTERM and SIGINT end the dump with status 1, what was printed so far stays."""
+
+    def stop(number: int, _frame: object) -> None:
+        raise _Stopped(f"signal '{signal.strsignal(number)}' received; stopped")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _log(text: str) -> None:

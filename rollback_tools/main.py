@@ -21,7 +21,9 @@ app.command("list")(listing.list_rollbacks)
 app.command("show")(manifest.show)
 
 
-@app.command("dump", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
+@app.command(
+    "dump", context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+)
 def _dump() -> None:
     """Print a BSON file as bsondump does (`rollback-tools dump --help` lists the options)."""
 

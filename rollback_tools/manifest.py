@@ -23,7 +23,7 @@ MEANING = {
 
 def show(
     manifest: Annotated[Path, typer.Argument(help="a rollback-*.json file")],
-    as_json: Annotated[bool, typer.Option("--json", help="the manifest as it is, with what is wrong with its files")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="the manifest, and what is wrong with its files")] = False,
 ) -> int:
     """What was lost, when, towards whom; its files, checked. Exit status 1 when a file is missing or damaged."""
     if not manifest.is_file():

@@ -1,0 +1,181 @@
+"""A BSON document as bsondump prints it: canonical Extended JSON, and the debug form (map C).
+
+Printed straight from the bytes, so that what a dictionary would lose (repeated names) and what a strict reader refuses
+(bad UTF-8) is shown, as bsondump shows it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from struct import Struct
+from typing import Final
+
+import orjson
+
+from replset.bson import from_ejson, to_ejson
+from replset.bson.decoding import inner_end, name_end, outer_end, read_value, value_end
+from replset.bson.errors import InvalidBSONError
+from replset.bson.limits import MAX_DEPTH
+
+_int32 = Struct("<i").unpack_from
+_int64 = Struct("<q").unpack_from
+
+DOCUMENT, ARRAY = 0x03, 0x04
+SIGNED_TYPE: Final = {0xFF: -1}
+"""MinKey's type byte is printed as a signed number."""
+_STRAY_BYTE = re.compile("[\udc80-\udcff]")
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\[\]{},:"]+')
+_BOOLEANS = ("false", "true")
+
+
+def json_text(raw: bytes) -> str:
+    """The document as canonical Extended JSON on one line. InvalidBSONError with the offset.
+
+    Bad UTF-8 is printed as U+FFFD, escaped, one for each byte.
+    """
+    parts: list[str] = []
+    _print_fields(raw, 4, outer_end(raw), 1, True, parts.append)
+    return "".join(parts)
+
+
+def indented(text: str) -> str:
+    """JSON text with a line for each field and item, indented with tabs, and a space after each colon."""
+    parts: list[str] = []
+    newline = "\n"
+    opened = False  # the last token was an opening bracket
+    for token in _TOKEN.findall(text):
+        if token in ("}", "]"):
+            newline = newline[:-1]
+            if not opened:
+                parts.append(newline)
+        elif opened:
+            parts.append(newline)
+        opened = token in ("{", "[")
+        if opened:
+            newline += "\t"
+        parts.append(": " if token == ":" else token)
+        if token == ",":
+            parts.append(newline)
+    return "".join(parts)
+
+
+def check_reversible(raw: bytes, text: str) -> None:
+    """Raise ReplError when `text`, printed from `raw`, cannot be read again: a name such as $date out of place."""
+    if b"$" in raw:
+        from_ejson(text)
+
+
+def debug_lines(raw: bytes, depth: int = 0) -> Iterator[bytes]:
+    """The debug form: per element its type, and its size with type byte, name, NUL and value.
+
+    Looks at lengths only. Raises InvalidBSONError behind the last element that can be told apart.
+    """
+    tabs = b"\t" * depth
+    yield tabs + b"--- new object ---\n"
+    yield tabs + b"\tsize : %d\n" % len(raw)
+    pos, last = 4, len(raw) - 1
+    while pos < last:
+        kind = raw[pos]
+        start = name_end(raw, pos + 1, last) + 1
+        end = value_end(raw, kind, start, last, pos)
+        yield tabs + b"\t\t" + raw[pos + 1 : start - 1] + b"\n"
+        yield tabs + b"\t\t\ttype: %4d size: %d\n" % (SIGNED_TYPE.get(kind, kind), end - pos)
+        if kind in (DOCUMENT, ARRAY):
+            if depth >= 3 * MAX_DEPTH:
+                raise InvalidBSONError(f"more than {MAX_DEPTH} levels of nesting", offset=start)
+            yield from debug_lines(raw[start:end], depth + 3)
+        pos = end
+
+
+def quoted(text: bytes) -> str:
+    """UTF-8 as a JSON string."""
+    try:
+        quotes = orjson.dumps(text.decode()).decode()
+    except UnicodeDecodeError:
+        string = text.decode(errors="surrogateescape")
+        pieces = [orjson.dumps(piece).decode()[1:-1] for piece in _STRAY_BYTE.split(string)]
+        quotes = '"' + "\\ufffd".join(pieces) + '"'
+    if "\u2028" in quotes or "\u2029" in quotes:  # they end lines in JavaScript
+        quotes = quotes.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    return quotes
+
+
+# Positions as in bson/decoding.py: `last` is that of the terminator of the document around the value.
+
+
+def _print_fields(data: bytes, pos: int, last: int, depth: int, named: bool, put: Callable[[str], None]) -> None:
+    """Everything from bracket to bracket; those of an array without the names."""
+    if depth > MAX_DEPTH:
+        raise InvalidBSONError(f"more than {MAX_DEPTH} levels of nesting", offset=pos - 4)
+    put("{" if named else "[")
+    comma = ""
+    while pos < last:
+        kind = data[pos]
+        start = name_end(data, pos + 1, last) + 1
+        put(f"{comma}{quoted(data[pos + 1 : start - 1])}:" if named else comma)
+        comma = ","
+        if kind in (DOCUMENT, ARRAY):
+            end = inner_end(data, start, last)
+            _print_fields(data, start + 4, end, depth + 1, kind == DOCUMENT, put)
+            pos = end + 1
+            continue
+        end = value_end(data, kind, start, last, pos)
+        if kind == 0x0F:
+            _print_code_with_scope(data, start, end, depth, put)
+        else:
+            put(_PRINTERS.get(kind, _by_codec)(data, kind, start, end))
+        pos = end
+    put("}" if named else "]")
+
+
+def _print_code_with_scope(data: bytes, pos: int, end: int, depth: int, put: Callable[[str], None]) -> None:
+    scope = pos + 8 + _int32(data, pos + 4)[0]
+    if not pos + 9 <= scope <= end - 5 or inner_end(data, scope, end) != end - 1:
+        raise InvalidBSONError("bad length of code with scope", offset=pos)
+    put(f'{{"$code":{_string(data, 2, pos + 4, scope)},"$scope":')
+    _print_fields(data, scope + 4, end - 1, depth + 1, True, put)
+    put("}")
+
+
+def _string(data: bytes, _kind: int, pos: int, end: int) -> str:
+    if data[end - 1]:
+        raise InvalidBSONError("a string does not end in a zero byte", offset=end - 1)
+    return quoted(data[pos + 4 : end - 1])
+
+
+def _boolean(data: bytes, _kind: int, pos: int, _end: int) -> str:
+    if data[pos] > 1:
+        raise InvalidBSONError(f"a boolean is 0 or 1, not {data[pos]}", offset=pos)
+    return _BOOLEANS[data[pos]]
+
+
+def _regex(data: bytes, _kind: int, pos: int, end: int) -> str:
+    middle = data.index(0, pos)
+    options = bytes(sorted(data[middle + 1 : end - 1]))
+    return f'{{"$regularExpression":{{"pattern":{quoted(data[pos:middle])},"options":{quoted(options)}}}}}'
+
+
+def _pointer(data: bytes, _kind: int, pos: int, end: int) -> str:
+    oid = data[end - 12 : end].hex()
+    return f'{{"$dbPointer":{{"$ref":{_string(data, 2, pos, end - 12)},"$id":{{"$oid":"{oid}"}}}}}}'
+
+
+def _by_codec(data: bytes, kind: int, pos: int, end: int) -> str:
+    """Types whose bytes cannot be bad in a way that bsondump would show."""
+    return to_ejson(read_value(data, kind, pos, end), canonical=True)
+
+
+_PRINTERS: Final[dict[int, Callable[[bytes, int, int, int], str]]] = {
+    0x02: _string,
+    0x07: lambda data, _kind, pos, end: f'{{"$oid":"{data[pos:end].hex()}"}}',
+    0x08: _boolean,
+    0x09: lambda data, _kind, pos, _end: f'{{"$date":{{"$numberLong":"{_int64(data, pos)[0]}"}}}}',
+    0x0A: lambda _data, _kind, _pos, _end: "null",
+    0x0B: _regex,
+    0x0C: _pointer,
+    0x0D: lambda data, kind, pos, end: f'{{"$code":{_string(data, kind, pos, end)}}}',
+    0x0E: lambda data, kind, pos, end: f'{{"$symbol":{_string(data, kind, pos, end)}}}',
+    0x10: lambda data, _kind, pos, _end: f'{{"$numberInt":"{_int32(data, pos)[0]}"}}',
+    0x12: lambda data, _kind, pos, _end: f'{{"$numberLong":"{_int64(data, pos)[0]}"}}',
+}
