@@ -62,7 +62,7 @@ def test_a_kill_ends_tasks_timers_and_work_of_that_life_alone(loop: SimLoop) -> 
 
     async def process(life: Life) -> None:
         asyncio.get_running_loop().call_later(2, seen.append, f"{life.name} timer")
-        workers = SimWorkers(loop, life, random.Random(1), (3000.0, 1.0))
+        workers = SimWorkers(loop, life, random.Random(1), 3000.0)
         writing = asyncio.ensure_future(workers.run(lambda: seen.append(f"{life.name} work")))
         try:
             await asyncio.sleep(5)
@@ -80,6 +80,25 @@ def test_a_kill_ends_tasks_timers_and_work_of_that_life_alone(loop: SimLoop) -> 
     assert sorted(seen) == ["stays end", "stays timer", "stays work"]
     assert not lives["dies"].tasks
     assert not loop.unhandled
+
+
+def test_a_paused_life_stands_still_and_then_catches_up(loop: SimLoop) -> None:
+    life = Life("a")
+    seen: list[int] = []
+
+    async def count() -> None:
+        for _ in range(10):
+            await asyncio.sleep(1)
+            seen.append(loop.now_ms)
+
+    token = current_life.set(life)
+    loop.create_task(count())
+    current_life.reset(token)
+    loop.call_later(2.5, loop.pause, life)
+    loop.call_later(6.5, loop.resume, life)
+    loop.run_until_complete(asyncio.sleep(20))
+    assert seen[:4] == [1000, 2000, 6500, 7500]
+    assert len(seen) == 10
 
 
 def test_work_in_a_thread_fails_at_the_await(loop: SimLoop) -> None:

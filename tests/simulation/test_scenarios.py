@@ -12,7 +12,7 @@ def test_a_failover_rolls_back_what_only_the_old_primary_had_and_keeps_it_in_fil
     assert manifest["state"] == "finished"
     assert manifest["range"]["operations"] == {"d": 1, "i": 1, "u": 1}
     counts = {file["kind"]: file["count"] for file in manifest["files"]}
-    # The inserted and the updated document are not any more as they were, and of these the updated one was there before;
+    # The inserted and the updated document are not as they were any more, and the updated one was there before;
     # the deleted one is back.
     assert counts == {"documents": 2, "before": 1, "oplog": 3}
 

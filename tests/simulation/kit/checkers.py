@@ -88,6 +88,7 @@ class Checkers:
         self.lost_in_crashes: set[str] = set()  # marks of entries that a power loss took, unsynced
         self.erased_by_hand: set[str] = set()  # marks of entries that only a wiped disk held
         self.rollbacks = 0
+        self.copies = 0
         self._seen_lives: dict[str, str] = {}
         self._last_points: dict[str, OpTime] = {}
         self._next_slow = 1_000
@@ -147,6 +148,7 @@ class Checkers:
         database = machine.disk.tree.names.get("replset.db")
         if not is_new_life and mirror.database is not database:
             mirror.clear()  # an initial sync put another file there
+            self.copies += 1
         mirror.database = database
         removed = self._take_back(mirror, connection)
         if is_new_life:
@@ -193,7 +195,10 @@ class Checkers:
 
     def _read_on(self, name: str, mirror: Mirror, connection: apsw.Connection) -> None:
         sql = "SELECT term, ts, hash, entry FROM oplog WHERE ts > ? ORDER BY ts"
-        for term, ts, hash_value, raw in connection.execute(sql, (mirror.newest().ts,)).fetchall():
+        rows = connection.execute(sql, (mirror.newest().ts,)).fetchall()
+        if rows and not mirror.entries:
+            self._add_trimmed(name, mirror, OpTime(*rows[0][:2]))
+        for term, ts, hash_value, raw in rows:
             optime = OpTime(term, ts)
             entry = self.known.get(optime)
             if entry is None:
@@ -204,6 +209,17 @@ class Checkers:
                 self.fail("2", f"{name} appended {optime} behind {mirror.newest()}")
             mirror.entries.append(entry)
             mirror.marks.add(entry.mark)
+
+    def _add_trimmed(self, name: str, mirror: Mirror, oldest: OpTime) -> None:
+        """A copy whose source had trimmed its oplog: what is missing at the head was committed, and is known."""
+        if not self.committed or oldest == self.committed[0]:
+            return
+        if oldest not in self.committed_optimes:
+            self.fail("3", f"the oplog of {name} begins at {oldest}, which was never committed")
+        place = self.committed.index(oldest)
+        mirror.entries = [self.known[optime] for optime in self.committed[:place]]
+        mirror.marks = {entry.mark for entry in mirror.entries}
+        mirror.committed = place
 
     def note_committed(self, name: str, point: OpTime) -> None:
         """What a commit point covers is the same everywhere: the n-th committed entry is one entry (invariant 3)."""

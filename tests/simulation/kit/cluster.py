@@ -15,7 +15,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from replset.core.node import Node
 from replset.ids import HostPort, OpTime
 from replset.runtime.member import RunningMember
 from replset.runtime.options import MemberOptions
+from replset.storage.store import Store
 from tests.simulation.kit.clock import SimClock
 from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.errors import SimulationError
@@ -38,7 +39,6 @@ SETTINGS: dict[str, object] = {
     "electionTimeoutMillis": 2_000,
     "heartbeatIntervalMillis": 500,
     "heartbeatTimeoutSecs": 2,
-    "catchUpTimeoutMillis": 2_000,
 }
 _FASTEST_FOLDER = "/dev/shm"
 
@@ -82,14 +82,47 @@ class Trace:
         return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """How the machines and the set are made; a seeded run draws it.
+
+    worker_ms: what work in a thread (a sync, a vote's save) takes at most; a tenth takes ten times as long.
+    oplog_bytes: above it the oplog's head is trimmed. history_s: how long undo is kept for reads. checkpoint_bytes: of
+    WAL between two checkpoints; a last pass, which holds commits, comes at eight times as much.
+    """
+
+    worker_ms: float = 4.0
+    oplog_bytes: int = 1 << 30
+    history_s: int = 300
+    checkpoint_bytes: int = 16 << 20
+    catch_up_ms: int = 2_000
+
+
+FAIR = Weather()
+
+
+class _SmallMember(RunningMember):
+    """A whole member whose store folds its log early, so that short runs have checkpoints."""
+
+    def __init__(self, weather: Weather, *args: Any, **kwargs: Any) -> None:
+        self._weather = weather
+        super().__init__(*args, **kwargs)
+
+    def _open_store(self) -> Store:
+        store = super()._open_store()
+        size = self._weather.checkpoint_bytes
+        store.options = replace(store.options, checkpoint_bytes=size, wal_limit_bytes=8 * size)
+        return store
+
+
 class SimCluster:
     """Use as a context manager. `members` data-bearing ones named a, b, c...; arbiters x, y..."""
 
-    def __init__(self, members: int = 3, arbiters: int = 0, seed: int = 0, *, worker_ms: float = 4.0) -> None:
+    def __init__(self, members: int = 3, arbiters: int = 0, seed: int = 0, *, weather: Weather = FAIR) -> None:
         self.seed = seed
         self.loop = SimLoop()
         self.trace = Trace(self.loop)
-        self._worker_ms = worker_ms
+        self.weather = weather
         self.rng_faults = self.random_for("faults")
         self.rng_crashes = self.random_for("crashes")
         self.network = SimNetwork(self.loop, self.random_for("network"))
@@ -172,7 +205,8 @@ class SimCluster:
             port=27017,
             bind_ip=name,
             enable_test_commands=True,
-            oplog_size_mb=10_000,
+            oplog_size_mb=self.weather.oplog_bytes / (1 << 20),
+            snapshot_history_secs=self.weather.history_s,
             min_free_mb=1,
             allow_multiple_arbiters=True,
         )
@@ -183,12 +217,13 @@ class SimCluster:
         self.trace.add(name, f"starts, life {machine.lives}")
 
     async def _boot(self, machine: Machine, life: Life, options: MemberOptions) -> None:
-        machine.member = RunningMember(
+        machine.member = _SmallMember(
+            self.weather,
             options,
             network=self.network.port(machine.name, life),
             disk=machine.disk,
             clock=machine.clock,
-            workers=SimWorkers(self.loop, life, random.Random(machine.rng.getrandbits(64)), (self._worker_ms, 1.0)),
+            workers=SimWorkers(self.loop, life, random.Random(machine.rng.getrandbits(64)), self.weather.worker_ms),
             rng=random.Random(machine.rng.getrandbits(64)),
         )
         await machine.member.start()
@@ -241,6 +276,14 @@ class SimCluster:
             self._closing.remove(disk)
             disk.close()
             shutil.rmtree(disk.folder)
+
+    def pause(self, name: str, seconds: float) -> None:
+        """The process stands still for a while (SIGSTOP, a stalled machine), then goes on as if nothing had been."""
+        life = self.machines[name].life
+        assert life is not None, f"{name} is dead"
+        self.trace.add(name, f"pauses for {seconds:.1f} s")
+        self.loop.pause(life)
+        self.loop.call_later(seconds, self.loop.resume, life, context=contextvars.Context())
 
     def restart(self, name: str) -> None:
         self.start(name)
@@ -307,12 +350,15 @@ class SimCluster:
             elif priorities and machine.name in priorities:
                 member["priority"] = priorities[machine.name]
             members.append(member)
-        config = {"_id": SET_NAME, "version": 1, "members": members, "settings": {**SETTINGS, **(settings or {})}}
+        config = {"_id": SET_NAME, "version": 1, "members": members, "settings": self._settings(settings)}
         first = next(iter(self.machines))
         reply = self.command(first, {"replSetInitiate": config}, timeout_s=30)
         if reply["ok"] != 1:
             raise SimulationError(f"replSetInitiate: {reply}")
         self.run_until(self.all_counted, 60, "everybody is counted and one is primary")
+
+    def _settings(self, settings: Mapping[str, object] | None) -> dict[str, object]:
+        return {**SETTINGS, "catchUpTimeoutMillis": self.weather.catch_up_ms, **(settings or {})}
 
     def all_counted(self) -> bool:
         """One writable primary; everybody is a secondary or arbiter with a vote and a named incarnation."""

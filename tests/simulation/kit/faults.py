@@ -25,6 +25,7 @@ class FaultMix:
     one_way: int = 2
     kill_primary: int = 2
     bad_links: int = 2
+    pause: int = 2
     wipe: int = 1
     pause_s: tuple[float, float] = (0.5, 5.0)
 
@@ -51,6 +52,7 @@ class Faults:
             self._one_way: mix.one_way,
             self._kill_primary: mix.kill_primary,
             self._bad_links: mix.bad_links,
+            self._pause: mix.pause,
             self._wipe: mix.wipe,
         }
         ends = cluster.loop.time() + seconds
@@ -94,6 +96,14 @@ class Faults:
             return
         self._cluster.kill(name, power_loss=power_loss)
         self._later(self._rng.uniform(0.2, 7.0), lambda: self._cluster.restart(name))
+
+    def _pause(self) -> None:
+        """Half of the time it is the primary, which may think that it still is when it goes on."""
+        primary = self._cluster.primary()
+        alive = self._cluster.alive()
+        if alive:
+            name = primary if primary is not None and self._rng.random() < 0.5 else self._rng.choice(alive)
+            self._cluster.pause(name, self._rng.uniform(0.5, 6.0))
 
     def _wipe(self) -> None:
         """Once a run: a member that is not primary, in a set that is well, comes back with an empty disk."""

@@ -1,16 +1,17 @@
 """An asyncio event loop on virtual time.
 
-Waiting costs nothing: the loop's `select` moves the clock to the next timer. Tasks and futures hash by their number,
-because asyncio keeps them in sets whose order would otherwise hang on memory addresses. A member is a `Life`: what it
-starts inherits the life through a context variable, so that a kill can end all of it at once.
+Waiting costs nothing: where the real loop would sleep, this one moves its clock to the next timer. Tasks and futures
+hash by their number, because asyncio keeps them in sets whose order would otherwise hang on memory addresses. A member
+is a `Life`: what it starts inherits the life through a context variable, so that a kill can end all of it at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import selectors
+import heapq
 from asyncio import base_events
+from collections import deque
 from collections.abc import Callable, Coroutine
 from itertools import count
 from typing import Any
@@ -68,24 +69,13 @@ def _life_of(handle: asyncio.Handle) -> Life | None:
     return context.get(current_life)
 
 
-class _NoSelector:
-    """Where the real loop would wait for sockets: moves the virtual clock to the next timer."""
-
-    def __init__(self, loop: SimLoop) -> None:
-        self._loop = loop
-
-    def select(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
-        self._loop.advance(timeout)
-        return []
-
-
 class SimLoop(base_events.BaseEventLoop):
     """Virtual time in seconds from 0. `on_step` is called after every turn of the loop in which callbacks ran."""
 
     def __init__(self) -> None:
         super().__init__()
         self._now = 0.0
-        self._selector = _NoSelector(self)
+        self._paused: dict[Life, list[asyncio.Handle]] = {}
         self._clock_resolution = 1e-7
         self._numbers = count(1)
         self._stuck = 0
@@ -104,23 +94,59 @@ class SimLoop(base_events.BaseEventLoop):
     def now_ms(self) -> int:
         return round(self._now * 1000)
 
-    def advance(self, timeout: float | None) -> None:
-        """Jump to the next timer. DeadlockError when there is none."""
-        if timeout is None:
-            raise DeadlockError("nothing is scheduled: everybody waits for somebody else")
-        if timeout > 0:
-            scheduled: list[asyncio.TimerHandle] = self._scheduled
+    def _run_once(self) -> None:
+        """One turn: jump to the next timer when nobody is ready, then run whoever is. As the real loop's, without
+        sockets, and leaving out lives that are paused. DeadlockError when there is nothing to wait for.
+        """
+        scheduled: list[asyncio.TimerHandle] = self._scheduled
+        ready: deque[asyncio.Handle] = self._ready
+        while scheduled and scheduled[0].cancelled():
+            heapq.heappop(scheduled)._scheduled = False  # type: ignore[attr-defined]
+        if not ready and not self._stopping:
+            if not scheduled:
+                raise DeadlockError("nothing is scheduled: everybody waits for somebody else")
             self._now = max(self._now, scheduled[0].when())
             self._stuck = 0
-
-    def _run_once(self) -> None:
-        super()._run_once()  # type: ignore[misc]
+        end = self._now + self._clock_resolution
+        while scheduled and scheduled[0].when() < end:
+            timer = heapq.heappop(scheduled)
+            timer._scheduled = False  # type: ignore[attr-defined]
+            ready.append(timer)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.cancelled() and not (self._paused and self._holds_back(handle)):
+                handle._run()  # type: ignore[attr-defined]
         self.steps += 1
         self._stuck += 1
         if self._stuck > STUCK_AFTER_STEPS:
             raise LivelockError(f"{STUCK_AFTER_STEPS} turns at {self.now_ms} ms without waiting")
         if self.on_step is not None:
             self.on_step()
+
+    # --- pauses
+
+    def _holds_back(self, handle: asyncio.Handle) -> bool:
+        life = _life_of(handle)
+        held = None if life is None else self._paused.get(life)
+        if held is None:
+            return False
+        held.append(handle)
+        return True
+
+    def pause(self, life: Life) -> None:
+        """The process stands still: nothing of it runs, what arrives waits, time goes on."""
+        self._paused.setdefault(life, [])
+
+    def resume(self, life: Life) -> None:
+        """It goes on where it stood, with everything that came due or arrived meanwhile."""
+        self._ready.extend(self._paused.pop(life, []))
+
+    def run_in(self, life: Life, context: contextvars.Context, callback: Callable[..., object], *args: Any) -> None:
+        """Call into a life from outside, now, or when its pause ends."""
+        if life in self._paused:
+            self._paused[life].append(asyncio.Handle(callback, args, self, context))
+        elif life.alive:
+            context.run(callback, *args)
 
     # --- tasks and futures
 
@@ -159,9 +185,10 @@ class SimLoop(base_events.BaseEventLoop):
         swallow whatever they try.
         """
         life.alive = False
+        self.resume(life)
         scheduled: list[asyncio.TimerHandle] = self._scheduled
-        for timer in list(scheduled):
-            if _life_of(timer) is life:
+        for timer in [*scheduled, *self._ready]:
+            if isinstance(timer, asyncio.TimerHandle) and _life_of(timer) is life:
                 timer.cancel()
         for task in sorted(life.tasks, key=lambda task: task.number):
             task.cancel()

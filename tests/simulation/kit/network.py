@@ -120,7 +120,7 @@ class SimNetwork:
         far = SimTransport(connection, target, listening.life, listening.context, peer=HostPort(f"{machine}:0"))
         connection.ends = (near, far)
         near.other, far.other = far, near
-        far.attach(listening.context.copy().run(listening.factory))
+        self._loop.run_in(listening.life, listening.context.copy(), lambda: far.attach(listening.factory()))
         near.attach(factory())
         return near
 
@@ -239,8 +239,7 @@ class SimTransport(asyncio.Transport):
 
     def _run(self, callback: Callable[..., Any], *args: Any) -> None:
         """Call into the protocol as the process that owns this end."""
-        if self.life.alive:
-            self._context.copy().run(callback, *args)
+        self._loop.run_in(self.life, self._context.copy(), callback, *args)
 
     # --- sending
 

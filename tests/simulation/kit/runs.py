@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import dataclass
 
 from tests.simulation.kit.checkers import Checkers
-from tests.simulation.kit.cluster import SimCluster, SimulationError, quiet_logs
+from tests.simulation.kit.cluster import SimCluster, Weather, quiet_logs
+from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.faults import FaultMix, Faults
 from tests.simulation.kit.workload import Mix, Workload
 
@@ -34,11 +36,23 @@ class Outcome:
         return "\n".join(lines)
 
 
+def draw_weather(seed: int) -> Weather:
+    """Slow and fast disks, small and large oplogs, short and long histories."""
+    rng = random.Random(f"{seed} weather")
+    return Weather(
+        worker_ms=rng.choice((2.0, 4.0, 10.0, 40.0, 120.0)),
+        oplog_bytes=rng.choice((8 << 10, 32 << 10, 1 << 30, 1 << 30)),
+        history_s=rng.choice((0, 2, 300)),
+        checkpoint_bytes=rng.choice((64 << 10, 256 << 10, 1 << 20)),
+        catch_up_ms=rng.choice((-1, 0, 500, 2_000)),
+    )
+
+
 def run_seed(seed: int, *, faults_s: float = FAULTS_S, mix: FaultMix | None = None) -> Outcome:
     """Run one seed to its end or to the first broken invariant."""
     quiet_logs()
     shape = SHAPES[seed % len(SHAPES)]
-    with SimCluster(*shape, seed=seed) as cluster:
+    with SimCluster(*shape, seed=seed, weather=draw_weather(seed)) as cluster:
         workload = Workload(
             cluster.loop,
             [machine.host for machine in cluster.machines.values() if not machine.arbiter],
@@ -62,7 +76,7 @@ def run_seed(seed: int, *, faults_s: float = FAULTS_S, mix: FaultMix | None = No
             f"{shape[0]}+{shape[1]} members, {cluster.loop.now_ms / 1000:.0f} s, {cluster.loop.steps} steps,"
             f" {len(history.acknowledged())} of {len(history.writes)} writes acknowledged,"
             f" {sum(read.found is not None for read in history.reads)} reads,"
-            f" {len(checkers.primaries)} terms, {checkers.rollbacks} undo steps"
+            f" {len(checkers.primaries)} terms, {checkers.rollbacks} undo steps, {checkers.copies} copies"
         )
         for write in history.writes:
             cluster.trace.lines.append(

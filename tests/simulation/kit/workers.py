@@ -16,23 +16,21 @@ T = TypeVar("T")
 class SimWorkers:
     """The Workers port of one life. The work is done even when nobody awaits it any more, as in a thread.
 
-    delays_ms: from the call until the work is done, and from then until its result is known, each at most so long;
-    a tenth of the calls takes ten times as long.
+    longest_ms: from the call until the work is done; a tenth of the calls takes up to ten times as long. Its result is
+    known up to a millisecond later.
     """
 
-    def __init__(
-        self, loop: SimLoop, life: Life, rng: random.Random, delays_ms: tuple[float, float] = (4.0, 1.0)
-    ) -> None:
+    def __init__(self, loop: SimLoop, life: Life, rng: random.Random, longest_ms: float = 4.0) -> None:
         self._loop = loop
         self._life = life
         self._rng = rng
-        self._delays_ms = delays_ms
+        self._longest_ms = longest_ms
 
     async def run(self, work: Callable[[], T]) -> T:
         if not self._life.alive:
             raise asyncio.CancelledError
         slow = 10 if self._rng.random() < 0.1 else 1
-        before, after = (self._rng.uniform(0.05, limit) * slow / 1000 for limit in self._delays_ms)
+        before, after = (self._rng.uniform(0.05, limit) / 1000 for limit in (self._longest_ms * slow, slow))
         done: asyncio.Future[T] = self._loop.create_future()
         context = contextvars.copy_context()
         self._loop.call_later(before, self._do, work, done, after, context=context)
