@@ -7,31 +7,72 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from replset.errors import ReplError
-from replset.replication.rollback_files import FileKind, list_manifests
+from replset.errors import CorruptDataError, ReplError
+from replset.replication.rollback_files import (
+    FileKind,
+    Manifest,
+    is_manifest_name,
+    read_manifest,
+    rollback_folder,
+)
+from replset.terminal import console
 
 STATE_STYLE = {"finished": "green", "exported": "cyan", "planned": "bold yellow", "abandoned": "dim"}
+MEANING = {
+    "planned": "[bold yellow]planned[/]: not settled yet; start the member, or it was stopped in the middle",
+    "abandoned": "[dim]abandoned[/]: nothing was undone",
+}
 
 
 def list_rollbacks(
     dbpath: Annotated[Path, typer.Argument(help="a member's dbpath, or its rollback folder")],
     as_json: Annotated[bool, typer.Option("--json", help="JSON for scripts instead of a table")] = False,
-) -> None:
-    """What this member's rollbacks took: when, how much, and where it is written."""
+) -> int:
+    """What this member's rollbacks took: when, how much, and where it is written.
+
+    Exit status 1 when a manifest cannot be read; the others are listed all the same.
+    """
     if not dbpath.is_dir():
         raise ReplError(f"{dbpath} is not a folder")
-    manifests = list_manifests(dbpath)
+    manifests, damaged = read_all(rollback_folder(dbpath))
     if as_json:
-        typer.echo(json.dumps({"rollbacks": [manifest.document() for manifest in manifests]}, indent=2))
-        return
-    if not manifests:
+        document = {"rollbacks": [manifest.document() for manifest in manifests], "damaged": damaged}
+        typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    elif manifests:
+        _print(manifests, rollback_folder(dbpath))
+    else:
         typer.echo(f"no rollbacks in {dbpath}")
-        return
-    console = Console()
+    for reason in damaged.values():
+        typer.echo(f"rollback-tools: {reason}", err=True)
+    return 1 if damaged else 0
+
+
+def read_all(folder: Path) -> tuple[list[Manifest], dict[str, str]]:
+    """The manifests of a folder, oldest first; and file name -> what is wrong, of those that cannot be read."""
+    found: list[Manifest] = []
+    damaged: dict[str, str] = {}
+    for path in sorted(folder.iterdir()):
+        if not is_manifest_name(path.name):
+            continue
+        try:
+            found.append(read_manifest(path))
+        except CorruptDataError as error:
+            damaged[path.name] = error.message
+        except OSError as error:
+            damaged[path.name] = f"{path.name} cannot be read: {error.strerror}"
+    return sorted(found, key=_age), damaged
+
+
+def _age(manifest: Manifest) -> tuple[str, int]:
+    head, _, number = manifest.id.rpartition(".")
+    return head, int(number) if number.isdigit() else 0
+
+
+def _print(manifests: list[Manifest], folder: Path) -> None:
+    out = console()
     table = Table()
     for column in ("rollback", "state", "common point", "undone", "entries", "documents", "namespaces"):
         table.add_column(column, overflow="fold")
@@ -45,6 +86,11 @@ def list_rollbacks(
             f"{manifest.first} to {manifest.last}",
             str(manifest.entries),
             str(sum(file.count for file in lost)),
-            escape(", ".join(sorted({file.ns for file in lost}))),
+            escape(", ".join(sorted({file.ns for file in lost})) or "-"),
         )
-    console.print(table)
+    out.print(table)
+    for state, meaning in MEANING.items():
+        if any(manifest.state.value == state for manifest in manifests):
+            out.print(meaning)
+    newest = escape(str(folder / f"{manifests[-1].id}.json"))
+    out.print(f"See one: rollback-tools show {newest}", highlight=False, soft_wrap=True)

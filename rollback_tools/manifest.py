@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from replset.errors import ReplError
 from replset.replication.rollback_files import FileKind, Manifest, read_manifest, verify_file
+from replset.terminal import console
 
 MEANING = {
     FileKind.DOCUMENTS: "as they were on this member and are not any more",
     FileKind.BEFORE: "the same documents at the common point",
     FileKind.OPLOG: "the oplog entries that were removed",
 }
+WORDS = {"i": "inserted", "u": "updated", "d": "deleted", "c": "command", "n": "no-op"}
 
 
 def show(
@@ -39,9 +40,9 @@ def show(
 
 
 def _print(manifest: Manifest, problems: dict[str, str | None]) -> None:
-    console = Console()
+    out = console()
     source = f" towards {manifest.source}" if manifest.source else ""
-    operations = ", ".join(f"{count} {op}" for op, count in sorted(manifest.operations.items()))
+    operations = ", ".join(f"{count} {WORDS.get(op, op)}" for op, count in sorted(manifest.operations.items()))
     facts = [
         ("rollback", f"{manifest.id} ({manifest.state.value}, {manifest.reason}{source})"),
         ("member", f"{manifest.member} of {manifest.set_name}, {manifest.when}"),
@@ -49,7 +50,7 @@ def _print(manifest: Manifest, problems: dict[str, str | None]) -> None:
         ("undone", f"{manifest.first} to {manifest.last}: {manifest.entries} entries ({operations})"),
     ]
     for name, text in facts:
-        console.print(f"{name:>13}  {escape(text)}", highlight=False)
+        out.print(f"{name:>13}  {escape(text)}", highlight=False)
     table = Table()
     for column in ("file", "namespace", "documents", "what it holds", "check"):
         table.add_column(column, overflow="fold")
@@ -57,4 +58,4 @@ def _print(manifest: Manifest, problems: dict[str, str | None]) -> None:
         problem = problems[file.name]
         verdict = f"[red]{escape(problem)}[/]" if problem else "[green]ok[/]"
         table.add_row(escape(file.name), escape(file.ns), str(file.count), MEANING[file.kind], verdict)
-    console.print(table)
+    out.print(table)

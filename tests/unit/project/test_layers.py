@@ -21,6 +21,7 @@ LEVELS = {
     "replset.commands": 4,
     "replset.replication": 4,
     "replset.client": 4,
+    "replset.terminal": 4,
     "replset.runtime": 5,
     "replset.cli": 6,
     "api": 6,
@@ -62,7 +63,9 @@ def test_imports_go_downward(path: Path) -> None:
         if other == part or (module == COMPOSITION_ROOT and other == "api"):
             continue
         assert LEVELS[other] <= LEVELS[part], f"{module} imports {imported} from above"
-        assert LEVELS[other] < LEVELS[part] or LEVELS[part] not in SEPARATE, f"{module} imports its neighbour {imported}"
+        assert LEVELS[other] < LEVELS[part] or LEVELS[part] not in SEPARATE, (
+            f"{module} imports its neighbour {imported}"
+        )
 
 
 IMPURE = {"asyncio", "time", "socket", "sqlite3", "apsw", "threading", "os", "subprocess", "datetime", "pathlib"}

@@ -1,0 +1,71 @@
+"""What the command lines of replset and rollback-tools share: running a typer application, and tables for people.
+
+Not for a member's own process, which imports neither typer nor rich.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from replset.errors import ReplError
+
+# typer brings click along under its own name or uses the installed one, by its version: ask it for the class.
+_ClickException: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+_WIDTH_OF_A_FILE = 200
+
+
+def run_app(app: typer.Typer, program: str, arguments: Sequence[str]) -> int:
+    """Run one subcommand; its exit status. Every failure is one line on standard error and status 2.
+
+    The subcommand returns its status, or None for 0. Ctrl-C gives 130, a reader that went away 1.
+    """
+    try:
+        status = app(args=list(arguments), prog_name=program, standalone_mode=False)
+        sys.stdout.flush()
+    except typer.Abort:
+        return 130
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        leave_broken_pipe()
+        return 1
+    except ReplError as error:
+        return refuse(program, error.message)
+    except OSError as error:
+        return refuse(program, f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except _ClickException as error:
+        return _misused(program, error)
+    return int(status) if isinstance(status, int) else 0
+
+
+def refuse(program: str, reason: str) -> int:
+    """Say why nothing is done, on one line; status 2."""
+    print(f"{program}: {' '.join(reason.split())}", file=sys.stderr)
+    return 2
+
+
+def _misused(program: str, error: Any) -> int:
+    """A wrong option or argument. Without any argument the help says what there is."""
+    message = str(error.format_message())
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(message, file=sys.stderr)
+        return 2
+    command = context.command_path if context is not None else program
+    return refuse(program, f"{message.rstrip('.')} (see `{command} --help`)")
+
+
+def leave_broken_pipe() -> None:
+    """Standard output has no reader any more: keep Python from flushing into it at exit and saying so."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def console() -> Console:
+    """A console as wide as the terminal; into a file or a pipe nothing is folded at 80 columns."""
+    return Console() if sys.stdout.isatty() else Console(width=_WIDTH_OF_A_FILE)

@@ -1,0 +1,21 @@
+"""The tools as one typer application. `dump` is listed here only: main.py hands it its arguments untouched."""
+
+from __future__ import annotations
+
+import typer
+
+from rollback_tools import listing, manifest
+
+app = typer.Typer(
+    help="See what a rollback took. Works on files alone; no member needs to run.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("list")(listing.list_rollbacks)
+app.command("show")(manifest.show)
+
+
+@app.command("dump")
+def dump() -> None:
+    """Print a BSON file as bsondump does (`rollback-tools dump --help` lists the options)."""

@@ -1,0 +1,205 @@
+"""`rollback-tools list` and `show` on folders as a member writes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from replset.bson import encode
+from replset.ids import OpTime, pack_ts
+from replset.oplog_entry import noop_entry
+from replset.replication.rollback_files import (
+    OPLOG_NS,
+    FileKind,
+    Manifest,
+    RollbackState,
+    RollbackWriter,
+    settle_manifest,
+    utc_text,
+)
+from replset.storage.disk import RealDisk
+from rollback_tools import main
+
+WALL_MS = 1_790_000_000_123
+Capture = pytest.CaptureFixture[str]
+
+
+def roll_back(dbpath: Path, documents: int = 2, wall_ms: int = WALL_MS) -> Manifest:
+    """Write the files of one rollback that took `documents` inserts away; the manifest says planned."""
+    disk = RealDisk()
+    writer = RollbackWriter(disk, str(dbpath), wall_ms)
+    for number in range(documents):
+        writer.add(FileKind.DOCUMENTS, "shop.orders", UUID(int=7), encode({"_id": number}))
+    writer.add(FileKind.BEFORE, "shop.orders", UUID(int=7), encode({"_id": 0, "old": True}))
+    first = OpTime(1, pack_ts(10, 2))
+    writer.add(FileKind.OPLOG, OPLOG_NS, None, noop_entry({"msg": "x"}, first, wall_ms))
+    return writer.write_manifest(
+        Manifest(
+            id="",
+            state=RollbackState.PLANNED,
+            reason="rollback",
+            set_name="rs0",
+            member="127.0.0.1:27017",
+            when=utc_text(wall_ms),
+            source="127.0.0.1:27018",
+            common_point=OpTime(1, pack_ts(10, 1)),
+            first=first,
+            last=OpTime(1, pack_ts(11, 5)),
+            first_wall_ms=wall_ms,
+            last_wall_ms=wall_ms + 1000,
+            entries=documents + 1,
+            operations={"i": documents, "n": 1},
+            files=writer.finish(),
+        )
+    )
+
+
+def settle(dbpath: Path, manifest: Manifest, state: RollbackState = RollbackState.FINISHED) -> Manifest:
+    return settle_manifest(RealDisk(), str(dbpath), manifest, state, WALL_MS + 50)
+
+
+def path_of(dbpath: Path, manifest: Manifest) -> Path:
+    return dbpath / "rollback" / f"{manifest.id}.json"
+
+
+def test_a_member_that_never_rolled_back(tmp_path: Path, capsys: Capture) -> None:
+    assert main.main(["list", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"no rollbacks in {tmp_path}\n"
+    assert main.main(["list", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"rollbacks": [], "damaged": {}}
+
+
+def test_list_for_scripts_is_every_manifest_oldest_first(tmp_path: Path, capsys: Capture) -> None:
+    written = [settle(tmp_path, roll_back(tmp_path, wall_ms=WALL_MS + shift)) for shift in (5000, 0, 1, 2)]
+    assert main.main(["list", str(tmp_path), "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["rollbacks"]
+    assert [row["id"] for row in listed] == [written[number].id for number in (1, 2, 3, 0)]
+    assert listed[0] == json.loads(path_of(tmp_path, written[1]).read_text())
+
+
+def test_list_for_people_says_when_how_much_and_where(tmp_path: Path, capsys: Capture) -> None:
+    manifest = settle(tmp_path, roll_back(tmp_path))
+    assert main.main(["list", str(tmp_path / "rollback")]) == 0
+    out = capsys.readouterr().out
+    row = next(line for line in out.splitlines() if manifest.id in line)
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert cells == [manifest.id, "finished", "1:10:1", "1:10:2 to 1:11:5", "3", "2", "shop.orders"]
+    assert out.splitlines()[-1] == f"See one: rollback-tools show {path_of(tmp_path, manifest)}"
+
+
+def test_a_planned_and_an_abandoned_one_are_explained(tmp_path: Path, capsys: Capture) -> None:
+    roll_back(tmp_path)
+    settle(tmp_path, roll_back(tmp_path), RollbackState.ABANDONED)
+    assert main.main(["list", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "planned: not settled yet" in out
+    assert "abandoned: nothing was undone" in out
+
+
+def test_a_damaged_manifest_does_not_hide_the_others(tmp_path: Path, capsys: Capture) -> None:
+    manifest = settle(tmp_path, roll_back(tmp_path))
+    broken = tmp_path / "rollback" / "rollback-2026-01-01T00-00-00.0.json"
+    broken.write_text("{}")
+    assert main.main(["list", str(tmp_path), "--json"]) == 1
+    out, err = capsys.readouterr()
+    listed = json.loads(out)
+    assert [row["id"] for row in listed["rollbacks"]] == [manifest.id]
+    assert list(listed["damaged"]) == [broken.name]
+    assert err.startswith(f"rollback-tools: {broken.name} is not a rollback manifest")
+    assert main.main(["list", str(tmp_path)]) == 1
+    assert manifest.id in capsys.readouterr().out
+
+
+def test_show_for_people(tmp_path: Path, capsys: Capture) -> None:
+    manifest = settle(tmp_path, roll_back(tmp_path))
+    assert main.main(["show", str(path_of(tmp_path, manifest))]) == 0
+    out = capsys.readouterr().out
+    for text in (
+        f"{manifest.id} (finished, rollback towards 127.0.0.1:27018)",
+        "127.0.0.1:27017 of rs0, 2026-09-21T14:13:20.123Z",
+        "1:10:1: the newest entry that stayed",
+        "1:10:2 to 1:11:5: 3 entries (2 inserted, 1 no-op)",
+        "as they were on this member and are not any more",
+        "the same documents at the common point",
+        "the oplog entries that were removed",
+        *(file.name for file in manifest.files),
+    ):
+        assert text in out
+    assert out.count(" ok ") == 3
+
+
+def test_show_for_scripts_is_the_manifest_and_its_problems(tmp_path: Path, capsys: Capture) -> None:
+    manifest = settle(tmp_path, roll_back(tmp_path))
+    assert main.main(["show", "--json", str(path_of(tmp_path, manifest))]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == {**json.loads(path_of(tmp_path, manifest).read_text()), "problems": {}}
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "flipped"])
+def test_show_checks_the_files(tmp_path: Path, capsys: Capture, damage: str) -> None:
+    manifest = settle(tmp_path, roll_back(tmp_path))
+    file = next(file for file in manifest.files if file.kind is FileKind.DOCUMENTS)
+    path = tmp_path / "rollback" / file.name
+    data = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(data[:-1] if damage == "cut" else bytes([data[0] ^ 1]) + data[1:])
+    assert main.main(["show", "--json", str(path_of(tmp_path, manifest))]) == 1
+    words = {
+        "missing": "missing",
+        "cut": f"{file.size - 1} bytes, the manifest says {file.size}",
+        "flipped": "its SHA-256 is not the manifest's",
+    }
+    assert json.loads(capsys.readouterr().out)["problems"] == {file.name: words[damage]}
+    assert main.main(["show", str(path_of(tmp_path, manifest))]) == 1
+    assert words[damage] in capsys.readouterr().out
+
+
+def test_what_a_rollback_wrote_can_be_dumped(tmp_path: Path, capfd: Capture) -> None:
+    manifest = settle(tmp_path, roll_back(tmp_path))
+    file = next(file for file in manifest.files if file.kind is FileKind.DOCUMENTS)
+    assert main.main(["dump", "--quiet", str(tmp_path / "rollback" / file.name)]) == 0
+    assert capfd.readouterr().out == '{"_id":{"$numberInt":"0"}}\n{"_id":{"$numberInt":"1"}}\n'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["list", "none"], "none is not a folder"),
+        (["show", "none"], "none is not a file (see `rollback-tools list DBPATH`)"),
+        (["show", "text.json"], "text.json is not a rollback manifest: "),
+    ],
+)
+def test_errors_are_one_line_and_status_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, arguments: list[str], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.json").write_text("no")
+    assert main.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"rollback-tools: {words}")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["frobnicate"], ["list"], ["list", "--frobnicate", "."], ["show", "a", "b"]])
+def test_wrong_usage_is_status_2_and_one_line(capsys: Capture, arguments: list[str]) -> None:
+    assert main.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("rollback-tools: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["list", "--help"], ["show", "--help"], ["dump", "--help"]])
+def test_help(capsys: Capture, arguments: list[str]) -> None:
+    try:
+        status = main.main(arguments)
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    assert status == 0
+    assert "Usage" in capsys.readouterr().out.replace("usage", "Usage")
