@@ -1,34 +1,41 @@
-"""The HTTP API: the actions' dispatcher in front of a FastAPI application. Holds no rules."""
+"""The HTTP API of one member: the actions' dispatcher in front of a FastAPI application. Holds no rules."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from api.content import HttpError, answer, failure
-from api.hot import Actions, App
+from api.errors import BAD_VALUE, NOT_BUILT, HttpError, failure, of
+from api.exchange import Answer, App, Asked, respond
+from api.hot import Actions
 from api.openapi import with_actions
 from api.ports import ApiDispatcher, ApiMember
-from api.routes import command, health, metrics, replset
+from api.routes import command, health, metrics, oplog, replset, rollbacks
 from replset.errors import ReplError
 
-DESCRIPTION = """A replica set over HTTP. Bodies are MongoDB Extended JSON v2, or BSON as `application/bson`."""
+log = logging.getLogger("replset.http")
+DESCRIPTION = """A replica set over HTTP. Bodies are MongoDB Extended JSON v2 (`application/json`, `application/ejson`)
+or BSON (`application/bson`). Answers are relaxed Extended JSON; `Accept: application/ejson; canonical=true` keeps every
+type, `Accept: application/bson` gives BSON. `/v1` answers carry `operationTime` and `$clusterTime`."""
 
 
 def create_app(dispatcher: ApiDispatcher, member: ApiMember) -> App:
     """The whole API of one member, as an ASGI application."""
     app = FastAPI(title="replset", description=DESCRIPTION, version="1", redirect_slashes=False)
     for router in (
-        command.router(dispatcher),
+        command.router(dispatcher, member),
         replset.router(dispatcher, member),
+        oplog.router(member),
+        rollbacks.router(member),
         health.router(member),
         metrics.router(dispatcher, member),
     ):
         app.include_router(router)
-    _handle_errors(app)
+    _handle_errors(app, member)
     plain = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -38,33 +45,27 @@ def create_app(dispatcher: ApiDispatcher, member: ApiMember) -> App:
     return Actions(app, dispatcher, member)
 
 
-def _handle_errors(app: FastAPI) -> None:
+def _handle_errors(app: FastAPI, member: ApiMember) -> None:
     """Every failure has the same form, whoever noticed it."""
 
-    def respond(request: Request, problem: HttpError) -> Response:
-        return answer(request.headers.get("accept", ""), problem.body, problem.status, problem.headers)
+    async def give(request: Request, problem: HttpError) -> Response:
+        answer = Answer(problem.body, problem.status, problem.headers)
+        return await respond(member, Asked(request.scope), answer)
 
-    @app.exception_handler(HttpError)
-    async def on_http_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HttpError)
-        return respond(request, error)
+    async def on_error(request: Request, error: Exception) -> Response:
+        match error:
+            case HttpError():
+                return await give(request, error)
+            case ReplError():
+                return await give(request, of(error))
+            case RequestValidationError():
+                first = error.errors()[0]
+                place = " ".join(str(part) for part in first["loc"])
+                return await give(request, failure(BAD_VALUE, f"{place}: {first['msg']}"))
+            case HTTPException():
+                text = f"{request.method[:20]} {request.url.path[:200]}: {error.detail}"
+                return await give(request, failure(NOT_BUILT, text, status=error.status_code, headers=error.headers))
+        raise error
 
-    @app.exception_handler(ReplError)
-    async def on_repl_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, ReplError)
-        return respond(request, failure(error.code, error.message, details=error.details))
-
-    @app.exception_handler(RequestValidationError)
-    async def on_invalid(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        return respond(request, failure(2, f"{place}: {first['msg']}"))
-
-    @app.exception_handler(HTTPException)
-    async def on_starlette(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        text = f"{request.method} {request.url.path}: {error.detail}"
-        problem = failure(59, text, status=error.status_code)
-        problem.headers = dict(error.headers or {})
-        return respond(request, problem)
+    for kind in (HttpError, ReplError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, on_error)

@@ -1,111 +1,285 @@
-"""Bodies in and out: Extended JSON, relaxed or canonical, and BSON; and errors as answers."""
+"""Bodies in and out: Extended JSON v2, relaxed or canonical, and BSON. What they mean is not known here.
+
+Documents inside a body become RawDocuments: each may nest as deep as a document may, whatever wraps it, and goes on
+as the bytes it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from functools import lru_cache
+from struct import Struct
+from typing import Any, NamedTuple
 
-from starlette.responses import Response
+import orjson
 
-from replset.bson import RawDocument, encode, from_ejson, to_ejson, validate
-from replset.bson.limits import MAX_MESSAGE_SIZE
-from replset.errors import ReplError, code_name
+from api.errors import FAILED_TO_PARSE, TOO_LARGE, HttpError, failure, of
+from replset.bson import (
+    MAX_MESSAGE_SIZE,
+    Binary,
+    ExtendedJSONError,
+    Int64,
+    RawDocument,
+    Timestamp,
+    encode,
+    from_ejson,
+    from_ejson_value,
+    to_ejson,
+    validate,
+    walk,
+)
+from replset.bson.decoding import read_value
+from replset.errors import ReplError
 
 JSON, EJSON, BSON = "application/json", "application/ejson", "application/bson"
-READ = (JSON, EJSON, BSON)
-RETRY_AFTER_S = "1"
-
-STATUS: dict[int, int] = {
-    1: 500,
-    6: 503,
-    13: 403,
-    14031: 503,
-    18: 401,
-    26: 404,
-    50: 503,
-    64: 504,
-    76: 503,
-    89: 503,
-    91: 503,
-    94: 503,
-    117: 503,
-    134: 503,
-    189: 503,
-    10107: 503,
-    10334: 413,
-    11000: 409,
-    11600: 503,
-    11602: 503,
-    13436: 503,
-    17419: 413,
-    262: 503,
-}
-"""HTTP status by MongoDB's code; what is not here is the client's to mend: 400."""
+LARGE_BYTES = 1 << 17
+"""Bodies above this are read and written in a worker: some 10 ms of the event loop."""
+MAX_ANSWER_BYTES = MAX_MESSAGE_SIZE
+_MAX_CACHED_HEADER = 200
+_INC_MASK = (1 << 31) - 1
+_INC_SECONDS = Struct("<II").unpack_from
 
 
-class HttpError(Exception):
-    """An answer that is no success: status, the body, extra headers."""
+class Form(Enum):
+    """How an answer is written."""
 
-    def __init__(self, status: int, body: dict[str, object], headers: dict[str, str] | None = None) -> None:
-        super().__init__(str(body.get("errmsg", status)))
-        self.status = status
-        self.body = body
-        self.headers = headers or {}
-
-
-def status_of(code: int) -> int:
-    return STATUS.get(code, 400)
+    JSON = JSON
+    EJSON = EJSON
+    CANONICAL = f"{EJSON}; canonical=true"
+    BSON = BSON
 
 
-def failure(
-    code: int, message: str, *, status: int | None = None, details: Mapping[str, object] | None = None
-) -> HttpError:
-    """An HttpError for `code`; 503 gets Retry-After. details: more fields of the body."""
-    found = status_of(code) if status is None else status
-    body: dict[str, object] = {"ok": 0, "code": code, "codeName": code_name(code), "errmsg": message}
-    return HttpError(found, {**body, **(details or {})}, {"retry-after": RETRY_AFTER_S} if found == 503 else None)
+class Documents(list[RawDocument]):
+    """Many documents in one field of an answer; each is written on its own."""
 
 
-def from_repl_error(error: ReplError) -> HttpError:
-    return failure(error.code, error.message, details=error.details)
+class Times(NamedTuple):
+    """operationTime and $clusterTime of an answer, packed as in OpTime.ts. 0: the member tells no time yet."""
+
+    operation: int = 0
+    cluster: int = 0
 
 
-def parse_body(content_type: str, data: bytes) -> dict[str, Any]:
-    """The body's document; HttpError 400 with the place, 413, 415."""
-    if len(data) > MAX_MESSAGE_SIZE:
-        raise failure(10334, f"a body of {len(data)} bytes is over {MAX_MESSAGE_SIZE}")
-    kind = content_type.partition(";")[0].strip().lower()
+NO_TIMES = Times()
+
+
+# --- what is asked for ------------------------------------------------------------------------------------------
+
+
+def form_of(accept: str) -> Form:
+    """What `Accept` asks for, by its weights; relaxed JSON where it names nothing that there is."""
+    return _cached_form(accept) if len(accept) <= _MAX_CACHED_HEADER else _form_of(accept)
+
+
+def _form_of(accept: str) -> Form:
+    best, weight = Form.JSON, 0.0
+    for option in accept.lower().split(","):
+        kind, *rest = (part.strip() for part in option.split(";"))
+        parameters = dict(part.partition("=")[::2] for part in (piece.replace(" ", "") for piece in rest))
+        form = {JSON: Form.JSON, EJSON: Form.EJSON, BSON: Form.BSON, "*/*": Form.JSON, "application/*": Form.JSON}.get(
+            kind
+        )
+        if form is Form.EJSON and parameters.get("canonical") == "true":
+            form = Form.CANONICAL
+        q = _weight(parameters.get("q", "1"))
+        if form is not None and q > weight:
+            best, weight = form, q
+    return best
+
+
+def _weight(text: str) -> float:
     try:
-        if kind == BSON:
+        return min(1.0, max(0.0, float(text)))
+    except ValueError:
+        return 0.0
+
+
+_cached_form = lru_cache(maxsize=128)(_form_of)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+def is_bson(content_type: str) -> bool:
+    """Whether the body is BSON, otherwise it is JSON; 415 for anything else. No content type stands for JSON."""
+    kind, _, rest = content_type.partition(";")
+    kind = kind.strip().lower()
+    if kind == BSON:
+        return True
+    if kind in ("", JSON, EJSON):
+        charset = rest.lower().replace(" ", "").replace('"', "").partition("charset=")[2].partition(";")[0]
+        if charset in ("", "utf-8", "utf8", "us-ascii"):
+            return False
+        raise failure(FAILED_TO_PARSE, f"charset {charset[:40]!r} is not read; JSON is UTF-8", status=415)
+    raise failure(
+        FAILED_TO_PARSE,
+        f"content type {kind[:80]!r} is not read; send {JSON}, {EJSON} or {BSON}"
+        + (" (curl: -H 'content-type: application/json')" if "form" in kind else ""),
+        status=415,
+    )
+
+
+def check_size(size: int) -> None:
+    if size > MAX_MESSAGE_SIZE:
+        raise failure(TOO_LARGE, f"the body is over {MAX_MESSAGE_SIZE} bytes")
+
+
+def read_document(content_type: str, data: bytes) -> RawDocument:
+    """The whole body as one document; HttpError 400 with the place, 415."""
+    try:
+        if is_bson(content_type):
             validate(data)
-            return RawDocument(data).decode()
-        if kind and kind not in READ:
-            raise failure(9, f"content type {kind!r} is not read; send one of: {', '.join(READ)}", status=415)
-        if not data.strip():
-            raise failure(9, "the body is empty; a JSON document is needed")
-        return from_ejson(data)
+            return RawDocument(data)
+        _check_not_empty(data)
+        return RawDocument(encode(from_ejson(data)))
     except ReplError as error:
-        raise from_repl_error(error) from error
+        raise of(error) from error
 
 
-def is_canonical(accept: str) -> bool:
-    return "canonical=true" in accept.replace(" ", "").lower()
+def read_fields(content_type: str, data: bytes) -> dict[str, Any]:
+    """The body's fields, decoded, but for documents in them and in their arrays. HttpError 400 with the place, 415."""
+    try:
+        if is_bson(content_type):
+            return dict(_bson_fields(data))
+        _check_not_empty(data)
+        fields = _load(data)
+    except ReplError as error:
+        raise of(error) from error
+    return {name: _json_field(name, value) for name, value in fields.items()}
 
 
-def render(accept: str, document: Mapping[str, object]) -> tuple[bytes, str]:
-    """The document in the form that `accept` asks for: (bytes, content type)."""
-    wanted = accept.lower()
-    if BSON in wanted:
-        return encode(document), BSON
-    if EJSON in wanted:
-        canonical = is_canonical(accept)
-        kind = f"{EJSON}; canonical=true" if canonical else EJSON
-        return to_ejson(document, canonical=canonical).encode(), kind
-    return to_ejson(document).encode(), JSON
+def _check_not_empty(data: bytes) -> None:
+    if not data.strip():
+        raise ExtendedJSONError("the body is empty; a JSON document is needed")
 
 
-def answer(
-    accept: str, document: Mapping[str, object], status: int = 200, headers: Mapping[str, str] | None = None
-) -> Response:
-    body, kind = render(accept, document)
-    return Response(body, status, dict(headers or {}), media_type=kind)
+def _load(data: bytes) -> dict[str, Any]:
+    try:
+        fields = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise ExtendedJSONError(f"malformed JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ExtendedJSONError("the body is a JSON document, not an array or a single value")
+    return fields
+
+
+def _json_field(name: str, value: object) -> object:
+    try:
+        if isinstance(value, str | bool) or value is None:
+            return value
+        read = from_ejson_value(value)
+        if isinstance(read, dict):
+            return RawDocument(encode(read))
+        if isinstance(read, list):
+            return [RawDocument(encode(item)) if isinstance(item, dict) else item for item in read]
+    except ReplError as error:
+        raise _under(name, error) from error
+    return read
+
+
+def _under(name: str, error: ReplError) -> HttpError:
+    """The error as seen from the whole body."""
+    return failure(error.code, f"field '{name[:80]}': {error.message}", details=error.details)
+
+
+def _bson_fields(data: bytes) -> Iterator[tuple[str, object]]:
+    RawDocument(data)  # refuses a wrong outer length
+    for name, kind, start, end in walk(data):
+        value = data[start:end]
+        try:
+            if kind == 3:
+                yield name, _sub_document(value)
+            elif kind == 4:
+                yield (
+                    name,
+                    [
+                        _sub_document(value[first:last]) if item == 3 else read_value(value, item, first, last)
+                        for _, item, first, last in walk(value)
+                    ],
+                )
+            else:
+                yield name, read_value(data, kind, start, end)
+        except ReplError as error:
+            raise _under(name, error) from error
+
+
+def _sub_document(data: bytes) -> RawDocument:
+    validate(data)
+    return RawDocument(data)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+def times_of(reply: Mapping[str, Any] | RawDocument) -> Times:
+    """The times that a reply tells."""
+    operation = reply.get("operationTime")
+    if not isinstance(operation, Timestamp):
+        return NO_TIMES
+    packed = _pack(operation)
+    if isinstance(reply, RawDocument):
+        raw = reply.get_raw("$clusterTime")
+        if raw is None or raw[4:17] != b"\x11clusterTime\0":
+            return Times(packed, packed)
+        inc, seconds = _INC_SECONDS(raw, 17)
+        return Times(packed, seconds << 31 | inc)
+    cluster = reply.get("$clusterTime")
+    told = cluster.get("clusterTime") if isinstance(cluster, Mapping) else None
+    return Times(packed, _pack(told) if isinstance(told, Timestamp) else packed)
+
+
+def _pack(stamp: Timestamp) -> int:
+    return stamp.time << 31 | stamp.inc
+
+
+_NO_HASH = "A" * 27 + "="
+_SIGNATURE = '{"hash":{"$binary":{"base64":"' + _NO_HASH + '","subType":"00"}},"keyId":%s}'
+_TAIL = '"operationTime":{"$timestamp":{"t":%d,"i":%d}},"$clusterTime":{"clusterTime":{"$timestamp":{"t":%d,"i":%d}},'
+_RELAXED_TAIL = _TAIL + '"signature":' + _SIGNATURE % "0" + "}"
+_CANONICAL_TAIL = _TAIL + '"signature":' + _SIGNATURE % '{"$numberLong":"0"}' + "}"
+
+
+def write(form: Form, document: Mapping[str, Any], times: Times) -> bytes:
+    """The bytes of an answer, with `times` as its last two fields. InvalidBSONError when it has no such form."""
+    own = {name: value for name, value in document.items() if name not in ("operationTime", "$clusterTime")}
+    if form is Form.BSON:
+        return encode({**own, **_time_fields(times)})
+    canonical = form is Form.CANONICAL
+    parts = [f"{orjson.dumps(name).decode()}:{_json_of(value, canonical)}" for name, value in own.items()]
+    if times.operation:
+        tail = _CANONICAL_TAIL if canonical else _RELAXED_TAIL
+        parts.append(tail % (*_split(times.operation), *_split(times.cluster)))
+    return ("{" + ",".join(parts) + "}").encode()
+
+
+def _json_of(value: object, canonical: bool) -> str:
+    if type(value) is Documents:
+        return "[" + ",".join([to_ejson(document, canonical) for document in value]) + "]"
+    if type(value) is str:
+        return orjson.dumps(value).decode()
+    return to_ejson(value, canonical)
+
+
+def _time_fields(times: Times) -> dict[str, object]:
+    if not times.operation:
+        return {}
+    return {
+        "operationTime": Timestamp(*_split(times.operation)),
+        "$clusterTime": {
+            "clusterTime": Timestamp(*_split(times.cluster)),
+            "signature": {"hash": Binary(bytes(20)), "keyId": Int64(0)},
+        },
+    }
+
+
+def _split(ts: int) -> tuple[int, int]:
+    return ts >> 31, ts & _INC_MASK
+
+
+def is_large(document: Mapping[str, Any]) -> bool:
+    """Whether writing this answer would hold the event loop up."""
+    return any(
+        isinstance(value, Documents) and sum(len(item.raw) for item in value) > LARGE_BYTES
+        for value in document.values()
+    )

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+import asyncio
 
-from api.actions import ACTIONS, NOT_BUILT, Action, Body, check_fields, check_write, common, times
-from api.ask import check, run, run_write
-from api.content import JSON, HttpError, failure, parse_body, render
+from api.actions import ACTIONS, NOT_BUILT, Action, Prepared, first_batch, next_batch, prepare, write_answer
+from api.ask import Reply, check, run, run_write
+from api.content import LARGE_BYTES, MAX_ANSWER_BYTES, Documents, read_fields, times_of
+from api.errors import NOT_BUILT as NOT_BUILT_CODE
+from api.errors import TOO_LARGE, UNKNOWN_FIELD, HttpError, failure
+from api.exchange import Answer, App, Asked, Receive, Scope, Send, read_body, written
 from api.ports import ApiDispatcher, ApiMember
 from replset.bson import ObjectId
-from replset.bson.limits import MAX_MESSAGE_SIZE
 from replset.errors import ReplError
 
-log = logging.getLogger("replset.http")
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 PREFIX = "/v1/action/"
-MAX_ANSWER_BYTES = MAX_MESSAGE_SIZE
 
 
 class Actions:
@@ -36,103 +29,84 @@ class Actions:
         if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
             await self._rest(scope, receive, send)
             return
-        headers = {bytes(name): bytes(value).decode("latin-1") for name, value in scope["headers"]}
-        accept = headers.get(b"accept", JSON)
-        extra: dict[str, str] = {}
+        asked = Asked(scope)
         try:
-            status, document, extra = await self._act(scope, receive, headers)
-            body, kind = render(accept, document)
+            answer = await self._answer(asked, receive)
         except HttpError as error:
-            status, extra = error.status, error.headers
-            body, kind = render(accept, error.body)
+            answer = Answer(error.body, error.status, error.headers)
         except ReplError as error:
-            problem = failure(error.code, error.message)
-            status, extra = problem.status, problem.headers
-            body, kind = render(accept, problem.body)
-        lines = [(b"content-type", kind.encode()), (b"content-length", b"%d" % len(body))]
-        lines += [(name.encode(), value.encode("latin-1")) for name, value in extra.items()]
-        await send({"type": "http.response.start", "status": status, "headers": lines})
-        await send({"type": "http.response.body", "body": body})
+            problem = failure(error.code, error.message, details=error.details)
+            answer = Answer(problem.body, problem.status, problem.headers)
+        body = await written(self._member, asked.form, answer)
+        headers = [(b"content-type", asked.form.value.encode()), (b"content-length", b"%d" % len(body))]
+        if answer.headers:
+            headers += [(name.encode(), value.encode("latin-1")) for name, value in answer.headers.items()]
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if asked.method == "HEAD" else body})
 
-    async def _act(self, scope: Scope, receive: Receive, headers: dict[bytes, str]) -> tuple[int, Body, dict[str, str]]:
-        name = scope["path"][len(PREFIX) :]
-        if name not in ACTIONS and name not in NOT_BUILT:
-            raise failure(59, f"no action {name!r}; there are: {', '.join(sorted(ACTIONS))}", status=404)
-        if scope["method"] != "POST":
-            problem = failure(59, f"{name} takes POST, not {scope['method']}", status=405)
-            problem.headers = {"allow": "POST"}
-            raise problem
-        if name in NOT_BUILT:
-            raise failure(59, f"{name} is not built yet")
-        if b"idempotency-key" in headers:
-            raise failure(40415, "the header Idempotency-Key is not built yet")
-        action = ACTIONS[name]
-        body = parse_body(headers.get(b"content-type", ""), await read_all(receive))
-        check_fields(action, body)
-        command = common(body, action.command(body, self._new_id), writes=action.writes)
-        client = scope.get("client")
-        peer = f"{client[0]}:{client[1]}" if client else ""
+    async def _answer(self, asked: Asked, receive: Receive) -> Answer:
+        action = self._action(asked)
+        if b"idempotency-key" in asked.headers:
+            raise failure(UNKNOWN_FIELD, "the header Idempotency-Key is not built yet")
+        data = await read_body(asked, receive)
+        if len(data) > LARGE_BYTES:
+            prepared = await self._member.workers.run(lambda: self._prepare(action, asked, data))
+        else:
+            prepared = self._prepare(action, asked, data)
         if action.writes:
-            return await self._write(action, body, command, scope, peer)
-        reply = check(await run(self._dispatcher, command, body["database"], peer))
-        if "cursor" in reply:
-            await self._rest_of_cursor(reply, body, peer)
-        return 200, {**action.shape(reply, command), **times(reply)}, {}
+            return await self._write(action, prepared, asked)
+        asked.forwards()  # a read is answered here; the parameter is checked all the same
+        reply = check(await run(self._dispatcher, prepared.command, prepared.database, asked.client))
+        shaped = action.shape(reply, prepared)
+        if "documents" in shaped:
+            shaped["documents"] = await self._all(reply, prepared, asked)
+        return Answer(shaped, action.status, times=times_of(reply))
 
-    async def _write(
-        self, action: Action, body: Body, command: Body, scope: Scope, peer: str
-    ) -> tuple[int, Body, dict[str, str]]:
-        query = scope.get("query_string", b"").decode("latin-1")
-        reply, extra = await run_write(
-            self._dispatcher,
-            self._member,
-            command,
-            body["database"],
-            path=scope["path"],
-            query=query,
-            forward="forward=false" not in query.split("&"),
-            client=peer,
-        )
+    def _action(self, asked: Asked) -> Action:
+        name = asked.path[len(PREFIX) :]
+        action = ACTIONS.get(name)
+        if action is None and name not in NOT_BUILT:
+            raise failure(
+                NOT_BUILT_CODE, f"no action {name[:80]!r}; there are: {', '.join(sorted(ACTIONS))}", status=404
+            )
+        if asked.method != "POST":
+            text = f"{name} takes POST, not {asked.method[:20]}"
+            raise failure(NOT_BUILT_CODE, text, status=405, headers={"allow": "POST"})
+        if action is None:
+            raise failure(NOT_BUILT_CODE, f"{name} is not built yet")
+        return action
+
+    def _prepare(self, action: Action, asked: Asked, data: bytes) -> Prepared:
+        return prepare(action, read_fields(asked.content_type, data), self._new_id)
+
+    async def _write(self, action: Action, prepared: Prepared, asked: Asked) -> Answer:
+        reply, headers = await run_write(self._dispatcher, self._member, asked, prepared.command, prepared.database)
         try:
-            check_write(action, check(reply), command)
+            answer = write_answer(action, check(reply, writes=True), prepared)
         except HttpError as error:
-            error.headers = {**extra, **error.headers}
+            error.headers |= headers
             raise
-        concern = command.get("writeConcern", {})
-        status = 202 if concern.get("w") == 0 else action.status
-        return status, {**action.shape(reply, command), **times(reply)}, extra
+        answer.headers = headers
+        return answer
 
-    async def _rest_of_cursor(self, reply: Body, body: Body, peer: str) -> None:
-        """Fetch what did not fit into the first batch: an answer is whole, or an error says that it is too large."""
-        cursor = reply["cursor"]
-        batch, size = cursor["firstBatch"], 0
-        while cursor["id"]:
-            more = {"getMore": cursor["id"], "collection": body["collection"]}
-            page = check(await run(self._dispatcher, more, body["database"], peer))["cursor"]
-            cursor = page
-            batch += page["nextBatch"]
-            size += sum(len(str(document)) for document in page["nextBatch"])
-            if size > MAX_ANSWER_BYTES:
-                kill = {"killCursors": body["collection"], "cursors": [cursor["id"]]}
-                await run(self._dispatcher, kill, body["database"], peer)
-                raise failure(10334, "the answer is too large; use limit and skip, or the wire port's cursors")
+    async def _all(self, reply: Reply, prepared: Prepared, asked: Asked) -> Documents:
+        """The batches behind the first too: an answer is whole, or an error says that it is too large."""
+        cursor, documents = first_batch(reply)
+        size = sum(len(document.raw) for document in documents)
+        collection, database = prepared.command["find"], prepared.database
+        try:
+            while cursor:
+                more = {"getMore": cursor, "collection": collection}
+                cursor, page = next_batch(check(await run(self._dispatcher, more, database, asked.client)))
+                documents += page
+                size += sum(len(document.raw) for document in page)
+                if size > MAX_ANSWER_BYTES:
+                    raise failure(TOO_LARGE, "the answer is too large; use limit and skip, or the wire port's cursors")
+        except (HttpError, asyncio.CancelledError):
+            kill = {"killCursors": collection, "cursors": [cursor]}
+            await run(self._dispatcher, kill, database, asked.client)
+            raise
+        return documents
 
     def _new_id(self) -> ObjectId:
         return ObjectId.generate(self._member.clock.wall_ms() // 1000, self._member.rng)
-
-
-async def read_all(receive: Receive) -> bytes:
-    """The request's body; HttpError 413 as soon as it is too large."""
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise failure(9, "the request ended before its body did")
-        chunk = message.get("body", b"")
-        size += len(chunk)
-        if size > MAX_MESSAGE_SIZE:
-            raise failure(10334, f"a body of over {MAX_MESSAGE_SIZE} bytes")
-        chunks.append(chunk)
-        if not message.get("more_body", False):
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)

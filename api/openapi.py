@@ -1,101 +1,176 @@
-"""The actions in the OpenAPI page: they are answered in front of the application, and described all the same."""
+"""The OpenAPI page: what routes say of their bodies and answers, and the paths of the actions, which are no routes."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
-from api.actions import ACTIONS, NOT_BUILT, Action
+from api.actions import ACTIONS, NOT_BUILT, Action, Kind
+from api.content import BSON, EJSON, JSON
 
-_DOCUMENT: dict[str, Any] = {"type": "object", "additionalProperties": True}
-_FIELDS: dict[str, dict[str, Any]] = {
-    "database": {"type": "string", "minLength": 1},
-    "collection": {"type": "string", "minLength": 1},
-    "dataSource": {"type": "string"},
-    "writeConcern": {"type": "object", "example": {"w": "majority", "wtimeout": 5000}},
-    "readConcern": {"type": "object", "example": {"level": "majority"}},
-    "readPreference": {"type": "object", "example": {"mode": "nearest"}},
-    "maxTimeMS": {"type": "integer", "minimum": 0},
-    "document": _DOCUMENT,
-    "documents": {"type": "array", "items": _DOCUMENT, "minItems": 1},
-    "filter": _DOCUMENT,
-    "projection": _DOCUMENT,
-    "sort": _DOCUMENT,
-    "update": _DOCUMENT,
-    "replacement": _DOCUMENT,
-    "limit": {"type": "integer", "minimum": 0},
-    "skip": {"type": "integer", "minimum": 0},
-    "upsert": {"type": "boolean"},
-    "ordered": {"type": "boolean"},
-    "arrayFilters": {"type": "array", "items": _DOCUMENT},
-    "key": {"type": "string"},
+Schema: TypeAlias = dict[str, Any]
+_DOCUMENT: Schema = {"type": "object", "additionalProperties": True}
+_CHANGE: Schema = {
+    "type": "object",
+    "minProperties": 1,
+    "patternProperties": {"^\\$": {}},
+    "additionalProperties": False,
 }
-_NEEDED = {
-    "insertOne": ["document"],
-    "insertMany": ["documents"],
-    "updateOne": ["update"],
-    "updateMany": ["update"],
-    "replaceOne": ["replacement"],
-    "deleteOne": ["filter"],
-    "deleteMany": ["filter"],
-    "distinct": ["key"],
+_KINDS: dict[Kind, Schema] = {
+    Kind.DOCUMENT: _DOCUMENT,
+    Kind.ARRAY: {"type": "array", "items": _DOCUMENT},
+    Kind.CHANGE: {"anyOf": [_DOCUMENT, {"type": "array", "items": _DOCUMENT}]},
+    Kind.TEXT: {"type": "string"},
+    Kind.FLAG: {"type": "boolean"},
+    Kind.NUMBER: {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
+    Kind.MODE: {"anyOf": [_DOCUMENT, {"type": "string"}]},
 }
-ERROR = {
+_FIELDS: dict[str, Schema] = {
+    "database": {"type": "string", "minLength": 1, "maxLength": 63, "example": "shop"},
+    "collection": {"type": "string", "minLength": 1, "maxLength": 120, "example": "orders"},
+    "dataSource": {"type": "string", "description": "taken and ignored"},
+    "filter": {**_DOCUMENT, "example": {"qty": {"$gt": 2}}},
+    "document": {**_DOCUMENT, "example": {"item": "pen", "qty": 3}},
+    "documents": {"type": "array", "items": _DOCUMENT, "minItems": 1, "example": [{"item": "pen"}]},
+    "update": {**_KINDS[Kind.CHANGE], "example": {"$inc": {"qty": 1}}},
+    "sort": {**_DOCUMENT, "example": {"qty": -1}},
+    "projection": {**_DOCUMENT, "example": {"qty": 1}},
+    "key": {"type": "string", "minLength": 1, "example": "item"},
+    "writeConcern": {**_DOCUMENT, "example": {"w": "majority", "wtimeout": 5000}},
+    "readConcern": {**_DOCUMENT, "example": {"level": "majority"}},
+    "readPreference": {**_KINDS[Kind.MODE], "example": {"mode": "secondaryPreferred"}},
+}
+_RESULTS: dict[str, Schema] = {
+    "insertedId": {},
+    "insertedIds": {"type": "array"},
+    "document": {"type": ["object", "null"]},
+    "documents": {"type": "array", "items": {"type": "object"}},
+    "values": {"type": "array"},
+    "count": {"type": "integer"},
+    "matchedCount": {"type": "integer"},
+    "modifiedCount": {"type": "integer"},
+    "deletedCount": {"type": "integer"},
+}
+_ANSWERS: dict[str, tuple[str, ...]] = {
+    "findOne": ("document",),
+    "find": ("documents",),
+    "countDocuments": ("count",),
+    "distinct": ("values",),
+    "insertOne": ("insertedId",),
+    "insertMany": ("insertedIds",),
+    "updateOne": ("matchedCount", "modifiedCount"),
+    "updateMany": ("matchedCount", "modifiedCount"),
+    "replaceOne": ("matchedCount", "modifiedCount"),
+    "deleteOne": ("deletedCount",),
+    "deleteMany": ("deletedCount",),
+}
+ERROR: Schema = {
     "type": "object",
     "required": ["ok", "code", "codeName", "errmsg"],
     "properties": {
-        "ok": {"type": "integer", "enum": [0]},
-        "code": {"type": "integer"},
+        "ok": {"type": "number", "enum": [0]},
+        "code": {"type": "integer", "description": "MongoDB's number"},
         "codeName": {"type": "string"},
         "errmsg": {"type": "string"},
+        "applied": {"enum": [True, "unknown"], "description": "with 504: what became of the write"},
+        "optime": {"type": ["string", "null"], "description": "with 504: TERM:SECONDS:INC of the write"},
+        "writeConcernError": {"type": "object", "description": "errInfo.progress: how far each member was"},
     },
 }
 _TEXTS = {
-    "400": "bad input; the place is in errmsg",
-    "404": "no such namespace where one is required",
-    "405": "another method is needed",
-    "409": "duplicate key",
-    "413": "too large",
-    "415": "a content type that is not read",
-    "503": "nothing was applied; try again after Retry-After",
-    "504": "applied without its write concern, or the outcome is unknown; `applied` says which",
+    200: "done",
+    201: "inserted",
+    202: "w: 0: taken in, nothing is promised",
+    307: "with forward=false: the primary is at Location",
+    400: "bad input; errmsg names the place",
+    403: "not against this database",
+    404: "no such path, cursor or name",
+    405: "another method is needed: Allow names it",
+    409: "duplicate key",
+    413: "a document over 16 MiB, or a body over 48 MB",
+    415: f"the body is neither {JSON} nor {EJSON} nor {BSON}",
+    503: "nothing was applied: no primary, overload, a full disk or the end of this process; see Retry-After",
+    504: "applied without its write concern, or the outcome is unknown: `applied` and x-replset-applied say which",
 }
 
 
-def with_actions(schema: dict[str, Any]) -> dict[str, Any]:
-    """The application's OpenAPI document, with a path for each action and the error form. Safe to do twice."""
+def answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """`responses` of a route: documents below 300, the error model from 400 on."""
+    return {status: _answer(status, _DOCUMENT) for status in statuses}
+
+
+def _answer(status: int, schema: Schema) -> dict[str, Any]:
+    if status in (202, 307):
+        schema = _DOCUMENT
+    elif status >= 400:
+        schema = {"$ref": "#/components/schemas/Error"}
+    answer: dict[str, Any] = {"description": _TEXTS[status], "content": {JSON: {"schema": schema}}}
+    header = {503: "retry-after", 504: "x-replset-applied", 307: "location", 405: "allow"}.get(status)
+    if header is not None:
+        answer["headers"] = {header: {"schema": {"type": "string"}}}
+    return answer
+
+
+def body(schema: Schema, *, required: bool = True) -> dict[str, Any]:
+    """`openapi_extra` of a route that reads its body itself."""
+    return {"requestBody": {"required": required, "content": {JSON: {"schema": schema}}}}
+
+
+def with_actions(schema: Schema) -> Schema:
+    """The application's OpenAPI document, with a path for each action and the error model. Safe to do twice."""
     paths = schema.setdefault("paths", {})
-    schemas = schema.setdefault("components", {}).setdefault("schemas", {})
-    schemas["Error"] = ERROR
+    schema.setdefault("components", {}).setdefault("schemas", {})["Error"] = ERROR
+    for unused in ("HTTPValidationError", "ValidationError"):  # the framework's own, never answered here
+        schema["components"]["schemas"].pop(unused, None)
+    for path in paths.values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
     for action in ACTIONS.values():
         paths[f"/v1/action/{action.name}"] = {"post": _operation(action)}
     for name in NOT_BUILT:
-        refused = {"summary": "Not built yet.", "tags": ["data"], "responses": _errors("400", "405")}
-        paths[f"/v1/action/{name}"] = {"post": refused}
+        paths[f"/v1/action/{name}"] = {
+            "post": {
+                "summary": "Not built yet: answers 400, code 59.",
+                "operationId": name,
+                "tags": ["data"],
+                "responses": _texts(answers(400, 405)),
+            }
+        }
     return schema
 
 
 def _operation(action: Action) -> dict[str, Any]:
-    names = ["database", "collection", "maxTimeMS", *sorted(action.fields)]
-    names += ["writeConcern"] if action.writes else ["readConcern", "readPreference"]
-    body = {
-        "type": "object",
-        "required": ["database", "collection", *_NEEDED.get(action.name, [])],
-        "properties": {name: _FIELDS[name] for name in names},
-        "additionalProperties": False,
-    }
-    responses = {str(action.status): {"description": "done", "content": {"application/json": {"schema": _DOCUMENT}}}}
-    if action.writes:
-        responses["202"] = {"description": "w: 0, nothing is promised", "content": {"application/json": {}}}
-        responses["307"] = {"description": "forward=false: the primary is at Location"}
-    return {
+    properties = {name: _FIELDS.get(name, _KINDS[kind]) for name, kind in action.takes.items()}
+    if "update" in properties:
+        properties["update"] = {**_CHANGE, "example": {"$set": {"qty": 4}}}
+    fields = {"type": "object", "required": sorted(action.needs), "properties": properties}
+    names = _ANSWERS[action.name]
+    result = {"type": "object", "required": list(names), "properties": {name: _RESULTS[name] for name in names}}
+    statuses = (202, 307, 400, 404, 405, 409, 413, 415, 503, 504) if action.writes else (400, 404, 405, 413, 415, 503)
+    operation = {
         "summary": action.summary,
         "tags": ["data"],
         "operationId": action.name,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
-        "responses": {**responses, **_errors(*_TEXTS)},
+        "parameters": [_FORWARD] if action.writes else [],
+        "requestBody": {
+            "required": True,
+            "content": {JSON: {"schema": {**fields, "additionalProperties": False}}},
+        },
+        "responses": _texts({action.status: _answer(action.status, result), **answers(*statuses)}),
     }
+    if action.writes:
+        operation["description"] = "Forwarded once to the primary when this member is not it: x-replset-forwarded-to."
+    return operation
 
 
-def _errors(*statuses: str) -> dict[str, Any]:
-    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    return {status: {"description": _TEXTS[status], "content": content} for status in statuses}
+_FORWARD: dict[str, Any] = {
+    "name": "forward",
+    "in": "query",
+    "required": False,
+    "description": "false: 307 to the primary instead of forwarding",
+    "schema": {"type": "string", "enum": ["true", "false"]},
+}
+
+
+def _texts(responses: Mapping[int | str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {str(status): answer for status, answer in responses.items()}

@@ -2,21 +2,56 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Request, Response
 
-from api.ask import check, run
-from api.content import answer, parse_body
-from api.ports import ApiDispatcher
+from api.ask import check, decoded, run
+from api.content import times_of
+from api.errors import APPLIED, status_of
+from api.exchange import Answer, Asked, document_of, respond
+from api.openapi import answers
+from api.ports import ApiDispatcher, ApiMember
+
+WRITES = frozenset({"insert", "update", "delete", "findAndModify", "bulkWrite", "create", "drop", "dropDatabase"})
+BODY = {
+    "required": True,
+    "content": {
+        "application/json": {
+            "schema": {"type": "object", "minProperties": 1},
+            "example": {"find": "orders", "filter": {"qty": {"$gt": 2}}},
+        }
+    },
+}
 
 
-def router(dispatcher: ApiDispatcher) -> APIRouter:
+def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
     routes = APIRouter(tags=["command"])
 
-    @routes.post("/v1/command/{db}", summary="Run a database command.", response_class=Response)
+    @routes.post(
+        "/v1/command/{db}",
+        summary="Run a database command on this member.",
+        description="The reply is the command's own. It is not forwarded: 503 when only the primary may answer.",
+        responses=answers(200, 400, 403, 404, 405, 409, 413, 415, 503, 504),
+        response_class=Response,
+        openapi_extra={"requestBody": BODY},
+    )
     async def command(db: str, request: Request) -> Response:
-        document = parse_body(request.headers.get("content-type", ""), await request.body())
-        client = f"{request.client.host}:{request.client.port}" if request.client else ""
-        reply = check(await run(dispatcher, document, db, client))
-        return answer(request.headers.get("accept", ""), reply)
+        asked = Asked(request.scope)
+        document = await document_of(member, asked, request.receive)
+        reply = await run(dispatcher, document, db, asked.client)
+        whole = decoded(check(reply, writes=document.first_key in WRITES))
+        status, headers = outcome(whole)
+        answer = Answer(whole, status, headers, times_of(reply), heavy="cursor" in whole)
+        return await respond(member, asked, answer)
 
     return routes
+
+
+def outcome(reply: dict[str, Any]) -> tuple[int, dict[str, str]]:
+    """(status, headers) of a reply with ok: 1, which may still hold write errors or an unmet write concern."""
+    if reply.get("writeErrors"):
+        return status_of(int(reply["writeErrors"][0]["code"])), {}
+    if reply.get("writeConcernError"):
+        return 504, {APPLIED: "true"}
+    return 200, {}

@@ -2,37 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
+from api.errors import headers_of
 from api.ports import ApiMember
 from replset.core.member_state import MemberState
+
+_BODY = {
+    "type": "object",
+    "required": ["ok", "state"],
+    "properties": {"ok": {"type": "integer", "enum": [0, 1]}, "state": {"type": "string"}},
+}
+_CONTENT = {"application/json": {"schema": _BODY}}
 
 
 def router(member: ApiMember) -> APIRouter:
     routes = APIRouter(tags=["health"])
-
-    def verdict(good: bool) -> JSONResponse:
-        return JSONResponse({"ok": int(good), "state": member.node.state.name}, 200 if good else 503)
-
-    @routes.get("/health", summary="The process is alive.")
-    async def health() -> JSONResponse:
-        return verdict(True)
-
-    @routes.get("/ready", summary="This member can serve reads.")
-    async def ready() -> JSONResponse:
-        return verdict(member.node.state.is_readable and not member.shutting_down)
-
-    @routes.get("/primary", summary="This member takes writes.")
-    async def primary() -> JSONResponse:
-        return verdict(member.node.writable)
-
-    @routes.get("/secondary", summary="This member is a secondary.")
-    async def secondary() -> JSONResponse:
-        return verdict(member.node.state is MemberState.SECONDARY)
-
-    @routes.get("/arbiter", summary="This member is an arbiter.")
-    async def arbiter() -> JSONResponse:
-        return verdict(member.node.state is MemberState.ARBITER)
-
+    checks: dict[str, tuple[str, Callable[[], bool]]] = {
+        "/health": ("This process answers.", lambda: True),
+        "/ready": ("Reads are served here.", lambda: member.node.state.is_readable and not member.shutting_down),
+        "/primary": ("Writes are taken here.", lambda: member.node.writable and not member.shutting_down),
+        "/secondary": ("This member is a secondary.", lambda: member.node.state is MemberState.SECONDARY),
+        "/arbiter": ("This member is an arbiter.", lambda: member.node.state is MemberState.ARBITER),
+    }
+    for path, (summary, holds) in checks.items():
+        routes.add_api_route(
+            path,
+            _endpoint(member, holds),
+            methods=["GET"],
+            summary=summary,
+            operation_id=path[1:],
+            response_class=JSONResponse,
+            responses={
+                200: {"description": "yes", "content": _CONTENT},
+                503: {"description": "no", "content": _CONTENT},
+            },
+        )
+        routes.add_api_route(path, _endpoint(member, holds), methods=["HEAD"], include_in_schema=False)
     return routes
+
+
+def _endpoint(member: ApiMember, holds: Callable[[], bool]) -> Callable[[], object]:
+    async def endpoint() -> JSONResponse:
+        status = 200 if holds() else 503
+        return JSONResponse({"ok": int(status == 200), "state": member.node.state.name}, status, headers_of(status))
+
+    return endpoint

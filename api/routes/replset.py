@@ -1,205 +1,176 @@
-"""`/v1/replset/...`: status, configuration, the administrator's actions, the oplog and the rollbacks."""
+"""`/v1/replset/...`: status, configuration, and the administrator's actions."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 
-from api.ask import check, run, run_write
-from api.content import BSON, answer, failure, parse_body
+from api.ask import check, decoded, run, run_write
+from api.content import read_document, times_of
+from api.errors import MISSING_FIELD, NOT_BUILT, TYPE_MISMATCH, UNKNOWN_FIELD, HttpError, failure
+from api.exchange import Answer, Asked, read_body, respond
+from api.openapi import answers, body
 from api.ports import ApiDispatcher, ApiMember
-from replset.bson import Int64, RawDocument, encode
-from replset.commands.replies import finish
-from replset.errors import ReplError
-from replset.ids import OPTIME_NULL, OpTime
-from replset.replication.rollback_files import list_manifests
-from replset.storage.oplog import OplogRow
 
-MAX_ROWS = 1000
-MAX_ROWS_BYTES = 16 << 20
-NOT_BUILT = ("syncFrom", "maintenance", "resync")
-MEMBER_FIELDS = frozenset({"host", "priority", "votes", "arbiterOnly", "hidden", "secondaryDelaySecs", "tags"})
+NOT_BUILT_YET = ("syncFrom", "maintenance", "resync")
+NODE_NOT_FOUND = 74
+REPLY_FIELDS = frozenset({"ok", "operationTime", "$clusterTime", "commitmentStatus"})
+"""Of an answer of /config, which may come back as it is, with another configuration in it."""
+MEMBER = {
+    "host": {"type": "string", "example": "127.0.0.1:27020"},
+    "priority": {"type": "number", "minimum": 0, "maximum": 1000},
+    "votes": {"type": "integer", "enum": [0, 1]},
+    "arbiterOnly": {"type": "boolean"},
+    "hidden": {"type": "boolean"},
+    "secondaryDelaySecs": {"type": "integer", "minimum": 0},
+    "tags": {"type": "object", "additionalProperties": {"type": "string"}},
+}
+CONFIG = {"type": "object", "example": {"_id": "rs0", "members": [{"_id": 0, "host": "127.0.0.1:27017"}]}}
+SECONDS = {"type": "integer", "minimum": 0}
+READ_ERRORS = (400, 404, 405, 503)
+ERRORS = (*READ_ERRORS, 413, 415)
+WRITE_ERRORS = (*ERRORS, 504)
 
 
 def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
     routes = APIRouter(prefix="/v1/replset", tags=["replset"])
 
-    def client_of(request: Request) -> str:
-        return f"{request.client.host}:{request.client.port}" if request.client else ""
-
-    async def admin(request: Request, command: dict[str, Any]) -> Response:
-        reply = check(await run(dispatcher, command, "admin", client_of(request)))
-        return answer(request.headers.get("accept", ""), reply)
+    async def here(request: Request, command: dict[str, Any], *, writes: bool = False) -> Response:
+        asked = Asked(request.scope)
+        reply = check(await run(dispatcher, command, "admin", asked.client), writes=writes)
+        return await respond(member, asked, Answer(decoded(reply), times=times_of(reply)))
 
     async def on_primary(request: Request, command: dict[str, Any]) -> Response:
-        query = request.url.query
-        reply, headers = await run_write(
-            dispatcher,
-            member,
-            command,
-            "admin",
-            path=request.url.path,
-            query=query,
-            forward="forward=false" not in query.split("&"),
-            client=client_of(request),
-        )
-        return answer(request.headers.get("accept", ""), check(reply), headers=headers)
+        asked = Asked(request.scope)
+        reply, headers = await run_write(dispatcher, member, asked, command, "admin")
+        try:
+            check(reply, writes=True)
+        except HttpError as error:
+            error.headers |= headers
+            if error.body["code"] == NODE_NOT_FOUND and request.method == "DELETE":
+                error.status = 404
+            raise
+        return await respond(member, asked, Answer(decoded(reply), 200, headers, times_of(reply)))
 
-    async def body_of(request: Request) -> dict[str, Any]:
-        data = await request.body()
-        return parse_body(request.headers.get("content-type", ""), data) if data.strip() else {}
+    async def body_of(request: Request, known: frozenset[str] | None) -> dict[str, Any]:
+        """The body's fields, {} for an empty one. known: those there are, None for any."""
+        asked = Asked(request.scope)
+        data = await read_body(asked, request.receive)
+        fields = read_document(asked.content_type, data).decode() if data.strip() else {}
+        for name in fields:
+            if known is not None and name not in known:
+                text = f"unknown field {name[:80]!r}; there are: {', '.join(sorted(known))}"
+                raise failure(UNKNOWN_FIELD, text)
+        return fields
 
-    @routes.get("/status", summary="replSetGetStatus.", response_class=Response)
+    @routes.get("/status", summary="Every member as this one sees it.", responses=answers(200, *READ_ERRORS))
     async def status(request: Request) -> Response:
-        return await admin(request, {"replSetGetStatus": 1})
+        return await here(request, {"replSetGetStatus": 1})
 
-    @routes.get("/config", summary="replSetGetConfig.", response_class=Response)
-    async def config(request: Request) -> Response:
-        return await admin(request, {"replSetGetConfig": 1})
+    @routes.get("/config", summary="The configuration in force.", responses=answers(200, *READ_ERRORS))
+    async def config(request: Request, commitmentStatus: bool = False) -> Response:
+        return await here(request, {"replSetGetConfig": 1, "commitmentStatus": commitmentStatus})
 
-    @routes.post("/initiate", summary="replSetInitiate: the body is the configuration.", response_class=Response)
+    @routes.post(
+        "/initiate",
+        summary="Make a new set: the body is its configuration, or empty for this member alone.",
+        responses=answers(200, *WRITE_ERRORS),
+        openapi_extra=body(CONFIG, required=False),
+    )
     async def initiate(request: Request) -> Response:
-        return await admin(request, {"replSetInitiate": await body_of(request)})
+        return await here(request, {"replSetInitiate": await body_of(request, None)}, writes=True)
 
-    @routes.post("/reconfig", summary="replSetReconfig: {config, force?, maxTimeMS?}.", response_class=Response)
+    @routes.post(
+        "/reconfig",
+        summary="Install another configuration, on the primary; with force on this member, also without a majority.",
+        description="Its version must be higher than the one in force. An answer of /config with a changed `config`"
+        " in it may be sent back as it is. Force may lose acknowledged writes.",
+        responses=answers(200, 307, *WRITE_ERRORS),
+        openapi_extra=body(
+            {
+                "type": "object",
+                "required": ["config"],
+                "properties": {"config": CONFIG, "force": {"type": "boolean"}, "maxTimeMS": SECONDS},
+            }
+        ),
+    )
     async def reconfig(request: Request) -> Response:
-        body = await body_of(request)
-        document = body.pop("config", None)
+        fields = await body_of(request, REPLY_FIELDS | {"config", "force", "maxTimeMS"})
+        document = fields.get("config")
+        if document is None:
+            raise failure(MISSING_FIELD, "field 'config' is missing but required: the new configuration")
         if not isinstance(document, dict):
-            raise failure(40414, "field 'config' must be the new configuration document")
-        force = body.get("force", False)
-        command = {"replSetReconfig": document, **body}
-        return await (admin if force else on_primary)(request, command)
+            raise failure(TYPE_MISMATCH, "field 'config' must be the new configuration, a document")
+        options = {name: fields[name] for name in ("force", "maxTimeMS") if fields.get(name) is not None}
+        command = {"replSetReconfig": document, **options}
+        if options.get("force"):
+            return await here(request, command, writes=True)
+        return await on_primary(request, command)
 
     @routes.post(
         "/stepDown",
-        summary="replSetStepDown: {seconds?, secondaryCatchUpPeriodSecs?, force?}.",
-        response_class=Response,
+        summary="Let this member, the primary, hand over; it is not elected again for `seconds`.",
+        responses=answers(200, *WRITE_ERRORS),
+        openapi_extra=body(
+            {
+                "type": "object",
+                "properties": {
+                    "seconds": SECONDS,
+                    "secondaryCatchUpPeriodSecs": SECONDS,
+                    "force": {"type": "boolean"},
+                },
+            },
+            required=False,
+        ),
     )
     async def step_down(request: Request) -> Response:
-        body = await body_of(request)
-        return await on_primary(request, {"replSetStepDown": body.pop("seconds", 60), **body})
+        fields = await body_of(request, frozenset({"seconds", "secondaryCatchUpPeriodSecs", "force"}))
+        return await here(request, {"replSetStepDown": fields.pop("seconds", 60), **fields})
 
-    @routes.post("/freeze", summary="replSetFreeze: {seconds}.", response_class=Response)
+    @routes.post(
+        "/freeze",
+        summary="Keep this member from standing for election for `seconds`; 0 ends it.",
+        responses=answers(200, *ERRORS),
+        openapi_extra=body({"type": "object", "required": ["seconds"], "properties": {"seconds": SECONDS}}),
+    )
     async def freeze(request: Request) -> Response:
-        body = await body_of(request)
-        return await admin(request, {"replSetFreeze": body.pop("seconds", 0), **body})
+        fields = await body_of(request, frozenset({"seconds"}))
+        if "seconds" not in fields:
+            raise failure(MISSING_FIELD, "field 'seconds' is missing but required; 0 ends it")
+        return await here(request, {"replSetFreeze": fields["seconds"]})
 
-    @routes.post("/members", summary="Add a member.", response_class=Response)
+    @routes.post(
+        "/members",
+        summary="Add a member, on the primary; it copies the data, then it votes.",
+        responses=answers(200, 307, *WRITE_ERRORS),
+        openapi_extra=body({"type": "object", "required": ["host"], "properties": MEMBER}),
+    )
     async def add_member(request: Request) -> Response:
-        body = await body_of(request)
-        for name in body:
-            if name not in MEMBER_FIELDS:
-                raise failure(40415, f"unknown field {name!r}; a member has: {', '.join(sorted(MEMBER_FIELDS))}")
-        return await on_primary(request, {"replSetAddMember": body})
+        fields = await body_of(request, frozenset(MEMBER))
+        if "host" not in fields:
+            raise failure(MISSING_FIELD, "field 'host' is missing but required: HOST:PORT of the member")
+        return await on_primary(request, {"replSetAddMember": fields})
 
-    @routes.delete("/members/{host}", summary="Remove a member.", response_class=Response)
+    @routes.delete(
+        "/members/{host}",
+        summary="Take a member out of the set, on the primary; its files stay where they are.",
+        responses=answers(200, 307, *WRITE_ERRORS),
+    )
     async def remove_member(host: str, request: Request) -> Response:
         return await on_primary(request, {"replSetRemoveMember": host})
 
     async def not_built(request: Request) -> Response:
-        raise failure(59, f"{request.url.path.rpartition('/')[2]} is not built yet")
+        raise failure(NOT_BUILT, f"{request.url.path.rpartition('/')[2]} is not built yet")
 
-    for name in NOT_BUILT:
-        routes.add_api_route(f"/{name}", not_built, methods=["POST"], summary="Not built yet.", response_class=Response)
-
-    # --- the oplog -----------------------------------------------------------------------------------------------
-
-    def stamped(document: dict[str, Any]) -> dict[str, Any]:
-        return finish(document, member.store.last_applied.ts)
-
-    @routes.get("/oplog", summary="Oplog entries behind `after`, oldest first.", response_class=Response)
-    async def oplog(
-        request: Request,
-        after: Annotated[str | None, Query(description="TERM:SECONDS:INC, exclusive")] = None,
-        limit: Annotated[int, Query(ge=1, le=MAX_ROWS)] = 100,
-        ns: Annotated[str | None, Query(description="only this namespace")] = None,
-        op: Annotated[str | None, Query(pattern="^[iudcn]$")] = None,
-    ) -> Response:
-        rows, following = await member.workers.run(lambda: read_rows(member, parse_after(after), limit, ns, op))
-        accept = request.headers.get("accept", "")
-        if BSON in accept.lower():
-            data = b"".join(encode(row_document(row)) for row in rows)
-            headers = {"x-replset-next": str(following)} if following else {}
-            return Response(data, headers=headers, media_type=BSON)
-        entries = [row_document(row) for row in rows]
-        return answer(accept, stamped({"entries": entries, "next": str(following) if following else None}))
-
-    @routes.get("/oplog/info", summary="First, last, window and size of the oplog.", response_class=Response)
-    async def oplog_info(request: Request) -> Response:
-        store = member.store
-        first, last = store.oldest, store.last_applied
-        return answer(
-            request.headers.get("accept", ""),
-            stamped(
-                {
-                    "first": None if first == OPTIME_NULL else str(first),
-                    "last": None if last == OPTIME_NULL else str(last),
-                    "windowSecs": last.seconds - first.seconds,
-                    "bytes": Int64(store.oplog_bytes),
-                    "maxBytes": Int64(store.options.oplog_max_bytes),
-                }
-            ),
+    for name in NOT_BUILT_YET:
+        routes.add_api_route(
+            f"/{name}",
+            not_built,
+            methods=["POST"],
+            summary="Not built yet: answers 400, code 59.",
+            operation_id=name,
+            responses=answers(400, 405),
+            status_code=400,
         )
-
-    # --- rollbacks -----------------------------------------------------------------------------------------------
-
-    @routes.get("/rollbacks", summary="This member's rollbacks, oldest first.", response_class=Response)
-    async def rollbacks(request: Request) -> Response:
-        found = [manifest.document() for manifest in list_manifests(member.rollback_folder)]
-        return answer(request.headers.get("accept", ""), stamped({"rollbacks": found}))
-
-    @routes.get("/rollbacks/{rollback}", summary="One rollback's manifest.", response_class=Response)
-    async def rollback(rollback: str, request: Request) -> Response:
-        return answer(request.headers.get("accept", ""), stamped(manifest_of(member, rollback).document()))
-
-    @routes.get("/rollbacks/{rollback}/{file}", summary="One of its BSON files.", response_class=Response)
-    async def rollback_file(rollback: str, file: str) -> Response:
-        names = {row.name for row in manifest_of(member, rollback).files}
-        if file not in names:
-            raise failure(26, f"rollback {rollback} has no file {file!r}", status=404)
-        data = await member.workers.run(lambda: (Path(member.rollback_folder) / file).read_bytes())
-        return Response(data, media_type=BSON)
-
     return routes
-
-
-def parse_after(text: str | None) -> OpTime:
-    if text is None:
-        return OPTIME_NULL
-    try:
-        return OpTime.parse(text)
-    except ValueError as error:
-        raise failure(2, f"after: {error}") from error
-
-
-def read_rows(
-    member: ApiMember, after: OpTime, limit: int, ns: str | None, op: str | None
-) -> tuple[list[OplogRow], OpTime | None]:
-    """Rows behind `after`, and behind which optime to ask next (None: these were the last for now). In a worker."""
-    with member.store.read() as snapshot:
-        rows = list(snapshot.oplog_after(after, limit=limit, max_bytes=MAX_ROWS_BYTES, ns=ns, op=op))
-        newest = snapshot.newest
-    return rows, rows[-1].optime if rows and rows[-1].optime < newest else None
-
-
-def row_document(row: OplogRow) -> dict[str, object]:
-    return {
-        "optime": str(row.optime),
-        "key": row.key,
-        "hash": Int64(row.hash),
-        "chain": Int64(row.chain),
-        "entry": RawDocument(row.entry),
-    }
-
-
-def manifest_of(member: ApiMember, rollback: str) -> Any:
-    try:
-        for manifest in list_manifests(member.rollback_folder):
-            if manifest.id == rollback:
-                return manifest
-    except ReplError as error:
-        raise failure(error.code, error.message) from error
-    raise failure(26, f"no rollback {rollback!r} on this member", status=404)
