@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from replset.bson import from_ejson, to_ejson
 from replset.cli import cluster, oplog, show
 from replset.client import WireClient
 from replset.errors import HostUnreachableError, ReplError
+from replset.terminal import run_app
 
 app = typer.Typer(
     help="A MongoDB-style replica set: run members and look after them.",
@@ -38,24 +38,11 @@ class CommandFailedError(ReplError):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one subcommand and turn every failure into one line and exit status 2."""
-    try:
-        status = app(args=list(arguments), prog_name="replset", standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        return 2
-    except (click.Abort, KeyboardInterrupt):
-        return 130
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 1
-    except ReplError as error:
-        print(f"replset: {error.message}", file=sys.stderr)
-        return 2
-    return int(status) if isinstance(status, int) else 0
+    """Run one subcommand; its exit status."""
+    return run_app(app, "replset", arguments)
 
 
-@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
+@app.command()
 def start() -> None:
     """Run one member until SIGTERM (`replset start --help` lists its options)."""
 

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 from urllib.parse import urlencode
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -19,6 +18,7 @@ from replset.client import HttpClient, WireClient
 from replset.errors import BadValueError, ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.storage.offline import open_oplog
+from replset.terminal import console
 
 app = typer.Typer(help="Look at the oplog.", no_args_is_help=True)
 Place = Annotated[Path | None, typer.Argument(help="a dbpath, or its database file; nothing: ask --host")]
@@ -43,7 +43,7 @@ def info(
     table = Table(show_header=False)
     for name, value in shown.items():
         table.add_row(name, escape(str(value)))
-    Console().print(table)
+    console().print(table)
 
 
 @app.command()

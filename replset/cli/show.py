@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from replset.bson import DateTime, Timestamp, to_ejson
+from replset.terminal import console
 
 STYLE = {"PRIMARY": "bold green", "SECONDARY": "green", "ARBITER": "cyan", "ROLLBACK": "bold red", "RECOVERING": "red"}
 
@@ -30,7 +30,7 @@ def optime_text(optime: object) -> str:
 
 def status(reply: Mapping[str, Any]) -> None:
     """The set as a table: a line a member, lag against the primary's newest entry, and what is wrong."""
-    console = Console()
+    out = console()
     newest = max((_millis(row.get("optimeDate")) for row in reply["members"]), default=0)
     table = Table(title=f"{reply['set']}, term {reply['term']}", title_justify="left")
     for column in ("member", "state", "votes for majority", "newest entry", "behind", "last heard", "remarks"):
@@ -50,9 +50,9 @@ def status(reply: Mapping[str, Any]) -> None:
             heard,
             escape(str(row.get("infoMessage") or row.get("lastHeartbeatMessage") or "")),
         )
-    console.print(table)
+    out.print(table)
     optimes = reply.get("optimes", {})
-    console.print(
+    out.print(
         f"commit point {optime_text(optimes.get('lastCommittedOpTime'))}; a majority write needs "
         f"{reply.get('writeMajorityCount')} of {reply.get('writableVotingMembersCount')} copies",
         highlight=False,

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 import uvloop
-from api.app import create_app
 
+from api.app import create_app
 from api.serve import HttpServer
 from replset.errors import ReplError
 from replset.runtime.machine import RealClock, RealWorkers

@@ -289,6 +289,7 @@ class RunningMember:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.snapshots.close()
+        self.dispatcher.cursors.close_all()
         await self._server.close()
         await self.peer.close()
         async with self.durability.busy, self._housekeeper.busy:
@@ -328,7 +329,8 @@ class RunningMember:
         self._progress.poke()
 
     def _undone(self) -> None:
-        """A rollback took entries away."""
+        """A rollback took entries away: no cursor may go on in what is not there any more."""
+        self.dispatcher.cursors.close_all()
         self.durability.undone()
         self._moved()
         self._news.ring()
@@ -400,6 +402,8 @@ class RunningMember:
         self.shell.feed(DrainFinished(term))
 
     def _append_noop(self, term: int, message: str) -> None:
+        if message != "initiating set" and (self.node.state is not MemberState.PRIMARY or self.node.term != term):
+            return  # it no longer leads that term: the entry would only have to be rolled back
         document: dict[str, object] = {"msg": message}
         if message == "new primary":
             document |= {"member": self.node.self_id, "host": self.host}
@@ -434,6 +438,7 @@ class RunningMember:
         """Put the copy in the place of the data. From the store's closing on, a failure can only be left by a restart."""
         async with self.durability.busy, self._housekeeper.busy:
             await self.snapshots.close()
+            self.dispatcher.cursors.close_all()
             floor = max(self.store.rollback_id, self._file.rollback_id_floor)
             try:
                 self.store.close()
