@@ -66,9 +66,9 @@ class Demo:
         return [
             Step(
                 "Start three members and make them a set",
-                "Three processes, each with its own files. One of them is told the configuration; the others hear of it "
-                "in heartbeats, copy its data, and vote. The one that wins the election is the primary: it alone takes "
-                "writes.",
+                "Three processes, each with its own files. One of them is told the configuration; the others hear of "
+                "it in heartbeats, copy its data, and vote. The one that wins the election is the primary: it alone "
+                "takes writes.",
                 self.start_and_initiate,
             ),
             Step(
@@ -79,8 +79,8 @@ class Demo:
             ),
             Step(
                 "Add a fourth member while writes go on",
-                "It copies a snapshot of the data, then follows the oplog from there. It has no vote until it has caught "
-                "up, so a newcomer can never count for a majority that it does not hold.",
+                "It copies a snapshot of the data, then follows the oplog from there. It has no vote until it has "
+                "caught up, so a newcomer can never count for a majority that it does not hold.",
                 self.add_fourth,
             ),
             Step(
@@ -101,8 +101,8 @@ class Demo:
             ),
             Step(
                 "The others elect a new primary",
-                'A higher term begins. Writes with w: "majority" go on there: three copies and the arbiter\'s vote are '
-                "enough.",
+                'A higher term begins. Writes with w: "majority" go on there: three copies and the vote of the arbiter '
+                "are enough.",
                 self.elect,
             ),
             Step(

@@ -435,7 +435,7 @@ class RunningMember:
         return await self.workers.run(lambda: self._file.begin_initial_sync(rollback_id=rollback_id))
 
     async def _install(self, copy: str) -> None:
-        """Put the copy in the place of the data. From the store's closing on, a failure can only be left by a restart."""
+        """Put the copy in the place of the data. Once the store is closed, a failure stops the member."""
         async with self.durability.busy, self._housekeeper.busy:
             await self.snapshots.close()
             self.dispatcher.cursors.close_all()

@@ -1,4 +1,4 @@
-"""`./dev bench [NAME]`: throughput of a real three-member set, and the codec and storage alone. Never part of the tests."""
+"""`./dev bench [NAME]`: throughput of a real three-member set; codec and storage alone. Never part of the tests."""
 
 from __future__ import annotations
 
