@@ -29,6 +29,7 @@ Host = Annotated[str, typer.Option("--host", metavar="HOST:PORT", help="a member
 AsJson = Annotated[bool, typer.Option("--json", help="JSON for scripts instead of a table")]
 Wait = Annotated[int, typer.Option("--wait", metavar="SECONDS", help="wait so long for the members to answer")]
 IfNeeded = Annotated[bool, typer.Option("--if-needed", help="it is no error when it is done already")]
+NewMember = Annotated[str, typer.Argument(metavar="HOST:PORT", help="as the other members are to reach it")]
 DEFAULT_HOST = "127.0.0.1:27017"
 ALREADY_INITIALIZED = 23
 
@@ -91,7 +92,7 @@ def initiate(
 
 @app.command()
 def add(
-    member: Annotated[str, typer.Argument(metavar="HOST:PORT")],
+    member: NewMember,
     host: Host = DEFAULT_HOST,
     priority: Annotated[float | None, typer.Option(help="0 to 1000; 0: never primary")] = None,
     votes: Annotated[int | None, typer.Option(help="0 or 1")] = None,
@@ -114,13 +115,16 @@ def add(
 
 
 @app.command("add-arbiter")
-def add_arbiter(member: Annotated[str, typer.Argument(metavar="HOST:PORT")], host: Host = DEFAULT_HOST) -> None:
+def add_arbiter(member: NewMember, host: Host = DEFAULT_HOST) -> None:
     """Add an arbiter: a vote without data."""
     tell(on_primary(host, {"replSetAddMember": {"host": member, "arbiterOnly": True}}), f"{member} is added as arbiter")
 
 
 @app.command()
-def remove(member: Annotated[str, typer.Argument(metavar="HOST:PORT")], host: Host = DEFAULT_HOST) -> None:
+def remove(
+    member: Annotated[str, typer.Argument(metavar="HOST:PORT", help="as the configuration names it")],
+    host: Host = DEFAULT_HOST,
+) -> None:
     """Take a member out of the set; its files stay where they are."""
     tell(on_primary(host, {"replSetRemoveMember": member}), f"{member} is removed")
 
@@ -166,7 +170,7 @@ def freeze(
 
 
 def add_one(host: str, options: dict[str, object], done: str, wait_s: int, if_needed: bool) -> None:
-    """Add one member; wait up to `wait_s` for it to answer, for a primary, and for the change before to be committed."""
+    """Add one member; wait up to `wait_s` for it to answer, for a primary, and for an earlier change to be done."""
     member = str(options["host"])
     wait_for_answer(member, wait_s)
     deadline = time.monotonic() + wait_s

@@ -17,7 +17,7 @@ DEFAULT_FOLDER = Path("replset-data")
 @app.command()
 def up(
     members: Annotated[int, typer.Option(min=1, max=50, help="data-bearing members")] = 3,
-    arbiters: Annotated[int, typer.Option(min=0, max=7)] = 0,
+    arbiters: Annotated[int, typer.Option(min=0, max=7, help="members that vote and hold no data")] = 0,
     base_port: Annotated[int, typer.Option(min=1, max=60000, help="first wire port; the others follow")] = 27017,
     folder: Folder = DEFAULT_FOLDER,
     name: Annotated[str, typer.Option(help="the set's name")] = "rs0",

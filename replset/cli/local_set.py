@@ -85,13 +85,13 @@ class LocalSet:
         """Read the set that `cluster up` left in `folder`."""
         try:
             document = json.loads((folder / "set.json").read_text(encoding="utf-8"))
+            loaded = cls(folder, document["name"])
+            for row in document["members"]:
+                loaded.members.append(LocalMember(**{**row, "dbpath": Path(row["dbpath"]), "log": Path(row["log"])}))
         except FileNotFoundError:
             raise LocalSetError(f"no local set in {folder} (make one with `replset cluster up`)") from None
-        except (OSError, ValueError) as error:
-            raise LocalSetError(f"{folder / 'set.json'} cannot be read: {error}") from error
-        loaded = cls(folder, document["name"])
-        for row in document["members"]:
-            loaded.members.append(LocalMember(**{**row, "dbpath": Path(row["dbpath"]), "log": Path(row["log"])}))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LocalSetError(f"{folder / 'set.json'} is not what `cluster up` writes: {error!r}") from error
         return loaded
 
     def save(self) -> None:

@@ -1,4 +1,4 @@
-"""`replset oplog tail|info`: the oplog of a live member (through its HTTP API), or of a dbpath whose member may be down."""
+"""`replset oplog tail|info`: the oplog of a live member (through its HTTP API), or of a dbpath, in use or not."""
 
 from __future__ import annotations
 

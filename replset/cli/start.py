@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import NoReturn
 
 import uvloop
 
@@ -48,10 +49,32 @@ HELP = {
 }
 
 
+METAVARS = {
+    "repl_set": "NAME",
+    "dbpath": "DIR",
+    "port": "PORT",
+    "http_port": "PORT",
+    "bind_ip": "ADDRESS",
+    "advertise": "HOST",
+    "oplog_size_mb": "MB",
+    "oplog_min_retention_hours": "HOURS",
+    "snapshot_history_secs": "SECONDS",
+    "min_free_mb": "MB",
+    "max_connections": "N",
+    "log_level": "LEVEL",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(refuse(f"{message} (see `replset start --help`)"))
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Every option of MemberOptions as a flag; none has a default here, so that file and environment show through."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="replset start",
+        usage="replset start --replSet NAME --dbpath DIR [--port PORT] [OPTIONS]",
         description="Run one member of a replica set until SIGTERM.",
         epilog="Each option also comes from the environment (--replSet: REPLSET_REPL_SET) or from the file named by "
         "--config (same names, flat); the flag wins, then the environment, then the file.",
@@ -63,7 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
         if field.type == "bool":
             parser.add_argument(flag, dest=field.name, action=argparse.BooleanOptionalAction, default=None, help=text)
         else:
-            parser.add_argument(flag, dest=field.name, metavar=field.name.upper(), help=text)
+            parser.add_argument(flag, dest=field.name, metavar=METAVARS[field.name], help=text)
     return parser
 
 
