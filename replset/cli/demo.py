@@ -90,8 +90,8 @@ class Demo:
             ),
             Step(
                 "Cut the primary off from the others",
-                "Clients still reach it; no other member does. For one election timeout it goes on believing that it is "
-                "primary.",
+                "Clients still reach it; no other member does. For one election timeout it goes on believing that it "
+                "is primary.",
                 self.cut,
             ),
             Step(
