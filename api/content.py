@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from functools import lru_cache
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import orjson
 
@@ -20,6 +20,7 @@ from replset.bson import (
     Binary,
     ExtendedJSONError,
     Int64,
+    InvalidBSONError,
     RawDocument,
     Timestamp,
     encode,
@@ -48,6 +49,18 @@ class Form(Enum):
     EJSON = EJSON
     CANONICAL = f"{EJSON}; canonical=true"
     BSON = BSON
+
+
+class Parts(dict[str, Any]):
+    """A document whose fields are written each on its own, so that none counts as nested in it.
+
+    A document in a field that nests too deep all the same (a change at the very bottom of a document, in the oplog)
+    is written as binary data.
+    """
+
+
+class Rows(list[Parts]):
+    """Many of them in one field of an answer."""
 
 
 class Documents(list[RawDocument]):
@@ -254,11 +267,26 @@ def write(form: Form, document: Mapping[str, Any], times: Times) -> bytes:
 
 
 def _json_of(value: object, canonical: bool) -> str:
-    if type(value) is Documents:
-        return "[" + ",".join([to_ejson(document, canonical) for document in value]) + "]"
-    if type(value) is str:
+    kind = type(value)
+    if kind is str:
         return orjson.dumps(value).decode()
+    if kind is Documents or kind is Rows:
+        return "[" + ",".join([_json_of(document, canonical) for document in cast("Documents | Rows", value)]) + "]"
+    if kind is Parts:
+        fields = cast("Parts", value).items()
+        return (
+            "{" + ",".join([f"{orjson.dumps(name).decode()}:{_part(part, canonical)}" for name, part in fields]) + "}"
+        )
     return to_ejson(value, canonical)
+
+
+def _part(value: object, canonical: bool) -> str:
+    try:
+        return _json_of(value, canonical)
+    except InvalidBSONError:
+        if isinstance(value, RawDocument):
+            return to_ejson(Binary(value.raw), canonical)
+        raise
 
 
 def _time_fields(times: Times) -> dict[str, object]:

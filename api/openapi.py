@@ -10,19 +10,13 @@ from api.content import BSON, EJSON, JSON
 
 Schema: TypeAlias = dict[str, Any]
 _DOCUMENT: Schema = {"type": "object", "additionalProperties": True}
-_CHANGE: Schema = {
-    "type": "object",
-    "minProperties": 1,
-    "patternProperties": {"^\\$": {}},
-    "additionalProperties": False,
-}
 _KINDS: dict[Kind, Schema] = {
     Kind.DOCUMENT: _DOCUMENT,
     Kind.ARRAY: {"type": "array", "items": _DOCUMENT},
     Kind.CHANGE: {"anyOf": [_DOCUMENT, {"type": "array", "items": _DOCUMENT}]},
     Kind.TEXT: {"type": "string"},
     Kind.FLAG: {"type": "boolean"},
-    Kind.NUMBER: {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
+    Kind.NUMBER: {"type": "integer", "minimum": 0, "maximum": 2**63 - 1},
     Kind.MODE: {"anyOf": [_DOCUMENT, {"type": "string"}]},
 }
 _FIELDS: dict[str, Schema] = {
@@ -32,7 +26,14 @@ _FIELDS: dict[str, Schema] = {
     "filter": {**_DOCUMENT, "example": {"qty": {"$gt": 2}}},
     "document": {**_DOCUMENT, "example": {"item": "pen", "qty": 3}},
     "documents": {"type": "array", "items": _DOCUMENT, "minItems": 1, "example": [{"item": "pen"}]},
-    "update": {**_KINDS[Kind.CHANGE], "example": {"$inc": {"qty": 1}}},
+    "update": {
+        "type": "object",
+        "minProperties": 1,
+        "patternProperties": {"^\\$": {}},
+        "additionalProperties": False,
+        "example": {"$inc": {"qty": 1}},
+    },
+    "maxTimeMS": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
     "sort": {**_DOCUMENT, "example": {"qty": -1}},
     "projection": {**_DOCUMENT, "example": {"qty": 1}},
     "key": {"type": "string", "minLength": 1, "example": "item"},
@@ -140,9 +141,7 @@ def with_actions(schema: Schema) -> Schema:
 
 
 def _operation(action: Action) -> dict[str, Any]:
-    properties = {name: _FIELDS.get(name, _KINDS[kind]) for name, kind in action.takes.items()}
-    if "update" in properties:
-        properties["update"] = {**_CHANGE, "example": {"$set": {"qty": 4}}}
+    properties = {name: _field(action, name, kind) for name, kind in action.takes.items()}
     fields = {"type": "object", "required": sorted(action.needs), "properties": properties}
     names = _ANSWERS[action.name]
     result = {"type": "object", "required": list(names), "properties": {name: _RESULTS[name] for name in names}}
@@ -161,6 +160,16 @@ def _operation(action: Action) -> dict[str, Any]:
     if action.writes:
         operation["description"] = "Forwarded once to the primary when this member is not it: x-replset-forwarded-to."
     return operation
+
+
+def _field(action: Action, name: str, kind: Kind) -> Schema:
+    """One field of a body; null stands for an optional one that is not there."""
+    schema = _FIELDS.get(name, _KINDS[kind])
+    if name in action.needs:
+        return schema
+    own = {key: value for key, value in schema.items() if key in ("example", "description")}
+    rest = {key: value for key, value in schema.items() if key not in own}
+    return {"anyOf": [rest, {"type": "null"}], **own}
 
 
 _FORWARD: dict[str, Any] = {

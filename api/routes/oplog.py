@@ -6,12 +6,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from api.content import Documents, Form
+from api.content import Form, Parts, Rows
 from api.errors import BAD_VALUE, failure
 from api.exchange import Answer, Asked, respond
 from api.openapi import answers
 from api.ports import ApiMember
-from replset.bson import Binary, Int64, RawDocument, encode
+from replset.bson import Binary, Int64, RawDocument, encode, walk
+from replset.bson.decoding import read_value
 from replset.ids import OPTIME_NULL, OpTime
 from replset.storage.oplog import OplogRow
 from replset.storage.snapshot import Snapshot
@@ -20,6 +21,7 @@ DEFAULT_ROWS = 100
 MAX_ROWS = 10_000
 MAX_ROWS_BYTES = 8 << 20
 NEXT = "x-replset-next"
+DOCUMENT = 3
 
 
 def router(member: ApiMember) -> APIRouter:
@@ -43,12 +45,13 @@ def router(member: ApiMember) -> APIRouter:
         begin = parse_after(after)
         with member.store.read() as snapshot:
             rows, following = await member.workers.run(lambda: read_rows(snapshot, begin, limit, ns, op))
-        documents = await member.workers.run(lambda: Documents(row_document(row) for row in rows))
         position = None if following is None else str(following)
         if asked.form is Form.BSON:
             headers = {"content-type": Form.BSON.value, **({NEXT: position} if position else {})}
-            return Response(b"".join(document.raw for document in documents), headers=headers)
-        return await respond(member, asked, Answer({"entries": documents, "next": position}))
+            data = await member.workers.run(lambda: b"".join([encode(row_fields(row)) for row in rows]))
+            return Response(data, headers=headers)
+        documents = await member.workers.run(lambda: Rows([row_parts(row) for row in rows]))
+        return await respond(member, asked, Answer({"entries": documents, "next": position}, heavy=True))
 
     @routes.get(
         "/info",
@@ -90,16 +93,22 @@ def read_rows(
     return rows, last if snapshot.oplog_after(last, limit=1, max_bytes=1, ns=ns, op=op) else None
 
 
-def row_document(row: OplogRow) -> RawDocument:
+def row_fields(row: OplogRow) -> dict[str, object]:
     """{optime, key, hash, chain, entry}; key: the encoded `_id` of the document that it is about."""
-    return RawDocument(
-        encode(
-            {
-                "optime": str(row.optime),
-                "key": None if row.key is None else Binary(row.key),
-                "hash": Int64(row.hash),
-                "chain": Int64(row.chain),
-                "entry": RawDocument(row.entry),
-            }
-        )
-    )
+    return {
+        "optime": str(row.optime),
+        "key": None if row.key is None else Binary(row.key),
+        "hash": Int64(row.hash),
+        "chain": Int64(row.chain),
+        "entry": RawDocument(row.entry),
+    }
+
+
+def row_parts(row: OplogRow) -> Parts:
+    """The same to be written as JSON: the document of an insert may nest as deep as any."""
+    entry = row.entry
+    fields = {
+        name: RawDocument(entry[start:end]) if kind == DOCUMENT else read_value(entry, kind, start, end)
+        for name, kind, start, end in walk(entry)
+    }
+    return Parts(row_fields(row) | {"entry": Parts(fields)})
