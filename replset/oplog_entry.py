@@ -23,8 +23,10 @@ VERSION = 2
 
 _INC_MASK = (1 << 31) - 1
 _int32 = Struct("<i").pack
+_read_int32 = Struct("<i").unpack_from
 # ts (increment, seconds), t, v, wall: the same fields at the end of every entry.
 _tail = Struct("<4sII3sq13sq").pack
+_read_tail = Struct("<4sII3sq13sq").unpack_from
 _TS = b"\x11ts\0"
 _T = b"\x12t\0"
 _V_WALL = b"\x10v\0\x02\0\0\0\x09wall\0"
@@ -100,6 +102,34 @@ class OplogEntry:
 
     def __repr__(self) -> str:
         return f"OplogEntry({self.optime}, {self.op}, {self.ns})"
+
+
+class InsertRun:
+    """Reads inserts into one collection without walking them: as a primary builds them, they begin with the same bytes
+    and end with fields of fixed size. Any other entry is left to `OplogEntry`.
+    """
+
+    __slots__ = ("_head", "ns", "ui")
+
+    def __init__(self, entry: OplogEntry) -> None:
+        """`entry` is an insert with a `ui`; those that follow are compared with it."""
+        self.ns = entry.ns
+        self.ui = entry.ui or b""
+        self._head = _head(INSERT, self.ns, self.ui)
+
+    def read(self, raw: bytes) -> tuple[bytes, OpTime, int] | None:
+        """(document, optime, wall_ms) when `raw` is one more of the run, else None."""
+        at = 4 + len(self._head)
+        if raw[4:at] != self._head or len(raw) < at + 5 + _TAIL_SIZE:
+            return None
+        (length,), (size,) = _read_int32(raw, 0), _read_int32(raw, at)
+        end = at + size
+        if length != len(raw) or end + _TAIL_SIZE + 1 != length or size < 5 or raw[end - 1] or raw[-1]:
+            return None
+        ts_name, increment, seconds, t_name, term, v_wall, wall_ms = _read_tail(raw, end)
+        if ts_name != _TS or t_name != _T or v_wall != _V_WALL:
+            return None
+        return raw[at:end], OpTime(term, pack_ts(seconds, increment)), wall_ms
 
 
 def insert_entry(ns: str, ui: bytes, doc: bytes, optime: OpTime, wall_ms: int, extra: bytes = b"") -> bytes:

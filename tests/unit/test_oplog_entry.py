@@ -20,6 +20,7 @@ from replset.bson import (
 )
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import (
+    InsertRun,
     OplogEntry,
     command_entry,
     delete_entry,
@@ -141,3 +142,34 @@ def test_an_entry_without_its_id_has_no_key() -> None:
         OplogEntry(delete_entry("db.c", UI, encode({}), AT, WALL)).key()
     with pytest.raises(InvalidBSONError, match="o2"):
         OplogEntry(encode({"op": "u", "ns": "db.c", "ts": Timestamp(1, 1), "t": 1, "o": {}})).key()
+
+
+def test_a_run_of_inserts_reads_what_the_long_way_reads() -> None:
+    ui = bytes(range(16))
+    first = OplogEntry(insert_entry("shop.orders", ui, encode({"_id": 1}), OpTime(3, pack_ts(10, 1)), 5))
+    run = InsertRun(first)
+    for number in (2, -7, "x" * 300):
+        doc = encode({"_id": number, "v": [1, 2]})
+        raw = insert_entry("shop.orders", ui, doc, OpTime(4, pack_ts(2**32 - 1, 9)), -3)
+        entry = OplogEntry(raw)
+        assert run.read(raw) == (doc, OpTime(4, pack_ts(2**32 - 1, 9)), -3)
+        assert run.read(raw) == (entry.o.raw, entry.optime, entry.wall_ms)
+
+
+def test_a_run_of_inserts_leaves_every_other_entry_alone() -> None:
+    ui, optime = bytes(range(16)), OpTime(3, pack_ts(10, 1))
+    doc = encode({"_id": 1})
+    run = InsertRun(OplogEntry(insert_entry("shop.orders", ui, doc, optime, 5)))
+    good = insert_entry("shop.orders", ui, doc, optime, 5)
+    assert run.read(good) is not None
+    others = [
+        insert_entry("shop.other", ui, doc, optime, 5),
+        insert_entry("shop.orders", bytes(16), doc, optime, 5),
+        insert_entry("shop.orders", ui, doc, optime, 5, extra_fields({"stmtId": 1})),
+        delete_entry("shop.orders", ui, doc, optime, 5),
+        noop_entry({"msg": "x"}, optime, 5),
+        good[:-1] + b"\x01",
+        *(good[:cut] for cut in range(len(good))),
+    ]
+    for other in others:
+        assert run.read(other) is None
