@@ -121,8 +121,13 @@ def taken_port(options: MemberOptions) -> str | None:
         try:
             socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
         except OSError as error:
-            return f"cannot listen on {address}: {error.strerror or error}"
+            return f"cannot listen on {address}: {reason_of(error)}"
     return None
+
+
+def reason_of(error: OSError) -> str:
+    """The system's words for it, without what Python adds; names that do not resolve have words of their own."""
+    return str(error.strerror or error) if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
 
 
 async def run(options: MemberOptions) -> int:
@@ -147,13 +152,13 @@ async def run(options: MemberOptions) -> int:
     except ReplError as error:
         return refuse(error.message)
     except OSError as error:
-        return refuse(f"{options.listen}: {error.strerror or error}")
+        return refuse(f"{error.filename or options.listen}: {reason_of(error)}")
     http = HttpServer(create_app(member.dispatcher, member), options.http_listen)
     try:
         await http.start()
     except OSError as error:
         await member.stop()
-        return refuse(f"{options.http_listen}: {error.strerror or error}")
+        return refuse(f"cannot listen on {options.http_listen}: {reason_of(error)}")
     print(f"replset {options.repl_set}: wire {options.host}, http http://{options.http_address}", flush=True)
     watchdog = Watchdog()
     watchdog.start()

@@ -19,7 +19,7 @@ from replset.core.effects import LastVote
 from replset.errors import CorruptDataError, ReplError
 from replset.ids import MemberId
 from replset.storage.disk import Disk
-from replset.storage.schema import MEMBER_SCHEMA, ensure_schema
+from replset.storage.schema import MEMBER_SCHEMA, check_schema, ensure_schema
 from replset.storage.sqlite import check_sqlite_version, rows_of, storage_error
 
 MEMBER_FILE = "member.db"
@@ -77,6 +77,7 @@ class MemberFile:
         self._disk.make_folder(os.path.dirname(self.path))
         self._connection = connection = self._disk.connect(self.path)
         connection.set_busy_timeout(2000)
+        check_schema(connection, MEMBER_SCHEMA, self.path)
         connection.pragma("journal_mode", "delete")
         connection.pragma("synchronous", "EXTRA")
         ensure_schema(connection, MEMBER_SCHEMA, self.path)

@@ -109,20 +109,28 @@ def statements_of(schema: Schema, done: int) -> list[str]:
     return [sql for sql in issued if not sql.lstrip().upper().startswith(_READS)]
 
 
-def ensure_schema(connection: apsw.Connection, schema: Schema, path: str) -> bool:
-    """Bring the file up to today's schema in one transaction; True when something had to be done.
+def check_schema(connection: apsw.Connection, schema: Schema, path: str) -> int:
+    """How many steps of the schema the file has; writes nothing, so that a foreign file stays as it is.
 
     CorruptDataError when the file is another application's or a newer version's.
     """
     done = int(first_row(connection, "PRAGMA user_version")[0])
     application_id = int(first_row(connection, "PRAGMA application_id")[0])
     if done == len(schema.steps) and application_id == schema.application_id:
-        return False
+        return done
     if done > len(schema.steps):
         raise CorruptDataError(f"{path} was made by a newer version: schema {done}, known {len(schema.steps)}")
     tables = first_row(connection, "SELECT count(*) FROM sqlite_schema")[0]
     if (done or tables) and application_id != schema.application_id:
         raise CorruptDataError(f"{path} is no database of ours: its application id is {application_id}")
+    return done
+
+
+def ensure_schema(connection: apsw.Connection, schema: Schema, path: str) -> bool:
+    """Bring the file up to today's schema in one transaction; True when something had to be done. See check_schema."""
+    done = check_schema(connection, schema, path)
+    if done == len(schema.steps):
+        return False
     statements = statements_of(schema, done)
     with connection:
         for sql in statements:

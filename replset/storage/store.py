@@ -25,7 +25,7 @@ from replset.storage.catalog import Catalog, Collection, load_catalog
 from replset.storage.copies import CopyInfo
 from replset.storage.disk import WAL_SUFFIX, Disk, Lock
 from replset.storage.oplog import OplogRow, TermSpan
-from replset.storage.schema import DATA_SCHEMA, ensure_schema
+from replset.storage.schema import DATA_SCHEMA, check_schema, ensure_schema
 from replset.storage.snapshot import Snapshot
 from replset.storage.sqlite import check_sqlite_version, first_row, storage_error
 from replset.storage.txn import Head, Txn, read_meta, write_meta
@@ -142,6 +142,7 @@ class Store:
     def _connect(self) -> None:
         self._connection = connection = self.disk.connect(self.path)
         connection.set_busy_timeout(_BUSY_MS)
+        check_schema(connection, DATA_SCHEMA, self.path)
         mode = connection.pragma("journal_mode", "wal")
         if mode != "wal":
             raise StorageError(f"{self.path}: the file system does not carry a WAL (journal_mode {mode})")

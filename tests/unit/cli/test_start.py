@@ -1,0 +1,247 @@
+"""`replset start`: what cannot start says why in one line, with status 2, and touches nothing; what starts is small."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from replset.cli.local_set import free_ports
+from replset.cli.main import main
+from replset.client import WireClient
+from replset.errors import ReplError
+from replset.storage.disk import RealDisk
+from replset.storage.member_file import MemberFile
+from replset.storage.store import Store, lock_dbpath
+
+COMMAND = [sys.executable, "-m", "replset.cli.main", "start", "--replSet", "rs0"]
+BARE_ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("REPLSET_")}
+HEAVY = ("typer", "rich", "sqlite_utils", "pandas", "numpy")
+
+
+@pytest.fixture
+def port() -> int:
+    return free_ports(1, 31000 + os.getpid() % 1000 * 4)[0]
+
+
+def made_dbpath(folder: Path) -> Path:
+    """A dbpath as a stopped member leaves it."""
+    disk = RealDisk()
+    lock = lock_dbpath(disk, str(folder))
+    MemberFile.open(disk, str(folder), new_incarnation=lambda: "0123456789abcdef").close()
+    Store.open(disk, str(folder)).close()
+    lock.release()
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a dbpath but the lock, which names whoever tried last."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "replset.lock"}
+
+
+def start(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `replset start` where it should refuse."""
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=BARE_ENVIRONMENT | (environment or {}),
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line that a refusal prints."""
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("replset start: ")
+    return lines[0].removeprefix("replset start: ")
+
+
+@contextmanager
+def running(dbpath: Path, port: int, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A member as a process, answering; killed at the end if it still runs."""
+    command = [*COMMAND, "--dbpath", str(dbpath), "--port", str(port), *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=BARE_ENVIRONMENT)
+    try:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                with WireClient(f"127.0.0.1:{port}") as client:
+                    assert client.command("admin", {"ping": 1})["ok"] == 1.0
+                break
+            except ReplError:
+                assert process.poll() is None, "the member ended"
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        yield process
+    finally:
+        process.kill()
+        process.wait(timeout=20)
+
+
+# --- options, without a process -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--frobnicate"], "unrecognized arguments: --frobnicate (see `replset start --help`)"),
+        (["--replSe", "rs0"], "unrecognized arguments: --replSe rs0 (see `replset start --help`)"),
+        (["--port"], "argument --port: expected one argument (see `replset start --help`)"),
+        (["surplus"], "unrecognized arguments: surplus (see `replset start --help`)"),
+        (["--dbpath", "/nowhere"], "--replSet is missing (or REPLSET_REPL_SET, or the file)"),
+        (["--dbpath", "/nowhere", "--replSet", "rs0", "--port", "0"], "--port: 0 is not a port (1 to 65535)"),
+        (["--dbpath", "/nowhere", "--replSet", "rs0", "--port", "x"], "--port: 'x' is not a whole number"),
+        (["--config", "/no/file"], "cannot read the configuration file /no/file: No such file or directory"),
+    ],
+)
+def test_wrong_options_are_one_line_and_status_2(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("REPLSET_")]:
+        monkeypatch.delenv(name)
+    try:
+        status = main(["start", *arguments])
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    out, err = capsys.readouterr()
+    assert (status, out, err) == (2, "", f"replset start: {words}\n")
+
+
+def test_help_lists_every_option_with_its_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["start", "--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    for text in ("--replSet NAME", "--http-port PORT", "[REPLSET_HTTP_PORT]", "--enable-test-commands", "--config"):
+        assert text in out
+
+
+# --- what is taken or damaged -------------------------------------------------------------------------------------
+
+
+def test_an_option_that_cannot_be_leaves_no_dbpath(tmp_path: Path) -> None:
+    done = start("--dbpath", str(tmp_path / "data"), "--port", "99999")
+    assert refused(done) == "--port: 99999 is not a port (1 to 65535)"
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("which", ["wire", "http"])
+def test_a_port_in_use(tmp_path: Path, port: int, which: str) -> None:
+    taken = port if which == "wire" else port + 1000
+    with closing(socket.create_server(("127.0.0.1", taken))):
+        done = start("--dbpath", str(tmp_path / "data"), "--port", str(port))
+    assert refused(done) == f"cannot listen on 127.0.0.1:{taken}: Address already in use"
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_dbpath_that_another_process_holds(tmp_path: Path, port: int) -> None:
+    dbpath = made_dbpath(tmp_path / "data")
+    before = contents(dbpath)
+    lock = lock_dbpath(RealDisk(), str(dbpath))
+    try:
+        done = start("--dbpath", str(dbpath), "--port", str(port))
+    finally:
+        lock.release()
+    assert refused(done) == f"another process (pid {os.getpid()}) holds the data folder {dbpath}"
+    assert contents(dbpath) == before
+
+
+@pytest.mark.parametrize("file", ["replset.db", "member.db"])
+@pytest.mark.parametrize("damage", ["overwritten", "foreign"])
+def test_a_damaged_file(tmp_path: Path, port: int, file: str, damage: str) -> None:
+    dbpath = made_dbpath(tmp_path / "data")
+    path = dbpath / file
+    if damage == "overwritten":
+        path.write_bytes(b"this is no database at all, " * 300)
+    else:
+        other = dbpath / ("member.db" if file == "replset.db" else "replset.db")
+        path.write_bytes(other.read_bytes())
+    before = contents(dbpath)
+    reason = refused(start("--dbpath", str(dbpath), "--port", str(port)))
+    assert str(path) in reason
+    assert contents(dbpath) == before
+
+
+def test_a_dbpath_that_is_a_file(tmp_path: Path, port: int) -> None:
+    path = tmp_path / "data"
+    path.write_text("x")
+    assert str(path) in refused(start("--dbpath", str(path), "--port", str(port)))
+
+
+def test_an_address_that_is_not_this_machine_s(tmp_path: Path, port: int) -> None:
+    done = start("--dbpath", str(tmp_path / "data"), "--port", str(port), "--bind-ip", "192.0.2.1")
+    assert refused(done) == f"cannot listen on 192.0.2.1:{port}: Cannot assign requested address"
+    assert not (tmp_path / "data").exists()
+
+
+# --- what starts --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_second_member_on_the_same_dbpath_is_refused_and_the_first_goes_on(tmp_path: Path, port: int) -> None:
+    dbpath = tmp_path / "data"
+    second = free_ports(1, port + 1)[0]
+    with running(dbpath, port) as first:
+        reason = refused(start("--dbpath", str(dbpath), "--port", str(second)))
+        assert reason == f"another process (pid {first.pid}) holds the data folder {dbpath}"
+        with WireClient(f"127.0.0.1:{port}") as client:
+            assert client.command("admin", {"ping": 1})["ok"] == 1.0
+        first.send_signal(signal.SIGTERM)
+        assert first.wait(timeout=20) == 0
+
+
+@pytest.mark.slow
+def test_options_from_the_environment_alone(tmp_path: Path, port: int) -> None:
+    environment = {
+        "REPLSET_REPL_SET": "from-environment",
+        "REPLSET_DBPATH": str(tmp_path / "data"),
+        "REPLSET_PORT": str(port),
+        "REPLSET_HTTP_PORT": str(port + 1000),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "replset.cli.main", "start"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=BARE_ENVIRONMENT | environment,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline().decode()
+        assert line == f"replset from-environment: wire 127.0.0.1:{port}, http http://127.0.0.1:{port + 1000}\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0
+        process.stdout.close()
+    finally:
+        process.kill()
+        process.wait(timeout=20)
+
+
+@pytest.mark.slow
+def test_a_member_on_a_made_schema_carries_no_tools(tmp_path: Path, port: int) -> None:
+    """132 MB against 46: what only tools need is not imported by a server."""
+    dbpath = made_dbpath(tmp_path / "data")
+    code = (
+        "import json, os, signal, sys, threading\n"
+        "from replset.cli.main import main\n"
+        "threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGTERM)).start()\n"
+        f"status = main(['start', '--replSet', 'rs0', '--dbpath', {str(dbpath)!r}, '--port', '{port}'])\n"
+        f"print(json.dumps([status, [name for name in {HEAVY!r} if name in sys.modules]]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, env=BARE_ENVIRONMENT
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == [0, []]
