@@ -1,0 +1,21 @@
+"""For all tests: hypothesis without deadlines (the machines are shared), and what the inner loop leaves out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("replset", deadline=None, print_blob=True)
+settings.load_profile("replset")
+
+HERE = Path(__file__).parent
+SLOW = (HERE / "property", HERE / "integration", HERE / "unit/core/test_schedules.py")
+"""Searches over many examples and real sets of processes; `./dev test --quick` leaves them to the full run."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(place == item.path or place in item.path.parents for place in SLOW):
+            item.add_marker("slow")
