@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.node import Node
 from replset.ids import HostPort, OpTime
@@ -277,6 +278,31 @@ class SimCluster:
             disk.close()
             shutil.rmtree(disk.folder)
 
+    async def stop(self, name: str) -> bool:
+        """SIGTERM: the member hands over, closes everything and ends. False: it died on the way."""
+        machine = self.machines[name]
+        life, member = machine.life, machine.running
+        if life is None or member is None or life.stopping:
+            return False
+        life.stopping = True
+        self.trace.add(name, "is asked to stop")
+        context = contextvars.copy_context()
+        context.run(current_life.set, life)
+
+        async def end() -> None:
+            await member.hand_over()
+            await member.stop()
+
+        task = self.loop.create_task(end(), context=context)
+        await asyncio.wait([task])
+        if machine.life is not life:
+            return False
+        if task.cancelled() or task.exception() is not None:
+            self.broken.append(f"{name} could not stop: {task.exception()!r}")
+            return False
+        self.kill(name)
+        return True
+
     def pause(self, name: str, seconds: float) -> None:
         """The process stands still for a while (SIGSTOP, a stalled machine), then goes on as if nothing had been."""
         life = self.machines[name].life
@@ -367,8 +393,10 @@ class SimCluster:
         if primary is None:
             return False
         states = {MemberState.PRIMARY, MemberState.SECONDARY, MemberState.ARBITER}
-        config = self.machines[primary].member.node.config  # type: ignore[union-attr]
-        if config is None or any(member.newly_added or member.incarnation is None for member in config.members):
+        config = self.config()
+        if config is None or any(member.newly_added for member in config.members):
+            return False
+        if any(member.incarnation is None for member in config.voters):
             return False
         return all(m.running is not None and m.running.node.state in states for m in self.machines.values())
 
@@ -380,6 +408,12 @@ class SimCluster:
             if m.running is not None and m.running.node.writable
         ]
         return max(found)[1] if found else None
+
+    def config(self) -> ReplSetConfig | None:
+        """The primary's configuration."""
+        primary = self.primary()
+        member = None if primary is None else self.machines[primary].running
+        return None if member is None else member.node.config
 
     def secondaries(self) -> list[str]:
         primary = self.primary()

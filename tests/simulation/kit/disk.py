@@ -20,7 +20,8 @@ import apsw
 from replset.errors import DbPathLockedError
 from replset.ids import invariant
 
-SHM_SUFFIX = "-shm"
+PLENTY = 100 << 30
+"""What a disk has free, as a rule."""
 _numbers = itertools.count(1)
 _DIRSYNC_TYPES = apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.SQLITE_OPEN_SUPER_JOURNAL
 _RECORDED_TYPES = _DIRSYNC_TYPES | apsw.SQLITE_OPEN_MAIN_DB
@@ -141,7 +142,7 @@ class SimDisk:
         self.folder = os.path.abspath(folder)
         self.tree = tree or FolderNode()
         self.changed = True
-        self.free = 100 << 30
+        self.free = PLENTY
         self.syncs = 0
         self._vfs = _RecordingVFS(f"sim-{next(_numbers)}", self)
         self._connections: list[tuple[str, weakref.ref[apsw.Connection]]] = []

@@ -37,6 +37,7 @@ class Life:
     def __init__(self, name: str) -> None:
         self.name = name
         self.alive = True
+        self.stopping = False
         self.tasks: set[SimTask] = set()
 
     def __repr__(self) -> str:
