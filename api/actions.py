@@ -13,7 +13,17 @@ from typing import Any, TypeAlias
 
 from api.ask import Reply, decoded
 from api.content import Documents, times_of
-from api.errors import APPLIED, FAILED_TO_PARSE, MISSING_FIELD, TYPE_MISMATCH, UNKNOWN_FIELD, HttpError, failure
+from api.errors import (
+    APPLIED,
+    FAILED_TO_PARSE,
+    MISSING_FIELD,
+    TYPE_MISMATCH,
+    UNKNOWN_FIELD,
+    HttpError,
+    failure,
+    status_of,
+    unknown_outcome,
+)
 from api.exchange import Answer
 from replset.bson import Binary, Code, DateTime, Decimal128, Int64, ObjectId, RawDocument, Regex, Timestamp, encode
 from replset.errors import code_name
@@ -474,7 +484,10 @@ def raise_for(reply: Reply, result: Mapping[str, Any], *, many: bool) -> None:
             details |= {"writeErrors": errors, **result}
         if whole.get("writeConcernError"):
             details["writeConcernError"] = whole["writeConcernError"]
-        raise failure(int(errors[0]["code"]), str(errors[0].get("errmsg", "")), details=details)
+        code, text = int(errors[0]["code"]), str(errors[0].get("errmsg", ""))
+        if status_of(code) == 503 and _number(reply, "n"):  # part of it is applied: 503 would deny that
+            raise unknown_outcome(code, text, details)
+        raise failure(code, text, details=details)
     concern: Any = reply.get("writeConcernError")
     if concern:
         code = int(concern["code"])

@@ -1,0 +1,188 @@
+"""A member that the tests answer for, and requests to its HTTP API without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+
+from api.app import create_app
+from replset.bson import RawDocument, encode
+from replset.commands.ports import CommandRequest, Reply
+from replset.commands.replies import finish
+from replset.config import ReplSetConfig
+from replset.core.member_state import MemberState
+from replset.core.messages import Position
+from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime, pack_ts
+
+ME, OTHER = HostPort("127.0.0.1:27017"), HostPort("127.0.0.1:27018")
+NEWEST = OpTime(3, pack_ts(1_700_000_000, 5))
+OK: dict[str, Any] = {"ok": 1.0}
+CONFIG = {
+    "_id": "rs0",
+    "version": 1,
+    "term": 3,
+    "members": [{"_id": 0, "host": ME}, {"_id": 1, "host": OTHER}, {"_id": 2, "host": "127.0.0.1:27019"}],
+}
+Answer = dict[str, Any] | bytes | Callable[[dict[str, Any]], Any]
+
+
+class FakeDispatcher:
+    """Answers a command by its name: a reply, its bytes, or what a function of the command gives."""
+
+    def __init__(self) -> None:
+        self.asked: list[CommandRequest] = []
+        self.answers: dict[str, Answer] = {}
+        self.counts = {"find": 2}
+        self.failures = {11000: 1}
+
+    async def run(self, request: CommandRequest) -> Reply:
+        self.asked.append(request)
+        answer = self.answers.get(request.body.first_key or "", OK)
+        if callable(answer):
+            answer = answer(request.body.decode())
+        return answer if isinstance(answer, bytes) else finish({**answer}, NEWEST.ts)
+
+    @property
+    def command(self) -> dict[str, Any]:
+        """The last command that came."""
+        return self.asked[-1].body.decode()
+
+
+class FakePeer:
+    """The primary, as calls to it see it."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, dict[str, Any], str, int]] = []
+        self.answer: dict[str, Any] | Exception | Callable[[], Awaitable[dict[str, Any]]] = {"ok": 1.0, "n": 1}
+
+    async def call(
+        self, host: HostPort, command: Mapping[str, object], *, timeout_ms: Millis, database: str = "admin"
+    ) -> RawDocument:
+        whole = RawDocument(encode(command)).decode()
+        self.asked.append((host, whole, database, timeout_ms))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        answer = await self.answer() if callable(self.answer) else self.answer
+        return RawDocument(encode(finish({**answer}, NEWEST.ts)))
+
+
+class FakeNode:
+    def __init__(self) -> None:
+        self.state = MemberState.PRIMARY
+        self.writable = True
+        self.primary_host: HostPort | None = ME
+        self.config: ReplSetConfig | None = ReplSetConfig.parse(CONFIG)
+        self.term = 3
+        self.commit_point = NEWEST
+        self.quarantine = ""
+        self.position = Position(NEWEST, NEWEST, 0, 0)
+
+    def status(self, now: Millis) -> None:
+        return None
+
+
+class InlineWorkers:
+    """Worker threads that are none."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    async def run(self, work: Callable[[], Any]) -> Any:
+        self.runs += 1
+        await asyncio.sleep(0)
+        return work()
+
+
+class FakeMember:
+    """See the module."""
+
+    def __init__(self, rollback_folder: str = "/nonexistent/rollback") -> None:
+        self.host, self.http_address, self.set_name = ME, "127.0.0.1:28017", "rs0"
+        self.node = FakeNode()
+        self.peer = FakePeer()
+        self.store = SimpleNamespace(
+            last_applied=NEWEST,
+            oldest=OpTime(1, pack_ts(1_699_999_000, 1)),
+            oplog_bytes=1234,
+            wal_bytes=10,
+            rollback_id=1,
+            data_bytes=lambda: 4096,
+            options=SimpleNamespace(oplog_max_bytes=1 << 30),
+        )
+        self.clock = SimpleNamespace(now=lambda: Millis(5000), wall_ms=lambda: 1_700_000_000_000)
+        self.rng = random.Random(1)
+        self.workers = InlineWorkers()
+        self.started_at = Millis(0)
+        self.shutting_down = False
+        self.connection_count = 7
+        self.rollback_folder = rollback_folder
+        self.http_addresses: dict[str, str] = {ME: "127.0.0.1:28017", OTHER: "127.0.0.1:28018"}
+
+    def http_address_of(self, host: HostPort) -> str | None:
+        return self.http_addresses.get(host)
+
+    def become_secondary(self, primary: HostPort | None = OTHER) -> None:
+        self.node.state, self.node.writable, self.node.primary_host = MemberState.SECONDARY, False, primary
+
+    def forget_time(self) -> None:
+        """As a member before its first entry."""
+        self.store.last_applied = self.store.oldest = OPTIME_NULL
+
+
+class Api:
+    """The API of a fake member; every request is one whole exchange."""
+
+    def __init__(self, rollback_folder: str = "/nonexistent/rollback") -> None:
+        self.dispatcher = FakeDispatcher()
+        self.member = FakeMember(rollback_folder)
+        self.app = create_app(self.dispatcher, self.member)
+
+    def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        async def main() -> httpx.Response:
+            transport = httpx.ASGITransport(app=self.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://member") as client:
+                return await client.request(method, path, **options)
+
+        return asyncio.run(main())
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return self.ask("GET", path, **options)
+
+    def post(self, path: str, body: object = None, **options: Any) -> httpx.Response:
+        headers = {"content-type": "application/json", **options.pop("headers", {})}
+        content = body if isinstance(body, bytes | str) else b"" if body is None else json.dumps(body)
+        return self.ask("POST", path, content=content, headers=headers, **options)
+
+    def act(self, name: str, query: str = "", headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
+        """One action on shop.orders."""
+        body = {"database": "shop", "collection": "orders", **fields}
+        return self.post(f"/v1/action/{name}{query}", body, headers=headers or {})
+
+    def was_asked(self) -> list[str]:
+        return [str(request.body.first_key) for request in self.dispatcher.asked]
+
+
+def plain(response: httpx.Response) -> dict[str, Any]:
+    """The answer without its times, which every answer carries."""
+    document: dict[str, Any] = response.json()
+    stamp = {"$timestamp": {"t": NEWEST.seconds, "i": NEWEST.increment}}
+    assert document.pop("operationTime") == stamp
+    assert document.pop("$clusterTime")["clusterTime"] == stamp
+    return document
+
+
+def refused(response: httpx.Response, status: int, code: int, text: str = "") -> dict[str, Any]:
+    """Assert the form of an error; the rest of its body."""
+    document = plain(response)
+    assert (response.status_code, document["code"]) == (status, code), document
+    assert document["ok"] == 0
+    assert isinstance(document["codeName"], str)
+    assert text in document["errmsg"], document["errmsg"]
+    assert (response.headers.get("retry-after") == "1") == (status == 503)
+    return document

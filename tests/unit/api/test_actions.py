@@ -1,0 +1,432 @@
+"""`/v1/action/*`: which command an action becomes, what its answer says, and every way it is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from api.actions import ACTIONS, NOT_BUILT
+from replset.bson import Binary, Int64, ObjectId, RawDocument, Timestamp, encode, from_ejson
+from replset.commands.replies import hot_reply
+from replset.ids import OpTime, pack_ts
+from tests.unit.api.kit import NEWEST, Api, plain, refused
+
+ID = ObjectId("0123456789abcdef01234567")
+EJSON_ID = {"$oid": str(ID)}
+
+
+def cursor(*documents: dict[str, Any], cursor_id: int = 0, name: str = "firstBatch") -> dict[str, Any]:
+    rows = [RawDocument(encode(document)) for document in documents]
+    return {"ok": 1.0, "cursor": {"id": Int64(cursor_id), "ns": "shop.orders", name: rows}}
+
+
+# --- to a command -----------------------------------------------------------------------------------------------
+
+COMMANDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "find-everything": ("find", {}, {"find": "orders", "batchSize": 100_000}),
+    "find": (
+        "find",
+        {"filter": {"a": EJSON_ID}, "projection": {"a": 1}, "sort": {"a": -1}, "skip": 2, "limit": 3},
+        {
+            "find": "orders",
+            "filter": {"a": ID},
+            "projection": {"a": 1},
+            "sort": {"a": -1},
+            "skip": 2,
+            "limit": 3,
+            "batchSize": 100_000,
+        },
+    ),
+    "find-one": (
+        "findOne",
+        {"filter": {"a": 1}},
+        {"find": "orders", "filter": {"a": 1}, "limit": 1, "singleBatch": True},
+    ),
+    "reads-say-how": (
+        "find",
+        {"readConcern": {"level": "majority"}, "readPreference": {"mode": "nearest"}, "maxTimeMS": 5},
+        {
+            "find": "orders",
+            "batchSize": 100_000,
+            "maxTimeMS": 5,
+            "readConcern": {"level": "majority"},
+            "$readPreference": {"mode": "nearest"},
+        },
+    ),
+    "a-read-preference-as-a-word": (
+        "find",
+        {"readPreference": "secondary"},
+        {"find": "orders", "batchSize": 100_000, "$readPreference": {"mode": "secondary"}},
+    ),
+    "null-is-absent": ("find", {"filter": None, "limit": None}, {"find": "orders", "batchSize": 100_000}),
+    "a-data-source-is-ignored": ("find", {"dataSource": "x"}, {"find": "orders", "batchSize": 100_000}),
+    "count": (
+        "countDocuments",
+        {"filter": {"a": 1}, "limit": 5, "skip": 1},
+        {"count": "orders", "limit": 5, "skip": 1, "query": {"a": 1}},
+    ),
+    "count-everything": ("countDocuments", {}, {"count": "orders", "query": {}}),
+    "distinct": (
+        "distinct",
+        {"key": "item", "filter": {"a": 1}},
+        {"distinct": "orders", "key": "item", "query": {"a": 1}},
+    ),
+    "insert-one": (
+        "insertOne",
+        {"document": {"_id": 1}, "writeConcern": {"w": 2}},
+        {"insert": "orders", "documents": [{"_id": 1}], "writeConcern": {"w": 2}},
+    ),
+    "insert-many": (
+        "insertMany",
+        {"documents": [{"_id": 1}, {"_id": 2}], "ordered": False},
+        {"insert": "orders", "documents": [{"_id": 1}, {"_id": 2}], "ordered": False},
+    ),
+    "update-one": (
+        "updateOne",
+        {"filter": {"a": 1}, "update": {"$inc": {"b": 1}}, "upsert": True},
+        {"update": "orders", "updates": [{"q": {"a": 1}, "u": {"$inc": {"b": 1}}, "multi": False, "upsert": True}]},
+    ),
+    "update-many": (
+        "updateMany",
+        {"filter": {}, "update": {"$set": {"b.$[x]": 1}}, "arrayFilters": [{"x": 1}]},
+        {
+            "update": "orders",
+            "updates": [{"q": {}, "u": {"$set": {"b.$[x]": 1}}, "multi": True, "arrayFilters": [{"x": 1}]}],
+        },
+    ),
+    "replace-one": (
+        "replaceOne",
+        {"filter": {"a": 1}, "replacement": {"b": 1}},
+        {"update": "orders", "updates": [{"q": {"a": 1}, "u": {"b": 1}, "multi": False}]},
+    ),
+    "delete-one": ("deleteOne", {"filter": {"a": 1}}, {"delete": "orders", "deletes": [{"q": {"a": 1}, "limit": 1}]}),
+    "delete-many": ("deleteMany", {"filter": {}}, {"delete": "orders", "deletes": [{"q": {}, "limit": 0}]}),
+}
+
+
+@pytest.mark.parametrize(("name", "fields", "command"), COMMANDS.values(), ids=COMMANDS)
+def test_an_action_becomes_a_command(api: Api, name: str, fields: dict[str, Any], command: dict[str, Any]) -> None:
+    api.dispatcher.answers = {"find": cursor(), "distinct": {"ok": 1.0, "values": []}}
+    assert api.act(name, **fields).status_code in (200, 201)
+    assert api.dispatcher.command == command
+    (request,) = api.dispatcher.asked
+    assert (request.database, request.source) == ("shop", "http")
+
+
+def test_every_action_of_the_table_is_tried_above() -> None:
+    assert {name for name, _, _ in COMMANDS.values()} == set(ACTIONS)
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "application/ejson", "application/json; charset=utf-8"])
+def test_the_same_in_bson_and_in_extended_json(content_type: str) -> None:
+    seen = []
+    fields = {
+        "database": "shop",
+        "collection": "orders",
+        "filter": {"a": {"$gt": 1}},
+        "update": {"$set": {"b": [1, {}]}},
+    }
+    for kind, body in ((content_type, json.dumps(fields)), ("application/bson", encode(fields))):
+        api = Api()
+        assert api.post("/v1/action/updateOne", body, headers={"content-type": kind}).status_code == 200
+        seen.append(api.dispatcher.command)
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("given", ["json", "bson"])
+def test_a_document_without_an_id_gets_one_in_front(api: Api, given: str) -> None:
+    fields = {"database": "shop", "collection": "orders", "document": {"a": 1, "b": {"c": 2}}}
+    if given == "json":
+        response = api.post("/v1/action/insertOne", fields)
+    else:
+        response = api.post("/v1/action/insertOne", encode(fields), headers={"content-type": "application/bson"})
+    (document,) = api.dispatcher.command["documents"]
+    assert list(document) == ["_id", "a", "b"]
+    assert plain(response) == {"insertedId": {"$oid": str(document["_id"])}}
+    assert document["_id"].seconds == 1_700_000_000
+
+
+# --- to an answer -----------------------------------------------------------------------------------------------
+
+ANSWERS: dict[str, tuple[str, dict[str, Any], Any, int, dict[str, Any]]] = {
+    "find": ("find", {}, cursor({"_id": 1}, {"_id": 2}), 200, {"documents": [{"_id": 1}, {"_id": 2}]}),
+    "find-nothing": ("find", {}, cursor(), 200, {"documents": []}),
+    "find-one": ("findOne", {}, cursor({"_id": ID}), 200, {"document": {"_id": EJSON_ID}}),
+    "find-no-one": ("findOne", {}, cursor(), 200, {"document": None}),
+    "find-in-bytes": ("find", {}, encode(cursor({"_id": 1})), 200, {"documents": [{"_id": 1}]}),
+    "count": ("countDocuments", {}, {"ok": 1.0, "n": 3}, 200, {"count": 3}),
+    "distinct": ("distinct", {"key": "a"}, {"ok": 1.0, "values": [1, ID]}, 200, {"values": [1, EJSON_ID]}),
+    "insert-one": ("insertOne", {"document": {"_id": EJSON_ID}}, {"ok": 1.0, "n": 1}, 201, {"insertedId": EJSON_ID}),
+    "insert-one-null": ("insertOne", {"document": {"_id": None}}, {"ok": 1.0, "n": 1}, 201, {"insertedId": None}),
+    "insert-many": (
+        "insertMany",
+        {"documents": [{"_id": 1}, {"a": 1, "_id": "x"}]},
+        {"ok": 1.0, "n": 2},
+        201,
+        {"insertedIds": [1, "x"]},
+    ),
+    "update": (
+        "updateOne",
+        {"filter": {}, "update": {"$set": {"a": 1}}},
+        {"ok": 1.0, "n": 1, "nModified": 0},
+        200,
+        {"matchedCount": 1, "modifiedCount": 0},
+    ),
+    "upsert": (
+        "updateOne",
+        {"filter": {}, "update": {"$set": {"a": 1}}, "upsert": True},
+        {"ok": 1.0, "n": 1, "nModified": 0, "upserted": [{"index": 0, "_id": ID}]},
+        200,
+        {"matchedCount": 0, "modifiedCount": 0, "upsertedId": EJSON_ID},
+    ),
+    "delete": ("deleteMany", {"filter": {}}, {"ok": 1.0, "n": 4}, 200, {"deletedCount": 4}),
+}
+
+
+@pytest.mark.parametrize(("name", "fields", "reply", "status", "answer"), ANSWERS.values(), ids=ANSWERS)
+def test_a_reply_becomes_an_answer(
+    api: Api, name: str, fields: dict[str, Any], reply: Any, status: int, answer: dict[str, Any]
+) -> None:
+    command = {"findOne": "find", "countDocuments": "count"}.get(name, name.removesuffix("One").removesuffix("Many"))
+    api.dispatcher.answers[command] = reply
+    response = api.act(name, **fields)
+    assert response.status_code == status
+    assert response.headers["content-type"] == "application/json"
+    assert plain(response) == answer
+
+
+def test_a_hot_reply_tells_its_times(api: Api) -> None:
+    api.dispatcher.answers["insert"] = hot_reply((("n", 1),), OpTime(4, pack_ts(1_700_000_009, 3)), 4)
+    document = api.act("insertOne", document={"_id": 1}).json()
+    assert document["operationTime"] == {"$timestamp": {"t": 1_700_000_009, "i": 3}}
+    assert document["$clusterTime"]["clusterTime"] == document["operationTime"]
+
+
+def test_a_member_without_an_oplog_tells_no_time(api: Api) -> None:
+    api.member.forget_time()
+    document = api.act("nothing").json()
+    assert "operationTime" not in document
+    assert "$clusterTime" not in document
+
+
+def test_all_batches_make_one_answer(api: Api) -> None:
+    api.dispatcher.answers["find"] = cursor({"_id": 1}, cursor_id=77)
+    pages = iter([cursor({"_id": 2}, cursor_id=77, name="nextBatch"), cursor({"_id": 3}, name="nextBatch")])
+    api.dispatcher.answers["getMore"] = lambda command: next(pages)
+    assert plain(api.act("find"))["documents"] == [{"_id": 1}, {"_id": 2}, {"_id": 3}]
+    assert api.was_asked() == ["find", "getMore", "getMore"]
+    assert api.dispatcher.command == {"getMore": 77, "collection": "orders"}
+
+
+def test_an_answer_that_is_too_large_ends_its_cursor(api: Api) -> None:
+    big = {"_id": 1, "pad": "x" * (15 << 20)}
+    api.dispatcher.answers["find"] = cursor(big, cursor_id=77)
+    api.dispatcher.answers["getMore"] = cursor(big, cursor_id=77, name="nextBatch")
+    refused(api.act("find"), 413, 10334, "use limit and skip")
+    assert api.dispatcher.command == {"killCursors": "orders", "cursors": [77]}
+
+
+def test_a_large_answer_is_written_beside_the_event_loop(api: Api) -> None:
+    rows = [{"_id": number, "pad": "x" * 1000} for number in range(300)]
+    api.dispatcher.answers["find"] = cursor(*rows)
+    assert plain(api.act("find"))["documents"] == rows
+    assert api.member.workers.runs == 1
+
+
+def test_a_large_body_is_read_beside_the_event_loop(api: Api) -> None:
+    assert api.act("insertOne", document={"_id": 1, "pad": "x" * 200_000}).status_code == 201
+    assert api.member.workers.runs == 1
+
+
+# --- forms ------------------------------------------------------------------------------------------------------
+
+RICH = {"_id": ID, "n": 1, "long": Int64(5), "f": 1.5, "b": Binary(b"\1"), "ts": Timestamp(1, 2)}
+
+
+def test_canonical_extended_json_keeps_every_type(api: Api) -> None:
+    api.dispatcher.answers["find"] = cursor(RICH)
+    response = api.act("findOne", headers={"accept": "application/ejson; canonical=true"})
+    assert response.headers["content-type"] == "application/ejson; canonical=true"
+    document = from_ejson(response.content)
+    assert encode({"d": document["document"]}) == encode({"d": RICH})
+    assert response.json()["document"]["n"] == {"$numberInt": "1"}
+    assert document["operationTime"] == Timestamp(NEWEST.seconds, NEWEST.increment)
+    assert response.json()["$clusterTime"]["signature"]["keyId"] == {"$numberLong": "0"}
+
+
+def test_bson_comes_out_byte_for_byte(api: Api) -> None:
+    api.dispatcher.answers["find"] = cursor(RICH)
+    response = api.act("findOne", headers={"accept": "application/bson"})
+    assert response.headers["content-type"] == "application/bson"
+    answer = RawDocument(response.content)
+    assert answer.get_raw("document") == encode(RICH)
+    assert answer.keys() == ["document", "operationTime", "$clusterTime"]
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        ("*/*", "application/json"),
+        ("text/html", "application/json"),
+        ("application/ejson", "application/ejson"),
+        ("application/ejson;canonical=true", "application/ejson; canonical=true"),
+        ("application/ejson; canonical=false", "application/ejson"),
+        ("application/bson;q=0.2, application/json;q=0.7", "application/json"),
+        ("application/json;q=0.2, APPLICATION/BSON", "application/bson"),
+        ("application/bson;q=0", "application/json"),
+        ("application/bson;q=x", "application/json"),
+        ("a/b, " * 100 + "application/bson", "application/bson"),
+    ],
+)
+def test_accept_is_weighed(api: Api, accept: str, content_type: str) -> None:
+    api.dispatcher.answers["find"] = cursor()
+    assert api.act("find", headers={"accept": accept}).headers["content-type"] == content_type
+
+
+def test_an_error_comes_in_the_same_form(api: Api) -> None:
+    response = api.act("nothing", headers={"accept": "application/bson"})
+    assert RawDocument(response.content).get("code") == 59
+
+
+# --- refused before anything runs -------------------------------------------------------------------------------
+
+
+def nested(levels: int) -> str:
+    return '{"a":' * (levels - 1) + "{}" + "}" * (levels - 1)
+
+
+def insert_text(document: str) -> str:
+    return f'{{"database":"shop","collection":"orders","document":{document}}}'
+
+
+BAD_BODIES = {
+    "empty": ("", 400, 9, "empty"),
+    "blank": (" \n ", 400, 9, "empty"),
+    "no-json": ("{", 400, 9, "line 1 column"),
+    "half-a-document": ('{"database":"shop",', 400, 9, "malformed JSON"),
+    "more-than-one": ("{}{}", 400, 9, "malformed JSON"),
+    "an-array": ("[]", 400, 9, "not an array"),
+    "a-number": ("7", 400, 9, "not an array or a single value"),
+    "not-utf-8": (b'{"database":"\xff"}', 400, 9, "malformed JSON"),
+    "a-lone-surrogate": ('{"database":"\\ud800"}', 400, 9, "malformed JSON"),
+    "a-nul-in-a-name": (insert_text('{"a\\u0000b":1}'), 400, 9, "field 'document'"),
+    "201-levels": (insert_text(nested(201)), 400, 9, "more than 200 levels"),
+    "thousands-of-levels": (insert_text(nested(5000)), 400, 9, "malformed JSON"),
+    "a-bad-wrapper": (insert_text('{"a":{"b":{"$oid":"zz"}}}'), 400, 9, "at 'a.b.$oid'"),
+    "a-wrapper-and-more": (insert_text('{"a":{"$oid":"0123456789abcdef01234567","x":1}}'), 400, 9, "$oid"),
+}
+
+
+@pytest.mark.parametrize(("body", "status", "code", "text"), BAD_BODIES.values(), ids=BAD_BODIES)
+def test_bodies_that_are_none(api: Api, body: str | bytes, status: int, code: int, text: str) -> None:
+    refused(api.post("/v1/action/insertOne", body), status, code, text)
+    assert api.dispatcher.asked == []
+
+
+def test_200_levels_are_taken_and_given_back(api: Api) -> None:
+    assert api.post("/v1/action/insertOne", insert_text(nested(200))).status_code == 201
+    api.dispatcher.answers["find"] = cursor(json.loads(nested(200)))
+    for name, field in (("findOne", "document"), ("find", "documents")):
+        assert nested(200) in json.dumps(plain(api.act(name))[field], separators=(",", ":"))
+
+
+BAD_BSON = {
+    "empty": b"",
+    "too-short": b"\5\0\0",
+    "a-wrong-length": encode({"database": "shop"}) + b"\0",
+    "cut": encode({"database": "shop", "collection": "orders"})[:-4] + b"\0",
+    "bad-text": encode({"database": "shop", "collection": "orders", "filter": {"a": "b"}}).replace(b"b\0", b"\xff\0"),
+    "bad-text-in-an-array": encode({"database": "shop", "documents": [{"a": "b"}]}).replace(b"b\0", b"\xff\0"),
+    "an-unknown-type": encode({"database": "shop", "filter": {"a": 1}}).replace(b"\x10a\0", b"\x66a\0"),
+}
+
+
+@pytest.mark.parametrize("body", BAD_BSON.values(), ids=BAD_BSON)
+def test_bytes_that_are_no_bson(api: Api, body: bytes) -> None:
+    refused(api.post("/v1/action/find", body, headers={"content-type": "application/bson"}), 400, 22, "offset")
+    assert api.dispatcher.asked == []
+
+
+BAD_FIELDS: dict[str, tuple[str, dict[str, Any], int, str]] = {
+    "no-database": ("find", {"database": None}, 14, "find.database"),
+    "a-number-as-database": ("find", {"database": 5}, 14, "'find.database' is the wrong type 'int', expected"),
+    "a-document-as-collection": ("find", {"collection": {}}, 14, "'find.collection' is the wrong type 'object'"),
+    "an-unknown-field": ("find", {"fliter": {}}, 40415, "'find.fliter' is an unknown field"),
+    "a-write-concern-for-a-read": ("find", {"writeConcern": {"w": 1}}, 40415, "find.writeConcern"),
+    "a-read-concern-for-a-write": ("deleteOne", {"filter": {}, "readConcern": {}}, 40415, "deleteOne.readConcern"),
+    "a-limit-for-one": ("findOne", {"limit": 1}, 40415, "findOne.limit"),
+    "text-as-filter": ("find", {"filter": "x"}, 14, "'find.filter' is the wrong type 'string', expected type 'object'"),
+    "an-array-as-filter": ("deleteOne", {"filter": []}, 14, "wrong type 'array'"),
+    "an-id-as-filter": ("find", {"filter": EJSON_ID}, 14, "wrong type 'objectId'"),
+    "a-date-as-limit": ("find", {"limit": {"$date": "2020-01-01T00:00:00Z"}}, 14, "wrong type 'date'"),
+    "true-as-limit": ("find", {"limit": True}, 14, "wrong type 'bool', expected type 'number'"),
+    "a-number-as-upsert": ("updateOne", {"filter": {}, "update": {"$set": {}}, "upsert": 1}, 14, "updateOne.upsert"),
+    "no-document": ("insertOne", {}, 40414, "insertOne.document"),
+    "null-as-document": ("insertOne", {"document": None}, 14, "wrong type 'null'"),
+    "no-documents": ("insertMany", {}, 40414, "insertMany.documents"),
+    "a-document-as-documents": ("insertMany", {"documents": {}}, 14, "expected type 'array'"),
+    "a-number-among-documents": ("insertMany", {"documents": [{}, 7]}, 14, "insertMany.documents.1"),
+    "no-filter": ("deleteMany", {}, 40414, "deleteMany.filter"),
+    "no-update": ("updateOne", {"filter": {}}, 40414, "updateOne.update"),
+    "a-document-as-update": ("updateOne", {"filter": {}, "update": {"a": 1}}, 9, "replaceOne takes a whole document"),
+    "an-empty-update": ("updateMany", {"filter": {}, "update": {}}, 9, "updateMany.update"),
+    "operators-as-replacement": ("replaceOne", {"filter": {}, "replacement": {"$set": {}}}, 9, "updateOne takes"),
+    "no-key": ("distinct", {}, 40414, "distinct.key"),
+    "a-number-as-key": ("distinct", {"key": 3}, 14, "distinct.key"),
+    "a-number-as-preference": ("find", {"readPreference": 3}, 14, "find.readPreference"),
+}
+
+
+@pytest.mark.parametrize(("name", "fields", "code", "text"), BAD_FIELDS.values(), ids=BAD_FIELDS)
+def test_fields_that_are_refused(api: Api, name: str, fields: dict[str, Any], code: int, text: str) -> None:
+    refused(api.act(name, **fields), 400, code, text)
+    assert api.dispatcher.asked == []
+
+
+def test_a_body_over_the_limit(api: Api) -> None:
+    refused(api.post("/v1/action/insertOne", b" " * 48_000_001), 413, 10334, "48000000")
+    assert api.dispatcher.asked == []
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["text/plain", "application/xml", "application/x-www-form-urlencoded", "application/json; charset=latin-1"],
+)
+def test_content_types_that_are_not_read(api: Api, content_type: str) -> None:
+    response = api.post("/v1/action/find", "{}", headers={"content-type": content_type})
+    document = refused(response, 415, 9)
+    assert ("curl" in document["errmsg"]) == ("form" in content_type)
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
+def test_methods_that_are_not_taken(api: Api, method: str) -> None:
+    response = api.ask(method, "/v1/action/find")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+    assert (response.content == b"") == (method == "HEAD")
+
+
+@pytest.mark.parametrize("name", NOT_BUILT)
+def test_what_is_not_built_is_refused_by_its_name(api: Api, name: str) -> None:
+    refused(api.act(name), 400, 59, f"{name} is not built yet")
+
+
+@pytest.mark.parametrize("name", ["nothing", "find/", "", "find/x", "FIND"])
+def test_unknown_actions(api: Api, name: str) -> None:
+    refused(api.post(f"/v1/action/{name}", {}), 404, 59, "countDocuments")
+
+
+def test_an_idempotency_key_is_refused_by_its_name(api: Api) -> None:
+    refused(api.act("insertOne", document={}, headers={"Idempotency-Key": "x"}), 400, 40415, "Idempotency-Key")
+    assert api.dispatcher.asked == []
+
+
+@pytest.mark.parametrize("name", ["find", "deleteMany"])
+@pytest.mark.parametrize(
+    ("query", "code", "text"),
+    [("?forward=maybe", 2, "'maybe'"), ("?froward=false", 40415, "'froward'"), ("?forward", 2, "true or false")],
+)
+def test_query_parameters(api: Api, name: str, query: str, code: int, text: str) -> None:
+    refused(api.act(name, query, filter={}), 400, code, text)
+    assert api.dispatcher.asked == []
