@@ -142,6 +142,8 @@ class _Live:
     def newest(self, lines: int, ns: str | None, op: str | None) -> list[dict[str, Any]]:
         """Looks back in time, ten times as far each time, rather than read a long oplog from its start."""
         info = self._http.get("/v1/replset/oplog/info")
+        if info["first"] is None:
+            return []
         first, last = OpTime.parse(info["first"]), OpTime.parse(info["last"])
         back_s = FIRST_LOOK_BACK_S
         while last.seconds - back_s > first.seconds:
