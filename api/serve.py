@@ -34,6 +34,7 @@ class HttpServer:
             ws="none",
             access_log=False,
             log_config=None,
+            log_level="warning",
             server_header=False,
             timeout_graceful_shutdown=5,
         )
