@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from replset.cli.local_set import LocalSet, LocalSetError, free_ports, wait_until
+from replset.cli.local_set import LocalMember, LocalSet, LocalSetError, free_ports, wait_until
 
 app = typer.Typer(help="A local set as separate processes.", no_args_is_help=True)
 Folder = Annotated[Path, typer.Option("--dir", help="folder of the set's files")]
@@ -54,19 +55,31 @@ def down(folder: Folder = DEFAULT_FOLDER) -> None:
 
 
 @app.command()
-def status(folder: Folder = DEFAULT_FOLDER) -> int:
+def status(
+    folder: Folder = DEFAULT_FOLDER,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON for scripts instead of lines")] = False,
+) -> int:
     """Which processes run, and what state each is in. Exit status 1 when one does not run."""
     local = LocalSet.load(folder)
-    for member in local.members:
-        state = "stopped"
-        if member.is_running():
-            try:
-                hello = wait_until(lambda member=member: member.command({"hello": 1}), 3, "an answer")  # type: ignore[misc]
-                state = next(
-                    (word for word in ("isWritablePrimary", "secondary", "arbiterOnly") if hello.get(word)), "starting"
-                )
-                state = {"isWritablePrimary": "primary", "arbiterOnly": "arbiter"}.get(state, state)
-            except LocalSetError:
-                state = "does not answer"
-        typer.echo(f"{member.name}  {member.host}  {member.http}  pid {member.pid or '-'}  {state}")
-    return 0 if all(member.is_running() for member in local.members) else 1
+    rows: list[dict[str, object]] = [
+        {"name": m.name, "host": m.host, "http": m.http, "pid": m.pid if m.is_running() else None, "state": state_of(m)}
+        for m in local.members
+    ]
+    if as_json:
+        typer.echo(json.dumps({"set": local.name, "members": rows}, indent=2))
+    else:
+        for row in rows:
+            typer.echo(f"{row['name']}  {row['host']}  {row['http']}  pid {row['pid'] or '-'}  {row['state']}")
+    return 0 if all(row["pid"] for row in rows) else 1
+
+
+def state_of(member: LocalMember) -> str:
+    """One word for people: primary, secondary, arbiter, starting, stopped; or that it does not answer."""
+    if not member.is_running():
+        return "stopped"
+    try:
+        hello = wait_until(lambda: member.command({"hello": 1}), 3, "an answer")
+    except LocalSetError:
+        return "does not answer"
+    words = {"isWritablePrimary": "primary", "secondary": "secondary", "arbiterOnly": "arbiter"}
+    return next((word for field, word in words.items() if hello.get(field)), "starting")

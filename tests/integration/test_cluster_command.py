@@ -1,0 +1,98 @@
+"""`replset cluster up|status|down`, and the administrator's commands against what it made."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from replset.cli.local_set import LocalMember, LocalSet, wait_until
+from tests.integration.conftest import next_ports
+
+pytestmark = pytest.mark.slow
+
+
+def replset(*arguments: str, status: int = 0) -> str:
+    """Run the command line as a process of its own; its standard output, or its standard error when it fails."""
+    command = [sys.executable, "-m", "replset.cli.main", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == status, done.stderr
+    return done.stdout if status == 0 else done.stdout + done.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "set"
+    yield place
+    if (place / "set.json").exists():
+        local = LocalSet.load(place)
+        for member in local.members:
+            local.kill(member)
+
+
+def primary_of(folder: Path) -> LocalMember:
+    return LocalSet.load(folder).wait_for_primary()
+
+
+def test_a_set_from_up_to_down(folder: Path) -> None:
+    where = ("--dir", str(folder))
+    up = replset("cluster", "up", "--members", "3", "--base-port", str(next_ports(4)[0]), *where)
+    assert sorted(line.split()[-1] for line in up.splitlines()) == ["primary", "secondary", "secondary"]
+
+    shown = json.loads(replset("cluster", "status", "--json", *where))
+    assert [row["name"] for row in shown["members"]] == ["m1", "m2", "m3"]
+    assert all(row["pid"] for row in shown["members"])
+
+    host = shown["members"][0]["host"]
+    table = replset("status", "--host", host)
+    assert "PRIMARY" in table
+    assert "a majority write needs 2 of 3 copies" in table
+    document = json.loads(replset("status", "--host", host, "--json"))
+    assert [row["name"] for row in document["members"]] == [row["host"] for row in shown["members"]]
+
+    assert "new primary" in replset("oplog", "tail", "--host", host)
+    assert "initiating set" in replset("oplog", "tail", "--host", host, "-n", "100").splitlines()[0]
+    facts = json.loads(replset("oplog", "info", "--host", host, "--json"))
+    assert facts["first"] != facts["last"]
+
+    before = primary_of(folder)
+    replset("step-down", "--host", host)
+    after = wait_until(lambda: member if (member := primary_of(folder)).host != before.host else None, 60, "another")
+    assert after.host in table
+
+    config = json.loads(replset("conf", "--host", host))
+    victim = next(row for row in config["members"] if row["host"] != after.host)
+    victim["priority"] = 0
+    file = folder / "new.json"
+    file.write_text(json.dumps(config))
+    replset("reconfig", str(file), "--host", host)
+    changed = json.loads(replset("conf", "--host", host))
+    assert changed["version"] > config["version"]
+    assert next(row for row in changed["members"] if row["host"] == victim["host"])["priority"] == 0
+    assert "is removed" in replset("remove", victim["host"], "--host", after.host)
+    assert len(json.loads(replset("conf", "--host", after.host))["members"]) == 2
+
+    assert replset("cluster", "down", *where) == "3 members stopped\n"
+    stopped = replset("cluster", "status", *where, status=1)
+    assert re.findall(r"pid - +stopped", stopped) == ["pid -  stopped"] * 3
+    offline = replset("oplog", "tail", str(folder / "m1"), "-n", "1")
+    assert offline.count("\n") == 1
+
+
+def test_administration_of_nothing(tmp_path: Path) -> None:
+    for arguments, words in (
+        (("cluster", "status", "--dir", str(tmp_path)), f"no local set in {tmp_path}"),
+        (("cluster", "down", "--dir", str(tmp_path)), f"no local set in {tmp_path}"),
+        (("status", "--host", "127.0.0.1:1"), "127.0.0.1:1 cannot be reached: Connection refused"),
+        (("add", "x:1", "--host", "127.0.0.1:1"), "cannot be reached"),
+        (("reconfig", str(tmp_path / "none.json")), "cannot read"),
+    ):
+        error = replset(*arguments, status=2)
+        assert error.startswith("replset: ")
+        assert words in error
+        assert error.count("\n") == 1
