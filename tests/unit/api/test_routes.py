@@ -1,0 +1,368 @@
+"""The routes of the application: commands, administration, rollbacks, health, metrics, and the OpenAPI page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from api.routes.replset import NOT_BUILT_YET
+from replset.bson import RawDocument, encode
+from replset.core.member_state import MemberState
+from replset.replication.rollback_files import FileKind, Manifest, RollbackFile, RollbackState
+from tests.unit.api.kit import NEWEST, OTHER, Api, plain, refused
+
+# --- /v1/command ------------------------------------------------------------------------------------------------
+
+
+def test_a_command_is_answered_as_the_wire_port_would(api: Api) -> None:
+    api.dispatcher.answers["find"] = {"ok": 1.0, "cursor": {"id": 0, "ns": "shop.a", "firstBatch": [{"_id": 1}]}}
+    response = api.post("/v1/command/shop", {"find": "a", "filter": {"n": {"$numberLong": "3"}}})
+    assert response.status_code == 200
+    assert plain(response) == {"cursor": {"id": 0, "ns": "shop.a", "firstBatch": [{"_id": 1}]}, "ok": 1.0}
+    (request,) = api.dispatcher.asked
+    assert (request.database, request.source) == ("shop", "http")
+    assert list(request.body.keys()) == ["find", "filter"]
+
+
+def test_a_command_in_bson(api: Api) -> None:
+    headers = {"content-type": "application/bson", "accept": "application/bson"}
+    response = api.post("/v1/command/admin", encode({"ping": 1}), headers=headers)
+    assert RawDocument(response.content).get("ok") == 1.0
+    assert api.dispatcher.command == {"ping": 1}
+
+
+WRITTEN: dict[str, tuple[dict[str, Any], int, str | None]] = {
+    "done": ({"ok": 1.0, "n": 1}, 200, None),
+    "a-duplicate": ({"ok": 1.0, "n": 0, "writeErrors": [{"index": 0, "code": 11000, "errmsg": ""}]}, 409, None),
+    "no-concern": ({"ok": 1.0, "n": 1, "writeConcernError": {"code": 64, "errmsg": ""}}, 504, "true"),
+    "refused": ({"ok": 0.0, "code": 73, "errmsg": ""}, 400, None),
+    "not-primary": ({"ok": 0.0, "code": 10107, "errmsg": ""}, 503, None),
+    "stepped-down": ({"ok": 0.0, "code": 189, "errmsg": ""}, 504, "unknown"),
+}
+
+
+@pytest.mark.parametrize(("reply", "status", "applied"), WRITTEN.values(), ids=WRITTEN)
+def test_the_status_of_a_command(api: Api, reply: dict[str, Any], status: int, applied: str | None) -> None:
+    api.dispatcher.answers["insert"] = reply
+    response = api.post("/v1/command/shop", {"insert": "a", "documents": []})
+    assert response.status_code == status
+    assert response.headers.get("x-replset-applied") == applied
+    assert {name: response.json()[name] for name in reply} == reply
+
+
+@pytest.mark.parametrize("body", ["", "[]", "{", '{"a\\u0000":1}', '{"a":{"$oid":1}}'])
+def test_commands_that_are_none(api: Api, body: str) -> None:
+    refused(api.post("/v1/command/shop", body), 400, 9)
+    assert api.dispatcher.asked == []
+
+
+def test_a_large_command_is_read_beside_the_event_loop(api: Api) -> None:
+    assert api.post("/v1/command/shop", {"ping": "x" * 200_000}).status_code == 200
+    assert api.member.workers.runs == 1
+
+
+# --- /v1/replset ------------------------------------------------------------------------------------------------
+
+MEMBER = {"host": "127.0.0.1:27020", "priority": 0, "votes": 0, "tags": {"dc": "east"}}
+CONFIG = {"_id": "rs0", "version": 2, "members": []}
+ADMIN: dict[str, tuple[str, str, object, dict[str, Any]]] = {
+    "status": ("GET", "status", None, {"replSetGetStatus": 1}),
+    "config": ("GET", "config", None, {"replSetGetConfig": 1, "commitmentStatus": False}),
+    "config-and-more": (
+        "GET",
+        "config?commitmentStatus=true",
+        None,
+        {"replSetGetConfig": 1, "commitmentStatus": True},
+    ),
+    "initiate-alone": ("POST", "initiate", None, {"replSetInitiate": {}}),
+    "initiate": ("POST", "initiate", CONFIG, {"replSetInitiate": CONFIG}),
+    "reconfig": ("POST", "reconfig", {"config": CONFIG, "maxTimeMS": 5}, {"replSetReconfig": CONFIG, "maxTimeMS": 5}),
+    "reconfig-of-an-answer": (
+        "POST",
+        "reconfig",
+        {"config": CONFIG, "ok": 1, "operationTime": 1, "$clusterTime": {}},
+        {"replSetReconfig": CONFIG},
+    ),
+    "force": ("POST", "reconfig", {"config": CONFIG, "force": True}, {"replSetReconfig": CONFIG, "force": True}),
+    "step-down": ("POST", "stepDown", None, {"replSetStepDown": 60}),
+    "step-down-so": (
+        "POST",
+        "stepDown",
+        {"seconds": 5, "secondaryCatchUpPeriodSecs": 2, "force": True},
+        {"replSetStepDown": 5, "secondaryCatchUpPeriodSecs": 2, "force": True},
+    ),
+    "freeze": ("POST", "freeze", {"seconds": 9}, {"replSetFreeze": 9}),
+    "add": ("POST", "members", MEMBER, {"replSetAddMember": MEMBER}),
+    "remove": ("DELETE", "members/127.0.0.1:27018", None, {"replSetRemoveMember": "127.0.0.1:27018"}),
+}
+
+
+@pytest.mark.parametrize(("method", "path", "body", "command"), ADMIN.values(), ids=ADMIN)
+def test_administration(api: Api, method: str, path: str, body: object, command: dict[str, Any]) -> None:
+    api.dispatcher.answers[next(iter(command))] = {"ok": 1.0, "info": "said"}
+    content = b"" if body is None else json.dumps(body)
+    response = api.ask(method, f"/v1/replset/{path}", content=content)
+    assert response.status_code == 200
+    assert plain(response) == {"ok": 1.0, "info": "said"}
+    (request,) = api.dispatcher.asked
+    assert (request.database, request.body.decode()) == ("admin", command)
+
+
+@pytest.mark.parametrize("name", ["reconfig", "add", "remove"])
+def test_changes_of_the_set_are_forwarded_to_the_primary(api: Api, name: str) -> None:
+    method, path, body, command = ADMIN[name]
+    api.member.become_secondary()
+    api.member.peer.answer = {"ok": 1.0, "info": "said"}
+    response = api.ask(method, f"/v1/replset/{path}", content=b"" if body is None else json.dumps(body))
+    assert (response.status_code, response.headers["x-replset-forwarded-to"]) == (200, OTHER)
+    assert plain(response)["info"] == "said"
+    ((_, asked, database, _),) = api.member.peer.asked
+    assert asked == {**command, "$replsetForwarded": True}
+    assert database == "admin"
+    response = api.ask(method, f"/v1/replset/{path}?forward=false", content=json.dumps(body) if body else b"")
+    assert response.status_code == 307
+    assert response.headers["location"] == f"http://127.0.0.1:28018/v1/replset/{path}"
+
+
+@pytest.mark.parametrize("name", ["force", "step-down", "freeze", "initiate"])
+def test_what_is_about_this_member_stays_here(api: Api, name: str) -> None:
+    method, path, body, command = ADMIN[name]
+    api.member.become_secondary()
+    api.ask(method, f"/v1/replset/{path}", content=b"" if body is None else json.dumps(body))
+    assert api.dispatcher.command == command
+    assert api.member.peer.asked == []
+
+
+BAD_ADMIN: dict[str, tuple[str, str, object, int, str]] = {
+    "an-unknown-member-field": ("POST", "members", {"host": "a:1", "colour": 1}, 40415, "'colour'"),
+    "no-host": ("POST", "members", {}, 40414, "'host'"),
+    "no-config": ("POST", "reconfig", {"force": True}, 40414, "'config'"),
+    "a-number-as-config": ("POST", "reconfig", {"config": 1}, 14, "'config'"),
+    "an-unknown-reconfig-field": ("POST", "reconfig", {"config": {}, "farce": True}, 40415, "'farce'"),
+    "no-seconds": ("POST", "freeze", {}, 40414, "'seconds'"),
+    "an-unknown-step-down-field": ("POST", "stepDown", {"secs": 3}, 40415, "'secs'"),
+    "an-array": ("POST", "initiate", [], 9, "JSON object"),
+    "a-bad-flag": ("GET", "config?commitmentStatus=perhaps", None, 2, "query commitmentStatus"),
+}
+
+
+@pytest.mark.parametrize(("method", "path", "body", "code", "text"), BAD_ADMIN.values(), ids=BAD_ADMIN)
+def test_administration_that_is_refused(api: Api, method: str, path: str, body: object, code: int, text: str) -> None:
+    response = api.ask(method, f"/v1/replset/{path}", content=b"" if body is None else json.dumps(body))
+    refused(response, 400, code, text)
+    assert api.dispatcher.asked == []
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [(93, 400), (103, 400), (109, 503), (94, 503), (74, 400), (262, 503), (95, 400), (23, 400)]
+)
+def test_refusals_of_the_set(api: Api, code: int, status: int) -> None:
+    api.dispatcher.answers["replSetAddMember"] = {"ok": 0.0, "code": code, "errmsg": "because"}
+    refused(api.post("/v1/replset/members", MEMBER), status, code, "because")
+
+
+def test_removing_who_is_no_member(api: Api) -> None:
+    api.dispatcher.answers["replSetRemoveMember"] = {"ok": 0.0, "code": 74, "errmsg": "a:1 is no member of the set"}
+    response = api.ask("DELETE", "/v1/replset/members/a:1")
+    assert (response.status_code, response.json()["code"]) == (404, 74)
+
+
+@pytest.mark.parametrize("name", NOT_BUILT_YET)
+def test_what_is_not_built_is_refused_by_its_name(api: Api, name: str) -> None:
+    refused(api.post(f"/v1/replset/{name}", {}), 400, 59, f"{name} is not built yet")
+
+
+# --- paths, methods ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "/v1/replset", "/v1/replset/nothing", "/v2/action/find", "/V1"])
+def test_unknown_paths(api: Api, path: str) -> None:
+    refused(api.get(path), 404, 59, path)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("POST", "/v1/replset/status", "GET"),
+        ("GET", "/v1/replset/initiate", "POST"),
+        ("PUT", "/v1/command/shop", "POST"),
+        ("GET", "/v1/replset/members/a:1", "DELETE"),
+        ("DELETE", "/v1/replset/oplog", "GET"),
+        ("POST", "/metrics", "GET"),
+    ],
+)
+def test_methods_that_are_not_taken(api: Api, method: str, path: str, allow: str) -> None:
+    response = api.ask(method, path)
+    refused(response, 405, 59, path)
+    assert response.headers["allow"] == allow
+
+
+def test_a_body_over_the_limit(api: Api) -> None:
+    refused(api.post("/v1/command/shop", b" " * 48_000_001), 413, 10334)
+
+
+def test_an_error_comes_in_the_form_that_is_asked_for(api: Api) -> None:
+    response = api.get("/nothing", headers={"accept": "application/bson"})
+    assert RawDocument(response.content).get("code") == 59
+
+
+# --- rollbacks --------------------------------------------------------------------------------------------------
+
+
+def write_rollback(folder: Path, when: str = "2026-01-02T03-04-05.0") -> Manifest:
+    name = f"shop.orders.{when}.bson"
+    (folder / name).write_bytes(encode({"_id": 1}) + encode({"_id": 2}))
+    file = RollbackFile(name, FileKind.DOCUMENTS, "shop.orders", None, 2, 28, "00" * 32)
+    manifest = Manifest(
+        id=f"rollback-{when}",
+        state=RollbackState.FINISHED,
+        reason="rollback",
+        set_name="rs0",
+        member="127.0.0.1:27017",
+        when="2026-01-02T03:04:05.000Z",
+        source=OTHER,
+        common_point=NEWEST,
+        first=NEWEST,
+        last=NEWEST,
+        first_wall_ms=0,
+        last_wall_ms=0,
+        entries=2,
+        operations={"i": 2},
+        files=(file,),
+    )
+    (folder / f"{manifest.id}.json").write_text(json.dumps(manifest.document()), encoding="utf-8")
+    return manifest
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "rollback"
+    made.mkdir()
+    (tmp_path / "secret.bson").write_bytes(b"hidden words")
+    (made / "notes.json").write_text("{}", encoding="utf-8")
+    return made
+
+
+def test_rollbacks_are_listed_oldest_first_broken_ones_too(folder: Path) -> None:
+    later = write_rollback(folder, "2026-01-02T03-04-05.10")
+    earlier = write_rollback(folder, "2026-01-02T03-04-05.9")
+    (folder / "rollback-2026-02-01T00-00-00.0.json").write_text("{", encoding="utf-8")
+    first, second, third = plain(Api(str(folder)).get("/v1/replset/rollbacks"))["rollbacks"]
+    assert (first, second["id"]) == (earlier.document(), later.id)
+    assert third["id"] == "rollback-2026-02-01T00-00-00.0"
+    assert "rollback-2026-02-01T00-00-00.0.json" in third["error"]
+
+
+def test_a_member_without_rollbacks(api: Api) -> None:
+    assert plain(api.get("/v1/replset/rollbacks")) == {"rollbacks": []}
+    refused(api.get("/v1/replset/rollbacks/rollback-x"), 404, 26)
+
+
+def test_one_rollback_and_its_file(folder: Path) -> None:
+    manifest, api = write_rollback(folder), Api(str(folder))
+    assert plain(api.get(f"/v1/replset/rollbacks/{manifest.id}")) == manifest.document()
+    response = api.get(f"/v1/replset/rollbacks/{manifest.id}/{manifest.files[0].name}")
+    assert response.headers["content-type"] == "application/bson"
+    assert response.content == encode({"_id": 1}) + encode({"_id": 2})
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "{id}/nothing.bson",
+        "{id}/{id}.json",
+        "{id}/notes.json",
+        "{id}/..%2Fsecret.bson",
+        "{id}/..%2F..%2Fetc%2Fpasswd",
+        "{id}/%2e%2e",
+        "{id}/%00",
+        "notes",
+        "rollback-nothing",
+        "..%2Frollback%2F{id}",
+        "rollback-%00",
+        "rollback-" + "x" * 5000,
+    ],
+)
+def test_only_what_a_manifest_names_is_served(folder: Path, path: str) -> None:
+    manifest = write_rollback(folder)
+    response = Api(str(folder)).get(f"/v1/replset/rollbacks/{path.format(id=manifest.id)}")
+    assert response.status_code == 404
+    assert b"hidden words" not in response.content
+
+
+def test_a_file_that_is_gone(folder: Path) -> None:
+    manifest = write_rollback(folder)
+    (folder / manifest.files[0].name).unlink()
+    refused(Api(str(folder)).get(f"/v1/replset/rollbacks/{manifest.id}/{manifest.files[0].name}"), 404, 26)
+
+
+# --- health -----------------------------------------------------------------------------------------------------
+
+HEALTH = {
+    MemberState.PRIMARY: {"/health", "/ready", "/primary"},
+    MemberState.SECONDARY: {"/health", "/ready", "/secondary"},
+    MemberState.ARBITER: {"/health", "/arbiter"},
+    MemberState.RECOVERING: {"/health"},
+    MemberState.STARTUP: {"/health"},
+    MemberState.ROLLBACK: {"/health"},
+}
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/primary", "/secondary", "/arbiter"])
+@pytest.mark.parametrize("state", HEALTH)
+def test_health(api: Api, state: MemberState, path: str) -> None:
+    api.member.node.state, api.member.node.writable = state, state is MemberState.PRIMARY
+    response = api.get(path)
+    good = path in HEALTH[state]
+    assert response.status_code == (200 if good else 503)
+    assert response.json() == {"ok": int(good), "state": state.name}
+    head = api.ask("HEAD", path)
+    assert (head.status_code, head.content) == (response.status_code, b"")
+
+
+def test_a_primary_that_drains_takes_no_writes_yet(api: Api) -> None:
+    api.member.node.writable = False
+    assert api.get("/primary").status_code == 503
+
+
+def test_a_member_that_shuts_down_is_alive_but_not_ready(api: Api) -> None:
+    api.member.shutting_down = True
+    assert [api.get(path).status_code for path in ("/health", "/ready", "/primary")] == [200, 503, 503]
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------
+
+
+def test_metrics(folder: Path) -> None:
+    write_rollback(folder)
+    response = Api(str(folder)).get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    found = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(response.text)
+        for sample in family.samples
+    }
+    assert found["replset_up",] == 1
+    assert found["replset_term",] == 3
+    assert found["replset_connections",] == 7
+    assert found["replset_uptime_seconds",] == 5
+    assert found["replset_oplog_bytes",] == 1234
+    assert found["replset_oplog_window_seconds",] == NEWEST.seconds - 1_699_999_000
+    assert found["replset_state", "PRIMARY"] == 1
+    assert found["replset_state", "SECONDARY"] == 0
+    assert found["replset_optime_seconds", "committed"] == NEWEST.seconds
+    assert found["replset_commands_total", "find"] == 2
+    assert found["replset_command_failures_total", "11000", "DuplicateKey"] == 1
+    assert found["replset_rollbacks", "finished"] == 1
+
+
+def test_metrics_of_a_member_without_data_or_set(api: Api) -> None:
+    api.member.forget_time()
+    api.member.node.config = None
+    text = api.get("/metrics").text
+    assert "replset_oplog_window_seconds 0.0" in text
+    assert "replset_config_version 0.0" in text
