@@ -1,0 +1,47 @@
+"""Every subcommand explains itself, and says what is wrong with how it was called in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from replset.cli.main import main
+from tests.unit.cli.commands import COMMANDS, options_of
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_help(path: tuple[str, ...], capsys: Capture) -> None:
+    assert main([*path, "--help"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert f"replset {' '.join(path)}".strip() in out
+
+
+@pytest.mark.parametrize("path", [path for path in COMMANDS if path], ids=" ".join)
+def test_every_option_and_argument_says_what_it_is(path: tuple[str, ...]) -> None:
+    for name, text in options_of(path).items():
+        assert text, f"replset {' '.join(path)}: {name} has no help"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["frobnicate"], "No such command 'frobnicate' (see `replset --help`)"),
+        (["status", "--frobnicate"], "No such option: --frobnicate (see `replset status --help`)"),
+        (["add"], "Missing argument 'HOST:PORT' (see `replset add --help`)"),
+        (["cluster", "up", "--members", "x"], "Invalid value for '--members': "),
+        (["reconfig", "/no/such/file"], "cannot read /no/such/file: "),
+    ],
+)
+def test_wrong_usage_is_one_line_and_status_2(arguments: list[str], words: str, capsys: Capture) -> None:
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"replset: {words}")
+    assert err.count("\n") == 1
+
+
+def test_without_a_command_the_help_says_what_there_is(capsys: Capture) -> None:
+    assert main([]) == 2
+    assert "add-arbiter" in "".join(capsys.readouterr())
