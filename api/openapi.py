@@ -26,6 +26,7 @@ _FIELDS: dict[str, Schema] = {
     "filter": {**_DOCUMENT, "example": {"qty": {"$gt": 2}}},
     "document": {**_DOCUMENT, "example": {"item": "pen", "qty": 3}},
     "documents": {"type": "array", "items": _DOCUMENT, "minItems": 1, "example": [{"item": "pen"}]},
+    "replacement": {**_DOCUMENT, "example": {"item": "pen", "qty": 9}},
     "update": {
         "type": "object",
         "minProperties": 1,

@@ -1,0 +1,86 @@
+"""The OpenAPI document: every path is in it and in docs/http.md, and what it says of the actions holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.actions import ACTIONS, NOT_BUILT
+from api.errors import STATUS
+from tests.unit.api.kit import Api
+
+DOCS = (Path(__file__).parents[3] / "docs" / "http.md").read_text(encoding="utf-8")
+SCHEMA: dict[str, Any] = Api().get("/openapi.json").json()
+OPERATIONS = [(path, method) for path, methods in SCHEMA["paths"].items() for method in methods]
+
+
+def refs(node: object) -> Iterator[str]:
+    if isinstance(node, dict):
+        if isinstance(node.get("$ref"), str):
+            yield node["$ref"]
+        for value in node.values():
+            yield from refs(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from refs(value)
+
+
+def test_the_page_is_served(api: Api) -> None:
+    response = api.get("/docs")
+    assert response.status_code == 200
+    assert "openapi.json" in response.text
+
+
+def test_asking_twice_gives_the_same(api: Api) -> None:
+    assert api.get("/openapi.json").json() == api.get("/openapi.json").json() == SCHEMA
+
+
+def test_every_reference_is_there() -> None:
+    found = set(refs(SCHEMA))
+    assert found == {"#/components/schemas/Error"}
+    assert set(SCHEMA["components"]["schemas"]) == {"Error"}
+
+
+def test_every_action_is_described() -> None:
+    for name in (*ACTIONS, *NOT_BUILT):
+        assert set(SCHEMA["paths"][f"/v1/action/{name}"]) == {"post"}
+    fields = SCHEMA["paths"]["/v1/action/updateOne"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert fields["required"] == ["collection", "database", "filter", "update"]
+    assert fields["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(("path", "method"), OPERATIONS, ids=lambda part: str(part))
+def test_every_path_is_in_the_docs(path: str, method: str) -> None:
+    operation = SCHEMA["paths"][path][method]
+    assert operation["summary"]
+    assert "422" not in operation["responses"]
+    shown = path.rpartition("/")[2] if path.startswith("/v1/action/") else path
+    assert f"`{shown}`" in DOCS or f"{method.upper()} {path}" in DOCS, f"docs/http.md says nothing of {method} {path}"
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_the_example_of_an_action_is_taken(api: Api, name: str) -> None:
+    operation = SCHEMA["paths"][f"/v1/action/{name}"]["post"]
+    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    body = {field: part["example"] for field, part in schema["properties"].items() if "example" in part}
+    assert set(schema["required"]) <= set(body)
+    cursor = {"cursor": {"id": 0, "ns": "shop.orders", "firstBatch": []}}
+    api.dispatcher.answers = {"find": {"ok": 1.0, **cursor}, "distinct": {"ok": 1.0, "values": []}}
+    response = api.post(f"/v1/action/{name}", body)
+    answer = operation["responses"][str(response.status_code)]["content"]["application/json"]["schema"]
+    assert set(answer["required"]) <= set(response.json())
+
+
+def test_every_metric_is_in_the_docs(api: Api) -> None:
+    names = set(re.findall(r"^# TYPE (\w+)", api.get("/metrics").text, re.MULTILINE))
+    assert names
+    assert [name for name in names if not re.search(rf"`{name}[`{{]", DOCS)] == []
+
+
+def test_every_status_is_in_the_docs() -> None:
+    for status in {503, *STATUS.values()} - {401}:
+        assert f"| {status} |" in DOCS
