@@ -7,7 +7,7 @@ import pytest
 from tests.simulation.kit.mutants import MUTANTS, Mutant
 
 
-@pytest.mark.parametrize("mutant", [pytest.param(m, id=f"{m.name}-{m.recorded.replace(' ', '-')}") for m in MUTANTS])
+@pytest.mark.parametrize("mutant", [pytest.param(m, id=f"{m.name} by {m.recorded}") for m in MUTANTS])
 def test_a_mutant_is_caught(mutant: Mutant) -> None:
     verdict = mutant.caught()
     assert verdict is not None, f"nobody noticed {mutant.name}"

@@ -28,7 +28,22 @@ def test_a_stale_primary_acknowledges_no_majority_write() -> None:
         pytest.param(scenarios.figure_eight, id="figure-eight"),
         pytest.param(scenarios.vote_over_restart, id="vote-over-restart"),
         pytest.param(scenarios.candidate_behind, id="candidate-behind"),
+        pytest.param(scenarios.journaled_then_dark, id="journaled-then-dark"),
     ],
 )
 def test_every_invariant_holds_in(scenario: scenarios.Scenario) -> None:
     scenario()
+
+
+@pytest.mark.parametrize("power_loss", [False, True], ids=["killed", "power-lost"])
+@pytest.mark.parametrize("after_steps", range(0, 56, 8))
+def test_a_rollback_goes_on_after_any_death(after_steps: int, power_loss: bool) -> None:
+    interrupted = scenarios.rollback_interrupted(after_steps, power_loss=power_loss)
+    assert interrupted or after_steps > 16, "it died before the rollback was over"
+
+
+@pytest.mark.parametrize("power_loss", [False, True], ids=["killed", "power-lost"])
+@pytest.mark.parametrize("after_steps", range(0, 180, 36))
+def test_an_initial_sync_begins_again_after_any_death(after_steps: int, power_loss: bool) -> None:
+    interrupted = scenarios.initial_sync_interrupted(after_steps, power_loss=power_loss)
+    assert interrupted or after_steps > 72, "it died before the sync was over"

@@ -83,6 +83,7 @@ class Checkers:
         self.known: dict[OpTime, Entry] = {}
         self.primaries: dict[int, str] = {}  # term -> the life that was primary in it
         self.commit_points: dict[str, OpTime] = {}  # by life
+        self.votes: dict[str, tuple[Any, Any]] = {}  # by member: term, candidate
         self.committed: list[OpTime] = []
         self.committed_optimes: set[OpTime] = set()
         self.lost_in_crashes: set[str] = set()  # marks of entries that a power loss took, unsynced
@@ -109,8 +110,11 @@ class Checkers:
             point = node.commit_point
             if node.state is MemberState.PRIMARY:
                 self.note_primary(node.term, machine)
-            if machine.disk.changed and name in self.mirrors:
-                self.follow(name, machine)
+            if machine.disk.changed:
+                self.look_at_vote(name, machine)
+                if name in self.mirrors:
+                    self.follow(name, machine)
+                machine.disk.changed = False
             if point is not self._last_points.get(name):
                 self.note_commit_point(name, machine, point)
         if cluster.loop.steps >= self._next_slow:
@@ -136,13 +140,26 @@ class Checkers:
         if name in self.mirrors:
             self.note_committed(name, point)
 
+    def look_at_vote(self, name: str, machine: Machine) -> None:
+        """One vote per member and term, across restarts, as its file says; only an emptied disk forgets."""
+        connection = machine.disk.reader(os.path.join(machine.disk.folder, "member.db"))
+        if connection is None:
+            return
+        values = dict(connection.execute("SELECT name, value FROM member WHERE name LIKE 'vote%'").fetchall())
+        now = (values.get("vote_term", 0), values.get("vote_candidate"))
+        before = self.votes.get(name, (0, None))
+        if now == before:
+            return
+        self.votes[name] = now
+        if now[0] < before[0] or (now[0] == before[0] and before[1] is not None):
+            self.fail("1", f"{name} voted for member {before[1]} in term {before[0]}, and now {now}")
+
     def follow(self, name: str, machine: Machine) -> None:
         """Bring the mirror up to the store; check invariant 2 on what is new and that nothing committed was undone."""
         path = os.path.join(machine.disk.folder, "replset.db")
         connection = machine.disk.reader(path)
         if connection is None or machine.life is None:
             return
-        machine.disk.changed = False
         mirror = self.mirrors[name]
         is_new_life = self._seen_lives.get(name) != machine.life.name
         database = machine.disk.tree.names.get("replset.db")
@@ -235,6 +252,7 @@ class Checkers:
 
     def note_wipe(self, name: str) -> None:
         """A disk was emptied by hand: what only it held is nobody's to keep."""
+        self.votes.pop(name, None)
         if name not in self.mirrors:
             return
         elsewhere = set().union(*(mirror.marks for other, mirror in self.mirrors.items() if other != name))

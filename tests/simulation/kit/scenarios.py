@@ -13,7 +13,7 @@ from typing import Any
 
 from replset.core.member_state import MemberState
 from tests.simulation.kit.checkers import Checkers, manifests
-from tests.simulation.kit.cluster import SimCluster, quiet_logs
+from tests.simulation.kit.cluster import FAIR, SimCluster, Weather, quiet_logs
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.wire import NoAnswerError
 from tests.simulation.kit.workload import Workload, Write
@@ -69,6 +69,26 @@ class Stage:
 
         self.cluster.on_step.append(look)
 
+    def kill_after(self, name: str, state: MemberState, steps: int, *, power_loss: bool) -> list[bool]:
+        """Kill `name` so many turns of the loop after it came into `state`; the list says if it was still in it."""
+        machine = self.cluster.machines[name]
+        still: list[bool] = []
+        left = steps
+
+        def look() -> None:
+            nonlocal left
+            member = machine.running
+            if member is None or (left == steps and member.node.state is not state):
+                return
+            left -= 1
+            if left < 0:
+                self.cluster.on_step.remove(look)
+                still.append(member.node.state is state)
+                self.cluster.kill(name, power_loss=power_loss)
+
+        self.cluster.on_step.append(look)
+        return still
+
     def is_primary(self, name: str) -> bool:
         member = self.cluster.machines[name].running
         return member is not None and member.node.state is MemberState.PRIMARY
@@ -94,9 +114,11 @@ class Stage:
 
 
 @contextmanager
-def staged(members: int = 3, arbiters: int = 0, seed: int = 1, **settings: object) -> Iterator[Stage]:
+def staged(
+    members: int = 3, arbiters: int = 0, seed: int = 1, weather: Weather = FAIR, **settings: object
+) -> Iterator[Stage]:
     quiet_logs()
-    with SimCluster(members, arbiters, seed=seed) as cluster:
+    with SimCluster(members, arbiters, seed=seed, weather=weather) as cluster:
         hosts = [machine.host for machine in cluster.machines.values()]
         workload = Workload(cluster.loop, hosts, cluster.random_for("workload"), cluster.client)
         stage = Stage(cluster, Checkers(cluster, workload.history), workload)
@@ -211,6 +233,57 @@ def candidate_behind() -> None:
         stage.heal_all_and_judge()
 
 
+def journaled_then_dark() -> None:
+    """The power of all goes in the moment in which a j:true write is acknowledged; disks are slow."""
+    with staged(weather=Weather(worker_ms=60)) as stage:
+        for _ in range(4):
+            primary = stage.cluster.primary() or ""
+            stage.expect(stage.write(primary, concern="journaled").acknowledged, "a journaled write")
+            for name in stage.cluster.alive():
+                stage.cluster.kill(name, power_loss=True)
+            for name in stage.cluster.machines:
+                stage.cluster.restart(name)
+            stage.cluster.run_until(stage.cluster.converged, 60, "converged")
+        stage.heal_all_and_judge()
+
+
+def rollback_interrupted(after_steps: int, *, power_loss: bool) -> bool:
+    """The member that rolls back dies some turns of the loop after it began. True: it was still rolling back."""
+    with staged(seed=after_steps) as stage:
+        cluster, old = stage.cluster, stage.primary
+        for _ in range(3):
+            stage.write(old)
+        kept = stage.write(old).id
+        cluster.cut([old])
+        for _ in range(4):
+            stage.write(old, concern="journaled")
+        stage.write(old, "update", kept, "journaled")
+        cluster.run_until(lambda: cluster.primary() not in (None, old), 20, "another primary")
+        stage.write(cluster.primary() or "")
+        interrupted = stage.kill_after(old, MemberState.ROLLBACK, after_steps, power_loss=power_loss)
+        cluster.heal()
+        cluster.run_until(lambda: cluster.machines[old].life is None, 30, "the old primary rolls back and dies")
+        cluster.restart(old)
+        stage.heal_all_and_judge()
+        return interrupted[0]
+
+
+def initial_sync_interrupted(after_steps: int, *, power_loss: bool) -> bool:
+    """A member with an empty disk dies some turns of the loop after its first sync began. True: it was in it."""
+    with staged(seed=after_steps) as stage:
+        cluster, fresh = stage.cluster, stage.others[0]
+        for _ in range(3):
+            stage.write(stage.primary)
+        cluster.kill(fresh, wipe=True)
+        interrupted = stage.kill_after(fresh, MemberState.STARTUP2, after_steps, power_loss=power_loss)
+        cluster.restart(fresh)
+        cluster.run_until(lambda: cluster.machines[fresh].life is None, 30, "the fresh member syncs and dies")
+        cluster.restart(fresh)
+        stage.write(stage.primary)
+        stage.heal_all_and_judge()
+        return interrupted[0]
+
+
 Scenario = Callable[[], object]
 SCENARIOS: dict[str, Scenario] = {
     "failover with rollback": failover_with_rollback,
@@ -218,4 +291,5 @@ SCENARIOS: dict[str, Scenario] = {
     "figure eight": figure_eight,
     "vote over restart": vote_over_restart,
     "candidate behind": candidate_behind,
+    "journaled, then dark": journaled_then_dark,
 }
