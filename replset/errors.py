@@ -51,7 +51,7 @@ CODE_NAMES: dict[int, str] = {
     104: "NodeNotElectable",
     108: "InconsistentReplicaSetNames",
     109: "ConfigurationInProgress",
-    110: "InvalidSSLConfiguration",
+    110: "CannotInitializeNodeWithData",
     111: "NotExactValueField",
     112: "WriteConflict",
     115: "CommandNotSupported",
