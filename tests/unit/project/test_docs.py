@@ -1,0 +1,157 @@
+"""What people and scripts can use is documented: commands, options, variables, routes, error codes."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from replset.cli.administer import app as replset_app
+from replset.cli.start import build_parser as start_parser
+from replset.commands.table import COMMANDS as DATABASE_COMMANDS
+from replset.errors import CODE_NAMES
+from replset.runtime.options import MemberOptions, flag_of, variable_of
+from rollback_tools.dump import build_parser as dump_parser
+from rollback_tools.tools import app as tools_app
+from tests.unit.cli.commands import commands_of, parameters_of
+
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def row_of(text: str, start: str) -> str:
+    """The table row whose first cell begins with `start` in backquotes."""
+    pattern = re.compile(rf"^\| `{re.escape(start)}(?=[` ]).*$", re.MULTILINE)
+    match = pattern.search(text)
+    assert match is not None, f"docs/cli.md has no row for `{start}`"
+    return match[0]
+
+
+# --- command lines ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(MemberOptions)] + ["config"])
+def test_every_option_of_start_is_documented_with_its_variable(field: str) -> None:
+    row = row_of(page("cli.md"), f"--{flag_of(field)}")
+    assert f"`{variable_of(field)}`" in row
+
+
+def test_start_takes_no_option_besides() -> None:
+    flags = {flag for action in start_parser()._actions for flag in action.option_strings if flag.startswith("--")}
+    known = {f"--{flag_of(field.name)}" for field in fields(MemberOptions)} | {"--config", "--help"}
+    assert {flag for flag in flags if not flag.startswith("--no-")} == known
+
+
+def subcommands() -> Iterator[tuple[str, Any]]:
+    for program, application in (("replset", replset_app), ("rollback-tools", tools_app)):
+        for path, command in commands_of(application).items():
+            if path and not getattr(command, "commands", None) and path not in {("start",), ("dump",)}:
+                yield " ".join((program, *path)), command
+
+
+@pytest.mark.parametrize(("name", "command"), [pytest.param(*pair, id=pair[0]) for pair in subcommands()])
+def test_every_subcommand_and_its_options_are_documented(name: str, command: Any) -> None:
+    row = row_of(page("cli.md"), name)
+    for option in parameters_of(command):
+        assert not option.startswith("--") or f"`{option}" in row or f"/`{option}" in row, f"{name}: {option}"
+
+
+def test_every_option_of_dump_is_documented() -> None:
+    text = page("cli.md")
+    section = text[text.index("### `rollback-tools dump`") : text.index("## `./dev`")]
+    hidden = {"--verbosity", "-h"}
+    for action in dump_parser()._actions:
+        for flag in action.option_strings:
+            assert flag in hidden or re.search(rf"`{flag}(?=[` ])", section), flag
+
+
+def test_every_chore_is_documented() -> None:
+    chores = re.findall(r"^  (\w+)\) ", (ROOT / "dev").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(chores) >= 6
+    for chore in chores:
+        row_of(page("cli.md"), f"./dev {chore}")
+
+
+# --- the member ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(DATABASE_COMMANDS))
+def test_every_database_command_is_documented(name: str) -> None:
+    assert re.search(rf"^\| `{name}` \|", page("commands.md"), re.MULTILINE), f"docs/commands.md has no row for {name}"
+
+
+def routes() -> dict[str, set[str]]:
+    """Path -> methods, of the whole HTTP API."""
+    from api.app import create_app  # here, so that the other tests stand without it
+
+    application = cast(Any, create_app(cast(Any, None), cast(Any, None)))
+    return {path: set(methods) for path, methods in application._rest.openapi()["paths"].items()}
+
+
+def test_every_route_is_documented() -> None:
+    text = page("http.md")
+    for path in routes():
+        name = path.rpartition("/")[2]
+        assert path in text or (path.startswith("/v1/action/") and f"`{name}`" in text), path
+
+
+# --- error codes --------------------------------------------------------------------------------------------------
+
+CODE_CALLS = {"Refused", "Refusal", "WriteConcernFailure"}
+
+
+def codes_used() -> dict[int, str]:
+    """Error codes in the source -> a place: `code = N`, `code=N`, `Refused(N, ...)`, and constants that equal one."""
+    found: dict[int, str] = {}
+    for top in ("replset", "api", "rollback_tools"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                for code in _codes_of(node):
+                    found[code] = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+    return found
+
+
+def _codes_of(node: ast.AST) -> Iterator[int]:
+    match node:
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=int(code))):
+            if name == "code" or (name.isupper() and code in CODE_NAMES):
+                yield code
+        case ast.Call(func=function, args=arguments, keywords=keywords):
+            for keyword in keywords:
+                match keyword:
+                    case ast.keyword(arg="code", value=ast.Constant(value=int(code))):
+                        yield code
+            match arguments:
+                case [ast.Constant(value=int(code)), *_] if getattr(function, "id", "") in CODE_CALLS:
+                    yield code
+
+
+def test_every_error_code_is_documented() -> None:
+    text = page("errors.md")
+    documented = {
+        int(number) for row in re.findall(r"^\| ([\d, ]+) \|", text, re.MULTILINE) for number in row.split(", ")
+    }
+    used = codes_used()
+    assert len(used) > 50
+    missing = {code: place for code, place in used.items() if code not in documented}
+    assert missing == {}
+    for code, name in re.findall(r"^\| (\d+) \| (\w+) \|", text, re.MULTILINE):
+        assert name == CODE_NAMES.get(int(code), f"Location{code}"), code
+
+
+# --- the pages themselves -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
+        assert (path.parent / target).exists(), f"{path.name} links to {target}"
