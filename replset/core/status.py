@@ -12,7 +12,10 @@ from replset.ids import HostPort, MemberId, Millis, OpTime
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """One member's line. Wall times in milliseconds, 0 for never. `counted`: it votes and counts for majorities."""
+    """One member's line. Wall times in milliseconds, 0 for never.
+
+    counted: it votes and counts for majorities, and knows so: it has the same configuration as this node.
+    """
 
     id: MemberId
     host: HostPort
@@ -127,7 +130,7 @@ def _line(m: Memory, peer: Peer, now: Millis, ids: dict[HostPort, int]) -> Membe
         False,
         peer.state,
         peer.is_up,
-        peer.is_up and m.is_peer_named(peer) and not newly_added,
+        peer.is_up and m.is_peer_named(peer) and not newly_added and _has_config(m, peer),
         newly_added,
         arbiter,
         None if arbiter else peer.position,
@@ -142,6 +145,11 @@ def _line(m: Memory, peer: Peer, now: Millis, ids: dict[HostPort, int]) -> Membe
         peer.ping_ms,
         peer.message,
     )
+
+
+def _has_config(m: Memory, peer: Peer) -> bool:
+    """Whether the member has this node's configuration: until then its own judgement of its vote may be another."""
+    return m.config is not None and (peer.config_version, peer.config_term) == m.config.version_and_term
 
 
 def _blocking(m: Memory, lines: list[MemberStatus]) -> str:

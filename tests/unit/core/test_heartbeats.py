@@ -353,6 +353,21 @@ def test_one_way_cuts_do_not_unseat_a_primary_that_is_heard() -> None:
     assert leader.node.state is MemberState.PRIMARY
 
 
+def test_a_member_that_does_not_have_the_configuration_is_not_shown_as_counted() -> None:
+    """Who acts on "all are counted" must find the vote there too when the primary is gone a moment later."""
+    cluster = Cluster(3)
+    cluster.initiate(*members_of(3))
+    cluster.until(cluster.is_quiet)
+    leader = cluster.elect()
+    other = next(box for box in cluster.boxes.values() if box is not leader)
+    peer = leader.node.peer_at(other.host)
+    assert peer is not None
+    peer.config_version -= 1
+    status = leader.node.status(cluster.now)
+    assert status is not None
+    assert {member.host: member.counted for member in status.members}[other.host] is False
+
+
 def test_the_status_names_everybody_and_who_blocks() -> None:
     cluster = Cluster(3)
     cluster.initiate(*members_of(3))
