@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,8 +124,25 @@ class Workload:
             await self._pause(rng)
             # A client mostly goes where the primary is; now and then to somebody who may think that he is.
             target = self.primary if self.primary and rng.random() < 0.7 else rng.choice(self._hosts)
-            await self.write(client, self._draw(rng, target))
+            if rng.random() < 0.08:
+                await self._scratch(client, target, rng)
+            else:
+                await self.write(client, self._draw(rng, target))
         client.close()
+
+    async def _scratch(self, client: SimClient, target: HostPort, rng: random.Random) -> None:
+        """Make, fill and drop collections: nobody is promised what is in them, but every member must agree on it."""
+        name = f"scratch{rng.randrange(3)}"
+        documents = [{"_id": rng.randrange(50), "n": n} for n in range(rng.randrange(1, 4))]
+        commands: tuple[dict[str, object], ...] = (
+            {"insert": name, "documents": documents, "ordered": False},
+            {"insert": name, "documents": documents, "ordered": False},
+            {"update": name, "updates": [{"q": {"n": {"$gte": 1}}, "u": {"$inc": {"n": 2}}, "multi": True}]},
+            {"delete": name, "deletes": [{"q": {"n": 0}, "limit": 0}]},
+            {"drop": name},
+        )
+        with suppress(NoAnswerError):
+            await client.call(target, DATABASE, {**rng.choice(commands), "writeConcern": {"w": 1}})
 
     def _draw(self, rng: random.Random, target: HostPort) -> Write:
         number = next(self._numbers)
@@ -201,7 +219,11 @@ def command_of(write: Write) -> dict[str, object]:
         case "insert":
             return {"insert": COLLECTION, "documents": [{"_id": write.id, "token": write.token}], **concern}
         case "update":
-            change = {"$set": {"token": write.token, f"by{write.number % 3}": write.number}}
+            change: dict[str, object] = {
+                "$set": {"token": write.token, f"by{write.number % 3}": write.number},
+                "$inc": {"changes": 1},
+                "$unset": {f"by{(write.number + 1) % 3}": ""},
+            }
             statement = {"q": {"_id": write.id}, "u": change, "upsert": True}
             return {"update": COLLECTION, "updates": [statement], **concern}
         case _:
