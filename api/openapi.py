@@ -21,7 +21,7 @@ _KINDS: dict[Kind, Schema] = {
 }
 _FIELDS: dict[str, Schema] = {
     "database": {"type": "string", "minLength": 1, "maxLength": 63, "example": "shop"},
-    "collection": {"type": "string", "minLength": 1, "maxLength": 120, "example": "orders"},
+    "collection": {"type": "string", "minLength": 1, "example": "orders"},
     "dataSource": {"type": "string", "description": "taken and ignored"},
     "filter": {**_DOCUMENT, "example": {"qty": {"$gt": 2}}},
     "document": {**_DOCUMENT, "example": {"item": "pen", "qty": 3}},
@@ -166,6 +166,8 @@ def _operation(action: Action) -> dict[str, Any]:
 def _field(action: Action, name: str, kind: Kind) -> Schema:
     """One field of a body; null stands for an optional one that is not there."""
     schema = _FIELDS.get(name, _KINDS[kind])
+    if (action.name, name) == ("countDocuments", "limit"):
+        schema = {"type": "integer", "description": "a negative one counts like its opposite; 0: none"}
     if name in action.needs:
         return schema
     own = {key: value for key, value in schema.items() if key in ("example", "description")}
