@@ -26,7 +26,7 @@ class MemberOptions:
     """One member. Names on the command line are camelCase as MongoDB's, or the flag that `flag_of` gives.
 
     advertise: the host name that the other members use for this one; default the bind address.
-    oplog_size_mb, oplog_min_retention_hours: when the oplog's head is trimmed (map O9 to O11).
+    oplog_size_mb, oplog_min_retention_hours: when the oplog's head is trimmed (map O9, O11).
     snapshot_history_secs: how long reads at an old point stay possible.
     min_free_mb: writes are refused while the disk has less (before anything is damaged).
     max_connections: of clients and members on the wire port.

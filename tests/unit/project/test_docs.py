@@ -155,3 +155,43 @@ def test_every_error_code_is_documented() -> None:
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
         assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+# --- MongoDB's behaviour ------------------------------------------------------------------------------------------
+
+ROW = r"(?:Ro\d+|[A-Z]\d+)"
+
+
+def rows_cited() -> dict[str, str]:
+    """Row -> a place that cites it as "map E5", "map H2, H3" or "map C3 to C6"."""
+    found: dict[str, str] = {}
+    for top in ("replset", "api", "rollback_tools"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            for citation in re.findall(rf"\bmap ({ROW}(?:(?:,| to| and|) {ROW})*)", path.read_text(encoding="utf-8")):
+                for row in rows_in(citation):
+                    found[row] = path.name
+    return found
+
+
+def rows_in(text: str) -> Iterator[str]:
+    """Every row named in `text`; "C3 to C6" names four."""
+    for first, last in re.findall(rf"({ROW})(?: to ({ROW}))?", text):
+        letters = first.rstrip("0123456789")
+        end = int((last or first).removeprefix(letters))
+        for number in range(int(first.removeprefix(letters)), end + 1):
+            yield f"{letters}{number}"
+
+
+def test_every_cited_row_of_the_behaviour_map_is_on_the_page() -> None:
+    text = page("mongodb-behaviour.md")
+    documented = {row for cell in re.findall(rf"^\| ({ROW}[^|]*) \|", text, re.MULTILINE) for row in rows_in(cell)}
+    documented |= set(re.findall(rf"^## ({ROW}) ", text, re.MULTILINE))
+    cited = rows_cited()
+    assert len(cited) > 40
+    assert {row: place for row, place in cited.items() if row not in documented} == {}
+
+
+def test_files_named_on_the_behaviour_page_exist() -> None:
+    text = page("mongodb-behaviour.md")
+    for name in re.findall(r"`((?:replset/|rollback_tools/|\w+/)\w+\.py)`", text):
+        assert (ROOT / name).exists() or (ROOT / "replset" / name).exists(), name
