@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -44,7 +45,11 @@ def router(member: ApiMember) -> APIRouter:
         asked = Asked(request.scope)
         begin = parse_after(after)
         with member.store.read() as snapshot:
-            rows, following = await member.workers.run(lambda: read_rows(snapshot, begin, limit, ns, op))
+            reading = asyncio.ensure_future(member.workers.run(lambda: read_rows(snapshot, begin, limit, ns, op)))
+            try:
+                rows, following = await asyncio.shield(reading)
+            finally:  # a request that is cancelled does not give the snapshot back under its worker
+                await asyncio.wait([reading])
         position = None if following is None else str(following)
         if asked.form is Form.BSON:
             headers = {"content-type": Form.BSON.value, **({NEXT: position} if position else {})}
