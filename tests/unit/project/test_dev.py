@@ -1,0 +1,87 @@
+"""`./dev` and `.ci/run`: what they do before any of the project's own code runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def run(script: Path, *arguments: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = dict(os.environ) if path is None else {"PATH": path, "HOME": str(script.parent)}
+    return subprocess.run(
+        [str(script), *arguments], capture_output=True, text=True, check=False, timeout=60, env=environment
+    )
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> tuple[Path, Path]:
+    """A copy of `dev` in an empty folder, and a folder of programs that holds no Python."""
+    script = tmp_path / "clone" / "dev"
+    script.parent.mkdir()
+    shutil.copy(ROOT / "dev", script)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("bash", "env", "dirname", "mkdir", "touch"):
+        found = shutil.which(name)
+        assert found is not None
+        (programs / name).symlink_to(found)
+    return script, programs
+
+
+@pytest.mark.parametrize("name", ["dev", ".ci/run"])
+def test_the_scripts_are_executable_bash(name: str) -> None:
+    path = ROOT / name
+    assert os.access(path, os.X_OK)
+    subprocess.run(["bash", "-n", str(path)], check=True)
+
+
+@pytest.mark.parametrize("arguments", [(), ("help",), ("--help",), ("-h",)])
+def test_help(arguments: tuple[str, ...]) -> None:
+    done = run(ROOT / "dev", *arguments)
+    assert done.returncode == 0
+    assert done.stdout.startswith("usage: ./dev COMMAND")
+    for chore in ("demo", "test", "lint", "fmt", "bench", "sim", "setup"):
+        assert f"  {chore} " in done.stdout or f"| {chore} " in done.stdout
+
+
+def test_an_unknown_chore_is_status_2() -> None:
+    done = run(ROOT / "dev", "frobnicate")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines()[-1] == "dev: unknown command: frobnicate"
+
+
+def test_without_a_fitting_python_it_says_so_in_one_line(bare: tuple[Path, Path]) -> None:
+    script, programs = bare
+    old = programs / "python3"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    for chore in ("demo", "test", "setup"):
+        done = run(script, chore, path=str(programs))
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert done.stderr == "dev: needs a Python 3.11 to 3.14 with its venv module; none was found on PATH\n"
+
+
+def test_it_takes_the_first_python_that_fits(bare: tuple[Path, Path]) -> None:
+    """python3.13 is too old in disguise here; python3.12 fits, and is asked to make .venv."""
+    script, programs = bare
+    for name, code in (("python3.13", "exit 1"), ("python3.12", 'echo "$@" >> asked; [ "$1" = -c ]')):
+        program = programs / name
+        program.write_text(f"#!/bin/sh\n{code}\n")
+        program.chmod(0o755)
+    done = run(script, "setup", path=str(programs))
+    assert done.returncode == 1, "making .venv failed here"
+    assert done.stdout == "making .venv with python3.12\n"
+    assert (script.parent / "asked").read_text().splitlines()[-1] == "-m venv .venv"
+
+
+def test_ci_runs_just_the_tests() -> None:
+    lines = (ROOT / ".ci/run").read_text(encoding="utf-8").splitlines()
+    assert lines[-1] == "exec ./dev test"
