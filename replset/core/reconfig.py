@@ -334,10 +334,11 @@ class Reconfigs:
         self._end(change, Done())
 
     def _consider_reconfig(self, change: Change) -> None:
-        """A majority of the new voters must answer, and one electable member among them."""
+        """A majority of the new voters must answer with the data that has the vote, one electable member among them."""
         m, config = self.m, change.config
-        answered = {m.host, *change.answers}
-        votes = sum(voter.host in answered for voter in config.voters)
+        told = {host: answer.incarnation for host, answer in change.answers.items()} | {m.host: m.incarnation}
+        answered = {member.host for member in config.members if member.host in told}
+        votes = sum(told.get(voter.host) == voter.incarnation for voter in config.voters)
         electable = any(member.host in answered and member.is_electable for member in config.members)
         if votes >= config.majority_vote_count and electable:
             change.asked.clear()
@@ -346,8 +347,14 @@ class Reconfigs:
             m.emit(AppendNoop(m.term, "Reconfig set"))
             self.advance()
         elif not change.asked:
-            silent = "; ".join(f"{host}: {why}" for host, why in sorted(change.failures.items()))
-            self._end(change, Refused(NODE_NOT_FOUND, f"a majority of the new voters must answer: {silent}"))
+            lacking = [f"{host}: {why}" for host, why in sorted(change.failures.items())]
+            lacking += [
+                f"{voter.host}: it has other data than the one that has its vote"
+                for voter in config.voters
+                if voter.host in answered and told[voter.host] != voter.incarnation
+            ]
+            text = f"a majority of the new voters must answer: {'; '.join(lacking)}"
+            self._end(change, Refused(NODE_NOT_FOUND, text))
 
     # --- committed? ----------------------------------------------------------------------------------------------
 

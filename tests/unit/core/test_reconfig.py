@@ -668,3 +668,22 @@ def test_the_vote_comes_with_what_the_primary_had_when_newly_added_was_committed
     member = node.config.member(MemberId(3)) if node.config else None
     assert member is not None
     assert (member.newly_added, member.incarnation) == (False, "i3")
+
+
+def test_a_change_that_would_leave_the_majority_to_an_emptied_disk_is_refused() -> None:
+    """The quorum check counts a voter only by the data that has its vote: else nobody could be elected afterwards."""
+    cluster = running()
+    number = leader_number(cluster)
+    emptied, other = (n for n in range(3) if n != number)
+    cluster[emptied].crash()
+    cluster[emptied].wipe()
+    cluster[emptied].boot()
+    rows = [
+        replace(member, votes=0, priority=0.0) if member.id == other else member
+        for member in cluster.user_config(number).members
+    ]
+    answer = cluster.reconfig(number, cluster.user_config(number, *rows))
+    assert isinstance(answer, Refused)
+    assert answer.code == 74
+    assert "other data" in answer.reason
+    cluster.until(cluster.all_counted)
