@@ -28,6 +28,7 @@ def test_a_stale_primary_acknowledges_no_majority_write() -> None:
         pytest.param(scenarios.figure_eight, id="figure-eight"),
         pytest.param(scenarios.vote_over_restart, id="vote-over-restart"),
         pytest.param(scenarios.candidate_behind, id="candidate-behind"),
+        pytest.param(scenarios.emptied_voter, id="emptied-voter"),
         pytest.param(scenarios.journaled_then_dark, id="journaled-then-dark"),
     ],
 )

@@ -23,6 +23,7 @@ from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.node import Node
 from replset.ids import HostPort, OpTime
+from replset.replication import rollback
 from replset.runtime.member import RunningMember
 from replset.runtime.options import MemberOptions
 from replset.storage.store import Store
@@ -89,7 +90,8 @@ class Weather:
 
     worker_ms: what work in a thread (a sync, a vote's save) takes at most; a tenth takes ten times as long.
     oplog_bytes: above it the oplog's head is trimmed. history_s: how long undo is kept for reads. checkpoint_bytes: of
-    WAL between two checkpoints; a last pass, which holds commits, comes at eight times as much.
+    WAL between two checkpoints; a last pass, which holds commits, comes at eight times as much. page_bytes: of an oplog
+    page; chunk_bytes: of a piece of a copy. undo_step: entries that a rollback takes away in one transaction.
     """
 
     worker_ms: float = 4.0
@@ -97,13 +99,16 @@ class Weather:
     history_s: int = 300
     checkpoint_bytes: int = 16 << 20
     catch_up_ms: int = 2_000
+    page_bytes: int = 4 << 20
+    chunk_bytes: int = 4 << 20
+    undo_step: int = 200
 
 
 FAIR = Weather()
 
 
 class _SmallMember(RunningMember):
-    """A whole member whose store folds its log early, so that short runs have checkpoints."""
+    """A whole member with smaller steps, so that short runs have several of them."""
 
     def __init__(self, weather: Weather, *args: Any, **kwargs: Any) -> None:
         self._weather = weather
@@ -115,6 +120,12 @@ class _SmallMember(RunningMember):
         store.options = replace(store.options, checkpoint_bytes=size, wal_limit_bytes=8 * size)
         return store
 
+    def _connect_parts(self) -> None:
+        super()._connect_parts()
+        weather = self._weather
+        self._fetcher._options = replace(self._fetcher._options, max_bytes=weather.page_bytes)
+        self.initial_sync._options = replace(self.initial_sync._options, chunk_bytes=weather.chunk_bytes)
+
 
 class SimCluster:
     """Use as a context manager. `members` data-bearing ones named a, b, c...; arbiters x, y..."""
@@ -124,6 +135,7 @@ class SimCluster:
         self.loop = SimLoop()
         self.trace = Trace(self.loop)
         self.weather = weather
+        self._undo_step_before, rollback.UNDO_STEP_ENTRIES = rollback.UNDO_STEP_ENTRIES, weather.undo_step
         self.rng_faults = self.random_for("faults")
         self.rng_crashes = self.random_for("crashes")
         self.network = SimNetwork(self.loop, self.random_for("network"))
@@ -464,6 +476,7 @@ class SimCluster:
 
     def close(self) -> None:
         """End every life, close every disk, remove the folders."""
+        rollback.UNDO_STEP_ENTRIES = self._undo_step_before
         self.loop.on_step = None
         for machine in self.machines.values():
             if machine.life is not None:

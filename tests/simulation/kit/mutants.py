@@ -13,6 +13,8 @@ import pytest
 
 from replset.core import leading
 from replset.core.effects import LastVote
+from replset.core.election import Elections
+from replset.core.memory import Memory
 from replset.ids import OPTIME_NULL, MemberId, OpTime
 from replset.replication.rollback_files import FileKind, RollbackWriter
 from replset.runtime.durability import Durability
@@ -78,6 +80,24 @@ def durable_before_the_sync(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Durability, "run", run)
 
 
+def any_incarnation_votes(patch: pytest.MonkeyPatch) -> None:
+    """A member whose disk was emptied votes and is counted as soon as it has copied somebody."""
+    real = Elections.vote_refusal
+
+    def vote_refusal(self: Elections, request: Any) -> str | None:
+        refusal = real(self, request)
+        return None if refusal is not None and "does not name" in refusal else refusal
+
+    patch.setattr(Elections, "vote_refusal", vote_refusal)
+    patch.setattr(Memory, "is_named", property(lambda m: m.self_member is not None and not m.must_sync))
+    patch.setattr(Memory, "is_peer_named", lambda _m, _peer: True)
+
+
+def majority_reads_of_anything(patch: pytest.MonkeyPatch) -> None:
+    """A majority read shows what is applied, committed or not."""
+    patch.setattr(RunningMember, "_read_point", lambda self, _level: self.store.last_applied)
+
+
 def manifest_without_entries(patch: pytest.MonkeyPatch) -> None:
     """A rollback does not write the oplog entries that it takes away."""
     real = RollbackWriter.add
@@ -136,6 +156,8 @@ MUTANTS = (
         durable_before_the_sync, "scenario: journaled, then dark", scenarios.journaled_then_dark, "invariant 4 broken"
     ),
     Mutant(durable_before_the_sync, "seed 17 (or one of the next)", seeded(range(17, 27)), "invariant 4 broken"),
+    Mutant(any_incarnation_votes, "scenario: emptied voter", scenarios.emptied_voter, "invariant 3 broken"),
+    Mutant(majority_reads_of_anything, "seed 400 (or one of the next)", seeded(range(400, 410)), "invariant 3 broken"),
     Mutant(
         manifest_without_entries,
         "scenario: failover with rollback",

@@ -44,6 +44,9 @@ def draw_weather(seed: int) -> Weather:
         oplog_bytes=rng.choice((8 << 10, 32 << 10, 1 << 30, 1 << 30)),
         history_s=rng.choice((0, 2, 300)),
         checkpoint_bytes=rng.choice((64 << 10, 256 << 10, 1 << 20)),
+        page_bytes=rng.choice((300, 2_000, 4 << 20)),
+        chunk_bytes=rng.choice((20_000, 4 << 20)),
+        undo_step=rng.choice((1, 3, 200)),
         catch_up_ms=rng.choice((-1, 0, 500, 2_000)),
     )
 

@@ -103,6 +103,10 @@ class Stage:
         self.cluster.network.cut(one, other)
         self.cluster.network.cut(other, one)
 
+    def uncut_pair(self, one: str, other: str) -> None:
+        self.cluster.network.uncut(one, other)
+        self.cluster.network.uncut(other, one)
+
     def heal_all_and_judge(self) -> None:
         """Everybody well again, then every check."""
         self.cluster.heal()
@@ -173,8 +177,7 @@ def figure_eight() -> None:
         if stage.is_primary(c):
             b, c = c, b
         cluster.run_until(lambda: not stage.is_primary(b) and not stage.is_primary(a), 10, "both step down")
-        cluster.network.uncut(a, c)
-        cluster.network.uncut(c, a)
+        stage.uncut_pair(a, c)
         mirrors = stage.checkers.mirrors
         stage.when(lambda: stage.is_primary(a), lambda: cluster.network.cut(a, c))
         cluster.run_until(lambda: stage.is_primary(a), 30, "a wins again")
@@ -185,8 +188,7 @@ def figure_eight() -> None:
         )
         stage.expect(mirrors[c].newest().term < mirrors[b].newest().term, "and that is older than what b has")
         cluster.cut([a])
-        cluster.network.uncut(b, c)
-        cluster.network.uncut(c, b)
+        stage.uncut_pair(b, c)
         cluster.run_until(lambda: stage.is_primary(b), 30, "b wins again")
         stage.heal_all_and_judge()
 
@@ -208,8 +210,7 @@ def vote_over_restart() -> None:
         stage.step_up(b, wins=False)
         stage.expect(cluster.machines[a].life is None, "b has won and the voter is dead")
         cluster.kill(c)  # what a may have told it of the new term is lost on the way
-        cluster.network.uncut(a, c)
-        cluster.network.uncut(c, a)
+        stage.uncut_pair(a, c)
         cluster.run_for(0.05)
         cluster.restart(a)
         cluster.restart(c)
@@ -233,6 +234,25 @@ def candidate_behind() -> None:
         stage.heal_all_and_judge()
 
 
+def emptied_voter() -> None:
+    """A majority write is on a and b; b is emptied and copies c, which missed the write: the two must not elect."""
+    with staged(catchUpTimeoutMillis=0) as stage:
+        cluster = stage.cluster
+        a, (b, c) = stage.primary, stage.others
+        cluster.cut([c])
+        stage.expect(stage.write(a).acknowledged, "a majority write without c")
+        cluster.kill(b, wipe=True)
+        cluster.cut([a])
+        stage.uncut_pair(b, c)
+        cluster.restart(b)
+        fresh = cluster.machines[b]
+        cluster.run_until(
+            lambda: fresh.running is not None and fresh.running.node.state is MemberState.SECONDARY, 30, "b copies c"
+        )
+        cluster.run_for(8)
+        stage.heal_all_and_judge()
+
+
 def journaled_then_dark() -> None:
     """The power of all goes in the moment in which a j:true write is acknowledged; disks are slow."""
     with staged(weather=Weather(worker_ms=60)) as stage:
@@ -249,7 +269,7 @@ def journaled_then_dark() -> None:
 
 def rollback_interrupted(after_steps: int, *, power_loss: bool) -> bool:
     """The member that rolls back dies some turns of the loop after it began. True: it was still rolling back."""
-    with staged(seed=after_steps) as stage:
+    with staged(seed=after_steps, weather=Weather(undo_step=1)) as stage:
         cluster, old = stage.cluster, stage.primary
         for _ in range(3):
             stage.write(old)
@@ -291,5 +311,6 @@ SCENARIOS: dict[str, Scenario] = {
     "figure eight": figure_eight,
     "vote over restart": vote_over_restart,
     "candidate behind": candidate_behind,
+    "emptied voter": emptied_voter,
     "journaled, then dark": journaled_then_dark,
 }
