@@ -316,6 +316,10 @@ class HostUnreachableError(ReplError):
     code = 6
 
 
+class NothingSentError(HostUnreachableError):
+    """No connection came about, so the command was not sent and nothing of it is applied (6)."""
+
+
 class StorageError(ReplError):
     """SQLite or the file system failed under us (1)."""
 

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from itertools import count
 from typing import Protocol, cast
 
-from replset.bson import RawDocument, decode, encode
+from replset.bson import InvalidBSONError, RawDocument, decode, encode
 from replset.commands.ports import CommandRequest, ConnectionContext, Reply
-from replset.errors import LocalProtocolError, RemoteProtocolError, ReplError
+from replset.errors import LocalProtocolError, RemoteProtocolError, ReplError, code_name
 from replset.ids import HostPort
 from replset.replication.ports import Listening, Network
 from replset.wire.framing import FrameReader, WireMessage, encode_reply
@@ -24,8 +24,12 @@ log = logging.getLogger("replset.server")
 
 MAX_QUEUED = 64
 """Commands of one connection that wait behind the one that runs; above it nothing more is read."""
+MAX_QUEUED_BYTES = 1 << 20
+"""The same in bytes; what waits may be over it by the one message that was being read."""
+TURN = 16
+"""Commands of one connection in a row, before everything else on the loop gets its turn."""
 HELLO = frozenset({"hello", "isMaster", "ismaster"})
-NO_DATABASE = 40571
+NO_DATABASE, TOO_LARGE = 40571, 10334
 
 
 class Runs(Protocol):
@@ -80,6 +84,7 @@ class Connection(asyncio.Protocol):
         self._server = server
         self._reader = FrameReader()
         self._queue: deque[WireMessage] = deque()
+        self._queued_bytes = 0  # received since the queue was last empty
         self._wake: asyncio.Future[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -122,12 +127,14 @@ class Connection(asyncio.Protocol):
             log.warning("connection %d from %s: %s", self._context.id, self._context.peer, error.message)
             self.end()
             return
-        if not messages:
-            return
         self._queue.extend(messages)
+        self._queued_bytes += len(data)
+        if not self._queue:
+            return
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
-        if len(self._queue) > MAX_QUEUED and self._reading and self._transport is not None:
+        over = len(self._queue) > MAX_QUEUED or self._queued_bytes > MAX_QUEUED_BYTES
+        if over and self._reading and self._transport is not None:
             self._reading = False
             self._transport.pause_reading()
 
@@ -140,35 +147,57 @@ class Connection(asyncio.Protocol):
     # --- the commands' side --------------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
+        in_a_row = 0
         try:
             while True:
                 if not self._queue:
+                    in_a_row = 0
                     self._wake = asyncio.get_running_loop().create_future()
                     await self._wake
+                elif in_a_row >= TURN:
+                    in_a_row = 0
+                    await asyncio.sleep(0)
+                in_a_row += 1
                 message = self._queue.popleft()
-                if not self._reading and len(self._queue) <= MAX_QUEUED // 2 and self._transport is not None:
-                    self._reading = True
-                    self._transport.resume_reading()
+                self._read_on()
                 await self._answer(message)
                 if not self._writable.is_set():
                     await self._writable.wait()
-        except RemoteProtocolError as error:
-            log.warning("connection %d from %s: %s", self._context.id, self._context.peer, error.message)
+        except Exception:  # not a command's failure, which is an answer; whoever waits for one must not wait for ever
             self.end()
+            raise
+
+    def _read_on(self) -> None:
+        """Read again once little enough waits."""
+        waiting = len(self._queue)
+        if not waiting:
+            self._queued_bytes = 0
+        within = waiting <= MAX_QUEUED // 2 and self._queued_bytes <= MAX_QUEUED_BYTES
+        if within and not self._reading and self._transport is not None:
+            self._reading = True
+            self._transport.resume_reading()
 
     async def _answer(self, message: WireMessage) -> None:
-        name = message.body.first_key
-        if name in HELLO:
-            self._recognise_member(message.body)
+        streams = False
+        try:
+            if message.body.first_key in HELLO:
+                self._recognise_member(message.body)
+                streams = message.exhaust_allowed and _waits(message.body)
+        except InvalidBSONError as error:
+            self._say(message, _refusal(error))
+            return
         if self._member is not None and self._server.drops_inbound(self._member):
             return
         reply = await self._run(message)
-        if message.more_to_come or (self._member is not None and self._server.drops_outbound(self._member)):
-            return
-        if message.exhaust_allowed and name in HELLO and "topologyVersion" in message.body:
+        if streams and not message.more_to_come:
             await self._stream_hello(message, reply)
-            return
-        self._send(message, reply)
+        else:
+            self._say(message, reply)
+
+    def _say(self, message: WireMessage, reply: bytes) -> None:
+        """Answer, unless nobody waits for it or a cut swallows it."""
+        if not message.more_to_come and (self._member is None or not self._server.drops_outbound(self._member)):
+            self._send(message, reply)
 
     def _recognise_member(self, body: RawDocument) -> None:
         host = body.get("replsetMember")
@@ -177,21 +206,27 @@ class Connection(asyncio.Protocol):
             self._context.is_member = True
 
     async def _run(self, message: WireMessage) -> bytes:
-        database = message.database if message.legacy_query else message.body.get("$db")
+        try:
+            database = message.database if message.legacy_query else message.body.get("$db")
+        except InvalidBSONError as error:
+            return _refusal(error)
         if not isinstance(database, str):
-            return encode(
-                {"ok": 0.0, "errmsg": "the command has no $db", "code": NO_DATABASE, "codeName": "Location40571"}
-            )
+            return _refusal(ReplError("the command has no $db", code=NO_DATABASE))
         request = CommandRequest(database, message.body, message.sequences, self._context, "wire", message.legacy_query)
         reply = await self._server.dispatcher.run(request)
-        return reply if isinstance(reply, bytes) else encode(reply)
+        if isinstance(reply, bytes):
+            return reply
+        try:
+            return encode(reply)
+        except InvalidBSONError as error:
+            return _refusal(error)
 
     def _send(self, message: WireMessage, reply: bytes, *, more_to_come: bool = False) -> int:
         reply_id = next(self._server.reply_ids) & 0x7FFFFFFF
         try:
             frame = encode_reply(reply_id, message, reply, more_to_come=more_to_come)
         except LocalProtocolError as error:
-            frame = encode_reply(reply_id, message, encode(_too_large(error)))
+            frame = encode_reply(reply_id, message, _refusal(error, TOO_LARGE))
         if self._transport is not None:
             self._transport.write(frame)
         return reply_id
@@ -211,5 +246,12 @@ class Connection(asyncio.Protocol):
             reply = await self._run(message)
 
 
-def _too_large(error: ReplError) -> dict[str, object]:
-    return {"ok": 0.0, "errmsg": error.message, "code": 10334, "codeName": "BSONObjectTooLarge"}
+def _waits(hello: RawDocument) -> bool:
+    """Whether each answer of a stream waits for something: one without a pause would never let the loop go."""
+    patience = hello.get("maxAwaitTimeMS")
+    return "topologyVersion" in hello and isinstance(patience, int | float) and patience > 0
+
+
+def _refusal(error: ReplError, code: int | None = None) -> bytes:
+    number = error.code if code is None else code
+    return encode({"ok": 0.0, "errmsg": error.message, "code": number, "codeName": code_name(number)})

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Literal, cast
 
 from replset.bson import RawDocument
-from replset.errors import HostUnreachableError, RemoteProtocolError
+from replset.errors import HostUnreachableError, NothingSentError, RemoteProtocolError
 from replset.ids import HostPort, Millis
 from replset.replication.ports import Clock, Network
 from replset.wire.framing import FrameReader, WireMessage, encode_request
@@ -40,7 +40,7 @@ class Transport:
     async def call(
         self, host: HostPort, command: Mapping[str, object], *, timeout_ms: Millis, database: str = "admin"
     ) -> RawDocument:
-        """See Peer.call."""
+        """See Peer.call. NothingSentError, one of its HostUnreachableErrors, where no connection came about."""
         deadline = self._clock.now() + timeout_ms
         if host in self._cut_out:
             await self._silence(host, deadline)
@@ -50,9 +50,11 @@ class Transport:
                 connection = await self._take(host)
                 reply = await connection.call(command, database)
         except TimeoutError:
-            raise HostUnreachableError(f"{host} did not answer within {timeout_ms} ms") from None
+            kind = NothingSentError if connection is None else HostUnreachableError
+            raise kind(f"{host} did not answer within {timeout_ms} ms") from None
         except OSError as error:
-            raise HostUnreachableError(f"{host} cannot be reached: {error.strerror or error}") from error
+            kind = NothingSentError if connection is None else HostUnreachableError
+            raise kind(f"{host} cannot be reached: {error.strerror or error}") from error
         finally:
             if connection is not None:
                 self._give_back(connection)
@@ -69,7 +71,10 @@ class Transport:
                 return connection
             connection.abort()
         connection = _Connection(host, self._local_host)
-        await self._network.connect(host, lambda: connection)
+        try:
+            await self._network.connect(host, lambda: connection)
+        except ValueError as error:  # what a resolver makes of a name that cannot be one, as a..b
+            raise OSError(f"no address can have this name: {error}") from error
         if self._closed:
             connection.abort()
             raise ConnectionAbortedError("this member is shutting down")

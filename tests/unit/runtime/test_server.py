@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import logging
 import struct
@@ -14,9 +15,10 @@ import pytest
 
 from replset.bson import MAX_MESSAGE_SIZE, Int64, ObjectId, RawDocument, encode
 from replset.commands.ports import CommandRequest, Reply
+from replset.errors import InvariantError
 from replset.ids import HostPort
 from replset.runtime.network import RealNetwork
-from replset.runtime.server import MAX_QUEUED, WireServer
+from replset.runtime.server import MAX_QUEUED, MAX_QUEUED_BYTES, TURN, WireServer
 from replset.wire.framing import EXHAUST_ALLOWED, MORE_TO_COME, OP_QUERY, FrameReader, WireMessage, encode_msg
 
 OTHER = "127.0.0.1:27999"
@@ -229,6 +231,83 @@ async def test_a_command_without_a_database_is_refused_by_its_code() -> None:
         assert served.dispatcher.asked == []
 
 
+def bson(elements: bytes) -> bytes:
+    """A document with a right outer length, whatever is inside."""
+    return struct.pack("<i", 5 + len(elements)) + elements + b"\0"
+
+
+MALFORMED = {
+    "a-name-that-is-no-text": bson(b"\x10\xff\xfe\0\1\0\0\0"),
+    "a-name-without-end": bson(b"\x10abc"),
+    "an-unknown-type": bson(b"\x77ping\0abc"),
+    "a-value-beyond-its-document": bson(b"\x02ping\0" + struct.pack("<i", 1 << 30) + b"abc\0"),
+    "a-hello-cut-off": bson(b"\x10hello\0\1\0"),
+    "a-hello-of-a-member-that-is-no-text": bson(b"\x10hello\0\1\0\0\0\x02replsetMember\0\2\0\0\0\xff\0"),
+    "a-database-that-is-no-text": bson(b"\x10ping\0\1\0\0\0\x02$db\0\3\0\0\0\xff\xfe\0"),
+}
+
+
+@pytest.mark.parametrize("flags", [0, EXHAUST_ALLOWED], ids=["plain", "exhaust"])
+@pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_body_is_answered_and_the_connection_goes_on(body: bytes, flags: int) -> None:
+    async def main() -> None:
+        async with serving() as served:
+            client = await served.client()
+            client.writer.write(encode_msg(7, 0, body, flags=flags))
+            answer = await client.receive()
+            assert answer.response_to == 7
+            assert answer.body.get("ok") == 0.0
+            assert (answer.body.get("code"), answer.body.get("codeName")) == (22, "InvalidBSON")
+            assert (await client.ask(ping(1)))["n"] == 1
+            assert served.dispatcher.names == ["ping"]
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+@on_sockets
+async def test_a_malformed_body_that_nobody_waits_for_is_not_answered() -> None:
+    async with serving() as served:
+        client = await served.client()
+        client.writer.write(encode_msg(7, 0, MALFORMED["an-unknown-type"], flags=MORE_TO_COME))
+        assert (await client.ask(ping(1)))["n"] == 1
+
+
+@on_sockets
+async def test_a_reply_without_a_bson_form_is_an_error_instead() -> None:
+    async with serving() as served:
+
+        async def odd(_: CommandRequest) -> Reply:
+            return {"ok": 1.0, "value": object()}
+
+        served.dispatcher.answers["odd"] = odd
+        client = await served.client()
+        assert (await client.ask({"odd": 1, "$db": "a"}))["code"] == 22
+        assert (await client.ask(ping(1)))["n"] == 1
+
+
+def test_a_broken_invariant_closes_its_connection_and_is_heard_of() -> None:
+    """Nobody may wait for ever for an answer that will not come, and what broke must not go unnoticed."""
+
+    async def main() -> list[object]:
+        heard: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context.get("exception")))
+        async with serving() as served:
+
+            async def broken(_: CommandRequest) -> Reply:
+                raise InvariantError("two and two are four")
+
+            served.dispatcher.answers["broken"] = broken
+            client, other = await served.client(), await served.client()
+            client.send({"broken": 1, "$db": "a"})
+            assert await client.is_closed()
+            assert (await other.ask(ping(1)))["n"] == 1
+        gc.collect()
+        return heard
+
+    heard = asyncio.run(asyncio.wait_for(main(), 30))
+    assert [str(error) for error in heard] == ["two and two are four"]
+
+
 @on_sockets
 async def test_an_unacknowledged_write_runs_and_is_not_answered() -> None:
     async with serving() as served:
@@ -331,6 +410,43 @@ async def test_nothing_more_is_read_while_too_much_waits() -> None:
         assert total > MAX_QUEUED
 
 
+@on_sockets
+async def test_large_commands_that_wait_are_bounded_in_bytes() -> None:
+    async with serving() as served:
+        go_on = asyncio.Event()
+
+        async def slow(request: CommandRequest) -> Reply:
+            await go_on.wait()
+            return {"ok": 1.0, "n": request.body.get("n")}
+
+        served.dispatcher.answers["slow"] = slow
+        client = await served.client()
+        total, padding = 20, "x" * (2 * MAX_QUEUED_BYTES)
+        assert total < MAX_QUEUED
+        sending = asyncio.ensure_future(_flood(client, total, padding))
+        await asyncio.sleep(0.5)
+        assert not sending.done(), "40 MiB were taken in though nothing was answered"
+        go_on.set()
+        for number in range(total):
+            assert (await client.receive()).body.get("n") == number
+        await sending
+
+
+@on_sockets
+async def test_many_commands_at_once_let_the_loop_go() -> None:
+    """Answered without a pause they would hold up heartbeats; here nothing may see more than a few go by."""
+    async with serving() as served:
+        client, total = await served.client(), 600
+        client.writer.write(b"".join(encode_msg(number, 0, encode(ping(number))) for number in range(1, total + 1)))
+        seen, most = 0, 0
+        while seen < total:
+            await asyncio.sleep(0)
+            done = len(served.dispatcher.asked)
+            most, seen = max(most, done - seen), done
+        assert most <= 2 * TURN
+        assert [(await client.receive()).response_to for _ in range(total)] == list(range(1, total + 1))
+
+
 async def _flood(client: Client, total: int, padding: str) -> None:
     for number in range(total):
         client.send({"slow": 1, "n": number, "padding": padding, "$db": "a"})
@@ -398,6 +514,21 @@ async def test_without_the_flag_a_waiting_hello_is_answered_once() -> None:
         topology.change()
         assert not (await client.receive()).more_to_come
         assert await client.hears_nothing()
+
+
+@pytest.mark.parametrize("patience", [0, -1, None, "soon"])
+def test_a_hello_that_waits_for_nothing_is_no_stream(patience: object) -> None:
+    """It would answer for ever without letting the event loop go."""
+
+    async def main() -> None:
+        async with serving() as served:
+            topology, client = Topology(served.dispatcher), await served.client()
+            topology.change()
+            client.send({**exhaust_hello(topology), "maxAwaitTimeMS": patience}, flags=EXHAUST_ALLOWED)
+            assert not (await client.receive()).more_to_come
+            assert (await client.ask(ping(1)))["n"] == 1
+
+    asyncio.run(asyncio.wait_for(main(), 30))
 
 
 # --- cuts -------------------------------------------------------------------------------------------------------
