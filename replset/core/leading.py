@@ -173,6 +173,17 @@ class Leading:
         if holders:
             self.move_commit_point(commit_point(durable, holders, m.config.write_majority, m.term))
 
+    def journalled(self) -> OpTime:
+        """What of my term a write majority has on its disks; the commit point is no proof of it where the
+        configuration's writeConcernMajorityJournalDefault is false.
+        """
+        m = self.m
+        if m.config is None or m.config.write_concern_majority_journal_default:
+            return m.commit_point
+        holders = [member.id for member in m.config.data_voters]
+        durable = {member_id: position.last_durable for member_id, position in m.positions().items()}
+        return commit_point(durable, holders, m.config.write_majority, m.term) if holders else OPTIME_NULL
+
     def move_commit_point(self, optime: OpTime) -> None:
         m = self.m
         if optime > m.commit_point:

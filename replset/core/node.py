@@ -108,14 +108,23 @@ class Node:
         m.now = m.started_at = now
         member = m.self_member
         if m.config is not None:
+            if member is not None and member.bears_data and not m.has_data and not m.initial_sync_pending:
+                self._begin_without_data(m.config)
             self._reconfigs.meet_members()
             m.become(MemberState.REMOVED if member is None else self._reconfigs.place_of(member))
             m.push_election_timer()
-            if member is not None and member.bears_data and not m.has_data and not m.initial_sync_pending:
-                # It died between its configuration and the first entry that should stand before it.
-                m.emit(AppendNoop(max(1, m.config.term), "initiating set"))
         self._think()
         return self._take()
+
+    def _begin_without_data(self, config: ReplSetConfig) -> None:
+        """The files say that there must be entries, and there are none."""
+        m = self._m
+        if config.version_and_term == (1, 1) and m.term == 1:
+            # It died between its configuration and the first entry that should stand before it.
+            m.emit(AppendNoop(1, "initiating set"))
+        else:
+            # The data file was lost, the member file was not: what is named is data that is not here any more.
+            m.initial_sync_pending = True
 
     def tick(self, now: Millis) -> list[Effect]:
         """Time has passed."""
@@ -137,6 +146,9 @@ class Node:
             case Request(request_id, body):
                 self._on_request(request_id, body)
             case LocalPosition(position):
+                # A batch is applied before it is reported: a place told in an earlier term than its entry's would be
+                # taken for one in that term's history.
+                self._elections.observe_term(position.last_applied.term)
                 m.position = position
                 self._leading.progress_moved()
                 self._leading.advance_catch_up()
@@ -318,7 +330,7 @@ class Node:
         if not m.is_primary:
             return False
         if isinstance(concern.w, str):
-            return m.commit_point >= optime
+            return m.commit_point >= optime and (not concern.j or self._leading.journalled() >= optime)
         return satisfied(concern, optime, m.position, m.positions().values(), m.commit_point)
 
     def progress_of(self) -> list[dict[str, object]]:

@@ -57,11 +57,15 @@ class Stage(Enum):
 
 @dataclass(slots=True)
 class Change:
-    """One change that somebody asked for. `asked`: request id -> host of the quorum check's open questions."""
+    """One change that somebody asked for. `asked`: request id -> host of the quorum check's open questions.
+
+    made_of: version and term of the configuration that it changes, None when there was none.
+    """
 
     request_id: int
     config: ReplSetConfig
     stage: Stage
+    made_of: tuple[int, int] | None
     deadline: Millis = NEVER
     initiating: bool = False
     asked: dict[int, HostPort] = field(default_factory=dict)
@@ -161,7 +165,7 @@ class Reconfigs:
         config = replace(
             request.config, version=1, term=1, settings=replace(request.config.settings, replica_set_id=set_id)
         )
-        self._change = Change(request_id, config, Stage.CHECKING, initiating=True)
+        self._change = Change(request_id, config, Stage.CHECKING, None, initiating=True)
         self._ask_members(self._change)
 
     def _initiate_refusal(self, config: ReplSetConfig) -> Refused | None:
@@ -204,7 +208,7 @@ class Reconfigs:
             self._force(request_id, config, max(m.config.version, request.config.version))
             return
         deadline = NEVER if request.max_time_ms <= 0 else Millis(m.now + request.max_time_ms)
-        self._change = Change(request_id, config, Stage.WAITING, deadline)
+        self._change = Change(request_id, config, Stage.WAITING, m.config.version_and_term, deadline)
         self.advance()
 
     def _force(self, request_id: int, config: ReplSetConfig, version: int) -> None:
@@ -251,7 +255,11 @@ class Reconfigs:
         m, change = self.m, self._change
         if change is None:
             return
-        if not change.initiating and m.state is not MemberState.PRIMARY:
+        now_in_force = None if m.config is None else m.config.version_and_term
+        if change.stage is not Stage.PROPAGATING and now_in_force != change.made_of:
+            code = ALREADY_INITIALIZED if change.initiating else INCOMPATIBLE
+            self._end(change, Refused(code, "another configuration came meanwhile"))
+        elif not change.initiating and m.state is not MemberState.PRIMARY:
             self._end(change, Refused(STEPPED_DOWN, "this member stepped down before the change was done"))
         elif change.stage is Stage.WAITING and self.is_committed():
             change.stage = Stage.CHECKING
@@ -407,6 +415,9 @@ class Reconfigs:
         m = self.m
         if config.set_name != m.set_name or self._leading.phase in (Phase.CATCHING_UP, Phase.DRAINING):
             return
+        mine, theirs = m.settings.replica_set_id, config.settings.replica_set_id
+        if mine is not None and theirs is not None and mine != theirs:
+            return  # another set of the same name: neither its members nor its history are mine
         if m.config is None and config.member_at(m.host) is None:
             return  # about to be added: the one that names me comes next
         if m.config is None or config.newer_than(m.config):
@@ -491,6 +502,8 @@ class Reconfigs:
     def _promoted(self, member: Member, peer: Peer) -> Member | None:
         """Give the vote (back) once the member has what I had when its newlyAdded was committed."""
         m = self.m
+        if m.config is None or (peer.config_version, peer.config_term) != m.config.version_and_term:
+            return None  # it does not take my configuration, so it may be a member of something else
         if not peer.incarnation or not self._is_oplog_committed(m.config):
             return None
         if not member.arbiter_only:

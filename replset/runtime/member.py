@@ -51,7 +51,7 @@ from replset.core.messages import (
     StepDownRequest,
 )
 from replset.core.node import Node
-from replset.core.write_concern import MAJORITY, WriteConcern, unsatisfiable
+from replset.core.write_concern import WriteConcern, unsatisfiable
 from replset.errors import (
     MaxTimeMSExpiredError,
     NotPrimaryOrSecondaryError,
@@ -493,7 +493,7 @@ class RunningMember:
             left = max(0, deadline - self.clock.now())
             by_deadline = timeout_ms is None or left < timeout_ms
             timeout_ms = left if by_deadline else timeout_ms
-        key = (wait.w, bool(wait.j) and wait.w != MAJORITY)
+        key = (wait.w, bool(wait.j))
         future = self._waiters.add(key, optime, lambda reached: self.node.is_satisfied(wait, reached))
         try:
             if await done_within(future, timeout_ms):
