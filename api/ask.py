@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from typing import Any, TypeAlias
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 from api.errors import NOT_PRIMARY, OUTCOME_UNKNOWN, HttpError, failure, of, unknown_outcome
 from api.exchange import Asked
@@ -14,7 +14,7 @@ from replset.bson import RawDocument, encode
 from replset.commands.ports import CommandRequest, ConnectionContext
 from replset.commands.write_concern import parse_write_concern
 from replset.core.write_concern import WriteConcern, unsatisfiable
-from replset.errors import HostUnreachableError, ReplError
+from replset.errors import HostUnreachableError, NothingSentError, ReplError
 from replset.ids import HostPort, Millis
 
 Reply: TypeAlias = dict[str, Any] | RawDocument
@@ -26,6 +26,8 @@ MARGIN_MS = 10_000
 LOOK_S = 0.5
 """How often a forwarded write looks whether its primary still is one."""
 LOOKS_WITHOUT_PRIMARY = 6
+_PATH_SAFE = "/:@!$&'()*+,;=~"
+"""What a path may hold as it is; a control character in it would become a header of its own."""
 ERROR_FIELDS = frozenset({"ok", "code", "codeName", "errmsg", "operationTime", "$clusterTime"})
 
 
@@ -83,7 +85,7 @@ def _redirect(member: ApiMember, primary: HostPort, asked: Asked) -> HttpError:
     if not address:
         return failure(NOT_PRIMARY, f"the primary is {primary}; its HTTP address is not known yet")
     rest = urlencode([(name, value) for name, value in parse_qsl(asked.query) if name != "forward"])
-    location = f"http://{address}{asked.path}{'?' + rest if rest else ''}"
+    location = f"http://{address}{quote(asked.path, safe=_PATH_SAFE)}{'?' + rest if rest else ''}"
     text = f"this member is not primary; the primary's HTTP API is at http://{address}"
     return failure(NOT_PRIMARY, text, status=307, headers={"location": location})
 
@@ -118,9 +120,9 @@ async def _forward(member: ApiMember, primary: HostPort, command: Mapping[str, o
             if not call.done() and (known not in (None, primary) or without >= LOOKS_WITHOUT_PRIMARY):
                 raise _lost(primary, f"{primary} is not primary any more, and did not answer")
         return call.result()
+    except NothingSentError as error:
+        raise failure(error.code, f"the primary {primary} does not answer; nothing was applied") from error
     except HostUnreachableError as error:
-        if isinstance(error.__cause__, ConnectionRefusedError):  # nothing was sent
-            raise failure(error.code, f"the primary {primary} does not answer; nothing was applied") from error
         raise _lost(primary, error.message) from error
     except ReplError as error:  # the command has no BSON form: nothing was sent
         raise of(error) from error

@@ -33,6 +33,8 @@ class WireClient:
             self._socket = socket.create_connection((name.strip("[]"), int(port)), timeout=timeout_s)
         except OSError as error:
             raise HostUnreachableError(f"{host} cannot be reached: {error.strerror or error}") from error
+        except (ValueError, OverflowError) as error:  # a name or a port that no machine can have
+            raise BadValueError(f"{host!r:.100} is not HOST:PORT: {error}") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def __enter__(self) -> Self:
@@ -79,11 +81,15 @@ class HttpClient:
     """The HTTP API of one member, in plain JSON. A new connection for each request."""
 
     def __init__(self, base_url: str, *, timeout_s: float = 60.0) -> None:
-        parts = urlsplit(base_url if "//" in base_url else f"http://{base_url}")
-        if parts.scheme != "http" or parts.hostname is None:
+        try:
+            parts = urlsplit(base_url if "//" in base_url else f"http://{base_url}")
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise BadValueError(f"{base_url!r:.100} is not http://HOST:PORT: {error}") from error
+        if parts.scheme != "http" or host is None:
             raise BadValueError(f"{base_url!r} is not http://HOST:PORT")
         self.base_url = f"http://{parts.netloc}"
-        self._host, self._port, self._timeout_s = parts.hostname, parts.port or 80, timeout_s
+        self._host, self._port, self._timeout_s = host, port or 80, timeout_s
 
     def get(self, path: str) -> dict[str, Any]:
         return self._ask("GET", path, None)
@@ -106,7 +112,7 @@ class HttpClient:
             connection.request(method, path, body=data, headers=headers)
             response = connection.getresponse()
             text = response.read()
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise HostUnreachableError(f"{self.base_url} cannot be reached: {error}") from error
         finally:
             connection.close()

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from api.ask import check, decoded, run
 from api.content import times_of
-from api.errors import APPLIED, status_of
+from api.errors import APPLIED, UNKNOWN_FIELD, failure, headers_of, status_of
 from api.exchange import Answer, Asked, document_of, respond
 from api.openapi import answers
 from api.ports import ApiDispatcher, ApiMember
@@ -38,6 +38,8 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
     )
     async def command(db: str, request: Request) -> Response:
         asked = Asked(request.scope)
+        if b"idempotency-key" in asked.headers:
+            raise failure(UNKNOWN_FIELD, "the header Idempotency-Key is not built yet")
         document = await document_of(member, asked, request.receive)
         reply = await run(dispatcher, document, db, asked.client)
         whole = decoded(check(reply, writes=document.first_key in WRITES))
@@ -51,7 +53,10 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
 def outcome(reply: dict[str, Any]) -> tuple[int, dict[str, str]]:
     """(status, headers) of a reply with ok: 1, which may still hold write errors or an unmet write concern."""
     if reply.get("writeErrors"):
-        return status_of(int(reply["writeErrors"][0]["code"])), {}
+        status = status_of(int(reply["writeErrors"][0]["code"]))
+        if status == 503 and reply.get("n"):  # part of it is applied: 503 would deny that
+            return 504, {APPLIED: "unknown"}
+        return status, headers_of(status)
     if reply.get("writeConcernError"):
         return 504, {APPLIED: "true"}
     return 200, {}

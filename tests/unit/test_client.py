@@ -93,16 +93,23 @@ def test_nobody_listens() -> None:
         HttpClient(f"http://127.0.0.1:{port}", timeout_s=2).get("/health")
 
 
-@pytest.mark.parametrize("host", ["", ":27017", "localhost:http", "localhost:"])
+@pytest.mark.parametrize(
+    "host", ["", ":27017", "localhost:http", "localhost:", "127.0.0.1:99999", "a..b:27017", "x" * 300]
+)
 def test_what_is_no_address(host: str) -> None:
     with pytest.raises(BadValueError, match="HOST:PORT"):
         WireClient(host)
 
 
-@pytest.mark.parametrize("url", ["https://localhost:1", "ftp://x", "http://"])
+@pytest.mark.parametrize("url", ["https://localhost:1", "ftp://x", "http://", "127.0.0.1:99999", "h:x", "http://[::1"])
 def test_what_is_no_url(url: str) -> None:
     with pytest.raises(BadValueError, match="http://HOST:PORT"):
         HttpClient(url)
+
+
+def test_a_name_that_no_machine_can_have() -> None:
+    with pytest.raises(HostUnreachableError, match="cannot be reached"):
+        HttpClient("http://a..b:28017").get("/health")
 
 
 # --- HTTP -------------------------------------------------------------------------------------------------------

@@ -39,6 +39,8 @@ WRITTEN: dict[str, tuple[dict[str, Any], int, str | None]] = {
     "done": ({"ok": 1.0, "n": 1}, 200, None),
     "a-duplicate": ({"ok": 1.0, "n": 0, "writeErrors": [{"index": 0, "code": 11000, "errmsg": ""}]}, 409, None),
     "no-concern": ({"ok": 1.0, "n": 1, "writeConcernError": {"code": 64, "errmsg": ""}}, 504, "true"),
+    "too-early": ({"ok": 1.0, "n": 0, "writeErrors": [{"index": 0, "code": 14031, "errmsg": ""}]}, 503, None),
+    "partly": ({"ok": 1.0, "n": 2, "writeErrors": [{"index": 2, "code": 14031, "errmsg": ""}]}, 504, "unknown"),
     "refused": ({"ok": 0.0, "code": 73, "errmsg": ""}, 400, None),
     "not-primary": ({"ok": 0.0, "code": 10107, "errmsg": ""}, 503, None),
     "stepped-down": ({"ok": 0.0, "code": 189, "errmsg": ""}, 504, "unknown"),
@@ -51,7 +53,15 @@ def test_the_status_of_a_command(api: Api, reply: dict[str, Any], status: int, a
     response = api.post("/v1/command/shop", {"insert": "a", "documents": []})
     assert response.status_code == status
     assert response.headers.get("x-replset-applied") == applied
+    assert response.headers.get("retry-after") == ("1" if status == 503 else None)
     assert {name: response.json()[name] for name in reply} == reply
+
+
+def test_a_command_with_an_idempotency_key_is_refused(api: Api) -> None:
+    """Left unread it would promise what is not kept."""
+    response = api.post("/v1/command/shop", {"insert": "a", "documents": []}, headers={"Idempotency-Key": "x"})
+    refused(response, 400, 40415, "Idempotency-Key")
+    assert api.dispatcher.asked == []
 
 
 @pytest.mark.parametrize("body", ["", "[]", "{", '{"a\\u0000":1}', '{"a":{"$oid":1}}'])
@@ -126,6 +136,16 @@ def test_changes_of_the_set_are_forwarded_to_the_primary(api: Api, name: str) ->
     response = api.ask(method, f"/v1/replset/{path}?forward=false", content=json.dumps(body) if body else b"")
     assert response.status_code == 307
     assert response.headers["location"] == f"http://127.0.0.1:28018/v1/replset/{path}"
+
+
+@pytest.mark.parametrize("host", ["x%0D%0ASet-Cookie:%20a=b", "%E6%97%A5%E6%9C%AC:1", "a%20b", "a%2525"])
+def test_a_redirect_leads_to_the_same_path_whatever_is_in_it(api: Api, host: str) -> None:
+    """Put into `Location` as it was read, a line break would begin a header of the client's own."""
+    api.member.become_secondary()
+    response = api.ask("DELETE", f"/v1/replset/members/{host}?forward=false")
+    assert response.status_code == 307
+    assert response.headers["location"] == f"http://127.0.0.1:28018/v1/replset/members/{host}"
+    assert "set-cookie" not in response.headers
 
 
 @pytest.mark.parametrize("name", ["force", "step-down", "freeze", "initiate"])

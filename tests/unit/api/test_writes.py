@@ -9,7 +9,7 @@ import pytest
 
 from api import ask as api_ask
 from replset.bson import Int64, Timestamp
-from replset.errors import HostUnreachableError
+from replset.errors import HostUnreachableError, NothingSentError
 from replset.ids import HostPort
 from tests.unit.api.kit import NEWEST, OTHER, Api, plain, refused
 
@@ -230,7 +230,7 @@ def unreachable(cause: Exception) -> HostUnreachableError:
 
 def test_a_primary_that_nobody_listens_for(api: Api) -> None:
     api.member.become_secondary()
-    api.member.peer.answer = unreachable(ConnectionRefusedError())
+    api.member.peer.answer = NothingSentError(f"{OTHER} cannot be reached")
     refused(insert(api), 503, 6, "nothing was applied")
 
 
