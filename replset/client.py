@@ -24,7 +24,7 @@ class WireClient:
     def __init__(self, host: str, *, timeout_s: float = 10.0) -> None:
         """host: HOST:PORT (the port may be left out: 27017). timeout_s: for connecting and for each answer."""
         name, _, port = host.rpartition(":") if ":" in host.rpartition("]")[2] else (host, "", "27017")
-        if not name or not port.isdigit():
+        if not name or not (port.isascii() and port.isdigit()) or int(port[:6]) > 65535:  # a resolver would wrap it
             raise BadValueError(f"{host!r} is not HOST:PORT")
         self.host = host
         self._ids = count(1)
@@ -33,7 +33,7 @@ class WireClient:
             self._socket = socket.create_connection((name.strip("[]"), int(port)), timeout=timeout_s)
         except OSError as error:
             raise HostUnreachableError(f"{host} cannot be reached: {error.strerror or error}") from error
-        except (ValueError, OverflowError) as error:  # a name or a port that no machine can have
+        except ValueError as error:  # a name that no machine can have
             raise BadValueError(f"{host!r:.100} is not HOST:PORT: {error}") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
