@@ -123,19 +123,29 @@ class Fetcher:
             if task is not None:
                 task.cancel()
 
-    async def drain(self) -> None:
-        """Stop fetching and return once everything that was fetched is applied."""
+    def drain(self) -> asyncio.Future[None]:
+        """Stop fetching at once; what comes back is done when everything that was fetched is applied.
+
+        It is about the session of this moment: one that starts before the drain has ended is another.
+        """
+        drained: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         session = self._session
-        if session is None:
-            return
+        if session is None or session.applying is None:
+            drained.set_result(None)
+            return drained
         session.draining = True
         if session.fetching is not None:
             session.fetching.cancel()
         session.news.set()
-        if session.applying is not None:
-            await asyncio.wait([session.applying])
-        if self._session is session:
-            self._session = None
+
+        def applied(_: asyncio.Task[None]) -> None:
+            if self._session is session:
+                self._session = None
+            if not drained.done():
+                drained.set_result(None)
+
+        session.applying.add_done_callback(applied)
+        return drained
 
     async def run(self, source: HostPort) -> None:
         """Tail `source` until it fails or the session is stopped."""

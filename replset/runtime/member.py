@@ -368,7 +368,7 @@ class RunningMember:
             case StopFetching():
                 self._fetcher.stop()
             case Drain(term):
-                self._spawn(self._drain(term))
+                self._spawn(self._drain(term, self._fetcher.drain()))
             case AppendNoop(term, message):
                 self._append_noop(term, message)
             case StartRollback(source):
@@ -397,8 +397,8 @@ class RunningMember:
             log.info("term %d: %s: %s", record.term, record.event, record.detail)
             self._file.append_journal(wall_ms=wall_ms, term=record.term, event=record.event, detail=record.detail)
 
-    async def _drain(self, term: int) -> None:
-        await self._fetcher.drain()
+    async def _drain(self, term: int, drained: asyncio.Future[None]) -> None:
+        await drained
         self.shell.feed(DrainFinished(term))
 
     def _append_noop(self, term: int, message: str) -> None:

@@ -428,3 +428,21 @@ def test_a_poll_ends_when_the_member_stops_serving(members: tuple[Member, Member
             await poll
 
     run(test)
+
+
+def test_a_drain_does_not_touch_the_session_that_follows_it(members: tuple[Member, Member]) -> None:
+    """The member won, began to drain, and heard of the next primary in the same turn of the loop."""
+    source, mine = members
+
+    async def test() -> None:
+        mine.fetcher.start(SOURCE)
+        drained = mine.fetcher.drain()
+        mine.fetcher.stop()
+        mine.fetcher.start(SOURCE)
+        await drained
+        assert mine.fetcher.source == SOURCE
+        at = source.insert(NS, {"_id": "later"})
+        await until(lambda: mine.store.last_applied == at)
+        mine.fetcher.stop()
+
+    run(test)
