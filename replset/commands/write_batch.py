@@ -80,7 +80,13 @@ class Batch(ABC):
         self.committed = Committed(self.index, self.counters(), self.extra(), list(self.errors), self.optime)
 
     def __call__(self, writing: Writing) -> bool:
-        """Go on in this group; True once all is done. Runs on the event loop, without await."""
+        """Go on in this group; True once all is done. Runs on the event loop, without await.
+
+        NotWritablePrimaryError in a later term than the groups before: they may have been rolled back meanwhile, and
+        the write concern of what came last would say nothing of them.
+        """
+        if self.term not in (0, writing.term):
+            raise NotWritablePrimaryError(primary=None)
         self.term = writing.term
         try:
             self.run(writing)

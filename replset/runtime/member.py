@@ -483,9 +483,10 @@ class RunningMember:
         if config is not None and (refusal := unsatisfiable(config, concern)) is not None:
             return WriteConcernFailure(refusal.code, refusal.reason)
         wait = WriteConcern(concern.w, concern.j, 0, "")
-        if self.node.is_satisfied(wait, optime):
+        # An entry of an earlier term may have been rolled back before this member led again.
+        if optime.term >= self.node.term and self.node.is_satisfied(wait, optime):
             return None
-        if self.node.state is not MemberState.PRIMARY:
+        if optime.term < self.node.term or self.node.state is not MemberState.PRIMARY:
             return WriteConcernFailure(_STEPPED_DOWN, "the primary stepped down", progress=self._progress_rows())
         timeout_ms = concern.wtimeout_ms or None
         by_deadline = False

@@ -1,0 +1,41 @@
+"""A command that needs several groups of writes, and a member that leads again before the last of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from replset.commands.write_batch import GROUP_STATEMENTS
+from tests.unit.commands.conftest import Client, FakeMember
+
+MANY = GROUP_STATEMENTS + 3
+
+
+@pytest.mark.parametrize(
+    ("command", "statements"),
+    [
+        ({"insert": "many"}, {"documents": [{"_id": number} for number in range(MANY)]}),
+        ({"update": "many"}, {"updates": [{"q": {"_id": n}, "u": {"n": n}, "upsert": True} for n in range(MANY)]}),
+    ],
+)
+def test_what_is_left_is_not_written_in_a_later_term(
+    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch, command: dict[str, Any], statements: Any
+) -> None:
+    """Between the groups it stepped down, rolled the first one back, and won again: the later groups alone would be
+    committed, and the whole command acknowledged.
+    """
+    first = FakeMember.write
+
+    async def write(self: FakeMember, operation: Any) -> Any:
+        if self.groups:
+            self.node.term = 3
+        return await first(self, operation)
+
+    monkeypatch.setattr(FakeMember, "write", write)
+    reply = client.run({**command, "writeConcern": {"w": "majority"}}, **statements)
+    assert reply["ok"] == 0.0
+    assert reply["code"] == 189
+    assert reply["n"] == GROUP_STATEMENTS
+    assert {entry["t"] for entry in client.entries()} == {1}
+    assert member.waited == []
