@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import json
 import struct
@@ -38,7 +39,7 @@ def a_document(number: int) -> dict[str, object]:
     return {"_id": ObjectId(number.to_bytes(12, "big")), "n": number & 0x7FFFFFFF, "who": "bench", "pad": PAYLOAD}
 
 
-class _Client(asyncio.Protocol):
+class _Client(asyncio.Protocol, abc.ABC):
     """One connection; subclasses know the protocol."""
 
     def __init__(self, numbers: count[int], result: Result, done: asyncio.Event) -> None:
@@ -52,15 +53,15 @@ class _Client(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)
         self.send()
 
-    def request(self, number: int) -> bytes:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def request(self, number: int) -> bytes: ...
 
+    @abc.abstractmethod
     def whole(self) -> int:
         """Length of the first answer in the buffer, 0 when it is not all there."""
-        raise NotImplementedError
 
-    def good(self, answer: bytes) -> bool:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def good(self, answer: bytes) -> bool: ...
 
     def send(self) -> None:
         if self.transport is None or self.done.is_set():
