@@ -130,6 +130,13 @@ def reason_of(error: OSError) -> str:
     return str(error.strerror or error) if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
 
 
+def exit_if_broken(member: RunningMember) -> None:
+    """The disk or an invariant failed: nothing more may be written, not even by a clean close."""
+    if member.broken.done():
+        print(f"replset start: stopped: {member.broken.result()}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
 async def run(options: MemberOptions) -> int:
     taken = taken_port(options)  # looked at first, so that a wrong port leaves the dbpath untouched
     if taken is not None:
@@ -164,11 +171,10 @@ async def run(options: MemberOptions) -> int:
     watchdog.start()
     member.broken.add_done_callback(lambda _: stop.set())
     await stop.wait()
-    if member.broken.done():
-        print(f"replset start: stopped: {member.broken.result()}", file=sys.stderr, flush=True)
-        os._exit(1)  # the disk or an invariant failed: nothing more may be written, not even by a clean close
+    exit_if_broken(member)
     watchdog.stop()
     await member.hand_over()
+    exit_if_broken(member)
     await http.stop()
     await member.stop()
     workers.close()

@@ -1,4 +1,7 @@
-"""The real machine behind the ports Clock and Workers. The network's is network.py, the disk's storage/disk.py."""
+"""The real machine behind the ports Clock and Workers, and how one member shares its threads.
+
+The network's is network.py, the disk's storage/disk.py.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from replset.ids import Millis
+from replset.replication.ports import Workers
 
 T = TypeVar("T")
 
@@ -34,3 +38,40 @@ class RealWorkers:
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)
+
+
+class KeptWorkers:
+    """The Workers port; knows what is under way, also when nobody awaits it any more.
+
+    A thread cannot be cancelled: before files are closed or the folder's lock is given back, `idle` waits for it.
+    """
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+        self._under_way: set[asyncio.Task[object]] = set()
+
+    async def run(self, work: Callable[[], T]) -> T:
+        task = asyncio.get_running_loop().create_task(self._run(work))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return await asyncio.shield(task)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await self._workers.run(work)
+
+    async def idle(self) -> None:
+        """Return once no thread works for this member."""
+        while self._under_way:
+            await asyncio.wait(list(self._under_way))
+
+
+class LimitedWorkers:
+    """The Workers port for clients' work: never so many at once that a sync or a vote has to queue behind them."""
+
+    def __init__(self, workers: Workers, limit: int) -> None:
+        self._workers = workers
+        self._free = asyncio.Semaphore(limit)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        async with self._free:
+            return await self._workers.run(work)

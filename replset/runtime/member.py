@@ -11,6 +11,7 @@ import logging
 import os
 import random
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack
 from typing import Any, Literal, TypeVar
 
 from replset.bson import ObjectId, Timestamp
@@ -58,6 +59,7 @@ from replset.errors import (
     OutOfDiskSpaceError,
     PrimarySteppedDownError,
     ReplError,
+    ShutdownInProgressError,
     StorageError,
 )
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
@@ -68,6 +70,7 @@ from replset.replication.progress import ProgressReporter
 from replset.replication.rollback import Identity, Rollback, finish_interrupted_rollback
 from replset.runtime.durability import Durability
 from replset.runtime.housekeeping import Housekeeper
+from replset.runtime.machine import KeptWorkers, LimitedWorkers
 from replset.runtime.options import MemberOptions
 from replset.runtime.server import WireServer
 from replset.runtime.shell import Shell
@@ -83,6 +86,7 @@ log = logging.getLogger("replset.member")
 T = TypeVar("T")
 
 HAND_OVER_S = 10
+CLIENT_THREADS = 3
 _STEPPED_DOWN = 189
 
 
@@ -105,7 +109,8 @@ class RunningMember:
         self.set_name = options.repl_set
         self.test_commands = options.enable_test_commands
         self.clock = clock
-        self.workers = workers
+        self._threads = KeptWorkers(workers)
+        self.workers = LimitedWorkers(workers, CLIENT_THREADS)
         self.rng = rng
         self.process_id = ObjectId.generate(clock.wall_ms() // 1000, rng)
         self.topology_counter = 0
@@ -119,6 +124,7 @@ class RunningMember:
         self._topology = Bell()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
+        self._begun = False
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.dispatcher = Dispatcher(self)
 
@@ -129,10 +135,9 @@ class RunningMember:
 
         Raises ReplError (folder locked, files damaged) and OSError (port in use); nothing is touched then.
         """
-        self._lock = lock_dbpath(self._disk, self._dbpath)
-        try:
-            self._open_files()
-            await finish_interrupted_rollback(self.store, self._disk, self._dbpath, self.clock, self.workers)
+        with ExitStack() as opened:
+            self._open_files(opened)
+            await finish_interrupted_rollback(self.store, self._disk, self._dbpath, self.clock, self._threads)
             self._build()
             self.peer = Transport(self._network, self.clock, self.host)
             self._server = WireServer(
@@ -144,19 +149,22 @@ class RunningMember:
             )
             self._connect_parts()
             await self._server.start(self.options.listen)
-        except BaseException:
-            self._lock.release()
-            raise
+            opened.pop_all()
+        self._begun = True
         self.shell.start()
         for work in (self.durability.run(), self._progress.run(), self._housekeeper.run()):
             self._spawn(work)
 
-    def _open_files(self) -> None:
-        """Both databases; at the end of opening, all that they hold is durable."""
+    def _open_files(self, opened: ExitStack) -> None:
+        """The lock and both databases; at the end of opening, all that they hold is durable. `opened` closes them."""
+        self._lock = lock_dbpath(self._disk, self._dbpath)
+        opened.callback(self._lock.release)
         self._file = MemberFile.open(
             self._disk, self._dbpath, new_incarnation=lambda: f"{self.rng.getrandbits(64):016x}"
         )
+        opened.callback(self._file.close)
         self.store = self._open_store()
+        opened.callback(self.store.close)
 
     def _open_store(self) -> Store:
         options = self.options
@@ -176,7 +184,7 @@ class RunningMember:
         self.durability = Durability(
             lambda: self.store,
             self.clock,
-            self.workers,
+            self._threads,
             self._moved,
             lambda stalled: self.shell.feed(DiskStalled(stalled)),
             lambda: Millis(self.node.election_timeout_ms() // 2),
@@ -194,18 +202,25 @@ class RunningMember:
             initial_sync_pending=self._file.initial_sync_pending,
             rollback_id=lambda: self.store.rollback_id,
             wall_ms=self.clock.wall_ms,
-            default_write_concern_set=lambda: default_is_set(self.store),
+            default_write_concern_set=self._default_is_set,
             allow_multiple_arbiters=self.options.allow_multiple_arbiters,
         )
-        self.shell = Shell(self.node, self, self.clock, self.workers, self._break)
+        self.shell = Shell(self.node, self, self.clock, self._threads, self._break)
         self._writer = Writer(
             lambda: self.store, self.clock, self.rng, lambda: self.node.primary_host, self._committed, self._break
         )
-        self._housekeeper = Housekeeper(lambda: self.store, self.clock, self.workers, self._writer, self._on_room)
+        self._housekeeper = Housekeeper(lambda: self.store, self.clock, self._threads, self._writer, self._on_room)
         self.snapshots = SnapshotServer(
-            clock=self.clock, rng=self.rng, workers=self.workers, disk=self._disk, dbpath=self._dbpath
+            clock=self.clock, rng=self.rng, workers=self._threads, disk=self._disk, dbpath=self._dbpath
         )
         self.snapshots.clear_leftovers()
+
+    def _default_is_set(self) -> bool:
+        """Whether the set has a default write concern of its own; no while the data is just being replaced."""
+        try:
+            return default_is_set(self.store)
+        except ReplError:
+            return False
 
     def _connect_parts(self) -> None:
         """Replication: needs the peers."""
@@ -236,7 +251,7 @@ class RunningMember:
         self._rollback = Rollback(
             peer=self.peer,
             clock=self.clock,
-            workers=self.workers,
+            workers=self._threads,
             disk=self._disk,
             dbpath=self._dbpath,
             store=lambda: self.store,
@@ -249,7 +264,7 @@ class RunningMember:
         self.initial_sync = InitialSync(
             peer=self.peer,
             clock=self.clock,
-            workers=self.workers,
+            workers=self._threads,
             disk=self._disk,
             dbpath=self._dbpath,
             store=lambda: self.store,
@@ -266,6 +281,12 @@ class RunningMember:
         self.shutting_down = True
         self._topology_changed()
         self.shell.feed(ShutdownBegins())
+        try:
+            await self._hand_over()
+        except ShutdownInProgressError as error:
+            log.warning("nobody was handed the primary's place: %s", error.message)
+
+    async def _hand_over(self) -> None:
         for _ in range(HAND_OVER_S):
             if self.node.state is not MemberState.PRIMARY:
                 break
@@ -288,6 +309,7 @@ class RunningMember:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._threads.idle()
         await self.snapshots.close()
         self.dispatcher.cursors.close_all()
         await self._server.close()
@@ -432,7 +454,7 @@ class RunningMember:
 
     async def _set_marker(self) -> str:
         rollback_id = self.store.rollback_id
-        return await self.workers.run(lambda: self._file.begin_initial_sync(rollback_id=rollback_id))
+        return await self._threads.run(lambda: self._file.begin_initial_sync(rollback_id=rollback_id))
 
     async def _install(self, copy: str) -> None:
         """Put the copy in the place of the data. Once the store is closed, a failure stops the member."""
@@ -442,8 +464,8 @@ class RunningMember:
             floor = max(self.store.rollback_id, self._file.rollback_id_floor)
             try:
                 self.store.close()
-                await self.workers.run(lambda: install_copy(self._disk, self._dbpath, copy, rollback_id_before=floor))
-                await self.workers.run(self._file.end_initial_sync)
+                await self._threads.run(lambda: install_copy(self._disk, self._dbpath, copy, rollback_id_before=floor))
+                await self._threads.run(self._file.end_initial_sync)
                 self.store = self._open_store()
             except (ReplError, OSError) as error:
                 self._break(error)
@@ -474,6 +496,8 @@ class RunningMember:
         return await self._writer.write(operation)
 
     async def ask_core(self, body: RequestBody) -> ReplyBody:
+        if not self._begun:  # it listens already, but the core does not know yet what it found on disk
+            raise NotPrimaryOrSecondaryError("this member is starting")
         return await self.shell.ask(body)
 
     async def wait_for_write_concern(

@@ -105,9 +105,7 @@ class Shell:
             self._timer.cancel()
         for task in self._tasks - self._file_tasks:
             task.cancel()
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(ShutdownInProgressError("the member is shutting down"))
+        self._give_up_answers("the member is shutting down")
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # --- effects ------------------------------------------------------------------------------------------------
@@ -203,6 +201,12 @@ class Shell:
     def _broken(self, error: BaseException) -> None:
         self._closed = True
         self._on_broken(error)
+        self._give_up_answers("the member must stop")
+
+    def _give_up_answers(self, why: str) -> None:
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(ShutdownInProgressError(why))
 
     # --- time ---------------------------------------------------------------------------------------------------
 

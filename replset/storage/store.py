@@ -337,18 +337,23 @@ class Store:
     # --- reading
 
     def read(self) -> Snapshot:
-        """A read transaction of what is committed now, on a connection of its own; use it in `with`."""
+        """A read transaction of what is committed now, on a connection of its own; use it in `with`.
+
+        StorageError once the store is closed: a connection that is opened then would be in a file that is being
+        replaced. The guard is held until the snapshot is known to `close`, which may come from another thread.
+        """
         with self._guard:
+            if self._closed:
+                raise StorageError(f"{self.path} is closed: the member stops, or its data is being replaced")
             connection = self._idle_readers.pop() if self._idle_readers else None
-        try:
-            if connection is None:
-                connection = self.disk.connect(self.path)
-                connection.set_busy_timeout(_BUSY_MS)
-                connection.pragma("query_only", True)
-            snapshot = Snapshot(connection, self.path, self._read_done)
-        except apsw.Error as error:
-            raise storage_error(error, self.path) from error
-        with self._guard:
+            try:
+                if connection is None:
+                    connection = self.disk.connect(self.path)
+                    connection.set_busy_timeout(_BUSY_MS)
+                    connection.pragma("query_only", True)
+                snapshot = Snapshot(connection, self.path, self._read_done)
+            except apsw.Error as error:
+                raise storage_error(error, self.path) from error
             self._snapshots.add(snapshot)
         return snapshot
 
@@ -532,7 +537,8 @@ class Store:
             return
         with suppress(StorageError, OutOfDiskSpaceError):  # only spares the next start a count
             self._run(lambda txn: housekeeping.note_oplog_bytes(self, txn))
-        self._closed = True
+        with self._guard:
+            self._closed = True
         self._close_readers()
         try:
             self._checkpointer.close(True)

@@ -404,3 +404,18 @@ def test_whoever_gives_up_asking_is_forgotten() -> None:
         assert rig.done == [ProgressMoved()], "the late answer goes nowhere and hurts nobody"
 
     with_rig(scenario)
+
+
+def test_who_waits_for_an_answer_when_the_member_breaks_does_not_wait_for_ever() -> None:
+    async def main(clock: SimClock) -> None:
+        rig = Rig(clock)
+        rig.answer(Request, BALLOT, Reply(1, Done()))
+        rig.hands.save_error = StorageError("the disk is gone")
+        waiting = asyncio.ensure_future(rig.shell.ask(FreezeRequest(Millis(1))))
+        await settle()
+        await rig.workers.finish()
+        assert len(rig.broken) == 1
+        with pytest.raises(ShutdownInProgressError):
+            await asyncio.wait_for(waiting, 5)
+
+    on_virtual_time(main)

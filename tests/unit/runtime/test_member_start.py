@@ -1,0 +1,45 @@
+"""A member that cannot start leaves nothing open: the next one finds a folder that is free and whole."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from replset.ids import HostPort
+from replset.replication.ports import Listening
+from replset.runtime.machine import RealClock, RealWorkers
+from replset.runtime.member import RunningMember
+from replset.runtime.options import MemberOptions
+from replset.storage.disk import RealDisk
+from replset.storage.store import lock_dbpath
+
+
+class TakenPort:
+    async def serve(self, address: HostPort, factory: Callable[[], asyncio.Protocol]) -> Listening:
+        raise OSError(98, "Address already in use")
+
+    async def connect(self, address: HostPort, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
+        raise ConnectionRefusedError
+
+
+def test_a_start_that_fails_closes_what_it_opened(tmp_path: Path) -> None:
+    workers = RealWorkers()
+
+    async def main() -> None:
+        options = MemberOptions("rs0", tmp_path, min_free_mb=0)
+        member = RunningMember(
+            options, network=TakenPort(), disk=RealDisk(), clock=RealClock(), workers=workers, rng=random.Random(1)
+        )
+        with pytest.raises(OSError, match="in use"):
+            await member.start()
+
+    try:
+        asyncio.run(main())
+    finally:
+        workers.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["member.db", "replset.db", "replset.lock"]
+    lock_dbpath(RealDisk(), tmp_path).release()
