@@ -1,7 +1,8 @@
 """The serving end of the wire port: one task per connection runs its commands in order.
 
 No task is made per command. Reading stops while a client sends faster than it is answered or does not read its
-answers; a connection that goes away ends the command it waits for.
+answers; a connection that goes away ends the command it waits for. What nobody waits for (moreToCome: w: 0) and had
+arrived whole before its sender closed is still carried out.
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ class Connection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._reading = True
+        self._running: WireMessage | None = None
+        self._gone = False  # closed by its client, with commands that nobody waits for still to be carried out
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
         self._member: HostPort | None = None
@@ -108,7 +111,13 @@ class Connection(asyncio.Protocol):
         self._task = asyncio.get_running_loop().create_task(self._serve())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.end()
+        rest = [*self._queue] if self._running is None else [self._running, *self._queue]
+        self._transport = None
+        self._writable.set()
+        if exc is None and self._task is not None and rest and all(message.more_to_come for message in rest):
+            self._gone = True
+        else:
+            self.end()
 
     def end(self) -> asyncio.Task[None] | None:
         """Close; the command under way is cancelled."""
@@ -150,6 +159,9 @@ class Connection(asyncio.Protocol):
         in_a_row = 0
         try:
             while True:
+                if not self._queue and self._gone:
+                    self.end()
+                    return
                 if not self._queue:
                     in_a_row = 0
                     self._wake = asyncio.get_running_loop().create_future()
@@ -158,9 +170,10 @@ class Connection(asyncio.Protocol):
                     in_a_row = 0
                     await asyncio.sleep(0)
                 in_a_row += 1
-                message = self._queue.popleft()
+                self._running = message = self._queue.popleft()
                 self._read_on()
                 await self._answer(message)
+                self._running = None
                 if not self._writable.is_set():
                     await self._writable.wait()
         except Exception:  # not a command's failure, which is an answer; whoever waits for one must not wait for ever

@@ -373,6 +373,71 @@ async def test_a_client_that_goes_away_ends_the_command_it_waits_for() -> None:
 
 
 @on_sockets
+async def test_what_nobody_waits_for_is_carried_out_though_its_sender_has_gone() -> None:
+    """A burst of w: 0 writes and a close: MongoDB runs all that came before the close."""
+    async with serving() as served:
+        total, done = 50, asyncio.Event()
+
+        async def write(request: CommandRequest) -> Reply:
+            await asyncio.sleep(0.001)
+            if request.body.get("n") == total - 1:
+                done.set()
+            return {"ok": 1.0}
+
+        served.dispatcher.answers["write"] = write
+        client = await served.client()
+        for number in range(total):
+            client.send({"write": 1, "n": number, "$db": "a"}, flags=MORE_TO_COME)
+        client.writer.close()
+        await asyncio.wait_for(done.wait(), PATIENCE_S)
+        assert [request.body.get("n") for request in served.dispatcher.asked] == list(range(total))
+        async with asyncio.timeout(PATIENCE_S):
+            while served.server.connection_count:  # noqa: ASYNC110 - the server has no event for it
+                await asyncio.sleep(0.01)
+
+
+@on_sockets
+async def test_a_command_that_its_sender_waits_for_ends_all_behind_it_when_it_goes() -> None:
+    async with serving() as served:
+
+        async def forever(_: CommandRequest) -> Reply:
+            await asyncio.Event().wait()
+            return {}
+
+        served.dispatcher.answers["forever"] = forever
+        client = await served.client()
+        client.send({"write": 1, "$db": "a"}, flags=MORE_TO_COME)
+        client.send({"forever": 1, "$db": "a"})
+        client.send({"write": 1, "$db": "a"}, flags=MORE_TO_COME)
+        while "forever" not in served.dispatcher.names:  # noqa: ASYNC110 - a count, no event
+            await asyncio.sleep(0.01)
+        client.writer.close()
+        await asyncio.wait_for(served.dispatcher.cancelled.wait(), PATIENCE_S)
+        assert served.dispatcher.names == ["write", "forever"]
+
+
+@on_sockets
+async def test_closing_the_server_ends_what_nobody_waits_for_too() -> None:
+    async with serving() as served:
+
+        async def forever(_: CommandRequest) -> Reply:
+            await asyncio.Event().wait()
+            return {}
+
+        served.dispatcher.answers["forever"] = forever
+        client = await served.client()
+        client.send({"forever": 1, "$db": "a"}, flags=MORE_TO_COME)
+        async with asyncio.timeout(PATIENCE_S):
+            while not served.dispatcher.running:  # noqa: ASYNC110 - a count, no event
+                await asyncio.sleep(0.01)
+            client.writer.close()
+            await asyncio.sleep(QUIET_S)
+            assert served.dispatcher.running == 1
+            await served.server.close()
+        assert served.dispatcher.running == 0
+
+
+@on_sockets
 async def test_more_connections_than_allowed_are_turned_away() -> None:
     async with serving(max_connections=2) as served:
         first, second = await served.client(), await served.client()
