@@ -436,6 +436,10 @@ class RunningMember:
             document["version"] = self.node.config.version
         try:
             self._writer.append_noop(term, document)
+            if message == "initiating set":
+                # On disk before the configuration that follows is, or a power cut could leave a member that must have
+                # data and has none. Nobody is served yet, so the loop may wait.
+                self.store.sync_wal()
         except OutOfDiskSpaceError as error:
             log.warning("%s; this member cannot lead", error.message)
             self._disk_full = True

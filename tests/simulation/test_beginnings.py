@@ -1,0 +1,74 @@
+"""The first seconds of a set, and a data file that is gone while the member file is not: with power cuts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+
+import pytest
+
+from tests.simulation.kit.cluster import SETTINGS, SimCluster, Weather, quiet_logs
+from tests.simulation.kit.scenarios import staged
+from tests.simulation.kit.wire import NoAnswerError
+
+SLOW_DISKS = Weather(worker_ms=25.0)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_power_cut_while_a_set_begins_leaves_one_that_can_begin(seed: int) -> None:
+    """A set of one: what its member file promises, its data file holds, or nobody else could bring it back."""
+    quiet_logs()
+    with SimCluster(1, seed=seed, weather=SLOW_DISKS) as cluster:
+        machine = cluster.machines["a"]
+        cluster.start("a")
+        cluster.run_until(lambda: machine.started, 10, "started")
+        config = {
+            "_id": "rs0",
+            "version": 1,
+            "members": [{"_id": 0, "host": str(machine.host)}],
+            "settings": dict(SETTINGS),
+        }
+
+        async def initiate(timeout_s: float) -> None:
+            client = cluster.client()
+            with suppress(NoAnswerError):
+                await client.call(machine.host, "admin", {"replSetInitiate": config}, timeout_s)
+            client.close()
+
+        async def begin() -> None:
+            asking = asyncio.ensure_future(initiate(2.0))
+            await asyncio.sleep(0.006 * (seed + 1))
+            cluster.kill("a", power_loss=True)
+            await asking
+
+        cluster.run(begin())
+        cluster.start("a")
+        cluster.run_until(lambda: machine.started, 10, "started again")
+        assert machine.running is not None
+        if machine.running.node.config is None:
+            cluster.run(initiate(5.0))
+        cluster.run_until(lambda: cluster.primary() == "a", 30, "a leads")
+        cluster.check_unbroken()
+
+
+@pytest.mark.parametrize("which", ["the primary", "a secondary"])
+def test_a_member_without_its_data_file_takes_nothing_from_the_others(which: str) -> None:
+    """Somebody deletes replset.db to have it copied anew. The member's vote must not be worth anything until it is."""
+    with staged() as stage:
+        cluster = stage.cluster
+        name = stage.primary if which == "the primary" else stage.others[0]
+        for _ in range(5):
+            stage.expect(stage.write(stage.primary).acknowledged, "a majority write")
+        cluster.kill(name)
+        machine = cluster.machines[name]
+        for ending in ("", "-wal", "-shm"):
+            path = os.path.join(machine.disk.folder, f"replset.db{ending}")
+            if machine.disk.exists(path):
+                machine.disk.remove(path)
+        machine.state_at_death = None
+        for look in cluster.on_wipe:  # the checkers know that this disk's entries went by hand
+            look(name)
+        before = {other: cluster.machines[other].running for other in cluster.machines if other != name}
+        stage.heal_all_and_judge()
+        assert {other: cluster.machines[other].running for other in before} == before, "nobody else had to go"
