@@ -101,7 +101,9 @@ def reconfig_refusal(
         return Refused(NOT_ELECTABLE, f"this member, {me}, must stay electable: it is the primary")
     before_voters = {member.id for member in old.members if member.votes}
     after_voters = {member.id for member in new.members if member.votes}
-    if not force and len(before_voters ^ after_voters) > 1:
+    # Another host under a voter's id is another disk: it begins as newlyAdded, so the voter that was there goes.
+    gone = {member.host for member in old.voters} - {member.host for member in new.members if member.votes}
+    if not force and (len(before_voters ^ after_voters) > 1 or len(gone) > 1):
         return Refused(INVALID_CONFIG, "at most one voter may be added or removed at a time")
     if not default_set and implicit_default(old).w != implicit_default(new).w:
         return Refused(

@@ -129,11 +129,11 @@ class InitialSync:
         path = os.path.join(self._dbpath, COPY_NAME)
         await self._workers.run(self._remove_copy)
         offer = await self._ask(source, SnapshotRequest("begin"))
-        while not offer.ready:
-            await asyncio.sleep(self._options.pause_ms / 1000)
-            offer = await self._again(source, offer, SnapshotRequest("begin", offer.snapshot_id))
-        self.bytes_total, self.bytes_copied = offer.size, 0
         try:
+            while not offer.ready:
+                await asyncio.sleep(self._options.pause_ms / 1000)
+                offer = await self._again(source, offer, SnapshotRequest("begin", offer.snapshot_id))
+            self.bytes_total, self.bytes_copied = offer.size, 0
             await self._fetch_chunks(source, offer, path)
         finally:
             await self._let_go(source, offer)

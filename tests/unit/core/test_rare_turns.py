@@ -23,6 +23,7 @@ from replset.core.messages import (
     VoteReply,
     VoteRequest,
 )
+from replset.core.reconfig import reconfig_refusal
 from replset.core.write_concern import WriteConcern
 from replset.ids import OPTIME_NULL, MemberId, Millis
 from tests.unit.core.kit import NOW, Lone, asked, at, config_of, host, lone, members_of, named, only, place
@@ -186,3 +187,19 @@ def test_a_member_that_does_not_take_the_configuration_gets_no_vote() -> None:
     assert not only(node.hear(3, NOW + 4_000, **foreign), Persist)
     node.tick(Millis(NOW + 6_000))
     assert only(node.hear(3, NOW + 6_000, position=place(at(2, 7)), config_term=2), Persist)
+
+
+def _swapped(count: int) -> tuple[Member, ...]:
+    """Five members, of which the last `count` keep their ids and get other hosts."""
+    rows = members_of(5)
+    return tuple(replace(row, host=host(int(row.id) + 10)) if row.id >= 5 - count else row for row in rows)
+
+
+def test_other_hosts_under_the_same_ids_are_voters_that_go() -> None:
+    """Each of them becomes newlyAdded: a majority of the voters that stay need not meet one of those before."""
+    old = named(*members_of(5))
+    for count, refused in ((3, True), (2, True), (1, False)):
+        new = replace(config_of(*_swapped(count)), version=2)
+        refusal = reconfig_refusal(old, new, host(0), force=False, default_set=True)
+        assert (refusal is not None) == refused
+        assert reconfig_refusal(old, new, host(0), force=True, default_set=True) is None

@@ -330,3 +330,23 @@ def test_the_rate_is_kept(members: tuple[Member, Member]) -> None:
         assert loop.time() - began >= 0.05
 
     run(test)
+
+
+def test_a_copy_that_is_not_waited_for_is_given_back(members: tuple[Member, Member]) -> None:
+    """Or a few attempts that fail while the copy is made would use up all that the source gives."""
+    source, mine = members
+    calls = 0
+
+    def lose(command: dict[str, object], reply: dict[str, object]) -> None:
+        nonlocal calls
+        if command.get("step") == "begin":
+            calls += 1
+            if calls > 1:
+                reply.clear()
+                reply |= {"ok": 0.0, "code": 11602, "errmsg": "the source is busy"}
+
+    mine.network.before_reply = lose
+    for _ in range(3):
+        calls = 0
+        assert not sync(mine).ok
+    assert left_at_source(source) == []
