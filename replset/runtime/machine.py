@@ -28,10 +28,12 @@ class RealClock:
 
 
 class RealWorkers:
-    """A few threads: WAL sync, checkpoint, member file, snapshot, long reads. None of them queues for long."""
+    """A few threads: for WAL sync, checkpoint, member file, copies, and half of them for long reads and large bodies of
+    clients (`LimitedWorkers`). What the set waits for never queues.
+    """
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=6, thread_name_prefix="replset")
+        self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="replset")
 
     async def run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)

@@ -79,14 +79,14 @@ from replset.runtime.waiters import Bell, Waiters, done_within
 from replset.runtime.writer import Writer
 from replset.storage.copies import install_copy
 from replset.storage.disk import Disk
-from replset.storage.member_file import MemberFile
+from replset.storage.member_file import JournalLine, MemberFile
 from replset.storage.store import Store, StoreOptions, lock_dbpath
 
 log = logging.getLogger("replset.member")
 T = TypeVar("T")
 
 HAND_OVER_S = 10
-CLIENT_THREADS = 3
+CLIENT_THREADS = 8
 _STEPPED_DOWN = 189
 
 
@@ -417,7 +417,7 @@ class RunningMember:
     def note(self, records: list[ElectionRecord], wall_ms: int) -> None:
         for record in records:
             log.info("term %d: %s: %s", record.term, record.event, record.detail)
-            self._file.append_journal(wall_ms=wall_ms, term=record.term, event=record.event, detail=record.detail)
+        self._file.append_lines([JournalLine(wall_ms, record.term, record.event, record.detail) for record in records])
 
     async def _drain(self, term: int, drained: asyncio.Future[None]) -> None:
         await drained

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import apsw
@@ -153,13 +153,17 @@ class MemberFile:
         self.initial_sync_pending, self.rollback_id_floor = False, 0
 
     def append_journal(self, *, wall_ms: int, term: int, event: str, detail: str) -> None:
-        """Add a line; the oldest beyond a thousand go."""
+        """Add a line; see `append_lines`."""
+        self.append_lines([JournalLine(wall_ms, term, event, detail)])
+
+    def append_lines(self, lines: Sequence[JournalLine]) -> None:
+        """Add lines, all in one transaction: a vote may wait behind its sync. The oldest beyond a thousand go."""
         with self._guard:
             try:
                 with self._connection:
-                    self._connection.execute(
+                    self._connection.executemany(
                         "INSERT INTO journal (wall, term, event, detail) VALUES (?, ?, ?, ?)",
-                        (wall_ms, term, event, detail),
+                        [(line.wall_ms, line.term, line.event, line.detail) for line in lines],
                     )
                     newest = self._connection.last_insert_rowid()
                     self._connection.execute("DELETE FROM journal WHERE id <= ?", (newest - _JOURNAL_ROWS,))
