@@ -35,7 +35,9 @@ def _prune(store: Store) -> bool:
     if first is None or first[0] > limit:
         return False
     nth = first_row(connection, "SELECT ts FROM undo ORDER BY ts, seq LIMIT 1 OFFSET ?", (_ROWS,))
-    through = limit if nth is None else min(limit, nth[0])
+    # An entry's own ts, not the limit between two entries: the state at that entry can still be read.
+    within = (limit if nth is None else min(limit, nth[0]),)
+    (through,) = first_row(connection, "SELECT ts FROM undo WHERE ts <= ? ORDER BY ts DESC LIMIT 1", within) or first
 
     def work(txn: Txn) -> None:
         txn.connection.execute("DELETE FROM undo WHERE ts <= ?", (through,))

@@ -77,6 +77,23 @@ def test_undo_is_kept_for_the_snapshot_history(make_driver: Callable[..., Driver
         assert dict(snapshot.scan(driver.coll("db.c"), at_nine)) == state["db.c"]
 
 
+def test_pruned_through_is_an_entry_whose_state_can_still_be_read(make_driver: Callable[..., Driver]) -> None:
+    """The limit of the history falls between two entries; the older of them stays a point to read at, as an export of
+    what is not known to be committed does.
+    """
+    driver = make_driver(options=StoreOptions(min_free_bytes=0, snapshot_history_s=5))
+    driver.apply(("create", "db.c"))
+    for second in (0, 1, 20):
+        driver.wall_ms = WALL + second * 1000
+        driver.apply(("put", "db.c", second, "x"))
+    driver.store.set_commit_point(driver.store.last_applied)
+    settle(driver)
+    at, state = driver.history[-2]
+    assert driver.store.pruned_through == at.ts
+    with driver.store.read() as snapshot:
+        assert dict(snapshot.scan(driver.coll("db.c"), at)) == state["db.c"]
+
+
 def test_undo_is_kept_while_a_rollback_is_in_progress(driver: Driver) -> None:
     driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(9)))
     assert driver.store.undo_step(driver.history[2][0], stem="r", limit=3)
