@@ -12,7 +12,10 @@ import pytest
 from tests.simulation.kit.runs import run_seed
 
 QUICK = range(3)
-SLOW = range(3, 54)
+SLOW = (
+    *range(3, 54),
+    559,  # a stale member could not resync: its undo ended between two entries, so there was no state to export from
+)
 ROOT = Path(__file__).parents[2]
 
 
