@@ -15,7 +15,7 @@ from api.ports import ApiMember
 from replset.bson import Binary, Int64, RawDocument, encode, walk
 from replset.bson.decoding import read_value
 from replset.ids import OPTIME_NULL, OpTime
-from replset.storage.oplog import OplogRow
+from replset.oplog_row import OplogRow
 from replset.storage.snapshot import Snapshot
 
 DEFAULT_ROWS = 100

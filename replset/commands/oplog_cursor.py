@@ -12,9 +12,9 @@ from replset.commands.namespaces import OPLOG
 from replset.commands.scan import breathe
 from replset.errors import BadValueError, CappedPositionLostError, CursorNotFoundError, NotPrimaryOrSecondaryError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
+from replset.oplog_row import OplogRow
 from replset.query.match import Matcher
 from replset.query.projection import Projection
-from replset.storage.oplog import OplogRow
 
 PAGE_ENTRIES = 512
 PAGE_BYTES = 4 << 20

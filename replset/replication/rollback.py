@@ -23,6 +23,7 @@ from replset.errors import (
     UnrecoverableRollbackError,
 )
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime, invariant
+from replset.oplog_row import OplogRow
 from replset.replication.ports import Clock, Peer, Workers
 from replset.replication.private_commands import ProbeReply, ProbeRequest
 from replset.replication.rollback_files import (
@@ -38,7 +39,6 @@ from replset.replication.rollback_files import (
 )
 from replset.storage.catalog import Collection
 from replset.storage.disk import Disk
-from replset.storage.oplog import OplogRow
 from replset.storage.snapshot import Snapshot
 from replset.storage.store import Store
 

@@ -12,12 +12,12 @@ from replset.errors import CorruptDataError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.storage import oplog
 from replset.storage.disk import SHM_SUFFIX, WAL_SUFFIX, Disk, file_sha256
+from replset.storage.layout import DATABASE_FILE
 from replset.storage.schema import DATA_SCHEMA
 from replset.storage.sqlite import first_row, storage_error
 from replset.storage.txn import read_meta, write_meta
 
 _PAGES_A_STEP = 1024
-_DATABASE_FILE = "replset.db"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def install_copy(
     copy, and the marker says that it is not to be trusted. CorruptDataError when the copy does not pass its checks.
     """
     folder = os.fspath(dbpath)
-    path = os.path.join(folder, _DATABASE_FILE)
+    path = os.path.join(folder, DATABASE_FILE)
     try:
         _make_ours(disk, copy_path, rollback_id_before)
         disk.sync_file(copy_path)

@@ -18,12 +18,11 @@ from sqlite_utils import Database
 
 from replset.errors import CappedPositionLostError, CorruptDataError, StorageError
 from replset.ids import OPTIME_NULL, OpTime
-from replset.storage.oplog import OplogRow, TermSpan
+from replset.oplog_row import COLUMNS, OplogRow, TermSpan
+from replset.storage.layout import DATABASE_FILE
 from replset.storage.schema import DATA_SCHEMA
 
-_DATABASE_FILE = "replset.db"
 _PAGE = 500
-_COLUMNS = "ts, term, op, ns, key, wall, hash, chain, entry"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class OplogInfo:
 def database_path(place: str | os.PathLike[str]) -> Path:
     """The database file of a dbpath, or `place` itself when it is a file. StorageError when there is none."""
     path = Path(place)
-    found = path / _DATABASE_FILE if path.is_dir() else path
+    found = path / DATABASE_FILE if path.is_dir() else path
     if not found.is_file():
         raise StorageError(f"no member's data at {place}: {found} does not exist")
     return found
@@ -123,7 +122,7 @@ class OfflineOplog:
         filters = {"ns": ns, "op": op}
         wanted = {name: value for name, value in filters.items() if value is not None}
         where = "".join(f" AND {name} = ?" for name in wanted)
-        sql = f"SELECT {_COLUMNS} FROM oplog WHERE ts > ?{where} ORDER BY ts LIMIT ?"
+        sql = f"SELECT {COLUMNS} FROM oplog WHERE ts > ?{where} ORDER BY ts LIMIT ?"
         place, left = after.ts, limit
         while left is None or left > 0:
             size = _PAGE if left is None else min(_PAGE, left)
@@ -137,7 +136,7 @@ class OfflineOplog:
 
     def newest_rows(self, count: int) -> list[OplogRow]:
         """The last `count` rows, oldest first."""
-        sql = f"SELECT {_COLUMNS} FROM oplog ORDER BY ts DESC LIMIT ?"
+        sql = f"SELECT {COLUMNS} FROM oplog ORDER BY ts DESC LIMIT ?"
         return [OplogRow._make(row) for row in reversed(self._rows(sql, [count]))]
 
     def _trimmed_through(self) -> int:

@@ -1,91 +1,16 @@
-"""Rows of the oplog table: reading them, and the hash chain over them."""
+"""Reading rows of the oplog table, and checking the hash chain over them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any
 
 import apsw
-from xxhash import xxh3_64_intdigest
 
 from replset.errors import CappedPositionLostError, CorruptDataError
 from replset.ids import OpTime
+from replset.oplog_row import COLUMNS, OplogRow, TermSpan, entry_hash, next_chain
 from replset.storage.sqlite import first_row, rows_of
-
-_two = Struct("<QQ").pack
-_SIGN = 1 << 63
-_WHOLE = 1 << 64
-CHAIN_START = 0
-"""The chain before the first entry ever."""
-COLUMNS = "ts, term, op, ns, key, wall, hash, chain, entry"
-
-
-class OplogRow(NamedTuple):
-    """One row, in the order of the table's columns. `hash` and `chain` are signed 64-bit, as stored."""
-
-    ts: int
-    term: int
-    op: str
-    ns: str
-    key: bytes | None
-    wall_ms: int
-    hash: int
-    chain: int
-    entry: bytes
-
-    @property
-    def optime(self) -> OpTime:
-        return OpTime(self.term, self.ts)
-
-
-class TermSpan(NamedTuple):
-    """First and last optime of a term; kept for ever. `last` is None for the newest term."""
-
-    first: OpTime
-    last: OpTime | None
-
-
-def entry_hash(entry: bytes) -> int:
-    """xxh3_64 of the entry's bytes, signed."""
-    value = xxh3_64_intdigest(entry)
-    return value - _WHOLE if value >= _SIGN else value
-
-
-def next_chain(chain: int, hash_value: int) -> int:
-    """xxh3_64 of (previous chain, hash), 8 bytes little-endian each; all signed."""
-    value = xxh3_64_intdigest(_two(chain % _WHOLE, hash_value % _WHOLE))
-    return value - _WHOLE if value >= _SIGN else value
-
-
-Pending = tuple[int, int, str, str, bytes | None, int, bytes]
-
-
-def chained_rows(pending: Iterable[Pending], chain: int) -> list[OplogRow]:
-    """Rows with hash and chain from (ts, term, op, ns, key, wall, entry) in order. chain: before the first, signed."""
-    rows: list[OplogRow] = []
-    append, make, digest, pack = rows.append, tuple.__new__, xxh3_64_intdigest, _two
-    unsigned = chain % _WHOLE
-    for ts, term, op, ns, key, wall_ms, entry in pending:
-        hashed = digest(entry)
-        unsigned = digest(pack(unsigned, hashed))
-        append(
-            make(
-                OplogRow,
-                (
-                    ts,
-                    term,
-                    op,
-                    ns,
-                    key,
-                    wall_ms,
-                    hashed if hashed < _SIGN else hashed - _WHOLE,
-                    unsigned if unsigned < _SIGN else unsigned - _WHOLE,
-                    entry,
-                ),
-            )
-        )
-    return rows
 
 
 def newest_row(connection: apsw.Connection) -> OplogRow | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import apsw
 
 from replset.errors import CorruptDataError
+from replset.storage.layout import DATA_APPLICATION_ID
 from replset.storage.sqlite import first_row
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _vote_config_and_journal(db: Database) -> None:
     )
 
 
-DATA_SCHEMA = Schema(application_id=0x72706C73, steps=(_oplog_and_documents,))
+DATA_SCHEMA = Schema(application_id=DATA_APPLICATION_ID, steps=(_oplog_and_documents,))
 MEMBER_SCHEMA = Schema(application_id=0x72706C6D, steps=(_vote_config_and_journal,))
 
 

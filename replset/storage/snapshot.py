@@ -16,9 +16,9 @@ from xxhash import xxh3_64
 
 from replset.errors import CatalogChangedError, NamespaceNotFoundError, SnapshotCutError, SnapshotTooOldError
 from replset.ids import OPTIME_NULL, OpTime
+from replset.oplog_row import OplogRow
 from replset.storage import oplog
 from replset.storage.catalog import Collection, load_collection
-from replset.storage.oplog import OplogRow
 from replset.storage.sqlite import PAGE_ROWS, page_of, rows_of, storage_error
 from replset.storage.txn import Meta, read_meta
 

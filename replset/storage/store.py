@@ -20,18 +20,18 @@ import apsw
 
 from replset.errors import CorruptDataError, OutOfDiskSpaceError, StorageError
 from replset.ids import OPTIME_NULL, OpTime, invariant
+from replset.oplog_row import OplogRow, TermSpan
 from replset.storage import copies, housekeeping, oplog, undo
 from replset.storage.catalog import Catalog, Collection, load_catalog
 from replset.storage.copies import CopyInfo
 from replset.storage.disk import WAL_SUFFIX, Disk, Lock
-from replset.storage.oplog import OplogRow, TermSpan
+from replset.storage.layout import DATABASE_FILE
 from replset.storage.schema import DATA_SCHEMA, check_schema, ensure_schema
 from replset.storage.snapshot import Snapshot
 from replset.storage.sqlite import check_sqlite_version, first_row, storage_error
 from replset.storage.txn import Head, Txn, read_meta, write_meta
 from replset.storage.undo import RollbackMark
 
-DATABASE_FILE = "replset.db"
 LOCK_FILE = "replset.lock"
 _BUSY_MS = 2000
 _MAX_IDLE_READERS = 4

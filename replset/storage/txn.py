@@ -16,8 +16,8 @@ import apsw
 from replset.bson import MAX_INTERNAL_SIZE, RawDocument, encode
 from replset.errors import NamespaceExistsError, ReplError, StorageError
 from replset.ids import OPTIME_NULL, OpTime, invariant, pack_ts
+from replset.oplog_row import OplogRow, Pending, chained_rows
 from replset.storage.catalog import Catalog, Collection
-from replset.storage.oplog import OplogRow, Pending, chained_rows
 from replset.storage.schema import collection_table, collection_table_sql
 from replset.storage.sqlite import PAGE_ROWS, first_row, page_of
 

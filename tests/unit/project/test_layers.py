@@ -14,6 +14,7 @@ LEVELS = {
     "replset.bson": 1,
     "replset.config": 1,
     "replset.oplog_entry": 1,
+    "replset.oplog_row": 1,
     "replset.core": 2,
     "replset.query": 3,
     "replset.wire": 3,

@@ -1,0 +1,7 @@
+"""What tells a member's data file from any other file; for those who read it without opening a member."""
+
+from __future__ import annotations
+
+DATABASE_FILE = "replset.db"
+DATA_APPLICATION_ID = 0x72706C73
+"""SQLite's application_id of the file that holds what is replicated."""
