@@ -1,0 +1,1 @@
+"""Spark over the members' oplogs."""

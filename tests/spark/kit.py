@@ -1,0 +1,68 @@
+"""Makes oplogs in members' files without members, as large and as wrong as a test wants them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+
+from replset.bson import encode, encode_key
+from replset.ids import OpTime, pack_ts
+from replset.oplog_entry import insert_entry
+from replset.oplog_row import CHAIN_START, COLUMNS, OplogRow, Pending, chained_rows
+from replset.storage.layout import DATABASE_FILE
+from replset.storage.schema import DATA_SCHEMA, statements_of
+
+T0 = 1_760_000_000
+UUID = b"u" * 16
+
+
+def insert(number: int, *, ns: str = "shop.orders", term: int = 1, per_second: int = 2000, text: str = "x") -> Pending:
+    """The entry number `number` (from 0) of a plain history: document {_id: number, text}, one insert each."""
+    seconds = T0 + number // per_second
+    optime, wall_ms = OpTime(term, pack_ts(seconds, 1 + number % per_second)), seconds * 1000
+    entry = insert_entry(ns, UUID, encode({"_id": number, "text": text}), optime, wall_ms)
+    return (optime.ts, term, "i", ns, encode_key(number), wall_ms, entry)
+
+
+def write_oplog(folder: Path, pending: Iterable[Pending], *, trimmed_through: int = 0) -> Path:
+    """A dbpath whose oplog holds these entries, hashed and chained; the folder itself."""
+    return write_rows(folder, _chained(pending), trimmed_through=trimmed_through)
+
+
+def write_rows(folder: Path, rows: Iterable[OplogRow], *, trimmed_through: int = 0) -> Path:
+    """The same from finished rows, which may be wrong on purpose."""
+    folder.mkdir(parents=True, exist_ok=True)
+    terms: dict[int, list[int]] = {}
+
+    def noted() -> Iterator[OplogRow]:
+        for row in rows:
+            span = terms.setdefault(row.term, [row.ts, row.ts])
+            span[1] = row.ts
+            yield row
+
+    with closing(sqlite3.connect(folder / DATABASE_FILE)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=OFF")
+        for statement in statements_of(DATA_SCHEMA, 0):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version={len(DATA_SCHEMA.steps)}")
+        connection.execute(f"PRAGMA application_id={DATA_SCHEMA.application_id}")
+        connection.executemany(f"INSERT INTO oplog({COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?)", noted())
+        newest = max(terms, default=0)
+        spans = [(term, first, None if term == newest else last) for term, (first, last) in terms.items()]
+        connection.executemany("INSERT INTO terms VALUES (?,?,?)", spans)
+        if trimmed_through:
+            connection.execute("INSERT INTO meta VALUES ('trimmed_through', ?)", (trimmed_through,))
+        connection.commit()
+    return folder
+
+
+def _chained(pending: Iterable[Pending]) -> Iterator[OplogRow]:
+    chain, left = CHAIN_START, iter(pending)
+    while block := list(islice(left, 10_000)):
+        rows = chained_rows(block, chain)
+        chain = rows[-1].chain
+        yield from rows
