@@ -19,10 +19,9 @@ FIELDS = {
     "entry": pa.binary(),  # the entry's BSON
 }
 COLUMNS = tuple(FIELDS)
-SPARK_SCHEMA = (
-    "member string, ts bigint, term bigint, op string, ns string, key binary, wall bigint, hash bigint, chain bigint, "
-    "entry binary"
-)
+_SPARK_NAMES = {pa.int64(): "bigint", pa.string(): "string", pa.binary(): "binary"}
+SPARK_TYPES = {MEMBER: "string", **{name: _SPARK_NAMES[kind] for name, kind in FIELDS.items()}}
+SPARK_SCHEMA = ", ".join(f"{name} {kind}" for name, kind in SPARK_TYPES.items())
 
 
 def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:

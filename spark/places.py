@@ -5,6 +5,7 @@ A place travels to Spark's executors, so it is a small picklable value and opens
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -13,6 +14,8 @@ import pyarrow as pa
 
 from replset.errors import ReplError
 from replset.ids import OPTIME_NULL, OpTime
+
+_NOTE = "oplog-place-error: "
 
 
 class PlaceError(ReplError):
@@ -25,9 +28,23 @@ class PlaceError(ReplError):
         super().__init__(f"{name}: {reason}")
         self.name = name
         self.reason = str(reason)
+        # Python prints notes below a traceback, which is all that Spark brings home of a worker's error.
+        self.add_note(_NOTE + json.dumps([type(self).__name__, self.name, self.reason]))
 
     def __reduce__(self) -> tuple[type[PlaceError], tuple[str, str]]:
         return type(self), (self.name, self.reason)
+
+    @staticmethod
+    def told_in(text: str) -> PlaceError | None:
+        """The first PlaceError whose traceback is part of this text."""
+        at = text.find(_NOTE)
+        if at < 0:
+            return None
+        try:
+            kind, name, reason = json.JSONDecoder().raw_decode(text, at + len(_NOTE))[0]
+        except ValueError:  # a text that only looks alike
+            return None
+        return (PlaceTrimmedError if kind == PlaceTrimmedError.__name__ else PlaceError)(name, reason)
 
 
 class PlaceTrimmedError(PlaceError):

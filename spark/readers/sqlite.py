@@ -51,7 +51,7 @@ class SqlitePlace:
     def read(self, span: Span, columns: Sequence[str], only: Only = ALL) -> Iterator[pa.RecordBatch]:
         # The driver takes a column's type from the first batch, so a key that is null there must not be null here.
         shown = ", ".join("coalesce(key, x'') AS key" if name == "key" else name for name in columns)
-        where, values = "ts >= ? AND ts < ?", [span.first_ts, span.end_ts]
+        where, values = _chosen(span, only)
         sql = f"SELECT {shown} FROM oplog WHERE {where} ORDER BY ts"
         with self._connect() as connection:
             trimmed = self._trimmed(connection)
@@ -102,6 +102,16 @@ def database_file(place: str) -> Path | None:
     path = Path(place)
     found = path / DATABASE_FILE if path.is_dir() else path
     return found if found.is_file() else None
+
+
+def _chosen(span: Span, only: Only) -> tuple[str, list[int | str]]:
+    """The condition and its values."""
+    where = "ts >= ? AND ts < ?"
+    values: list[int | str] = [span.first_ts, span.end_ts, *only.ns, *only.op]
+    for column, wanted in (("ns", only.ns), ("op", only.op)):
+        if wanted:
+            where += f" AND {column} IN ({', '.join('?' * len(wanted))})"
+    return where, values
 
 
 def _typed(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:

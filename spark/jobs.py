@@ -1,0 +1,94 @@
+"""How every Spark job reads: one task a span of a place, read in the worker; the driver knows but bounds and spans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from replset.ids import OPTIME_NULL
+from spark.columns import MEMBER, SPARK_TYPES, arrow_schema
+from spark.places import ALL, EVERYTHING, Only, Place, PlaceError, Span
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROWS_PER_TASK = 250_000
+Task = tuple[Place, Span]
+Work = Callable[[str, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+def scan(
+    spark: SparkSession,
+    places: Sequence[Place],
+    columns: Sequence[str],
+    *,
+    span: Span = EVERYTHING,
+    only: Only = ALL,
+    rows_per_task: int = ROWS_PER_TASK,
+) -> DataFrame:
+    """`member` and `columns` of every entry of `span` in every place."""
+    schema = ", ".join(f"{name} {SPARK_TYPES[name]}" for name in (MEMBER, *columns))
+    return map_spans(spark, places, columns, with_member, schema, span=span, only=only, rows_per_task=rows_per_task)
+
+
+def map_spans(
+    spark: SparkSession,
+    places: Sequence[Place],
+    columns: Sequence[str],
+    work: Work,
+    schema: str,
+    *,
+    span: Span = EVERYTHING,
+    only: Only = ALL,
+    rows_per_task: int = ROWS_PER_TASK,
+) -> DataFrame:
+    """`work(member's name, batches of columns)` run in the worker right behind the reader; its batches as a table.
+
+    Called once a task: the batches of one part of `span`, oldest first. A part without entries may give no batch.
+    """
+    tasks = plan(places, span, rows_per_task)
+    wanted = tuple(columns)
+
+    def run(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                place, part = tasks[number]
+                yield from work(place.name, place.read(part, wanted, only))
+
+    # Range gives partition number i exactly the row i, so a task is a partition.
+    return spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(run, schema)
+
+
+def plan(places: Sequence[Place], span: Span, rows_per_task: int) -> list[Task]:
+    """The span cut up for each place into parts of about `rows_per_task` entries; those of the places interleaved."""
+    parts = [[(place, part) for part in _parts(place, span, rows_per_task)] for place in places]
+    longest = max(map(len, parts), default=0)
+    return [tasks[number] for number in range(longest) for tasks in parts if number < len(tasks)]
+
+
+def with_member(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches with the column `member` in front."""
+    for batch in batches:
+        names = pa.repeat(pa.scalar(member, pa.string()), batch.num_rows)
+        yield pa.RecordBatch.from_arrays([names, *batch.columns], schema=arrow_schema((MEMBER, *batch.schema.names)))
+
+
+def place_error(error: BaseException) -> PlaceError | None:
+    """The PlaceError behind this error, be it raised here or in a worker, where PySpark keeps only its text."""
+    seen: BaseException | None = error
+    while seen is not None:
+        found = seen if isinstance(seen, PlaceError) else PlaceError.told_in(str(seen))
+        if found is not None:
+            return found
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def _parts(place: Place, span: Span, rows_per_task: int) -> list[Span]:
+    bounds = place.bounds()
+    if bounds.newest == OPTIME_NULL:
+        return []
+    rows = bounds.rows
+    return place.split(span, max(1, -(-rows // rows_per_task)))

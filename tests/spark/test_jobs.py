@@ -1,0 +1,74 @@
+"""scan and map_spans: every entry once, whatever the parts; errors come home with the member's name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from spark.columns import COLUMNS
+from spark.jobs import map_spans, place_error, plan, scan
+from spark.places import EVERYTHING, Only, Span
+from spark.readers.sqlite import SqlitePlace
+from tests.spark.kit import insert, write_oplog
+
+N = 3_000
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> list[SqlitePlace]:
+    """`a` holds N entries of two namespaces, `b` the first half of them, `empty` none."""
+    root = tmp_path_factory.mktemp("jobs")
+    entries = [insert(n, ns="shop.even" if n % 2 == 0 else "shop.odd", per_second=100) for n in range(N)]
+    held = {"a": entries, "b": entries[: N // 2], "empty": []}
+    return [SqlitePlace(name, str(write_oplog(root / name, some) / "replset.db")) for name, some in held.items()]
+
+
+@pytest.mark.parametrize("rows_per_task", [400, 10_000])
+def test_scan_gives_every_entry_once(spark: SparkSession, places: list[SqlitePlace], rows_per_task: int) -> None:
+    rows = scan(spark, places, COLUMNS, rows_per_task=rows_per_task).collect()
+    for place in places:
+        expected = chain.from_iterable(batch.to_pylist() for batch in place.read(EVERYTHING, COLUMNS))
+        found = sorted((row.asDict() for row in rows if row.member == place.name), key=lambda row: row["ts"])
+        assert found == [{"member": place.name, **row} for row in expected]
+    assert len(rows) == N + N // 2
+
+
+def test_scan_of_a_span_and_a_namespace(spark: SparkSession, places: list[SqlitePlace]) -> None:
+    ts = [insert(n, per_second=100)[0] for n in (500, 900)]
+    only = Only(ns=("shop.odd",))
+    rows = scan(spark, places[:1], ("ts", "ns"), span=Span(*ts), only=only, rows_per_task=300).collect()
+    assert sorted(row.ts for row in rows) == [insert(n, per_second=100)[0] for n in range(501, 900, 2)]
+    assert {row.ns for row in rows} == {"shop.odd"}
+
+
+def test_nothing_to_read_is_an_empty_table(spark: SparkSession, places: list[SqlitePlace]) -> None:
+    assert scan(spark, [], ("ts",)).collect() == []
+    assert scan(spark, places[2:], ("ts", "key")).collect() == []
+
+
+def test_map_spans_works_behind_the_reader_once_a_task(spark: SparkSession, places: list[SqlitePlace]) -> None:
+    def count(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = sum(batch.num_rows for batch in batches)
+        yield pa.RecordBatch.from_pydict({"who": [member], "entries": pa.array([rows], pa.int64())})
+
+    schema = "who string, entries bigint"
+    found = map_spans(spark, places, ("hash",), count, schema, rows_per_task=500).collect()
+    assert {name: sum(row.entries for row in found if row.who == name) for name in "ab"} == {"a": N, "b": N // 2}
+    assert len(found) == len(plan(places, EVERYTHING, 500)) > 4
+
+
+def test_a_members_error_comes_home(spark: SparkSession, places: list[SqlitePlace], tmp_path: Path) -> None:
+    file = write_oplog(tmp_path, islice(map(insert, range(100)), 100)) / "replset.db"
+    table = scan(spark, [*places, SqlitePlace("lost", str(file))], ("ts",))
+    file.unlink()
+    with pytest.raises(Exception, match="lost") as caught:
+        table.collect()
+    error = place_error(caught.value)
+    assert error is not None
+    assert error.name == "lost"
+    assert "does not exist" in error.reason
