@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from replset.bson import InvalidBSONError, encode
+from replset.bson import InvalidBSONError, RawDocument, decode, encode
 from replset.errors import FailedToParseError, ReplError
 from replset.query.order import identical
 from replset.query.paths import array_index
@@ -57,6 +57,14 @@ def apply_update_object(doc: dict[str, object], o: Mapping[str, object]) -> dict
     if is_diff(o):
         return apply_diff(doc, o["diff"])  # type: ignore[arg-type]
     return dict(o)
+
+
+def updated(before: bytes, o: RawDocument) -> bytes:
+    """The document after an update entry with this `o`: a diff, told by the value of `$v`, else the replacement."""
+    if o.type_of("$v") is None:
+        return o.raw
+    change = o.decode()
+    return encode(apply_update_object(decode(before), change)) if is_diff(change) else o.raw
 
 
 def apply_diff(doc: dict[str, object], diff: Mapping[str, object]) -> dict[str, object]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from replset.bson import RawDocument, decode, encode, encode_key
+from replset.bson import RawDocument, encode_key
 from replset.bson.decoding import read_value
 from replset.errors import OutOfDiskSpaceError, RemoteProtocolError, ReplError, StorageError
 from replset.oplog_entry import INSERT, InsertRun, OplogEntry
-from replset.query.diff import apply_update_object, is_diff
+from replset.query.diff import updated
 from replset.storage.catalog import Collection
 from replset.storage.store import Store
 from replset.storage.txn import Txn
@@ -146,14 +146,6 @@ def _update(txn: Txn, entry: OplogEntry, ts: int) -> bytes:
         if after != before:
             txn.put(coll, key, after, ts=ts, before=before)
     return key
-
-
-def updated(before: bytes, o: RawDocument) -> bytes:
-    """The document after an update entry with this `o`: a diff, told by the value of `$v`, else the replacement."""
-    if o.type_of("$v") is None:
-        return o.raw
-    change = o.decode()
-    return encode(apply_update_object(decode(before), change)) if is_diff(change) else o.raw
 
 
 def _command(txn: Txn, entry: OplogEntry, ts: int) -> None:

@@ -15,12 +15,14 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from uuid import UUID
 
 from replset.errors import CorruptDataError
 from replset.ids import OpTime
-from replset.storage.disk import Disk
+
+if TYPE_CHECKING:
+    from replset.storage.disk import Disk
 
 FOLDER = "rollback"
 OPLOG_NS = "local.oplog.rs"
