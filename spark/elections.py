@@ -1,0 +1,339 @@
+"""The terms of a set as its members' oplogs tell them: who led, how long nobody did, and what each change cost.
+
+The history is the one of the member whose newest optime is highest. By Raft's log matching an entry of another member
+is in it exactly when the history reaches that far in the entry's term, so the newest optime of each term decides.
+A term without any entry (an election that nobody won) leaves no trace in an oplog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from replset.bson import RawDocument
+from replset.errors import CorruptDataError
+from replset.ids import OpTime
+from replset.replication.rollback_files import Manifest, list_manifests
+from spark.jobs import map_spans, scan
+from spark.places import Only, Place, PlaceError, Span
+from spark.readers.sqlite import SqlitePlace
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+NEW_PRIMARY = "new primary"
+INITIATING = "initiating set"
+TERMS_SCHEMA = (
+    "term bigint, primary string, began string, first_ts bigint, first string, first_wall bigint, last_ts bigint, "
+    "last string, last_wall bigint, entries bigint, gap_ms bigint, members array<string>, lost bigint, "
+    "lost_by array<string>, rolled_back bigint, rollbacks array<string>"
+)
+LOST_SCHEMA = (
+    "member string, ts bigint, term bigint, optime string, op string, ns string, key binary, wall bigint, "
+    "entry binary, rollback string"
+)
+ROLLBACKS_SCHEMA = (
+    "member string, id string, state string, reason string, when string, source string, common_point string, "
+    "first_ts bigint, first_term bigint, first string, last_ts bigint, last_term bigint, last string, entries bigint"
+)
+_STRETCH_SCHEMA = (
+    "member string, term bigint, first_ts bigint, first_wall bigint, last_ts bigint, last_wall bigint, entries bigint"
+)
+_OPENING_SCHEMA = "term bigint, ts bigint, msg string, host string"
+_LOST_COLUMNS = ("ts", "term", "op", "ns", "key", "wall", "entry")
+
+
+@dataclass(frozen=True, slots=True)
+class Elections:
+    """winner: whose history it is; None when all oplogs are empty. The rows of each table by its schema above.
+
+    terms: one row a term, by term. `first`, `last`, `entries` are of the history, in a term that it lost of what was
+    lost. gap_ms: from the last entry of the term before to the first of this one; null without one before, or when the
+    term's beginning was trimmed away. `lost`: entries of the term that some member (`lost_by`) has and the history has
+    not. rolled_back: entries that the manifests beside the members' files (`rollbacks`: MEMBER/ID) record of the term,
+    a manifest of several terms counted in each.
+    lost: those entries, with the rollback that recorded them, if one did. rollbacks: the manifests.
+    """
+
+    winner: str | None
+    terms: DataFrame
+    lost: DataFrame
+    rollbacks: DataFrame
+
+
+def elections(spark: SparkSession, places: Sequence[Place]) -> Elections:
+    """What the members' oplogs and rollback folders tell of the set's terms. PlaceError: one could not be read."""
+    stretches = stretches_of(spark, places)
+    winner = winner_of(stretches)
+    manifests = [(place.name, manifest) for place in places for manifest in manifests_of(place)]
+    rollbacks = spark.createDataFrame([_rollback_row(*pair) for pair in manifests], ROLLBACKS_SCHEMA)
+    lost = _lost_entries(spark, places, stretches, winner, rollbacks)
+    counts = {(row["member"], row["term"]): row["count"] for row in lost.groupBy("member", "term").count().collect()}
+    distinct = {
+        row["term"]: row["count"] for row in lost.select("term", "ts").distinct().groupBy("term").count().collect()
+    }
+    rows = term_rows(stretches, winner, _openings(spark, places), counts, distinct, manifests)
+    return Elections(winner, spark.createDataFrame(rows, TERMS_SCHEMA), lost, rollbacks)
+
+
+class Stretch(NamedTuple):
+    """What one member has of one term."""
+
+    member: str
+    term: int
+    first_ts: int
+    first_wall: int
+    last_ts: int
+    last_wall: int
+    entries: int
+
+
+class Opening(NamedTuple):
+    """A no-op that begins a term. host: of the new primary, where the entry tells it."""
+
+    term: int
+    ts: int
+    msg: str
+    host: str | None
+
+
+class Fork(NamedTuple):
+    """Where a member leaves the history. common: the newest entry that both have, None when none is known.
+
+    tail: where the entries lie that only the member has; None when it has none such.
+    """
+
+    common: OpTime | None
+    tail: Span | None
+
+
+# --- pure ------------------------------------------------------------------------------------------------------
+
+
+def winner_of(stretches: Iterable[Stretch]) -> str | None:
+    """The member with the newest optime; of several the one that reaches back furthest, then the first by name."""
+    newest: dict[str, tuple[int, int]] = {}
+    oldest: dict[str, int] = {}
+    for stretch in stretches:
+        optime = (stretch.term, stretch.last_ts)
+        newest[stretch.member] = max(newest.get(stretch.member, optime), optime)
+        oldest[stretch.member] = min(oldest.get(stretch.member, stretch.first_ts), stretch.first_ts)
+    if not newest:
+        return None
+    return min(newest, key=lambda name: (-newest[name][0], -newest[name][1], oldest[name], name))
+
+
+def fork_of(mine: Iterable[Stretch], history: Iterable[Stretch]) -> Fork:
+    """Where one member's stretches leave those of the history. What the history trimmed away counts as common."""
+    theirs = {stretch.term: stretch for stretch in history}
+    ordered = sorted(mine, key=lambda stretch: stretch.term)
+    if not theirs or not ordered:
+        return Fork(None, None)
+    end = max(stretch.last_ts for stretch in ordered) + 1
+    oldest = min(theirs.values(), key=lambda stretch: stretch.term)
+    common: OpTime | None = None
+    for stretch in ordered:
+        other = theirs.get(stretch.term)
+        if other is not None:
+            common = OpTime(stretch.term, min(stretch.last_ts, other.last_ts))
+            if stretch.last_ts > other.last_ts:
+                return Fork(common, Span(other.last_ts + 1, end))
+        elif stretch.term > oldest.term or stretch.last_ts >= oldest.first_ts:
+            # A term that the history does not know, or entries where its oldest ones are of a later term.
+            return Fork(common, Span(max(stretch.first_ts, 0 if common else oldest.first_ts), end))
+    return Fork(common, None)
+
+
+def term_rows(
+    stretches: Sequence[Stretch],
+    winner: str | None,
+    openings: Iterable[Opening],
+    lost: Mapping[tuple[str, int], int],
+    lost_distinct: Mapping[int, int],
+    manifests: Sequence[tuple[str, Manifest]],
+) -> list[tuple[Any, ...]]:
+    """The rows of `Elections.terms`. lost: entries by (member, term) that the history has not; lost_distinct: by term,
+    an entry that several members hold counted once.
+    """
+    began: dict[int, Opening] = {}
+    primaries: dict[int, str | None] = {}
+    for opening in sorted(openings, key=lambda opening: (opening.term, opening.ts)):
+        began.setdefault(opening.term, opening)
+        if opening.msg == NEW_PRIMARY:
+            primaries.setdefault(opening.term, opening.host)
+    theirs = {stretch.term: stretch for stretch in stretches if stretch.member == winner}
+    rows: list[tuple[Any, ...]] = []
+    before_wall: int | None = None
+    for term in sorted({stretch.term for stretch in stretches}):
+        having = [stretch for stretch in stretches if stretch.term == term]
+        kept = [stretch for stretch in having if stretch.entries > lost.get((stretch.member, term), 0)]
+        shown = kept or having
+        first = min(shown, key=lambda stretch: stretch.first_ts)
+        last = theirs.get(term) or max(shown, key=lambda stretch: stretch.last_ts)
+        opening_at = began.get(term)
+        whole = opening_at is not None and opening_at.ts == first.first_ts
+        recorded = [(name, m) for name, m in manifests if m.first.term <= term <= m.last.term]
+        rows.append(
+            (
+                term,
+                primaries.get(term),
+                opening_at.msg if opening_at is not None and whole else None,
+                first.first_ts,
+                str(OpTime(term, first.first_ts)),
+                first.first_wall,
+                last.last_ts,
+                str(OpTime(term, last.last_ts)),
+                last.last_wall,
+                max(stretch.entries - (lost.get((stretch.member, term), 0) if kept else 0) for stretch in shown),
+                first.first_wall - before_wall if kept and whole and before_wall is not None else None,
+                sorted(stretch.member for stretch in having),
+                lost_distinct.get(term, 0),
+                sorted(name for name, of in lost if of == term),
+                sum(manifest.entries for _, manifest in recorded),
+                [f"{name}/{manifest.id}" for name, manifest in recorded],
+            )
+        )
+        if kept:
+            before_wall = last.last_wall
+    return rows
+
+
+def stretches_in(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[Stretch]:
+    """The runs of equal terms in batches of (ts, term, wall), ended by each batch's end."""
+    for batch in batches:
+        if batch.num_rows == 0:
+            continue
+        ts, term, wall = (np.asarray(batch.column(name)) for name in ("ts", "term", "wall"))
+        begins = np.concatenate(([0], np.flatnonzero(np.diff(term)) + 1, [batch.num_rows]))
+        for at, end in zip(begins[:-1].tolist(), begins[1:].tolist(), strict=True):
+            yield Stretch(
+                member, int(term[at]), int(ts[at]), int(wall[at]), int(ts[end - 1]), int(wall[end - 1]), end - at
+            )
+
+
+def opening_in(ts: int, term: int, entry: bytes) -> Opening | None:
+    """The opening that this no-op is, if it is one."""
+    o = RawDocument(entry).get("o")
+    if not isinstance(o, Mapping) or o.get("msg") not in (NEW_PRIMARY, INITIATING):
+        return None
+    host = o.get("host")
+    return Opening(term, ts, str(o["msg"]), host if isinstance(host, str) else None)
+
+
+def manifests_of(place: Place) -> list[Manifest]:
+    """The rollbacks recorded beside a member's database file, oldest first; none for places of other kinds."""
+    if not isinstance(place, SqlitePlace):
+        return []
+    try:
+        return list_manifests(Path(place.path).absolute().parent)
+    except (CorruptDataError, OSError) as error:
+        raise PlaceError(place.name, error) from error
+
+
+# --- in Spark --------------------------------------------------------------------------------------------------
+
+
+def stretches_of(spark: SparkSession, places: Sequence[Place]) -> list[Stretch]:
+    """What each member has of each term: one row a member and term, summed up in the workers."""
+    from pyspark.sql import functions as f
+
+    rows = (
+        map_spans(spark, places, ("ts", "term", "wall"), _stretch_batches, _STRETCH_SCHEMA)
+        .groupBy("member", "term")
+        .agg(
+            f.min("first_ts").alias("first_ts"),
+            f.min_by("first_wall", "first_ts").alias("first_wall"),
+            f.max("last_ts").alias("last_ts"),
+            f.max_by("last_wall", "last_ts").alias("last_wall"),
+            f.sum("entries").alias("entries"),
+        )
+        .orderBy("member", "term")
+        .collect()
+    )
+    return [Stretch(*row) for row in rows]
+
+
+def _stretch_batches(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    found = list(stretches_in(member, batches))
+    columns = list(zip(*found, strict=True)) or [()] * len(Stretch._fields)
+    types = [pa.string()] + [pa.int64()] * (len(Stretch._fields) - 1)
+    arrays = [pa.array(values, kind) for values, kind in zip(columns, types, strict=True)]
+    yield pa.RecordBatch.from_arrays(arrays, names=list(Stretch._fields))
+
+
+def _openings(spark: SparkSession, places: Sequence[Place]) -> list[Opening]:
+    found = map_spans(spark, places, ("ts", "term", "entry"), _opening_batches, _OPENING_SCHEMA, only=Only(op=("n",)))
+    return [Opening(*row) for row in found.distinct().orderBy("term", "ts").collect()]
+
+
+def _opening_batches(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    schema = pa.schema([("term", pa.int64()), ("ts", pa.int64()), ("msg", pa.string()), ("host", pa.string())])
+    for batch in batches:
+        rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        found = [opening for row in rows if (opening := opening_in(*row)) is not None]
+        yield pa.RecordBatch.from_pylist([opening._asdict() for opening in found], schema=schema)
+
+
+def _lost_entries(
+    spark: SparkSession, places: Sequence[Place], stretches: Sequence[Stretch], winner: str | None, rollbacks: DataFrame
+) -> DataFrame:
+    """Of each member the entries behind its common point that the winner does not have, by (term, ts)."""
+    from pyspark.sql import functions as f
+
+    history = [stretch for stretch in stretches if stretch.member == winner]
+    kept_by = [place for place in places if place.name == winner]
+    found: DataFrame | None = None
+    for place in places:
+        tail = fork_of([stretch for stretch in stretches if stretch.member == place.name], history).tail
+        if place.name == winner or tail is None:
+            continue
+        there = scan(spark, kept_by, ("ts", "term"), span=tail).drop("member")
+        only_here = scan(spark, [place], _LOST_COLUMNS, span=tail).join(there, ["ts", "term"], "left_anti")
+        found = only_here if found is None else found.unionByName(only_here)
+    if found is None:
+        return spark.createDataFrame([], LOST_SCHEMA)
+    recorded = f.broadcast(rollbacks.alias("r"))
+    inside = (
+        ((f.col("l.term") > f.col("r.first_term")) | (f.col("l.ts") >= f.col("r.first_ts")))
+        & (f.col("l.term") >= f.col("r.first_term"))
+        & ((f.col("l.term") < f.col("r.last_term")) | (f.col("l.ts") <= f.col("r.last_ts")))
+        & (f.col("l.term") <= f.col("r.last_term"))
+    )
+    named = f.when(f.col("r.id").isNotNull(), f.concat_ws("/", "r.member", "r.id"))
+    optime = f.concat_ws(
+        ":", "term", f.shiftright("ts", 31).cast("string"), f.col("ts").bitwiseAND((1 << 31) - 1).cast("string")
+    )
+    # One entry may be recorded by several members' rollbacks: one of them is named.
+    first = found.alias("l").join(recorded, inside, "left").groupBy("l.member", "l.ts", "l.term")
+    shown = first.agg(
+        *(f.first(f"l.{name}").alias(name) for name in ("op", "ns", "key", "wall", "entry")),
+        f.min(named).alias("rollback"),
+    )
+    return shown.select(
+        "member", "ts", "term", optime.alias("optime"), "op", "ns", "key", "wall", "entry", "rollback"
+    ).orderBy("member", "ts")
+
+
+def _rollback_row(member: str, manifest: Manifest) -> tuple[Any, ...]:
+    first, last = manifest.first, manifest.last
+    return (
+        member,
+        manifest.id,
+        manifest.state.value,
+        manifest.reason,
+        manifest.when,
+        manifest.source,
+        str(manifest.common_point),
+        first.ts,
+        first.term,
+        str(first),
+        last.ts,
+        last.term,
+        str(last),
+        manifest.entries,
+    )

@@ -1,0 +1,387 @@
+"""How far each member is behind the primary: over time from the oplogs, and now from live members' status.
+
+An entry's wall clock is the primary's, of the moment it was written; when a member received it, no oplog says. So what
+the oplogs tell is where a member's oplog ends or has its gaps: at each point in time, the wall of the newest entry that
+the history has by then minus the wall of the newest one of those that the member has. A member that holds everything
+is never behind here, however late it got it. Three sources, one column:
+
+- `walls`: as above, at the end of each stretch of time in which the history has an entry;
+- `commitPoint`: how far the majority was behind when an idle primary wrote a "periodic noop": the wall of the entry
+  before the no-op minus the wall of the entry at the commit point that it tells; `member` is null;
+- `status`: what live members say now.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from replset.bson import DateTime, RawDocument, Timestamp, from_ejson_value
+from replset.client import HttpClient
+from replset.errors import BadValueError, ReplError
+from replset.ids import OPTIME_NULL, OpTime, pack_ts
+from spark.elections import Stretch, fork_of, winner_of
+from spark.jobs import map_spans
+from spark.places import EVERYTHING, Only, Place, PlaceError, Span
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Numbers = npt.NDArray[np.int64]
+WALLS = "walls"
+COMMIT_POINT = "commitPoint"
+STATUS = "status"
+LAG_SCHEMA = "member string, at bigint, source string, behind_ms bigint, ts bigint, term bigint, optime string"
+PERIODIC = "periodic noop"
+POINTS = 500
+MOST_POINTS = 100_000
+_WIDTHS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21_600, 43_200, 86_400)
+_NOOP_SCHEMA = "ts bigint, term bigint, point_ts bigint, point_term bigint"
+_MARK_SCHEMA = "member string, kind string, at bigint, term bigint, ts bigint, wall bigint"
+
+
+def lag(
+    spark: SparkSession, places: Sequence[Place], *, span: Span = EVERYTHING, every_ms: int | None = None
+) -> DataFrame:
+    """Rows (member, at, source, behind_ms, ts, term, optime), by source, at and member; see the module.
+
+    at: wall clock in milliseconds. ts, term, optime: where the member is (commitPoint: the commit point). every_ms: the
+    width of the stretches of time; without it a round one that makes about 500 of the span at most. PlaceError: an
+    oplog could not be read, a live member not asked. BadValueError: every_ms would make more than 100,000 stretches.
+    """
+    bounds = [place.bounds() for place in places]
+    known = [(b.oldest.seconds, b.newest.seconds) for b in bounds if b.newest != OPTIME_NULL]
+    width_ms = _width_ms(known, span, every_ms)
+    noops = _noops(spark, places, span)
+    marks = _marks(spark, places, span, width_ms, noops)
+    rows = [
+        *wall_rows(marks),
+        *commit_point_rows(marks, noops),
+        *status_rows([(place.name, answer) for place in places if (answer := status_of(place)) is not None]),
+    ]
+    ordered = sorted(rows, key=lambda row: (row.source, row.at, row.member or "", row.term, row.ts))
+    shown = [(*row, str(OpTime(row.term, row.ts))) for row in ordered]
+    return spark.createDataFrame(shown, LAG_SCHEMA)
+
+
+class Lag(NamedTuple):
+    """One row, but for the optime as text."""
+
+    member: str | None
+    at: int
+    source: str
+    behind_ms: int
+    ts: int
+    term: int
+
+
+class Noop(NamedTuple):
+    """A periodic no-op and the commit point that it tells."""
+
+    ts: int
+    term: int
+    point_ts: int
+    point_term: int
+
+
+class Mark(NamedTuple):
+    """What a worker notes of a member's entries.
+
+    kind `newest`: the newest entry of its term in the stretch of time that ends at `at`; `first`: the first one of its
+    term in that part; `at`: an entry asked for; `before`: the one before the entry with ts `at`; `end`: the last one of
+    the worker's part.
+    """
+
+    member: str
+    kind: str
+    at: int
+    term: int
+    ts: int
+    wall: int
+
+    @property
+    def optime(self) -> OpTime:
+        return OpTime(self.term, self.ts)
+
+
+# --- pure ------------------------------------------------------------------------------------------------------
+
+
+def round_width_ms(seconds: int, points: int = POINTS) -> int:
+    """The smallest round width, in milliseconds, that makes at most `points` of so many seconds."""
+    least = -(-seconds // points)
+    return 1000 * next((width for width in _WIDTHS_S if width >= least), -(-least // 86_400) * 86_400)
+
+
+def wall_rows(marks: Iterable[Mark]) -> list[Lag]:
+    """Each member behind the history at the end of each stretch of time, from its first entry on."""
+    marks = list(marks)
+    members = sorted({mark.member for mark in marks})
+    newest = _in_history(marks)
+    at_of: dict[int, dict[str, Mark]] = {}
+    for mark in newest:
+        had = at_of.setdefault(mark.at, {})
+        if mark.member not in had or had[mark.member].optime < mark.optime:
+            had[mark.member] = mark
+    rows: list[Lag] = []
+    now: dict[str, Mark] = {}
+    for at in sorted(at_of):
+        for member, mark in at_of[at].items():
+            if member not in now or now[member].optime < mark.optime:
+                now[member] = mark
+        newest_of_all = max(now.values(), key=lambda mark: mark.optime)
+        for member in members:
+            if (mine := now.get(member)) is not None:
+                behind = max(0, newest_of_all.wall - mine.wall)
+                rows.append(Lag(member, at, WALLS, behind, mine.ts, mine.term))
+    return rows
+
+
+def commit_point_rows(marks: Iterable[Mark], noops: Iterable[Noop]) -> list[Lag]:
+    """How far the majority was behind at each periodic no-op of the history whose entries are known; see the module."""
+    marks = list(marks)
+    reach = _reach(marks)
+    wall_at = {mark.optime: mark.wall for mark in marks if mark.kind == "at"}
+    before = _before(marks)
+    rows = []
+    for noop in sorted(set(noops), key=lambda noop: (noop.term, noop.ts)):
+        optime, point = OpTime(noop.term, noop.ts), OpTime(noop.point_term, noop.point_ts)
+        at, point_wall, previous = wall_at.get(optime), wall_at.get(point), before.get(noop.ts)
+        last = reach.get(noop.term)
+        if at is None or point_wall is None or previous is None or (last is not None and noop.ts > last.last_ts):
+            continue
+        rows.append(Lag(None, at, COMMIT_POINT, max(0, previous.wall - point_wall), point.ts, point.term))
+    return rows
+
+
+def status_rows(answers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Lag]:
+    """How far each member of the set is behind the newest position that any answer tells.
+
+    answers: (name of the place, its answer to replSetGetStatus). A member speaks for itself; of one that was not asked,
+    the answer with its newest position does. A member that nobody knows a position of has no row.
+    """
+    told: dict[str, tuple[bool, OpTime, int, int]] = {}  # by host: (by itself, optime, wall, at)
+    names: dict[str, str] = {}
+    for name, answer in answers:
+        at = _ms(answer.get("date"))
+        for member in answer.get("members", []):
+            host, is_self = str(member.get("name")), bool(member.get("self"))
+            if is_self:
+                names[host] = name
+            optime = _optime(member.get("optime"))
+            if optime is None or optime == OPTIME_NULL:
+                continue
+            found = (is_self, optime, _ms(member.get("lastAppliedWallTime")), at)
+            if host not in told or told[host] < found:
+                told[host] = found
+    if not told:
+        return []
+    newest_wall = max(told.values(), key=lambda found: found[1])[2]
+    return [
+        Lag(names.get(host, host), at, STATUS, max(0, newest_wall - wall), optime.ts, optime.term)
+        for host, (_, optime, wall, at) in sorted(told.items())
+    ]
+
+
+def noop_in(ts: int, term: int, entry: bytes) -> Noop | None:
+    """The periodic no-op that this entry is, if it is one."""
+    o = RawDocument(entry).get("o")
+    if not isinstance(o, Mapping) or o.get("msg") != PERIODIC:
+        return None
+    point = _optime(o.get("commitPoint"))
+    return None if point is None or point == OPTIME_NULL else Noop(ts, term, point.ts, point.term)
+
+
+def marks_in(
+    member: str, batches: Iterator[pa.RecordBatch], width_ms: int, wanted: Numbers, noops: Numbers
+) -> Iterator[Mark]:
+    """What `lag` needs of one part of an oplog. wanted: ts of the entries asked for, noops: of those whose predecessor
+    is asked for; both rising.
+    """
+    newest: dict[tuple[int, int], Mark] = {}
+    firsts: dict[int, Mark] = {}
+    last: Mark | None = None
+    for batch in batches:
+        if batch.num_rows == 0:
+            continue
+        ts, term, wall = (np.asarray(batch.column(name)) for name in ("ts", "term", "wall"))
+        wall = np.where(wall > 0, wall, (ts >> 31) * 1000)  # a dump may lack walls
+        ends = (wall // width_ms + 1) * width_ms
+        changes = np.flatnonzero((np.diff(term) != 0) | (np.diff(ends) != 0))
+        for i in [*changes.tolist(), batch.num_rows - 1]:
+            key = (int(ends[i]), int(term[i]))
+            newest[key] = Mark(member, "newest", key[0], key[1], int(ts[i]), int(wall[i]))
+        for i in [0, *(np.flatnonzero(np.diff(term)) + 1).tolist()]:
+            found = Mark(member, "first", int(ends[i]), int(term[i]), int(ts[i]), int(wall[i]))
+            firsts.setdefault(found.term, found)
+        for i in np.flatnonzero(np.isin(ts, wanted)).tolist():
+            yield Mark(member, "at", 0, int(term[i]), int(ts[i]), int(wall[i]))
+        for i in np.flatnonzero(np.isin(ts, noops)).tolist():
+            if i:
+                yield Mark(member, "before", int(ts[i]), int(term[i - 1]), int(ts[i - 1]), int(wall[i - 1]))
+            elif last is not None:
+                yield last._replace(kind="before", at=int(ts[i]))
+        last = Mark(member, "end", 0, int(term[-1]), int(ts[-1]), int(wall[-1]))
+    yield from newest.values()
+    yield from firsts.values()
+    if last is not None:
+        yield last
+
+
+def _stretches(marks: Iterable[Mark]) -> list[Stretch]:
+    """What each member has of each term, as `elections` tells it (without counts)."""
+    spans: dict[tuple[str, int], list[Mark]] = {}
+    for mark in marks:
+        if mark.kind in ("newest", "first"):
+            span = spans.setdefault((mark.member, mark.term), [mark, mark])
+            span[0] = min(span[0], mark, key=lambda mark: mark.ts)
+            span[1] = max(span[1], mark, key=lambda mark: mark.ts)
+    return [
+        Stretch(member, term, first.ts, first.wall, last.ts, last.wall, 0)
+        for (member, term), (first, last) in sorted(spans.items())
+    ]
+
+
+def _reach(marks: Iterable[Mark]) -> dict[int, Stretch]:
+    """The winner's stretches by term: how far the history goes in each."""
+    stretches = _stretches(marks)
+    winner = winner_of(stretches)
+    return {stretch.term: stretch for stretch in stretches if stretch.member == winner}
+
+
+def _in_history(marks: Sequence[Mark]) -> list[Mark]:
+    """The `newest` marks, each moved back to the newest entry of the history that the member has by then."""
+    stretches = _stretches(marks)
+    winner = winner_of(stretches)
+    history = [stretch for stretch in stretches if stretch.member == winner]
+    reach = {stretch.term: stretch for stretch in history}
+    forks = {
+        member: fork_of([stretch for stretch in stretches if stretch.member == member], history)
+        for member in {mark.member for mark in marks}
+    }
+    kept = []
+    for mark in marks:
+        tail = forks[mark.member].tail
+        if mark.kind != "newest":
+            continue
+        if tail is None or mark.ts < tail.first_ts:
+            kept.append(mark)
+        elif (last := reach.get(mark.term)) is not None and last.last_ts < tail.first_ts:
+            # The part of the term that both have ends within this stretch of time, or ended before.
+            kept.append(mark._replace(ts=last.last_ts, wall=last.last_wall))
+    return kept
+
+
+def _before(marks: Iterable[Mark]) -> dict[int, Mark]:
+    """By the ts of a no-op, the entry before it: as a worker noted it, or, where the no-op began a worker's part, the
+    last entry of the part before. Of members that do not agree the one that has more.
+    """
+    noted: dict[tuple[str, int], Mark] = {}
+    ends: dict[str, list[Mark]] = {}
+    asked: list[Mark] = []
+    for mark in marks:
+        if mark.kind == "before":
+            noted[mark.member, mark.at] = mark
+        elif mark.kind == "end":
+            ends.setdefault(mark.member, []).append(mark)
+        elif mark.kind == "at":
+            asked.append(mark)
+    for of_member in ends.values():
+        of_member.sort(key=_ts)
+    found: dict[int, Mark] = {}
+    for mark in asked:
+        previous = noted.get((mark.member, mark.ts))
+        if previous is None:
+            parts = ends.get(mark.member, [])
+            place = bisect_left(parts, mark.ts, key=_ts)
+            previous = parts[place - 1] if place else None
+        if previous is not None and (mark.ts not in found or found[mark.ts].optime < previous.optime):
+            found[mark.ts] = previous
+    return found
+
+
+def _ts(mark: Mark) -> int:
+    return mark.ts
+
+
+def _optime(value: object) -> OpTime | None:
+    """{ts, t} as the members write optimes."""
+    if not isinstance(value, Mapping):
+        return None
+    ts, term = value.get("ts"), value.get("t")
+    if not isinstance(ts, Timestamp) or not isinstance(term, int):
+        return None
+    return OpTime(int(term), pack_ts(ts.time, ts.inc))
+
+
+def _ms(value: object) -> int:
+    return value.ms if isinstance(value, DateTime) else 0
+
+
+# --- in Spark, and from live members ---------------------------------------------------------------------------
+
+
+def status_of(place: Place) -> dict[str, Any] | None:
+    """What a live member answers to replSetGetStatus; None for a place that is no live member."""
+    address = getattr(place, "url", None)
+    if not isinstance(address, str):
+        return None
+    try:
+        answer = from_ejson_value(HttpClient(address).get("/v1/replset/status"))
+    except ReplError as error:
+        raise PlaceError(place.name, error.message) from error
+    return answer if isinstance(answer, dict) else None
+
+
+def _width_ms(known: Sequence[tuple[int, int]], span: Span, every_ms: int | None) -> int:
+    """The width of the stretches of time. known: first and last second of each oplog that has entries."""
+    if every_ms is not None and every_ms < 1:
+        raise BadValueError(f"a stretch of time is at least 1 ms, not {every_ms}")
+    if not known:
+        return every_ms or 1000
+    first = max(span.first_ts >> 31, min(first for first, _ in known))
+    last = min(span.end_ts >> 31, max(last for _, last in known))
+    seconds = max(0, last - first) + 1
+    if every_ms is None:
+        return round_width_ms(seconds)
+    if seconds * 1000 > every_ms * MOST_POINTS:
+        raise BadValueError(f"{seconds} s in stretches of {every_ms} ms are more than {MOST_POINTS} points")
+    return every_ms
+
+
+def _noops(spark: SparkSession, places: Sequence[Place], span: Span) -> list[Noop]:
+    found = map_spans(
+        spark, places, ("ts", "term", "entry"), _noop_batches, _NOOP_SCHEMA, span=span, only=Only(op=("n",))
+    )
+    return [Noop(*row) for row in found.distinct().orderBy("term", "ts").collect()]
+
+
+def _noop_batches(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        yield _batch_of([noop for row in rows if (noop := noop_in(*row)) is not None], Noop._fields)
+
+
+def _marks(
+    spark: SparkSession, places: Sequence[Place], span: Span, width_ms: int, noops: Sequence[Noop]
+) -> list[Mark]:
+    noop_ts = np.unique(np.array([noop.ts for noop in noops], np.int64))
+    wanted = np.union1d(noop_ts, np.array([noop.point_ts for noop in noops], np.int64))
+
+    def work(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield _batch_of(list(marks_in(member, batches, width_ms, wanted, noop_ts)), Mark._fields)
+
+    found = map_spans(spark, places, ("ts", "term", "wall"), work, _MARK_SCHEMA, span=span)
+    return [Mark(*row) for row in found.collect()]
+
+
+def _batch_of(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> pa.RecordBatch:
+    """Named tuples of numbers (and the texts `member` and `kind`) as a batch."""
+    columns = list(zip(*rows, strict=True)) or [()] * len(names)
+    types = [pa.string() if name in ("member", "kind") else pa.int64() for name in names]
+    return pa.RecordBatch.from_arrays(list(map(pa.array, columns, types)), names=list(names))
