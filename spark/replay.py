@@ -1,0 +1,340 @@
+"""The documents of a namespace as they were at a point in time: from a base and the oplog, applied in the workers.
+
+What the entries do is what a secondary does with them: an insert of what is there replaces it, an update or delete of
+what is not there is left alone, so a base may hold later changes already. Each document's entries meet in one task, in
+order, as a stream: a hot document needs no more memory than a cold one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+
+from replset.bson import RawDocument, to_ejson
+from replset.errors import ReplError
+from replset.ids import OPTIME_NULL, OpTime
+from replset.oplog_entry import COMMAND, DELETE, INSERT, UPDATE, InsertRun, OplogEntry
+from replset.query.diff import updated
+from spark.jobs import ROWS_PER_TASK, map_spans
+from spark.places import Bounds, Only, Place, PlaceError, Span
+from spark.readers.sqlite import SqlitePlace
+from spark.replay_base import Base, DbpathBase, Start
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DOCUMENTS_SCHEMA = "key binary, id string, document binary"
+BASE = "b"
+_STEPS_SCHEMA = "key binary, ts bigint, op string, data binary"
+_COMMANDS_SCHEMA = "ts bigint, entry binary"
+_STEPS = pa.schema([("key", pa.binary()), ("ts", pa.int64()), ("op", pa.string()), ("data", pa.binary())])
+_DOCUMENTS = pa.schema([("key", pa.binary()), ("id", pa.string()), ("document", pa.binary())])
+_ADMIN = "admin.$cmd"
+_KEEPS_DOCUMENTS = frozenset(
+    {
+        "collMod",
+        "createIndexes",
+        "dropIndexes",
+        "deleteIndexes",
+        "startIndexBuild",
+        "commitIndexBuild",
+        "abortIndexBuild",
+    }
+)
+_OUT_ROWS = 4_096
+_OUT_BYTES = 4 << 20
+
+
+def replay(
+    spark: SparkSession,
+    place: Place,
+    ns: str,
+    *,
+    at: OpTime | None = None,
+    base: Base | None = None,
+    rows_per_task: int = ROWS_PER_TASK,
+) -> DataFrame:
+    """Rows (key, id, document) of the documents of `ns` as of `at`, the newest entry when None; by key.
+
+    id: the `_id` as Extended JSON. document: BSON. Without a base the oplog must reach back to the collection's
+    creation, or be a member's file, whose own documents then are the base as far as its undo reaches. A collection that
+    did not exist at `at` has no rows. PlaceError: the place, or the base, cannot tell; the text says why.
+    """
+    bounds = place.bounds()
+    until = _checked_point(place, bounds, at)
+    begin = base.find(ns, until) if base is not None else None
+    if begin is not None and base is not None:
+        _check_joins(place, bounds, base, begin)
+    commands = _commands(spark, place, ns, Span(_after(begin), until.ts + 1))
+    life = life_at(commands, ns, begin, place.name)
+    if life is None and begin is None and not any(names(command, ns) for command in commands):
+        own = _own_base(place)
+        if own is not None:
+            base, begin = own, own.find(ns, until)
+            life = Life(begin.uuid, begin.at.ts, True) if begin.exists else None
+        elif not _is_whole(place, bounds):
+            raise PlaceError(place.name, f"the oplog begins at {bounds.oldest}, after {ns} was made: give a base")
+    if life is None:
+        return spark.createDataFrame([], DOCUMENTS_SCHEMA)
+    steps = _entries(spark, place, ns, Span(life.after_ts + 1, until.ts + 1), rows_per_task)
+    if life.from_base and base is not None and begin is not None and begin.parts:
+        steps = _base_steps(spark, base, begin, ns, until).unionByName(steps)
+    # All steps of a key in one partition, in order; then the few that are left, by key over all partitions.
+    ordered = steps.repartition("key").sortWithinPartitions("key", "ts")
+    return ordered.mapInArrow(_folder(place.name), DOCUMENTS_SCHEMA).orderBy("key")
+
+
+def ejson_lines(documents: DataFrame, *, canonical: bool = False) -> Iterator[str]:
+    """The documents of a replay as Extended JSON, one a line, by key; not collected."""
+    for row in documents.select("document").toLocalIterator():
+        yield to_ejson(RawDocument(bytes(row[0])).decode(), canonical)
+
+
+def write_bson(documents: DataFrame, path: str | Path) -> int:
+    """The documents of a replay as one .bson file, like mongodump's; how many. FileExistsError: `path` is there."""
+    count = 0
+    with Path(path).open("xb") as file:
+        for row in documents.select("document").toLocalIterator():
+            file.write(bytes(row[0]))
+            count += 1
+    return count
+
+
+# --- pure ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """The collection with the namespace. after_ts: its entries have later ones. from_base: it begins in the base."""
+
+    uuid: bytes | None
+    after_ts: int
+    from_base: bool
+
+
+class Step(NamedTuple):
+    """One change of one document. data: the entry, or with op `b` the document itself."""
+
+    key: bytes
+    ts: int
+    op: str
+    data: bytes
+
+
+def life_at(commands: Iterable[OplogEntry], ns: str, base: Start | None, place: str) -> Life | None:
+    """The collection of the name `ns` after these commands, in order; None when there is none.
+
+    PlaceError, in the name of `place`, for a command that changes its documents and is not known here.
+    """
+    database, _, collection = ns.partition(".")
+    life = Life(base.uuid, base.at.ts, True) if base is not None and base.exists else None
+    for entry in commands:
+        o = entry.o
+        name = o.first_key
+        if entry.ns == _ADMIN and name == "applyOps":
+            if ns in _namespaces_of(o.get("applyOps")):
+                raise PlaceError(place, f"{entry.optime} is a transaction on {ns}, which is not replayed")
+        elif name == "renameCollection":
+            if ns in (o.get("renameCollection"), o.get("to")):
+                raise PlaceError(place, f"{entry.optime} renames {ns}, which is not replayed")
+        elif entry.database != database:
+            continue
+        elif name == "create" and o.get("create") == collection:
+            if life is None:
+                life = Life(entry.ui, entry.optime.ts, False)
+            elif life.uuid is None:
+                life = Life(entry.ui, life.after_ts, life.from_base)
+        elif name == "drop" and o.get("drop") == collection:
+            if life is not None and (life.uuid is None or life.uuid == entry.ui):
+                life = None
+        elif name == "dropDatabase":
+            life = None
+        elif o.get(name or "") == collection and name not in _KEEPS_DOCUMENTS:
+            raise PlaceError(place, f"{entry.optime} has the command {name!r} on {ns}, which is not replayed")
+    return life
+
+
+def names(entry: OplogEntry, ns: str) -> bool:
+    """Whether a command makes or drops this very collection, so that what was before it does not matter."""
+    database, _, collection = ns.partition(".")
+    o = entry.o
+    return entry.database == database and (
+        o.first_key == "dropDatabase" or (o.first_key in ("create", "drop") and o.get(o.first_key) == collection)
+    )
+
+
+class Folding:
+    """The steps of many documents, in order of key and ts, folded to what is left of each; state of one document."""
+
+    def __init__(self) -> None:
+        self._key: bytes | None = None
+        self._document: bytes | None = None
+        self._run: InsertRun | None = None
+
+    def take(self, steps: Iterable[Step]) -> Iterator[tuple[bytes, bytes]]:
+        """(key, document) of the documents that these steps finish."""
+        for key, _, op, data in steps:
+            if key != self._key:
+                yield from self.end()
+                self._key = key
+            self._document = self._applied(op, data)
+
+    def end(self) -> Iterator[tuple[bytes, bytes]]:
+        """The last document, when it is there."""
+        if self._key is not None and self._document is not None:
+            yield self._key, self._document
+        self._key = self._document = None
+
+    def _applied(self, op: str, data: bytes) -> bytes | None:
+        if op == BASE:
+            return data
+        if op == DELETE:
+            return None
+        if op == INSERT:
+            return self._inserted(data)
+        return self._document if self._document is None else updated(self._document, OplogEntry(data).o)
+
+    def _inserted(self, data: bytes) -> bytes:
+        found = None if self._run is None else self._run.read(data)
+        if found is not None:
+            return found[0]
+        entry = OplogEntry(data)
+        self._run = None if entry.ui is None else InsertRun(entry)
+        return entry.o.raw
+
+
+def _namespaces_of(operations: object) -> set[object]:
+    return (
+        {operation.get("ns") for operation in operations if isinstance(operation, dict)}
+        if isinstance(operations, list)
+        else set()
+    )
+
+
+# --- in Spark --------------------------------------------------------------------------------------------------
+
+
+def _checked_point(place: Place, bounds: Bounds, at: OpTime | None) -> OpTime:
+    if bounds.newest == OPTIME_NULL:
+        raise PlaceError(place.name, "the oplog is empty")
+    if at is None:
+        return bounds.newest
+    if at.ts > bounds.newest.ts:
+        raise PlaceError(place.name, f"the oplog ends at {bounds.newest}, before {at}")
+    found = _optime_at(place, at.ts)
+    if found is not None and found != at:
+        raise PlaceError(place.name, f"{at} is not in its history: {found} is there")
+    return at
+
+
+def _optime_at(place: Place, ts: int) -> OpTime | None:
+    for batch in place.read(Span(ts, ts + 1), ("ts", "term")):
+        if batch.num_rows:
+            return OpTime(batch.column(1)[0].as_py(), batch.column(0)[0].as_py())
+    return None
+
+
+def _check_joins(place: Place, bounds: Bounds, base: Base, begin: Start) -> None:
+    """The oplog must go on where the base ends, and in the same history."""
+    if begin.undone or begin.at == OPTIME_NULL:
+        return
+    whole = isinstance(place, SqlitePlace) and bounds.trimmed_through <= begin.at.ts
+    if bounds.oldest.ts > begin.at.ts and not whole:
+        raise PlaceError(place.name, f"the oplog begins at {bounds.oldest}, after the base {base.name} at {begin.at}")
+    if bounds.oldest.ts <= begin.at.ts and isinstance(base, DbpathBase) and _optime_at(place, begin.at.ts) != begin.at:
+        raise PlaceError(place.name, f"{begin.at}, where the base {base.name} is, is not in its history")
+
+
+def _after(begin: Start | None) -> int:
+    return 0 if begin is None else begin.at.ts + 1
+
+
+def _own_base(place: Place) -> Base | None:
+    return DbpathBase(place.name, place.path) if isinstance(place, SqlitePlace) else None
+
+
+def _is_whole(place: Place, bounds: Bounds) -> bool:
+    """Whether the oplog's oldest entry is the first that the set ever wrote."""
+    for batch in place.read(Span(bounds.oldest.ts, bounds.oldest.ts + 1), ("entry",)):
+        for entry in batch.column(0).to_pylist():
+            return bool(OplogEntry(entry).o.get("msg") == "initiating set")
+    return False
+
+
+def _commands(spark: SparkSession, place: Place, ns: str, span: Span) -> list[OplogEntry]:
+    """The commands on the database, in order: creations and drops, few beside the writes."""
+    wanted = Only(ns=tuple(sorted({f"{ns.partition('.')[0]}.$cmd", _ADMIN})), op=(COMMAND,))
+    found = map_spans(spark, [place], ("ts", "entry"), _as_read, _COMMANDS_SCHEMA, span=span, only=wanted)
+    return [OplogEntry(bytes(row["entry"])) for row in found.orderBy("ts").collect()]
+
+
+def _as_read(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return batches
+
+
+def _entries(spark: SparkSession, place: Place, ns: str, span: Span, rows_per_task: int) -> DataFrame:
+    wanted = Only(ns=(ns,), op=(INSERT, UPDATE, DELETE))
+    columns = ("key", "ts", "op", "entry")
+    return map_spans(
+        spark, [place], columns, _renamed, _STEPS_SCHEMA, span=span, only=wanted, rows_per_task=rows_per_task
+    )
+
+
+def _renamed(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield pa.RecordBatch.from_arrays(batch.columns, schema=_STEPS)
+
+
+def _base_steps(spark: SparkSession, base: Base, begin: Start, ns: str, until: OpTime) -> DataFrame:
+    parts = begin.parts
+
+    def run(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                for found in base.read(begin, parts[number], ns, until):
+                    rows = found.num_rows
+                    before_all, op = pa.repeat(pa.scalar(-1, pa.int64()), rows), pa.repeat(pa.scalar(BASE), rows)
+                    columns = [found.column(0), before_all, op, found.column(1)]
+                    yield pa.RecordBatch.from_arrays(columns, schema=_STEPS)
+
+    return spark.range(0, len(parts), 1, len(parts)).mapInArrow(run, _STEPS_SCHEMA)
+
+
+def _folder(name: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Folds batches of steps, in order of key and ts, to batches of documents; PlaceError in the name of `name`."""
+
+    def folded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows: list[tuple[bytes, bytes]] = []
+        size = 0
+        try:
+            for row in _finished(batches):
+                rows.append(row)
+                size += len(row[1])
+                if len(rows) >= _OUT_ROWS or size >= _OUT_BYTES:
+                    yield _document_batch(rows)
+                    rows, size = [], 0
+            yield _document_batch(rows)
+        except ReplError as error:
+            raise PlaceError(name, f"an entry cannot be applied: {error.message}") from error
+
+    return folded
+
+
+def _finished(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[bytes, bytes]]:
+    folding = Folding()
+    for batch in batches:
+        columns = [column.to_pylist() for column in batch.columns]
+        yield from folding.take(map(Step._make, zip(*columns, strict=True)))
+    yield from folding.end()
+
+
+def _document_batch(rows: Sequence[tuple[bytes, bytes]]) -> pa.RecordBatch:
+    keys = pa.array([key for key, _ in rows], pa.binary())
+    ids = pa.array([to_ejson(RawDocument(document).get("_id")) for _, document in rows], pa.string())
+    return pa.RecordBatch.from_arrays(
+        [keys, ids, pa.array([document for _, document in rows], pa.binary())], schema=_DOCUMENTS
+    )

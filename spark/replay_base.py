@@ -1,0 +1,304 @@
+"""What a replay starts from: the documents of one namespace as they were at an earlier optime.
+
+A base reads them in Spark's workers, in several parts; a part is (key, document) in batches.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import pyarrow as pa
+from adbc_driver_manager import Error as AdbcError
+from adbc_driver_sqlite import dbapi
+
+from replset.bson import RawDocument, encode_key
+from replset.errors import BadValueError, ReplError
+from replset.ids import OPTIME_NULL, OpTime
+from replset.storage.layout import DATA_APPLICATION_ID
+from spark.places import PlaceError
+from spark.readers.sqlite import database_file
+
+ROWS_PER_PART = 250_000
+BYTES_PER_PART = 64 << 20
+_BATCH_ROWS = 4_096
+_BATCH_BYTES = 4 << 20
+SCHEMA = pa.schema([("key", pa.binary()), ("document", pa.binary())])
+Part = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The documents of a base, found. at: as of which entry they are, or of later ones up to the point asked for.
+
+    exists: whether there is a collection at all. uuid: the collection's, None where the base does not know it.
+    parts: what `read` takes, one a task. undone: the documents are those of `at` although the base is newer.
+    """
+
+    at: OpTime
+    exists: bool
+    uuid: bytes | None = None
+    parts: tuple[Part, ...] = ()
+    undone: bool = False
+
+
+class Base(Protocol):
+    """Small and picklable. Both methods raise PlaceError with the base's name in it."""
+
+    @property
+    def name(self) -> str: ...
+
+    def find(self, ns: str, at: OpTime) -> Start:
+        """The documents of `ns` as of `at` or earlier; of `at` exactly where the base is newer and can go back."""
+
+    def read(self, start: Start, part: Part, ns: str, at: OpTime) -> Iterator[pa.RecordBatch]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyBase:
+    """The collection was there without documents before the oplog began. The caller knows it; nothing checks it."""
+
+    name: str = "empty"
+
+    def find(self, ns: str, at: OpTime) -> Start:
+        return Start(OPTIME_NULL, True)
+
+    def read(self, start: Start, part: Part, ns: str, at: OpTime) -> Iterator[pa.RecordBatch]:
+        return iter(())
+
+
+@dataclass(frozen=True, slots=True)
+class BsonBase:
+    """A collection as mongodump writes it: concatenated documents, gzipped when the name ends with .gz.
+
+    at: as of which entry they are; later changes in them do no harm. OPTIME_NULL: as of before the oplog's first entry,
+    as `mongodump --oplog` makes both.
+    """
+
+    name: str
+    path: str
+    at: OpTime = OPTIME_NULL
+
+    def find(self, ns: str, at: OpTime) -> Start:
+        if self.at.ts > at.ts:
+            raise PlaceError(self.name, f"its documents are as of {self.at}, later than {at}")
+        try:
+            with self._open() as file:
+                parts = ((0, -1),) if self._is_gzip else tuple(bson_parts(file, BYTES_PER_PART))
+        except (OSError, ReplError) as error:
+            raise PlaceError(self.name, error) from error
+        return Start(self.at, True, parts=parts)
+
+    def read(self, start: Start, part: Part, ns: str, at: OpTime) -> Iterator[pa.RecordBatch]:
+        begin, end = part
+        try:
+            with self._open() as file:
+                file.seek(begin)
+                yield from _batches(_keyed(bson_documents(file, None if end < 0 else end - begin)))
+        except (OSError, EOFError, ReplError) as error:
+            raise PlaceError(self.name, error) from error
+
+    @property
+    def _is_gzip(self) -> bool:
+        return self.path.endswith(".gz")
+
+    def _open(self) -> BinaryIO:
+        return gzip.open(self.path) if self._is_gzip else open(self.path, "rb")  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
+class DbpathBase:
+    """A member's database file, best a copy of it: its documents as of its newest entry.
+
+    One that is newer than the point asked for goes back by its undo, where that reaches. A member that runs may move on
+    while it is read, but not past the point asked for.
+    """
+
+    name: str
+    path: str
+
+    def find(self, ns: str, at: OpTime) -> Start:
+        with self._connect() as connection:
+            newest = self._newest(connection)
+            undone = newest.ts > at.ts
+            if undone and (pruned := self._pruned(connection)) > at.ts:
+                raise PlaceError(
+                    self.name,
+                    f"its documents are as of {newest}, and what was before {OpTime(at.term, pruned)} cannot be undone",
+                )
+            point = at.ts if undone else newest.ts
+            rows = self._rows(
+                connection,
+                "SELECT uuid FROM catalog WHERE ns = ? AND created_ts <= ? AND (dropped_ts IS NULL OR dropped_ts > ?)",
+                (ns, point, point),
+            )
+            if not rows:
+                return Start(at if undone else newest, False, undone=undone)
+            uuid = bytes(rows[0][0])
+            if undone:
+                return Start(at, True, uuid, ((0, -1),), True)
+            ((first, last),) = self._rows(connection, f"SELECT min(rowid), max(rowid) FROM {_table(uuid)}")
+            parts = () if first is None else tuple(_cuts(first, last + 1, ROWS_PER_PART))
+            return Start(newest, True, uuid, parts)
+
+    def read(self, start: Start, part: Part, ns: str, at: OpTime) -> Iterator[pa.RecordBatch]:
+        table = _table(start.uuid or b"")
+        with self._connect() as connection:
+            if start.undone:
+                # One statement sees one state of the file: a document changed since `at` is as it was before that.
+                sql = (
+                    "WITH later AS (SELECT key, before, min(ts) FROM undo "
+                    "WHERE coll = ? AND ts > ? AND kind = 'doc' GROUP BY key) "
+                    f"SELECT key, doc AS document FROM {table} WHERE key NOT IN (SELECT key FROM later) "
+                    "UNION ALL SELECT key, before FROM later WHERE before IS NOT NULL"
+                )
+                yield from self._stream(connection, sql, (start.uuid, at.ts))
+                if (pruned := self._pruned(connection)) > at.ts:
+                    raise PlaceError(
+                        self.name, f"its undo up to {OpTime(at.term, pruned)} was pruned while it was read"
+                    )
+                return
+            sql = f"SELECT key, doc AS document FROM {table} WHERE rowid >= ? AND rowid < ?"
+            yield from self._stream(connection, sql, part)
+            if (newest := self._newest(connection)).ts > at.ts:
+                raise PlaceError(self.name, f"the member moved on to {newest}, past {at}: take a copy of it")
+
+    def _stream(self, connection: dbapi.Connection, sql: str, values: tuple[object, ...]) -> Iterator[pa.RecordBatch]:
+        try:
+            with connection.cursor() as cursor:
+                cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": _BATCH_ROWS})
+                cursor.execute(sql, values)
+                for batch in cursor.fetch_record_batch():
+                    if batch.num_rows:
+                        yield pa.RecordBatch.from_arrays([a.cast(pa.binary()) for a in batch.columns], schema=SCHEMA)
+        except (AdbcError, pa.ArrowException) as error:
+            raise PlaceError(self.name, error) from error
+
+    def _connect(self) -> dbapi.Connection:
+        if not Path(self.path).is_file():
+            raise PlaceError(self.name, f"{self.path} does not exist")
+        try:
+            connection = dbapi.connect(f"{Path(self.path).absolute().as_uri()}?mode=ro")
+        except AdbcError as error:
+            raise PlaceError(self.name, error) from error
+        try:
+            found = self._rows(connection, "PRAGMA application_id")
+            if not found or found[0][0] != DATA_APPLICATION_ID:
+                raise PlaceError(self.name, f"{self.path} is no member's database")
+        except PlaceError:
+            connection.close()
+            raise
+        return connection
+
+    def _rows(
+        self, connection: dbapi.Connection, sql: str, values: tuple[object, ...] = ()
+    ) -> list[tuple[Any, ...]]:
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(sql, values)
+                rows: list[tuple[Any, ...]] = cursor.fetchall()
+                return rows
+        except AdbcError as error:
+            raise PlaceError(self.name, error) from error
+
+    def _newest(self, connection: dbapi.Connection) -> OpTime:
+        rows = self._rows(connection, "SELECT term, ts FROM oplog ORDER BY ts DESC LIMIT 1")
+        return OpTime(*rows[0]) if rows else OPTIME_NULL
+
+    def _pruned(self, connection: dbapi.Connection) -> int:
+        rows = self._rows(connection, "SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'pruned_through'")
+        return int(rows[0][0] or 0) if rows else 0
+
+
+def open_base(text: str) -> Base:
+    """`empty`, a dbpath, its database file, or FILE.bson[.gz][@OPTIME]. BadValueError: it is none of them."""
+    if text == "empty":
+        return EmptyBase()
+    path, at_sign, optime = text.rpartition("@") if not Path(text).exists() else (text, "", "")
+    if not at_sign:
+        path = text
+    try:
+        at = OpTime.parse(optime) if at_sign else OPTIME_NULL
+    except ValueError as error:
+        raise BadValueError(f"base {text}: {error}") from None
+    if path.endswith((".bson", ".bson.gz")):
+        if not Path(path).is_file():
+            raise BadValueError(f"base {path} does not exist")
+        return BsonBase(path, str(Path(path).absolute()), at)
+    file = database_file(path)
+    if file is None:
+        raise BadValueError(f"base {path} is neither a member's files nor a collection's .bson")
+    if at_sign:
+        raise BadValueError(f"base {path}: a member's files know their optime themselves")
+    return DbpathBase(path, str(file.absolute()))
+
+
+# --- pure ------------------------------------------------------------------------------------------------------
+
+
+def bson_documents(file: BinaryIO, size: int | None) -> Iterator[bytes]:
+    """The documents in the next `size` bytes of a file, None for all of them. BadValueError for one that is cut off."""
+    left = size
+    while left is None or left > 0:
+        head = file.read(4)
+        if not head and left is None:
+            return
+        length = int.from_bytes(head, "little", signed=True)
+        body = file.read(length - 4) if length >= 5 and len(head) == 4 else b""
+        if len(body) != length - 4:
+            raise BadValueError(f"a document of {length} bytes is cut off")
+        yield head + body
+        if left is not None:
+            left -= length
+
+
+def bson_parts(file: BinaryIO, size: int) -> Iterator[Part]:
+    """(begin, end) of parts of about `size` bytes that end where a document ends; only the lengths are read."""
+    begin = at = 0
+    while head := file.read(4):
+        length = int.from_bytes(head, "little", signed=True)
+        if length < 5 or len(head) < 4:
+            raise BadValueError(f"no document at byte {at}")
+        at += length
+        file.seek(at)
+        if at - begin >= size:
+            yield begin, at
+            begin = at
+    if at > begin:
+        yield begin, at
+
+
+def _keyed(documents: Iterator[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    for document in documents:
+        view = RawDocument(document)
+        if "_id" not in view:
+            raise BadValueError("a document without _id")
+        yield encode_key(view.get("_id")), document
+
+
+def _batches(rows: Iterator[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
+    keys: list[bytes] = []
+    documents: list[bytes] = []
+    size = 0
+    for key, document in rows:
+        keys.append(key)
+        documents.append(document)
+        size += len(document)
+        if len(keys) >= _BATCH_ROWS or size >= _BATCH_BYTES:
+            yield pa.RecordBatch.from_arrays(
+                [pa.array(keys, pa.binary()), pa.array(documents, pa.binary())], schema=SCHEMA
+            )
+            keys, documents, size = [], [], 0
+    yield pa.RecordBatch.from_arrays([pa.array(keys, pa.binary()), pa.array(documents, pa.binary())], schema=SCHEMA)
+
+
+def _cuts(first: int, end: int, step: int) -> Iterator[Part]:
+    for begin in range(first, end, step):
+        yield begin, min(begin + step, end)
+
+
+def _table(uuid: bytes) -> str:
+    return f"d_{uuid.hex()}"
