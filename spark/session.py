@@ -1,0 +1,127 @@
+"""The Spark session behind every command: a quiet local one, or on the master that was asked for."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from replset.errors import ReplError
+from spark.java import find_java, home_for_spark
+
+if TYPE_CHECKING:
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+LOGGING = Path(__file__).with_name("log4j2.properties")
+DEFAULTS = {
+    "spark.log.level": "ERROR",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.fallback.enabled": "false",
+}
+LOCAL_DEFAULTS = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+}
+SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+
+
+class SessionError(ReplError):
+    """Spark could not be started."""
+
+    code = 96
+    code_name = "OperationFailed"
+
+
+def spark_session(
+    *, master: str | None = None, app: str = "oplog-spark", conf: Mapping[str, str] | None = None
+) -> SparkSession:
+    """The session of this process; made where there is none, on `master`, else spark-submit's, else `local[*]`.
+
+    What `conf` says wins over spark-submit's settings and spark-defaults.conf, and those over the defaults here. A
+    session that exists already is taken as it is. One line on stderr names the Java that was started. Raises
+    JavaMissingError, SessionError.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    if SparkContext._active_spark_context is not None:
+        return SparkSession.builder.getOrCreate()
+    asked = dict(conf or {})
+    if master is not None:
+        asked["spark.master"] = master
+    try:
+        if SparkContext._gateway is None:
+            _start_java(asked)
+        settings = SparkConf()  # of the JVM: with all that spark-submit and spark-defaults.conf set
+        for name, value in asked.items():
+            settings.set(name, value)
+        return _session(settings, app)
+    except ReplError:
+        raise
+    except Exception as error:
+        raise SessionError(f"Spark does not start: {_first_line(error)}") from error
+
+
+def is_local(master: str) -> bool:
+    """Whether the executors are threads of this machine's JVM, and its Python's workers import what it imports."""
+    return re.fullmatch(r"local(\[.*\])?", master) is not None
+
+
+def _start_java(asked: Mapping[str, str]) -> None:
+    """The JVM, with what it must know from its birth: the heap, the way to the master, where to log."""
+    from pyspark import SparkConf, SparkContext
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit started us, and Java before us
+        SparkContext._ensure_initialized()
+        return
+    java = find_java(os.environ)
+    print(f"oplog-spark: {java}", file=sys.stderr, flush=True)
+    options = f"-Dlog4j2.configurationFile={LOGGING.as_uri()} {os.environ.get('SPARK_SUBMIT_OPTS', '')}"
+    launch = SparkConf(loadDefaults=False)
+    for name, value in asked.items():
+        launch.set(name, value)
+    with _environment(JAVA_HOME=str(home_for_spark(java)), SPARK_SUBMIT_OPTS=options.strip()):
+        SparkContext._ensure_initialized(conf=launch)
+
+
+def _session(settings: SparkConf, app: str) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    if settings.get("spark.app.name") in (None, "pyspark-shell"):
+        settings.setAppName(app)
+    local = is_local(settings.setIfMissing("spark.master", "local[*]").get("spark.master") or "")
+    for name, value in (DEFAULTS | (LOCAL_DEFAULTS if local else {})).items():
+        settings.setIfMissing(name, value)
+    session = SparkSession.builder.config(conf=settings).getOrCreate()
+    if local and settings.get(SHUFFLE_PARTITIONS) is None:
+        session.conf.set(SHUFFLE_PARTITIONS, max(8, 2 * session.sparkContext.defaultParallelism))
+    return session
+
+
+@contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

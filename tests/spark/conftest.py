@@ -1,0 +1,27 @@
+"""One Spark session for the whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark.session import spark_session
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """local[2] with a heap of 1 GiB."""
+    session = spark_session(master="local[2]", app="tests", conf={"spark.driver.memory": "1g"})
+    yield session
+    session.stop()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker("slow")
