@@ -37,9 +37,6 @@ exec {java} "$@"
 class JavaMissingError(ReplError):
     """No Java that Spark can run on; the text says what to install."""
 
-    code = 96
-    code_name = "OperationFailed"
-
 
 @dataclass(frozen=True, slots=True)
 class Java:

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 LOGGING = Path(__file__).with_name("log4j2.properties")
 DEFAULTS = {
-    "spark.log.level": "ERROR",
     "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -36,9 +34,6 @@ SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
 class SessionError(ReplError):
     """Spark could not be started."""
-
-    code = 96
-    code_name = "OperationFailed"
 
 
 def spark_session(
@@ -89,7 +84,7 @@ def _start_java(asked: Mapping[str, str]) -> None:
     print(f"oplog-spark: {java}", file=sys.stderr, flush=True)
     options = f"-Dlog4j2.configurationFile={LOGGING.as_uri()} {os.environ.get('SPARK_SUBMIT_OPTS', '')}"
     launch = SparkConf(loadDefaults=False)
-    for name, value in asked.items():
+    for name, value in {"spark.ui.showConsoleProgress": "false", **asked}.items():
         launch.set(name, value)
     with _environment(JAVA_HOME=str(home_for_spark(java)), SPARK_SUBMIT_OPTS=options.strip()):
         SparkContext._ensure_initialized(conf=launch)

@@ -165,7 +165,7 @@ ROW = r"(?:Ro\d+|[A-Z]\d+)"
 def rows_cited() -> dict[str, str]:
     """Row -> a place that cites it as "map E5", "map H2, H3" or "map C3 to C6"."""
     found: dict[str, str] = {}
-    for top in ("replset", "api", "rollback_tools"):
+    for top in ("replset", "api", "rollback_tools", "spark"):
         for path in sorted((ROOT / top).rglob("*.py")):
             for citation in re.findall(rf"\bmap ({ROW}(?:(?:,| to| and|) {ROW})*)", path.read_text(encoding="utf-8")):
                 for row in rows_in(citation):
