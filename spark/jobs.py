@@ -61,9 +61,14 @@ def map_spans(
     return spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(run, schema)
 
 
+def pinned(places: Sequence[Place]) -> list[Place]:
+    """The places with the bounds of now. A command that reads more than once pins its places first."""
+    return [place.pin() for place in places]
+
+
 def plan(places: Sequence[Place], span: Span, rows_per_task: int) -> list[Task]:
     """The span cut up for each place into parts of about `rows_per_task` entries; those of the places interleaved."""
-    parts = [[(place, part) for part in _parts(place, span, rows_per_task)] for place in places]
+    parts = [[(place, part) for part in _parts(place, span, rows_per_task)] for place in pinned(places)]
     longest = max(map(len, parts), default=0)
     return [tasks[number] for number in range(longest) for tasks in parts if number < len(tasks)]
 
@@ -87,8 +92,10 @@ def place_error(error: BaseException) -> PlaceError | None:
 
 
 def _parts(place: Place, span: Span, rows_per_task: int) -> list[Span]:
+    """Of the entries that the pinned place has; none where it has none."""
     bounds = place.bounds()
-    if bounds.newest == OPTIME_NULL:
+    held = Span(max(span.first_ts, bounds.oldest.ts), min(span.end_ts, bounds.newest.ts + 1))
+    if bounds.newest == OPTIME_NULL or held.first_ts >= held.end_ts:
         return []
-    rows = bounds.rows
-    return place.split(span, max(1, -(-rows // rows_per_task)))
+    rows = bounds.rows if held.first_ts == bounds.oldest.ts and held.end_ts > bounds.newest.ts else place.count(held)
+    return place.split(held, max(1, -(-rows // rows_per_task)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -24,15 +24,16 @@ class PlaceError(ReplError):
     code = 96
     code_name = "OperationFailed"
 
-    def __init__(self, name: str, reason: object) -> None:
+    def __init__(self, name: str, reason: object, *facts: int) -> None:
         super().__init__(f"{name}: {reason}")
         self.name = name
         self.reason = str(reason)
+        self._facts = facts
         # Python prints notes below a traceback, which is all that Spark brings home of a worker's error.
-        self.add_note(_NOTE + json.dumps([type(self).__name__, self.name, self.reason]))
+        self.add_note(_NOTE + json.dumps([type(self).__name__, self.name, self.reason, *facts]))
 
-    def __reduce__(self) -> tuple[type[PlaceError], tuple[str, str]]:
-        return type(self), (self.name, self.reason)
+    def __reduce__(self) -> tuple[type[PlaceError], tuple[object, ...]]:
+        return type(self), (self.name, self.reason, *self._facts)
 
     @staticmethod
     def told_in(text: str) -> PlaceError | None:
@@ -41,17 +42,34 @@ class PlaceError(ReplError):
         if at < 0:
             return None
         try:
-            kind, name, reason = json.JSONDecoder().raw_decode(text, at + len(_NOTE))[0]
-        except ValueError:  # a text that only looks alike
+            kind, *values = json.JSONDecoder().raw_decode(text, at + len(_NOTE))[0]
+            return _KINDS[kind](*values)
+        except (ValueError, TypeError, LookupError):  # a text that only looks alike
             return None
-        return (PlaceTrimmedError if kind == PlaceTrimmedError.__name__ else PlaceError)(name, reason)
 
 
 class PlaceTrimmedError(PlaceError):
-    """The oldest entries of the span were trimmed away (a capped oplog) before they were read."""
+    """The oldest entries of the span were trimmed away (a capped oplog) before they were read.
+
+    through: ts of the newest entry that is gone.
+    """
 
     code = 136
     code_name = "CappedPositionLost"
+
+    def __init__(self, name: str, reason: object, through: int) -> None:
+        super().__init__(name, reason, through)
+        self.through = through
+
+
+class PlaceRolledBackError(PlaceError):
+    """An entry that had been seen is no longer in the oplog, or stands on another history: the member rolled back."""
+
+    code = 120
+    code_name = "OplogStartMissing"
+
+
+_KINDS = {kind.__name__: kind for kind in (PlaceError, PlaceTrimmedError, PlaceRolledBackError)}
 
 
 class Span(NamedTuple):
@@ -80,12 +98,24 @@ class Bounds:
     """The oldest and newest optime there are now, OPTIME_NULL in an empty oplog. rows: an estimate.
 
     trimmed_through: ts of the newest entry that a capped oplog gave up, 0 for none.
+    chain: the newest entry's, None where the place keeps none.
     """
 
     oldest: OpTime = OPTIME_NULL
     newest: OpTime = OPTIME_NULL
     rows: int = 0
     trimmed_through: int = 0
+    chain: int | None = None
+
+
+class Mark(NamedTuple):
+    """An entry up to which something was read, and its chain (None: unknown), which tells two histories apart."""
+
+    optime: OpTime
+    chain: int | None
+
+
+START = Mark(OPTIME_NULL, None)
 
 
 class Place(Protocol):
@@ -95,7 +125,17 @@ class Place(Protocol):
     def name(self) -> str:
         """What tables call it."""
 
+    def pin(self) -> Place:
+        """The same with the bounds of now for ever, so that several passes see the same entries.
+
+        Reading it fails when the member rolled entries of it back since (PlaceRolledBackError) or trimmed some away
+        (PlaceTrimmedError). A pinned place is its own pin.
+        """
+
     def bounds(self) -> Bounds: ...
+
+    def count(self, span: Span) -> int:
+        """About how many entries the span holds."""
 
     def split(self, span: Span, parts: int) -> list[Span]:
         """About `parts` spans of about equally many entries, rising, which together are `span`."""
@@ -103,5 +143,35 @@ class Place(Protocol):
     def read(self, span: Span, columns: Sequence[str], only: Only = ALL) -> Iterator[pa.RecordBatch]:
         """The entries, oldest first, in batches of `arrow_schema(columns)` (without `member`).
 
-        PlaceTrimmedError when entries at the beginning of the span were trimmed away since `bounds` was asked.
+        PlaceTrimmedError when entries of the span were trimmed away: those since it was pinned, or, in a place that is
+        not, all below a `first_ts` over 0.
         """
+
+
+@runtime_checkable
+class Followed(Place, Protocol):
+    """A place that grows and can be followed."""
+
+    def follow(self, after: Mark, limit: int) -> Mark:
+        """The newest entry, or the one `limit` behind `after`; `after` itself when there is none newer.
+
+        PlaceTrimmedError when entries behind `after` are gone, PlaceRolledBackError when `after` itself is.
+        """
+
+    def between(self, after: Mark, end: Mark) -> Place:
+        """Pinned to the entries newer than `after` up to `end`."""
+
+
+def trimmed_error(name: str, through: int) -> PlaceTrimmedError:
+    reason = f"the oplog's entries up to {_shown(through)} were trimmed away while it was read (it is capped)"
+    return PlaceTrimmedError(name, reason, through)
+
+
+def rolled_back_error(name: str, optime: OpTime) -> PlaceRolledBackError:
+    return PlaceRolledBackError(
+        name, f"its entry {optime} is gone or stands on another history: the member rolled back"
+    )
+
+
+def _shown(ts: int) -> str:
+    return f"{ts >> 31}:{ts & 0x7FFFFFFF}"

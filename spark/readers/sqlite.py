@@ -1,100 +1,229 @@
 """A member's database file, the member running or not, read through ADBC's SQLite driver.
 
 Only ever in another process than the member's. Opens `mode=ro`; a read transaction lasts as long as one span is read.
+A folder in which no member runs gets SQLite's -shm and an empty -wal beside the file. Where they cannot be made, a file
+without a -wal is read as one that nobody writes (`immutable`); one with a -wal is refused, since half of it would be
+missing.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from adbc_driver_manager import Error as AdbcError
 from adbc_driver_sqlite import dbapi
 
-from replset.ids import OpTime
+from replset.ids import OPTIME_NULL, OpTime
 from replset.storage.layout import DATA_APPLICATION_ID, DATABASE_FILE
 from spark.columns import FIELDS, arrow_schema
-from spark.places import ALL, Bounds, Only, PlaceError, PlaceTrimmedError, Span
+from spark.places import (
+    ALL,
+    Bounds,
+    Mark,
+    Only,
+    PlaceError,
+    Span,
+    rolled_back_error,
+    trimmed_error,
+)
+from spark.readers.btree import table_borders
+from spark.readers.pieces import Piece, cut
 
 _BATCH_ROWS = 16_384
-_SECOND = 1 << 31
+_ENTRY_ROWS = 2_048
+_LARGE_BYTES = 32 << 10
+"""Entries above it are fetched one by one, so that a batch stays below some 64 MiB whatever they are."""
+_BUSY_MS = 2_000
+_BORDERS_PER_PART = 16
+_TAIL_ROWS = 50_000
+_TAIL_PIECES = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class SqlitePlace:
-    """`path`: of the database file."""
+    """`path`: of the database file. pinned: the bounds to keep to."""
 
     name: str
     path: str
+    pinned: Bounds | None = None
+
+    def pin(self) -> SqlitePlace:
+        return self if self.pinned else replace(self, pinned=self.bounds())
 
     def bounds(self) -> Bounds:
-        with self._connect() as connection:
-            oldest = self._one(connection, "SELECT term, ts FROM oplog ORDER BY ts LIMIT 1")
-            newest = self._one(connection, "SELECT term, ts FROM oplog ORDER BY ts DESC LIMIT 1")
-            if oldest is None or newest is None:
-                return Bounds(trimmed_through=self._trimmed(connection))
-            first, last = OpTime(*oldest), OpTime(*newest)
-            return Bounds(first, last, self._estimate(connection), self._trimmed(connection))
+        if self.pinned:
+            return self.pinned
+        with self._open() as oplog:
+            oldest, newest, trimmed = oplog.oldest(), oplog.newest(), oplog.trimmed_through()
+            if newest.optime == OPTIME_NULL:
+                return Bounds(trimmed_through=trimmed)
+            rows = round(sum(piece.rows for piece in oplog.pieces(oldest.ts, newest.optime.ts + 1, 1)))
+            return Bounds(oldest, newest.optime, rows, trimmed, newest.chain)
+
+    def count(self, span: Span) -> int:
+        return round(sum(piece.rows for piece in self._pieces(span, 1)))
 
     def split(self, span: Span, parts: int) -> list[Span]:
-        bounds = self.bounds()
-        begin = max(span.first_ts, bounds.oldest.ts)
-        end = min(span.end_ts, bounds.newest.ts + 1)
-        if parts < 2 or end - begin < parts:
-            return [span]
-        cuts = [begin + (end - begin) * number // parts for number in range(1, parts)]
-        return [Span(*pair) for pair in zip([span.first_ts, *cuts], [*cuts, span.end_ts], strict=True)]
+        return cut(span, self._pieces(span, parts) if parts > 1 else [], parts)
 
     def read(self, span: Span, columns: Sequence[str], only: Only = ALL) -> Iterator[pa.RecordBatch]:
-        # The driver takes a column's type from the first batch, so a key that is null there must not be null here.
-        shown = ", ".join("coalesce(key, x'') AS key" if name == "key" else name for name in columns)
-        where, values = _chosen(span, only)
-        sql = f"SELECT {shown} FROM oplog WHERE {where} ORDER BY ts"
-        with self._connect() as connection:
-            trimmed = self._trimmed(connection)
+        if self.pinned:
+            span = Span(max(span.first_ts, self.pinned.oldest.ts), min(span.end_ts, self.pinned.newest.ts + 1))
+        if span.first_ts >= span.end_ts:
+            return
+        with self._open() as oplog:
+            trimmed = oplog.trimmed_through()
             if trimmed >= span.first_ts > 0:
-                raise PlaceTrimmedError(self.name, f"the oplog up to {trimmed} was trimmed away")
-            try:
-                with connection.cursor() as cursor:
-                    cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": _BATCH_ROWS})
-                    cursor.execute(sql, values)
-                    for batch in cursor.fetch_record_batch():
-                        yield _typed(batch, columns)
-            except (AdbcError, pa.ArrowInvalid) as error:
-                raise PlaceError(self.name, error) from error
+                raise trimmed_error(self.name, trimmed)
+            if self.pinned:
+                oplog.check(Mark(self.pinned.newest, self.pinned.chain))
+            yield from oplog.read(span, columns, only)
 
-    def _connect(self) -> dbapi.Connection:
-        if not Path(self.path).is_file():
-            raise PlaceError(self.name, f"{self.path} does not exist")
+    def follow(self, after: Mark, limit: int) -> Mark:
+        with self._open() as oplog:
+            trimmed = oplog.trimmed_through()
+            if trimmed > after.optime.ts > 0:
+                raise trimmed_error(self.name, trimmed)
+            if after.optime.ts > trimmed:
+                oplog.check(after)
+            return oplog.ahead(after, limit)
+
+    def between(self, after: Mark, end: Mark) -> SqlitePlace:
+        first = OpTime(after.optime.term, after.optime.ts + 1)
+        return replace(self, pinned=Bounds(first, end.optime, chain=end.chain))
+
+    def _pieces(self, span: Span, parts: int) -> list[Piece]:
+        with self._open() as oplog:
+            oldest, newest = oplog.oldest().ts, oplog.newest().optime.ts
+            if self.pinned:
+                oldest, newest = max(oldest, self.pinned.oldest.ts), min(newest, self.pinned.newest.ts)
+            return oplog.pieces(max(span.first_ts, oldest), min(span.end_ts, newest + 1), parts)
+
+    @contextmanager
+    def _open(self) -> Iterator[_Oplog]:
+        """All of the driver's errors as PlaceErrors. What is asked inside is answered from one state of the file."""
         try:
-            connection = dbapi.connect(f"{Path(self.path).absolute().as_uri()}?mode=ro")
-            found = self._one(connection, "PRAGMA application_id")
-        except AdbcError as error:
-            raise PlaceError(self.name, error) from error
-        if found is None or found[0] != DATA_APPLICATION_ID:
-            connection.close()
-            raise PlaceError(self.name, f"{self.path} is no member's database")
-        return connection
+            with _connect(self.name, self.path) as connection:
+                yield _Oplog(self.name, self.path, connection)
+        except (AdbcError, pa.ArrowException, OSError) as error:
+            raise PlaceError(self.name, _reason(error, self.path)) from error
 
-    def _one(self, connection: dbapi.Connection, sql: str) -> tuple[int, ...] | None:
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute(sql)
-                row: tuple[int, ...] | None = cursor.fetchone()
-                return row
-        except AdbcError as error:
-            raise PlaceError(self.name, error) from error
 
-    def _trimmed(self, connection: dbapi.Connection) -> int:
-        row = self._one(connection, "SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'trimmed_through'")
-        return 0 if row is None else row[0]
+@dataclass(frozen=True, slots=True)
+class _Oplog:
+    name: str
+    path: str
+    connection: dbapi.Connection
 
-    def _estimate(self, connection: dbapi.Connection) -> int:
-        row = self._one(connection, "SELECT count(*) FROM oplog")
-        return 0 if row is None else row[0]
+    def oldest(self) -> OpTime:
+        row = self._first("SELECT term, ts FROM oplog ORDER BY ts LIMIT 1")
+        return OpTime(*row) if row else OPTIME_NULL
+
+    def newest(self) -> Mark:
+        row = self._first("SELECT term, ts, chain FROM oplog ORDER BY ts DESC LIMIT 1")
+        return Mark(OpTime(row[0], row[1]), row[2]) if row else Mark(OPTIME_NULL, None)
+
+    def trimmed_through(self) -> int:
+        row = self._first("SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'trimmed_through'")
+        return row[0] if row else 0
+
+    def check(self, mark: Mark) -> None:
+        """That this entry is still there, on the same history."""
+        row = self._first("SELECT term, chain FROM oplog WHERE ts = ?", mark.optime.ts)
+        if row is None or row[0] != mark.optime.term or mark.chain not in (None, row[1]):
+            raise rolled_back_error(self.name, mark.optime)
+
+    def ahead(self, after: Mark, limit: int) -> Mark:
+        """The entry `limit` behind this one, or the newest."""
+        behind = "SELECT term, ts, chain FROM oplog WHERE ts > ? ORDER BY ts LIMIT ?"
+        row = self._first(f"SELECT * FROM ({behind}) ORDER BY ts DESC LIMIT 1", after.optime.ts, limit)
+        return Mark(OpTime(row[0], row[1]), row[2]) if row else after
+
+    def pieces(self, begin: int, end: int, parts: int) -> list[Piece]:
+        """[begin, end) in pieces much smaller than a part, without a walk over the table."""
+        if begin >= end:
+            return []
+        root = self._first("SELECT rootpage FROM sqlite_schema WHERE name = 'oplog'")
+        borders = table_borders(self.path, root[0] if root else 0, begin, end - 1, _BORDERS_PER_PART * parts)
+        pieces, start = [], begin
+        for key in borders.keys:
+            pieces.append(Piece(start, key + 1, borders.rows_between))
+            start = key + 1
+        return [*pieces, *self._tail(start, end, borders.rows_between)]
+
+    def _tail(self, begin: int, end: int, rows: float) -> list[Piece]:
+        """Behind the last border lies what is below the last page, about `rows`, and what only the -wal has."""
+        with self.connection.cursor() as cursor:
+            sql = "SELECT ts FROM oplog WHERE ts >= ? AND ts < ? ORDER BY ts LIMIT ?"
+            cursor.execute(sql, [begin, end, _TAIL_ROWS])
+            stamps = cursor.fetch_arrow_table().column(0).to_pylist()
+        if not stamps:
+            return []
+        step = 1 + len(stamps) // _TAIL_PIECES
+        firsts = stamps[::step]
+        ends = [*firsts[1:], stamps[-1] + 1]
+        pieces = [Piece(first, behind, step) for first, behind in zip(firsts, ends, strict=True)]
+        pieces[-1] = pieces[-1]._replace(rows=1 + (len(stamps) - 1) % step)
+        if len(stamps) == _TAIL_ROWS and stamps[-1] + 1 < end:
+            left = max(rows - _TAIL_ROWS, self._rows_in_wal(stamps[-1]))
+            pieces.append(Piece(stamps[-1] + 1, end, left))
+        return pieces
+
+    def _rows_in_wal(self, after: int) -> float:
+        """At most, as large as the entries behind `after` are."""
+        lengths = f"SELECT length(entry) AS bytes FROM oplog WHERE ts > {after} ORDER BY ts LIMIT 100"
+        row = self._first(f"SELECT sum(bytes), count(*) FROM ({lengths})")
+        return _size(self.path + "-wal") * row[1] / row[0] if row and row[1] else 0.0
+
+    def read(self, span: Span, columns: Sequence[str], only: Only) -> Iterator[pa.RecordBatch]:
+        with_entry = "entry" in columns
+        asked = tuple(columns) if "ts" in columns or not with_entry else (*columns, "ts")
+        where, values = _chosen(span, only)
+        with self.connection.cursor() as cursor:
+            rows = _ENTRY_ROWS if with_entry else _BATCH_ROWS
+            cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": rows})
+            cursor.execute(f"SELECT {', '.join(map(_expression, asked))} FROM oplog WHERE {where} ORDER BY ts", values)
+            with cursor.fetch_record_batch() as batches:
+                for batch in batches:
+                    if batch.num_rows:
+                        typed = self._typed(batch, columns)
+                        yield from self._with_large(typed, batch.column(asked.index("ts"))) if with_entry else (typed,)
+
+    def _typed(self, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+        arrays = []
+        for name, array in zip(columns, batch.columns, strict=False):
+            if array.type != FIELDS[name]:  # the driver takes the type from what it finds
+                reason = f"{self.path} is damaged: its column {name} holds {array.type} where {FIELDS[name]} should be"
+                raise PlaceError(self.name, reason)
+            arrays.append(_empty_as_null(array) if name == "key" else array)
+        return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
+
+    def _with_large(self, batch: pa.RecordBatch, stamps: pa.Array) -> Iterator[pa.RecordBatch]:
+        """The batch with the entries put in that were too large for it, each in a batch of its own."""
+        at = batch.schema.get_field_index("entry")
+        large = pc.equal(pc.binary_length(batch.column(at)), 0)
+        start = 0
+        for number in pc.indices_nonzero(large).to_pylist() if large.true_count else ():
+            if start < number:
+                yield batch.slice(start, number - start)
+            entry = self._first("SELECT entry FROM oplog WHERE ts = ?", stamps[number].as_py())
+            yield batch.slice(number, 1).set_column(at, batch.schema.field(at), pa.array(entry, pa.binary()))
+            start = number + 1
+        if start < batch.num_rows:
+            yield batch.slice(start)
+
+    def _first(self, sql: str, *values: int) -> tuple[Any, ...] | None:
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql, values or None)
+            row: tuple[Any, ...] | None = cursor.fetchone()
+            return row
 
 
 def database_file(place: str) -> Path | None:
@@ -102,6 +231,50 @@ def database_file(place: str) -> Path | None:
     path = Path(place)
     found = path / DATABASE_FILE if path.is_dir() else path
     return found if found.is_file() else None
+
+
+@contextmanager
+def _connect(name: str, path: str) -> Iterator[dbapi.Connection]:
+    """A connection inside a transaction: the driver begins one at once."""
+    if not Path(path).is_file():
+        raise PlaceError(name, f"{path} does not exist" if not Path(path).exists() else f"{path} is no file")
+    uri = f"{Path(path).absolute().as_uri()}?mode=ro"
+    try:
+        connection = _began(uri)
+    except AdbcError as error:
+        if "unable to open" not in str(error):
+            raise
+        if _size(f"{path}-wal"):
+            raise PlaceError(name, _UNREADABLE_WAL.format(path=path)) from error
+        connection = _began(f"{uri}&immutable=1")
+    with connection:
+        with connection.cursor() as cursor:
+            cursor.execute("PRAGMA application_id")
+            if cursor.fetchone() != (DATA_APPLICATION_ID,):
+                raise PlaceError(name, f"{path} is no member's database")
+        yield connection
+
+
+def _began(uri: str) -> dbapi.Connection:
+    connection = dbapi.connect(uri)
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+            cursor.execute("SELECT count(*) FROM sqlite_schema")
+            cursor.fetchone()
+    except AdbcError:
+        connection.close()
+        raise
+    return connection
+
+
+def _expression(column: str) -> str:
+    """How it is asked for. The driver takes a type from what it finds, so that nothing may be null or missing."""
+    if column == "key":
+        return "coalesce(key, x'') AS key"
+    if column == "entry":
+        return f"CASE WHEN length(entry) <= {_LARGE_BYTES} THEN entry ELSE x'' END AS entry"
+    return column
 
 
 def _chosen(span: Span, only: Only) -> tuple[str, list[int | str]]:
@@ -114,12 +287,38 @@ def _chosen(span: Span, only: Only) -> tuple[str, list[int | str]]:
     return where, values
 
 
-def _typed(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-    """The driver's types made ours: an empty result has none, keys that are empty are null."""
-    arrays = []
-    for name, array in zip(columns, batch.columns, strict=True):
-        typed = array if array.type == FIELDS[name] else array.cast(FIELDS[name])
-        if name == "key":
-            typed = pc.if_else(pc.equal(pc.binary_length(typed), 0), pa.scalar(None, pa.binary()), typed)
-        arrays.append(typed)
-    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
+def _empty_as_null(array: pa.Array) -> pa.Array:
+    empty = pc.equal(pc.binary_length(array), 0)
+    return pc.if_else(empty, pa.scalar(None, pa.binary()), array) if empty.true_count else array
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def _reason(error: Exception, path: str) -> str:
+    """The driver's error in one line that says what is wrong with the file."""
+    text = (str(error).splitlines() or [type(error).__name__])[0]
+    text = text.rpartition("query: ")[2].removeprefix("[SQLite] ")
+    for sign, meaning in _MEANINGS.items():
+        if sign in text:
+            return f"{path} {meaning} ({text})"
+    return f"{path}: {text}"
+
+
+_MEANINGS = {
+    "not a database": "is no member's database",
+    "no such table": "is no member's database",
+    "no such column": "is no member's database",
+    "malformed": "is damaged",
+    "Type mismatch": "is damaged: a column holds another type than it should",
+    "locked": "is locked by another process",
+    "unable to open": "cannot be opened",
+}
+_UNREADABLE_WAL = (
+    "{path} cannot be opened: its -wal holds entries that the file does not have yet, and the folder cannot be "
+    "written; copy {path} and {path}-wal to a folder that can be"
+)

@@ -8,26 +8,33 @@ import traceback
 import pytest
 
 from spark.jobs import place_error
-from spark.places import PlaceError, PlaceTrimmedError
+from spark.places import PlaceError, PlaceRolledBackError, PlaceTrimmedError
 
 ODD = 'a: b "c"\n\u00e9\U0001f600'
 
 
-@pytest.mark.parametrize("kind", [PlaceError, PlaceTrimmedError])
-def test_a_pickled_error_is_the_same(kind: type[PlaceError]) -> None:
-    copy = pickle.loads(pickle.dumps(kind("m1", "gone")))
-    assert (type(copy), copy.name, copy.reason, str(copy)) == (kind, "m1", "gone", "m1: gone")
-    assert copy.__notes__ == kind("m1", "gone").__notes__
+ERRORS = [PlaceError(ODD, ODD), PlaceTrimmedError(ODD, ODD, 1 << 62), PlaceRolledBackError(ODD, ODD)]
 
 
-@pytest.mark.parametrize("kind", [PlaceError, PlaceTrimmedError])
-def test_an_error_is_found_again_in_a_traceback(kind: type[PlaceError]) -> None:
-    raised = kind(ODD, ODD)
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_pickled_error_is_the_same(error: PlaceError) -> None:
+    copy = pickle.loads(pickle.dumps(error))
+    assert facts(copy) == facts(error)
+    assert copy.__notes__ == error.__notes__
+
+
+@pytest.mark.parametrize("raised", ERRORS)
+def test_an_error_is_found_again_in_a_traceback(raised: PlaceError) -> None:
     raised.__cause__ = OSError("disk")
     text = "".join(traceback.format_exception(raised))
     assert place_error(raised) is raised
     found = place_error(RuntimeError(f"Job aborted:\n{text}\nDriver stacktrace:"))
-    assert (type(found), found and found.name, found and found.reason) == (kind, ODD, ODD)
+    assert found is not None
+    assert facts(found) == facts(raised)
+
+
+def facts(error: PlaceError) -> tuple[object, ...]:
+    return type(error), str(error), error.name, error.reason, getattr(error, "through", None)
 
 
 def test_an_error_is_found_behind_another() -> None:

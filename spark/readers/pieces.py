@@ -1,0 +1,41 @@
+"""Spans of equal work, cut from small pieces of known size; the same for every kind of place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from spark.places import Span
+
+
+class Piece(NamedTuple):
+    """About `rows` entries with first_ts <= ts < end_ts, spread evenly."""
+
+    first_ts: int
+    end_ts: int
+    rows: float
+
+
+def cut(span: Span, pieces: Sequence[Piece], parts: int) -> list[Span]:
+    """`span` in at most `parts` spans of about equally many rows. pieces: rising, they may leave gaps."""
+    cuts = sorted({at for at in _cuts(pieces, parts) if span.first_ts < at < span.end_ts})
+    return [Span(*pair) for pair in zip([span.first_ts, *cuts], [*cuts, span.end_ts], strict=True)]
+
+
+def rows_within(pieces: Iterable[Piece], span: Span) -> float:
+    """About how many of the pieces' rows lie in the span."""
+    return sum(_share(piece, span) * piece.rows for piece in pieces)
+
+
+def _cuts(pieces: Sequence[Piece], parts: int) -> Iterable[int]:
+    total, passed, number = sum(piece.rows for piece in pieces), 0.0, 1
+    for first, end, rows in pieces:
+        while number < parts and (wanted := total * number / parts) <= passed + rows and rows:
+            yield first + int((end - first) * (wanted - passed) / rows)
+            number += 1
+        passed += rows
+
+
+def _share(piece: Piece, span: Span) -> float:
+    common = min(piece.end_ts, span.end_ts) - max(piece.first_ts, span.first_ts)
+    return max(0, common) / (piece.end_ts - piece.first_ts)

@@ -1,0 +1,400 @@
+"""The reader of a member's file: every entry once, balanced spans, what is wrong said with the member's name."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from replset.ids import OPTIME_NULL, OpTime, pack_ts
+from replset.oplog_row import OplogRow, Pending
+from spark.columns import COLUMNS
+from spark.places import (
+    EVERYTHING,
+    START,
+    Bounds,
+    Mark,
+    Only,
+    PlaceError,
+    PlaceRolledBackError,
+    PlaceTrimmedError,
+    Span,
+)
+from spark.readers import sqlite as reader
+from spark.readers.sqlite import SqlitePlace
+from tests.spark.kit import T0, insert, write_oplog
+
+
+def place(folder: Path, pending: Iterable[Pending], *, trimmed_through: int = 0) -> SqlitePlace:
+    written = write_oplog(folder, pending, trimmed_through=trimmed_through)
+    return SqlitePlace("m1", str(written / "replset.db"))
+
+
+def at(seconds: int, increment: int, number: int = 0) -> Pending:
+    return (pack_ts(seconds, increment), *insert(number)[1:])
+
+
+def stamps(read: SqlitePlace, span: Span = EVERYTHING) -> list[int]:
+    return [ts for batch in read.read(span, ("ts",)) for ts in batch.column(0).to_pylist()]
+
+
+def stored(file: str) -> list[OplogRow]:
+    with closing(sqlite3.connect(file)) as connection:
+        return [OplogRow._make(row) for row in connection.execute("SELECT * FROM oplog ORDER BY ts")]
+
+
+def change(read: SqlitePlace, sql: str, *values: object) -> None:
+    with closing(sqlite3.connect(read.path)) as connection:
+        connection.execute(sql, values)
+        connection.commit()
+
+
+def trim(read: SqlitePlace, through: int) -> None:
+    change(read, "INSERT OR REPLACE INTO meta VALUES ('trimmed_through', ?)", through)
+    change(read, "DELETE FROM oplog WHERE ts <= ?", through)
+
+
+# --- reading
+
+
+@pytest.mark.parametrize(
+    "columns", [COLUMNS, ("ts", "term", "hash"), ("entry",), ("key", "ts"), ("entry", "wall", "ts")]
+)
+def test_read_gives_what_is_stored(tmp_path: Path, columns: tuple[str, ...]) -> None:
+    pending = [insert(n) for n in range(5000)]
+    pending[7] = (*pending[7][:4], None, *pending[7][5:])  # about no document
+    read = place(tmp_path, pending)
+    found = [row for batch in read.read(EVERYTHING, columns) for row in batch.to_pylist()]
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in stored(read.path)]
+    assert found == [{name: row[name] for name in columns} for row in rows]
+
+
+def test_a_key_that_is_null_everywhere(tmp_path: Path) -> None:
+    read = place(tmp_path, [(*insert(n)[:4], None, *insert(n)[5:]) for n in range(3)])
+    assert [row for batch in read.read(EVERYTHING, ("key",)) for row in batch.column(0).to_pylist()] == [None] * 3
+
+
+def test_a_span_and_a_choice(tmp_path: Path) -> None:
+    pending = [insert(n, ns=f"shop.c{n % 3}", per_second=10) for n in range(100)]
+    read = place(tmp_path, pending)
+    span = Span(pending[20][0], pending[40][0])
+    assert stamps(read, span) == [entry[0] for entry in pending[20:40]]
+    chosen = read.read(span, ("ts",), Only(ns=("shop.c0", "shop.c1", "shop.c' OR 1"), op=("i", "n")))
+    assert [ts for batch in chosen for ts in batch.column(0).to_pylist()] == [
+        entry[0] for n, entry in enumerate(pending) if 20 <= n < 40 and n % 3 != 2
+    ]
+    assert list(read.read(EVERYTHING, ("ts",), Only(op=("d",)))) == []
+
+
+def test_large_entries_come_alone_and_in_order(tmp_path: Path) -> None:
+    sizes = [10, 40_000, 10, 10, 3_000_000, 33_000, 10]
+    read = place(tmp_path, [insert(n, text="x" * size) for n, size in enumerate(sizes)])
+    for columns in (("ts", "entry"), ("entry", "hash")):
+        batches = list(read.read(EVERYTHING, columns))
+        assert [batch.num_rows for batch in batches] == [1, 1, 2, 1, 1, 1]
+        found = [entry for batch in batches for entry in batch.column("entry").to_pylist()]
+        assert found == [row.entry for row in stored(read.path)]
+
+
+def test_a_read_sees_one_state_of_the_file(tmp_path: Path) -> None:
+    read = place(tmp_path, [insert(n) for n in range(40_000)])
+    batches = read.read(EVERYTHING, ("ts",))
+    seen = next(batches).num_rows
+    in_another_process(
+        f"""
+        connection = sqlite3.connect({read.path!r})
+        connection.execute("DELETE FROM oplog WHERE ts > 0")
+        connection.execute("INSERT INTO meta VALUES ('trimmed_through', 1 << 62)")
+        connection.commit()
+        """
+    )
+    assert seen + sum(batch.num_rows for batch in batches) == 40_000
+    assert read.bounds().newest == OPTIME_NULL
+
+
+def test_a_read_that_is_given_up_closes_the_file(tmp_path: Path) -> None:
+    read = place(tmp_path, [insert(n) for n in range(40_000)])
+    batches = read.read(EVERYTHING, ("ts",))
+    next(batches)
+    assert isinstance(batches, Iterator)
+    batches.close()  # type: ignore[attr-defined]
+    assert not [fd for fd in Path("/proc/self/fd").iterdir() if os.path.realpath(fd) == os.path.realpath(read.path)]
+
+
+def test_odd_paths(tmp_path: Path) -> None:
+    for name in ("with space", "a%20b", "q?mode=rw&x#y", "\u00e9\u4e16", os.fsdecode(b"\xff\xfe")):
+        assert len(stamps(place(tmp_path / name, [insert(0)]))) == 1
+
+
+# --- bounds, count, split
+
+
+def test_bounds(tmp_path: Path) -> None:
+    read = place(tmp_path, [insert(n, term=3) for n in range(100)], trimmed_through=7)
+    rows = stored(read.path)
+    assert read.bounds() == Bounds(rows[0].optime, rows[-1].optime, 100, 7, rows[-1].chain)
+    empty = place(tmp_path / "empty", [])
+    assert empty.bounds() == Bounds()
+    assert empty.split(EVERYTHING, 4) == [EVERYTHING]
+    assert list(empty.read(EVERYTHING, ("ts",))) == []
+
+
+def plain(count: int) -> Iterator[Pending]:
+    return (insert(n, per_second=500) for n in range(count))
+
+
+def hot_second(count: int) -> Iterator[Pending]:
+    """A tenth before, four fifths in one second, a tenth behind it."""
+    for n in range(count):
+        if n < count // 10:
+            yield at(T0 + n, 1, n)
+        elif n < count * 9 // 10:
+            yield at(T0 + count, n - count // 10 + 1, n)
+        else:
+            yield at(T0 + count + n, 1, n)
+
+
+def sparse(count: int) -> Iterator[Pending]:
+    return (at(T0 + n * 3600, 1, n) for n in range(count))
+
+
+def bursts(count: int) -> Iterator[Pending]:
+    """Now a thousand in a second, now one in an hour; after a year of silence ten in each second."""
+    for n in range(count):
+        if n < count // 2:
+            yield at(T0 + n // 1000 * 3600, n % 1000 + 1, n)
+        else:
+            yield at(T0 + 31_536_000 + n // 10, n % 10 + 1, n)
+
+
+@pytest.mark.parametrize("times", [plain, hot_second, sparse, bursts])
+@pytest.mark.parametrize("parts", [2, 7, 24])
+def test_split_is_balanced_and_complete(
+    tmp_path: Path, times: Callable[[int], Iterator[Pending]], parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "_TAIL_ROWS", 500)  # as if the table were too large to walk over
+    read = place(tmp_path, times(12_000))
+    spans = read.split(EVERYTHING, parts)
+    assert [span.first_ts for span in spans] == [0, *(span.end_ts for span in spans[:-1])]
+    assert spans[-1].end_ts == EVERYTHING.end_ts
+    counts = [len(stamps(read, span)) for span in spans]
+    assert (len(counts), sum(counts)) == (parts, 12_000)
+    assert max(counts) <= 2 * 12_000 / parts
+    assert read.bounds().rows == pytest.approx(12_000, rel=0.2)
+    for span, count in zip(spans, counts, strict=True):
+        assert read.count(span) == pytest.approx(count, rel=0.35, abs=80)
+
+
+def test_a_part_splits_again(tmp_path: Path) -> None:
+    read = place(tmp_path, hot_second(12_000))
+    part = read.split(EVERYTHING, 3)[1]
+    counts = [len(stamps(read, span)) for span in read.split(part, 5)]
+    assert sum(counts) == len(stamps(read, part))
+    assert max(counts) <= 2 * sum(counts) / 5
+
+
+def test_split_of_what_only_the_wal_holds(tmp_path: Path) -> None:
+    others = "term, op, ns, key, wall, hash, chain, entry"
+    read = place(tmp_path, [insert(n) for n in range(10)])
+    in_another_process(
+        f"""
+        connection = sqlite3.connect({read.path!r})
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        add = "INSERT INTO oplog SELECT ts + ? * (1 << 31), {others} FROM oplog LIMIT 10"
+        connection.executemany(add, [[n] for n in range(1, 800)])
+        connection.commit()
+        os._exit(0)
+        """
+    )
+    assert Path(read.path).stat().st_size < 200_000 < Path(read.path + "-wal").stat().st_size
+    counts = [len(stamps(read, span)) for span in read.split(EVERYTHING, 4)]
+    assert sum(counts) == 8_000
+    assert max(counts) <= 2 * 8_000 / 4
+
+
+# --- pins, capped heads, rollbacks
+
+
+def test_a_pinned_place_gives_nothing_newer(tmp_path: Path) -> None:
+    read = place(tmp_path, [insert(n) for n in range(100)])
+    pinned = read.pin()
+    assert pinned.pin() is pinned
+    change(read, "INSERT INTO oplog SELECT ts + (1 << 31), term, op, ns, key, wall, hash, chain, entry FROM oplog")
+    assert (len(stamps(pinned)), pinned.count(EVERYTHING)) == (100, 100)
+    assert len(stamps(read)) == 200
+
+
+def test_entries_that_were_trimmed_in_between(tmp_path: Path) -> None:
+    pending = [insert(n) for n in range(100)]
+    read = place(tmp_path, pending)
+    pinned = read.pin()
+    trim(read, pending[29][0])
+    with pytest.raises(PlaceTrimmedError, match=r"m1: .* trimmed away") as caught:
+        stamps(pinned)
+    assert caught.value.through == pending[29][0]
+    assert len(stamps(pinned, Span(pending[30][0], EVERYTHING.end_ts))) == 70
+    with pytest.raises(PlaceTrimmedError):
+        stamps(read, Span(pending[29][0], EVERYTHING.end_ts))
+    assert len(stamps(read)) == 70  # what was trimmed before anybody asked is no loss
+    assert len(stamps(read.pin(), Span(pending[3][0], EVERYTHING.end_ts))) == 70
+
+
+def test_entries_that_were_rolled_back_in_between(tmp_path: Path) -> None:
+    pending = [insert(n) for n in range(100)]
+    read = place(tmp_path, pending)
+    pinned = read.pin()
+    change(read, "UPDATE oplog SET chain = chain + 1 WHERE ts = ?", pending[-1][0])
+    with pytest.raises(PlaceRolledBackError, match=rf"m1: its entry 1:{T0}:100 .* rolled back"):
+        stamps(pinned, Span(0, pending[50][0]))
+    change(read, "DELETE FROM oplog WHERE ts > ?", pending[90][0])
+    with pytest.raises(PlaceRolledBackError):
+        stamps(pinned, Span(0, pending[50][0]))
+
+
+def test_follow(tmp_path: Path) -> None:
+    pending = [insert(n) for n in range(100)]
+    read = place(tmp_path, pending)
+    rows = stored(read.path)
+    marks = [Mark(row.optime, row.chain) for row in rows]
+    assert read.follow(START, 1) == marks[0]
+    assert read.follow(marks[0], 50) == marks[50]
+    assert read.follow(marks[50], 1000) == marks[99] == read.follow(marks[99], 1)
+    assert stamps(read.between(marks[10], marks[20])) == [row.ts for row in rows[11:21]]
+    assert stamps(read.between(START, marks[2])) == [row.ts for row in rows[:3]]
+    trim(read, rows[30].ts)
+    assert read.follow(marks[30], 1) == marks[31]
+    assert read.follow(START, 1) == marks[31]
+    with pytest.raises(PlaceTrimmedError):
+        read.follow(marks[29], 1)
+    with pytest.raises(PlaceTrimmedError):
+        stamps(read.between(marks[29], marks[40]))
+    with pytest.raises(PlaceRolledBackError, match=str(rows[50].optime)):
+        read.follow(Mark(rows[50].optime, 5), 1)
+    with pytest.raises(PlaceRolledBackError, match="2:"):
+        read.follow(Mark(OpTime(2, rows[50].ts), rows[50].chain), 1)
+
+
+# --- what is wrong with a file
+
+
+def said(read: SqlitePlace, columns: tuple[str, ...] = COLUMNS) -> str:
+    with pytest.raises(PlaceError) as caught:
+        list(read.read(EVERYTHING, columns))
+    assert caught.value.name == "m1"
+    assert str(caught.value).startswith("m1: ")
+    assert "\n" not in str(caught.value)
+    return caught.value.reason
+
+
+def test_no_file_and_foreign_files(tmp_path: Path) -> None:
+    file = tmp_path / "some.db"
+    assert said(SqlitePlace("m1", str(file))) == f"{file} does not exist"
+    assert said(SqlitePlace("m1", str(tmp_path))) == f"{tmp_path} is no file"
+    for content in (b"", b"hello", b"hello world" * 1000):
+        file.write_bytes(content)
+        assert "is no member's database" in said(SqlitePlace("m1", str(file)))
+    file.unlink()
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE oplog(ts INTEGER PRIMARY KEY)")
+    assert "is no member's database" in said(SqlitePlace("m1", str(file)))
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute(f"PRAGMA application_id = {reader.DATA_APPLICATION_ID}")
+    assert "is no member's database" in said(SqlitePlace("m1", str(file)))
+
+
+def test_a_damaged_file(tmp_path: Path) -> None:
+    read = place(tmp_path, [insert(n) for n in range(3000)])
+    whole = Path(read.path).read_bytes()
+    Path(read.path).write_bytes(whole[: len(whole) // 2 // 4096 * 4096])
+    assert f"{read.path} is damaged" in said(read)
+    Path(read.path).write_bytes(whole[: 20 * 4096] + b"\xff\x00\x41" * ((len(whole) - 20 * 4096) // 3))
+    assert f"{read.path} is damaged" in said(read)
+    with pytest.raises(PlaceError, match="damaged"):
+        read.bounds()
+
+
+@pytest.mark.parametrize("number", [0, 5, 17_000])
+@pytest.mark.parametrize(("column", "value"), [("term", "abc"), ("hash", 1.5), ("wall", b"1")])
+def test_another_type_than_it_should_be(tmp_path: Path, column: str, value: object, number: int) -> None:
+    read = place(tmp_path, map(insert, range(number + 10)))
+    change(read, f"UPDATE oplog SET {column} = ? WHERE ts = ?", value, insert(number)[0])
+    reason = said(read, ("ts", column))
+    assert f"{read.path} is damaged" in reason
+
+
+def test_a_file_locked_by_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_BUSY_MS", 50)
+    read = place(tmp_path, map(insert, range(10)))
+    script = f"""
+        connection = sqlite3.connect({read.path!r}, isolation_level=None)
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("CREATE TABLE held(a)")
+        print("held", flush=True)
+        sys.stdin.read()
+    """
+    with another_process(script) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        assert "is locked by another process" in said(read)
+    assert len(stamps(read)) == 10
+
+
+def test_a_dead_members_wal_is_read(tmp_path: Path) -> None:
+    read = dead_member(tmp_path)
+    Path(read.path + "-shm").unlink()
+    assert len(stamps(read)) == 900
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    closed = place(tmp_path / "closed", map(insert, range(1000)))
+    no_shm(closed)
+    assert len(stamps(closed)) == 1000
+    dead = dead_member(tmp_path / "dead")
+    no_shm(dead)
+    reason = said(dead)
+    assert "copy" in reason
+    assert f"{dead.path}-wal" in reason
+
+
+def dead_member(folder: Path) -> SqlitePlace:
+    """A thousand entries, of which the -wal takes the last hundred away."""
+    read = place(folder, map(insert, range(1000)))
+    in_another_process(
+        f"""
+        connection = sqlite3.connect({read.path!r})
+        connection.execute("DELETE FROM oplog WHERE ts > ?", [{insert(899)[0]}])
+        connection.commit()
+        os._exit(0)
+        """
+    )
+    return read
+
+
+def no_shm(read: SqlitePlace) -> None:
+    """As in a folder without write permission, which binds everybody but root: the -shm cannot be made."""
+    shm = Path(read.path + "-shm")
+    shm.unlink(missing_ok=True)
+    shm.symlink_to("/nonexistent/folder/shm")
+
+
+@contextmanager
+def another_process(script: str) -> Iterator[subprocess.Popen[str]]:
+    """POSIX locks do not bind within one process."""
+    lines = ["import os, sqlite3, sys", *(line.strip() for line in script.strip().splitlines())]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "\n".join(lines)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        yield process
+    assert process.returncode == 0
+
+
+def in_another_process(script: str) -> None:
+    with another_process(script):
+        pass
