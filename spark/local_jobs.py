@@ -1,0 +1,46 @@
+"""How the local engine reads: the parts that `jobs` cuts for Spark's tasks, worked through by threads of this process.
+
+Reading, hashing and Arrow's own work let go of the interpreter's lock; Python's part of the work takes turns.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pyarrow as pa
+
+from spark.jobs import ROWS_PER_TASK, Task, Work, plan
+from spark.places import ALL, EVERYTHING, Only, Place, Span
+
+THREADS = min(4, os.cpu_count() or 1)
+
+
+def run_spans(
+    places: Sequence[Place],
+    columns: Sequence[str],
+    work: Work,
+    *,
+    span: Span = EVERYTHING,
+    only: Only = ALL,
+    rows_per_task: int = ROWS_PER_TASK,
+) -> Iterator[pa.RecordBatch]:
+    """What `work` gives of every part, in the order of `plan`. Some parts beyond the one wanted are worked on ahead."""
+    wanted = tuple(columns)
+
+    def run(task: Task) -> list[pa.RecordBatch]:
+        place, part = task
+        return list(work(place.name, place.read(part, wanted, only)))
+
+    tasks = deque(plan(places, span, rows_per_task))
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="oplog") as threads:
+        ahead: deque[Future[list[pa.RecordBatch]]] = deque()
+        try:
+            while tasks or ahead:
+                while tasks and len(ahead) < THREADS + 1:
+                    ahead.append(threads.submit(run, tasks.popleft()))
+                yield from ahead.popleft().result()
+        finally:
+            threads.shutdown(cancel_futures=True)
