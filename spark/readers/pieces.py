@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from spark.places import Span
@@ -25,6 +26,19 @@ def cut(span: Span, pieces: Sequence[Piece], parts: int) -> list[Span]:
 def rows_within(pieces: Iterable[Piece], span: Span) -> float:
     """About how many of the pieces' rows lie in the span."""
     return sum(_share(piece, span) * piece.rows for piece in pieces)
+
+
+def side_by_side(pieces: Iterable[Piece]) -> list[Piece]:
+    """Pieces that overlap in any way as rising ones that do not, of the same rows at every point."""
+    steps: dict[int, float] = {}
+    for first, end, rows in pieces:
+        steps[first] = steps.get(first, 0.0) + rows / (end - first)
+        steps[end] = steps.get(end, 0.0) - rows / (end - first)
+    flat, density = [], 0.0
+    for at, following in pairwise(sorted(steps)):
+        density += steps[at]
+        flat.append(Piece(at, following, max(0.0, density * (following - at))))
+    return flat
 
 
 def _cuts(pieces: Sequence[Piece], parts: int) -> Iterable[int]:

@@ -1,0 +1,180 @@
+"""A file of concatenated oplog entries: mongodump's `oplog.bson`, a rollback's `local.oplog.rs.*.bson`.
+
+They may be in any order and stand there twice. A pass over the file notes what each chunk of it holds, so that a span
+is read from the chunks that overlap with it; out of order, a span is sorted in memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import BinaryIO, NamedTuple
+
+import pyarrow as pa
+
+from replset.bson import MAX_INTERNAL_SIZE, InvalidBSONError
+from replset.ids import OpTime
+from spark.places import ALL, Bounds, Only, PlaceError, Span
+from spark.readers.entries import Row, batch_of, chosen, entry_optime, entry_row
+from spark.readers.pieces import Piece, cut, rows_within, side_by_side
+
+_CHUNK_BYTES = 2 << 20
+_BATCH_ROWS = 2_048
+_BATCH_BYTES = 16 << 20
+_GZIP = b"\x1f\x8b"
+
+
+class Chunk(NamedTuple):
+    """`size` bytes from `offset` with `rows` entries, the first and last by ts; rising: they stand in this order."""
+
+    offset: int
+    size: int
+    rows: int
+    oldest: OpTime
+    newest: OpTime
+    rising: bool
+
+
+class Index(NamedTuple):
+    """Chunks in the file's order. size, changed: the file's own when they were noted (bytes; ns since 1970)."""
+
+    chunks: tuple[Chunk, ...]
+    size: int
+    changed: int
+
+    @property
+    def in_order(self) -> bool:
+        ends = all(one.newest.ts <= other.oldest.ts for one, other in pairwise(self.chunks))
+        return ends and all(chunk.rising for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class BsonFilePlace:
+    """`pin` makes the index; without one each question makes it anew."""
+
+    name: str
+    path: str
+    index: Index | None = None
+
+    def pin(self) -> BsonFilePlace:
+        return replace(self, index=self._index())
+
+    def bounds(self) -> Bounds:
+        chunks = self._index().chunks
+        if not chunks:
+            return Bounds()
+        oldest = min((chunk.oldest for chunk in chunks), key=_ts_of)
+        newest = max((chunk.newest for chunk in chunks), key=_ts_of)
+        return Bounds(oldest, newest, sum(chunk.rows for chunk in chunks))
+
+    def count(self, span: Span) -> int:
+        return round(rows_within(self._pieces(), span))
+
+    def split(self, span: Span, parts: int) -> list[Span]:
+        return cut(span, self._pieces(), parts)
+
+    def read(self, span: Span, columns: Sequence[str], only: Only = ALL) -> Iterator[pa.RecordBatch]:
+        index = self._index()
+        found = [chunk for chunk in index.chunks if chunk.oldest.ts < span.end_ts and chunk.newest.ts >= span.first_ts]
+        with self._open() as file:
+            state = os.fstat(file.fileno())
+            if (state.st_size, state.st_mtime_ns) != (index.size, index.changed):
+                raise PlaceError(self.name, f"{self.path} was changed while it was read")
+            rows = self._rows(file, found, span)
+            if not index.in_order:
+                rows = iter(sorted(rows, key=_ts_of))
+            for some in _packed(chosen(rows, only)):
+                yield batch_of(some, columns)
+
+    def _rows(self, file: BinaryIO, chunks: Iterable[Chunk], span: Span) -> Iterator[Row]:
+        for chunk in chunks:
+            file.seek(chunk.offset)
+            data, start = file.read(chunk.size), 0
+            while start < len(data):
+                end = start + int.from_bytes(data[start : start + 4], "little")
+                try:
+                    optime = entry_optime(data[start:end])
+                    if span.first_ts <= optime.ts < span.end_ts:
+                        yield entry_row(data[start:end])
+                except InvalidBSONError as error:
+                    raise self._damaged(chunk.offset + start, error) from error
+                start = end
+
+    def _pieces(self) -> list[Piece]:
+        return side_by_side(Piece(chunk.oldest.ts, chunk.newest.ts + 1, chunk.rows) for chunk in self._index().chunks)
+
+    def _index(self) -> Index:
+        if self.index:
+            return self.index
+        with self._open() as file:
+            state = os.fstat(file.fileno())
+            return Index(tuple(self._chunks(file)), state.st_size, state.st_mtime_ns)
+
+    def _chunks(self, file: BinaryIO) -> Iterator[Chunk]:
+        """A chunk ends behind the entry that crosses _CHUNK_BYTES."""
+        offset, left = 0, b""
+        while block := file.read(_CHUNK_BYTES):
+            data = left + block
+            if offset == 0 and data.startswith(_GZIP):
+                raise PlaceError(self.name, f"{self.path} is compressed: gunzip it first")
+            optimes, used = self._optimes(data, offset)
+            if optimes:
+                yield _chunk(offset, used, optimes)
+            offset, left = offset + used, data[used:]
+        if left:
+            raise self._damaged(offset, f"the file ends after {len(left)} bytes of it")
+
+    def _optimes(self, data: bytes, offset: int) -> tuple[list[OpTime], int]:
+        """Of the entries that are in `data` whole, and where the next one begins. offset: of data in the file."""
+        optimes: list[OpTime] = []
+        start, size = 0, len(data)
+        while start + 4 <= size:
+            length = int.from_bytes(data[start : start + 4], "little", signed=True)
+            if not 5 <= length <= MAX_INTERNAL_SIZE:
+                raise self._damaged(offset + start, f"its length says {length}")
+            if start + length > size:
+                break
+            try:
+                optimes.append(entry_optime(data[start : start + length]))
+            except InvalidBSONError as error:
+                raise self._damaged(offset + start, error) from error
+            start += length
+        return optimes, start
+
+    def _damaged(self, offset: int, why: object) -> PlaceError:
+        return PlaceError(self.name, f"{self.path} is damaged: the document at byte {offset}: {why}")
+
+    @contextmanager
+    def _open(self) -> Iterator[BinaryIO]:
+        try:
+            with open(self.path, "rb") as file:
+                yield file
+        except OSError as error:
+            raise PlaceError(self.name, f"{self.path}: {error.strerror or error}") from error
+
+
+def _chunk(offset: int, size: int, optimes: Sequence[OpTime]) -> Chunk:
+    stamps = [optime.ts for optime in optimes]
+    rising = all(one <= other for one, other in pairwise(stamps))
+    return Chunk(offset, size, len(optimes), min(optimes, key=_ts_of), max(optimes, key=_ts_of), rising)
+
+
+def _packed(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Lists of rows, not empty, of at most some MiB."""
+    some: list[Row] = []
+    size = 0
+    for row in rows:
+        some.append(row)
+        size += len(row.entry)
+        if len(some) >= _BATCH_ROWS or size >= _BATCH_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
+
+
+def _ts_of(row: Row | OpTime) -> int:
+    return row.ts
