@@ -1,0 +1,1 @@
+"""How results look: documents (JSON for scripts), and from them tables for a terminal and pages for a browser."""

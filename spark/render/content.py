@@ -1,0 +1,110 @@
+"""What a result says, before it is drawn: answers, tables and samples, the same on a terminal and in a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Tone(StrEnum):
+    PLAIN = "plain"
+    GOOD = "good"
+    WARN = "warn"
+    BAD = "bad"
+    SOFT = "soft"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A text and how loud it is."""
+
+    text: str
+    tone: Tone = Tone.PLAIN
+
+
+Cell = str | Said
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table. numbers: the columns to be set right; mono: those in a fixed width."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    numbers: Sequence[str] = ()
+    mono: Sequence[str] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One entry or document, looked at closely: a heading and lines of (name, text)."""
+
+    badge: Said
+    heading: str
+    lines: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    title: str
+    samples: Sequence[Sample]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """answers: the first lines, in which a reader in a hurry finds what was asked."""
+
+    title: str
+    answers: Sequence[Said]
+    parts: Sequence[Grid | Samples] = field(default=())
+
+
+def text_of(cell: Cell) -> str:
+    return cell.text if isinstance(cell, Said) else cell
+
+
+def tone_of(cell: Cell) -> Tone:
+    return cell.tone if isinstance(cell, Said) else Tone.PLAIN
+
+
+# --- numbers and times -----------------------------------------------------------------------------------------
+
+
+def number(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def seconds(ms: int | None) -> str:
+    """A span of time, as short as is useful."""
+    if ms is None:
+        return "-"
+    if ms < 60_000:
+        return f"{ms / 1000:.3g} s"
+    minutes, rest = divmod(ms // 1000, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def size(count: float | None) -> str:
+    if count is None:
+        return "-"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def listed(names: Sequence[str]) -> str:
+    """a, b and c"""
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+
+
+def several(count: int, one: str, many: str | None = None) -> str:
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -1,0 +1,222 @@
+"""What every command of `oplog-spark` does around its own work: members and session opened, results shown, errors told.
+
+Nothing heavy is imported before a command runs, so that `--help` and a wrong option answer at once.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from replset.errors import BadValueError, ReplError
+from replset.ids import OpTime, pack_ts
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from spark.places import Only, Place, Span
+
+PROGRAM = "oplog-spark"
+NEEDS = ("numpy", "pyarrow", "adbc_driver_sqlite", "adbc_driver_manager", "xxhash", "pandas", "pyspark")
+NOT_FOR_LOCAL = ("pyspark", "pandas")
+
+
+class Engine(StrEnum):
+    SPARK = "spark"
+    LOCAL = "local"
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+    HTML = "html"
+
+
+class NotInstalledError(ReplError):
+    """The extra `spark` is missing, or a part of it."""
+
+
+class JobFailedError(ReplError):
+    """Spark could not do it, and the reason is no member's oplog."""
+
+
+@dataclass(slots=True)
+class Run:
+    """One command at work. `session` starts Spark when it is first asked for."""
+
+    command: str
+    engine: Engine
+    master: str | None
+    format: Format
+    html: Path | None
+    parquet: Path | None
+    places: list[Place] = field(default_factory=list)
+    _session: SparkSession | None = None
+
+    @property
+    def session(self) -> SparkSession:
+        if self._session is None:
+            from spark.session import spark_session
+
+            self._session = spark_session(master=self.master)
+        return self._session
+
+    @property
+    def wants_page(self) -> bool:
+        return self.format is Format.HTML or self.html is not None
+
+    def show(self, found: Mapping[str, Any], tables: Mapping[str, DataFrame | Any]) -> None:
+        """Write a result everywhere it is wanted. tables: all its rows by name, for Parquet."""
+        from spark.render import documents
+
+        document = {**documents.header(self.command, self.engine.value, self.places), **found}
+        if self.parquet is not None:
+            self.write_parquet(self.parquet, tables)
+        if self.wants_page:
+            from spark.render.page import page
+
+            text = page(document)
+            if self.html is not None:
+                self.html.write_text(text, encoding="utf-8")
+            if self.format is Format.HTML:
+                sys.stdout.write(text)
+        if self.format is Format.JSON:
+            print(json.dumps(document, indent=2, ensure_ascii=False))
+        elif self.format is Format.TABLE:
+            from spark.render.table import print_content
+            from spark.render.telling import content_of
+
+            print_content(content_of(document))
+
+    def write_parquet(self, folder: Path, tables: Mapping[str, Any]) -> None:
+        """One folder a table: `NAME/part-*.parquet`, as Spark writes and anybody reads."""
+        taken = [name for name in tables if (folder / name).exists()]
+        if taken:
+            raise BadValueError(f"--parquet: {folder / taken[0]} is there already")
+        for name, rows in tables.items():
+            target = folder / name
+            if hasattr(rows, "write"):
+                rows.write.parquet(str(target))
+            else:
+                import pyarrow.parquet as pq
+
+                target.mkdir(parents=True)
+                pq.write_table(rows, target / "part-00000.parquet", compression="zstd")
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.stop()
+
+
+@contextmanager
+def running(
+    command: str,
+    members: Sequence[str],
+    *,
+    engine: Engine = Engine.SPARK,
+    master: str | None = None,
+    form: Format = Format.TABLE,
+    html: Path | None = None,
+    parquet: Path | None = None,
+) -> Iterator[Run]:
+    """The members opened and asked for their bounds, so that what cannot be read is said before Spark starts."""
+    check_installed(NEEDS if engine is Engine.SPARK else [name for name in NEEDS if name not in NOT_FOR_LOCAL])
+    from spark.members import open_members
+
+    run = Run(command, engine, master, form, html, parquet)
+    try:
+        run.places = open_members(members)
+        for place in run.places:
+            place.bounds()
+        yield run
+    except (ReplError, OSError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        raise told(error) from error
+    finally:
+        run.close()
+
+
+def told(error: Exception) -> ReplError:
+    """An error of Spark's or Arrow's as one that says it in a line; anything unknown is raised as it is."""
+    from spark.jobs import place_error
+
+    found = place_error(error)
+    if found is not None:
+        return found
+    module = type(error).__module__.partition(".")[0]
+    if module not in {"pyspark", "py4j", "pyarrow"}:
+        raise error
+    return JobFailedError(first_line(error))
+
+
+def first_line(error: Exception) -> str:
+    """What a long error of Spark's says in its first telling line."""
+    java = getattr(error, "java_exception", None)
+    text = str(java.getMessage() or java.toString()) if java is not None else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def check_installed(modules: Sequence[str]) -> None:
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise NotInstalledError(f'no {", ".join(missing)} here: pip install "replset[spark]"')
+
+
+def point_of(text: str, option: str, *, end: bool = False) -> int:
+    """The ts of TERM:SECONDS:INC, or of a wall clock such as 2026-10-03T12:00:00Z; BadValueError otherwise.
+
+    end: the first ts behind it: an optime is itself part of a range that it ends, a wall clock is not.
+    """
+    from datetime import UTC, datetime
+
+    try:
+        return OpTime.parse(text).ts + end
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadValueError(
+            f"{option}: {text!r} is neither TERM:SECONDS:INC nor a time such as 2026-10-03T12:00:00Z"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return pack_ts(max(0, int(moment.timestamp())), 0)
+
+
+def span_of(begin: str | None, end: str | None) -> Span:
+    from spark.places import EVERYTHING, Span
+
+    first = EVERYTHING.first_ts if begin is None else point_of(begin, "--from")
+    last = EVERYTHING.end_ts if end is None else point_of(end, "--to", end=True)
+    if last < first:
+        raise BadValueError(f"--to {end} is before --from {begin}")
+    return Span(first, last)
+
+
+def optime_of(text: str, option: str) -> OpTime:
+    try:
+        return OpTime.parse(text)
+    except ValueError as error:
+        raise BadValueError(f"{option}: {error}") from None
+
+
+def only_of(namespaces: Sequence[str] | None) -> Only:
+    from spark.places import Only
+
+    return Only(ns=tuple(namespaces or ()))
+
+
+def tables_of(found: Any) -> dict[str, Any]:
+    """The tables that a result's fields are, by their names."""
+    values = {item.name: getattr(found, item.name) for item in fields(found)}
+    return {name: value for name, value in values.items() if hasattr(value, "schema")}
