@@ -19,7 +19,7 @@ from replset.bson import RawDocument
 from replset.errors import CorruptDataError
 from replset.ids import OpTime
 from replset.replication.rollback_files import Manifest, list_manifests
-from spark.jobs import map_spans, scan
+from spark.jobs import map_spans, pinned, scan
 from spark.places import Only, Place, PlaceError, Span
 from spark.readers.sqlite import SqlitePlace
 
@@ -68,6 +68,7 @@ class Elections:
 
 def elections(spark: SparkSession, places: Sequence[Place]) -> Elections:
     """What the members' oplogs and rollback folders tell of the set's terms. PlaceError: one could not be read."""
+    places = pinned(places)
     stretches = stretches_of(spark, places)
     winner = winner_of(stretches)
     manifests = [(place.name, manifest) for place in places for manifest in manifests_of(place)]

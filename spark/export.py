@@ -29,7 +29,7 @@ from replset.bson import RawDocument, to_ejson
 from replset.errors import ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from spark.columns import COLUMNS, MEMBER, SPARK_SCHEMA, arrow_schema
-from spark.jobs import map_spans, with_member
+from spark.jobs import map_spans, pinned, with_member
 from spark.places import EVERYTHING, Place, PlaceError, Span
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ class Target:
             raise ExportError(f"{self.uri} is no export: it holds {foreign[0]}")
         newest = {place.name: self._newest(place.name) if mode is Mode.APPEND else None for place in places}
         spans = []
-        for place in places:
+        for place in pinned(places):
             bounds = place.bounds()
             first = max(span.first_ts, bounds.oldest.ts)
             exported = newest[place.name]
@@ -504,11 +504,11 @@ def _is_part(info: fs.FileInfo) -> bool:
 def _check_goes_on(place: Place, oldest: OpTime, exported: tuple[int, int]) -> None:
     """An appended oplog must still hold the newest exported entry, unchanged."""
     ts, hashed = exported
+    shown = f"{ts >> 31}:{ts & ((1 << 31) - 1)}"
+    if oldest.ts > ts:
+        raise ExportError(f"{place.name}: the oplog begins at {oldest}, after the newest exported entry, {shown}")
     for batch in place.read(Span(ts, ts + 1), ("hash",)):
         for found in batch.column(0).to_pylist():
             if found == hashed:
                 return
-    shown = f"{ts >> 31}:{ts & ((1 << 31) - 1)}"
-    if oldest.ts > ts:
-        raise ExportError(f"{place.name}: the oplog begins at {oldest}, after the newest exported entry, {shown}")
     raise ExportError(f"{place.name}: the newest exported entry, {shown}, is not in its history any more")

@@ -26,7 +26,7 @@ from replset.client import HttpClient
 from replset.errors import BadValueError, ReplError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from spark.elections import Stretch, fork_of, winner_of
-from spark.jobs import map_spans
+from spark.jobs import map_spans, pinned
 from spark.places import EVERYTHING, Only, Place, PlaceError, Span
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def lag(
     width of the stretches of time; without it a round one that makes about 500 of the span at most. PlaceError: an
     oplog could not be read, a live member not asked. BadValueError: every_ms would make more than 100,000 stretches.
     """
+    places = pinned(places)
     bounds = [place.bounds() for place in places]
     known = [(b.oldest.seconds, b.newest.seconds) for b in bounds if b.newest != OPTIME_NULL]
     width_ms = _width_ms(known, span, every_ms)

@@ -64,6 +64,7 @@ def replay(
     creation, or be a member's file, whose own documents then are the base as far as its undo reaches. A collection that
     did not exist at `at` has no rows. PlaceError: the place, or the base, cannot tell; the text says why.
     """
+    place = place.pin()
     bounds = place.bounds()
     until = _checked_point(place, bounds, at)
     begin = base.find(ns, until) if base is not None else None
@@ -225,7 +226,7 @@ def _checked_point(place: Place, bounds: Bounds, at: OpTime | None) -> OpTime:
         return bounds.newest
     if at.ts > bounds.newest.ts:
         raise PlaceError(place.name, f"the oplog ends at {bounds.newest}, before {at}")
-    found = _optime_at(place, at.ts)
+    found = _optime_at(place, at.ts) if at.ts >= bounds.oldest.ts else None
     if found is not None and found != at:
         raise PlaceError(place.name, f"{at} is not in its history: {found} is there")
     return at
