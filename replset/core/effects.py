@@ -153,7 +153,7 @@ class StartRollback:
 
 @dataclass(frozen=True, slots=True)
 class StartInitialSync:
-    """Set the marker (new incarnation unless it is set), export what would be lost, copy `source`, install.
+    """Set the marker, export what would be lost, copy `source`, install.
 
     Reports `InitialSyncBegun` and then `InitialSyncEnded`.
     """

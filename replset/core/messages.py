@@ -279,7 +279,7 @@ class InitialSyncEnded:
 
 @dataclass(frozen=True, slots=True)
 class InitialSyncBegun:
-    """The durable initial-sync marker is set; with it came a new incarnation."""
+    """The durable initial-sync marker is set, or the copy fetched asks for another incarnation: go on as this one."""
 
     incarnation: str
 

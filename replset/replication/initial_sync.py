@@ -12,16 +12,18 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import apsw
 
 from replset.core.messages import InitialSyncBegun, InitialSyncEnded, Report
 from replset.errors import OutOfDiskSpaceError, RemoteProtocolError, ReplError
-from replset.ids import HostPort, Millis, OpTime
+from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.replication.ports import Clock, Peer, Workers
 from replset.replication.private_commands import SnapshotReply, SnapshotRequest
 from replset.replication.rollback import Identity, export_before_wipe, settle
 from replset.storage.disk import Disk, file_sha256
+from replset.storage.oplog import newest_row
 from replset.storage.sqlite import storage_error
 from replset.storage.store import Store
 from replset.storage.txn import write_meta
@@ -29,7 +31,14 @@ from replset.storage.txn import write_meta
 log = logging.getLogger("replset.initial_sync")
 
 COPY_NAME = "initial-sync.db"
-_COPY_FOR = "copy_for"  # meta of an installed copy: the incarnation that it was fetched for
+_COPY_FOR = "copy_for"  # meta of an installed copy: the id of the initial sync that it was fetched for
+
+
+class Marker(NamedTuple):
+    """What the marker in member.db says: whose initial sync it is, and as who this member goes on."""
+
+    sync_id: str
+    incarnation: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +66,17 @@ class InitialSync:
         store: Callable[[], Store],
         identity: Callable[[], Identity],
         commit_point: Callable[[], OpTime],
-        set_marker: Callable[[], Awaitable[str]],
+        set_marker: Callable[[], Awaitable[Marker]],
+        claim: Callable[[OpTime], Awaitable[str]],
         install: Callable[[str], Awaitable[None]],
         undone: Callable[[], None],
         report: Callable[[Report], None],
         options: InitialSyncOptions | None = None,
     ) -> None:
-        """store: the one that is open now. commit_point: the core's. set_marker: `MemberFile.begin_initial_sync` in a
-        worker; returns the incarnation. install: given the copy's path, closes the store, installs the copy
-        (`install_copy`), opens it again and clears the marker. undone: see Rollback. report: feeds the core.
+        """store: the one that is open now. commit_point: the core's. set_marker: `MemberFile.begin_initial_sync`, and
+        claim: `MemberFile.claim_copy`, each in a worker; claim returns the incarnation. install: given the copy's
+        path, closes the store, installs the copy (`install_copy`), opens it again and clears the marker. undone: see
+        Rollback. report: feeds the core.
         """
         self._peer = peer
         self._clock = clock
@@ -76,6 +87,7 @@ class InitialSync:
         self._identity = identity
         self._commit_point = commit_point
         self._set_marker = set_marker
+        self._claim = claim
         self._install = install
         self._undone = undone
         self._report = report
@@ -87,11 +99,14 @@ class InitialSync:
         """One attempt; reports InitialSyncBegun once the marker is durable, and InitialSyncEnded."""
         began = self._clock.now()
         try:
-            incarnation = await self._set_marker()
-            self._report(InitialSyncBegun(incarnation))
-            await self._export(source, reason, incarnation)
+            marker = await self._set_marker()
+            self._report(InitialSyncBegun(marker.incarnation))
+            await self._export(source, reason, marker.sync_id)
             copy = await self._fetch(source)
-            await self._workers.run(lambda: name_copy(self._disk, copy, incarnation))
+            newest = await self._workers.run(lambda: name_copy(self._disk, copy, marker.sync_id))
+            incarnation = await self._claim(newest)
+            if incarnation != marker.incarnation:
+                self._report(InitialSyncBegun(incarnation))
             await self._install(copy)
         except (ReplError, OSError) as error:
             detail = error.message if isinstance(error, ReplError) else str(error)
@@ -103,12 +118,12 @@ class InitialSync:
         log.info("initial sync from %s done: %s", source, detail)
         self._report(InitialSyncEnded(source, ok=True, detail=detail))
 
-    async def _export(self, source: HostPort, reason: str, incarnation: str) -> None:
+    async def _export(self, source: HostPort, reason: str, sync_id: str) -> None:
         """Settle the rollbacks of this member and export what the copy would replace."""
         store = self._store()
         await settle(store, self._disk, self._dbpath, self._clock, self._workers, self._undone)
         with store.read() as snapshot:
-            if snapshot.meta(_COPY_FOR) == incarnation:
+            if snapshot.meta(_COPY_FOR) == sync_id:
                 return  # this attempt's own copy, installed just before a crash: nothing of mine is in it
         await export_before_wipe(
             store,
@@ -196,14 +211,19 @@ class InitialSync:
             log.info("%s keeps its copy until it expires: %s", source, error.message)
 
 
-def name_copy(disk: Disk, path: str, incarnation: str) -> None:
-    """Note in a fetched copy for which initial sync it is, so that a restart does not take it for data of its own."""
+def name_copy(disk: Disk, path: str, sync_id: str) -> OpTime:
+    """Note in a fetched copy for which initial sync it is, so that a restart does not take it for data of its own.
+
+    Returns its newest optime, OPTIME_NULL of an empty one.
+    """
     try:
         connection = disk.connect(path)
         try:
             connection.pragma("journal_mode", "delete")
             with connection:
-                write_meta(connection, _COPY_FOR, incarnation)
+                write_meta(connection, _COPY_FOR, sync_id)
+            newest = newest_row(connection)
+            return OPTIME_NULL if newest is None else newest.optime
         finally:
             connection.close(True)
     except apsw.Error as error:

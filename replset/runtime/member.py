@@ -64,7 +64,7 @@ from replset.errors import (
 )
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.replication.fetcher import Fetcher
-from replset.replication.initial_sync import InitialSync
+from replset.replication.initial_sync import InitialSync, Marker
 from replset.replication.ports import Clock, Network, Workers
 from replset.replication.progress import ProgressReporter
 from replset.replication.rollback import Identity, Rollback, finish_interrupted_rollback
@@ -271,6 +271,7 @@ class RunningMember:
             identity=self._identity,
             commit_point=lambda: self.node.commit_point,
             set_marker=self._set_marker,
+            claim=self._claim_copy,
             install=self._install,
             undone=self._undone,
             report=report,
@@ -456,9 +457,13 @@ class RunningMember:
     def _identity(self) -> Identity:
         return Identity(self.set_name, self.host)
 
-    async def _set_marker(self) -> str:
-        rollback_id = self.store.rollback_id
-        return await self._threads.run(lambda: self._file.begin_initial_sync(rollback_id=rollback_id))
+    async def _set_marker(self) -> Marker:
+        held, rollback_id = self.store.last_applied, self.store.rollback_id
+        sync_id = await self._threads.run(lambda: self._file.begin_initial_sync(held=held, rollback_id=rollback_id))
+        return Marker(sync_id, self._file.incarnation)
+
+    async def _claim_copy(self, newest: OpTime) -> str:
+        return await self._threads.run(lambda: self._file.claim_copy(newest))
 
     async def _install(self, copy: str) -> None:
         """Put the copy in the place of the data. Once the store is closed, a failure stops the member."""

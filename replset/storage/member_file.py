@@ -17,7 +17,7 @@ from replset.bson import decode, encode
 from replset.config import ReplSetConfig
 from replset.core.effects import LastVote
 from replset.errors import CorruptDataError, ReplError
-from replset.ids import MemberId
+from replset.ids import OPTIME_NULL, MemberId, OpTime
 from replset.storage.disk import Disk
 from replset.storage.schema import MEMBER_SCHEMA, check_schema, ensure_schema
 from replset.storage.sqlite import check_sqlite_version, rows_of, storage_error
@@ -49,9 +49,17 @@ class MemberFile:
         self.last_vote: LastVote | None = None
         self.config: ReplSetConfig | None = None
         self.incarnation = ""
-        self.initial_sync_pending = False
+        self.initial_sync_id = ""
+        """Of the initial sync whose marker is set; empty when none is."""
+        self.initial_sync_held = OPTIME_NULL
+        """The newest entry of the data that an initial sync replaces: what this incarnation may have acknowledged."""
         self.rollback_id_floor = 0
         """The rollback id of the data that an initial sync replaces: the copy's must rise above it."""
+
+    @property
+    def initial_sync_pending(self) -> bool:
+        """The marker: the data is not to be trusted."""
+        return bool(self.initial_sync_id)
 
     @classmethod
     def open(
@@ -84,7 +92,8 @@ class MemberFile:
         self._disk.sync_folder(os.path.dirname(self.path))
         values: dict[str, Value] = dict(rows_of(connection, "SELECT name, value FROM member"))
         if "incarnation" not in values:
-            values = {"incarnation": self._new_incarnation(), "initial_sync_pending": 1}
+            first = self._new_incarnation()
+            values = {"incarnation": first, "initial_sync": first}
             self._put(values)
         self._read(values)
 
@@ -96,7 +105,8 @@ class MemberFile:
     def _read(self, values: dict[str, Value]) -> None:
         try:
             self.incarnation = str(values["incarnation"])
-            self.initial_sync_pending = bool(values.get("initial_sync_pending", 0))
+            self.initial_sync_id = str(values.get("initial_sync", ""))
+            self.initial_sync_held = OpTime.parse(str(values.get("initial_sync_held", OPTIME_NULL)))
             self.rollback_id_floor = int(values.get("rollback_id_floor", 0))
             if "vote_term" in values:
                 candidate = values.get("vote_candidate")
@@ -136,21 +146,48 @@ class MemberFile:
         self._put({"config": encode(config.document(internal=True))})
         self.config = config
 
-    def begin_initial_sync(self, *, rollback_id: int = 0) -> str:
-        """Set the marker, with a new incarnation; returns that. A marker that is set already keeps its incarnation.
+    def begin_initial_sync(self, *, held: OpTime = OPTIME_NULL, rollback_id: int = 0) -> str:
+        """Set the marker; returns the id of this initial sync. One that was begun before goes on under its id.
 
-        rollback_id: of the data that will be replaced; `rollback_id_floor` keeps the highest until the sync ends.
+        held: the newest entry of the data that will be replaced. OPTIME_NULL: what this member acknowledged is lost,
+        so it is another incarnation. rollback_id: of that data; `rollback_id_floor` keeps the highest until the end.
         """
         floor = max(rollback_id, self.rollback_id_floor)
-        incarnation = self.incarnation if self.initial_sync_pending else self._new_incarnation()
-        self._put({"incarnation": incarnation, "initial_sync_pending": 1, "rollback_id_floor": floor})
-        self.incarnation, self.initial_sync_pending, self.rollback_id_floor = incarnation, True, floor
-        return incarnation
+        sync_id, incarnation = self.initial_sync_id, self.incarnation
+        if not sync_id:
+            sync_id = self._new_incarnation()
+            if held == OPTIME_NULL:
+                incarnation = sync_id
+        else:
+            held = self.initial_sync_held
+        self._put(
+            {
+                "incarnation": incarnation,
+                "initial_sync": sync_id,
+                "initial_sync_held": str(held),
+                "rollback_id_floor": floor,
+            }
+        )
+        self.incarnation, self.initial_sync_id = incarnation, sync_id
+        self.initial_sync_held, self.rollback_id_floor = held, floor
+        return sync_id
+
+    def claim_copy(self, newest: OpTime) -> str:
+        """Before a copy whose newest entry this is takes the place of the data: the incarnation from here on.
+
+        It stays the same if the copy reaches what was held: then it holds every committed entry that this member
+        acknowledged (its newest entry is of a later term, or of the same one and not before; Raft, 5.4.3).
+        """
+        if newest < self.initial_sync_held:
+            incarnation = self._new_incarnation()
+            self._put({"incarnation": incarnation, "initial_sync_held": None})
+            self.incarnation, self.initial_sync_held = incarnation, OPTIME_NULL
+        return self.incarnation
 
     def end_initial_sync(self) -> None:
         """Clear the marker: the data is this member's and whole."""
-        self._put({"initial_sync_pending": None, "rollback_id_floor": None})
-        self.initial_sync_pending, self.rollback_id_floor = False, 0
+        self._put({"initial_sync": None, "initial_sync_held": None, "rollback_id_floor": None})
+        self.initial_sync_id, self.initial_sync_held, self.rollback_id_floor = "", OPTIME_NULL, 0
 
     def append_journal(self, *, wall_ms: int, term: int, event: str, detail: str) -> None:
         """Add a line; see `append_lines`."""

@@ -15,6 +15,7 @@ QUICK = range(3)
 SLOW = (
     *range(3, 54),
     559,  # a stale member could not resync: its undo ended between two entries, so there was no state to export from
+    20080,  # of two voters one was too stale and copied anew, which took its vote; then the primary died
 )
 ROOT = Path(__file__).parents[2]
 

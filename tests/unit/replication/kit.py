@@ -25,7 +25,7 @@ from replset.oplog_entry import (
 from replset.query.diff import update_entry_object
 from replset.replication.applier import apply_entry
 from replset.replication.fetcher import Fetcher, FetchOptions
-from replset.replication.initial_sync import InitialSync, InitialSyncOptions
+from replset.replication.initial_sync import InitialSync, InitialSyncOptions, Marker
 from replset.replication.rollback import Identity, Rollback
 from replset.storage.copies import install_copy
 from replset.storage.disk import Disk, RealDisk
@@ -116,6 +116,9 @@ class Member:
         self.moves = 0
         self.incarnation = "first"
         self.marker = False
+        self.syncs = 0
+        self.claimed: list[OpTime] = []
+        self.claims_as = ""
         self._news = asyncio.Event()
         self.store = Store.open(self.disk, self.dbpath, OPTIONS)
         network.members[self.host] = self
@@ -163,6 +166,7 @@ class Member:
             identity=lambda: Identity("rs0", self.host),
             commit_point=lambda: self.node.commit_point,
             set_marker=self.set_marker,
+            claim=self.claim,
             install=self.install,
             undone=self.moved,
             report=self.reports.append,
@@ -193,11 +197,15 @@ class Member:
         self._news.set()
         self._news = asyncio.Event()
 
-    async def set_marker(self) -> str:
+    async def set_marker(self) -> Marker:
         if not self.marker:
-            self.incarnation += "+"
+            self.syncs += 1
         self.marker = True
-        return self.incarnation
+        return Marker(f"sync {self.syncs}", self.incarnation)
+
+    async def claim(self, newest: OpTime) -> str:
+        self.claimed.append(newest)
+        return self.claims_as or self.incarnation
 
     async def install(self, copy: str) -> None:
         before = self.store.rollback_id

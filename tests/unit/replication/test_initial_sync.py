@@ -63,7 +63,7 @@ def test_an_empty_member_gets_everything_while_writes_go_on(members: tuple[Membe
             await asyncio.sleep(0)
         assert number > 1_005
         assert mine.reports == [
-            InitialSyncBegun("first+"),
+            InitialSyncBegun("first"),
             InitialSyncEnded(SOURCE, ok=True, detail=mine.reports[-1].detail),  # type: ignore[union-attr]
         ]
         assert not mine.marker
@@ -143,11 +143,11 @@ def test_a_source_that_goes_away_fails_the_attempt(members: tuple[Member, Member
     assert not sync(mine).ok
     assert mine.marker
     assert mine.documents(NS) == {}
-    # The next attempt keeps the incarnation and begins again.
+    # The next attempt begins again.
     mine.network.down.clear()
     mine.reports.clear()
     assert sync(mine).ok
-    assert mine.reports[0] == InitialSyncBegun("first+")
+    assert mine.reports[0] == InitialSyncBegun("first")
     assert mine.everything() == source.everything()
 
 
@@ -197,6 +197,18 @@ def test_a_source_that_rolls_back_meanwhile_voids_its_copy(members: tuple[Member
     assert mine.store.collection(NS) is None
 
 
+def test_the_copy_is_claimed_before_it_is_installed(members: tuple[Member, Member]) -> None:
+    """A copy that lacks what this member held makes it another incarnation, and the core hears of it."""
+    source, mine = members
+    mine.claims_as = "second"
+    assert sync(mine).ok
+    assert mine.claimed == [source.store.last_applied]
+    assert [report for report in mine.reports if isinstance(report, InitialSyncBegun)] == [
+        InitialSyncBegun("first"),
+        InitialSyncBegun("second"),
+    ]
+
+
 def test_a_crash_after_the_install_exports_nothing_again(members: tuple[Member, Member], tmp_path: Path) -> None:
     """The marker is still set, so it all begins again; but the data is the copy, none of it is this member's own."""
     source, mine = members
@@ -208,7 +220,7 @@ def test_a_crash_after_the_install_exports_nothing_again(members: tuple[Member, 
     mine.store.close()
     shutil.copytree(mine.folder, tmp_path / "left" / mine.host)
     again = Member(mine.host, tmp_path / "left", mine.network)
-    again.marker, again.incarnation = True, mine.incarnation
+    again.marker, again.syncs = True, mine.syncs
     source.insert(NS, {"_id": "later"})
     assert sync(again).ok
     assert list_manifests(again.dbpath) == before

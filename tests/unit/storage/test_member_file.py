@@ -12,7 +12,7 @@ import pytest
 from replset.config import ReplSetConfig
 from replset.core.effects import LastVote
 from replset.errors import CorruptDataError, StorageError
-from replset.ids import MemberId
+from replset.ids import OPTIME_NULL, MemberId, OpTime
 from replset.storage.disk import RealDisk
 from replset.storage.member_file import JournalLine, MemberFile
 from replset.storage.store import Store, StoreOptions
@@ -63,22 +63,48 @@ def test_configs_survive_whole(open_file: Callable[[], MemberFile]) -> None:
     assert file.config == open_file().config == config
 
 
-def test_each_initial_sync_is_a_new_incarnation_and_a_marker_that_is_set_keeps_its_own(
-    open_file: Callable[[], MemberFile],
-) -> None:
+def test_an_initial_sync_keeps_its_id_until_it_ends(open_file: Callable[[], MemberFile]) -> None:
     file = open_file()
+    assert (file.initial_sync_id, file.incarnation) == ("i1", "i1")  # a new member has to sync
     assert file.begin_initial_sync() == "i1"
     file.end_initial_sync()
     file = open_file()
     assert (file.incarnation, file.initial_sync_pending) == ("i1", False)
-    assert file.begin_initial_sync(rollback_id=4) == "i2"
+    assert file.begin_initial_sync(held=OpTime(3, 7), rollback_id=4) == "i2"
     file = open_file()
-    assert (file.incarnation, file.initial_sync_pending, file.rollback_id_floor) == ("i2", True, 4)
-    assert file.begin_initial_sync(rollback_id=3) == "i2"
-    assert open_file().rollback_id_floor == 4
+    assert (file.initial_sync_id, file.initial_sync_held, file.rollback_id_floor) == ("i2", OpTime(3, 7), 4)
+    assert file.begin_initial_sync(held=OpTime(1, 1), rollback_id=3) == "i2"
+    assert (open_file().initial_sync_held, open_file().rollback_id_floor) == (OpTime(3, 7), 4)
     open_file().end_initial_sync()
     file = open_file()
-    assert (file.incarnation, file.initial_sync_pending, file.rollback_id_floor) == ("i2", False, 0)
+    assert (file.incarnation, file.initial_sync_pending, file.initial_sync_held, file.rollback_id_floor) == (
+        "i1",
+        False,
+        OPTIME_NULL,
+        0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("held", "newest", "incarnation"),
+    [
+        pytest.param(OpTime(3, 7), OpTime(3, 7), "i1", id="just what was held"),
+        pytest.param(OpTime(3, 7), OpTime(4, 2), "i1", id="of a later term"),
+        pytest.param(OpTime(3, 7), OpTime(3, 6), "i3", id="one entry is missing"),
+        pytest.param(OpTime(3, 7), OpTime(2, 9), "i3", id="of an earlier term"),
+        pytest.param(OPTIME_NULL, OpTime(4, 2), "i2", id="nobody knows what was held"),
+    ],
+)
+def test_a_copy_that_reaches_what_was_held_is_the_same_incarnation(
+    open_file: Callable[[], MemberFile], held: OpTime, newest: OpTime, incarnation: str
+) -> None:
+    open_file().end_initial_sync()
+    open_file().begin_initial_sync(held=held)
+    assert open_file().claim_copy(newest) == incarnation
+    assert open_file().claim_copy(newest) == incarnation  # a crash in between changes nothing
+    file = open_file()
+    file.end_initial_sync()
+    assert open_file().incarnation == incarnation
 
 
 def test_the_journal_keeps_the_newest_lines(
