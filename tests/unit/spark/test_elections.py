@@ -1,0 +1,237 @@
+"""Terms and common points without Spark."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replset.bson import Int64
+from replset.ids import OpTime, pack_ts
+from replset.oplog_entry import insert_entry, noop_entry
+from replset.replication.rollback_files import Manifest, RollbackState
+from spark.elections import (
+    Fork,
+    Opening,
+    Stretch,
+    fork_of,
+    manifests_of,
+    opening_in,
+    stretches_in,
+    term_rows,
+    winner_of,
+)
+from spark.places import PlaceError, Span
+from spark.readers.sqlite import SqlitePlace
+from tests.spark.kit import insert, write_oplog
+
+
+def stretch(member: str, term: int, first: int, last: int, entries: int | None = None) -> Stretch:
+    """An entry at each ts from first to last; its wall is ts * 10."""
+    return Stretch(member, term, first, first * 10, last, last * 10, last - first + 1 if entries is None else entries)
+
+
+@pytest.mark.parametrize(
+    ("stretches", "winner"),
+    [
+        ([], None),
+        ([stretch("a", 1, 1, 9), stretch("b", 1, 1, 5)], "a"),
+        ([stretch("a", 1, 1, 9), stretch("b", 1, 1, 5), stretch("b", 2, 7, 7)], "b"),
+        ([stretch("b", 1, 3, 9), stretch("c", 1, 1, 9), stretch("a", 1, 3, 9)], "c"),
+        ([stretch("b", 1, 1, 9), stretch("a", 1, 1, 9)], "a"),
+    ],
+)
+def test_winner_of(stretches: list[Stretch], winner: str | None) -> None:
+    assert winner_of(stretches) == winner
+
+
+HISTORY = [stretch("w", 2, 10, 20), stretch("w", 4, 30, 40)]
+
+
+@pytest.mark.parametrize(
+    ("mine", "fork"),
+    [
+        pytest.param([], Fork(None, None), id="empty"),
+        pytest.param(HISTORY, Fork(OpTime(4, 40), None), id="the-same"),
+        pytest.param([stretch("a", 2, 10, 15)], Fork(OpTime(2, 15), None), id="behind"),
+        pytest.param([stretch("a", 2, 15, 20), stretch("a", 4, 30, 31)], Fork(OpTime(4, 31), None), id="shorter-head"),
+        pytest.param([stretch("a", 1, 1, 5), stretch("a", 2, 10, 20)], Fork(OpTime(2, 20), None), id="longer-head"),
+        pytest.param([stretch("a", 1, 1, 5)], Fork(None, None), id="ends-before-the-history-begins"),
+        pytest.param([stretch("a", 2, 10, 25)], Fork(OpTime(2, 20), Span(21, 26)), id="wrote-on"),
+        pytest.param(
+            [stretch("a", 2, 10, 20), stretch("a", 3, 22, 25)], Fork(OpTime(2, 20), Span(22, 26)), id="a-lost-term"
+        ),
+        pytest.param(
+            [stretch("a", 2, 10, 15), stretch("a", 3, 16, 25)], Fork(OpTime(2, 15), Span(16, 26)), id="parted-early"
+        ),
+        pytest.param(
+            [stretch("a", 2, 10, 22), stretch("a", 3, 23, 25)], Fork(OpTime(2, 20), Span(21, 26)), id="two-terms-lost"
+        ),
+        pytest.param([stretch("a", 1, 1, 12)], Fork(None, Span(10, 13)), id="older-term-beside-the-history"),
+    ],
+)
+def test_fork_of(mine: list[Stretch], fork: Fork) -> None:
+    assert fork_of(mine, HISTORY) == fork
+
+
+def test_nothing_is_known_against_an_empty_history() -> None:
+    assert fork_of(HISTORY, []) == Fork(None, None)
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[list[OpTime]]:
+    """Logs of three members as elections leave them: a term grows in one of them, the others copy a part of its log."""
+    ts = 1
+    members = [[OpTime(1, ts)] for _ in range(3)]
+    for term in range(2, draw(st.integers(2, 7))):
+        leader = draw(st.integers(0, 2))
+        for _ in range(draw(st.integers(1, 4))):
+            ts += 1
+            members[leader].append(OpTime(term, ts))
+        for follower in range(3):
+            if draw(st.booleans()):
+                members[follower] = members[leader][: draw(st.integers(1, len(members[leader])))]
+    return members
+
+
+@given(logs=logs())
+def test_forks_are_those_of_the_entries(logs: list[list[OpTime]]) -> None:
+    stretches = [
+        Stretch(str(number), term, min(of_term), 0, max(of_term), 0, len(of_term))
+        for number, log in enumerate(logs)
+        for term in sorted({optime.term for optime in log})
+        if (of_term := [optime.ts for optime in log if optime.term == term])
+    ]
+    winner = winner_of(stretches)
+    assert winner is not None
+    history = logs[int(winner)]
+    assert history[-1] == max(log[-1] for log in logs)
+    for number, log in enumerate(logs):
+        fork = fork_of(
+            [stretch for stretch in stretches if stretch.member == str(number)],
+            [stretch for stretch in stretches if stretch.member == winner],
+        )
+        only_here = [optime for optime in log if optime not in history]
+        told = [
+            optime for optime in log if fork.tail is not None and fork.tail.first_ts <= optime.ts < fork.tail.end_ts
+        ]
+        assert told == only_here
+        common = [optime for optime in log if optime in history]
+        assert fork.common == (common[-1] if common else None)
+
+
+MANIFEST = Manifest(
+    id="rollback-1",
+    state=RollbackState.FINISHED,
+    reason="rollback",
+    set_name="rs0",
+    member="a:1",
+    when="2026-01-01T00:00:00.000Z",
+    source="b:1",
+    common_point=OpTime(1, 20),
+    first=OpTime(1, 21),
+    last=OpTime(1, 22),
+    first_wall_ms=0,
+    last_wall_ms=0,
+    entries=2,
+    operations={"i": 2},
+    files=(),
+)
+
+
+def test_term_rows() -> None:
+    stretches = [
+        stretch("a", 1, 10, 25),
+        stretch("b", 1, 10, 20),
+        stretch("b", 3, 40, 50),
+        stretch("c", 1, 15, 23),
+        stretch("c", 2, 30, 31),
+    ]
+    openings = [
+        Opening(1, 10, "initiating set", None),
+        Opening(1, 11, "new primary", "a:1"),
+        Opening(2, 30, "new primary", "c:1"),
+        Opening(3, 40, "new primary", "b:1"),
+        Opening(4, 99, "new primary", "d:1"),
+    ]
+    lost = {("a", 1): 5, ("c", 1): 3, ("c", 2): 2}
+    rows = term_rows(stretches, "b", openings, lost, {1: 5, 2: 2}, [("a", MANIFEST)])
+    text = [f"{term}:0:{ts}" for term, ts in ((1, 10), (1, 20), (2, 30), (2, 31), (3, 40), (3, 50))]
+    of_first = (5, ["a", "c"], 2, ["a/rollback-1"])
+    assert rows == [
+        (1, "a:1", "initiating set", 10, text[0], 100, 20, text[1], 200, 11, None, ["a", "b", "c"], *of_first),
+        (2, "c:1", "new primary", 30, text[2], 300, 31, text[3], 310, 2, None, ["c"], 2, ["c"], 0, []),
+        (3, "b:1", "new primary", 40, text[4], 400, 50, text[5], 500, 11, 200, ["b"], 0, [], 0, []),
+    ]
+
+
+def test_a_trimmed_beginning_is_not_told_as_one() -> None:
+    stretches = [stretch("a", 1, 5, 9), stretch("a", 2, 12, 13)]
+    rows = term_rows(stretches, "a", [Opening(2, 12, "new primary", None)], {}, {}, [])
+    assert [(row[0], row[2], row[10]) for row in rows] == [(1, None, None), (2, "new primary", 30)]
+    assert term_rows(stretches[1:], "a", [], {}, {}, [])[0][2] is None
+
+
+def batch(*rows: tuple[int, int, int]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [pa.array(list(column)) for column in zip(*rows, strict=True)], ["ts", "term", "wall"]
+    )
+
+
+def test_stretches_in() -> None:
+    batches = [batch((1, 1, 10), (2, 1, 20), (3, 2, 30)), batch((4, 2, 40)), batch((5, 2, 50), (6, 5, 60))]
+    empty = batches[0].slice(0, 0)
+    assert list(stretches_in("a", iter([empty, *batches]))) == [
+        Stretch("a", 1, 1, 10, 2, 20, 2),
+        Stretch("a", 2, 3, 30, 3, 30, 1),
+        Stretch("a", 2, 4, 40, 4, 40, 1),
+        Stretch("a", 2, 5, 50, 5, 50, 1),
+        Stretch("a", 5, 6, 60, 6, 60, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("o", "opening"),
+    [
+        ({"msg": "new primary", "member": 1, "host": "b:2"}, Opening(3, 7, "new primary", "b:2")),
+        ({"msg": "new primary"}, Opening(3, 7, "new primary", None)),
+        ({"msg": "initiating set"}, Opening(3, 7, "initiating set", None)),
+        ({"msg": "new primary", "host": Int64(5)}, Opening(3, 7, "new primary", None)),
+        ({"msg": "periodic noop"}, None),
+        ({"msg": 5}, None),
+        ({}, None),
+    ],
+)
+def test_opening_in(o: dict[str, object], opening: Opening | None) -> None:
+    assert opening_in(7, 3, noop_entry(o, OpTime(3, pack_ts(1, 1)), 0)) == opening
+
+
+def test_an_entry_without_a_message_opens_nothing() -> None:
+    assert opening_in(7, 3, insert_entry("a.b", b"u" * 16, b"\x05\0\0\0\0", OpTime(3, 7), 0)) is None
+
+
+def test_manifests_beside_a_members_file(tmp_path: Path) -> None:
+    write_oplog(tmp_path, [insert(0)])
+    place = SqlitePlace("a", str(tmp_path / "replset.db"))
+    assert manifests_of(place) == []
+    (tmp_path / "rollback").mkdir()
+    assert manifests_of(place) == []
+    file = tmp_path / "rollback" / "rollback-1.json"
+    file.write_text(json.dumps(MANIFEST.document()))
+    assert manifests_of(place) == [MANIFEST]
+    file.write_text("{}")
+    with pytest.raises(PlaceError, match=r"^a: rollback-1\.json is not a rollback manifest"):
+        manifests_of(place)
+
+
+def test_the_audits_of_history_need_no_member_storage() -> None:
+    """Executors have the pure modules only."""
+    modules = ["elections", "lag", "replay", "replay_base", "export", "tail"]
+    code = f"import sys; import {', '.join(f'spark.{name}' for name in modules)}; print('apsw' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
