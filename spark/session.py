@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from replset.errors import ReplError
 from spark.java import find_java, home_for_spark
+from spark.shipping import ship
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -99,7 +100,9 @@ def _session(settings: SparkConf, app: str) -> SparkSession:
     for name, value in (DEFAULTS | (LOCAL_DEFAULTS if local else {})).items():
         settings.setIfMissing(name, value)
     session = SparkSession.builder.config(conf=settings).getOrCreate()
-    if local and settings.get(SHUFFLE_PARTITIONS) is None:
+    if not local:
+        ship(session)
+    elif settings.get(SHUFFLE_PARTITIONS) is None:
         session.conf.set(SHUFFLE_PARTITIONS, max(8, 2 * session.sparkContext.defaultParallelism))
     return session
 
