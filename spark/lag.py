@@ -57,7 +57,7 @@ def lag(
     places = pinned(places)
     bounds = [place.bounds() for place in places]
     known = [(b.oldest.seconds, b.newest.seconds) for b in bounds if b.newest != OPTIME_NULL]
-    width_ms = _width_ms(known, span, every_ms)
+    width_ms = width_ms_of(known, span, every_ms)
     noops = _noops(spark, places, span)
     marks = _marks(spark, places, span, width_ms, noops)
     rows = [
@@ -119,6 +119,22 @@ def round_width_ms(seconds: int, points: int = POINTS) -> int:
     return 1000 * next((width for width in _WIDTHS_S if width >= least), -(-least // 86_400) * 86_400)
 
 
+def width_ms_of(known: Sequence[tuple[int, int]], span: Span, every_ms: int | None) -> int:
+    """The width of the stretches of time. known: first and last second of each oplog that has entries."""
+    if every_ms is not None and every_ms < 1:
+        raise BadValueError(f"a stretch of time is at least 1 ms, not {every_ms}")
+    if not known:
+        return every_ms or 1000
+    first = max(span.first_ts >> 31, min(first for first, _ in known))
+    last = min(span.end_ts >> 31, max(last for _, last in known))
+    seconds = max(0, last - first) + 1
+    if every_ms is None:
+        return round_width_ms(seconds)
+    if seconds * 1000 > every_ms * MOST_POINTS:
+        raise BadValueError(f"{seconds} s in stretches of {every_ms} ms are more than {MOST_POINTS} points")
+    return every_ms
+
+
 def wall_rows(marks: Iterable[Mark]) -> list[Lag]:
     """Each member behind the history at the end of each stretch of time, from its first entry on."""
     marks = list(marks)
@@ -175,7 +191,7 @@ def status_rows(answers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Lag]:
             if is_self:
                 names[host] = name
             optime = _optime(member.get("optime"))
-            if optime is None or optime == OPTIME_NULL:
+            if optime is None or optime.ts == 0:
                 continue
             found = (is_self, optime, _ms(member.get("lastAppliedWallTime")), at)
             if host not in told or told[host] < found:
@@ -337,22 +353,6 @@ def status_of(place: Place) -> dict[str, Any] | None:
     except ReplError as error:
         raise PlaceError(place.name, error.message) from error
     return answer if isinstance(answer, dict) else None
-
-
-def _width_ms(known: Sequence[tuple[int, int]], span: Span, every_ms: int | None) -> int:
-    """The width of the stretches of time. known: first and last second of each oplog that has entries."""
-    if every_ms is not None and every_ms < 1:
-        raise BadValueError(f"a stretch of time is at least 1 ms, not {every_ms}")
-    if not known:
-        return every_ms or 1000
-    first = max(span.first_ts >> 31, min(first for first, _ in known))
-    last = min(span.end_ts >> 31, max(last for _, last in known))
-    seconds = max(0, last - first) + 1
-    if every_ms is None:
-        return round_width_ms(seconds)
-    if seconds * 1000 > every_ms * MOST_POINTS:
-        raise BadValueError(f"{seconds} s in stretches of {every_ms} ms are more than {MOST_POINTS} points")
-    return every_ms
 
 
 def _noops(spark: SparkSession, places: Sequence[Place], span: Span) -> list[Noop]:
