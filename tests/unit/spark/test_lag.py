@@ -260,4 +260,3 @@ def test_status_rows() -> None:
     ]
     assert status_rows([]) == []
     assert status_rows([("A", status(5, {"name": "a:1", "self": True}))]) == []
-    assert OpTime(0, 0) == OPTIME_NULL
