@@ -10,6 +10,7 @@ from spark.render.markup import Node, add, tag
 
 WIDTH = 1000.0
 _CHAR = 7.6  # a letter's width at 12 px, on the wide side
+_EDGE = 46.0  # half of the longest text under an axis
 _NAME_MAX = 30
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _STEPS_S = (
@@ -70,7 +71,7 @@ class _Frame:
     left: float
     first: int
     last: int
-    right: float = WIDTH - 16
+    right: float = WIDTH - _EDGE
     nodes: list[Node] = field(default_factory=list)
 
     def x(self, at: int) -> float:
@@ -201,13 +202,11 @@ def shorten(name: str, most: int = _NAME_MAX) -> str:
 
 
 def nice_top(value: float) -> float:
-    """The end of an axis from 0: 1, 2, 4, 5 or 10 times a power of ten, at least `value`."""
+    """The end of an axis from 0: 1, 2, 4, 5 or 10 times a power of ten, at least `value` and 1."""
     power = 1.0
-    while power * 10 <= value:
+    while power * 10 < value:
         power *= 10
-    while power > 1e-9 and 0 < value <= power / 10:
-        power /= 10
-    return next((step * power for step in (1, 2, 4, 5, 10) if step * power >= value), value) or 1.0
+    return next(step * power for step in (1, 2, 4, 5, 10) if step * power >= value)
 
 
 def nice_seconds(value: float) -> float:
@@ -218,12 +217,19 @@ def nice_seconds(value: float) -> float:
 def time_ticks(first: int, last: int, room: float) -> tuple[list[int], str]:
     """(milliseconds of round moments, how to write them), so few that their texts do not touch in `room`."""
     length_s = max((last - first) / 1000, 0.001)
-    step_s: float = next((step for step in _STEPS_S if room * step / length_s >= 90), length_s)
+    step_s = next((s for s in _STEPS_S if room * s / length_s >= len(_form(s)[1]) * _CHAR + 14), length_s)
     step = max(1, int(step_s * 1000))
-    day = "%Y-%m-%d" if step_s >= 86_400 else None
-    form = day or ("%H:%M" if step_s >= 60 else "%H:%M:%S" if step_s >= 1 else "%H:%M:%S.%f")
     begin = -(-first // step) * step
-    return list(range(begin, last + 1, step)), form
+    return list(range(begin, last + 1, step)), _form(step_s)[0]
+
+
+def _form(step_s: float) -> tuple[str, str]:
+    """How moments so far apart are written, and one as an example."""
+    if step_s >= 86_400:
+        return "%Y-%m-%d", "2026-10-03"
+    if step_s >= 60:
+        return "%H:%M", "12:00"
+    return ("%H:%M:%S", "12:00:00") if step_s >= 1 else ("%H:%M:%S.%f", "12:00:00.000")
 
 
 # --- pieces ----------------------------------------------------------------------------------------------------
@@ -249,9 +255,7 @@ def _time_axis(frame: _Frame, top: float, bottom: float) -> list[Node]:
         text = moment(at, form)
         text = text[:-3] if form.endswith("%f") else text
         nodes.append(tag("line", x1=x, x2=x, y1=top, y2=bottom, class_="grid"))
-        # Kept inside the picture where a tick is close to its edge.
-        at_x = min(x, WIDTH - len(text) * _CHAR / 2)
-        nodes.append(tag("text", text, x=at_x, y=bottom + 16, text_anchor="middle", class_="soft"))
+        nodes.append(tag("text", text, x=x, y=bottom + 16, text_anchor="middle", class_="soft"))
     days = sorted({moment(at, "%Y-%m-%d") for at in (frame.first, frame.last)})
     name = " to ".join(days) + ", UTC" if not form.startswith("%Y") else "UTC"
     nodes.append(tag("text", name, x=frame.right, y=bottom + 34, text_anchor="end", class_="soft"))
@@ -287,7 +291,7 @@ def _legend_rows(names: Sequence[str], frame: _Frame) -> list[tuple[float, int]]
 
 
 def _name_width(names: Iterable[str]) -> float:
-    return 20 + max((len(shorten(name)) for name in names), default=0) * _CHAR
+    return max(_EDGE, 20 + max((len(shorten(name)) for name in names), default=0) * _CHAR)
 
 
 def _name(name: str, left: float, middle: float) -> Node:

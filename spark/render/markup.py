@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
+from spark.render.content import readable
+
 Node = ElementTree.Element
 Part = Node | str | None
 
@@ -36,9 +38,9 @@ def add(node: Node, /, *parts: Part | Iterable[Part]) -> None:
             node.append(part)
         elif isinstance(part, str):
             if len(node):
-                node[-1].tail = (node[-1].tail or "") + _clean(part)
+                node[-1].tail = (node[-1].tail or "") + readable(part)
             else:
-                node.text = (node.text or "") + _clean(part)
+                node.text = (node.text or "") + readable(part)
         else:
             add(node, *part)
 
@@ -68,11 +70,4 @@ def document(title: str, parts: Iterable[Part]) -> str:
 
 
 def _text(value: object) -> str:
-    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else _clean(str(value))
-
-
-def _clean(text: str) -> str:
-    """Without what HTML cannot hold: control characters and lone surrogates, of which an oplog may have any."""
-    if text.isprintable():
-        return text
-    return "".join(c if c in "\n\t" or (c >= " " and not "\ud800" <= c <= "\udfff") else "\ufffd" for c in text)
+    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else readable(str(value))

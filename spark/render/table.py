@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from replset.terminal import console
-from spark.render.content import Cell, Content, Grid, Sample, Samples, Tone, text_of, tone_of
+from spark.render.content import Cell, Content, Grid, Sample, Samples, Tone, readable, text_of, tone_of
 
 _STYLES = {Tone.PLAIN: "", Tone.GOOD: "green", Tone.WARN: "yellow", Tone.BAD: "bold red", Tone.SOFT: "dim"}
 
@@ -16,7 +16,7 @@ _STYLES = {Tone.PLAIN: "", Tone.GOOD: "green", Tone.WARN: "yellow", Tone.BAD: "b
 def print_content(content: Content, out: Console | None = None) -> None:
     out = out or console()
     for said in content.answers:
-        out.print(Text(said.text, _STYLES[said.tone]), highlight=False)
+        out.print(_text(said.text, _STYLES[said.tone]), highlight=False)
     for part in content.parts:
         out.print()
         if isinstance(part, Grid):
@@ -26,33 +26,41 @@ def print_content(content: Content, out: Console | None = None) -> None:
 
 
 def _print_grid(grid: Grid, out: Console) -> None:
-    table = Table(title=escape(grid.title), title_justify="left", title_style="bold")
+    table = Table(title=_escaped(grid.title), title_justify="left", title_style="bold")
     for name in grid.columns:
-        table.add_column(escape(name), justify="right" if name in grid.numbers else "left", overflow="fold")
+        table.add_column(_escaped(name), justify="right" if name in grid.numbers else "left", overflow="fold")
     for row in grid.rows:
         table.add_row(*map(_cell, row))
     out.print(table)
     if grid.note:
-        out.print(Text(grid.note, "dim"), highlight=False)
+        out.print(_text(grid.note, "dim"), highlight=False)
 
 
 def _print_samples(samples: Samples, out: Console) -> None:
-    out.print(Text(samples.title, "bold"))
+    out.print(_text(samples.title, "bold"))
     for sample in samples.samples:
         _print_sample(sample, out)
     if samples.note:
-        out.print(Text(samples.note, "dim"), highlight=False)
+        out.print(_text(samples.note, "dim"), highlight=False)
 
 
 def _print_sample(sample: Sample, out: Console) -> None:
-    head = Text.assemble((sample.badge.text, _STYLES[sample.badge.tone]), "  ", sample.heading)
+    head = Text.assemble((readable(sample.badge.text), _STYLES[sample.badge.tone]), "  ", readable(sample.heading))
     out.print(head, highlight=False, soft_wrap=True)
     width = max((len(name) for name, _ in sample.lines), default=0)
     for name, text in sample.lines:
-        for number, line in enumerate(text.splitlines() or [""]):
-            shown = Text.assemble((f"  {name if number == 0 else '':<{width}}  ", "dim"), line)
+        for number, line in enumerate(readable(text).splitlines() or [""]):
+            shown = Text.assemble((f"  {readable(name) if number == 0 else '':<{width}}  ", "dim"), line)
             out.print(shown, highlight=False, soft_wrap=True)
 
 
 def _cell(cell: Cell) -> Text:
-    return Text(text_of(cell), _STYLES[tone_of(cell)])
+    return _text(text_of(cell), _STYLES[tone_of(cell)])
+
+
+def _text(text: str, style: str) -> Text:
+    return Text(readable(text), style)
+
+
+def _escaped(text: str) -> str:
+    return escape(readable(text))

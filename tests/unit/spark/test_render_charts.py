@@ -1,0 +1,146 @@
+"""Charts: round axes, texts that do not touch, everything inside the picture."""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark.render import charts
+from spark.render.charts import Bar, Count, Dot, Lane, Line, nice_seconds, nice_top, shorten, time_ticks
+
+DAY = 86_400_000
+NOON = 1_760_000_000_000
+LETTER = 6.5
+"""A letter's width at the charts' size of text, on the average."""
+
+moments = st.integers(0, 4_000_000_000_000)
+
+
+def texts(drawing: ElementTree.Element) -> list[tuple[float, float, float]]:
+    """(y, left, right) of each text, by the average width of letters."""
+    found = []
+    for node in drawing.iter("text"):
+        x, y, width = float(node.get("x", "nan")), float(node.get("y", "nan")), LETTER * len(node.text or "")
+        left = {"middle": x - width / 2, "end": x - width}.get(node.get("text-anchor", "start"), x)
+        found.append((y, left, left + width))
+    return found
+
+
+def check_texts(drawing: ElementTree.Element) -> None:
+    """No text touches another or leaves the picture."""
+    _, _, width, height = map(float, drawing.get("viewBox", "").split())
+    placed = sorted(texts(drawing))
+    for y, left, right in placed:
+        assert left >= 0
+        assert right <= width
+        assert 0 < y <= height
+    for (y, _, right), (other_y, left, _) in pairwise(placed):
+        assert y != other_y or right <= left
+
+
+def check_shapes(drawing: ElementTree.Element) -> None:
+    """No bar or line leaves the picture."""
+    _, _, width, height = map(float, drawing.get("viewBox", "").split())
+    for node in drawing.iter("rect"):
+        x, y, wide, high = (float(node.get(name, "nan")) for name in ("x", "y", "width", "height"))
+        assert 0 <= x <= x + wide <= width + 0.1
+        assert 0 <= y <= y + high <= height + 0.1
+    for node in drawing.iter("path"):
+        numbers = [float(number) for number in re.findall(r"-?\d+\.?\d*", node.get("d", ""))]
+        assert all(not math.isnan(number) for number in numbers)
+
+
+@pytest.mark.parametrize(
+    ("value", "top"), [(0, 1), (0.3, 1), (1, 1), (1.5, 2), (3, 4), (4.5, 5), (99, 100), (1001, 2000)]
+)
+def test_an_axis_ends_at_a_round_number(value: float, top: float) -> None:
+    assert nice_top(value) == pytest.approx(top)
+
+
+@given(st.floats(0, 1e15))
+def test_an_axis_is_not_much_longer_than_its_values(value: float) -> None:
+    top = nice_top(value)
+    assert top >= value
+    assert top <= max(1, 2 * value)
+
+
+@pytest.mark.parametrize(
+    ("value", "top"), [(0, 0.04), (0.5, 0.8), (1, 2), (3.9, 4), (50, 60), (160, 240), (3000, 3600), (90_000, 172_800)]
+)
+def test_an_axis_of_seconds_has_four_round_parts(value: float, top: float) -> None:
+    assert nice_seconds(value) == pytest.approx(top)
+
+
+@given(moments, st.integers(0, 20 * 365 * DAY))
+def test_moments_on_an_axis_are_round_and_apart(first: int, length: int) -> None:
+    ticks, _ = time_ticks(first, first + length, 900)
+    assert len(ticks) <= 20
+    assert all(first <= at <= first + length for at in ticks)
+    assert len({after - before for before, after in pairwise(ticks)}) <= 1
+
+
+def test_moments_are_written_as_finely_as_they_lie() -> None:
+    assert time_ticks(NOON, NOON + 500, 900)[1] == "%H:%M:%S.%f"
+    assert time_ticks(NOON, NOON + 30_000, 900)[1] == "%H:%M:%S"
+    assert time_ticks(NOON, NOON + 3_600_000, 900)[1] == "%H:%M"
+    assert time_ticks(NOON, NOON + 30 * DAY, 900)[1] == "%Y-%m-%d"
+
+
+def test_a_long_name_loses_its_middle() -> None:
+    assert shorten("m1") == "m1"
+    assert shorten("a" * 40 + "z" * 40) == "a" * 15 + "…" + "z" * 14
+
+
+@given(
+    st.lists(
+        st.tuples(st.text("mw1-./", min_size=1, max_size=60), moments, st.integers(0, 400 * DAY)),
+        min_size=1,
+        max_size=8,
+    ),
+    st.lists(st.tuples(moments, st.sampled_from(["common point", "m1 and m2 part", "x"])), max_size=6),
+)
+def test_lanes(rows: list[tuple[str, int, int]], upright: list[tuple[int, str]]) -> None:
+    drawn = charts.lanes(
+        [Lane(name, [Bar(at, at + long, "c0", "a bar")], [Dot(at, "bad", shape="diamond")]) for name, at, long in rows],
+        label="x",
+        upright=[(at, text, "bad") for at, text in upright],
+    )
+    check_texts(drawn)
+    check_shapes(drawn)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)), min_size=1, max_size=40))
+def test_lines(points: list[tuple[int, int]]) -> None:
+    series = [Line(f"127.0.0.1:2701{n}", [(at, value / 1000) for at, value in sorted(points)]) for n in range(10)]
+    drawn = charts.lines(series, label="x", unit=lambda value: f"{value:g} s")
+    check_texts(drawn)
+    check_shapes(drawn)
+    assert len(drawn.findall("path")) == 10
+
+
+def test_a_line_goes_in_steps_from_its_first_point() -> None:
+    drawn = charts.lines([Line("m1", [(0, 0.0), (1000, 4.0)])], label="x", unit=str)
+    path = drawn.find("path")
+    assert path is not None
+    assert re.fullmatch(r"M[\d.]+ [\d.]+H[\d.]+V[\d.]+", path.get("d", ""))
+
+
+@given(st.lists(st.tuples(st.text("nsx.", max_size=60), st.integers(0, 10**12)), min_size=1, max_size=30))
+def test_counts(rows: list[tuple[str, int]]) -> None:
+    drawn = charts.counts([Count(name, [("c0", n), ("bad", n // 10)], "12 KiB") for name, n in rows], label="x")
+    check_texts(drawn)
+    check_shapes(drawn)
+
+
+@given(st.dictionaries(st.integers(0, 10**6), st.integers(0, 10**9), min_size=1, max_size=60))
+def test_columns(found: dict[int, int]) -> None:
+    drawn = charts.columns([(at * 60_000, n) for at, n in sorted(found.items())], 60_000, label="x")
+    check_texts(drawn)
+    check_shapes(drawn)
+    assert len(drawn.findall("rect")) == len(found)
