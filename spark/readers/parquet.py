@@ -1,0 +1,285 @@
+"""Exported oplogs: a folder of Parquet files, FOLDER[/member=NAME]/.../*.parquet, here or on a file system Arrow knows.
+
+Files of several namespaces lie side by side in time: a read walks over their row groups by time and merges them. What
+each row group holds is noted once, from the footers. What begins with `_` or `.` is not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from replset.ids import OpTime
+from spark.columns import COLUMNS, MEMBER, arrow_schema
+from spark.places import ALL, Bounds, Only, PlaceError, Span
+from spark.readers.pieces import Piece, cut, rows_within, side_by_side
+
+_BATCH_ROWS = 16_384
+_ENTRY_ROWS = 2_048
+_THREADS = 8
+_OPEN_FILES = 64
+
+
+class Group(NamedTuple):
+    """A row group: `number` in `file`, its rows, and the least and greatest values of columns in it (None: unknown)."""
+
+    file: str
+    number: int
+    rows: int
+    ts: tuple[int, int]
+    ns: tuple[str, str] | None
+    mixed: bool
+    """It holds entries of several members."""
+
+
+class Index(NamedTuple):
+    """Groups by their first ts."""
+
+    groups: tuple[Group, ...]
+    bounds: Bounds
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetPlace:
+    """One member's entries below `folder` (a path or a URI), or in one file; member None: all that there are.
+
+    `pin` makes the index; without one each question makes it anew.
+    """
+
+    name: str
+    folder: str
+    member: str | None = None
+    index: Index | None = field(default=None, repr=False)
+
+    def pin(self) -> ParquetPlace:
+        return replace(self, index=self._index())
+
+    def bounds(self) -> Bounds:
+        return self._index().bounds
+
+    def count(self, span: Span) -> int:
+        return round(rows_within(self._pieces(), span))
+
+    def split(self, span: Span, parts: int) -> list[Span]:
+        return cut(span, self._pieces(), parts)
+
+    def read(self, span: Span, columns: Sequence[str], only: Only = ALL) -> Iterator[pa.RecordBatch]:
+        rows = _ENTRY_ROWS if "entry" in columns else _BATCH_ROWS
+        chosen = _Chosen(tuple(columns), span, only, self.member)
+        groups = [group for group in self._index().groups if chosen.may_be_in(group)]
+        with _errors(self.name, self.folder):
+            files = _Files.open(self.folder)
+            for table in _merged(groups, lambda group: chosen.of(files.read(group, chosen.needed(group)))):
+                yield from table.select(columns).cast(arrow_schema(columns)).to_batches(rows)
+
+    def _pieces(self) -> list[Piece]:
+        return side_by_side(Piece(group.ts[0], group.ts[1] + 1, group.rows) for group in self._index().groups)
+
+    def _index(self) -> Index:
+        if self.index:
+            return self.index
+        with _errors(self.name, self.folder):
+            files = _Files.open(self.folder)
+            groups = sorted(files.groups(self.member), key=lambda group: group.ts)
+            return Index(tuple(groups), self._bounds(files, groups))
+
+    def _bounds(self, files: _Files, groups: Sequence[Group]) -> Bounds:
+        if not groups:
+            return Bounds()
+        ends = []
+        for ts in (groups[0].ts[0], max(group.ts[1] for group in groups)):
+            chosen = _Chosen(("ts", "term", "chain"), Span(ts, ts + 1), ALL, self.member)
+            group = next(group for group in groups if ts in group.ts)
+            ends.append(chosen.of(files.read(group, chosen.needed(group))).to_pylist()[-1])
+        oldest, newest = (OpTime(end["term"], end["ts"]) for end in ends)
+        return Bounds(oldest, newest, sum(group.rows for group in groups), chain=ends[1]["chain"])
+
+
+def exported_members(folder: str) -> list[str]:
+    """Whose oplogs lie there, by name; empty when the files do not say. PlaceError when it cannot be read."""
+    with _errors(folder, folder):
+        return _Files.open(folder).members()
+
+
+class _Chosen(NamedTuple):
+    """Which rows and columns a read wants."""
+
+    columns: tuple[str, ...]
+    span: Span
+    only: Only
+    member: str | None
+
+    def may_be_in(self, group: Group) -> bool:
+        wanted = not self.only.ns or group.ns is None or any(group.ns[0] <= ns <= group.ns[1] for ns in self.only.ns)
+        return wanted and group.ts[0] < self.span.end_ts and group.ts[1] >= self.span.first_ts
+
+    def needed(self, group: Group) -> list[str]:
+        by_member = [MEMBER] if group.mixed and self.member is not None else []
+        by_choice = [name for name, wanted in (("ns", self.only.ns), ("op", self.only.op)) if wanted]
+        return list(dict.fromkeys([*self.columns, "ts", *by_choice, *by_member]))
+
+    def of(self, table: pa.Table) -> pa.Table:
+        ts = table.column("ts")
+        mask = pc.and_(pc.greater_equal(ts, self.span.first_ts), pc.less(ts, self.span.end_ts))
+        for column, wanted in (("ns", self.only.ns), ("op", self.only.op), (MEMBER, (self.member,))):
+            if wanted and column in table.schema.names and (column != MEMBER or self.member is not None):
+                mask = pc.and_(mask, pc.is_in(table.column(column), pa.array(wanted, pa.string())))
+        return table.filter(mask)
+
+
+class _Files:
+    """The Parquet files of a folder. OSError, ValueError and Arrow's errors name the file."""
+
+    def __init__(self, system: fs.FileSystem, root: str) -> None:
+        self._system, self._root = system, root
+        self._opened: dict[str, pq.ParquetFile] = {}  # the one used last at the end
+
+    @classmethod
+    def open(cls, folder: str) -> _Files:
+        if "://" in folder:
+            return cls(*fs.FileSystem.from_uri(folder))
+        return cls(fs.LocalFileSystem(), str(Path(folder).absolute()))
+
+    def groups(self, member: str | None) -> list[Group]:
+        """The row groups that hold entries of this member (None: of whomever)."""
+        paths = self._paths()
+        with ThreadPoolExecutor(_THREADS) as threads:
+            found = list(threads.map(lambda path: self._groups_of(path, member), paths))
+        return [group for groups in found for group in groups]
+
+    def members(self) -> list[str]:
+        names = {name for path in self._paths() for name in self._members_of(path)}
+        return sorted(names)
+
+    def read(self, group: Group, columns: Sequence[str]) -> pa.Table:
+        return self._file(group.file).read_row_group(group.number, columns=columns, use_threads=False)
+
+    def _paths(self) -> list[str]:
+        info = self._system.get_file_info(self._root)
+        if info.type == fs.FileType.File:
+            return [self._root]
+        found = self._system.get_file_info(fs.FileSelector(self._root, recursive=True))
+        below = len(self._root.rstrip("/")) + 1
+        return sorted(file.path for file in found if file.type == fs.FileType.File and _is_data(file.path[below:]))
+
+    def _file(self, path: str) -> pq.ParquetFile:
+        file = self._opened.pop(path, None) or self._open(path)
+        self._opened[path] = file
+        if len(self._opened) > _OPEN_FILES:
+            self._opened.pop(next(iter(self._opened))).close()
+        return file
+
+    def _open(self, path: str) -> pq.ParquetFile:
+        try:
+            return pq.ParquetFile(path, filesystem=self._system)
+        except (OSError, pa.ArrowException) as error:
+            raise ValueError(f"{path} is damaged or no Parquet: {error}") from error
+
+    def _groups_of(self, path: str, member: str | None) -> Iterator[Group]:
+        file = self._open(path)
+        missing = [name for name in COLUMNS if name not in file.schema_arrow.names]
+        if missing:
+            raise ValueError(f"{path} holds no oplog: it has no column {missing[0]}")
+        found = []
+        for number in range(file.num_row_groups):
+            metadata = file.metadata.row_group(number)
+            members = _range(metadata, MEMBER) if MEMBER in file.schema_arrow.names else _named_in(path)
+            ts, mixed = _range(metadata, "ts"), members is None or members[0] != members[1]
+            if metadata.num_rows and (member is None or mixed or members == (member, member)):
+                group = Group(path, number, metadata.num_rows, ts or (0, 0), _range(metadata, "ns"), mixed)
+                found.append(group if ts and not (mixed and member) else _looked_into(file, group, member))
+        return (group for group in found if group.rows)
+
+    def _members_of(self, path: str) -> set[str]:
+        file = self._open(path)
+        if MEMBER not in file.schema_arrow.names:
+            return set(_named_in(path) or ())
+        names: set[str] = set()
+        for number in range(file.num_row_groups):
+            ends = _range(file.metadata.row_group(number), MEMBER)
+            if ends is None or ends[0] != ends[1]:
+                names.update(file.read_row_group(number, [MEMBER]).column(0).unique().to_pylist())
+            else:
+                names.add(ends[0])
+        return names
+
+
+def _looked_into(file: pq.ParquetFile, group: Group, member: str | None) -> Group:
+    """The group as its rows show it, where the footer does not tell enough."""
+    table = file.read_row_group(group.number, ["ts", MEMBER] if group.mixed and member is not None else ["ts"])
+    if table.num_columns == 2:
+        table = table.filter(pc.equal(table.column(MEMBER), member))
+    ends = pc.min_max(table.column("ts")).as_py()
+    return group._replace(rows=len(table), ts=(ends["min"] or 0, ends["max"] or 0))
+
+
+def _range(metadata: Any, column: str) -> Any:
+    """(least, greatest) of a row group's column; None where the footer does not say."""
+    for number in range(metadata.num_columns):
+        found = metadata.column(number)
+        if found.path_in_schema == column:
+            statistics = found.statistics
+            told = statistics is not None and statistics.has_min_max
+            return (statistics.min, statistics.max) if told and not statistics.null_count else None
+    return None
+
+
+def _named_in(path: str) -> tuple[str, str] | None:
+    """The member whose folder the file lies in, twice."""
+    for part in reversed(path.split("/")[:-1]):
+        if part.startswith(f"{MEMBER}="):
+            name = unquote(part.partition("=")[2])
+            return name, name
+    return None
+
+
+def _is_data(path: str) -> bool:
+    return path.endswith(".parquet") and not any(part.startswith(("_", ".")) for part in path.split("/"))
+
+
+def _merged(groups: Sequence[Group], read: Callable[[Group], pa.Table]) -> Iterator[pa.Table]:
+    """The tables of all groups by ts; a group is read when the time has come to it. groups: by their first ts."""
+    held: list[tuple[Any, pa.Table]] = []
+    waiting = 0
+    for number, group in enumerate(groups):
+        held.append(_by_ts(read(group)))
+        waiting += len(held[-1][1])
+        border = groups[number + 1].ts[0] if number + 1 < len(groups) else None
+        if border is not None and waiting < _BATCH_ROWS:
+            continue
+        ready = [len(stamps) if border is None else int(np.searchsorted(stamps, border)) for stamps, _ in held]
+        tables = [table.slice(0, count) for (_, table), count in zip(held, ready, strict=True) if count]
+        if tables:
+            yield _by_ts(pa.concat_tables(tables))[1]
+        left = zip(held, ready, strict=True)
+        held = [(stamps[count:], table.slice(count)) for (stamps, table), count in left if count < len(stamps)]
+        waiting = sum(len(stamps) for stamps, _ in held)
+
+
+def _by_ts(table: pa.Table) -> tuple[Any, pa.Table]:
+    """The table's ts as numbers, and the table, both in the order of ts."""
+    stamps = table.column("ts").to_numpy()
+    if (stamps[1:] < stamps[:-1]).any():
+        order = np.argsort(stamps, kind="stable")
+        return stamps[order], table.take(pa.array(order))
+    return stamps, table
+
+
+@contextmanager
+def _errors(name: str, folder: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, pa.ArrowException) as error:
+        text = str(error) or type(error).__name__
+        raise PlaceError(name, f"{folder}: {text.splitlines()[0]}") from error

@@ -1,0 +1,161 @@
+"""Exported oplogs: several members and namespaces, merged by time, pruned, whoever wrote the files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from replset.ids import OpTime
+from replset.oplog_row import chained_rows
+from spark.columns import COLUMNS, MEMBER, arrow_schema
+from spark.places import EVERYTHING, Bounds, Only, PlaceError, Span
+from spark.readers import parquet
+from spark.readers.parquet import ParquetPlace, exported_members
+from tests.spark.kit import insert
+
+N = 6000
+NAMES = [f"shop.c{number}" for number in range(3)]
+
+
+def table_of(member: str, numbers: range, *, ns: str | None = None) -> pa.Table:
+    rows = chained_rows((insert(n, ns=ns or NAMES[n % 3], per_second=100) for n in numbers), 0)
+    columns = [pa.array([member] * len(rows)), *(pa.array(column) for column in zip(*rows, strict=True))]
+    return pa.table(columns, names=[MEMBER, *COLUMNS]).cast(arrow_schema((MEMBER, *COLUMNS)))
+
+
+def write(folder: Path, table: pa.Table, name: str = "part-0.parquet", **options: Any) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, folder / name, **options)
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    """Members `a` (N entries) and `b:1` (half of them), a file for each namespace, some row groups in each."""
+    for member, count in (("a", N), ("b:1", N // 2)):
+        table = table_of(member, range(count))
+        for ns in NAMES:
+            folder = tmp_path / f"member={member.replace(':', '%3A')}" / "day=2025-10-09" / f"ns={ns}"
+            write(folder, table.filter(pc.equal(table.column("ns"), ns)), row_group_size=150)
+    (tmp_path / "_SUCCESS").touch()
+    write(tmp_path / "_temporary-1", table_of("ghost", range(10)))
+    return tmp_path
+
+
+def rows_of(place: ParquetPlace, span: Span = EVERYTHING, only: Only = Only()) -> list[dict[str, Any]]:  # noqa: B008
+    return [row for batch in place.read(span, COLUMNS, only) for row in batch.to_pylist()]
+
+
+def stamps(place: ParquetPlace, span: Span = EVERYTHING) -> list[int]:
+    return [ts for batch in place.read(span, ("ts",)) for ts in batch.column(0).to_pylist()]
+
+
+def test_members_and_what_they_hold(exported: Path) -> None:
+    assert exported_members(str(exported)) == ["a", "b:1"]
+    for member, count in (("a", N), ("b:1", N // 2)):
+        place = ParquetPlace(member, str(exported), member)
+        expected = table_of(member, range(count)).drop_columns([MEMBER]).to_pylist()
+        assert rows_of(place) == expected
+        ends = [OpTime(expected[at]["term"], expected[at]["ts"]) for at in (0, -1)]
+        assert place.pin().bounds() == Bounds(ends[0], ends[1], count, chain=expected[-1]["chain"])
+    assert len(stamps(ParquetPlace("all", str(exported)))) == N + N // 2
+
+
+@pytest.mark.parametrize("columns", [("hash",), ("entry", "term"), ("key", "ts", "ns")])
+def test_columns(exported: Path, columns: tuple[str, ...]) -> None:
+    place = ParquetPlace("a", str(exported), "a").pin()
+    found = pa.Table.from_batches(place.read(EVERYTHING, columns), arrow_schema(columns))
+    assert found == table_of("a", range(N)).select(columns)
+
+
+@pytest.mark.parametrize("parts", [1, 5, 16])
+def test_parts_hold_everything_once_and_in_order(exported: Path, parts: int) -> None:
+    place = ParquetPlace("a", str(exported), "a").pin()
+    found = [stamps(place, span) for span in place.split(EVERYTHING, parts)]
+    assert [ts for part in found for ts in part] == [insert(n, per_second=100)[0] for n in range(N)]
+    assert len(found) == parts
+    assert max(map(len, found)) <= 2 * N / parts
+    assert place.count(EVERYTHING) == N
+
+
+def test_a_span_and_a_choice_read_only_their_row_groups(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = ParquetPlace("a", str(exported), "a").pin()
+    read: list[parquet.Group] = []
+    original = parquet._Files.read
+
+    def noted(self: parquet._Files, group: parquet.Group, columns: Any) -> pa.Table:
+        read.append(group)
+        return original(self, group, columns)
+
+    monkeypatch.setattr(parquet._Files, "read", noted)
+    span = Span(insert(3000, per_second=100)[0], insert(3200, per_second=100)[0])
+    found = rows_of(place, span, Only(ns=(NAMES[1],), op=("i", "u")))
+    assert [row["ts"] for row in found] == [insert(n, per_second=100)[0] for n in range(3001, 3200, 3)]
+    assert {group.ns for group in read} == {(NAMES[1], NAMES[1])}
+    assert len(read) <= 2
+    assert rows_of(place, only=Only(op=("d",))) == []
+
+
+def test_rows_in_any_order_and_members_mixed_in_a_file(tmp_path: Path) -> None:
+    table = pa.concat_tables([table_of("a", range(1000)), table_of("b", range(500, 700))])
+    numbers = list(range(len(table)))
+    Random(3).shuffle(numbers)
+    write(tmp_path, table.take(numbers), row_group_size=90, write_statistics=["hash"])
+    assert exported_members(str(tmp_path)) == ["a", "b"]
+    for member, expected in (("a", range(1000)), ("b", range(500, 700))):
+        place = ParquetPlace(member, str(tmp_path), member).pin()
+        assert rows_of(place) == table_of(member, expected).drop_columns([MEMBER]).to_pylist()
+        assert place.bounds().rows == len(expected)
+        assert place.bounds().oldest.ts == insert(expected[0], per_second=100)[0]
+
+
+def test_files_without_the_member_column(tmp_path: Path) -> None:
+    write(tmp_path / "member=a%2Fb", table_of("x", range(10)).drop_columns([MEMBER]))
+    assert exported_members(str(tmp_path)) == ["a/b"]
+    assert len(stamps(ParquetPlace("m", str(tmp_path), "a/b"))) == 10
+    write(tmp_path / "plain", table_of("x", range(10)).drop_columns([MEMBER]))
+    assert exported_members(str(tmp_path / "plain")) == []
+    assert len(stamps(ParquetPlace("m", str(tmp_path / "plain")))) == 10
+    assert len(stamps(ParquetPlace("m", str(tmp_path / "plain" / "part-0.parquet")))) == 10
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    place = ParquetPlace("m", str(tmp_path))
+    assert (exported_members(str(tmp_path)), place.bounds(), rows_of(place)) == ([], Bounds(), [])
+    assert place.pin().split(EVERYTHING, 4) == [EVERYTHING]
+
+
+def said(place: ParquetPlace) -> str:
+    with pytest.raises(PlaceError) as caught:
+        rows_of(place)
+    assert caught.value.name == "m"
+    assert "\n" not in caught.value.reason
+    return caught.value.reason
+
+
+def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+    place = ParquetPlace("m", str(tmp_path))
+    write(tmp_path, pa.table({"a": [1]}))
+    assert "part-0.parquet holds no oplog: it has no column ts" in said(place)
+    (tmp_path / "part-0.parquet").write_bytes(b"PAR1 and nothing behind it")
+    assert "part-0.parquet is damaged or no Parquet: " in said(place)
+    write(tmp_path, table_of("a", range(1000)), compression="none")
+    pinned = place.pin()
+    whole = (tmp_path / "part-0.parquet").read_bytes()
+    (tmp_path / "part-0.parquet").write_bytes(b"\xee" * 20_000 + whole[20_000:])
+    assert str(tmp_path) in said(pinned)
+    (tmp_path / "part-0.parquet").unlink()
+    assert "part-0.parquet" in said(pinned)
+    assert "/nowhere" in said(ParquetPlace("m", "/nowhere/at/all"))
+    assert "nosuch" in said(ParquetPlace("m", "nosuch://host/path"))
+
+
+def test_a_uri(exported: Path) -> None:
+    uri = f"file://{exported}"
+    assert exported_members(uri) == ["a", "b:1"]
+    assert len(stamps(ParquetPlace("a", uri, "a"))) == N
