@@ -132,6 +132,16 @@ class InsertRun:
         return raw[at:end], OpTime(term, pack_ts(seconds, increment)), wall_ms
 
 
+def read_tail(raw: bytes, at: int) -> tuple[int, int, int] | None:
+    """(ts, term, wall_ms) when the entry ends, from `at` on, with the fields that a primary puts last, and no more."""
+    if len(raw) != at + _TAIL_SIZE + 1 or raw[-1]:
+        return None
+    ts_name, increment, seconds, t_name, term, v_wall, wall_ms = _read_tail(raw, at)
+    if ts_name != _TS or t_name != _T or v_wall != _V_WALL:
+        return None
+    return pack_ts(seconds, increment), term, wall_ms
+
+
 def insert_entry(ns: str, ui: bytes, doc: bytes, optime: OpTime, wall_ms: int, extra: bytes = b"") -> bytes:
     """{op: "i", o: the document}. doc: its bytes, `_id` first. ui: 16 bytes. extra: see `extra_fields`."""
     return _finish(_head(INSERT, ns, ui), doc, optime, wall_ms, extra)

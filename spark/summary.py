@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from struct import Struct
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
@@ -17,10 +17,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from replset.bson import InvalidBSONError, encode, to_ejson
-from replset.oplog_entry import UPDATE, OplogEntry
-from replset.query.diff import DIFF_VERSION
-from spark.jobs import map_spans, pinned
+from replset.bson import InvalidBSONError
+from replset.oplog_entry import UPDATE
+from spark.entries import Heads, diff_size, id_text
+from spark.jobs import ROWS_PER_TASK, map_spans, pinned
 from spark.local_jobs import run_spans
 from spark.places import ALL, EVERYTHING, Only, Place, Span
 
@@ -47,9 +47,7 @@ _GROUP_COLUMNS = (*_GROUP_KEYS, *_UPDATE_SUMS, *_LEAST, *_MOST)
 _DOCUMENT_KEYS = ("member", "ns", "key")
 _DOCUMENT_COLUMNS = (*_DOCUMENT_KEYS, *_MEASURES)
 _HOT_COLUMNS = ("member", "rank", "ns", "key", *_MEASURES)
-_DIFF_HEAD = encode({"$v": DIFF_VERSION})[4:-1] + b"\x03diff\0"
 _MERGE_ROWS = 100_000
-_read_int32 = Struct("<i").unpack_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +80,20 @@ class Summary(Generic[Table]):
 
 
 def summary(
-    spark: SparkSession, places: Sequence[Place], *, span: Span = EVERYTHING, only: Only = ALL, top: int = TOP
+    spark: SparkSession,
+    places: Sequence[Place],
+    *,
+    span: Span = EVERYTHING,
+    only: Only = ALL,
+    top: int = TOP,
+    rows_per_task: int = ROWS_PER_TASK,
 ) -> Summary[DataFrame]:
     """The tables as DataFrames, computed when they are asked for, the first pass once. top: hot documents a member."""
     from pyspark.sql import functions as F
     from pyspark.sql.window import Window
 
     places = pinned(places)
+    run = partial(map_spans, spark, span=span, only=only, rows_per_task=rows_per_task)
 
     def measured(rows: DataFrame, keys: Sequence[str], sums: Sequence[str] = _SUMS) -> DataFrame:
         return rows.groupBy(*keys).agg(
@@ -103,17 +108,14 @@ def summary(
         rate = (F.col("entries") / F.greatest(F.lit(1.0), seconds)).alias("per_second")
         return measured(groups, keys).select(*keys, *_MEASURES[:4], rate, *_MEASURES[4:]).orderBy(*keys)
 
-    schema = _ddl(_GROUP_COLUMNS)
-    groups = map_spans(spark, places, _READ_FOR_GROUPS, groups_in, schema, span=span, only=only).persist()
+    groups = run(places, _READ_FOR_GROUPS, groups_in, _ddl(_GROUP_COLUMNS)).persist()
     updates = measured(groups.where(F.col("op") == UPDATE), ("member", "ns"), _UPDATE_SUMS)
     updates = updates.withColumnRenamed("entries", "updates")
     ratios = [
         F.when(F.col(below) > 0, F.col(above) / F.col(below)).alias(name) for name, (above, below) in _RATIOS.items()
     ]
     sizes = measured(groups, ("member", "at_most")).select("member", "at_most", *_SUMS)
-    schema = _ddl(_DOCUMENT_COLUMNS)
-    read = places if top > 0 else []
-    documents = map_spans(spark, read, _READ_FOR_DOCUMENTS, documents_in, schema, span=span, only=only)
+    documents = run(places if top > 0 else [], _READ_FOR_DOCUMENTS, documents_in, _ddl(_DOCUMENT_COLUMNS))
     hottest = Window.partitionBy("member").orderBy(F.desc("entries"), F.desc("bytes"), "ns", "key")
     ranked = measured(documents, _DOCUMENT_KEYS).withColumn("rank", F.row_number().over(hottest).cast("bigint"))
     hot = ranked.where(F.col("rank") <= top).select(*_HOT_COLUMNS)
@@ -134,10 +136,16 @@ def summary(
 
 
 def local_summary(
-    places: Sequence[Place], *, span: Span = EVERYTHING, only: Only = ALL, top: int = TOP
+    places: Sequence[Place],
+    *,
+    span: Span = EVERYTHING,
+    only: Only = ALL,
+    top: int = TOP,
+    rows_per_task: int = ROWS_PER_TASK,
 ) -> Summary[pa.Table]:
     """The same in this process."""
     places = pinned(places)
+    run = partial(run_spans, span=span, only=only, rows_per_task=rows_per_task)
 
     def by(*names: str) -> pa.Table:
         keys = ("member", *names)
@@ -146,7 +154,7 @@ def local_summary(
         rate = pc.divide(rows["entries"].cast(pa.float64()), pc.max_element_wise(seconds, 1.0))
         return rows.append_column("per_second", rate).select([*keys, *_MEASURES[:4], "per_second", *_MEASURES[4:]])
 
-    parts = run_spans(places, _READ_FOR_GROUPS, groups_in, span=span, only=only)
+    parts = run(places, _READ_FOR_GROUPS, groups_in)
     groups = _folded(parts, _GROUP_COLUMNS, _GROUP_KEYS, _UPDATE_SUMS)
     updates = _measured(groups.filter(pc.field("op") == UPDATE), ("member", "ns"), _UPDATE_SUMS)
     updates = updates.rename_columns({"entries": "updates"})
@@ -154,8 +162,7 @@ def local_summary(
         divisor = pc.if_else(pc.greater(updates[below], 0), updates[below], None).cast(pa.float64())
         updates = updates.append_column(name, pc.divide(updates[above].cast(pa.float64()), divisor))
     sizes = _measured(groups, ("member", "at_most")).select(["member", "at_most", *_SUMS])
-    read = places if top > 0 else []
-    parts = run_spans(read, _READ_FOR_DOCUMENTS, documents_in, span=span, only=only)
+    parts = run(places if top > 0 else [], _READ_FOR_DOCUMENTS, documents_in)
     return Summary(
         by(),
         by("ns"),
@@ -176,7 +183,8 @@ _READ_FOR_DOCUMENTS = ("ts", "ns", "key", "wall", "entry")
 
 def groups_in(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The first pass over one part: a row of each group, of one group several where there are very many."""
-    rows = (_group_rows(member, batch) for batch in batches if batch.num_rows)
+    heads = Heads()
+    rows = (_group_rows(member, batch, heads) for batch in batches if batch.num_rows)
     yield from _folded(rows, _GROUP_COLUMNS, _GROUP_KEYS, _UPDATE_SUMS, limit=_MERGE_ROWS).to_batches()
 
 
@@ -186,53 +194,38 @@ def documents_in(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
     yield from _folded(rows, _DOCUMENT_COLUMNS, _DOCUMENT_KEYS, _SUMS).to_batches()
 
 
-def diff_size(entry: bytes) -> int | None:
-    """Bytes of the `$v: 2` difference in an update's entry; None when it holds a replacement.
-
-    InvalidBSONError when it is no update's entry.
-    """
-    o = OplogEntry(entry).o
-    at = 4 + len(_DIFF_HEAD)
-    if o.raw[4:at] == _DIFF_HEAD:
-        return int(_read_int32(o.raw, at)[0])
-    if o.type_of("$v") is None or o.get("$v") != DIFF_VERSION:
-        return None
-    diff = o.get_raw("diff")
-    return None if diff is None else len(diff)
-
-
 def with_ids(batch: pa.RecordBatch, places: Sequence[Place]) -> pa.RecordBatch:
     """Rows of hot documents with the column `id`, from each one's newest entry."""
     by_name = {place.name: place for place in places}
     rows = zip(*(batch.column(name).to_pylist() for name in ("member", "key", "last_ts")), strict=True)
-    ids = [_id_text(by_name[member], key, ts) for member, key, ts in rows]
+    ids = [_id_of(by_name[member], key, ts) for member, key, ts in rows]
     return batch.append_column("id", pa.array(ids, pa.string()))
 
 
-def _id_text(place: Place, key: bytes, ts: int) -> str | None:
+def _id_of(place: Place, key: bytes, ts: int) -> str | None:
     for batch in place.read(Span(ts, ts + 1), ("key", "entry")):
-        for of, raw in zip(batch.column("key").to_pylist(), batch.column("entry").to_pylist(), strict=True):
-            if of != key:
-                continue
-            try:
-                entry = OplogEntry(raw)
-                return to_ejson((entry.o2 if entry.op == UPDATE and entry.o2 else entry.o).get("_id"))
-            except InvalidBSONError:
-                return None
+        for of, entry in zip(batch.column("key").to_pylist(), batch.column("entry").to_pylist(), strict=True):
+            if of == key:
+                return id_text(entry)
     return None
 
 
-def _group_rows(member: str, batch: pa.RecordBatch) -> pa.Table:
-    """A row of each entry."""
-    size, wall = _sizes_and_walls(batch)
-    ops = batch.column("op").to_pylist()
-    replacements, diffs, entry_bytes, diff_bytes = (np.zeros(batch.num_rows, np.int64) for _ in range(4))
-    entries = batch.column("entry")
-    for row in [row for row, op in enumerate(ops) if op == UPDATE]:
+def _diff_sizes(batch: pa.RecordBatch, heads: Heads) -> Iterator[tuple[int, int | None]]:
+    """Of each update that can be read its row, and the bytes of its difference, None of a replacement."""
+    rows = pc.indices_nonzero(pc.equal(batch.column("op"), UPDATE))
+    taken = [batch.column(name).take(rows).to_pylist() for name in ("ns", "entry")]
+    for row, ns, entry in zip(rows.to_pylist(), *taken, strict=True):
         try:
-            found = diff_size(entries[row].as_py())
+            yield row, diff_size(entry, heads.begin_of_o(entry, UPDATE, ns))
         except InvalidBSONError:
             continue
+
+
+def _group_rows(member: str, batch: pa.RecordBatch, heads: Heads) -> pa.Table:
+    """A row of each entry."""
+    size, wall = _sizes_and_walls(batch)
+    replacements, diffs, entry_bytes, diff_bytes = (np.zeros(batch.num_rows, np.int64) for _ in range(4))
+    for row, found in _diff_sizes(batch, heads):
         if found is None:
             replacements[row] = 1
         else:

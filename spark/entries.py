@@ -1,0 +1,104 @@
+"""Looking into many entries without walking each: what the audits ask of an entry's bytes."""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from replset.bson import InvalidBSONError, encode, encode_key, to_ejson, walk
+from replset.bson.decoding import read_value
+from replset.oplog_entry import UPDATE, OplogEntry, read_tail
+from replset.query.diff import DIFF_VERSION
+
+DIFF_HEAD = encode({"$v": DIFF_VERSION})[4:-1] + b"\x03diff\0"
+"""How the `o` of a difference begins, behind its length."""
+_HEAD_NAMES = ["op", "ns", "ui", "o"]
+_O2 = b"\x03o2\0"
+_ID_FIRST = b"_id\0"
+_OBJECT_ID = 7
+_OBJECT_ID_KEY = b"\x64"
+_MOST_HEADS = 10_000
+_read_int32 = Struct("<i").unpack_from
+
+
+class Heads:
+    """Entries as primaries write them: all of one collection and operation begin with the same bytes, {op, ns, ui} and
+    the name of `o`, and end with fields of fixed size. The beginnings are learned from the entries as they come.
+    """
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], bytes] = {}
+
+    def begin_of_o(self, raw: bytes, op: str, ns: str) -> int:
+        """Where the document `o` begins, 0 when the entry does not begin in that way with this op and ns."""
+        head = self._known.get((op, ns))
+        if head is None or not raw.startswith(head, 4):
+            head = self._learn(raw, op, ns)
+        return 4 + len(head) if head else 0
+
+    def o_if_agreed(
+        self, raw: bytes, ts: int, term: int, op: str, ns: str, key: bytes | None, wall_ms: int
+    ) -> tuple[int, int]:
+        """Begin and end of `o` when the entry certainly says what its columns say; (0, 0): it takes a closer look."""
+        at = self.begin_of_o(raw, op, ns)
+        if not at or len(raw) < at + 5 or (size := _read_int32(raw, at)[0]) < 5:
+            return 0, 0
+        end = tail = at + size
+        about = at
+        if op == UPDATE:
+            about = end + 4
+            if raw[end:about] != _O2 or len(raw) < about + 5 or (size := _read_int32(raw, about)[0]) < 5:
+                return 0, 0
+            tail = about + size
+        if read_tail(raw, tail) != (ts, term, wall_ms) or raw[about + 5 : about + 9] != _ID_FIRST:
+            return 0, 0
+        kind = raw[about + 4]
+        if kind == _OBJECT_ID:
+            found = _OBJECT_ID_KEY + raw[about + 9 : about + 21]
+        else:
+            try:
+                found = encode_key(read_value(raw, kind, about + 9, tail - 1))
+            except InvalidBSONError:
+                return 0, 0
+        return (at, end) if found == key else (0, 0)
+
+    def _learn(self, raw: bytes, op: str, ns: str) -> bytes:
+        try:
+            elements = walk(raw)
+            entry = OplogEntry(raw)
+        except InvalidBSONError:
+            return b""
+        names = [name for name, *_ in elements[:4]]
+        if names != _HEAD_NAMES or elements[3][1] != 3 or (entry.op, entry.ns) != (op, ns):
+            return b""
+        if len(self._known) >= _MOST_HEADS:
+            self._known.clear()
+        head = self._known[op, ns] = raw[4 : elements[3][2]]
+        return head
+
+
+def diff_size(entry: bytes, begin_of_o: int = 0) -> int | None:
+    """Bytes of the `$v: 2` difference in an update's entry; None when it holds a replacement.
+
+    begin_of_o: where it is known. InvalidBSONError when it is no update's entry.
+    """
+    at = begin_of_o + 4
+    end = at + len(DIFF_HEAD)
+    if begin_of_o and entry[at:end] == DIFF_HEAD:
+        return int(_read_int32(entry, end)[0])
+    o = OplogEntry(entry).o
+    if o.type_of("$v") is None or o.get("$v") != DIFF_VERSION:
+        return None
+    diff = o.get_raw("diff")
+    return None if diff is None else len(diff)
+
+
+def id_text(raw: bytes) -> str | None:
+    """The `_id` of the entry's document in Extended JSON; None when there is none, or the entry cannot be read."""
+    try:
+        entry = OplogEntry(raw)
+        about = entry.o2 if entry.op == UPDATE else entry.o if entry.op in ("i", "d") else None
+        return to_ejson(about.get("_id")) if about is not None and "_id" in about else None
+    except InvalidBSONError:
+        return None
