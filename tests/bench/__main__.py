@@ -1,4 +1,4 @@
-"""`./dev bench [NAME]`: throughput of a real three-member set; codec and storage alone. Never part of the tests."""
+"""`./dev bench [NAME]`: throughput of a real three-member set; codec and storage; Spark. Never part of the tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from replset.cli.local_set import HTTP_OFFSET, LocalMember, free_ports, running_set, wait_until
-from tests.bench import bson, storage
+from tests.bench import bson, spark, storage
 from tests.bench.load import HttpClient, Result, WireClient, run_load
 
 ROWS = {
@@ -23,6 +23,7 @@ ROWS = {
     "http-majority": (HttpClient, {"w": "majority"}, 2000),
 }
 ALONE = {"bson": bson.run, "storage": storage.run}
+NAMES = [*ALONE, *ROWS, *spark.BENCHES]
 
 
 def cpu_seconds(member: LocalMember) -> float:
@@ -33,19 +34,22 @@ def cpu_seconds(member: LocalMember) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="./dev bench")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join([*ROWS, *ALONE])}; none: all")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(NAMES)}; none: all")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--connections", type=int, default=64)
+    parser.add_argument("--entries", type=int, default=2_000_000, help="a member's, in the benchmarks of Spark")
     options = parser.parse_args()
-    unknown = [name for name in options.names if name not in {*ROWS, *ALONE}]
+    unknown = [name for name in options.names if name not in NAMES]
     if unknown:
         parser.error(f"no benchmark {unknown[0]}")
-    wanted = options.names or [*ALONE, *ROWS]
+    wanted = options.names or NAMES
     for name in wanted:
         if name in ALONE:
             ALONE[name]()
     rows = [name for name in wanted if name in ROWS]
-    return bench_set(rows, options.seconds, options.connections) if rows else 0
+    failed = bench_set(rows, options.seconds, options.connections) if rows else 0
+    jobs = [name for name in wanted if name in spark.BENCHES]
+    return max(failed, spark.run(jobs, options.entries) if jobs else 0)
 
 
 def bench_set(rows: list[str], seconds: float, connections: int) -> int:

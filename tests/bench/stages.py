@@ -1,0 +1,72 @@
+"""What Spark itself counted of the stages of a job: tasks, bytes shuffled, the slowest task beside the median one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """median_ms, slowest_ms: run times of its tasks. memory: the most that one task's operators held, in bytes."""
+
+    tasks: int
+    median_ms: float
+    slowest_ms: float
+    shuffled_bytes: int
+    shuffled_rows: int
+    spilled_bytes: int
+    memory: int
+
+
+def stages_of(spark: SparkSession, call: Callable[[], Answer]) -> tuple[list[Stage], Answer]:
+    """The stages that ran while `call` ran, and its answer."""
+    before = {number for number, _, _ in _listed(spark)}
+    answer = call()
+    store = _store(spark)
+    java = spark.sparkContext._gateway
+    quantiles = java.new_array(java.jvm.double, 2)
+    quantiles[0], quantiles[1] = 0.5, 1.0
+    found = []
+    for number, attempt, data in _listed(spark):
+        if number in before or data.numCompleteTasks() == 0:
+            continue
+        times = store.taskSummary(number, attempt, quantiles)
+        median, slowest = (
+            (times.get().executorRunTime().apply(0), times.get().executorRunTime().apply(1))
+            if times.isDefined()
+            else (0.0, 0.0)
+        )
+        found.append(
+            Stage(
+                data.numCompleteTasks(),
+                median,
+                slowest,
+                data.shuffleWriteBytes(),
+                data.shuffleWriteRecords(),
+                data.memoryBytesSpilled() + data.diskBytesSpilled(),
+                data.peakExecutionMemory(),
+            )
+        )
+    return found, answer
+
+
+def _store(spark: SparkSession):  # type: ignore[no-untyped-def]
+    return spark.sparkContext._jsc.sc().statusStore()
+
+
+def _listed(spark: SparkSession):  # type: ignore[no-untyped-def]
+    """(number, attempt, data) of every stage that Spark remembers, oldest first."""
+    java = spark.sparkContext._gateway
+    none = java.jvm.java.util.ArrayList()
+    quantiles = java.new_array(java.jvm.double, 0)
+    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+    found = _store(spark).stageList(none, False, False, quantiles, none)
+    stages = [found.apply(number) for number in range(found.size())]
+    return sorted(((data.stageId(), data.attemptId(), data) for data in stages), key=lambda one: one[:2])
