@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,7 +30,7 @@ def stages_of(spark: SparkSession, call: Callable[[], Answer]) -> tuple[list[Sta
     before = {number for number, _, _ in _listed(spark)}
     answer = call()
     store = _store(spark)
-    java = spark.sparkContext._gateway
+    java = _java(spark)
     quantiles = java.new_array(java.jvm.double, 2)
     quantiles[0], quantiles[1] = 0.5, 1.0
     found = []
@@ -57,16 +57,22 @@ def stages_of(spark: SparkSession, call: Callable[[], Answer]) -> tuple[list[Sta
     return found, answer
 
 
-def _store(spark: SparkSession):  # type: ignore[no-untyped-def]
-    return spark.sparkContext._jsc.sc().statusStore()
+def _java(spark: SparkSession) -> Any:
+    return spark.sparkContext._gateway
 
 
-def _listed(spark: SparkSession):  # type: ignore[no-untyped-def]
+def _store(spark: SparkSession) -> Any:
+    context: Any = spark.sparkContext._jsc
+    return context.sc().statusStore()
+
+
+def _listed(spark: SparkSession) -> list[tuple[int, int, Any]]:
     """(number, attempt, data) of every stage that Spark remembers, oldest first."""
-    java = spark.sparkContext._gateway
+    java = _java(spark)
     none = java.jvm.java.util.ArrayList()
     quantiles = java.new_array(java.jvm.double, 0)
-    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+    context: Any = spark.sparkContext._jsc
+    context.sc().listenerBus().waitUntilEmpty()
     found = _store(spark).stageList(none, False, False, quantiles, none)
     stages = [found.apply(number) for number in range(found.size())]
     return sorted(((data.stageId(), data.attemptId(), data) for data in stages), key=lambda one: one[:2])

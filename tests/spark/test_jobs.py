@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from spark.columns import COLUMNS
-from spark.jobs import map_spans, place_error, plan, scan
+from spark.jobs import map_spans, place_error, plan, scan, with_member, worker
 from spark.places import EVERYTHING, Only, Span
 from spark.readers.sqlite import SqlitePlace
 from tests.spark.kit import insert, write_oplog
@@ -49,6 +50,14 @@ def test_scan_of_a_span_and_a_namespace(spark: SparkSession, places: list[Sqlite
 def test_nothing_to_read_is_an_empty_table(spark: SparkSession, places: list[SqlitePlace]) -> None:
     assert scan(spark, [], ("ts",)).collect() == []
     assert scan(spark, places[2:], ("ts", "key")).collect() == []
+
+
+def test_a_task_knows_the_others_in_few_bytes(places: list[SqlitePlace]) -> None:
+    """Or what tasks are sent grows with their number squared."""
+    tasks = [(places[number % 2], Span(number << 40, (number + 1) << 40)) for number in range(10_000)]
+    assert len(cloudpickle.dumps(worker(tasks, COLUMNS, with_member))) < 24 * len(tasks)
+    sent = cloudpickle.loads(cloudpickle.dumps(worker([(places[0], EVERYTHING)], ("ts",), with_member)))
+    assert sum(batch.num_rows for batch in sent(iter([pa.record_batch({"id": [0]})]))) == N
 
 
 def test_map_spans_works_behind_the_reader_once_a_task(spark: SparkSession, places: list[SqlitePlace]) -> None:
