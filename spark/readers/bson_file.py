@@ -19,7 +19,7 @@ from replset.bson import MAX_INTERNAL_SIZE, InvalidBSONError
 from replset.ids import OpTime
 from spark.places import ALL, Bounds, Only, PlaceError, Span
 from spark.readers.entries import Row, batch_of, chosen, entry_optime, entry_row
-from spark.readers.pieces import Piece, cut, rows_within, side_by_side
+from spark.readers.pieces import Piece, cut, rows_within, side_by_side, within
 
 _CHUNK_BYTES = 2 << 20
 _BATCH_ROWS = 2_048
@@ -74,7 +74,7 @@ class BsonFilePlace:
         return round(rows_within(self._pieces(), span))
 
     def split(self, span: Span, parts: int) -> list[Span]:
-        return cut(span, self._pieces(), parts)
+        return cut(span, within(self._pieces(), span), parts)
 
     def read(self, span: Span, columns: Sequence[str], only: Only = ALL) -> Iterator[pa.RecordBatch]:
         index = self._index()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from struct import Struct
 from typing import NamedTuple
 
@@ -50,7 +51,7 @@ def entry_optime(raw: bytes) -> OpTime:
 
 
 def entry_row(raw: bytes) -> Row:
-    """With the hash made anew. InvalidBSONError when it is no oplog entry."""
+    """With key and hash made anew. InvalidBSONError when it is no oplog entry."""
     document = RawDocument(raw)
     op, ns, wall = document.get("op"), document.get("ns"), document.get("wall")
     if not isinstance(op, str) or not isinstance(ns, str):
@@ -58,6 +59,21 @@ def entry_row(raw: bytes) -> Row:
     term, ts = _optime(document)
     wall_ms = wall.ms if isinstance(wall, DateTime) else (ts >> 31) * 1000
     return Row(ts, term, op, ns, _key(document, op), wall_ms, entry_hash(raw), None, raw)
+
+
+def member_row(document: RawDocument) -> Row:
+    """A row as a member's HTTP API gives it: {optime, key, hash, chain, entry}. InvalidBSONError when it is none."""
+    raw = document.get_raw("entry")
+    key, hashed, chain = document.get("key"), document.get("hash"), document.get("chain")
+    if raw is None or not isinstance(hashed, int) or not isinstance(chain, int) or not isinstance(key, bytes | None):
+        raise InvalidBSONError("it is no row of an oplog: it needs hash, chain and entry")
+    return entry_row(raw)._replace(key=key if key is None else bytes(key), hash=hashed, chain=chain)
+
+
+def batched(rows: Iterable[Row], count: int) -> Iterator[list[Row]]:
+    left = iter(rows)
+    while some := list(islice(left, count)):
+        yield some
 
 
 def batch_of(rows: Sequence[Row], columns: Sequence[str]) -> pa.RecordBatch:

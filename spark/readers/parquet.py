@@ -23,7 +23,7 @@ from pyarrow import fs
 from replset.ids import OpTime
 from spark.columns import COLUMNS, MEMBER, arrow_schema
 from spark.places import ALL, Bounds, Only, PlaceError, Span
-from spark.readers.pieces import Piece, cut, rows_within, side_by_side
+from spark.readers.pieces import Piece, cut, rows_within, side_by_side, within
 
 _BATCH_ROWS = 16_384
 _ENTRY_ROWS = 2_048
@@ -72,7 +72,7 @@ class ParquetPlace:
         return round(rows_within(self._pieces(), span))
 
     def split(self, span: Span, parts: int) -> list[Span]:
-        return cut(span, self._pieces(), parts)
+        return cut(span, within(self._pieces(), span), parts)
 
     def read(self, span: Span, columns: Sequence[str], only: Only = ALL) -> Iterator[pa.RecordBatch]:
         rows = _ENTRY_ROWS if "entry" in columns else _BATCH_ROWS

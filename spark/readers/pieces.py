@@ -23,9 +23,19 @@ def cut(span: Span, pieces: Sequence[Piece], parts: int) -> list[Span]:
     return [Span(*pair) for pair in zip([span.first_ts, *cuts], [*cuts, span.end_ts], strict=True)]
 
 
+def within(pieces: Iterable[Piece], span: Span) -> list[Piece]:
+    """What of the pieces lies in the span."""
+    found = []
+    for first, end, rows in pieces:
+        begin, stop = max(first, span.first_ts), min(end, span.end_ts)
+        if begin < stop:
+            found.append(Piece(begin, stop, rows * (stop - begin) / (end - first)))
+    return found
+
+
 def rows_within(pieces: Iterable[Piece], span: Span) -> float:
     """About how many of the pieces' rows lie in the span."""
-    return sum(_share(piece, span) * piece.rows for piece in pieces)
+    return sum(piece.rows for piece in within(pieces, span))
 
 
 def side_by_side(pieces: Iterable[Piece]) -> list[Piece]:
@@ -48,8 +58,3 @@ def _cuts(pieces: Sequence[Piece], parts: int) -> Iterable[int]:
             yield first + int((end - first) * (wanted - passed) / rows)
             number += 1
         passed += rows
-
-
-def _share(piece: Piece, span: Span) -> float:
-    common = min(piece.end_ts, span.end_ts) - max(piece.first_ts, span.first_ts)
-    return max(0, common) / (piece.end_ts - piece.first_ts)

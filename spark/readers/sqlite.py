@@ -136,9 +136,10 @@ class _Oplog:
 
     def check(self, mark: Mark) -> None:
         """That this entry is still there, on the same history."""
-        row = self._first("SELECT term, chain FROM oplog WHERE ts = ?", mark.optime.ts)
-        if row is None or row[0] != mark.optime.term or mark.chain not in (None, row[1]):
-            raise rolled_back_error(self.name, mark.optime)
+        if mark.chain is not None:
+            row = self._first("SELECT term, chain FROM oplog WHERE ts = ?", mark.optime.ts)
+            if row != (mark.optime.term, mark.chain):
+                raise rolled_back_error(self.name, mark.optime)
 
     def ahead(self, after: Mark, limit: int) -> Mark:
         """The entry `limit` behind this one, or the newest."""

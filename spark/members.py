@@ -1,0 +1,163 @@
+"""From what people write for a member to the place where its oplog lies.
+
+A MEMBER is a dbpath, its database file, a dump (`oplog.bson`, or a folder with one), a file or folder of exported
+Parquet, or http://HOST:PORT of a live member; NAME=MEMBER names it by hand.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from replset.storage.layout import DATABASE_FILE
+from spark.places import Place, PlaceError
+
+_DUMP = "oplog.bson"
+_NAMED = re.compile(r"([^/=]+)=(.+)", re.DOTALL)
+_SQLITE, _PARQUET, _GZIP = b"SQLite format 3\0", b"PAR1", b"\x1f\x8b"
+
+
+class _Found(NamedTuple):
+    """kind: of the place. parts: from which its name is taken, the last one first. at: what tells it from others."""
+
+    kind: str
+    where: str
+    parts: tuple[str, ...]
+    given: str | None
+    member: str | None = None
+
+    @property
+    def at(self) -> tuple[str, str | None]:
+        return (self.where if "://" in self.where else os.path.realpath(self.where)), self.member
+
+
+def open_members(texts: Sequence[str]) -> list[Place]:
+    """The places, in this order; an export that holds several members gives one for each.
+
+    A name that is not given is the shortest tail of the path that no other has, or HOST:PORT. PlaceError when a text
+    stands for no oplog, for one that stands there already, or when two have one name. Nothing is opened yet.
+    """
+    found = [place for text in texts for place in _look(text)]
+    seen: dict[tuple[str, str | None], _Found] = {}
+    for each in found:
+        if each.at in seen:
+            raise PlaceError(each.where, "it is given twice")
+        seen[each.at] = each
+    names = _names(found)
+    for name in names:
+        if names.count(name) > 1:
+            raise PlaceError(name, "two members have this name; give others with NAME=MEMBER")
+    return [_open(name, each) for name, each in zip(names, found, strict=True)]
+
+
+def _look(text: str) -> list[_Found]:
+    named = _NAMED.fullmatch(text)
+    given, where = (
+        (named[1], named[2]) if named and not os.path.exists(text) and "://" not in named[1] else (None, text)
+    )
+    kind, where = _kind(where)
+    if kind == "live":
+        return [_Found(kind, where, (urlsplit(where).netloc,), given)]
+    parts = tuple(reversed(Path(_shown(where)).parts)) if "://" not in where else (where,)
+    if kind != "parquet":
+        return [_Found(kind, where, parts, given)]
+    from spark.readers.parquet import exported_members
+
+    members = exported_members(where)
+    if not members:
+        return [_Found(kind, where, parts, given)]
+    if len(members) == 1:
+        return [_Found(kind, where, (members[0], *parts), given, members[0])]
+    return [_Found(kind, where, (member, *parts), given and f"{given}/{member}", member) for member in members]
+
+
+def _kind(text: str) -> tuple[str, str]:
+    """What it is, and the path or address to open."""
+    if text.startswith("http://"):
+        return "live", _address(text)
+    if "://" in text:
+        return _remote(text)
+    path = Path(text)
+    if path.is_dir():
+        return _folder(path)
+    if not path.is_file():
+        raise PlaceError(text, "there is no such file or folder")
+    try:
+        with path.open("rb") as file:
+            head = file.read(16)
+    except OSError as error:
+        raise PlaceError(text, error.strerror or error) from error
+    if head.startswith(_PARQUET):
+        return "parquet", text
+    return ("sqlite" if head == _SQLITE or path.name == DATABASE_FILE else "bson"), text
+
+
+def _folder(path: Path) -> tuple[str, str]:
+    for kind, name in (("sqlite", DATABASE_FILE), ("bson", _DUMP)):
+        if (path / name).is_file():
+            return kind, str(path / name)
+    if any(path.rglob("*.parquet")):
+        return "parquet", str(path)
+    raise PlaceError(str(path), f"no oplog is there: neither {DATABASE_FILE} nor {_DUMP} nor Parquet files")
+
+
+def _remote(text: str) -> tuple[str, str]:
+    if text.startswith("https://"):
+        raise PlaceError(text, "members speak plain HTTP: http://HOST:PORT")
+    return "parquet", text
+
+
+def _address(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        if parts.hostname and parts.port and parts.path in ("", "/") and not parts.query:
+            return f"http://{parts.netloc}"
+    except ValueError:
+        pass
+    raise PlaceError(text, "a live member is http://HOST:PORT")
+
+
+def _shown(where: str) -> str:
+    """The path as its names are taken from it: a member's folder rather than the file in it."""
+    path = Path(os.path.abspath(where))
+    return str(path.parent if path.name in (DATABASE_FILE, _DUMP) else path)
+
+
+def _names(found: Sequence[_Found]) -> list[str]:
+    return [each.given or _tail(each, [other for other in found if other is not each]) for each in found]
+
+
+def _tail(each: _Found, others: Sequence[_Found]) -> str:
+    """As few parts as tell it from all others."""
+    for count in range(1, len(each.parts) + 1):
+        tail = each.parts[:count]
+        if all(other.parts[:count] != tail and other.given != _joined(tail) for other in others):
+            return _joined(tail)
+    return _joined(each.parts)
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return str(Path(*reversed(parts))) if len(parts) > 1 else parts[0]
+
+
+def _open(name: str, found: _Found) -> Place:
+    """The reader is imported now, so that only what is read need be installed."""
+    if found.kind == "live":
+        from spark.readers.live import LivePlace
+
+        return LivePlace(name, found.where)
+    if found.kind == "bson":
+        from spark.readers.bson_file import BsonFilePlace
+
+        return BsonFilePlace(name, found.where)
+    if found.kind == "parquet":
+        from spark.readers.parquet import ParquetPlace
+
+        return ParquetPlace(name, found.where, found.member)
+    from spark.readers.sqlite import SqlitePlace
+
+    return SqlitePlace(name, found.where)

@@ -1,0 +1,259 @@
+"""The reader of a live member, against a stand-in for its HTTP API that can do at once what takes a set minutes."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from api.routes.oplog import row_fields
+from replset.bson import encode
+from replset.ids import OpTime
+from replset.oplog_row import OplogRow, chained_rows
+from spark.columns import COLUMNS
+from spark.places import (
+    EVERYTHING,
+    START,
+    Bounds,
+    Mark,
+    Only,
+    PlaceError,
+    PlaceRolledBackError,
+    PlaceTrimmedError,
+    Span,
+)
+from spark.readers import live
+from spark.readers.live import LivePlace
+from tests.spark.kit import T0, insert
+
+BEFORE_PAGE = Callable[["StandIn", int], None]
+
+
+class StandIn:
+    """A member with these rows. before_page: called with the number of the page (from 1) before it is answered."""
+
+    def __init__(self, rows: list[OplogRow]) -> None:
+        self.rows, self.trimmed_through, self.pages = rows, 0, 0
+        self.before_page: BEFORE_PAGE = lambda _member, _page: None
+        self.broken_answer: bytes | None = None
+
+    def trim(self, through: int) -> None:
+        self.rows = [row for row in self.rows if row.ts > through]
+        self.trimmed_through = through
+
+    def answer(self, path: str, query: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
+        if path.endswith("/info"):
+            ends = [str(self.rows[at].optime) if self.rows else None for at in (0, -1)]
+            info = {"first": ends[0], "last": ends[1], "bytes": sum(len(row.entry) for row in self.rows)}
+            return 200, {}, json.dumps(info).encode()
+        assert path == "/v1/replset/oplog"
+        self.pages += 1
+        self.before_page(self, self.pages)
+        after = OpTime.parse(query.get("after", "0:0:0"))
+        if after.ts and after.ts < self.trimmed_through:
+            return 400, {}, json.dumps({"ok": 0, "code": 136, "errmsg": "was trimmed away"}).encode()
+        newer = [row for row in self.rows if row.ts > after.ts]
+        page = newer[: int(query["limit"])]
+        headers = {"x-replset-next": str(page[-1].optime)} if len(page) < len(newer) else {}
+        return 200, headers, b"".join(encode(row_fields(row)) for row in page)
+
+
+@pytest.fixture
+def member() -> Iterator[StandIn]:
+    stand_in = StandIn(history(100))
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            parts = urlsplit(self.path)
+            try:
+                status, headers, data = stand_in.answer(parts.path, {k: v[0] for k, v in parse_qs(parts.query).items()})
+            except ConnectionAbortedError:
+                self.close_connection = True
+                return
+            self.send_response(status)
+            for name, value in {**headers, "content-length": str(len(data))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(data if stand_in.broken_answer is None else stand_in.broken_answer)
+            self.close_connection = stand_in.broken_answer is not None
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        stand_in.url = f"http://127.0.0.1:{server.server_port}"  # type: ignore[attr-defined]
+        yield stand_in
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def place(member: StandIn, monkeypatch: pytest.MonkeyPatch) -> LivePlace:
+    monkeypatch.setattr(live, "_PAGE_ROWS", 15)
+    return LivePlace("m1", member.url)  # type: ignore[attr-defined]
+
+
+def history(count: int, *, others_from: int | None = None) -> list[OplogRow]:
+    """others_from: from this number on another history, of term 2."""
+    limit = count if others_from is None else others_from
+    pending = [insert(n, ns=f"shop.c{n % 2}", per_second=10, term=1 if n < limit else 2) for n in range(count)]
+    return chained_rows(pending, 0)
+
+
+def rows_of(place: LivePlace, span: Span = EVERYTHING, only: Only = Only()) -> list[dict[str, Any]]:  # noqa: B008
+    return [row for batch in place.read(span, COLUMNS, only) for row in batch.to_pylist()]
+
+
+def test_reading(member: StandIn, place: LivePlace) -> None:
+    expected = [dict(zip(COLUMNS, row, strict=True)) for row in member.rows]
+    assert rows_of(place) == rows_of(place.pin()) == expected
+    span = Span(member.rows[20].ts, member.rows[61].ts)
+    assert rows_of(place, span) == rows_of(place.pin(), span) == expected[20:61]
+    assert rows_of(place, span, Only(ns=("shop.c1",), op=("i",))) == expected[21:61:2]
+    assert next(place.read(span, ("hash", "ts"))).schema.names == ["hash", "ts"]
+    assert list(place.read(Span(5, 5), ("ts",))) == []
+
+
+def test_bounds_and_parts(member: StandIn, place: LivePlace) -> None:
+    rows = member.rows
+    bounds = place.bounds()
+    assert bounds == Bounds(rows[0].optime, rows[-1].optime, bounds.rows, chain=rows[-1].chain)
+    assert bounds.rows == pytest.approx(100, rel=0.1)
+    pinned = place.pin()
+    assert pinned.pin() is pinned
+    found = [[row["ts"] for row in rows_of(pinned, part)] for part in pinned.split(EVERYTHING, 4)]
+    assert [ts for part in found for ts in part] == [row.ts for row in rows]
+    assert (len(found), max(map(len, found))) == (4, 30)
+    assert pinned.count(Span(0, rows[50].ts)) == pytest.approx(50, abs=6)
+    member.rows = []
+    assert (place.bounds(), rows_of(place), place.split(EVERYTHING, 3)) == (Bounds(), [], [EVERYTHING])
+
+
+def test_a_pinned_place_gives_nothing_newer(member: StandIn, place: LivePlace) -> None:
+    pinned = place.pin()
+    member.rows = history(150)
+    assert (len(rows_of(pinned)), len(rows_of(place))) == (100, 150)
+
+
+def test_follow(member: StandIn, place: LivePlace) -> None:
+    marks = [Mark(row.optime, row.chain) for row in member.rows]
+    assert place.follow(START, 1) == marks[0]
+    assert place.follow(marks[0], 40) == marks[40]
+    assert place.follow(marks[40], 1000) == marks[99] == place.follow(marks[99], 5)
+    found = rows_of(place.between(marks[10], marks[30]))  # type: ignore[arg-type]
+    assert [row["ts"] for row in found] == [row.ts for row in member.rows[11:31]]
+    rows = member.rows
+    member.trim(rows[30].ts)
+    assert place.follow(marks[30], 1) == marks[31]
+    with pytest.raises(PlaceTrimmedError) as caught:
+        place.follow(marks[29], 1)
+    assert caught.value.through == rows[31].ts - 1
+    with pytest.raises(PlaceRolledBackError, match=str(rows[50].optime)):
+        place.follow(Mark(rows[50].optime, 5), 1)
+    with pytest.raises(PlaceRolledBackError, match="2:"):
+        place.follow(Mark(OpTime(2, rows[50].ts), rows[50].chain), 1)
+    member.rows = rows[31:60]
+    with pytest.raises(PlaceRolledBackError, match=str(rows[70].optime)):
+        place.follow(marks[70], 1)
+
+
+def on_page(number: int, act: Callable[[StandIn], None]) -> BEFORE_PAGE:
+    return lambda member, page: act(member) if page == number else None
+
+
+def test_a_head_that_moves_away(member: StandIn, place: LivePlace) -> None:
+    pinned, rows = place.pin(), member.rows
+    member.before_page = on_page(member.pages + 3, lambda member: member.trim(rows[50].ts))
+    with pytest.raises(PlaceTrimmedError, match=rf"m1: .* up to {T0 + 5}:1 were trimmed away"):
+        rows_of(pinned)
+    with pytest.raises(PlaceTrimmedError):
+        rows_of(pinned)
+    assert len(rows_of(pinned, Span(rows[51].ts, EVERYTHING.end_ts))) == 49
+    assert len(rows_of(place)) == 49
+
+
+@pytest.mark.parametrize("page", [1, 2, 5])
+def test_a_rollback_in_between(member: StandIn, place: LivePlace, page: int) -> None:
+    def roll_back(member: StandIn) -> None:
+        member.rows = history(110, others_from=40)
+
+    pinned = place.pin()
+    member.before_page = on_page(member.pages + page, roll_back)
+    with pytest.raises(PlaceRolledBackError, match=r"m1: its entry .* the member rolled back"):
+        rows_of(pinned)
+    with pytest.raises(PlaceRolledBackError):
+        rows_of(pinned, Span(0, member.rows[10].ts))
+
+
+def test_pages_that_do_not_follow_are_noticed_without_a_pin(member: StandIn, place: LivePlace) -> None:
+    def roll_back(member: StandIn) -> None:
+        member.rows = history(110, others_from=10)
+
+    member.before_page = on_page(3, roll_back)
+    with pytest.raises(PlaceRolledBackError):
+        rows_of(place)
+
+
+def said(place: LivePlace) -> str:
+    with pytest.raises(PlaceError) as caught:
+        rows_of(place)
+    assert caught.value.name == "m1"
+    assert "\n" not in caught.value.reason
+    return caught.value.reason
+
+
+def test_a_member_that_dies_in_the_middle(member: StandIn, place: LivePlace) -> None:
+    def die(_member: StandIn) -> None:
+        raise ConnectionAbortedError
+
+    member.before_page = on_page(3, die)
+    assert said(place) == "the member went away while it was read"
+    member.broken_answer = b"\x10"  # and then nothing
+    assert "the member went away while it was read" in said(place)
+
+
+def test_what_is_no_member(member: StandIn, place: LivePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member, "answer", lambda *_: (404, {}, b"<html>"))
+    assert said(place) == "what answers there (404 Not Found) is no member's HTTP API"
+    monkeypatch.setattr(member, "answer", lambda *_: (200, {}, b"<html>"))
+    assert "answers what is no oplog" in said(place)
+    monkeypatch.setattr(member, "answer", lambda *_: (200, {}, encode({"optime": "1:2:3"})))
+    assert "answers what is no oplog" in said(place)
+    refusal = json.dumps({"ok": 0, "code": 13436, "errmsg": "initial sync goes on"}).encode()
+    monkeypatch.setattr(member, "answer", lambda *_: (503, {}, refusal))
+    assert said(place) == "the member answers 503: initial sync goes on"
+
+
+def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setattr(live, "_TIMEOUT_S", 0.2)
+        assert "did not answer within" in said(LivePlace("m1", url))
+    assert said(LivePlace("m1", url)) == f"nobody answers at {url}"
+
+
+def test_another_protocol() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def talk() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"\x10\0\0\0 something else\r\n")
+
+        thread = Thread(target=talk)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        assert said(LivePlace("m1", url)) == f"{url} does not speak HTTP"
+        thread.join()

@@ -1,0 +1,111 @@
+"""What people write for a member, and what it is called."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from spark.columns import COLUMNS, MEMBER, arrow_schema
+from spark.members import open_members
+from spark.places import PlaceError
+from spark.readers.bson_file import BsonFilePlace
+from spark.readers.live import LivePlace
+from spark.readers.parquet import ParquetPlace
+from spark.readers.sqlite import SqlitePlace
+from tests.spark.kit import insert, write_oplog
+
+
+def dbpath(folder: Path) -> str:
+    return str(write_oplog(folder, [insert(0)]))
+
+
+def exported(folder: Path, *members: str) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    schema = arrow_schema((MEMBER, *COLUMNS))
+    for member in members:
+        row = dict.fromkeys(COLUMNS, 1) | {"op": "i", "ns": "a.b", "key": b"k", "entry": b"e", MEMBER: member}
+        pq.write_table(pa.Table.from_pylist([row], schema), folder / f"{member}.parquet")
+    return str(folder)
+
+
+def test_each_kind(tmp_path: Path) -> None:
+    one = dbpath(tmp_path / "m1")
+    file = dbpath(tmp_path / "m2") + "/replset.db"
+    copy = tmp_path / "copy.sqlite"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("VACUUM INTO ?", [str(copy)])
+    dump = tmp_path / "dump" / "oplog.bson"
+    dump.parent.mkdir()
+    dump.write_bytes(insert(0)[6])
+    lost = tmp_path / "rollback" / "local.oplog.rs.2026-01-01T00-00-00.0.bson"
+    lost.parent.mkdir()
+    lost.write_bytes(insert(0)[6])
+    texts = [one, file, str(copy), str(dump.parent), str(lost), exported(tmp_path / "old", "x"), "http://[::1]:28017/"]
+    assert open_members(texts) == [
+        SqlitePlace("m1", f"{one}/replset.db"),
+        SqlitePlace("m2", file),
+        SqlitePlace("copy.sqlite", str(copy)),
+        BsonFilePlace("dump", str(dump)),
+        BsonFilePlace(lost.name, str(lost)),
+        ParquetPlace("x", str(tmp_path / "old"), "x"),
+        LivePlace("[::1]:28017", "http://[::1]:28017"),
+    ]
+    assert open_members([str(tmp_path / "old" / "x.parquet"), str(dump)]) == [
+        ParquetPlace("x", str(tmp_path / "old" / "x.parquet"), "x"),
+        BsonFilePlace("dump", str(dump)),
+    ]
+
+
+def test_names_are_the_shortest_tails_that_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("a/x/m1", "b/x/m1", "b/y/m1", "m2"):
+        dbpath(tmp_path / folder)
+    export = exported(tmp_path / "export", "m1", "m2", "h:27017")
+    monkeypatch.chdir(tmp_path / "a")
+    texts = ["x/m1", f"{tmp_path}/b/x/m1", "../b/y/m1/replset.db", f"{tmp_path}/m2", export]
+    assert [place.name for place in open_members(texts)] == [
+        "a/x/m1",
+        "b/x/m1",
+        "y/m1",
+        f"{tmp_path.name}/m2",
+        "h:27017",
+        "export/m1",
+        "export/m2",
+    ]
+
+
+def test_names_by_hand(tmp_path: Path) -> None:
+    one, two = dbpath(tmp_path / "m1"), dbpath(tmp_path / "other" / "m1")
+    odd = dbpath(tmp_path / "day=1")
+    export = exported(tmp_path / "export", "p", "q")
+    texts = [f"m1={one}", two, odd, "live=http://h:1", f"old={export}"]
+    assert [place.name for place in open_members(texts)] == ["m1", "other/m1", "day=1", "live", "old/p", "old/q"]
+
+
+def said(*texts: str) -> str:
+    with pytest.raises(PlaceError) as caught:
+        open_members(texts)
+    return str(caught.value)
+
+
+def test_what_stands_for_no_oplog(tmp_path: Path) -> None:
+    assert said(str(tmp_path)).startswith(f"{tmp_path}: no oplog is there")
+    assert said(f"{tmp_path}/none") == f"{tmp_path}/none: there is no such file or folder"
+    assert "http://HOST:PORT" in said("http://host")
+    assert "http://HOST:PORT" in said("http://host:port")
+    assert "http://HOST:PORT" in said("http://host:1/v1")
+    assert "plain HTTP" in said("https://host:1")
+    assert "nosuch://a" in said("nosuch://a")
+
+
+def test_the_same_twice(tmp_path: Path) -> None:
+    one, two = dbpath(tmp_path / "m1"), dbpath(tmp_path / "m2")
+    (tmp_path / "link").symlink_to(one)
+    for texts in ([one, one], [one, f"{one}/replset.db"], [one, f"n={tmp_path}/m2/../m1"], [one, f"{tmp_path}/link"]):
+        assert "it is given twice" in said(*texts)
+    assert said("http://h:1", "x=http://h:1/").endswith("it is given twice")
+    assert said(f"n={one}", f"n={two}") == "n: two members have this name; give others with NAME=MEMBER"
