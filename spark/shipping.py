@@ -24,6 +24,8 @@ PACKAGES = ("replset", "spark")
 """Whole, which is some 300 kB; what needs a package that executors do not have is never imported there."""
 WORKERS_NEED = ("numpy", "orjson", "pyarrow", "xxhash", "adbc_driver_manager", "adbc_driver_sqlite")
 ARCHIVE = "oplog-spark.zip"
+_served: set[str] = set()
+_CALLING = "An error occurred while calling "  # what py4j puts in a line before Java's own words
 
 
 class WorkersError(ReplError):
@@ -31,8 +33,10 @@ class WorkersError(ReplError):
 
 
 def ship(session: SparkSession) -> None:
-    """Give the executors our modules and see that they have the rest. Raises WorkersError."""
+    """Give the executors our modules and see that they have the rest, once an application. Raises WorkersError."""
     context = session.sparkContext
+    if context.applicationId in _served:
+        return
     if ROOT.is_dir():  # else we came in an archive ourselves: --py-files brought it to the executors as well
         context.addPyFile(str(write_archive(Path(context._temp_dir) / ARCHIVE)))
     tasks = max(8, 2 * context.defaultParallelism)  # enough that each executor gets one
@@ -43,6 +47,7 @@ def ship(session: SparkSession) -> None:
     for host, missing in sorted(set(found)):
         if missing:
             raise WorkersError(f"executor on {host}: its Python has no {missing}")
+    _served.add(context.applicationId)
 
 
 def write_archive(path: Path) -> Path:
@@ -75,7 +80,8 @@ def reason_of(error: Exception) -> str:
     failed = re.search(r"\((\S+) executor \S+\): (.*)", text)
     if failed is not None:
         return f"executor on {failed[1]}: {failed[2]}"
-    return next((line for line in lines if line.strip()), type(error).__name__)
+    told = (line.removeprefix(": ") for line in lines if line.strip() and not line.startswith(_CALLING))
+    return next(told, type(error).__name__)
 
 
 def main(arguments: list[str]) -> int:

