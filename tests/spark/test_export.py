@@ -1,0 +1,183 @@
+"""Exports written by Spark's workers, and read back: by the reader of exported Parquet, by Spark, by DuckDB."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+
+from replset.bson import decode, from_ejson, to_ejson
+from replset.ids import OpTime, pack_ts
+from replset.oplog_row import Pending
+from spark import export as exporting
+from spark.columns import COLUMNS
+from spark.export import PARSED, ExportError, Mode, Target, export
+from spark.jobs import place_error
+from spark.places import EVERYTHING, Place, PlaceError
+from spark.readers.parquet import ParquetPlace
+from spark.readers.sqlite import SqlitePlace
+from spark.replay import replay
+from tests.spark.history_kit import member, noop
+from tests.spark.kit import T0, insert, write_oplog
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MIDNIGHT = 1_760_054_400
+
+
+def past(count: int = 60, *, namespaces: int = 3) -> list[Pending]:
+    """Inserts into some namespaces around a midnight in UTC, four a minute, with no-ops between."""
+    found: list[Pending] = []
+    for number in range(count):
+        seconds = MIDNIGHT - 7 * count + 15 * number
+        row = insert(number, ns=f"shop.n{number % namespaces}", term=1 + number // 40)
+        optime = OpTime(row[1], pack_ts(seconds, 1))
+        found.append((optime.ts, *row[1:5], seconds * 1000, row[6]))
+        if number % 10 == 9:
+            found.append(noop(seconds + 7 - T0, "periodic noop", term=row[1]))
+    return found
+
+
+def rows(place: Place) -> list[dict[str, Any]]:
+    return [row for batch in place.read(EVERYTHING, COLUMNS) for row in batch.to_pylist()]
+
+
+def parts(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.parquet"))
+
+
+def test_what_is_exported_is_read_back(spark: SparkSession, tmp_path: Path) -> None:
+    places: Sequence[SqlitePlace] = [member(tmp_path, "a:1", past()), member(tmp_path, "b", past()[:30])]
+    out = tmp_path / "out"
+    files = export(spark, places, out).collect()
+
+    assert [str(path.relative_to(out)) for path in parts(out)] == sorted(row["file"] for row in files)
+    folders = sorted({row["file"].rpartition("/")[0] for row in files})
+    assert folders[:5] == [
+        "member=a%3A1/day=2025-10-09/ns=__HIVE_DEFAULT_PARTITION__",
+        "member=a%3A1/day=2025-10-09/ns=shop.n0",
+        "member=a%3A1/day=2025-10-09/ns=shop.n1",
+        "member=a%3A1/day=2025-10-09/ns=shop.n2",
+        "member=a%3A1/day=2025-10-10/ns=__HIVE_DEFAULT_PARTITION__",
+    ]
+    assert len(folders) == len(files) == 12  # b ends before midnight
+    for place in places:
+        assert rows(ParquetPlace(place.name, str(out), place.name)) == rows(place)
+    for row in files:
+        with pq.ParquetFile(out / row["file"]) as file:
+            ts = file.read(["ts"]).column(0).to_pylist()
+            group = file.metadata.row_group(0)
+        assert (row["entries"], row["first_ts"], row["last_ts"]) == (len(ts), ts[0], ts[-1])
+        assert ts == sorted(ts)
+        assert row["bytes"] == (out / row["file"]).stat().st_size
+        statistics = {group.column(n).path_in_schema: group.column(n) for n in range(group.num_columns)}
+        assert (statistics["ts"].statistics.min, statistics["ts"].statistics.max) == (ts[0], ts[-1])
+        assert {column.compression for column in statistics.values()} == {"ZSTD"}
+
+    read = spark.read.parquet(str(out))
+    assert read.where("member = 'a:1' and day = '2025-10-10' and ns = 'shop.n1'").count() == files[7]["entries"]
+    files_read = f"read_parquet('{out}/**/*.parquet', hive_partitioning=false)"
+    found = duckdb.sql(f"SELECT member, ns, count(*) FROM {files_read} GROUP BY ALL ORDER BY ALL")
+    assert found.fetchall()[:2] == [("a:1", "", 6), ("a:1", "shop.n0", 20)]
+
+
+def test_small_files_of_a_namespace_are_put_together(spark: SparkSession, tmp_path: Path) -> None:
+    """As many tasks as make ten files of each namespace and day leave one; not where files are large."""
+    place = member(tmp_path, "a", [insert(n, ns=f"shop.n{n % 2}", per_second=10) for n in range(2000)])
+    out = tmp_path / "out"
+    files = export(spark, [place], out, rows_per_task=100).collect()
+    assert [(row["ns"], row["entries"]) for row in files] == [("shop.n0", 1000), ("shop.n1", 1000)]
+    assert rows(ParquetPlace("a", str(out), "a")) == rows(place)
+    assert [path.name for path in out.iterdir()].count("_SUCCESS") == 1
+    assert not [path for path in out.iterdir() if path.name.startswith("_temporary")]
+
+
+def test_many_namespaces_in_one_task(spark: SparkSession, tmp_path: Path) -> None:
+    """More than are kept open at a time."""
+    place = member(tmp_path, "a", past(400, namespaces=150))
+    out = tmp_path / "out"
+    files = export(spark, [place], out)
+    assert files.where("ns <> ''").groupBy("ns").count().count() == 150
+    assert rows(ParquetPlace("a", str(out), "a")) == rows(place)
+
+
+def test_a_folder_is_not_written_over_unasked(spark: SparkSession, tmp_path: Path) -> None:
+    place = member(tmp_path, "a", past(20))
+    other = member(tmp_path, "b", past(10))
+    out = tmp_path / "out"
+    export(spark, [place], out)
+    before = {path: path.read_bytes() for path in parts(out)}
+    with pytest.raises(ExportError, match="is not empty"):
+        export(spark, [place], out)
+    assert {path: path.read_bytes() for path in parts(out)} == before
+    export(spark, [other], out, mode=Mode.OVERWRITE)
+    assert [path.name for path in sorted(out.iterdir())] == ["_SUCCESS", "member=b"]
+    assert rows(ParquetPlace("b", str(out), "b")) == rows(other)
+
+
+def test_appending(spark: SparkSession, tmp_path: Path) -> None:
+    history = past(50)
+    out = tmp_path / "out"
+    export(spark, [member(tmp_path / "then", "a", history[:20])], out, mode=Mode.APPEND)
+    now = [member(tmp_path / "now", "a", history), member(tmp_path / "now", "b", history[:5])]
+    files = export(spark, now, out, mode=Mode.APPEND).collect()
+    assert sum(row["entries"] for row in files if row["member"] == "a") == len(history) - 20
+    assert min(row["first_ts"] for row in files if row["member"] == "a") == history[20][0]
+    for place in now:
+        assert rows(ParquetPlace(place.name, str(out), place.name)) == rows(place)
+    assert export(spark, now, out, mode=Mode.APPEND).collect() == []
+
+
+def test_a_member_that_fails_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    place = member(tmp_path, "a", past(20))
+    broken = SqlitePlace("broken", str(tmp_path / "none.db"))
+    out = tmp_path / "out"
+    with pytest.raises(PlaceError, match=r"^broken: "):
+        export(spark, [place, broken], out)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ExportError):
+        export(spark, [place], tmp_path / "file")
+    assert not out.exists()
+
+
+def test_a_worker_that_cannot_write(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of the run goes away under the workers, as a full or lost disk would have it."""
+    place = member(tmp_path, "a", past(20))
+    monkeypatch.setattr(Target, "make", lambda self, run: None)
+    with pytest.raises(Exception, match="writing to") as raised:
+        export(spark, [place], tmp_path / "out")
+    told = place_error(raised.value)
+    assert told is not None
+    assert told.name == "a"
+    assert parts(tmp_path) == []
+
+
+def test_variant(spark: SparkSession, tmp_path: Path) -> None:
+    place = member(tmp_path, "a", past(12))
+    out = tmp_path / "out"
+    files = export(spark, [place], out, variant=True).collect()
+    assert rows(ParquetPlace("a", str(out), "a")) == rows(place)
+    assert sum(row["entries"] for row in files) == len(rows(place))
+    assert {row["file"].rpartition("/")[0] for row in files} == {
+        exporting.folder_of("a", exporting.day_of(row["ts"]), row["ns"]) for row in rows(place)
+    }
+    read = spark.read.parquet(str(out)).where("op = 'i'").orderBy("ts")
+    first = read.selectExpr(
+        f"variant_get({PARSED}, '$.o._id', 'int') AS id", f"to_json({PARSED}) AS text", "entry"
+    ).first()
+    assert first is not None
+    assert first["id"] == 0
+    assert from_ejson(first["text"]) == from_ejson(to_ejson(decode(bytes(first["entry"]))))
+
+
+def test_an_export_is_an_oplog_for_the_other_commands(spark: SparkSession, tmp_path: Path) -> None:
+    write_oplog(tmp_path / "a", [insert(n) for n in range(5)])
+    out = tmp_path / "out"
+    export(spark, [SqlitePlace("a", str(tmp_path / "a/replset.db"))], out)
+    with pytest.raises(PlaceError, match=r"a: the oplog begins at .*, after shop\.orders was made: give a base"):
+        replay(spark, ParquetPlace("a", str(out), "a"), "shop.orders")
