@@ -28,6 +28,7 @@ from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from spark.elections import Stretch, fork_of, winner_of
 from spark.jobs import map_spans, pinned
 from spark.places import EVERYTHING, Only, Place, PlaceError, Span
+from spark.readers.live import LivePlace
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -345,11 +346,10 @@ def _ms(value: object) -> int:
 
 def status_of(place: Place) -> dict[str, Any] | None:
     """What a live member answers to replSetGetStatus; None for a place that is no live member."""
-    address = getattr(place, "url", None)
-    if not isinstance(address, str):
+    if not isinstance(place, LivePlace):
         return None
     try:
-        answer = from_ejson_value(HttpClient(address).get("/v1/replset/status"))
+        answer = from_ejson_value(HttpClient(place.url).get("/v1/replset/status"))
     except ReplError as error:
         raise PlaceError(place.name, error.message) from error
     return answer if isinstance(answer, dict) else None

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import numpy as np
@@ -23,11 +27,14 @@ from spark.lag import (
     marks_in,
     noop_in,
     round_width_ms,
+    status_of,
     status_rows,
     wall_rows,
     width_ms_of,
 )
-from spark.places import EVERYTHING, Span
+from spark.places import EVERYTHING, PlaceError, Span
+from spark.readers.live import LivePlace
+from spark.readers.sqlite import SqlitePlace
 
 Rows = list[tuple[int, int, int]]
 """(ts, term, wall) of entries."""
@@ -260,3 +267,40 @@ def test_status_rows() -> None:
     ]
     assert status_rows([]) == []
     assert status_rows([("A", status(5, {"name": "a:1", "self": True}))]) == []
+
+
+@contextmanager
+def answering(document: dict[str, object]) -> Iterator[str]:
+    """The address of an HTTP server that knows one answer."""
+    body = json.dumps(to_ejson_value(document)).encode()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/v1/replset/status" else 404)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_live_member_is_asked_for_its_status() -> None:
+    document: dict[str, object] = {"date": DateTime(5000), "members": [member("a:1", 4, is_self=True)]}
+    with answering(document) as url:
+        place = LivePlace("A", url)
+        answer = status_of(place)
+    assert answer is not None
+    assert status_rows([("A", answer)]) == [Lag("A", 5000, "status", 0, pack_ts(4, 1), 1)]
+    assert status_of(SqlitePlace("f", "/none")) is None
+    with pytest.raises(PlaceError, match=r"^A: .* cannot be reached"):
+        status_of(place)
