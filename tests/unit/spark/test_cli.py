@@ -1,0 +1,210 @@
+"""oplog-spark before any Spark: help, options, points in time, what is missing, errors on one line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replset.errors import BadValueError
+from replset.ids import pack_ts
+from spark import running as run_module
+from spark.cli import app, main
+from spark.places import PlaceError, Span
+from spark.running import Engine, JobFailedError, first_line, point_of, running, span_of, told
+from tests.spark.kit import insert, write_oplog
+from tests.unit.cli.commands import commands_of, parameters_of
+
+Capture = pytest.CaptureFixture[str]
+ROOT = Path(__file__).parents[3]
+COMMANDS = {path[0]: command for path, command in commands_of(app).items() if path}
+
+
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)], ids=" ".join)
+def test_help(command: tuple[str, ...], capsys: Capture) -> None:
+    assert main([*command, "--help"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert " ".join(("oplog-spark", *command)) in out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_and_argument_says_what_it_is(name: str) -> None:
+    for option, text in parameters_of(COMMANDS[name]).items():
+        assert text, f"oplog-spark {name}: {option} has no help"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_takes_the_common_options(name: str) -> None:
+    assert {"--engine", "--master", "--format", "--json"} <= set(parameters_of(COMMANDS[name]))
+
+
+def test_help_loads_nothing_heavy() -> None:
+    """So that it answers at once: neither Spark nor Arrow nor numpy."""
+    program = (
+        "import sys; from spark.cli import main; main(['--help'])\n"
+        "heavy = {'pyspark', 'pyarrow', 'numpy', 'pandas', 'adbc_driver_sqlite'} & set(sys.modules)\n"
+        "sys.exit(f'{heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "command", [["-m", "spark"], [str(ROOT / "spark/__main__.py")], ["-c", "import spark.cli as c; c.main(['--help'])"]]
+)
+def test_it_runs_as_a_module_and_as_a_file(command: list[str], tmp_path: Path) -> None:
+    """As a file it is what spark-submit starts; the modules beside it must not pass for others' of the same names."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *command, "--help"], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "elections" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["frobnicate"], "No such command 'frobnicate' (see `oplog-spark --help`)"),
+        (["summary"], "Missing argument 'MEMBER' (see `oplog-spark summary --help`)"),
+        (["summary", "m1", "--frobnicate"], "No such option: --frobnicate"),
+        (["summary", "m1", "--engine", "duck"], "Invalid value for '--engine': "),
+        (["summary", "m1", "--format", "pdf"], "Invalid value for '--format': "),
+        (["lag", "m1", "--engine", "local"], "lag needs --engine spark (local does diff, summary and verify)"),
+        (["elections", "m1", "--engine", "local"], "elections needs --engine spark"),
+        (["replay", "m1", "--ns", "a.b", "--engine", "local"], "replay needs --engine spark"),
+        (["export", "m1", "--parquet", "x", "--engine", "local"], "export needs --engine spark"),
+        (["replay", "m1"], "Missing option '--ns'"),
+        (["replay", "m1", "--ns", "a.b", "--at", "yesterday"], "--at: "),
+        (["replay", "m1", "--ns", "a.b", "--format", "html"], "replay prints documents: --format table or json"),
+        (["export", "m1", "--parquet", "x", "--append", "--overwrite"], "--append or --overwrite, not both"),
+        (["export", "m1"], "Missing option '--parquet'"),
+        (["lag", "m1", "--from", "soon"], "--from: 'soon' is neither TERM:SECONDS:INC nor a time such as"),
+        (["lag", "m1", "--from", "1:9:1", "--to", "1:8:1"], "--to 1:8:1 is before --from 1:9:1"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_status_2(
+    arguments: list[str], words: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"oplog-spark: {words}")
+    assert err.count("\n") == 1
+
+
+def test_a_member_that_is_not_there_is_said_before_spark_starts(capsys: Capture, tmp_path: Path) -> None:
+    assert main(["elections", str(tmp_path / "m7")]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "m7" in err
+    assert "Java" not in err
+    assert err.count("\n") == 1
+
+
+def test_without_the_extra_one_line_says_what_to_install(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "NEEDS", ("numpy", "no_such_module"))
+    assert main(["elections", "m1"]) == 2
+    assert capsys.readouterr().err == 'oplog-spark: no no_such_module here: pip install "replset[spark]"\n'
+
+
+def test_the_local_engine_needs_no_spark(monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path) -> None:
+    write_oplog(tmp_path / "m1", [insert(n) for n in range(3)])
+    monkeypatch.setattr(run_module, "NEEDS", ("numpy", "pyspark_is_not_here"))
+    monkeypatch.setattr(run_module, "NOT_FOR_LOCAL", ("pyspark_is_not_here",))
+    assert main(["summary", str(tmp_path / "m1"), "--engine", "local"]) == 0
+    assert "3 entries" in capsys.readouterr().out
+
+
+# --- points in time --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "end", "ts"),
+    [
+        ("3:1760000000:7", False, pack_ts(1_760_000_000, 7)),
+        ("3:1760000000:7", True, pack_ts(1_760_000_000, 7) + 1),
+        ("2025-10-09T08:53:20Z", False, pack_ts(1_760_000_000, 0)),
+        ("2025-10-09T08:53:20", False, pack_ts(1_760_000_000, 0)),
+        ("2025-10-09T10:53:20+02:00", True, pack_ts(1_760_000_000, 0)),
+        ("2025-10-09", False, pack_ts(1_759_968_000, 0)),
+        ("1960-01-01", False, 0),
+    ],
+)
+def test_points_in_time(text: str, end: bool, ts: int) -> None:
+    assert point_of(text, "--to", end=end) == ts
+
+
+def test_a_span_ends_with_its_last_entry_or_before_its_time() -> None:
+    assert span_of(None, None) == Span(0, (1 << 63) - 1)
+    assert span_of("1:5:1", "1:5:1") == Span(pack_ts(5, 1), pack_ts(5, 1) + 1)
+    with pytest.raises(BadValueError, match="is before"):
+        span_of("2025-10-09", "2025-10-08")
+
+
+# --- errors ----------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_s_error_comes_home_with_the_member_s_name() -> None:
+    import traceback
+
+    try:
+        raise PlaceError("m2", "database disk image is malformed")
+    except PlaceError as error:
+        worker = "".join(traceback.format_exception(error))
+    from pyspark.errors import PythonException
+
+    found = told(PythonException(worker))
+    assert found.message == "m2: database disk image is malformed"
+
+
+def test_an_error_of_spark_s_is_its_first_line() -> None:
+    from pyspark.errors import AnalysisException
+
+    found = told(AnalysisException("\n[NO_SUCH_TABLE] there is none\n  at org.apache.spark.Stack\n  at ..."))
+    assert isinstance(found, JobFailedError)
+    assert found.message == "[NO_SUCH_TABLE] there is none"
+    assert first_line(ValueError("")) == "ValueError"
+
+
+def test_a_bug_is_not_hidden() -> None:
+    error = ZeroDivisionError("a bug of ours")
+    with pytest.raises(ZeroDivisionError):
+        told(error)
+
+
+def test_leaving_early_closes_what_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_oplog(tmp_path / "m1", [insert(0)])
+    stopped: list[str] = []
+
+    class Session:
+        def stop(self) -> None:
+            stopped.append("stopped")
+
+    def leave() -> None:
+        with running("diff", [str(tmp_path / "m1")], engine=Engine.SPARK) as run:
+            session: Any = Session()
+            run._session = session
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        leave()
+    assert stopped == ["stopped"]
+
+
+def test_parquet_is_not_written_over(tmp_path: Path, capsys: Capture) -> None:
+    member = write_oplog(tmp_path / "m1", [insert(n) for n in range(3)])
+    command = ["summary", str(member), "--engine", "local", "--parquet", str(tmp_path / "out"), "--json"]
+    assert main(command) == 0
+    capsys.readouterr()
+    assert main(command) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("oplog-spark: --parquet: ")
+    assert "is there already" in err
