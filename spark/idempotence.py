@@ -1,0 +1,240 @@
+"""Whether entries may be applied again: what an update's `o` may look like, and each document's entries once and twice.
+
+A member that starts anew applies entries that it has applied already: any suffix of the oplog, in order, over the state
+that the suffix leads to. That gives the same state only if every entry tells results, not operations. Checked is:
+
+- the form of every update (`update_fault`): a replacement with the document's own `_id`, or a well-formed `$v: 2` diff,
+  whose every section sets or removes what it names; nothing else is a result;
+- of every diff, with the member's own function: over the document as it was at that point, twice gives what once gives;
+- of every run of diffs of one document (`Documents`): the whole run applied again over its own result gives that result
+  again. A run begins behind an insert, a replacement or a delete (which make the state theirs, whatever it was) or
+  where the run before is full (256 entries or 1 MiB), so memory is bounded however often a document changes. That no
+  run across such a border could fail is not shown.
+
+Documents are told apart by their collection's UUID and their `_id`, so a collection that was dropped and made again
+begins anew. Where a document's entries are not all there (the oplog's head was trimmed away, an entry is damaged, a
+transaction changed it), its base is taken as `{_id}`; diffs pass over what is not there, and since the order in which
+absent fields were appended is then not the document's, the order of fields does not count there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from replset.bson import RawDocument, decode, encode_key
+from replset.errors import ReplError
+from replset.ids import OpTime
+from replset.oplog_entry import UPDATE, OplogEntry
+from replset.query.diff import apply_update_object, is_diff
+from replset.query.order import identical
+from replset.query.paths import array_index
+from spark.entries import DIFF_HEAD
+
+RUN_ENTRIES = 256
+RUN_BYTES = 1 << 20
+MOST_ITEMS = 1 << 22
+"""More than any array in a document of 16 MiB can have."""
+RESULT_OPERATORS = frozenset({"$v", "$set", "$unset"})
+Doc = dict[str, object]
+
+
+class NotIdempotentError(ReplError):
+    """An update's entry tells an operation, not its result."""
+
+
+class MalformedDiffError(ReplError):
+    """An update's `o` is neither a replacement nor a well-formed difference."""
+
+
+def check_update(o: bytes, about: bytes) -> None:
+    """Raise MalformedDiffError or NotIdempotentError when this `o` of an update cannot stand in an oplog.
+
+    about: the document `o2`, {_id: ...}. InvalidBSONError where one of them cannot be read.
+    """
+    view = RawDocument(o)
+    if o[4 : 4 + len(DIFF_HEAD)] == DIFF_HEAD or view.type_of("$v") is not None:
+        whole = view.decode()
+        if is_diff(whole):
+            _check_document_diff(whole["diff"], "", is_top=True)
+            return
+    if (view.first_key or "").startswith("$"):
+        names = view.keys()
+        operation = next((name for name in names if name.startswith("$") and name not in RESULT_OPERATORS), None)
+        if operation is not None:
+            raise NotIdempotentError(f"the update tells an operation ({operation[:40]}), not its result")
+        raise MalformedDiffError(f"the update is neither a document nor a $v: 2 difference: {', '.join(names)[:60]}")
+    if "_id" not in view:
+        raise MalformedDiffError("the replacement has no _id")
+    if encode_key(view.get("_id")) != encode_key(RawDocument(about).get("_id")):
+        raise MalformedDiffError("the replacement has another _id than o2")
+
+
+def _check_document_diff(diff: object, path: str, *, is_top: bool = False) -> None:
+    if not isinstance(diff, Mapping):
+        raise MalformedDiffError(f"{_at(path)} is no document")
+    seen: set[str] = set()
+    for section, body in diff.items():
+        if section.startswith("s"):
+            _once(section[1:], seen, path)
+            _check_nested(body, f"{path}{section[1:]}.")
+        elif section in ("d", "u", "i"):
+            if not isinstance(body, Mapping):
+                raise MalformedDiffError(f"the section '{section}' {_at(path)} is no document")
+            for name in body:
+                _once(name, seen, path)
+        else:
+            raise MalformedDiffError(f"an unknown section '{section[:40]}' {_at(path)}")
+    if is_top and "_id" in seen:
+        raise MalformedDiffError("the difference changes _id")
+
+
+def _check_nested(diff: object, path: str) -> None:
+    if not isinstance(diff, Mapping) or diff.get("a") is not True:
+        _check_document_diff(diff, path)
+        return
+    seen: set[str] = set()
+    for section, body in diff.items():
+        if section == "a":
+            continue
+        if section == "l":
+            if not isinstance(body, int) or isinstance(body, bool) or not 0 <= body <= MOST_ITEMS:
+                raise MalformedDiffError(f"the length {_at(path)} is no length")
+            continue
+        index = section[1:]
+        number = array_index(index)
+        if section[:1] not in ("u", "s") or number is None or number >= MOST_ITEMS:
+            raise MalformedDiffError(f"an unknown section '{section[:40]}' {_at(path)}")
+        _once(index, seen, path)
+        if section[0] == "s":
+            _check_nested(body, f"{path}{index}.")
+
+
+def _once(name: str, seen: set[str], path: str) -> None:
+    if name in seen:
+        raise MalformedDiffError(f"the field '{name[:100]}' {_at(path)} is named twice")
+    seen.add(name)
+
+
+def _at(path: str) -> str:
+    return f"of the difference at '{path[:-1][:100]}'" if path else "of the difference"
+
+
+class Fault(NamedTuple):
+    """An entry that cannot be applied again."""
+
+    entry: OplogEntry
+    detail: str
+
+
+@dataclass(slots=True)
+class _Document:
+    """base: {_id}. state: None when there is none. is_certain: it is the document as it was, not grown from `base`."""
+
+    base: Doc
+    state: Doc | None
+    is_certain: bool = False
+    is_changed: bool = False
+    run: list[tuple[OplogEntry, Mapping[str, object]]] = field(default_factory=list)
+    run_bytes: int = 0
+
+
+class Documents:
+    """The documents of a stream of entries in the oplog's order, which holds those of one `_id` at least, all of it."""
+
+    def __init__(self) -> None:
+        self._documents: dict[tuple[bytes | str, bytes], _Document] = {}
+        self.applied = 0
+        """Differences applied."""
+        self.changed = 0
+        """Documents that differences were applied to."""
+
+    def apply(self, entry: OplogEntry) -> list[Fault]:
+        """Apply an insert, update or delete that is well formed; what is found not to be idempotent by then."""
+        key = entry.key()
+        if key is None:
+            return []
+        name = (entry.ui or entry.ns, key)
+        document = self._documents.get(name)
+        if document is None:
+            document = self._documents[name] = _Document(base := _base(entry), base)
+        match entry.op:
+            case "i":
+                return self._set(document, decode(entry.o.raw))
+            case "d":
+                return self._set(document, None)
+            case _:
+                return self._update(document, entry)
+
+    def doubt(self) -> list[Fault]:
+        """An entry of this `_id` cannot be applied, and which document it is about is not known."""
+        found = self.end()
+        for document in self._documents.values():
+            document.is_certain = False
+            if document.state is None:
+                document.state = document.base
+        return found
+
+    def end(self) -> list[Fault]:
+        """What the runs that are still open show."""
+        return [fault for document in self._documents.values() for fault in _finish(document)]
+
+    def _set(self, document: _Document, state: Doc | None) -> list[Fault]:
+        found = _finish(document)
+        document.state, document.is_certain = state, True
+        return found
+
+    def _update(self, document: _Document, entry: OplogEntry) -> list[Fault]:
+        if document.state is None:
+            return []  # as a member does: what is not there is left alone
+        o = entry.o.decode()
+        if not is_diff(o):
+            return self._set(document, o)
+        self.applied += 1
+        self.changed += not document.is_changed
+        document.is_changed = True
+        once = apply_update_object(document.state, o)
+        found = []
+        if not _same(once, apply_update_object(once, o), document.is_certain):
+            found.append(Fault(entry, "applied twice it gives another document than applied once"))
+        document.state = once
+        document.run.append((entry, o))
+        document.run_bytes += len(entry.raw)
+        if len(document.run) >= RUN_ENTRIES or document.run_bytes >= RUN_BYTES:
+            found += _finish(document)
+        return found
+
+
+def _finish(document: _Document) -> list[Fault]:
+    """Apply the run again over its result; it begins anew."""
+    run, document.run, document.run_bytes = document.run, [], 0
+    if len(run) < 2 or document.state is None or _again_is_same(document, run):
+        return []
+    # The shortest end of the run that fails names the entry that is overwritten.
+    start = next((at for at in range(len(run) - 2, 0, -1) if not _again_is_same(document, run[at:])), 0)
+    first: OpTime = run[start][0].optime
+    return [Fault(run[-1][0], f"the document's entries from {first} on applied again give another document")]
+
+
+def _again_is_same(document: _Document, run: list[tuple[OplogEntry, Mapping[str, object]]]) -> bool:
+    state = again = document.state or {}
+    for _, o in run:
+        again = apply_update_object(again, o)
+    return _same(state, again, document.is_certain)
+
+
+def _base(entry: OplogEntry) -> Doc:
+    about = entry.o2 if entry.op == UPDATE else entry.o
+    return {"_id": about.get("_id") if about is not None else None}
+
+
+def _same(a: object, b: object, in_order: bool) -> bool:
+    """identical(), the order of fields left out where it is not known."""
+    if in_order or a is b:
+        return identical(a, b)
+    if type(a) is dict and type(b) is dict:
+        return a.keys() == b.keys() and all(_same(value, b[name], False) for name, value in a.items())
+    if type(a) is list and type(b) is list:
+        return len(a) == len(b) and all(_same(*pair, False) for pair in zip(a, b, strict=True))
+    return identical(a, b)

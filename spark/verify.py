@@ -1,0 +1,543 @@
+"""Whether members' oplogs are sound: hashes, the chain, the order, the columns, what entries look like, idempotence.
+
+One pass over the oplog checks each entry by itself and against the one before it; where a worker's part begins, against
+the end of the part before, once all are done. The entries of documents that were ever updated by a difference go on to
+a second stage, where each worker has all entries of some `_id`s in order, as a stream, and applies them
+(`idempotence`). Both engines use the same functions, and what is found does not depend on how the oplog was cut up.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from xxhash import xxh3_64_intdigest
+
+from replset.bson import DateTime, InvalidBSONError, encode_key, validate
+from replset.errors import ReplError
+from replset.ids import OpTime
+from replset.oplog_entry import COMMAND, DELETE, INSERT, NOOP, UPDATE, VERSION, OplogEntry
+from replset.oplog_row import CHAIN_START, next_chain
+from spark.elections import INITIATING
+from spark.entries import Heads, id_text
+from spark.idempotence import Documents, MalformedDiffError, NotIdempotentError, check_update
+from spark.jobs import ROWS_PER_TASK, map_spans, pinned
+from spark.local_jobs import run_spans
+from spark.places import EVERYTHING, Only, Place, Span
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Numbers = npt.NDArray[np.int64]
+Table = TypeVar("Table")
+HASH = "hash"
+CHAIN = "chain"
+ORDER = "order"
+ENTRY = "entry"
+COLUMNS = "columns"
+DIFF = "diff"
+IDEMPOTENCE = "idempotence"
+KINDS = (HASH, CHAIN, ORDER, ENTRY, COLUMNS, DIFF, IDEMPOTENCE)
+COUNTS = ("entries", "hashes", "links", "updates", "documents", "applied")
+FAULT_COLUMNS = ("member", "ts", "term", "optime", "kind", "ns", "key", "id", "detail")
+MOST_ROUTES = 1_000_000
+LOCAL_ROUTES = 200_000
+_READ = ("ts", "term", "op", "ns", "key", "wall", "hash", "chain", "entry")
+_ROW = ("ts", "term", "op", "ns", "key", "wall", "entry")
+_BATCH_ROWS = 4096
+_DOCUMENT_OPS = frozenset({INSERT, UPDATE, DELETE})
+_OPS = _DOCUMENT_OPS | {COMMAND, NOOP}
+_FAULT, _COUNT, _EDGE, _DOCUMENT = "fault", "count", "edge", "document"
+_FOUND = pa.schema(
+    [
+        ("member", pa.string()),
+        ("tag", pa.string()),
+        ("route", pa.int64()),  # of a document row: the hash of its key; rows of one route come to one worker
+        ("ts", pa.int64()),
+        ("term", pa.int64()),
+        ("kind", pa.string()),  # of a fault; of a count its name
+        ("ns", pa.string()),
+        ("key", pa.binary()),
+        ("id", pa.string()),
+        ("detail", pa.string()),
+        ("n", pa.int64()),
+        ("entry", pa.binary()),
+    ]
+)
+_SORTED_BY = ("member", "tag", "route", "ts", "term", "entry")
+_SPARK_NAMES = {pa.int64(): "bigint", pa.string(): "string", pa.binary(): "binary"}
+_FOUND_SCHEMA = ", ".join(f"{field.name} {_SPARK_NAMES[field.type]}" for field in _FOUND)
+
+
+@dataclass(frozen=True, slots=True)
+class Verification(Generic[Table]):
+    """`Table`: a DataFrame, or a pyarrow Table (local engine).
+
+    faults (sorted by member, ts, term, kind, detail): member, ts, term, optime, kind, ns, key, id (the `_id` in
+    Extended JSON where the entry can be read) and detail:
+
+    - hash: the entry's bytes do not give the stored hash. Such an entry is not looked into further;
+    - chain: the stored chain does not follow from the chain before and the hash (or, if only the stored hash is wrong,
+      from the hash of the bytes): an entry is missing, was put in, or is another one. One fault for each break;
+    - order: an optime that is not above the one before it in the oplog's own order: ts must rise, term must not fall;
+    - entry: no oplog entry of a kind that is known: op, ns, ts, t, v: 2, o, and where it is about a document ui and
+      `_id` are there and of their types. Where no hash is kept, whether all its bytes are BSON;
+    - columns: what is stored beside the entry (ts, term, op, ns, key, wall) is not what the entry says;
+    - diff: the `o` of an update is neither a replacement with the same `_id` nor a well-formed `$v: 2` difference;
+    - idempotence: see the module of that name.
+
+    The first entry of what is read has nothing before it that it could be checked against, and is the chain's base,
+    unless it is the one that initiated the set.
+    checked (sorted by member, one row for each): entries read; hashes: computed, none where the source keeps no chain;
+    links: of the chain; updates: whose form was looked at; documents: that differences changed, and the entries of them
+    that were applied.
+    """
+
+    faults: Table
+    checked: Table
+
+
+def verify(
+    spark: SparkSession, places: Sequence[Place], *, span: Span = EVERYTHING, rows_per_task: int = ROWS_PER_TASK
+) -> Verification[DataFrame]:
+    """Check every entry of the span. The oplogs are read once more, for keys alone, before this returns."""
+    from pyspark.sql import functions as F
+
+    places = pinned(places)
+    run = partial(map_spans, spark, span=span, rows_per_task=rows_per_task)
+    routes = run(places, ("key",), routes_in, "route bigint", only=Only(op=(UPDATE,))).distinct().limit(MOST_ROUTES + 1)
+    wanted = Routes.of(routes.toArrow().column("route"))
+    found = run(places, _READ, partial(checked_in, wanted=wanted), _FOUND_SCHEMA)
+    streams = found.repartition("member", "tag", "route").sortWithinPartitions(*_SORTED_BY)
+    done = streams.mapInArrow(finished, _FOUND_SCHEMA).persist()
+    optime = F.concat_ws(":", "term", F.expr("ts div 2147483648"), F.expr("ts % 2147483648"))
+    faults = done.where(F.col("tag") == _FAULT).withColumn("optime", optime).select(*FAULT_COLUMNS)
+    sums = [F.sum(F.when(F.col("kind") == name, F.col("n")).otherwise(0)).alias(name) for name in COUNTS]
+    counts = done.where(F.col("tag") == _COUNT).groupBy("member").agg(*sums)
+    members = spark.createDataFrame([(place.name,) for place in places], "member string")
+    checked = members.join(counts, "member", "left").na.fill(0).select("member", *COUNTS)
+    return Verification(faults.orderBy("member", "ts", "term", "kind", "detail"), checked.orderBy("member"))
+
+
+def local_verify(
+    places: Sequence[Place], *, span: Span = EVERYTHING, rows_per_task: int = ROWS_PER_TASK
+) -> Verification[pa.Table]:
+    """The same in this process. The oplogs are read once more for every 200,000 documents that were updated."""
+    places = pinned(places)
+    run = partial(run_spans, span=span, rows_per_task=rows_per_task)
+    keys = pa.Table.from_batches(
+        run(places, ("key",), routes_in, only=Only(op=(UPDATE,))), pa.schema([_FOUND.field(2)])
+    )
+    routes = np.unique(np.asarray(keys.column("route")))
+    done: list[pa.RecordBatch] = []
+    for number, some in enumerate(np.array_split(routes, len(routes) // LOCAL_ROUTES + 1)):
+        work = partial(checked_in, wanted=Routes(some), documents_only=number > 0)
+        done.extend(finished(_sorted(pa.Table.from_batches(run(places, _READ, work), _FOUND))))
+    table = pa.Table.from_batches(done, _FOUND)
+    faults, counts = (table.filter(pc.field("tag") == tag) for tag in (_FAULT, _COUNT))
+    return Verification(_faults(faults), _checked(counts, places))
+
+
+# --- in the worker: one part of an oplog -----------------------------------------------------------------------
+
+
+class Routes(NamedTuple):
+    """Of which documents the entries go on to the second stage, by hash of the key. None: of all."""
+
+    routes: Numbers | None
+
+    @classmethod
+    def of(cls, found: pa.ChunkedArray) -> Routes:
+        """Of more than MOST_ROUTES of them there is no list."""
+        return cls(None if len(found) > MOST_ROUTES else np.unique(np.asarray(found)))
+
+    def among(self, routes: Numbers) -> npt.NDArray[np.bool_]:
+        return np.ones(len(routes), np.bool_) if self.routes is None else np.isin(routes, self.routes)
+
+
+def routes_in(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The routes of all keys of one part, each once."""
+    known: set[bytes] = set()
+    for batch in batches:
+        known.update(batch.column("key").drop_null().to_pylist())
+    yield pa.RecordBatch.from_pydict({"route": _routes_of(known)}, pa.schema([_FOUND.field("route")]))
+
+
+def checked_in(
+    member: str, batches: Iterator[pa.RecordBatch], wanted: Routes, documents_only: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """The first stage over one part: faults, counts, the part's edges, and the entries of the documents wanted.
+
+    documents_only: nothing but the last.
+    """
+    part = _Part(member, wanted)
+    for batch in batches:
+        if batch.num_rows:
+            yield part.look_at(batch, documents_only)
+    if not documents_only:
+        yield part.end()
+
+
+class _Found(NamedTuple):
+    """A row of what was found, but for the member."""
+
+    tag: str
+    route: int
+    ts: int
+    term: int
+    kind: str | None = None
+    ns: str | None = None
+    key: bytes | None = None
+    id: str | None = None
+    detail: str | None = None
+    n: int = 0
+    entry: bytes | None = None
+
+
+class _Row(NamedTuple):
+    """A row of the oplog but for hash and chain."""
+
+    ts: int
+    term: int
+    op: str
+    ns: str
+    key: bytes | None
+    wall: int
+    entry: bytes
+
+    def fault(self, kind: str, detail: str) -> _Found:
+        return _Found(_FAULT, self.ts, self.ts, self.term, kind, self.ns, self.key, id_text(self.entry), detail)
+
+
+class _Link(NamedTuple):
+    """What ties an entry to its neighbours. chain: None where none is kept. digest: the hash of its bytes."""
+
+    ts: int
+    term: int
+    hash: int
+    chain: int | None
+    digest: int
+
+
+class _Part:
+    """The first stage over one part of one member's oplog."""
+
+    def __init__(self, member: str, wanted: Routes) -> None:
+        self._member = member
+        self._wanted = wanted
+        self._heads = Heads()
+        self._counts = Counter[str]()
+        self._edge: _Found | None = None
+        self._first: _Link | None = None
+        self._last: _Link | None = None
+
+    def look_at(self, batch: pa.RecordBatch, documents_only: bool) -> pa.RecordBatch:
+        """What one batch of the part gives."""
+        columns = [batch.column(name).to_pylist() for name in _ROW]
+        entries = columns[-1]
+        digests = np.fromiter(map(xxh3_64_intdigest, entries), np.uint64, len(entries)).view(np.int64)
+        kept = np.asarray(pc.is_valid(batch.column("chain")))
+        found = [*self._each(columns, (digests != np.asarray(batch.column("hash"))) & kept, kept)]
+        if documents_only:
+            found = [row for row in found if row[0] == _DOCUMENT]
+        else:
+            found += self._linked(batch, columns, digests, kept)
+            self._counts["entries"] += len(entries)
+            self._counts["hashes"] += int(kept.sum())
+        return _batch(self._member, found)
+
+    def end(self) -> pa.RecordBatch:
+        """The counts, and the part's edges."""
+        found = _counted(self._counts)
+        if self._edge is not None and self._first is not None and self._last is not None:
+            detail = json.dumps([self._first, self._last])
+            found.append(self._edge._replace(detail=detail))
+        return _batch(self._member, found)
+
+    def _each(
+        self, columns: list[list[Any]], damaged: npt.NDArray[np.bool_], kept: npt.NDArray[np.bool_]
+    ) -> Iterator[_Found | tuple[Any, ...]]:
+        """Each entry by itself: faults, and what goes on to the second stage."""
+        routes = _routes_of(columns[_ROW.index("key")])
+        wanted = self._wanted.among(routes)
+        o_if_agreed, updates = self._heads.o_if_agreed, 0
+        for row, is_damaged, is_kept, route, is_wanted in zip(
+            zip(*columns, strict=True), damaged.tolist(), kept.tolist(), routes.tolist(), wanted.tolist(), strict=True
+        ):
+            ts, term, op, ns, key, wall, entry = row
+            if is_damaged:
+                yield _Row(*row).fault(HASH, "the entry's bytes do not give the stored hash")
+                if is_wanted and key is not None:
+                    yield _Found(_DOCUMENT, route, ts, term)
+                continue
+            begin, end = o_if_agreed(entry, ts, term, op, ns, key, wall) if is_kept and key is not None else (0, 0)
+            if not begin:
+                yield from self._looked_closer(_Row(*row), is_kept)
+                continue
+            applied: bytes | None = entry
+            if op == UPDATE:
+                updates += 1
+                fault = _update_fault(entry[begin:end], entry[end + 4 :])
+                if fault is not None:
+                    yield _Row(*row).fault(*fault)
+                    applied = None
+            if is_wanted:
+                yield _Found(_DOCUMENT, route, ts, term, entry=applied)
+        self._counts["updates"] += updates
+
+    def _looked_closer(self, row: _Row, is_kept: bool) -> Iterator[_Found]:
+        """The same of an entry that is written in another way than primaries do, or is wrong."""
+        key, applied = row.key, None
+        try:
+            if not is_kept:
+                validate(row.entry)
+            entry = OplogEntry(row.entry)
+            problem = entry_problem(entry)
+        except InvalidBSONError as error:
+            problem = error.message
+        if problem is not None:
+            yield row.fault(ENTRY, problem)
+        else:
+            key, applied = entry.key(), row.entry
+            if differing := _differing(row, entry):
+                yield row.fault(COLUMNS, differing)
+            if entry.op == UPDATE and entry.o2 is not None:
+                self._counts["updates"] += 1
+                fault = _update_fault(entry.o.raw, entry.o2.raw)
+                if fault is not None:
+                    yield row.fault(*fault)
+                    applied = None
+            elif entry.op == COMMAND:
+                for changed in _in_transaction(entry):
+                    yield from self._passed_on(row, changed, None)
+        if key is not None:
+            yield from self._passed_on(row, key, applied)
+
+    def _passed_on(self, row: _Row, key: bytes, entry: bytes | None) -> Iterator[_Found]:
+        routes = _routes_of([key])
+        if self._wanted.among(routes)[0]:
+            yield _Found(_DOCUMENT, int(routes[0]), row.ts, row.term, entry=entry)
+
+    def _linked(
+        self, batch: pa.RecordBatch, columns: list[list[Any]], digests: Numbers, kept: npt.NDArray[np.bool_]
+    ) -> Iterator[_Found]:
+        """Each entry against the one before it. Arrays find whom to look at, `_link_faults` says what is wrong."""
+        ts, term, hashes = (np.asarray(batch.column(name)) for name in ("ts", "term", "hash"))
+        chains = np.asarray(pc.fill_null(batch.column("chain"), 0))
+
+        def link(at: int) -> _Link:
+            chain = int(chains[at]) if kept[at] else None
+            return _Link(int(ts[at]), int(term[at]), int(hashes[at]), chain, int(digests[at]))
+
+        first, before = link(0), self._last
+        if before is None:
+            row = _Row(*(column[0] for column in columns))
+            self._first = first
+            what = _is_initiating(row.entry)
+            self._edge = _Found(_EDGE, 0, row.ts, row.term, what, row.ns, row.key, id_text(row.entry))
+        else:
+            self._counts["links"] += _is_link(before, first)
+            yield from (_Row(*(column[0] for column in columns)).fault(*fault) for fault in _link_faults(before, first))
+        pairs = np.column_stack([chains[:-1], hashes[1:]]).tobytes()
+        given = [xxh3_64_intdigest(pairs[at : at + 16]) for at in range(0, len(pairs), 16)]
+        linked = kept[1:] & kept[:-1]
+        breaks = linked & (np.array(given, np.uint64).view(np.int64) != chains[1:])
+        unordered = (ts[1:] <= ts[:-1]) | (term[1:] < term[:-1])
+        self._counts["links"] += int(linked.sum())
+        for at in np.flatnonzero(breaks | unordered).tolist():
+            row = _Row(*(column[at + 1] for column in columns))
+            yield from (row.fault(*fault) for fault in _link_faults(link(at), link(at + 1)))
+        self._last = link(len(ts) - 1)
+
+
+def entry_problem(entry: OplogEntry) -> str | None:
+    """Why this is no entry of a kind that is known, None when it is one. InvalidBSONError: the same."""
+    if entry.op not in _OPS:
+        return f"the op {entry.op[:20]!r} is not known"
+    if (version := entry.get("v")) != VERSION:
+        return f"v is {version!r:.40}, not {VERSION}"
+    if not isinstance(entry.get("wall"), DateTime | None):
+        return "wall is no date"
+    if entry.op in _DOCUMENT_OPS:
+        entry.key()
+        if not all(entry.ns.partition(".")):
+            return f"the namespace {entry.ns[:100]!r} names no collection"
+        if entry.ui is None:
+            return "it names no collection by ui, so no member applies it"
+    if entry.op == COMMAND and entry.o.first_key is None:
+        return "it holds no command"
+    return None
+
+
+def _differing(row: _Row, entry: OplogEntry) -> str:
+    """Which columns say something else than the entry does; empty when none."""
+    said = OpTime(entry.optime.term, entry.optime.ts)
+    pairs: list[tuple[str, object, object]] = [
+        ("ts", OpTime(0, row.ts), OpTime(0, said.ts)),
+        ("term", row.term, said.term),
+        ("op", row.op, entry.op),
+        ("ns", row.ns, entry.ns),
+        ("key", row.key, entry.key()),
+        ("wall", row.wall, entry.wall_ms),
+    ]
+    return "; ".join(f"{name} is {_shown(a)}, in the entry {_shown(b)}" for name, a, b in pairs if a != b)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, OpTime):
+        return f"{value.seconds}:{value.increment}"
+    return value.hex()[:80] if isinstance(value, bytes) else f"{value!r:.80}"
+
+
+def _update_fault(o: bytes, about: bytes) -> tuple[str, str] | None:
+    """about: begins with the document o2."""
+    try:
+        check_update(o, about[: int.from_bytes(about[:4], "little")])
+    except NotIdempotentError as error:
+        return IDEMPOTENCE, error.message
+    except (MalformedDiffError, InvalidBSONError) as error:
+        return DIFF, error.message
+    return None
+
+
+def _in_transaction(entry: OplogEntry) -> Iterator[bytes]:
+    """Keys of the documents that an applyOps changes. Its entries are not looked into further."""
+    inner = entry.o.get("applyOps")
+    for change in inner if isinstance(inner, list) else []:
+        about = change.get("o2" if change.get("op") == UPDATE else "o") if isinstance(change, Mapping) else None
+        if isinstance(about, Mapping) and "_id" in about:
+            yield encode_key(about["_id"])
+
+
+def _is_link(before: _Link, link: _Link) -> bool:
+    return before.chain is not None and link.chain is not None
+
+
+def _link_faults(before: _Link, link: _Link) -> Iterator[tuple[str, str]]:
+    """What is wrong between two entries that follow each other."""
+    at = OpTime(before.term, before.ts)
+    if link.ts <= before.ts or link.term < before.term:
+        yield ORDER, f"it stands behind {at}"
+    if before.chain is None or link.chain is None or next_chain(before.chain, link.hash) == link.chain:
+        return
+    # Where the stored hash alone is wrong, the chain still is that of the bytes.
+    if link.digest == link.hash or next_chain(before.chain, link.digest) != link.chain:
+        yield CHAIN, f"it does not follow from the chain of {at}"
+
+
+def _is_initiating(entry: bytes) -> str | None:
+    """INITIATING when the entry is the first that the set ever wrote."""
+    try:
+        o = OplogEntry(entry).o
+        return INITIATING if o.get("msg") == INITIATING else None
+    except InvalidBSONError:
+        return None
+
+
+def _routes_of(keys: Iterable[bytes | None]) -> Numbers:
+    digests = [0 if key is None else xxh3_64_intdigest(key) for key in keys]
+    return np.array(digests, np.uint64).view(np.int64)
+
+
+# --- in the worker: the second stage ---------------------------------------------------------------------------
+
+
+def finished(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Faults and counts, from rows of the first stage sorted by _SORTED_BY that hold whole routes."""
+    rows = (
+        row for batch in batches for row in zip(*(batch.column(name).to_pylist() for name in _FOUND.names), strict=True)
+    )
+    counts: dict[str, Counter[str]] = {}
+    out: dict[str, list[_Found]] = {}
+    for (member, tag, _), group in groupby(rows, key=lambda row: row[:3]):
+        found = out.setdefault(member, [])
+        some = (_Found(*row[1:]) for row in group)
+        count = counts.setdefault(member, Counter())
+        match tag:
+            case "edge":
+                found.extend(_joined(some, count))
+            case "document":
+                found.extend(_applied_twice(some, count))
+            case _:
+                found.extend(some)
+        if len(found) >= _BATCH_ROWS:
+            yield _batch(member, out.pop(member))
+    for member, found in out.items():
+        yield _batch(member, found + _counted(counts[member]))
+
+
+def _joined(edges: Iterable[_Found], count: Counter[str]) -> Iterator[_Found]:
+    """The first entry of each part against the last of the part before; the very first against nothing."""
+    before: _Link | None = None
+    for edge in edges:
+        first, last = (_Link(*link) for link in json.loads(edge.detail or "[]"))
+        if before is None and edge.kind == INITIATING:
+            before = _Link(-1, first.term, 0, CHAIN_START, 0)
+        if before is not None:
+            count["links"] += _is_link(before, first)
+            for kind, detail in _link_faults(before, first):
+                yield edge._replace(tag=_FAULT, kind=kind, detail=detail)
+        before = last
+
+
+def _applied_twice(rows: Iterable[_Found], count: Counter[str]) -> Iterator[_Found]:
+    """The entries of the documents of one route."""
+    documents = Documents()
+    for row in rows:
+        try:
+            faults = documents.doubt() if row.entry is None else documents.apply(OplogEntry(row.entry))
+        except ReplError as error:
+            yield _document_fault(OplogEntry(row.entry or b""), ENTRY, error.message)
+            faults = documents.doubt()
+        yield from (_document_fault(fault.entry, IDEMPOTENCE, fault.detail) for fault in faults)
+    yield from (_document_fault(fault.entry, IDEMPOTENCE, fault.detail) for fault in documents.end())
+    count["documents"] += documents.changed
+    count["applied"] += documents.applied
+
+
+def _document_fault(entry: OplogEntry, kind: str, detail: str) -> _Found:
+    row = _Row(entry.optime.ts, entry.optime.term, entry.op, entry.ns, entry.key(), entry.wall_ms, entry.raw)
+    return row.fault(kind, detail)
+
+
+# --- tables ----------------------------------------------------------------------------------------------------
+
+
+def _counted(counts: Counter[str]) -> list[_Found]:
+    return [_Found(_COUNT, 0, 0, 0, name, n=n) for name, n in counts.items() if n]
+
+
+def _batch(member: str, found: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+    columns = zip(*found, strict=True) if found else [()] * (len(_FOUND) - 1)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, list(_FOUND)[1:], strict=True)]
+    return pa.RecordBatch.from_arrays([pa.repeat(pa.scalar(member, pa.string()), len(found)), *arrays], schema=_FOUND)
+
+
+def _sorted(rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    order = pc.sort_indices(rows, [(name, "ascending") for name in _SORTED_BY])
+    for at in range(0, len(order), _BATCH_ROWS):
+        yield from rows.take(order.slice(at, _BATCH_ROWS)).to_batches()
+
+
+def _faults(rows: pa.Table) -> pa.Table:
+    optimes = [str(OpTime(*pair)) for pair in zip(rows["term"].to_pylist(), rows["ts"].to_pylist(), strict=True)]
+    table = rows.append_column("optime", pa.array(optimes, pa.string())).select(FAULT_COLUMNS)
+    return table.sort_by([(name, "ascending") for name in ("member", "ts", "term", "kind", "detail")])
+
+
+def _checked(rows: pa.Table, places: Sequence[Place]) -> pa.Table:
+    counts = {place.name: Counter[str]() for place in places}
+    found = (rows[name].to_pylist() for name in ("member", "kind", "n"))
+    for member, name, n in zip(*found, strict=True):
+        counts[member][name] += n
+    shown = [{"member": name, **{of: counts[name][of] for of in COUNTS}} for name in sorted(counts)]
+    return pa.Table.from_pylist(shown, pa.schema([_FOUND.field("member"), *((name, pa.int64()) for name in COUNTS)]))
