@@ -12,6 +12,7 @@ from replset.query.diff import DIFF_VERSION
 DIFF_HEAD = encode({"$v": DIFF_VERSION})[4:-1] + b"\x03diff\0"
 """How the `o` of a difference begins, behind its length."""
 _HEAD_NAMES = ["op", "ns", "ui", "o"]
+_O = b"\x03o\0"
 _O2 = b"\x03o2\0"
 _ID_FIRST = b"_id\0"
 _OBJECT_ID = 7
@@ -37,22 +38,19 @@ class Heads:
             head = self._learn(raw, op, ns)
         return 4 + len(head) if head else 0
 
-    def o_if_agreed(
-        self, raw: bytes, ts: int, term: int, op: str, ns: str, key: bytes | None, wall_ms: int
-    ) -> tuple[int, int]:
-        """Begin and end of `o` when the entry certainly says what its columns say; (0, 0): it takes a closer look."""
+    def o_if_agreed(self, raw: bytes, ts: int, term: int, op: str, ns: str, key: bytes | None, wall_ms: int) -> int:
+        """Where `o` begins when the entry certainly says what its columns say; 0: it takes a closer look."""
         at = self.begin_of_o(raw, op, ns)
         if not at or len(raw) < at + 5 or (size := _read_int32(raw, at)[0]) < 5:
-            return 0, 0
-        end = tail = at + size
-        about = at
+            return 0
+        about, tail = at, at + size
         if op == UPDATE:
-            about = end + 4
-            if raw[end:about] != _O2 or len(raw) < about + 5 or (size := _read_int32(raw, about)[0]) < 5:
-                return 0, 0
+            about = tail + 4
+            if raw[tail:about] != _O2 or len(raw) < about + 5 or (size := _read_int32(raw, about)[0]) < 5:
+                return 0
             tail = about + size
         if read_tail(raw, tail) != (ts, term, wall_ms) or raw[about + 5 : about + 9] != _ID_FIRST:
-            return 0, 0
+            return 0
         kind = raw[about + 4]
         if kind == _OBJECT_ID:
             found = _OBJECT_ID_KEY + raw[about + 9 : about + 21]
@@ -60,8 +58,8 @@ class Heads:
             try:
                 found = encode_key(read_value(raw, kind, about + 9, tail - 1))
             except InvalidBSONError:
-                return 0, 0
-        return (at, end) if found == key else (0, 0)
+                return 0
+        return at if found == key else 0
 
     def _learn(self, raw: bytes, op: str, ns: str) -> bytes:
         try:
@@ -70,12 +68,18 @@ class Heads:
         except InvalidBSONError:
             return b""
         names = [name for name, *_ in elements[:4]]
-        if names != _HEAD_NAMES or elements[3][1] != 3 or (entry.op, entry.ns) != (op, ns):
+        if names != _HEAD_NAMES or elements[3][1] != 3 or entry.ui is None or (entry.op, entry.ns) != (op, ns):
             return b""
         if len(self._known) >= _MOST_HEADS:
             self._known.clear()
         head = self._known[op, ns] = raw[4 : elements[3][2]]
         return head
+
+
+def collection_of(raw: bytes, begin_of_o: int) -> bytes:
+    """The collection's UUID in an entry of which Heads knows where `o` begins: the value before it."""
+    end = begin_of_o - len(_O)
+    return raw[end - 16 : end]
 
 
 def diff_size(entry: bytes, begin_of_o: int = 0) -> int | None:

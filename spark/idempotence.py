@@ -3,7 +3,7 @@
 A member that starts anew applies entries that it has applied already: any suffix of the oplog, in order, over the state
 that the suffix leads to. That gives the same state only if every entry tells results, not operations. Checked is:
 
-- the form of every update (`update_fault`): a replacement with the document's own `_id`, or a well-formed `$v: 2` diff,
+- the form of every update (`read_update`): a replacement with the document's own `_id`, or a well-formed `$v: 2` diff,
   whose every section sets or removes what it names; nothing else is a result;
 - of every diff, with the member's own function: over the document as it was at that point, twice gives what once gives;
 - of every run of diffs of one document (`Documents`): the whole run applied again over its own result gives that result
@@ -13,7 +13,7 @@ that the suffix leads to. That gives the same state only if every entry tells re
 
 Documents are told apart by their collection's UUID and their `_id`, so a collection that was dropped and made again
 begins anew. Where a document's entries are not all there (the oplog's head was trimmed away, an entry is damaged, a
-transaction changed it), its base is taken as `{_id}`; diffs pass over what is not there, and since the order in which
+transaction changed it), it begins as an empty one; diffs pass over what is not there, and since the order in which
 absent fields were appended is then not the document's, the order of fields does not count there.
 """
 
@@ -23,14 +23,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from replset.bson import RawDocument, decode, encode_key
+from replset.bson import decode, encode_key
 from replset.errors import ReplError
 from replset.ids import OpTime
-from replset.oplog_entry import UPDATE, OplogEntry
 from replset.query.diff import apply_update_object, is_diff
 from replset.query.order import identical
 from replset.query.paths import array_index
-from spark.entries import DIFF_HEAD
 
 RUN_ENTRIES = 256
 RUN_BYTES = 1 << 20
@@ -48,27 +46,26 @@ class MalformedDiffError(ReplError):
     """An update's `o` is neither a replacement nor a well-formed difference."""
 
 
-def check_update(o: bytes, about: bytes) -> None:
-    """Raise MalformedDiffError or NotIdempotentError when this `o` of an update cannot stand in an oplog.
+def read_update(o: bytes, key: bytes) -> tuple[Doc, bool]:
+    """The `o` of an update, and whether it is a difference. key: encode_key of the document's `_id`.
 
-    about: the document `o2`, {_id: ...}. InvalidBSONError where one of them cannot be read.
+    Raises MalformedDiffError or NotIdempotentError when it cannot stand in an oplog, InvalidBSONError when it cannot be
+    read.
     """
-    view = RawDocument(o)
-    if o[4 : 4 + len(DIFF_HEAD)] == DIFF_HEAD or view.type_of("$v") is not None:
-        whole = view.decode()
-        if is_diff(whole):
-            _check_document_diff(whole["diff"], "", is_top=True)
-            return
-    if (view.first_key or "").startswith("$"):
-        names = view.keys()
-        operation = next((name for name in names if name.startswith("$") and name not in RESULT_OPERATORS), None)
+    whole = decode(o)
+    if is_diff(whole):
+        _check_document_diff(whole["diff"], "", is_top=True)
+        return whole, True
+    if next(iter(whole), "").startswith("$"):
+        operation = next((name for name in whole if name.startswith("$") and name not in RESULT_OPERATORS), None)
         if operation is not None:
             raise NotIdempotentError(f"the update tells an operation ({operation[:40]}), not its result")
-        raise MalformedDiffError(f"the update is neither a document nor a $v: 2 difference: {', '.join(names)[:60]}")
-    if "_id" not in view:
+        raise MalformedDiffError(f"the update is neither a document nor a $v: 2 difference: {', '.join(whole)[:60]}")
+    if "_id" not in whole:
         raise MalformedDiffError("the replacement has no _id")
-    if encode_key(view.get("_id")) != encode_key(RawDocument(about).get("_id")):
+    if encode_key(whole["_id"]) != key:
         raise MalformedDiffError("the replacement has another _id than o2")
+    return whole, False
 
 
 def _check_document_diff(diff: object, path: str, *, is_top: bool = False) -> None:
@@ -121,89 +118,106 @@ def _at(path: str) -> str:
     return f"of the difference at '{path[:-1][:100]}'" if path else "of the difference"
 
 
-class Fault(NamedTuple):
-    """An entry that cannot be applied again."""
+class Change(NamedTuple):
+    """An insert, update or delete. collection: its UUID. o: the document of that name in the entry.
 
-    entry: OplogEntry
+    entry: the entry it is made of, for whoever asks after faults.
+    """
+
+    ts: int
+    term: int
+    op: str
+    collection: bytes
+    key: bytes
+    o: bytes
+    entry: bytes
+
+
+class Fault(NamedTuple):
+    """A change that cannot be applied again."""
+
+    change: Change
     detail: str
 
 
 @dataclass(slots=True)
 class _Document:
-    """base: {_id}. state: None when there is none. is_certain: it is the document as it was, not grown from `base`."""
+    """state: None when there is none. is_certain: it is the document as it was, not grown from an empty one."""
 
-    base: Doc
     state: Doc | None
     is_certain: bool = False
     is_changed: bool = False
-    run: list[tuple[OplogEntry, Mapping[str, object]]] = field(default_factory=list)
+    run: list[tuple[Change, Doc]] = field(default_factory=list)
     run_bytes: int = 0
 
 
 class Documents:
-    """The documents of a stream of entries in the oplog's order, which holds those of one `_id` at least, all of it."""
+    """The documents of a stream of changes in the oplog's order, which holds all changes of those in it."""
 
     def __init__(self) -> None:
-        self._documents: dict[tuple[bytes | str, bytes], _Document] = {}
+        self._documents: dict[tuple[bytes, bytes], _Document] = {}
         self.applied = 0
         """Differences applied."""
         self.changed = 0
         """Documents that differences were applied to."""
 
-    def apply(self, entry: OplogEntry) -> list[Fault]:
-        """Apply an insert, update or delete that is well formed; what is found not to be idempotent by then."""
-        key = entry.key()
-        if key is None:
-            return []
-        name = (entry.ui or entry.ns, key)
+    def apply(self, change: Change) -> list[Fault]:
+        """What is found not to be idempotent by then. Raises as `read_update` does; then the document is in doubt."""
+        name = (change.collection, change.key)
         document = self._documents.get(name)
         if document is None:
-            document = self._documents[name] = _Document(base := _base(entry), base)
-        match entry.op:
-            case "i":
-                return self._set(document, decode(entry.o.raw))
-            case "d":
-                return self._set(document, None)
-            case _:
-                return self._update(document, entry)
+            document = self._documents[name] = _Document({})
+        try:
+            match change.op:
+                case "i":
+                    return _set(document, decode(change.o))
+                case "d":
+                    return _set(document, None)
+                case _:
+                    return self._update(document, change)
+        except ReplError:
+            _doubt(document)
+            raise
 
     def doubt(self) -> list[Fault]:
-        """An entry of this `_id` cannot be applied, and which document it is about is not known."""
-        found = self.end()
-        for document in self._documents.values():
-            document.is_certain = False
-            if document.state is None:
-                document.state = document.base
-        return found
+        """A change cannot be read, and of which document it is is not known."""
+        return [fault for document in self._documents.values() for fault in _doubt(document)]
 
     def end(self) -> list[Fault]:
         """What the runs that are still open show."""
         return [fault for document in self._documents.values() for fault in _finish(document)]
 
-    def _set(self, document: _Document, state: Doc | None) -> list[Fault]:
-        found = _finish(document)
-        document.state, document.is_certain = state, True
-        return found
-
-    def _update(self, document: _Document, entry: OplogEntry) -> list[Fault]:
+    def _update(self, document: _Document, change: Change) -> list[Fault]:
+        o, is_difference = read_update(change.o, change.key)
         if document.state is None:
             return []  # as a member does: what is not there is left alone
-        o = entry.o.decode()
-        if not is_diff(o):
-            return self._set(document, o)
+        if not is_difference:
+            return _set(document, o)
         self.applied += 1
         self.changed += not document.is_changed
         document.is_changed = True
         once = apply_update_object(document.state, o)
         found = []
         if not _same(once, apply_update_object(once, o), document.is_certain):
-            found.append(Fault(entry, "applied twice it gives another document than applied once"))
+            found.append(Fault(change, "applied twice it gives another document than applied once"))
         document.state = once
-        document.run.append((entry, o))
-        document.run_bytes += len(entry.raw)
+        document.run.append((change, o))
+        document.run_bytes += len(change.entry)
         if len(document.run) >= RUN_ENTRIES or document.run_bytes >= RUN_BYTES:
             found += _finish(document)
         return found
+
+
+def _set(document: _Document, state: Doc | None) -> list[Fault]:
+    found = _finish(document)
+    document.state, document.is_certain = state, True
+    return found
+
+
+def _doubt(document: _Document) -> list[Fault]:
+    found = _finish(document)
+    document.state, document.is_certain = document.state or {}, False
+    return found
 
 
 def _finish(document: _Document) -> list[Fault]:
@@ -213,20 +227,16 @@ def _finish(document: _Document) -> list[Fault]:
         return []
     # The shortest end of the run that fails names the entry that is overwritten.
     start = next((at for at in range(len(run) - 2, 0, -1) if not _again_is_same(document, run[at:])), 0)
-    first: OpTime = run[start][0].optime
-    return [Fault(run[-1][0], f"the document's entries from {first} on applied again give another document")]
+    first = run[start][0]
+    since = OpTime(first.term, first.ts)
+    return [Fault(run[-1][0], f"the document's entries from {since} on applied again give another document")]
 
 
-def _again_is_same(document: _Document, run: list[tuple[OplogEntry, Mapping[str, object]]]) -> bool:
+def _again_is_same(document: _Document, run: list[tuple[Change, Doc]]) -> bool:
     state = again = document.state or {}
     for _, o in run:
         again = apply_update_object(again, o)
     return _same(state, again, document.is_certain)
-
-
-def _base(entry: OplogEntry) -> Doc:
-    about = entry.o2 if entry.op == UPDATE else entry.o
-    return {"_id": about.get("_id") if about is not None else None}
 
 
 def _same(a: object, b: object, in_order: bool) -> bool:

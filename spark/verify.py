@@ -22,14 +22,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from xxhash import xxh3_64_intdigest
 
-from replset.bson import DateTime, InvalidBSONError, encode_key, validate
+from replset.bson import DateTime, InvalidBSONError, encode_key, validate, walk
 from replset.errors import ReplError
 from replset.ids import OpTime
 from replset.oplog_entry import COMMAND, DELETE, INSERT, NOOP, UPDATE, VERSION, OplogEntry
 from replset.oplog_row import CHAIN_START, next_chain
 from spark.elections import INITIATING
-from spark.entries import Heads, id_text
-from spark.idempotence import Documents, MalformedDiffError, NotIdempotentError, check_update
+from spark.entries import Heads, collection_of, id_text
+from spark.idempotence import Change, Documents, Fault, NotIdempotentError
 from spark.jobs import ROWS_PER_TASK, map_spans, pinned
 from spark.local_jobs import run_spans
 from spark.places import EVERYTHING, Only, Place, Span
@@ -64,12 +64,13 @@ _FOUND = pa.schema(
         ("route", pa.int64()),  # of a document row: the hash of its key; rows of one route come to one worker
         ("ts", pa.int64()),
         ("term", pa.int64()),
-        ("kind", pa.string()),  # of a fault; of a count its name
+        ("kind", pa.string()),  # of a fault; of a count its name; of a document row the op
         ("ns", pa.string()),
         ("key", pa.binary()),
         ("id", pa.string()),
         ("detail", pa.string()),
-        ("n", pa.int64()),
+        ("n", pa.int64()),  # of a count; of a document row where in the entry `o` begins
+        ("ui", pa.binary()),
         ("entry", pa.binary()),
     ]
 )
@@ -200,6 +201,7 @@ class _Found(NamedTuple):
     id: str | None = None
     detail: str | None = None
     n: int = 0
+    ui: bytes | None = None
     entry: bytes | None = None
 
 
@@ -265,11 +267,11 @@ class _Part:
 
     def _each(
         self, columns: list[list[Any]], damaged: npt.NDArray[np.bool_], kept: npt.NDArray[np.bool_]
-    ) -> Iterator[_Found | tuple[Any, ...]]:
+    ) -> Iterator[tuple[Any, ...]]:
         """Each entry by itself: faults, and what goes on to the second stage."""
         routes = _routes_of(columns[_ROW.index("key")])
         wanted = self._wanted.among(routes)
-        o_if_agreed, updates = self._heads.o_if_agreed, 0
+        o_if_agreed = self._heads.o_if_agreed
         for row, is_damaged, is_kept, route, is_wanted in zip(
             zip(*columns, strict=True), damaged.tolist(), kept.tolist(), routes.tolist(), wanted.tolist(), strict=True
         ):
@@ -279,24 +281,14 @@ class _Part:
                 if is_wanted and key is not None:
                     yield _Found(_DOCUMENT, route, ts, term)
                 continue
-            begin, end = o_if_agreed(entry, ts, term, op, ns, key, wall) if is_kept and key is not None else (0, 0)
-            if not begin:
+            if not is_kept or key is None or not (begin := o_if_agreed(entry, ts, term, op, ns, key, wall)):
                 yield from self._looked_closer(_Row(*row), is_kept)
-                continue
-            applied: bytes | None = entry
-            if op == UPDATE:
-                updates += 1
-                fault = _update_fault(entry[begin:end], entry[end + 4 :])
-                if fault is not None:
-                    yield _Row(*row).fault(*fault)
-                    applied = None
-            if is_wanted:
-                yield _Found(_DOCUMENT, route, ts, term, entry=applied)
-        self._counts["updates"] += updates
+            elif is_wanted or op == UPDATE:
+                ui = collection_of(entry, begin)
+                yield _DOCUMENT, route, ts, term, op, ns, key, None, None, begin, ui, entry
 
     def _looked_closer(self, row: _Row, is_kept: bool) -> Iterator[_Found]:
         """The same of an entry that is written in another way than primaries do, or is wrong."""
-        key, applied = row.key, None
         try:
             if not is_kept:
                 validate(row.entry)
@@ -306,26 +298,29 @@ class _Part:
             problem = error.message
         if problem is not None:
             yield row.fault(ENTRY, problem)
-        else:
-            key, applied = entry.key(), row.entry
-            if differing := _differing(row, entry):
-                yield row.fault(COLUMNS, differing)
-            if entry.op == UPDATE and entry.o2 is not None:
-                self._counts["updates"] += 1
-                fault = _update_fault(entry.o.raw, entry.o2.raw)
-                if fault is not None:
-                    yield row.fault(*fault)
-                    applied = None
-            elif entry.op == COMMAND:
-                for changed in _in_transaction(entry):
-                    yield from self._passed_on(row, changed, None)
-        if key is not None:
-            yield from self._passed_on(row, key, applied)
+            if row.key is not None:
+                yield from self._passed_on(row, row.key)
+            return
+        if differing := _differing(row, entry):
+            yield row.fault(COLUMNS, differing)
+        if (key := entry.key()) is not None:
+            yield from self._passed_on(row, key, entry)
+        elif entry.op == COMMAND:
+            for changed in _in_transaction(entry):
+                yield from self._passed_on(row, changed)
 
-    def _passed_on(self, row: _Row, key: bytes, entry: bytes | None) -> Iterator[_Found]:
+    def _passed_on(self, row: _Row, key: bytes, entry: OplogEntry | None = None) -> Iterator[_Found]:
+        """What the second stage is told of a change to the document `key`; without the entry, that there is one."""
         routes = _routes_of([key])
-        if self._wanted.among(routes)[0]:
-            yield _Found(_DOCUMENT, int(routes[0]), row.ts, row.term, entry=entry)
+        route = int(routes[0])
+        if entry is None:
+            if self._wanted.among(routes)[0]:
+                yield _Found(_DOCUMENT, route, row.ts, row.term)
+        elif entry.op == UPDATE or self._wanted.among(routes)[0]:
+            begin = next(start for name, _, start, _ in walk(entry.raw) if name == "o")
+            yield _Found(
+                _DOCUMENT, route, row.ts, row.term, entry.op, entry.ns, key, n=begin, ui=entry.ui, entry=entry.raw
+            )
 
     def _linked(
         self, batch: pa.RecordBatch, columns: list[list[Any]], digests: Numbers, kept: npt.NDArray[np.bool_]
@@ -396,17 +391,6 @@ def _shown(value: object) -> str:
     if isinstance(value, OpTime):
         return f"{value.seconds}:{value.increment}"
     return value.hex()[:80] if isinstance(value, bytes) else f"{value!r:.80}"
-
-
-def _update_fault(o: bytes, about: bytes) -> tuple[str, str] | None:
-    """about: begins with the document o2."""
-    try:
-        check_update(o, about[: int.from_bytes(about[:4], "little")])
-    except NotIdempotentError as error:
-        return IDEMPOTENCE, error.message
-    except (MalformedDiffError, InvalidBSONError) as error:
-        return DIFF, error.message
-    return None
 
 
 def _in_transaction(entry: OplogEntry) -> Iterator[bytes]:
@@ -492,21 +476,28 @@ def _joined(edges: Iterable[_Found], count: Counter[str]) -> Iterator[_Found]:
 def _applied_twice(rows: Iterable[_Found], count: Counter[str]) -> Iterator[_Found]:
     """The entries of the documents of one route."""
     documents = Documents()
+    faults: list[Fault] = []
     for row in rows:
+        if row.entry is None or row.kind is None or row.key is None or row.ui is None:
+            faults += documents.doubt()
+            continue
+        count["updates"] += row.kind == UPDATE
+        o = row.entry[row.n : row.n + int.from_bytes(row.entry[row.n : row.n + 4], "little")]
+        change = Change(row.ts, row.term, row.kind, row.ui, row.key, o, row.entry)
         try:
-            faults = documents.doubt() if row.entry is None else documents.apply(OplogEntry(row.entry))
+            faults += documents.apply(change)
+        except NotIdempotentError as error:
+            faults.append(Fault(change, error.message))
         except ReplError as error:
-            yield _document_fault(OplogEntry(row.entry or b""), ENTRY, error.message)
-            faults = documents.doubt()
-        yield from (_document_fault(fault.entry, IDEMPOTENCE, fault.detail) for fault in faults)
-    yield from (_document_fault(fault.entry, IDEMPOTENCE, fault.detail) for fault in documents.end())
+            yield _fault_of(change, error.message, DIFF if row.kind == UPDATE else ENTRY)
+    yield from (_fault_of(*fault) for fault in [*faults, *documents.end()])
     count["documents"] += documents.changed
     count["applied"] += documents.applied
 
 
-def _document_fault(entry: OplogEntry, kind: str, detail: str) -> _Found:
-    row = _Row(entry.optime.ts, entry.optime.term, entry.op, entry.ns, entry.key(), entry.wall_ms, entry.raw)
-    return row.fault(kind, detail)
+def _fault_of(change: Change, detail: str, kind: str = IDEMPOTENCE) -> _Found:
+    ns, shown = OplogEntry(change.entry).ns, id_text(change.entry)
+    return _Found(_FAULT, change.ts, change.ts, change.term, kind, ns, change.key, shown, detail)
 
 
 # --- tables ----------------------------------------------------------------------------------------------------
@@ -523,6 +514,7 @@ def _batch(member: str, found: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
 
 
 def _sorted(rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    rows = rows.combine_chunks()
     order = pc.sort_indices(rows, [(name, "ascending") for name in _SORTED_BY])
     for at in range(0, len(order), _BATCH_ROWS):
         yield from rows.take(order.slice(at, _BATCH_ROWS)).to_batches()
