@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from replset.errors import BadValueError
 from replset.terminal import run_app
-from spark.running import PROGRAM, Engine, Format, only_of, optime_of, running, span_of, tables_of
+from spark.render.content import readable
+from spark.running import PROGRAM, Engine, Format, Run, only_of, optime_of, point_of, running, span_of, tables_of
+
+if TYPE_CHECKING:
+    from spark.classify import Diff
+    from spark.places import Only, Span
+    from spark.tail import Second
 
 app = typer.Typer(
     help="See where members' oplogs differ and what they hold. A MEMBER is a dbpath or its replset.db, a mongodump "
@@ -38,6 +46,101 @@ To = Annotated[str | None, typer.Option("--to", metavar="WHEN", help="up to this
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status. Every failure is one line on standard error and status 2."""
     return run_app(app, PROGRAM, list(sys.argv[1:] if argv is None else argv))
+
+
+@app.command()
+def diff(
+    members: Members,
+    ns: Namespaces = None,
+    begin: From = None,
+    end: To = None,
+    samples: Count = 10,
+    engine: EngineOption = Engine.SPARK,
+    master: Master = None,
+    form: FormatOption = Format.TABLE,
+    as_json: AsJson = False,
+    html: Html = None,
+    parquet: ParquetDir = None,
+) -> int:
+    """Where members differ: common points, and missing, extra, divergent and rolled-back entries.
+
+    Exit status 0: the same; 1: different; 2: could not compare.
+    """
+    span = span_of(begin, end)
+    with running(
+        "diff", members, engine=engine, master=master, form=form_of(form, as_json), html=html, parquet=parquet
+    ) as run:
+        from spark.render import documents
+
+        found = differences(run, span, only_of(ns))
+        document = {"ns": ns or None, **documents.diff(found, run.places, samples)}
+        run.show(document, tables_of(found), lambda: more_for_diff(run, found, span))
+        return 0 if document["same"] else 1
+
+
+def differences(run: Run, span: Span, only: Only) -> Diff[Any]:
+    if run.engine is Engine.LOCAL:
+        from spark.local_diff import local_diff
+
+        return local_diff(run.places, span=span, only=only)
+    from spark.diff import diff as spark_diff
+
+    return spark_diff(run.session, run.places, span=span, only=only)
+
+
+def more_for_diff(run: Run, found: Diff[Any], span: Span) -> dict[str, Any]:
+    """What only the page shows: the differences over time, what each member holds, and with Spark the lag."""
+    from spark.lag import lag as lag_of
+    from spark.render import documents
+    from spark.summary import local_summary
+    from spark.summary import summary as summary_of
+
+    known = [bounds for bounds in run.bounds if bounds.rows]
+    seconds = max((b.newest.seconds for b in known), default=0) - min((b.oldest.seconds for b in known), default=0)
+    width_s = max(1, -(-seconds // 400))
+    more: dict[str, Any] = {"timeline": documents.timeline(found.entries, width_s), "timelineSeconds": width_s}
+    if run.engine is Engine.LOCAL:
+        return {**more, "held": documents.rows_of(local_summary(run.places, span=span, top=0).namespaces)}
+    held = summary_of(run.session, run.places, span=span, top=0).namespaces
+    return {
+        **more,
+        "held": documents.rows_of(held),
+        "lag": documents.lag(lag_of(run.session, run.places, span=span))["series"],
+    }
+
+
+@app.command()
+def verify(
+    members: Members,
+    begin: From = None,
+    end: To = None,
+    samples: Count = 10,
+    engine: EngineOption = Engine.SPARK,
+    master: Master = None,
+    form: FormatOption = Format.TABLE,
+    as_json: AsJson = False,
+    html: Html = None,
+    parquet: ParquetDir = None,
+) -> int:
+    """Whether oplogs are sound: hashes, the chain, rising optimes, well-formed entries, idempotence.
+
+    Exit status 0: sound; 1: faults found; 2: could not check.
+    """
+    span = span_of(begin, end)
+    with running(
+        "verify", members, engine=engine, master=master, form=form_of(form, as_json), html=html, parquet=parquet
+    ) as run:
+        from spark import verify as audit
+        from spark.render import documents
+
+        found: audit.Verification[Any]
+        if engine is Engine.LOCAL:
+            found = audit.local_verify(run.places, span=span)
+        else:
+            found = audit.verify(run.session, run.places, span=span)
+        document = documents.verify(found, run.places, samples)
+        run.show(document, tables_of(found))
+        return 0 if document["sound"] else 1
 
 
 @app.command()
@@ -195,6 +298,84 @@ def export(
         mode = work.Mode.APPEND if append else work.Mode.OVERWRITE if overwrite else work.Mode.NEW
         files = work.export(run.session, run.places, parquet, mode=mode, span=span, variant=variant)
         run.show(documents.export(files, parquet), {})
+
+
+@app.command()
+def tail(
+    members: Members,
+    ns: Namespaces = None,
+    begin: Annotated[
+        str, typer.Option("--from", metavar="WHEN", help="an optime, a time, or `now`: what comes from now on")
+    ] = "now",
+    checkpoint: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="remember there how far it came, and go on from there")
+    ] = None,
+    skip_trimmed: Annotated[
+        bool, typer.Option("--skip-trimmed", help="go on behind what a capped oplog gave up; else that is an error")
+    ] = False,
+    engine: EngineOption = Engine.SPARK,
+    master: Master = None,
+    form: FormatOption = Format.TABLE,
+    as_json: AsJson = False,
+) -> int:
+    """Count entries by second while they come, until Ctrl-C. --json: one document a line."""
+    only_spark("tail", engine)
+    shown = form_of(form, as_json)
+    if shown is Format.HTML:
+        raise BadValueError("tail has no page: --format table or json")
+    if begin != "now":
+        point_of(begin, "--from")
+    with running("tail", members, engine=engine, master=master, form=shown) as run:
+        from spark.source import register
+        from spark.tail import tail_stream
+
+        register(run.session)
+        options = {"paths": json.dumps(members), "columns": "member,ts,op,ns", "from": begin}
+        if ns:
+            options["ns"] = json.dumps(ns)
+        if skip_trimmed:
+            options["onTrimmed"] = "skip"
+        stream = run.session.readStream.format("oplog").options(**options).load()
+        telling = Telling(shown is Format.JSON)
+        tail_stream(stream, telling.show, checkpoint=checkpoint, stop=telling.stop)
+        return telling.status()
+
+
+class Telling:
+    """Prints the seconds of a tail, and ends it when nobody reads them any more."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self._unread = False
+        self.stop = threading.Event()
+
+    def show(self, seconds: Sequence[Second]) -> None:
+        """Called from Spark's thread, where an error would come home as Spark's."""
+        from spark.tail import line_of
+
+        try:
+            for second in seconds:
+                print(json.dumps(second_document(second)) if self._as_json else readable(line_of(second)))
+            sys.stdout.flush()
+        except BrokenPipeError:
+            self._unread = True
+            self.stop.set()
+
+    def status(self) -> int:
+        """130 after Ctrl-C, which is how a tail ends."""
+        if self._unread:
+            raise BrokenPipeError
+        return 130
+
+
+def second_document(second: Second) -> dict[str, Any]:
+    return {
+        "time": f"{second.time}Z",
+        "member": second.member,
+        "entries": second.entries,
+        "operations": second.by_op,
+        "namespaces": second.by_ns,
+    }
 
 
 def only_spark(command: str, engine: Engine) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -21,7 +21,7 @@ from replset.ids import OpTime, pack_ts
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from spark.places import Only, Place, Span
+    from spark.places import Bounds, Only, Place, Span
 
 PROGRAM = "oplog-spark"
 NEEDS = ("numpy", "pyarrow", "adbc_driver_sqlite", "adbc_driver_manager", "xxhash", "pandas", "pyspark")
@@ -58,6 +58,7 @@ class Run:
     html: Path | None
     parquet: Path | None
     places: list[Place] = field(default_factory=list)
+    bounds: list[Bounds] = field(default_factory=list)
     _session: SparkSession | None = None
 
     @property
@@ -72,17 +73,23 @@ class Run:
     def wants_page(self) -> bool:
         return self.format is Format.HTML or self.html is not None
 
-    def show(self, found: Mapping[str, Any], tables: Mapping[str, DataFrame | Any]) -> None:
-        """Write a result everywhere it is wanted. tables: all its rows by name, for Parquet."""
+    def show(
+        self,
+        found: Mapping[str, Any],
+        tables: Mapping[str, DataFrame | Any],
+        more: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        """Write a result everywhere it is wanted. tables: all its rows by name, for Parquet. more: only the page's."""
         from spark.render import documents
 
-        document = {**documents.header(self.command, self.engine.value, self.places), **found}
+        head = documents.header(self.command, self.engine.value, zip(self.places, self.bounds, strict=True))
+        document = {**head, **found}
         if self.parquet is not None:
             self.write_parquet(self.parquet, tables)
         if self.wants_page:
             from spark.render.page import page
 
-            text = page(document)
+            text = page({**document, **more()})
             if self.html is not None:
                 self.html.write_text(text, encoding="utf-8")
             if self.format is Format.HTML:
@@ -133,8 +140,7 @@ def running(
     run = Run(command, engine, master, form, html, parquet)
     try:
         run.places = open_members(members)
-        for place in run.places:
-            place.bounds()
+        run.bounds = [place.bounds() for place in run.places]
         yield run
     except (ReplError, OSError, KeyboardInterrupt):
         raise

@@ -12,29 +12,91 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from replset.bson import RawDocument, to_ejson_value
 from replset.errors import ReplError
 from replset.ids import OPTIME_NULL, OpTime
-from spark.places import Place
+from spark.entries import id_text
+from spark.places import Bounds, Place
+from spark.samples import Sample, Version, action_of, entry_about, samples_of, versions_of
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
     from pyspark.sql import DataFrame
 
+    from spark.classify import Diff
     from spark.elections import Elections
     from spark.summary import Summary
+    from spark.verify import Verification
 
     Rows: TypeAlias = DataFrame | pa.Table
 
 Document = dict[str, Any]
 SAMPLES = 10
+DOCUMENTS = 20
+KINDS = ("divergent", "duplicated", "missing", "rolled-back", "extra")
+REASONS = ("content", "copies", "hole", "losing branch", "winning branch", "ahead")
+"""Why entries differ, the loudest first; see spark.classify."""
 
 
-def header(command: str, engine: str, places: Sequence[Place]) -> Document:
-    """What every document begins with."""
-    return {"command": command, "engine": engine, "members": [_member(place) for place in places]}
+def header(command: str, engine: str, members: Iterable[tuple[Place, Bounds]]) -> Document:
+    """What every document begins with. members: with the bounds that they had when the command began."""
+    return {"command": command, "engine": engine, "members": [_member(*member) for member in members]}
+
+
+def diff(found: Diff[Any], places: Sequence[Place], samples: int = SAMPLES) -> Document:
+    counts = dict.fromkeys(KINDS, 0)
+    namespaces = rows_of(found.by_namespace)
+    for row in namespaces:
+        counts[row["kind"]] += row["entries"]
+    return {
+        "same": found.same,
+        "differing": {camel(kind.replace("-", "_")): count for kind, count in counts.items()},
+        "trimmed": found.trimmed,
+        "compared": [
+            _camel(row, drop=("oldest_ts", "oldest_term", "newest_ts", "newest_term")) for row in rows_of(found.members)
+        ],
+        "pairs": [_camel(row, drop=("common_ts", "common_term")) for row in rows_of(found.pairs)],
+        "namespaces": [_camel(row) for row in namespaces],
+        "documents": [_document_row(row, places) for row in rows_of(found.by_document, DOCUMENTS)],
+        "samples": [_sample(one) for one in samples_of(places, loudest(found.entries, samples))],
+    }
+
+
+def verify(found: Verification[Any], places: Sequence[Place], samples: int = SAMPLES) -> Document:
+    checked = rows_of(found.checked)
+    counts = rows_of(_counted(found.faults))
+    rows = rows_of(found.faults, samples)
+    versions = {(row["member"], row["ts"], row["term"]): _versions_on(places, row) for row in rows}
+    return {
+        "sound": not counts,
+        "checked": [_camel(row) for row in checked],
+        "faults": counts,
+        "samples": [_fault(row, versions[row["member"], row["ts"], row["term"]]) for row in rows],
+    }
+
+
+def loudest(entries: Rows, most: int) -> list[dict[str, Any]]:
+    """Some rows of `Diff.entries`, the loudest reasons first, each with its share; what is left goes to louder ones."""
+    of_reason = {reason: found for reason in REASONS if (found := rows_of(_of_reason(entries, reason), most))}
+    taken = dict.fromkeys(of_reason, 0)
+    for _ in range(most):
+        left = [reason for reason, found in of_reason.items() if taken[reason] < len(found)]
+        if not left:
+            break
+        taken[min(left, key=taken.__getitem__)] += 1
+    return [row for reason, found in of_reason.items() for row in found[: taken[reason]]]
+
+
+def timeline(entries: Rows, width_s: int) -> list[Document]:
+    """How many entries differ on each member by stretches of `width_s` seconds: {at, member, kind, entries}.
+
+    A missing entry counts on those that miss it, any other on those that have it. at: milliseconds.
+    """
+    where = _placed(entries, width_s << 31)
+    return [{**row, "at": row["at"] * width_s * 1000} for row in rows_of(where)]
 
 
 def elections(found: Elections, samples: int = SAMPLES) -> Document:
@@ -99,6 +161,57 @@ def export(files: Rows, folder: str) -> Document:
     return {"folder": folder, "days": sorted(days), "written": written}
 
 
+# --- tables of Spark and of Arrow ------------------------------------------------------------------------------
+
+
+def _of_reason(entries: Rows, reason: str) -> Rows:
+    if isinstance(entries, pa.Table):
+        return entries.filter(pc.equal(entries["reason"], reason))
+    return entries.where(entries["reason"] == reason)
+
+
+def _counted(faults: Rows) -> Rows:
+    """(member, kind, entries)"""
+    if isinstance(faults, pa.Table):
+        counted = faults.group_by(["member", "kind"], use_threads=False).aggregate([([], "count_all")])
+        return counted.rename_columns(["member", "kind", "entries"]).sort_by(
+            [("member", "ascending"), ("kind", "ascending")]
+        )
+    from pyspark.sql import functions as f
+
+    return faults.groupBy("member", "kind").agg(f.count("*").alias("entries")).orderBy("member", "kind")
+
+
+def _placed(entries: Rows, width: int) -> Rows:
+    """(at, member, kind, entries), at: ts // width."""
+    if isinstance(entries, pa.Table):
+        missing = pc.equal(entries["kind"], "missing")
+        holders = pa.chunked_array(
+            [
+                pc.if_else(
+                    missing.combine_chunks(), entries["absent"].combine_chunks(), entries["present"].combine_chunks()
+                )
+            ]
+        )
+        row = pc.list_parent_indices(holders)
+        flat = pa.table(
+            {
+                "at": pc.divide(entries["ts"], width).take(row),
+                "member": pc.list_flatten(holders),
+                "kind": entries["kind"].take(row),
+            }
+        )
+        counted = flat.group_by(["at", "member", "kind"], use_threads=False).aggregate([([], "count_all")])
+        return counted.rename_columns(["at", "member", "kind", "entries"]).sort_by(
+            [("at", "ascending"), ("member", "ascending"), ("kind", "ascending")]
+        )
+    from pyspark.sql import functions as f
+
+    holders = f.when(f.col("kind") == "missing", f.col("absent")).otherwise(f.col("present"))
+    flat = entries.select(f.expr(f"ts div {width}").alias("at"), f.explode(holders).alias("member"), "kind")
+    return flat.groupBy("at", "member", "kind").agg(f.count("*").alias("entries")).orderBy("at", "member", "kind")
+
+
 # --- pieces ----------------------------------------------------------------------------------------------------
 
 
@@ -122,12 +235,7 @@ def entry_value(entry: bytes | None) -> Any:
         return {"damaged": str(error), "bytes": entry.hex()}
 
 
-def optime_of(ts: int | None, term: int | None) -> str | None:
-    return None if ts is None or term is None else str(OpTime(term, ts))
-
-
-def _member(place: Place) -> Document:
-    bounds = place.bounds()
+def _member(place: Place, bounds: Bounds) -> Document:
     empty = bounds.newest == OPTIME_NULL
     return {
         "name": place.name,
@@ -136,10 +244,70 @@ def _member(place: Place) -> Document:
     }
 
 
+def _sample(sample: Sample) -> Document:
+    row = sample.row
+    entry = sample.versions[0].entry if sample.versions else None
+    _id = None if entry is None else id_text(entry)
+    return {
+        **_camel(row, drop=("ts", "term", "key", "hashes")),
+        "_id": None if _id is None else json.loads(_id),
+        "versions": [
+            {
+                "members": version.members,
+                "wall": version.wall,
+                "hash": version.hash,
+                "does": _does(version.entry),
+                "entry": entry_value(version.entry),
+            }
+            for version in sample.versions
+        ],
+        "rollback": sample.rollback,
+        "before": entry_value(sample.before),
+        "after": entry_value(sample.after),
+    }
+
+
+def _versions_on(places: Sequence[Place], row: Mapping[str, Any]) -> list[Version]:
+    return versions_of([place for place in places if place.name == row["member"]], row["ts"], row["term"])
+
+
+def _fault(row: Mapping[str, Any], versions: Sequence[Version]) -> Document:
+    return {
+        **_camel(row, drop=("ts", "term", "key", "id")),
+        "_id": None if row["id"] is None else json.loads(row["id"]),
+        "entry": entry_value(versions[0].entry) if versions else None,
+    }
+
+
+def _does(entry: bytes) -> Any:
+    try:
+        return to_ejson_value(action_of(entry))
+    except (ReplError, ValueError):
+        return None
+
+
+def _document_row(row: Mapping[str, Any], places: Sequence[Place]) -> Document:
+    entry = entry_about(places, row["first_ts"], row["key"])
+    text = None if entry is None else id_text(entry)
+    return {
+        "ns": row["ns"],
+        "_id": None if text is None else json.loads(text),
+        "entries": row["entries"],
+        "first": _timestamp(row["first_ts"]),
+        "last": _timestamp(row["last_ts"]),
+        "kinds": row["kinds"],
+    }
+
+
+def _timestamp(ts: int) -> str:
+    """SECONDS:INC"""
+    return str(OpTime(0, ts)).partition(":")[2]
+
+
 def _entry_row(row: Mapping[str, Any]) -> Document:
     """A row with an entry, for people: the key left to the entry's `_id`."""
     shown = _camel(row, drop=("ts", "term", "key", "entry"))
-    return {**shown, "entry": entry_value(row["entry"])}
+    return {**shown, "does": _does(row["entry"]), "entry": entry_value(row["entry"])}
 
 
 def _camel(row: Mapping[str, Any], drop: Iterable[str] = ()) -> Document:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spark.render import charts
@@ -10,7 +10,7 @@ from spark.render.charts import Bar, Count, Dot, Lane, Line, moment
 from spark.render.content import Content, Grid, Sample, number, seconds, size, text_of, tone_of
 from spark.render.markup import Node, table, tag
 from spark.render.markup import document as whole
-from spark.render.telling import content_of
+from spark.render.telling import content_of, seconds_of
 
 Document = Mapping[str, Any]
 
@@ -36,6 +36,128 @@ def chart(title: str, drawing: Node, note: str = "") -> list[Node]:
 
 
 # --- charts by command -----------------------------------------------------------------------------------------
+
+
+COLOURS = {"divergent": "bad", "duplicated": "c4", "missing": "c1", "rolled-back": "c3", "extra": "c5"}
+"""Of the kinds of entries that differ."""
+
+
+def diff_charts(document: Document) -> list[Node]:
+    if not any(row["oldest"] for row in document["compared"]):
+        return []
+    return [
+        *parting_charts(document),
+        *differing_chart(document["namespaces"]),
+        *(namespace_chart(*held_most(document["held"])) if document.get("held") else []),
+        *(lag_chart(document["lag"]) if document.get("lag") else []),
+    ]
+
+
+def parting_charts(document: Document) -> list[Node]:
+    """Each member's oplog on one line of time; where two parted; where entries differ. The end once more, closer."""
+    rows = [row for row in document["compared"] if row["oldest"]]
+    begin, end = min(_ms(row["oldest"]) for row in rows), max(_ms(row["newest"]) for row in rows)
+    step = document.get("timelineSeconds", 1) * 1000
+    marks = document.get("timeline", [])
+    forks = partings(document["pairs"])
+    uprights = [(_ms(common), text, "bad") for common, text in forks]
+    lanes = [_lane(row, forks_of(row["member"], document["pairs"]), marks, step) for row in rows]
+    kinds = [kind for kind in COLOURS if any(row["kind"] == kind for row in marks)]
+    note = "A bar is what a member holds; purple where it is on a branch of its own. "
+    note += "Marks are entries that differ, on the members that have them, and where they are missing." if kinds else ""
+    nodes = chart("Where the members part", charts.lanes(lanes, label="members over time", upright=uprights), note)
+    first = min([at for at, *_ in uprights] + [row["at"] for row in marks], default=end)
+    room = max(2000, (end - first) // 8)
+    if first - room > begin and (end - first) * 5 < end - begin:
+        near = [lane_from(lane, first - room) for lane in lanes]
+        drawing = charts.lanes(near, label="the end of the members' oplogs", upright=uprights)
+        nodes += chart("The same, closer", drawing)
+    return [*nodes, legend([(kind, COLOURS[kind]) for kind in kinds])] if kinds else nodes
+
+
+def partings(pairs: Sequence[Document]) -> list[tuple[str, str]]:
+    """(common point, who parted there) of the pairs that did, each point once."""
+    found: dict[str, list[str]] = {}
+    for pair in pairs:
+        if pair["verdict"] in ("diverged", "inconsistent") and pair["common"]:
+            who = pair["follower"] if pair["verdict"] == "diverged" else None
+            names = [who] if who else [pair["a"], pair["b"]]
+            known = found.setdefault(pair["common"], [])
+            known += [name for name in names if name not in known]
+    texts = {
+        common: f"{charts.shorten(names[0])} parts" if len(names) == 1 else f"{len(names)} members part"
+        for common, names in found.items()
+        if any(pair["verdict"] == "diverged" and pair["common"] == common for pair in pairs)
+    }
+    return sorted(texts.items(), key=lambda item: _ms(item[0]))
+
+
+def forks_of(member: str, pairs: Sequence[Document]) -> int | None:
+    """Where the member's own branch begins, in milliseconds: behind the oldest common point with one that won."""
+    own = [
+        _ms(pair["common"])
+        for pair in pairs
+        if pair["verdict"] == "diverged" and pair["follower"] == member and pair["common"]
+    ]
+    return min(own, default=None)
+
+
+def _lane(row: Document, fork: int | None, marks: Sequence[Document], step: int) -> Lane:
+    name, begin, end = row["member"], _ms(row["oldest"]), _ms(row["newest"])
+    whole = Bar(begin, end if fork is None else fork, "c0", f"{name}: {row['oldest']} to {row['newest']}")
+    bars = [whole] if fork is None else [whole, Bar(fork, end, "c3", f"{name}, its own branch, to {row['newest']}")]
+    dots = [
+        Dot(
+            mark["at"] + step // 2 if step > 1000 else mark["at"],
+            COLOURS[mark["kind"]],
+            f"{number(mark['entries'])} {mark['kind']}, {moment(mark['at'])}",
+            "diamond" if mark["kind"] == "divergent" else "tick",
+        )
+        for mark in marks
+        if mark["member"] == name
+    ]
+    return Lane(name, bars, dots)
+
+
+def lane_from(lane: Lane, begin: int) -> Lane:
+    """What of a lane lies behind a moment."""
+    bars = [Bar(max(bar.begin, begin), bar.end, bar.colour, bar.title) for bar in lane.bars if bar.end > begin]
+    return Lane(lane.name, bars, [dot for dot in lane.dots if dot.at >= begin])
+
+
+def differing_chart(rows: Sequence[Document]) -> list[Node]:
+    of_ns: dict[str, dict[str, int]] = {}
+    for row in rows:
+        of_ns.setdefault(row["ns"] or "(no namespace)", {})[row["kind"]] = row["entries"]
+    if not of_ns:
+        return []
+    ordered = sorted(of_ns.items(), key=lambda item: -sum(item[1].values()))[:BARS]
+    bars = [Count(ns, [(COLOURS[kind], kinds[kind]) for kind in COLOURS if kind in kinds]) for ns, kinds in ordered]
+    shown = [kind for kind in COLOURS if any(kind in kinds for _, kinds in ordered)]
+    drawing = charts.counts(bars, label="entries that differ by namespace")
+    return [*chart("Entries that differ, by namespace", drawing), legend([(kind, COLOURS[kind]) for kind in shown])]
+
+
+def legend(names: Sequence[tuple[str, str]]) -> Node:
+    """(name, colour) in one line."""
+    return tag(
+        "p",
+        [tag("span", tag("i", style=f"background: var(--{colour})"), name, class_="key") for name, colour in names],
+        class_="soft",
+    )
+
+
+def held_most(rows: Sequence[Document]) -> tuple[list[Document], str]:
+    """The rows of the member with most entries, and its name."""
+    sums: dict[str, int] = {}
+    for row in rows:
+        sums[row["member"]] = sums.get(row["member"], 0) + row["entries"]
+    largest = max(sums, key=lambda name: sums[name])
+    return [row for row in rows if row["member"] == largest], largest
+
+
+def _ms(optime: str) -> int:
+    return seconds_of(optime) * 1000
 
 
 def elections_charts(document: Document) -> list[Node]:
@@ -127,6 +249,7 @@ def widened(points: list[tuple[int, int]], width_ms: int, most: int = 240) -> tu
 _WIDTHS = tuple(60_000 * minutes for minutes in (1, 2, 5, 10, 15, 30, 60, 120, 360, 720, 1440, 10_080, 43_200))
 BARS = 20
 _CHARTS: dict[str, Callable[[Document], list[Node]]] = {
+    "diff": diff_charts,
     "elections": elections_charts,
     "lag": lag_charts,
     "summary": summary_charts,

@@ -29,6 +29,253 @@ def content_of(document: Document) -> Content:
     return _TELLERS[document["command"]](document)
 
 
+# --- diff ------------------------------------------------------------------------------------------------------
+
+TONES = {
+    "divergent": Tone.BAD,
+    "duplicated": Tone.BAD,
+    "missing": Tone.BAD,
+    "rolled-back": Tone.BAD,
+    "extra": Tone.SOFT,
+}
+MEANINGS = {
+    "divergent": "the same optime with other content: a bug or damage",
+    "duplicated": "an optime more than once",
+    "missing": "in the history of the others, and not there",
+    "rolled-back": "on a branch that lost: a rollback takes or took it",
+    "extra": "the others are behind",
+}
+LONGEST = 2000
+
+
+def diff(document: Document) -> Content:
+    pairs, compared = document["pairs"], document["compared"]
+    if document["same"]:
+        held = max((row["entries"] for row in compared), default=0)
+        newest = next((row["newest"] for row in compared if row["newest"]), None)
+        upto = f", the newest {newest}" if newest else ""
+        names = listed([row["member"] for row in compared])
+        one = "the same" if len(compared) > 1 else "alone: nothing to compare it with"
+        what = f" as to {listed(document['ns'])}" if document.get("ns") else ""
+        verb = "are" if len(compared) > 1 else "is"
+        answers = [Said(f"{names} {verb} {one}{what}. {several(held, 'entry', 'entries')}{upto}.", Tone.GOOD)]
+    else:
+        answers = [Said("The oplogs differ.", Tone.BAD), *_divergent(document), *_verdicts(pairs)]
+    if document["trimmed"]:
+        trimmed = several(document["trimmed"], "entry was", "entries were")
+        answers.append(Said(f"{trimmed} trimmed away during the run and left out.", Tone.SOFT))
+    parts: list[Grid | Samples] = [_pairs(pairs)] if pairs else []
+    if document["namespaces"]:
+        holes = sum(pair["aMissing"] + pair["bMissing"] for pair in pairs)
+        parts.append(_differing(document["namespaces"], holes))
+    if document["documents"]:
+        parts.append(_documents(document["documents"]))
+    if document["samples"]:
+        parts.append(Samples("Entries looked at closely", [_sample(sample) for sample in document["samples"]]))
+    return Content("Diff", answers, parts)
+
+
+def _divergent(document: Document) -> list[Said]:
+    count = document["differing"]["divergent"]
+    if not count:
+        return []
+    return [
+        Said(f"{several(count, 'optime')} with different content: no rollback does that, a bug or damage.", Tone.BAD)
+    ]
+
+
+def _verdicts(pairs: Sequence[Document]) -> list[Said]:
+    """What is wrong between the members, pairs that tell the same in one line."""
+    told: dict[tuple[str, ...], list[Document]] = {}
+    for pair in pairs:
+        told.setdefault((pair["verdict"], pair["follower"] or "", pair["common"] or ""), []).append(pair)
+    said: list[Said] = []
+    for verdict in ("no common point", "inconsistent", "diverged", "behind"):
+        for (found, follower, common), group in sorted(told.items()):
+            if found == verdict:
+                said += _verdict(verdict, follower, common, group)
+    return said
+
+
+def _verdict(verdict: str, follower: str, common: str, group: Sequence[Document]) -> list[Said]:
+    if verdict == "no common point":
+        return [Said(f"{pair['a']} and {pair['b']} have no entry in common.", Tone.BAD) for pair in group]
+    if verdict == "inconsistent":
+        return [Said(_inconsistent(pair), Tone.BAD) for pair in group]
+    others = [pair["b"] if pair["a"] == follower else pair["a"] for pair in group]
+    alone = [pair["aAfter"] if pair["a"] == follower else pair["bAfter"] for pair in group]
+    beyond = max(pair["bAfter"] if pair["a"] == follower else pair["aAfter"] for pair in group)
+    when = f"{common} ({moment(seconds_of(common) * 1000)} UTC)"
+    if verdict == "diverged" and follower:
+        mine, theirs = several(max(alone), "entry", "entries"), several(beyond, "entry", "entries")
+        text = (
+            f"{follower} parted from {listed(others)} at {when}: {mine} of its own behind that, {theirs} of the others."
+        )
+        return [Said(text, Tone.BAD)]
+    if verdict == "diverged":
+        return [Said(f"{pair['a']} and {pair['b']} parted at {when}.", Tone.BAD) for pair in group]
+    count = several(beyond, "entry", "entries")
+    return [Said(f"{follower} is behind {listed(others)}: {count} after {when} are still to come.", Tone.WARN)]
+
+
+def _inconsistent(pair: Document) -> str:
+    found = []
+    if pair["divergent"]:
+        found.append(f"{several(pair['divergent'], 'optime')} with different content")
+    found += [
+        f"{several(pair[key], 'entry', 'entries')} missing in the middle of {pair[side]}"
+        for key, side in (("aMissing", "a"), ("bMissing", "b"))
+        if pair[key]
+    ]
+    if pair["duplicated"]:
+        found.append(f"{several(pair['duplicated'], 'optime')} more often on one than on the other")
+    if pair["sameChain"] is False:
+        found.append("hash chains that do not agree at the common point")
+    return f"{pair['a']} and {pair['b']} contradict each other: {listed(found) or 'their histories'}."
+
+
+_VERDICT_TONES = {"same": Tone.GOOD, "behind": Tone.WARN}
+
+
+def _pairs(pairs: Sequence[Document]) -> Grid:
+    columns = (
+        "a",
+        "b",
+        "verdict",
+        "common point",
+        "after it, a",
+        "after it, b",
+        "missing, a",
+        "missing, b",
+        "divergent",
+    )
+    rows = [
+        (
+            pair["a"],
+            pair["b"],
+            Said(pair["verdict"], _VERDICT_TONES.get(pair["verdict"], Tone.BAD)),
+            pair["common"] or "-",
+            number(pair["aAfter"]),
+            number(pair["bAfter"]),
+            *(Said(number(pair[key]), Tone.BAD if pair[key] else Tone.SOFT) for key in ("aMissing", "bMissing")),
+            Said(number(pair["divergent"]), Tone.BAD if pair["divergent"] else Tone.SOFT),
+        )
+        for pair in pairs
+    ]
+    return Grid("Pairs", columns, rows, numbers=columns[4:], mono=("common point",))
+
+
+def _differing(rows: Sequence[Document], holes: int) -> Grid:
+    """holes: entries missing in the middle. Without any, what is missing is what a member fetches after a rollback."""
+    tones = (
+        TONES if holes else {**{kind: tone for kind, tone in TONES.items() if kind != "missing"}, "missing": Tone.WARN}
+    )
+    order = {kind: place for place, kind in enumerate(tones)}
+    shown = sorted(rows, key=lambda row: (order[row["kind"]], -row["entries"], row["ns"]))[:ROWS_SHOWN]
+    cells = [
+        (
+            Said(row["kind"], tones[row["kind"]]),
+            row["ns"] or "-",
+            number(row["entries"]),
+            number(row["documents"]),
+            MEANINGS[row["kind"]],
+        )
+        for row in shown
+    ]
+    more = f"and {len(rows) - ROWS_SHOWN} more, in --json and --parquet" if len(rows) > ROWS_SHOWN else ""
+    columns = ("kind", "namespace", "entries", "documents", "")
+    return Grid("Entries that differ", columns, cells, numbers=("entries", "documents"), note=more)
+
+
+def _documents(rows: Sequence[Document]) -> Grid:
+    cells = [
+        (row["ns"] or "-", cut(ejson(row["_id"]), 60), number(row["entries"]), ", ".join(row["kinds"]))
+        for row in rows[:HOT_SHOWN]
+    ]
+    columns = ("namespace", "_id", "entries that differ", "kinds")
+    return Grid("Documents", columns, cells, numbers=("entries that differ",), mono=("_id",))
+
+
+def _sample(sample: Document) -> Sample:
+    kind = sample["kind"]
+    lines = [("on", listed(sample["present"]))]
+    if sample["absent"]:
+        lines.append(("not on", listed(sample["absent"])))
+    for version in sample["versions"]:
+        several_versions = len(sample["versions"]) > 1
+        name = f"does, on {listed(version['members'])}" if several_versions else "does"
+        lines.append((name, cut(ejson(version["entry"] if version["does"] is None else version["does"]))))
+    if sample["rollback"]:
+        lines.append(("rolled back", sample["rollback"]))
+        lines.append(("before", cut(ejson(sample["before"])) if sample["before"] is not None else "(no such document)"))
+        if sample["after"] is not None:
+            lines.append(("after", cut(ejson(sample["after"]))))
+    about = f" {cut(ejson(sample['_id']), 100)}" if sample["_id"] is not None else ""
+    heading = f"{sample['optime']}  {operation(sample['op'])} {sample['ns'] or '-'}{about}"
+    tone = Tone.WARN if sample["reason"] == "winning branch" else TONES[kind]
+    return Sample(Said(kind, tone), heading, lines)
+
+
+def seconds_of(optime: str) -> int:
+    """The seconds in TERM:SECONDS:INC."""
+    return int(optime.split(":")[1])
+
+
+# --- verify ----------------------------------------------------------------------------------------------------
+
+FAULTS = {
+    "hash": "the bytes do not give the stored hash: damage",
+    "chain": "does not follow from the entry before: one is missing, put in, or another one",
+    "order": "an optime that is not above the one before",
+    "entry": "no well-formed oplog entry",
+    "columns": "what is stored beside the entry is not what it says",
+    "diff": "an update that is neither a replacement nor a well-formed difference",
+    "idempotence": "applied twice it gives something else than applied once",
+}
+
+
+def verify(document: Document) -> Content:
+    checked, faults = document["checked"], document["faults"]
+    total = sum(row["entries"] for row in checked)
+    names = listed([row["member"] for row in checked])
+    if document["sound"]:
+        hashes = sum(row["hashes"] for row in checked)
+        applied = sum(row["applied"] for row in checked)
+        answers = [
+            Said(f"{names}: sound. {several(total, 'entry', 'entries')} checked.", Tone.GOOD),
+            Said(
+                f"{several(hashes, 'hash', 'hashes')} recomputed, "
+                f"{several(applied, 'entry', 'entries')} applied once and twice."
+            ),
+        ]
+    else:
+        found = sum(row["entries"] for row in faults)
+        broken = listed(sorted({row["member"] for row in faults}))
+        answers = [
+            Said(f"{several(found, 'fault')} in {broken}; {several(total, 'entry', 'entries')} checked.", Tone.BAD)
+        ]
+    parts: list[Grid | Samples] = []
+    if faults:
+        rows = [
+            (Said(row["kind"], Tone.BAD), row["member"], number(row["entries"]), FAULTS[row["kind"]]) for row in faults
+        ]
+        parts.append(Grid("Faults", ("kind", "member", "faults", ""), rows, numbers=("faults",)))
+    columns = ("member", "entries", "hashes", "links", "updates", "documents", "applied")
+    rows_checked = [(row["member"], *(number(row[name]) for name in columns[1:])) for row in checked]
+    parts.append(Grid("Checked", columns, rows_checked, numbers=columns[1:]))
+    if document["samples"]:
+        parts.append(Samples("Faults looked at closely", [_fault(row) for row in document["samples"]]))
+    return Content("Verify", answers, parts)
+
+
+def _fault(row: Document) -> Sample:
+    about = f" {cut(ejson(row['_id']), 100)}" if row["_id"] is not None else ""
+    lines = [("on", row["member"]), ("detail", row["detail"])]
+    if row["entry"] is not None:
+        lines.append(("entry", cut(ejson(row["entry"]))))
+    return Sample(Said(row["kind"], Tone.BAD), f"{row['optime']}  {row['ns'] or '-'}{about}", lines)
+
+
 # --- elections -------------------------------------------------------------------------------------------------
 
 
@@ -110,7 +357,7 @@ def _lost_sample(row: Document) -> Sample:
     return Sample(
         Said("lost", Tone.BAD),
         f"{row['optime']}  {operation(row['op'])} {row['ns'] or '-'}",
-        [("held by", row["member"]), *where, *entry_lines(row["entry"])],
+        [("held by", row["member"]), *where, *_does(row)],
     )
 
 
@@ -289,24 +536,26 @@ def operation(op: str | None) -> str:
     return _OPERATIONS.get(op or "", op or "?")
 
 
-def entry_lines(entry: Any) -> list[tuple[str, str]]:
-    """An entry for people: what it does to which document."""
-    if not isinstance(entry, dict) or "damaged" in entry:
-        return [("entry", ejson(entry))]
-    lines = []
-    if "o2" in entry:
-        lines.append(("document", ejson(entry["o2"])))
-    lines.append(("does", ejson(entry.get("o"))))
-    return lines
+def _does(row: Document) -> list[tuple[str, str]]:
+    """What an entry does to which document; all of an entry that cannot be read."""
+    entry = row["entry"]
+    about = [("document", cut(ejson(entry["o2"])))] if isinstance(entry, dict) and "o2" in entry else []
+    return [*about, ("does", cut(ejson(entry if row["does"] is None else row["does"])))]
 
 
 def ejson(value: Any) -> str:
     return dumps(value, ensure_ascii=False)
 
 
+def cut(text: str, most: int = LONGEST) -> str:
+    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
+
+
 _TELLERS: dict[str, Callable[[Document], Content]] = {
+    "diff": diff,
     "elections": elections,
     "export": export,
     "lag": lag,
     "summary": summary,
+    "verify": verify,
 }

@@ -40,7 +40,8 @@ class Still:
 def whole(command: str, found: Document, *, engine: str = "spark") -> Document:
     """A document as the command prints it, gone through JSON once."""
     places: Any = [Still("m1"), Still("m2", 0)]
-    document: Document = json.loads(json.dumps({**documents.header(command, engine, places), **found}))
+    members = [(place, place.bounds()) for place in places]
+    document: Document = json.loads(json.dumps({**documents.header(command, engine, members), **found}))
     return document
 
 

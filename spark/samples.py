@@ -1,0 +1,165 @@
+"""A few of the entries that differ, looked at closely: their content on each member, the document before and after.
+
+Works on the driver, entry by entry: for samples, not for tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from replset.bson import RawDocument, encode_key
+from replset.errors import ReplError
+from replset.ids import OpTime
+from replset.query.diff import is_diff
+from replset.replication.rollback_files import FileKind, Manifest, rollback_folder
+from spark.elections import manifests_of
+from spark.places import Place, PlaceTrimmedError, Span
+from spark.readers.sqlite import SqlitePlace
+from spark.replay_base import bson_documents
+
+_COLUMNS = ("ts", "term", "hash", "wall", "entry")
+_ALL_VERSIONS = frozenset({"divergent", "duplicated"})
+
+
+@dataclass(slots=True)
+class Version:
+    """One content of an optime and the members that have it."""
+
+    hash: int
+    wall: int
+    entry: bytes
+    members: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Sample:
+    """row: of `Diff.entries`. rollback: MEMBER/ID of the rollback that took the entry, if one is on record.
+
+    before, after: the document at the common point and as the rollback found it, where its files have them.
+    """
+
+    row: Mapping[str, Any]
+    versions: list[Version]
+    rollback: str | None = None
+    before: bytes | None = None
+    after: bytes | None = None
+
+
+def samples_of(places: Sequence[Place], rows: Sequence[Mapping[str, Any]]) -> list[Sample]:
+    """rows: of `Diff.entries`. Entries that were trimmed away since have no version. PlaceError: one cannot be read."""
+    by_name = {place.name: place for place in places}
+    samples = []
+    for row in rows:
+        holders = row["present"] if row["kind"] in _ALL_VERSIONS else row["present"][:1]
+        samples.append(Sample(row, versions_of([by_name[name] for name in holders], row["ts"], row["term"])))
+    _add_rollbacks(places, samples)
+    return samples
+
+
+def versions_of(places: Iterable[Place], ts: int, term: int) -> list[Version]:
+    """The different entries at an optime, in the order of the places."""
+    found: dict[int, Version] = {}
+    for place in places:
+        for row in _rows(place, ts):
+            if row["term"] == term:
+                version = found.setdefault(row["hash"], Version(row["hash"], row["wall"], row["entry"]))
+                if place.name not in version.members:
+                    version.members.append(place.name)
+    return list(found.values())
+
+
+def entry_about(places: Iterable[Place], ts: int, key: bytes) -> bytes | None:
+    """An entry at this ts about the document with this key, from the first place that has one."""
+    for place in places:
+        try:
+            for batch in place.read(Span(ts, ts + 1), ("key", "entry")):
+                for row in batch.to_pylist():
+                    if row["key"] == key:
+                        return bytes(row["entry"])
+        except PlaceTrimmedError:
+            continue
+    return None
+
+
+def operator_form(diff: Mapping[str, object], path: str = "") -> dict[str, object]:
+    """A `$v: 2` difference as the update operators that say the same: {$set, $unset}; and, for arrays that became
+    shorter (or longer, by nulls), {$length: {path: elements}}.
+
+    For people: a name with a dot in it reads like a path here.
+    """
+    forms: dict[str, dict[str, object]] = {}
+    _add_forms(diff, path, forms)
+    return {name: forms[name] for name in ("$set", "$unset", "$length") if name in forms}
+
+
+def _add_forms(diff: Mapping[str, object], path: str, forms: dict[str, dict[str, object]]) -> None:
+    is_array = diff.get("a") is True
+    for section, body in diff.items():
+        if is_array and section == "l":
+            forms.setdefault("$length", {})[path.rstrip(".")] = body
+        elif is_array and section.startswith("u"):
+            forms.setdefault("$set", {})[path + section[1:]] = body
+        elif section.startswith("s") and isinstance(body, Mapping):
+            _add_forms(body, f"{path}{section[1:]}.", forms)
+        elif not is_array and section in ("u", "i", "d") and isinstance(body, Mapping):
+            values = {path + name: True if section == "d" else value for name, value in body.items()}
+            forms.setdefault("$unset" if section == "d" else "$set", {}).update(values)
+
+
+def action_of(entry: bytes) -> object:
+    """What an entry does: an update's difference in operator form, else its `o`. ReplError: it is no entry."""
+    document = RawDocument(entry).decode()
+    o = document.get("o")
+    if document.get("op") == "u" and isinstance(o, Mapping) and is_diff(o):
+        return operator_form(o["diff"])
+    return o
+
+
+# --- rollback files --------------------------------------------------------------------------------------------
+
+
+def _add_rollbacks(places: Sequence[Place], samples: Sequence[Sample]) -> None:
+    """Find each entry in the manifests beside the members' files, and its document in the files that they name."""
+    recorded = [(place, manifest) for place in places for manifest in manifests_of(place)]
+    wanted: dict[Path, list[tuple[Sample, FileKind]]] = {}
+    for sample in samples:
+        optime = OpTime(sample.row["term"], sample.row["ts"])
+        for place, manifest in recorded:
+            if manifest.first <= optime <= manifest.last and isinstance(place, SqlitePlace):
+                sample.rollback = f"{place.name}/{manifest.id}"
+                for path, kind in _files(place, manifest, sample.row["ns"]):
+                    wanted.setdefault(path, []).append((sample, kind))
+                break
+    for path, seekers in wanted.items():
+        _read_file(path, seekers)
+
+
+def _files(place: SqlitePlace, manifest: Manifest, ns: str) -> list[tuple[Path, FileKind]]:
+    folder = rollback_folder(Path(place.path).absolute().parent)
+    kinds = (FileKind.BEFORE, FileKind.DOCUMENTS)
+    return [(folder / file.name, file.kind) for file in manifest.files if file.ns == ns and file.kind in kinds]
+
+
+def _read_file(path: Path, seekers: Sequence[tuple[Sample, FileKind]]) -> None:
+    """A file that is gone or damaged has nothing to show; `rollback-tools` says what is wrong with it."""
+    try:
+        with path.open("rb") as file:
+            for document in bson_documents(file, None):
+                key = encode_key(RawDocument(document).get("_id"))
+                for sample, kind in seekers:
+                    if sample.row["key"] == key and kind is FileKind.BEFORE:
+                        sample.before = document
+                    elif sample.row["key"] == key:
+                        sample.after = document
+    except (OSError, ReplError):
+        return
+
+
+def _rows(place: Place, ts: int) -> list[dict[str, Any]]:
+    try:
+        return [row for batch in place.read(Span(ts, ts + 1), _COLUMNS) for row in batch.to_pylist()]
+    except PlaceTrimmedError:
+        return []
