@@ -48,7 +48,7 @@ def diff_charts(document: Document) -> list[Node]:
     return [
         *parting_charts(document),
         *differing_chart(document["namespaces"]),
-        *(namespace_chart(*held_most(document["held"])) if document.get("held") else []),
+        *(namespace_chart(*held_newest(document)) if document.get("held") else []),
         *(lag_chart(document["lag"]) if document.get("lag") else []),
     ]
 
@@ -147,13 +147,11 @@ def legend(names: Sequence[tuple[str, str]]) -> Node:
     )
 
 
-def held_most(rows: Sequence[Document]) -> tuple[list[Document], str]:
-    """The rows of the member with most entries, and its name."""
-    sums: dict[str, int] = {}
-    for row in rows:
-        sums[row["member"]] = sums.get(row["member"], 0) + row["entries"]
-    largest = max(sums, key=lambda name: sums[name])
-    return [row for row in rows if row["member"] == largest], largest
+def held_newest(document: Document) -> tuple[list[Document], str]:
+    """The namespaces of the member with the newest entry, of equal ones the first, and its name."""
+    known = [row for row in document["compared"] if row["newest"]]
+    name = max(known, key=lambda row: tuple(map(int, row["newest"].split(":"))))["member"]
+    return [row for row in document["held"] if row["member"] == name], name
 
 
 def _ms(optime: str) -> int:

@@ -46,6 +46,8 @@ MEANINGS = {
     "extra": "the others are behind",
 }
 LONGEST = 2000
+_TIMES = ("before", "after")
+_VERDICTS = ("no common point", "inconsistent", "diverged", "behind", "same")
 
 
 def diff(document: Document) -> Content:
@@ -90,7 +92,7 @@ def _verdicts(pairs: Sequence[Document]) -> list[Said]:
     for pair in pairs:
         told.setdefault((pair["verdict"], pair["follower"] or "", pair["common"] or ""), []).append(pair)
     said: list[Said] = []
-    for verdict in ("no common point", "inconsistent", "diverged", "behind"):
+    for verdict in _VERDICTS[:-1]:
         for (found, follower, common), group in sorted(told.items()):
             if found == verdict:
                 said += _verdict(verdict, follower, common, group)
@@ -160,7 +162,7 @@ def _pairs(pairs: Sequence[Document]) -> Grid:
             *(Said(number(pair[key]), Tone.BAD if pair[key] else Tone.SOFT) for key in ("aMissing", "bMissing")),
             Said(number(pair["divergent"]), Tone.BAD if pair["divergent"] else Tone.SOFT),
         )
-        for pair in pairs
+        for pair in sorted(pairs, key=lambda pair: _VERDICTS.index(pair["verdict"]))
     ]
     return Grid("Pairs", columns, rows, numbers=columns[4:], mono=("common point",))
 
@@ -207,9 +209,8 @@ def _sample(sample: Document) -> Sample:
         lines.append((name, cut(ejson(version["entry"] if version["does"] is None else version["does"]))))
     if sample["rollback"]:
         lines.append(("rolled back", sample["rollback"]))
-        lines.append(("before", cut(ejson(sample["before"])) if sample["before"] is not None else "(no such document)"))
-        if sample["after"] is not None:
-            lines.append(("after", cut(ejson(sample["after"]))))
+        if sample["before"] is not None or sample["after"] is not None:
+            lines += [(when, cut(ejson(sample[when])) if sample[when] else "(no such document)") for when in _TIMES]
     about = f" {cut(ejson(sample['_id']), 100)}" if sample["_id"] is not None else ""
     heading = f"{sample['optime']}  {operation(sample['op'])} {sample['ns'] or '-'}{about}"
     tone = Tone.WARN if sample["reason"] == "winning branch" else TONES[kind]
