@@ -24,8 +24,10 @@ from spark.places import Only, Place, PlaceError, Span
 from spark.readers.sqlite import SqlitePlace
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
+Manifests = Sequence[tuple[str, Manifest]]
+"""Each with the name of the place that has it."""
 NEW_PRIMARY = "new primary"
 INITIATING = "initiating set"
 TERMS_SCHEMA = (
@@ -45,6 +47,7 @@ _STRETCH_SCHEMA = (
     "member string, term bigint, first_ts bigint, first_wall bigint, last_ts bigint, last_wall bigint, entries bigint"
 )
 _OPENING_SCHEMA = "term bigint, ts bigint, msg string, host string"
+_INCREMENT = (1 << 31) - 1
 _LOST_COLUMNS = ("ts", "term", "op", "ns", "key", "wall", "entry")
 
 
@@ -73,13 +76,12 @@ def elections(spark: SparkSession, places: Sequence[Place]) -> Elections:
     winner = winner_of(stretches)
     manifests = [(place.name, manifest) for place in places for manifest in manifests_of(place)]
     rollbacks = spark.createDataFrame([_rollback_row(*pair) for pair in manifests], ROLLBACKS_SCHEMA)
-    lost = _lost_entries(spark, places, stretches, winner, rollbacks)
-    counts = {(row["member"], row["term"]): row["count"] for row in lost.groupBy("member", "term").count().collect()}
-    distinct = {
-        row["term"]: row["count"] for row in lost.select("term", "ts").distinct().groupBy("term").count().collect()
-    }
-    rows = term_rows(stretches, winner, _openings(spark, places), counts, distinct, manifests)
-    return Elections(winner, spark.createDataFrame(rows, TERMS_SCHEMA), lost, rollbacks)
+    lost = _lost_entries(spark, places, stretches, winner, manifests)
+    held = _holders(lost) if lost is not None else []
+    rows = term_rows(stretches, winner, _openings(spark, places), held, manifests)
+    columns = [field.strip().partition(" ")[0] for field in LOST_SCHEMA.split(",")]
+    shown = spark.createDataFrame([], LOST_SCHEMA) if lost is None else lost.select(*columns).orderBy("member", "ts")
+    return Elections(winner, spark.createDataFrame(rows, TERMS_SCHEMA), shown, rollbacks)
 
 
 class Stretch(NamedTuple):
@@ -154,13 +156,16 @@ def term_rows(
     stretches: Sequence[Stretch],
     winner: str | None,
     openings: Iterable[Opening],
-    lost: Mapping[tuple[str, int], int],
-    lost_distinct: Mapping[int, int],
-    manifests: Sequence[tuple[str, Manifest]],
+    held: Iterable[tuple[int, Sequence[str], int]],
+    manifests: Manifests,
 ) -> list[tuple[Any, ...]]:
-    """The rows of `Elections.terms`. lost: entries by (member, term) that the history has not; lost_distinct: by term,
-    an entry that several members hold counted once.
-    """
+    """The rows of `Elections.terms`. held: (term, members, entries) that the history has not and just these members."""
+    lost: dict[tuple[str, int], int] = {}
+    lost_distinct: dict[int, int] = {}
+    for term, members, entries in held:
+        lost_distinct[term] = lost_distinct.get(term, 0) + entries
+        for member in members:
+            lost[member, term] = lost.get((member, term), 0) + entries
     began: dict[int, Opening] = {}
     primaries: dict[int, str | None] = {}
     for opening in sorted(openings, key=lambda opening: (opening.term, opening.ts)):
@@ -281,9 +286,9 @@ def _opening_batches(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterato
 
 
 def _lost_entries(
-    spark: SparkSession, places: Sequence[Place], stretches: Sequence[Stretch], winner: str | None, rollbacks: DataFrame
-) -> DataFrame:
-    """Of each member the entries behind its common point that the winner does not have, by (term, ts)."""
+    spark: SparkSession, places: Sequence[Place], stretches: Sequence[Stretch], winner: str | None, manifests: Manifests
+) -> DataFrame | None:
+    """Of each member the entries behind its common point that the winner does not have, by (term, ts). None: no tail."""
     from pyspark.sql import functions as f
 
     history = [stretch for stretch in stretches if stretch.member == winner]
@@ -297,27 +302,30 @@ def _lost_entries(
         only_here = scan(spark, [place], _LOST_COLUMNS, span=tail).join(there, ["ts", "term"], "left_anti")
         found = only_here if found is None else found.unionByName(only_here)
     if found is None:
-        return spark.createDataFrame([], LOST_SCHEMA)
-    recorded = f.broadcast(rollbacks.alias("r"))
-    inside = (
-        ((f.col("l.term") > f.col("r.first_term")) | (f.col("l.ts") >= f.col("r.first_ts")))
-        & (f.col("l.term") >= f.col("r.first_term"))
-        & ((f.col("l.term") < f.col("r.last_term")) | (f.col("l.ts") <= f.col("r.last_ts")))
-        & (f.col("l.term") <= f.col("r.last_term"))
-    )
-    named = f.when(f.col("r.id").isNotNull(), f.concat_ws("/", "r.member", "r.id"))
-    optime = f.concat_ws(
-        ":", "term", f.shiftright("ts", 31).cast("string"), f.col("ts").bitwiseAND((1 << 31) - 1).cast("string")
-    )
-    # One entry may be recorded by several members' rollbacks: one of them is named.
-    first = found.alias("l").join(recorded, inside, "left").groupBy("l.member", "l.ts", "l.term")
-    shown = first.agg(
-        *(f.first(f"l.{name}").alias(name) for name in ("op", "ns", "key", "wall", "entry")),
-        f.min(named).alias("rollback"),
-    )
-    return shown.select(
-        "member", "ts", "term", optime.alias("optime"), "op", "ns", "key", "wall", "entry", "rollback"
-    ).orderBy("member", "ts")
+        return None
+    named = f.lit(None).cast("string")
+    for member, manifest in reversed(manifests):  # the first of several that recorded an entry is named
+        named = f.when(_within(manifest), f.lit(f"{member}/{manifest.id}")).otherwise(named)
+    seconds, increment = f.shiftright("ts", 31).cast("string"), f.col("ts").bitwiseAND(_INCREMENT).cast("string")
+    return found.withColumn("optime", f.concat_ws(":", "term", seconds, increment)).withColumn("rollback", named)
+
+
+def _within(manifest: Manifest) -> Column:
+    """Whether an entry is one of those that the rollback took away."""
+    from pyspark.sql import functions as f
+
+    first, last, term, ts = manifest.first, manifest.last, f.col("term"), f.col("ts")
+    begun = (term > first.term) | ((term == first.term) & (ts >= first.ts))
+    return begun & ((term < last.term) | ((term == last.term) & (ts <= last.ts)))
+
+
+def _holders(lost: DataFrame) -> list[tuple[int, list[str], int]]:
+    """(term, members, entries): how many entries of the term just these members hold."""
+    from pyspark.sql import functions as f
+
+    entries = lost.groupBy("term", "ts").agg(f.array_sort(f.collect_set("member")).alias("members"))
+    rows = entries.groupBy("term", "members").count().orderBy("term", "members").collect()
+    return [(row[0], list(row[1]), row[2]) for row in rows]
 
 
 def _rollback_row(member: str, manifest: Manifest) -> tuple[Any, ...]:

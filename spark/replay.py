@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from replset.bson import RawDocument, to_ejson
+from replset.bson import RawDocument, decode, encode, to_ejson
 from replset.errors import ReplError
 from replset.ids import OPTIME_NULL, OpTime
-from replset.oplog_entry import COMMAND, DELETE, INSERT, UPDATE, InsertRun, OplogEntry
-from replset.query.diff import updated
+from replset.oplog_entry import COMMAND, DELETE, INSERT, UPDATE, OplogEntry
+from replset.query.diff import apply_update_object, is_diff
+from spark.entries import Heads
 from spark.jobs import ROWS_PER_TASK, map_spans
 from spark.places import Bounds, Only, Place, PlaceError, Span
 from spark.readers.sqlite import SqlitePlace
@@ -86,7 +87,7 @@ def replay(
         steps = _base_steps(spark, base, begin, ns, until).unionByName(steps)
     # All steps of a key in one partition, in order; then the few that are left, by key over all partitions.
     ordered = steps.repartition("key").sortWithinPartitions("key", "ts")
-    return ordered.mapInArrow(_folder(place.name), DOCUMENTS_SCHEMA).orderBy("key")
+    return ordered.mapInArrow(_folder(place.name, ns), DOCUMENTS_SCHEMA).orderBy("key")
 
 
 def ejson_lines(documents: DataFrame, *, canonical: bool = False) -> Iterator[str]:
@@ -169,12 +170,16 @@ def names(entry: OplogEntry, ns: str) -> bool:
 
 
 class Folding:
-    """The steps of many documents, in order of key and ts, folded to what is left of each; state of one document."""
+    """The steps of many documents of one namespace, in order of key and ts, folded to what is left of each.
 
-    def __init__(self) -> None:
+    Holds one document at a time, as its last change left it: bytes, or decoded, for the next difference.
+    """
+
+    def __init__(self, ns: str) -> None:
+        self._ns = ns
+        self._heads = Heads()
         self._key: bytes | None = None
-        self._document: bytes | None = None
-        self._run: InsertRun | None = None
+        self._document: bytes | dict[str, object] | None = None
 
     def take(self, steps: Iterable[Step]) -> Iterator[tuple[bytes, bytes]]:
         """(key, document) of the documents that these steps finish."""
@@ -182,30 +187,34 @@ class Folding:
             if key != self._key:
                 yield from self.end()
                 self._key = key
-            self._document = self._applied(op, data)
+            if op == BASE:
+                self._document = data
+            elif op == DELETE:
+                self._document = None
+            elif op == INSERT:
+                self._document = self._o_of(op, data)
+            elif self._document is not None:
+                self._update(data)
 
     def end(self) -> Iterator[tuple[bytes, bytes]]:
         """The last document, when it is there."""
         if self._key is not None and self._document is not None:
-            yield self._key, self._document
+            found = self._document
+            yield self._key, found if isinstance(found, bytes) else encode(found)
         self._key = self._document = None
 
-    def _applied(self, op: str, data: bytes) -> bytes | None:
-        if op == BASE:
-            return data
-        if op == DELETE:
-            return None
-        if op == INSERT:
-            return self._inserted(data)
-        return self._document if self._document is None else updated(self._document, OplogEntry(data).o)
+    def _update(self, data: bytes) -> None:
+        o = RawDocument(self._o_of(UPDATE, data))
+        if o.type_of("$v") is None or not is_diff(change := o.decode()):
+            self._document = o.raw
+            return
+        before = self._document
+        self._document = apply_update_object(decode(before) if isinstance(before, bytes) else before or {}, change)
 
-    def _inserted(self, data: bytes) -> bytes:
-        found = None if self._run is None else self._run.read(data)
-        if found is not None:
-            return found[0]
-        entry = OplogEntry(data)
-        self._run = None if entry.ui is None else InsertRun(entry)
-        return entry.o.raw
+    def _o_of(self, op: str, data: bytes) -> bytes:
+        """The entry's `o`."""
+        at = self._heads.begin_of_o(data, op, self._ns)
+        return data[at : at + int.from_bytes(data[at : at + 4], "little")] if at else OplogEntry(data).o.raw
 
 
 def _namespaces_of(operations: object) -> set[object]:
@@ -305,14 +314,14 @@ def _base_steps(spark: SparkSession, base: Base, begin: Start, ns: str, until: O
     return spark.range(0, len(parts), 1, len(parts)).mapInArrow(run, _STEPS_SCHEMA)
 
 
-def _folder(name: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _folder(name: str, ns: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Folds batches of steps, in order of key and ts, to batches of documents; PlaceError in the name of `name`."""
 
     def folded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows: list[tuple[bytes, bytes]] = []
         size = 0
         try:
-            for row in _finished(batches):
+            for row in _finished(batches, ns):
                 rows.append(row)
                 size += len(row[1])
                 if len(rows) >= _OUT_ROWS or size >= _OUT_BYTES:
@@ -325,8 +334,8 @@ def _folder(name: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Recor
     return folded
 
 
-def _finished(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[bytes, bytes]]:
-    folding = Folding()
+def _finished(batches: Iterator[pa.RecordBatch], ns: str) -> Iterator[tuple[bytes, bytes]]:
+    folding = Folding(ns)
     for batch in batches:
         columns = [column.to_pylist() for column in batch.columns]
         yield from folding.take(map(Step._make, zip(*columns, strict=True)))

@@ -160,8 +160,8 @@ def test_term_rows() -> None:
         Opening(3, 40, "new primary", "b:1"),
         Opening(4, 99, "new primary", "d:1"),
     ]
-    lost = {("a", 1): 5, ("c", 1): 3, ("c", 2): 2}
-    rows = term_rows(stretches, "b", openings, lost, {1: 5, 2: 2}, [("a", MANIFEST)])
+    held = [(1, ["a"], 2), (1, ["a", "c"], 3), (2, ["c"], 2)]
+    rows = term_rows(stretches, "b", openings, held, [("a", MANIFEST)])
     text = [f"{term}:0:{ts}" for term, ts in ((1, 10), (1, 20), (2, 30), (2, 31), (3, 40), (3, 50))]
     of_first = (5, ["a", "c"], 2, ["a/rollback-1"])
     assert rows == [
@@ -173,9 +173,9 @@ def test_term_rows() -> None:
 
 def test_a_trimmed_beginning_is_not_told_as_one() -> None:
     stretches = [stretch("a", 1, 5, 9), stretch("a", 2, 12, 13)]
-    rows = term_rows(stretches, "a", [Opening(2, 12, "new primary", None)], {}, {}, [])
+    rows = term_rows(stretches, "a", [Opening(2, 12, "new primary", None)], [], [])
     assert [(row[0], row[2], row[10]) for row in rows] == [(1, None, None), (2, "new primary", 30)]
-    assert term_rows(stretches[1:], "a", [], {}, {}, [])[0][2] is None
+    assert term_rows(stretches[1:], "a", [], [], [])[0][2] is None
 
 
 def batch(*rows: tuple[int, int, int]) -> pa.RecordBatch:

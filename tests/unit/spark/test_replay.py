@@ -159,7 +159,7 @@ def history(operations: Sequence[tuple[str, int, dict[str, object]]]) -> list[by
 def folded(steps: Sequence[Step], step_size: int) -> dict[bytes, bytes]:
     """The steps folded, handed over in batches of `step_size`."""
     ordered = sorted(steps, key=lambda step: (step.key, step.ts))
-    folding = Folding()
+    folding = Folding(NS)
     found: list[tuple[bytes, bytes]] = []
     for begin in range(0, len(ordered), step_size):
         found += folding.take(ordered[begin : begin + step_size])
