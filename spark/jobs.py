@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from replset.ids import OPTIME_NULL
 from spark.columns import MEMBER, SPARK_TYPES, arrow_schema
-from spark.places import ALL, EVERYTHING, Only, Place, PlaceError, Span
+from spark.places import ALL, EVERYTHING, Only, Place, PlaceError, PlaceTrimmedError, Span
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -88,6 +88,23 @@ def plan(places: Sequence[Place], span: Span, rows_per_task: int) -> list[Task]:
     parts = [[(place, part) for part in _parts(place, span, rows_per_task)] for place in pinned(places)]
     longest = max(map(len, parts), default=0)
     return [tasks[number] for number in range(longest) for tasks in parts if number < len(tasks)]
+
+
+def read_what_is_left(
+    place: Place, span: Span, columns: Sequence[str], only: Only, on_gone: Callable[[Span], None]
+) -> Iterator[pa.RecordBatch]:
+    """As `place.read`; where entries were trimmed away, `on_gone` hears of it and those behind them are read."""
+    while True:
+        try:
+            yield from place.read(span, columns, only)
+            return
+        except PlaceTrimmedError as error:
+            if error.through < span.first_ts:
+                raise
+            bounds = place.bounds()
+            left = Span(min(error.through + 1, span.end_ts), span.end_ts)
+            on_gone(Span(max(span.first_ts, bounds.oldest.ts), min(left.first_ts, bounds.newest.ts + 1)))
+            span = left
 
 
 def with_member(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -135,7 +135,8 @@ def _tail(each: _Found, others: Sequence[_Found]) -> str:
     """As few parts as tell it from all others."""
     for count in range(1, len(each.parts) + 1):
         tail = each.parts[:count]
-        if all(other.parts[:count] != tail and other.given != _joined(tail) for other in others):
+        taken = [other.given if other.given else _joined(other.parts[:count]) for other in others]
+        if _joined(tail) not in taken:
             return _joined(tail)
     return _joined(each.parts)
 

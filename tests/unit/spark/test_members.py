@@ -82,6 +82,7 @@ def test_names_by_hand(tmp_path: Path) -> None:
     one, two = dbpath(tmp_path / "m1"), dbpath(tmp_path / "other" / "m1")
     odd = dbpath(tmp_path / "day=1")
     export = exported(tmp_path / "export", "p", "q")
+    assert [place.name for place in open_members([one, f"x={two}"])] == ["m1", "x"]
     texts = [f"m1={one}", two, odd, "live=http://h:1", f"old={export}"]
     assert [place.name for place in open_members(texts)] == ["m1", "other/m1", "day=1", "live", "old/p", "old/q"]
 

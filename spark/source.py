@@ -1,0 +1,362 @@
+"""`format("oplog")`: members' oplogs as a table of their own in Spark, read whole or as a stream.
+
+    from spark import register
+    register(session)
+    session.read.format("oplog").load("/data/m1")
+    session.readStream.format("oplog").option("from", "now").load("http://localhost:28017")
+
+Columns are those of `columns.SPARK_SCHEMA`. `.schema("ts bigint, hash bigint")` or the option `columns` reads fewer,
+which costs less: PySpark's data sources are not told which columns a query uses. They could be told its filters
+(`pushFilters`), but PySpark 4.3.0 gives one DataFrame's two branches the filters of both, so that a join of them misses
+rows; ranges and namespaces are options instead. docs/spark.md describes the options.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from replset.errors import BadValueError
+from replset.ids import OpTime
+from spark.columns import MEMBER, SPARK_TYPES, arrow_schema
+from spark.jobs import ROWS_PER_TASK, Task, plan, read_what_is_left
+from spark.members import open_members
+from spark.places import (
+    ALL,
+    EVERYTHING,
+    Followed,
+    Mark,
+    Only,
+    Place,
+    PlaceError,
+    PlaceRolledBackError,
+    PlaceTrimmedError,
+    Span,
+)
+from spark.running import point_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+NAME = "oplog"
+MAX_ENTRIES = 100_000
+"""Of each member in one batch of a stream, unless `maxEntriesPerBatch` says otherwise."""
+NOW = "now"
+
+
+def register(session: SparkSession) -> None:
+    """Make `format("oplog")` known to the session."""
+    session.dataSource.register(OplogSource)
+
+
+class OplogSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> str:
+        options = Options.parse(self.options)
+        return ", ".join(f"{name} {SPARK_TYPES[name]}" for name in options.columns)
+
+    def reader(self, schema: StructType) -> OplogReader:
+        return OplogReader(Options.parse(self.options), columns_of(schema))
+
+    def streamReader(self, schema: StructType) -> OplogStreamReader:
+        return OplogStreamReader(Options.parse(self.options), columns_of(schema))
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What stands behind `.option(...)`. texts: the members. begin: `from` as it was given."""
+
+    texts: tuple[str, ...]
+    members: tuple[str, ...] = ()
+    only: Only = ALL
+    span: Span = EVERYTHING
+    from_now: bool = False
+    columns: tuple[str, ...] = tuple(SPARK_TYPES)
+    rows_per_task: int = ROWS_PER_TASK
+    max_entries: int = MAX_ENTRIES
+    skip_trimmed: bool = False
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> Options:
+        """Names are taken whatever their case. BadValueError names the option that cannot be."""
+        options = {name.lower(): value for name, value in given.items()}
+        unknown = sorted(set(options) - {name.lower() for name in _OPTIONS})
+        if unknown:
+            raise BadValueError(f"format oplog has no option {unknown[0]}; it has {', '.join(_OPTIONS)}")
+        texts = (*_list(options, "paths"), *([options["path"]] if "path" in options else []))
+        if not texts:
+            raise BadValueError(
+                'say what to read: load("DBPATH"), or option("paths", \'["DBPATH", "http://HOST:PORT"]\')'
+            )
+        begin, end = options.get("from"), options.get("to")
+        now = begin == NOW
+        first = EVERYTHING.first_ts if begin is None or now else point_of(begin, "option from")
+        last = EVERYTHING.end_ts if end is None else point_of(end, "option to", end=True)
+        return cls(
+            texts,
+            _list(options, "member"),
+            Only(_list(options, "ns"), _list(options, "op")),
+            Span(first, last),
+            now,
+            _columns(_list(options, "columns")) or tuple(SPARK_TYPES),
+            _number(options, "rowsPerTask", ROWS_PER_TASK),
+            _number(options, "maxEntriesPerBatch", MAX_ENTRIES),
+            _choice(options, "onTrimmed", "fail", "skip") == "skip",
+        )
+
+    def places(self) -> list[Place]:
+        """The members, or those of `member`. PlaceError."""
+        found = open_members(self.texts)
+        missing = set(self.members) - {place.name for place in found}
+        if missing:
+            names = ", ".join(place.name for place in found)
+            raise PlaceError(min(missing), f"there is no such member; there are {names}")
+        return [place for place in found if not self.members or place.name in self.members]
+
+
+_OPTIONS = (
+    "path",
+    "paths",
+    "member",
+    "ns",
+    "op",
+    "from",
+    "to",
+    "columns",
+    "rowsPerTask",
+    "maxEntriesPerBatch",
+    "onTrimmed",
+)
+
+
+@dataclass
+class Part(InputPartition):
+    """Number of the task in the reader's plan."""
+
+    number: int
+
+
+class OplogReader(DataSourceReader):
+    """Planned when it is made: each query sees the members as they are when it begins."""
+
+    def __init__(self, options: Options, columns: Sequence[str]) -> None:
+        self._reading = _Reading(tuple(columns), options.only, options.skip_trimmed)
+        self._tasks: list[Task] = plan(options.places(), options.span, options.rows_per_task)
+
+    def partitions(self) -> list[Part]:
+        return [Part(number) for number in range(len(self._tasks))]
+
+    def read(self, partition: Part | InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, Part):  # PySpark makes a partition of its own where there is none
+            yield from self._reading.read(*self._tasks[partition.number])
+
+
+@dataclass
+class StreamPart(InputPartition):
+    place: Place
+    span: Span
+
+
+class OplogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """An offset says for each member up to which entry it was read: {name: {"optime", "chain", "skipped"?}}.
+
+    The chain (as text; None before the first entry) tells whether the member still is on the history that was read. A
+    batch ends for each member at an entry that was there when it was planned; its tasks see to it that it still is.
+    """
+
+    def __init__(self, options: Options, columns: Sequence[str]) -> None:
+        self._options = options
+        self._reading = _Reading(tuple(columns), options.only, options.skip_trimmed)
+        self._places = {place.name: _followed(place) for place in options.places()}
+        self._last: dict[str, Mark] = {}
+
+    def initialOffset(self) -> dict[str, Any]:
+        return {name: _shown(self._begin(place)) for name, place in self._places.items()}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self._options.max_entries)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._last = {name: _newest(place) for name, place in self._places.items()}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        entries = limit.max_rows if isinstance(limit, ReadMaxRows) else sys.maxsize >> 1
+        found = {}
+        for name, place in self._places.items():
+            found[name] = self._ahead(place, start.get(name) or _shown(self._begin(place)), entries)
+        return found
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[StreamPart]:
+        parts = []
+        for name, place in self._places.items():
+            reached = _mark(end[name])
+            after = _mark(start[name]) if name in start else self._begin(place)
+            if reached.optime.ts > after.optime.ts:
+                within = place.between(after, reached)
+                count = -(-within.count(EVERYTHING) // self._options.rows_per_task)
+                wanted = Span(0, self._options.span.end_ts)
+                parts += [StreamPart(within, span) for span in within.split(wanted, count)]
+        return parts
+
+    def read(self, partition: StreamPart | InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, StreamPart)
+        try:
+            yield from self._reading.read(partition.place, partition.span)
+        except PlaceRolledBackError as error:
+            raise _advised(error) from error
+
+    def _begin(self, place: Followed) -> Mark:
+        if self._options.from_now:
+            return _newest(place)
+        before = max(self._options.span.first_ts, place.bounds().oldest.ts) - 1
+        return Mark(OpTime(0, max(0, before)), None)
+
+    def _ahead(self, place: Followed, start: dict[str, Any], entries: int) -> dict[str, Any]:
+        after, skipped = _mark(start), start.get("skipped")
+        while True:
+            try:
+                reached = place.follow(after, entries)
+                break
+            except PlaceTrimmedError as error:
+                if not self._options.skip_trimmed:
+                    raise
+                gone = Span(after.optime.ts + 1, error.through + 1)
+                _tell_gone(place.name, gone)
+                skipped = _with_gone(skipped, gone)
+                after = Mark(OpTime(0, error.through), None)
+            except PlaceRolledBackError as error:
+                raise _advised(error) from error
+        last = self._last.get(place.name)
+        if last is not None and reached.optime.ts > last.optime.ts:
+            reached = last
+        return _shown(reached) | ({"skipped": skipped} if skipped else {})
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """How a worker reads: in which columns, `member` among them or not, and whether entries may be gone."""
+
+    columns: tuple[str, ...]
+    only: Only
+    skip_trimmed: bool
+
+    def read(self, place: Place, span: Span) -> Iterator[pa.RecordBatch]:
+        stored = [name for name in self.columns if name != MEMBER] or ["ts"]
+        schema = arrow_schema(self.columns)
+        batches = place.read(span, stored, self.only)
+        if self.skip_trimmed:
+            batches = read_what_is_left(place, span, stored, self.only, lambda gone: _tell_gone(place.name, gone))
+        for batch in batches:
+            arrays = [
+                pa.repeat(pa.scalar(place.name, pa.string()), batch.num_rows) if name == MEMBER else batch.column(name)
+                for name in self.columns
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def columns_of(schema: StructType) -> tuple[str, ...]:
+    """Those of a schema that somebody gave, which may be fewer and in another order, but not other ones."""
+    for field in schema.fields:
+        kind = field.dataType.simpleString()
+        if SPARK_TYPES.get(field.name) != kind:
+            raise BadValueError(f"format oplog has no column {field.name} {kind}; it has {_all_columns()}")
+    return tuple(schema.fieldNames())
+
+
+def _columns(names: Sequence[str]) -> tuple[str, ...]:
+    for name in names:
+        if name not in SPARK_TYPES:
+            raise BadValueError(f"option columns: there is no column {name}; there are {_all_columns()}")
+    return tuple(dict.fromkeys(names))
+
+
+def _all_columns() -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in SPARK_TYPES.items())
+
+
+def _list(options: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """A JSON array of texts, or texts with commas between them."""
+    given = options.get(name, "").strip()
+    if not given.startswith("["):
+        return tuple(part.strip() for part in given.split(",") if part.strip())
+    try:
+        values = json.loads(given)
+    except ValueError as error:
+        raise BadValueError(f"option {name}: {given} is no JSON array: {error}") from None
+    if not all(isinstance(value, str) for value in values):
+        raise BadValueError(f"option {name}: {given} is no array of texts")
+    return tuple(values)
+
+
+def _number(options: Mapping[str, str], name: str, default: int) -> int:
+    given = options.get(name.lower())
+    if given is None:
+        return default
+    if not (given.isascii() and given.isdigit() and int(given) > 0):
+        raise BadValueError(f"option {name}: {given!r} is no number of rows")
+    return int(given)
+
+
+def _choice(options: Mapping[str, str], name: str, *choices: str) -> str:
+    given = options.get(name.lower(), choices[0])
+    if given not in choices:
+        raise BadValueError(f"option {name}: {given!r} is not {' or '.join(choices)}")
+    return given
+
+
+def _followed(place: Place) -> Followed:
+    if isinstance(place, Followed):
+        return place
+    raise PlaceError(place.name, "it does not grow; read it with spark.read, not readStream")
+
+
+def _newest(place: Place) -> Mark:
+    bounds = place.bounds()
+    return Mark(bounds.newest, bounds.chain)
+
+
+def _shown(mark: Mark) -> dict[str, Any]:
+    """As an offset has it. The chain as text: not everything that reads JSON has 64 bits."""
+    chain = {} if mark.chain is None else {"chain": str(mark.chain)}
+    return {"optime": str(mark.optime)} | chain
+
+
+def _mark(offset: Mapping[str, Any]) -> Mark:
+    chain = offset.get("chain")
+    return Mark(OpTime.parse(offset["optime"]), None if chain is None else int(chain))
+
+
+def _with_gone(skipped: Mapping[str, Any] | None, gone: Span) -> dict[str, Any]:
+    """What an offset says of entries that were trimmed away unread: how often, how long a time, the last gap."""
+    before = skipped or {"times": 0, "seconds": 0}
+    first, through = OpTime(0, gone.first_ts), OpTime(0, gone.end_ts - 1)
+    return {
+        "times": before["times"] + 1,
+        "seconds": before["seconds"] + through.seconds - first.seconds,
+        "lastFrom": str(first),
+        "lastThrough": str(through),
+    }
+
+
+def _advised(error: PlaceRolledBackError) -> PlaceRolledBackError:
+    advice = "what the stream gave out of it is no more; begin again with a new checkpointLocation, and `from` set to"
+    return PlaceRolledBackError(error.name, f"{error.reason}; {advice} the entry behind the common point")
+
+
+def _tell_gone(name: str, gone: Span) -> None:
+    """On the worker's standard error, which Spark keeps with its logs."""
+    first, through = OpTime(0, gone.first_ts), OpTime(0, gone.end_ts - 1)
+    seconds = through.seconds - first.seconds
+    text = f"{first.seconds}:{first.increment} to {through.seconds}:{through.increment} ({seconds} s)"
+    print(f"oplog-spark: {name}: skipped, since they were trimmed away: entries from {text}", file=sys.stderr)
