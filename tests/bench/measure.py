@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import TypeVar
 
 Answer = TypeVar("Answer")
 _TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(slots=True)
@@ -74,24 +76,44 @@ def machine_seconds() -> float:
     return (sum(fields) - fields[3] - fields[4]) / _TICKS
 
 
-def worker_peaks_mib() -> list[int]:
-    """The largest resident size that each of Spark's Python workers ever had, this process's own workers only."""
-    parents, peaks = {}, {}
+@dataclass(slots=True)
+class Peak:
+    mib: int = 0
+
+
+@contextmanager
+def peak_of_workers(every_s: float = 0.5) -> Iterator[Peak]:
+    """The most memory that one of Spark's Python workers of this process had of its own, looked at now and then."""
+    peak, done = Peak(), threading.Event()
+
+    def look() -> None:
+        while not done.wait(every_s):
+            peak.mib = max([peak.mib, *worker_sizes_mib()])
+
+    thread = threading.Thread(target=look, name="sizes of workers")
+    thread.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        thread.join()
+
+
+def worker_sizes_mib() -> list[int]:
+    """Resident sizes of the Python workers below this process."""
+    parents: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         fields = _stat(f"/proc/{pid}/stat")
         if not fields:
             continue
         parents[pid] = int(fields[1])
         try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            status = Path(f"/proc/{pid}/status").read_text()
+            if b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                sizes[pid] = int(fields[21]) * _PAGE >> 20
         except OSError:
             continue
-        if b"pyspark.daemon" in command and "VmHWM:" in status:
-            peaks[pid] = int(status.split("VmHWM:")[1].split()[0]) >> 10
-    own = below(os.getpid(), parents)
-    daemons = {parents[pid] for pid in peaks}
-    return sorted(peak for pid, peak in peaks.items() if pid in own and pid not in daemons)
+    return [size for pid, size in sizes.items() if pid in below(os.getpid(), parents)]
 
 
 def _stat(path: str) -> list[str]:

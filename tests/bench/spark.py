@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,8 +28,9 @@ from rich.table import Table
 from spark.jobs import map_spans, plan
 from spark.places import EVERYTHING
 from spark.readers.sqlite import SqlitePlace
-from tests.bench.measure import Watch, best_of, watched, worker_peaks_mib
+from tests.bench.measure import Watch, best_of, peak_of_workers, watched
 from tests.bench.oplogs import Shape, differing, planted, write_members
+from tests.bench.stages import stages_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,10 +51,12 @@ class Report:
     bad: bool = False
     _rows: list[tuple[str, ...]] = field(default_factory=list)
 
-    def add(self, row: str, measured: str, watch: Watch | None = None, least: str = "", aim: str = "") -> None:
+    def add(
+        self, row: str, measured: str, watch: Watch | None = None, least: str = "", aim: str = "", notes: str = ""
+    ) -> None:
         spent = ("", "") if watch is None else (f"{watch.cpu:.1f}", f"{watch.others:.1f}")
-        self._rows.append((row, measured, least, aim, *spent))
-        print(f"{row}: {measured}", file=sys.stderr, flush=True)
+        self._rows.append((row, measured, least, aim, *spent, notes))
+        print(f"{row}: {measured} {notes}", file=sys.stderr, flush=True)
 
     def right(self, row: str, found: object, expected: object) -> None:
         if found != expected:
@@ -62,11 +65,14 @@ class Report:
 
     def show(self) -> int:
         table = Table(title=self.title)
-        for column in ("row", "measured", "at least", "aim", "cpu s", "others' cores"):
-            table.add_column(column, justify="left" if column == "row" else "right")
+        for column in ("row", "measured", "at least", "aim", "cpu s", "others' cores", "notes"):
+            table.add_column(column, justify="left" if column in ("row", "notes") else "right")
         for row in self._rows:
             table.add_row(*row)
-        Console().print(table)
+        console = Console()
+        if not console.is_terminal:
+            console.width = 180
+        console.print(table)
         return 1 if self.bad else 0
 
 
@@ -163,7 +169,6 @@ def scan(bench: Bench) -> int:
 
         watch, rows = best_of(bench.times, in_the_workers)
         report.add("map_spans, sums in the workers", rate(rows, watch), watch)
-        report.add("Python workers' largest sizes", f"{worker_peaks_mib()} MiB")
     return report.show()
 
 
@@ -180,6 +185,39 @@ def _counted(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Rec
 
 
 # --- diff ------------------------------------------------------------------------------------------------------
+
+
+def diff(bench: Bench) -> int:
+    """The entries in which three members differ, and the same question asked of others."""
+    report = Report(f"diff of three members of {bench.entries:,} entries, {machine()}")
+    members = bench.members(report=report)
+    expected = {(ts, term) for _, ts, term, _ in members.differing}
+    with bench.session() as spark:
+        with watched() as watch:
+            found = spark_diff(spark, members.places)
+        report.add("diff --engine spark, first of its session", seconds(watch), watch)
+        watch, found = best_of(bench.times, lambda: spark_diff(spark, members.places))
+        report.add("diff --engine spark, warm session", seconds(watch), watch, "8", "5")
+        report.right("diff --engine spark", found, expected)
+        watch, found = best_of(bench.times, lambda: in_one_process(members.places))
+        report.add("diff --engine local", seconds(watch), watch, "3", "1")
+        report.right("diff --engine local", found, expected)
+        beside(report, bench, members, spark)
+    return report.show()
+
+
+def spark_diff(spark: SparkSession, places: Sequence[SqlitePlace]) -> set[tuple[int, int]]:
+    """(ts, term) of what differs."""
+    from spark.diff import diff
+
+    return {(row["ts"], row["term"]) for row in diff(spark, places).entries.collect()}
+
+
+def in_one_process(places: Sequence[SqlitePlace]) -> set[tuple[int, int]]:
+    from spark.local_diff import local_diff
+
+    entries = local_diff(places).entries
+    return set(zip(entries["ts"].to_pylist(), entries["term"].to_pylist(), strict=True))
 
 
 def beside(report: Report, bench: Bench, members: Members, spark: SparkSession) -> None:
@@ -282,6 +320,83 @@ def stream(bench: Bench) -> int:
     return report.show()
 
 
+# --- growth and skew -------------------------------------------------------------------------------------------
+
+
+def all_of(spark: SparkSession, places: Sequence[SqlitePlace]) -> dict[str, Callable[[], object]]:
+    """The jobs over all the entries, each with everything that it finds brought home."""
+    from spark.summary import summary
+    from spark.verify import verify
+
+    def summed() -> object:
+        spark.catalog.clearCache()  # or the second of two equal jobs would find the first one's rows
+        found = summary(spark, places)
+        return [found.members.collect(), found.namespaces.collect(), found.hot.collect()]
+
+    def verified() -> object:
+        spark.catalog.clearCache()
+        found = verify(spark, places)
+        return [found.faults.collect(), found.checked.collect()]
+
+    return {"diff": lambda: spark_diff(spark, places), "summary": summed, "verify": verified}
+
+
+def growth(bench: Bench) -> int:
+    """A tenth of twice the entries, then twice the entries, with the same heap."""
+    small, large = Shape(bench.entries // 5), Shape(bench.entries * 2)
+    report = Report(f"growth from {small.entries:,} to {large.entries:,} entries a member, {machine()}")
+    spent: dict[str, list[Watch]] = {}
+    with bench.session() as spark:
+        warm = bench.members(Shape(bench.entries // 50)).places
+        for job in all_of(spark, warm).values():
+            job()
+        for shape in (small, large):
+            for name, job in all_of(spark, bench.members(shape).places).items():
+                watch, notes = counted(spark, job, 3 * shape.entries)
+                spent.setdefault(name, []).append(watch)
+                report.add(f"{name}, {shape.entries:,}", seconds(watch), watch, notes=notes)
+    for name, (before, after) in spent.items():
+        ratio, cpu = after.seconds / before.seconds, after.cpu / before.cpu
+        report.add(f"{name}, 10 times the entries", f"{ratio:.1f} times", None, "10", "10", f"cpu: {cpu:.1f} times")
+    return report.show()
+
+
+def skew(bench: Bench) -> int:
+    """Half of the entries in one second, or about one document, beside an even history of as many."""
+    even = Shape(bench.entries)
+    shapes = {
+        "even": even,
+        "one second": replace(even, hot_second=0.5),
+        "one document": replace(even, hot_document=0.5),
+    }
+    report = Report(f"half of {bench.entries:,} entries a member in one place, {machine()}")
+    with bench.session() as spark:
+        warm = bench.members(Shape(bench.entries // 50)).places
+        for job in all_of(spark, warm).values():
+            job()
+        spent: dict[str, Watch] = {}
+        for kind, shape in shapes.items():
+            for name, job in all_of(spark, bench.members(shape).places).items():
+                watch, notes = counted(spark, job, 3 * shape.entries)
+                times = watch.cpu / spent.setdefault(name, watch).cpu
+                report.add(f"{name}, {kind}", seconds(watch), watch, notes=f"cpu: {times:.2f} times even's; {notes}")
+    return report.show()
+
+
+def counted(spark: SparkSession, job: Callable[[], object], rows: int) -> tuple[Watch, str]:
+    """How long, and what Spark says of its stages and /proc of its workers."""
+    with watched() as watch, peak_of_workers() as peak:
+        stages, _ = stages_of(spark, job)
+    slow = max(stages, key=lambda stage: stage.slowest_ms)
+    shuffled = sum(stage.shuffled_bytes for stage in stages)
+    spilled = sum(stage.spilled_bytes for stage in stages)
+    return watch, (
+        f"{sum(stage.tasks for stage in stages)} tasks, slowest {slow.slowest_ms / 1000:.1f} s where the median was"
+        f" {slow.median_ms / 1000:.1f} s; shuffled {shuffled / rows:.2f} B an entry, spilled {spilled >> 20} MiB;"
+        f" a worker up to {peak.mib} MiB"
+    )
+
+
 # --- the suite -------------------------------------------------------------------------------------------------
 
 
@@ -294,7 +409,14 @@ def suite(_: Bench) -> int:
     return report.show()
 
 
-BENCHES: dict[str, Callable[[Bench], int]] = {"spark-scan": scan, "spark-stream": stream, "spark-suite": suite}
+BENCHES: dict[str, Callable[[Bench], int]] = {
+    "spark-diff": diff,
+    "spark-scan": scan,
+    "spark-stream": stream,
+    "spark-growth": growth,
+    "spark-skew": skew,
+    "spark-suite": suite,
+}
 
 
 def run(names: Sequence[str], entries: int) -> int:
