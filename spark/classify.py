@@ -167,7 +167,7 @@ class Diff(Generic[Table]):
             return True
         if not self.chosen:
             return False
-        rows = self.entries
+        rows: Any = self.entries
         return rows.num_rows == 0 if isinstance(rows, pa.Table) else bool(rows.isEmpty())
 
 
@@ -224,7 +224,7 @@ class Tally(NamedTuple):
     divergent: int = 0
     duplicated: int = 0
 
-    def __add__(self, other: object) -> Tally:  # type: ignore[override]
+    def __add__(self, other: object) -> Tally:
         return Tally(*map(sum, zip(self, other, strict=True))) if isinstance(other, Tally) else NotImplemented
 
 
@@ -321,6 +321,14 @@ def tallies(facts: Facts, table: pa.Table) -> dict[Pair, Tally]:
             int((both & ~divergent & (found.all_content[:, a] != found.all_content[:, b])).sum()),
         )
     return counted
+
+
+def added(counts: Iterable[Mapping[Pair, Tally]]) -> dict[Pair, Tally]:
+    total: dict[Pair, Tally] = {}
+    for some in counts:
+        for pair, tally in some.items():
+            total[pair] = total.get(pair, Tally()) + tally
+    return total
 
 
 def entries(facts: Facts, table: pa.Table, only: Only = ALL) -> pa.Table:

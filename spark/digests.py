@@ -27,8 +27,8 @@ INCREMENTS = 512
 SCHEMA = pa.schema([(name, pa.int64()) for name in ("at", "bucket", "rows", "low", "high", "last_ts", "last_term")])
 """A digest: `at` is the member's number, last_ts and last_term those of its newest entry. low, high: sums of the lower
 and upper 32 bits of each entry's value, so that they do not overflow; `carried` makes them comparable."""
-_INC_BITS = 31
-_INC_MASK = (1 << _INC_BITS) - 1
+INC_BITS = 31
+_INC_MASK = (1 << INC_BITS) - 1
 _HALF = 32
 _HALF_MASK = (1 << _HALF) - 1
 _SLOT_SECONDS_MAX = 1 << 20
@@ -48,6 +48,10 @@ class Grid:
     slot_seconds: int = 1
     gap_seconds: int = 0
 
+    def stretch(self, rows: int) -> tuple[int, int]:
+        """Over how many seconds, and within one over how many increments, some `rows` entries lie."""
+        return max(self.slot_seconds, self.gap_seconds * rows // _GAP_ENTRIES, 1), max(INCREMENTS, rows)
+
     @classmethod
     def over(cls, bounds: Iterable[Bounds]) -> Grid:
         """So that a slot holds some ENTRIES_PER_SLOT entries of the member with most a second."""
@@ -58,20 +62,20 @@ class Grid:
         ]
         rate = max(rates, default=float(ENTRIES_PER_SLOT))
         seconds = min(_SLOT_SECONDS_MAX, max(1, int(ENTRIES_PER_SLOT / rate)))
-        return cls(1 << (seconds.bit_length() - 1), int(_GAP_ENTRIES / rate))
+        return cls(1 << (seconds.bit_length() - 1), int(min(_GAP_ENTRIES / rate, 1 << INC_BITS)))
 
     def bucket_of(self, ts: Numbers) -> Numbers:
         fine = ts & ~(INCREMENTS - 1)
         if self.slot_seconds == 1:
             return fine
-        slot = ts & ~((self.slot_seconds << _INC_BITS) - 1)
+        slot = ts & ~((self.slot_seconds << INC_BITS) - 1)
         return np.where(ts & (_INC_MASK & ~(INCREMENTS - 1)), fine, slot)
 
     def end_of(self, bucket: Numbers) -> Numbers:
         """The first ts behind all that could be in the bucket."""
         if self.slot_seconds == 1:
             return bucket + INCREMENTS
-        return bucket + np.where(bucket & _INC_MASK, INCREMENTS, self.slot_seconds << _INC_BITS)
+        return bucket + np.where(bucket & _INC_MASK, INCREMENTS, self.slot_seconds << INC_BITS)
 
     def spans(self, buckets: Numbers) -> list[Span]:
         """What to read to have all entries of these buckets; others lie in between. buckets: rising."""
@@ -79,7 +83,7 @@ class Grid:
             return []
         ends = np.maximum.accumulate(self.end_of(buckets))
         ahead, behind = buckets[1:], ends[:-1]
-        seconds = (ahead >> _INC_BITS) - (behind >> _INC_BITS)
+        seconds = (ahead >> INC_BITS) - (behind >> INC_BITS)
         near = np.where(seconds > 0, seconds <= self.gap_seconds, ahead - behind <= _GAP_ENTRIES)
         cuts = np.flatnonzero(~near)
         firsts = buckets[np.concatenate(([0], cuts + 1))]
@@ -274,6 +278,11 @@ def numbers(batch: pa.RecordBatch | pa.Table, name: str) -> Numbers:
     """A column of 64-bit numbers without nulls."""
     column = batch.column(name)
     return np.asarray(column.to_numpy() if isinstance(column, pa.ChunkedArray) else column).astype(np.int64, copy=False)
+
+
+def numbered(at: int, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with the member's number in front."""
+    return pa.RecordBatch.from_arrays([pa.array(np.full(batch.num_rows, at)), *batch.columns], schema=schema)
 
 
 def run_starts(*columns: Numbers) -> Numbers:

@@ -288,7 +288,7 @@ def _opening_batches(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterato
 def _lost_entries(
     spark: SparkSession, places: Sequence[Place], stretches: Sequence[Stretch], winner: str | None, manifests: Manifests
 ) -> DataFrame | None:
-    """Of each member the entries behind its common point that the winner does not have, by (term, ts). None: no tail."""
+    """Of each member the entries behind its common point that the winner lacks, by (term, ts). None: no tail."""
     from pyspark.sql import functions as f
 
     history = [stretch for stretch in stretches if stretch.member == winner]

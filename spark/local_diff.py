@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeAlias
@@ -19,9 +19,8 @@ from spark.classify import (
     ROWS,
     Diff,
     Facts,
-    Pair,
-    Tally,
     Verdict,
+    added,
     chains_at,
     count_by_document,
     count_by_namespace,
@@ -42,6 +41,7 @@ from spark.digests import (
     compared,
     digests_in,
     merged,
+    numbered,
     whole_groups,
 )
 from spark.jobs import ROWS_PER_TASK
@@ -77,7 +77,7 @@ def local_diff(
     facts = replace(facts, heads=members.heads(facts.heads))
     tables = list(whole_groups(rows.to_batches(max_chunksize=_CLASSIFY_ROWS), "ts", "term"))
     facts = replace(facts, common=newest_of([found.common, *(newest_common(facts, table) for table in tables)]))
-    tally = _added(tallies(facts, table) for table in tables)
+    tally = added(tallies(facts, table) for table in tables)
     pairs = pair_rows(facts, tally, chains_at(members.pinned, facts), found.rows.tolist())
     differing = pa.concat_tables([ENTRIES.empty_table(), *(entries(facts, table, only) for table in tables)])
     return Diff(
@@ -99,10 +99,8 @@ def _rows_of(members: Opened, grid: Grid, digests: Merged, span: Span, rows_per_
 
     def read(task: tuple[int, Numbers]) -> list[pa.RecordBatch]:
         at, buckets = task
-        return [
-            pa.RecordBatch.from_arrays([pa.array(np.full(batch.num_rows, at)), *batch.columns], schema=ROWS)
-            for batch in grid.read(members.pinned[at], buckets, READ_FOR_ROWS, span)
-        ]
+        batches = grid.read(members.pinned[at], buckets, READ_FOR_ROWS, span)
+        return [numbered(at, batch, ROWS) for batch in batches]
 
     tasks = []
     for at in range(len(members.pinned)):
@@ -114,11 +112,3 @@ def _rows_of(members: Opened, grid: Grid, digests: Merged, span: Span, rows_per_
         batches = [batch for some in threads.map(read, tasks) for batch in some]
     rows = pa.Table.from_batches(batches, schema=ROWS)
     return rows.sort_by([(name, "ascending") for name in ROW_ORDER]).combine_chunks()
-
-
-def _added(counts: Iterable[dict[Pair, Tally]]) -> dict[Pair, Tally]:
-    total: dict[Pair, Tally] = {}
-    for some in counts:
-        for pair, tally in some.items():
-            total[pair] = total.get(pair, Tally()) + tally
-    return total

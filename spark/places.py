@@ -109,7 +109,10 @@ class Bounds:
 
 
 class Mark(NamedTuple):
-    """An entry up to which something was read, and its chain (None: unknown), which tells two histories apart."""
+    """An entry up to which something was read, and its chain, which tells two histories apart.
+
+    chain None: but a point in time, of which no entry is expected to be there.
+    """
 
     optime: OpTime
     chain: int | None

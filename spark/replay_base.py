@@ -193,9 +193,7 @@ class DbpathBase:
             raise
         return connection
 
-    def _rows(
-        self, connection: dbapi.Connection, sql: str, values: tuple[object, ...] = ()
-    ) -> list[tuple[Any, ...]]:
+    def _rows(self, connection: dbapi.Connection, sql: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
         try:
             with connection.cursor() as cursor:
                 cursor.execute(sql, values)

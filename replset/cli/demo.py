@@ -6,12 +6,14 @@ import argparse
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,12 @@ from rich.table import Table
 from replset.cli.local_set import LocalMember, LocalSet, LocalSetError, free_ports, wait_until
 from replset.client import HttpClient
 from replset.errors import ReplError
+from replset.storage.layout import DATABASE_FILE
 
 FAST: dict[str, object] = {"electionTimeoutMillis": 1000, "heartbeatIntervalMillis": 200, "heartbeatTimeoutSecs": 1}
 DATABASE, COLLECTION = "shop", "orders"
+CUT_OFF = "cut-off"
+"""What the comparison calls the copy of the cut-off member's file."""
 
 
 class StepFailedError(Exception):
@@ -59,6 +64,7 @@ class Demo:
         self.rest: list[LocalMember] = []
         self.written_while_syncing = 0
         self.manifest: Path | None = None
+        self.snapshot: Path | None = None
         self.table: list[tuple[str, float, str]] = []
         self._proof = ""
 
@@ -121,6 +127,12 @@ class Demo:
                 "Every data-bearing member holds the same documents and the same oplog. Every acknowledged write is in "
                 "the set or in the rollback file.",
                 self.compare,
+            ),
+            Step(
+                "Spark compares the oplogs",
+                "oplog-spark diff reads the oplogs of the four members while they run, and the copy of the cut-off "
+                "member from before the heal. It says where that one went its own way and which entries only it had.",
+                self.compare_oplogs,
             ),
         ]
 
@@ -204,6 +216,8 @@ class Demo:
         self.post(old, "updateOne", {"filter": {"_id": 1}, "update": {"$set": {"item": "doomed change"}}}, w=1)
         self.post(old, "deleteOne", {"filter": {"_id": 2}}, w=1)
         check(self.count(old, {"_id": 666}) == 1, "the cut-off primary does not show the write it acknowledged")
+        self.snapshot = copy_database(old.dbpath / DATABASE_FILE, self.set.folder / "before-the-heal" / DATABASE_FILE)
+        self.say(f"a copy of its file, made through SQLite's backup while it runs: {self.snapshot}")
         self.prove(f"{old.name} acknowledged an insert, an update and a delete that no other member has")
 
     def elect(self) -> None:
@@ -233,7 +247,7 @@ class Demo:
 
         self.manifest = wait_until(finished, self.patience, f"{old.name} to roll back")
         wait_until(lambda: self.my_state(old) == "SECONDARY", self.patience, f"{old.name} to be SECONDARY again")
-        manifest = json.loads(self.manifest.read_text(encoding="utf-8"))
+        manifest = self.read_manifest()
         check(self.count(old, {"_id": 666}) == 0, "the doomed insert is still there after the rollback")
         self.say(f"common point {manifest['commonPoint']}, written before anything was undone:")
         for row in manifest["files"]:
@@ -252,9 +266,7 @@ class Demo:
         check([row["id"] for row in listed] == [manifest.stem], f"rollback-tools lists {listed}")
         self.show(self.tool("show", str(manifest)))
         prefix = f"{DATABASE}.{COLLECTION}."
-        row = next(
-            row for row in json.loads(manifest.read_text(encoding="utf-8"))["files"] if row["name"].startswith(prefix)
-        )
+        row = next(row for row in self.read_manifest()["files"] if row["name"].startswith(prefix))
         dumped = self.tool("dump", str(manifest.parent / row["name"]))
         self.show(dumped)
         ids = {json.loads(line)["_id"]["$numberInt"] for line in dumped.splitlines() if line.startswith("{")}
@@ -277,6 +289,34 @@ class Demo:
         check(count == expected, f"{count} orders in the set, {expected} acknowledged there")
         self.prove(
             f"{len(states)} copies with {count} orders each, all the same, newest entry {json.loads(states[0])[0]}"
+        )
+
+    def compare_oplogs(self) -> None:
+        if self.snapshot is None:
+            raise StepFailedError("there is no copy from before the heal")
+        holders = [member for member in self.set.members if not member.arbiter]
+        wait_until(lambda: self.are_same(holders), self.patience, "oplog-spark to find the members' oplogs the same")
+        live = names(holders)
+        self.say(f"oplog-spark diff --engine local {live}: the same, exit status 0")
+        page = self.set.folder / "oplogs.html"
+        arguments = ["--json", "--samples", "50", "--html", str(page), f"{CUT_OFF}={self.snapshot}"]
+        found = json.loads(self.oplog_spark(1, "diff", *arguments, *(str(member.dbpath) for member in holders)))
+        lost = [row for row in found["samples"] if row["kind"] == "rolled-back"]
+        for row in lost:
+            (version,) = row["versions"]
+            self.say(f"rolled back: {row['optime']} {row['op']} {row['ns']} {compact(version['does'])}")
+        doomed = {(row["op"], row["_id"]) for row in lost if row["ns"] == f"{DATABASE}.{COLLECTION}"}
+        check(doomed == {("i", 666), ("u", 1), ("d", 2)}, f"the entries named as rolled back are of {sorted(doomed)}")
+        check(all(row["present"] == [CUT_OFF] for row in lost), "another member holds an entry that was rolled back")
+        check(found["differing"]["rolledBack"] == len(lost), "not all entries that were rolled back are named")
+        check(found["differing"]["divergent"] == 0, f"{found['differing']['divergent']} entries of other content")
+        forks = {row["common"] for row in found["pairs"] if CUT_OFF in (row["a"], row["b"])}
+        common = self.read_manifest()["commonPoint"]
+        check(forks == {common}, f"the common points are {sorted(forks)}, in the manifest it is {common}")
+        self.say(f"a page with charts: {page}")
+        self.prove(
+            f"{live} hold the same oplog; the copy parted at {common}, and the {len(lost)} entries that only it "
+            "has are the doomed writes"
         )
 
     # --- asking members ------------------------------------------------------------------------------------------
@@ -338,13 +378,31 @@ class Demo:
         stamp = optime["ts"]["$timestamp"]
         return f"{optime['t']}:{stamp['t']}:{stamp['i']}"
 
+    def read_manifest(self) -> dict[str, Any]:
+        if self.manifest is None:
+            raise StepFailedError("nothing was rolled back")
+        manifest: dict[str, Any] = json.loads(self.manifest.read_text(encoding="utf-8"))
+        return manifest
+
     def tool(self, *arguments: str) -> str:
-        command = [sys.executable, "-m", "rollback_tools.main", *arguments]
-        environment = {**os.environ, "COLUMNS": "112"}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+        done = run_module("rollback_tools.main", *arguments)
         check(
             done.returncode == 0, f"rollback-tools {arguments[0]} exited with {done.returncode}: {done.stderr.strip()}"
         )
+        return done.stdout
+
+    def are_same(self, members: Sequence[LocalMember]) -> bool:
+        """Whether they hold the same oplog now; one may be an entry behind for a moment."""
+        done = run_module("spark", "diff", "--engine", "local", *(str(member.dbpath) for member in members))
+        check(done.returncode in (0, 1), f"oplog-spark diff exited with {done.returncode}: {done.stderr.strip()}")
+        return done.returncode == 0
+
+    def oplog_spark(self, status: int, *arguments: str) -> str:
+        """What it prints; it must exit with `status`."""
+        done = run_module("spark", *arguments)
+        for line in done.stderr.splitlines():
+            self.say(line)
+        check(done.returncode == status, f"oplog-spark {arguments[0]} exited with {done.returncode}: {done.stderr}")
         return done.stdout
 
     # --- telling -------------------------------------------------------------------------------------------------
@@ -387,6 +445,24 @@ class Demo:
         for number, (title, seconds, proof) in enumerate(self.table, 1):
             table.add_row(str(number), escape(title), f"{seconds:.1f}", escape(proof))
         return table
+
+
+def run_module(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A program of the project in a process of its own."""
+    environment = {**os.environ, "COLUMNS": "112"}
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False, env=environment)
+
+
+def copy_database(source: Path, target: Path) -> Path:
+    """A consistent copy of a member's database, in use or not; only ever from another process than the member's."""
+    target.parent.mkdir()
+    with (
+        closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as original,
+        closing(sqlite3.connect(target)) as copy,
+    ):
+        original.backup(copy)
+    return target
 
 
 def order(number: int) -> dict[str, Any]:

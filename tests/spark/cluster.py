@@ -12,6 +12,7 @@ import time
 import venv
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyspark
@@ -19,7 +20,9 @@ import pyspark
 from spark.java import find_java, home_for_spark
 
 SPARK_HOME = Path(pyspark.__file__).parent
-START_S = 60
+SHORT_LIVED = "-XX:TieredStopAtLevel=1"
+"""For a JVM that lives for seconds: half of its work would be to compile what is not run again."""
+START_S = 120
 END_S = 20
 
 
@@ -30,19 +33,24 @@ def standalone(folder: Path, *, workers: int = 2, cores: int = 1, memory: str = 
         "JAVA_HOME": str(home_for_spark(find_java(os.environ))),
         "SPARK_CONF_DIR": str(folder),
         "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
     }
     common = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
     with ExitStack() as stack:
 
-        def start(name: str, arguments: list[str], told: str) -> re.Match[str]:
+        def start(name: str, *arguments: str) -> Log:
             command = [str(SPARK_HOME / "bin/spark-class"), f"org.apache.spark.deploy.{name}", *common, *arguments]
-            return stack.enter_context(_process(command, folder, environment, told))
+            return stack.enter_context(_process(command, folder, environment))
 
-        address = start("master.Master", [], r"Starting Spark master at (spark://\S+)")[1]
-        for number in range(workers):
-            own = ["--cores", str(cores), "--memory", memory, "--work-dir", str(folder / f"worker{number}"), address]
-            start("worker.Worker", own, "Successfully registered with master")
-        yield address
+        master = start("master.Master").wait_for(r"Starting Spark master at (spark://\S+)")[1]
+        own = ["--cores", str(cores), "--memory", memory]
+        started = [
+            start("worker.Worker", *own, "--work-dir", str(folder / f"worker{number}"), master)
+            for number in range(workers)
+        ]
+        for worker in started:
+            worker.wait_for("Successfully registered with master")
+        yield master
 
 
 def clean_environment() -> dict[str, str]:
@@ -64,34 +72,42 @@ def bare_python(folder: Path, *, without: Collection[str] = ()) -> Path:
     return folder / "bin/python"
 
 
+@dataclass(frozen=True)
+class Log:
+    """What a process says."""
+
+    process: subprocess.Popen[bytes]
+    path: Path
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            ended = self.process.poll() is not None
+            text = self.path.read_text(errors="replace")
+            found = re.search(pattern, text)
+            if found:
+                return found
+            assert not ended, text
+            time.sleep(0.05)
+        raise AssertionError(f"not within {START_S} s: {pattern}\n{self.path.read_text(errors='replace')}")
+
+
 @contextmanager
-def _process(command: list[str], folder: Path, environment: Mapping[str, str], told: str) -> Iterator[re.Match[str]]:
-    """Started; it has said `told` in its log. At the end it and its children are gone."""
-    log = folder / f"{len(list(folder.glob('*.log')))}.log"
-    with log.open("wb") as output:
+def _process(command: list[str], folder: Path, environment: Mapping[str, str]) -> Iterator[Log]:
+    """Started; at the end it and its children are gone."""
+    path = folder / f"{len(list(folder.glob('*.log')))}.log"
+    with path.open("wb") as output:
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdout=output, stderr=output, start_new_session=True
         )
     try:
-        yield _wait_for(told, log, process)
+        yield Log(process, path)
     finally:
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(END_S)
-        finally:
-            _kill_group(process.pid)
-            process.wait(END_S)
-
-
-def _wait_for(told: str, log: Path, process: subprocess.Popen[bytes]) -> re.Match[str]:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        found = re.search(told, log.read_text(errors="replace"))
-        if found:
-            return found
-        assert process.poll() is None, log.read_text(errors="replace")
-        time.sleep(0.1)
-    raise AssertionError(f"not within {START_S} s: {told}\n{log.read_text(errors='replace')}")
+        _kill_group(process.pid)
+        process.wait()
 
 
 def _kill_group(leader: int) -> None:

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark.session import spark_session
+from tests.spark.cluster import SHORT_LIVED
 
 HERE = Path(__file__).parent
 
@@ -16,7 +17,8 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """local[2] with a heap of 1 GiB."""
-    session = spark_session(master="local[2]", app="tests", conf={"spark.driver.memory": "1g"})
+    conf = {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": SHORT_LIVED}
+    session = spark_session(master="local[2]", app="tests", conf=conf)
     yield session
     session.stop()
 

@@ -37,7 +37,9 @@ def refusal(ask):
     except shipping.WorkersError as error:
         return str(error)
 
+java = "-XX:TieredStopAtLevel=1"
 conf = {"spark.executor.memory": "512m", "spark.driver.memory": "512m"}
+conf |= {"spark.executor.extraJavaOptions": java, "spark.driver.extraJavaOptions": java}
 session = spark_session(master=master, conf=conf)
 assert spark_session() is session
 context = session.sparkContext

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from spark.session import is_local, spark_session
 from spark.shipping import write_archive
-from tests.spark.cluster import SPARK_HOME, bare_python, clean_environment
+from tests.spark.cluster import SHORT_LIVED, SPARK_HOME, bare_python, clean_environment
 from tests.spark.kit import insert, write_oplog
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,7 @@ print(json.dumps({
 
 
 def run(command: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    everything = clean_environment() | environment
+    everything = clean_environment() | {"SPARK_SUBMIT_OPTS": SHORT_LIVED} | environment
     return subprocess.run(command, cwd=folder, env=everything, capture_output=True, text=True, check=False, timeout=240)
 
 

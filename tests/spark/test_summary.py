@@ -38,7 +38,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> list[SqlitePlace]:
     return [SqlitePlace(name, str(write_oplog(root / name, rows) / "replset.db")) for name, rows in held.items()]
 
 
-@pytest.mark.parametrize("rows_per_task", [100, 250_000])
+@pytest.mark.parametrize("rows_per_task", [350, 250_000])
 def test_spark_gives_the_rows_of_the_local_engine(
     spark: SparkSession, places: list[SqlitePlace], rows_per_task: int
 ) -> None:
@@ -48,7 +48,7 @@ def test_spark_gives_the_rows_of_the_local_engine(
 def test_also_of_a_span_and_an_operation(spark: SparkSession, places: list[SqlitePlace]) -> None:
     span, only = Span(places[0].bounds().oldest.ts + (300 << 31), 1 << 62), Only(op=("u", "i"))
     assert_same(
-        summary(spark, places, span=span, only=only, top=0, rows_per_task=50),
+        summary(spark, places, span=span, only=only, top=0, rows_per_task=300),
         local_summary(places, span=span, only=only, top=0, rows_per_task=70),
     )
 
