@@ -1,0 +1,173 @@
+"""What an update's `o` may look like, and documents applied once and twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from replset.bson import Int64, InvalidBSONError, encode, encode_key
+from spark.idempotence import (
+    RUN_ENTRIES,
+    Change,
+    Documents,
+    MalformedDiffError,
+    NotIdempotentError,
+    read_update,
+)
+
+Doc = dict[str, object]
+ONE = encode_key(1)
+
+
+def diff(**sections: object) -> Doc:
+    return {"$v": 2, "diff": sections}
+
+
+@pytest.mark.parametrize(
+    "o",
+    [
+        diff(d={"a": False}, u={"b": 1}, i={"c": 1}, sx={"u": {"y": 1}}),
+        diff(sx={"a": True, "l": 2, "u0": 1, "s1": {"sarr": {"a": True, "u3": None}}}),
+        diff(),
+        diff(u={"b": 1}, s={"d": {"_id": False}}),
+        {"$v": Int64(2), "diff": {"u": {"a": 1}}},
+        {"_id": 1, "a": {"$inc": 1}},
+        {"a": 1, "_id": 1.0},
+        {"_id": 1, "$v": 1, "diff": {}},
+    ],
+)
+def test_a_result_is_well_formed(o: Doc) -> None:
+    assert read_update(encode(o), ONE) == (o, "diff" in o and o["$v"] == 2)
+
+
+@pytest.mark.parametrize(
+    ("o", "why"),
+    [
+        (diff(x={}), "an unknown section 'x' of the difference"),
+        (diff(a=True, u0=1), "an unknown section 'a'"),
+        (diff(u=1), "the section 'u' of the difference is no document"),
+        (diff(sx=1), "of the difference at 'x' is no document"),
+        (diff(u={"a": 1}, i={"a": 2}), "the field 'a' of the difference is named twice"),
+        (diff(u={"a": 1}, sa={"u": {}}), "the field 'a' of the difference is named twice"),
+        (diff(sx={"sy": {"d": [1], "q": 1}}), "the section 'd' of the difference at 'x.y' is no document"),
+        (diff(sx={"a": True, "l": -1}), "the length of the difference at 'x' is no length"),
+        (diff(sx={"a": True, "l": True}), "is no length"),
+        (diff(sx={"a": True, "l": 1 << 30}), "is no length"),
+        (diff(sx={"a": True, "u01": 1}), "an unknown section 'u01' of the difference at 'x'"),
+        (diff(sx={"a": True, "u99999999": 1}), "an unknown section"),
+        (diff(sx={"a": True, "d": {}}), "an unknown section 'd'"),
+        (diff(sx={"a": True, "u1": 1, "s1": {}}), "the field '1' of the difference at 'x' is named twice"),
+        (diff(sx={"a": 1, "u1": 1}), "an unknown section 'a' of the difference at 'x'"),
+        (diff(u={"_id": 2}), "the difference changes _id"),
+        (diff(s_id={"u": {"a": 1}}), "the difference changes _id"),
+        ({"a": 1}, "the replacement has no _id"),
+        ({"_id": 2, "a": 1}, "the replacement has another _id"),
+        ({"$v": 1, "$set": {"a": 1}}, "neither a document nor"),
+        ({"$set": {"a": 1}}, "neither a document nor"),
+        ({"$v": 2, "diff": 5}, "neither a document nor"),
+    ],
+)
+def test_what_is_malformed_is_said(o: Doc, why: str) -> None:
+    with pytest.raises(MalformedDiffError) as caught:
+        read_update(encode(o), ONE)
+    assert why in caught.value.message
+
+
+@pytest.mark.parametrize("o", [{"$inc": {"n": 1}}, {"$v": 1, "$set": {"a": 1}, "$push": {"b": 1}}])
+def test_an_operation_is_no_result(o: Doc) -> None:
+    with pytest.raises(NotIdempotentError, match="tells an operation"):
+        read_update(encode(o), ONE)
+
+
+def test_bytes_that_are_no_document() -> None:
+    with pytest.raises(InvalidBSONError):
+        read_update(encode({"_id": 1})[:-1], ONE)
+
+
+class Life:
+    """Changes of document 1, one after the other."""
+
+    def __init__(self) -> None:
+        self.documents = Documents()
+        self.faults: list[tuple[int, str]] = []
+        self._ts = 0
+
+    def then(self, op: str, o: Doc, *, collection: bytes = b"u") -> Life:
+        self._ts += 1
+        raw = encode(o)
+        found = self.documents.apply(Change(self._ts, 1, op, collection, ONE, raw, raw))
+        self.faults += [(fault.change.ts, fault.detail) for fault in found]
+        return self
+
+    def ended(self) -> list[tuple[int, str]]:
+        return self.faults + [(fault.change.ts, fault.detail) for fault in self.documents.end()]
+
+
+# As if the entry between them that inserts `c` were lost: the order of fields then depends on what was there.
+MOVES_B, SETS_C = diff(i={"b": 1}), diff(u={"c": 2})
+AGAIN = "the document's entries from 1:0:2 on applied again give another document"
+
+
+def test_a_difference_that_does_not_fit_its_document_is_found() -> None:
+    assert Life().then("i", {"_id": 1}).then("u", MOVES_B).then("u", SETS_C).ended() == [(3, AGAIN)]
+
+
+def test_the_fault_names_the_entries_that_disagree() -> None:
+    life = Life().then("i", {"_id": 1}).then("u", MOVES_B).then("u", diff(u={"x": 1})).then("u", diff(i={"y": 1}))
+    assert life.then("u", SETS_C).ended() == [(5, AGAIN.replace("1:0:2", "1:0:4"))]
+
+
+@pytest.mark.parametrize(
+    ("op", "o"), [("i", {"_id": 1, "c": 1}), ("d", {"_id": 1}), ("u", {"_id": 1, "c": 1})], ids=["i", "d", "replace"]
+)
+def test_no_run_goes_beyond_what_makes_the_state_its_own(op: str, o: Doc) -> None:
+    assert Life().then("i", {"_id": 1}).then("u", MOVES_B).then(op, o).then("u", SETS_C).ended() == []
+
+
+def test_another_collection_is_another_document() -> None:
+    life = Life().then("i", {"_id": 1}).then("u", MOVES_B).then("u", SETS_C, collection=b"v")
+    assert life.ended() == []
+    assert (life.documents.applied, life.documents.changed) == (2, 2)
+
+
+def test_the_order_of_fields_counts_only_where_it_is_known() -> None:
+    assert Life().then("u", MOVES_B).then("u", SETS_C).ended() == []
+    nested = Life().then("u", diff(u={"a": {}})).then("u", diff(sa=MOVES_B["diff"])).then("u", diff(sa=SETS_C["diff"]))
+    assert nested.ended() == []
+
+
+def test_in_doubt_the_order_of_fields_does_not_count_until_the_state_is_known_again() -> None:
+    life = Life().then("i", {"_id": 1})
+    assert life.documents.doubt() == []
+    assert life.then("u", MOVES_B).then("u", SETS_C).ended() == []
+    life.then("i", {"_id": 1}).then("u", MOVES_B).then("u", SETS_C)
+    assert [ts for ts, _ in life.ended()] == [6]
+
+
+def test_a_deleted_document_is_left_alone_but_not_when_in_doubt() -> None:
+    life = Life().then("i", {"_id": 1}).then("d", {"_id": 1}).then("u", SETS_C).then("u", {"_id": 1})
+    assert (life.ended(), life.documents.applied) == ([], 0)
+    life.documents.doubt()
+    assert life.then("u", SETS_C).documents.applied == 1
+
+
+def test_a_malformed_change_leaves_its_document_in_doubt() -> None:
+    life = Life().then("i", {"_id": 1})
+    with pytest.raises(MalformedDiffError):
+        life.then("u", diff(x=1))
+    with pytest.raises(NotIdempotentError):
+        life.then("u", {"$inc": {"a": 1}})
+    assert life.then("u", MOVES_B).then("u", SETS_C).ended() == []
+
+
+def test_a_long_life_is_checked_in_runs() -> None:
+    """The last of a run and the first of the next one are not compared; memory stays bounded."""
+    life = Life().then("i", {"_id": 1})
+    for _ in range(RUN_ENTRIES - 1):
+        life.then("u", diff(u={"n": 1}))
+    life.then("u", MOVES_B).then("u", SETS_C)
+    assert life.faults == []
+    for _ in range(RUN_ENTRIES - 3):
+        life.then("u", diff(u={"n": 1}))
+    life.then("u", diff(i={"y": 1}))
+    life.then("u", diff(u={"z": 1}))
+    assert [ts for ts, _ in life.faults] == [2 * RUN_ENTRIES + 1]
