@@ -37,8 +37,8 @@ class PlaceError(ReplError):
 
     @staticmethod
     def told_in(text: str) -> PlaceError | None:
-        """The first PlaceError whose traceback is part of this text."""
-        at = text.find(_NOTE)
+        """The PlaceError whose traceback is part of this text, the last one where one was raised from another."""
+        at = text.rfind(_NOTE)
         if at < 0:
             return None
         try:

@@ -33,6 +33,17 @@ def test_an_error_is_found_again_in_a_traceback(raised: PlaceError) -> None:
     assert facts(found) == facts(raised)
 
 
+def test_of_errors_raised_from_one_another_the_last_is_found() -> None:
+    """It says more, and is what `place_error` finds where the errors themselves are at hand."""
+    outer = PlaceRolledBackError("m1", "gone; begin anew")
+    outer.__cause__ = PlaceRolledBackError("m1", "gone")
+    text = "".join(traceback.format_exception(outer))
+    found = place_error(RuntimeError(text))
+    assert found is not None
+    assert facts(found) == facts(outer)
+    assert place_error(outer) is outer
+
+
 def facts(error: PlaceError) -> tuple[object, ...]:
     return type(error), str(error), error.name, error.reason, getattr(error, "through", None)
 
