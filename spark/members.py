@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from replset.storage.layout import DATABASE_FILE
 from spark.places import Place, PlaceError
+from spark.readers.held import held
 
 _DUMP = "oplog.bson"
 _NAMED = re.compile(r"([^/=]+)=(.+)", re.DOTALL)
@@ -87,8 +88,8 @@ def _kind(text: str) -> tuple[str, str]:
     if not path.is_file():
         raise PlaceError(text, "there is no such file or folder")
     try:
-        with path.open("rb") as file:
-            head = file.read(16)
+        with held(path) as file:
+            head = file.read(16, 0)
     except OSError as error:
         raise PlaceError(text, error.strerror or error) from error
     if head.startswith(_PARQUET):

@@ -2,14 +2,17 @@
 
 SQL can only count rows by walking over them; the interior pages hold such borders ready, whatever the keys are. What
 stands in the -wal alone is not seen, and a page may change while it is read: what comes back is good for planning only.
+The pages are read without SQLite, which gives none out (no build that ADBC ships has `sqlite_dbpage`), but not without
+regard for it: see `held`.
 """
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from spark.readers.held import HeldFile, held
 
 _HEADER = 100
 _INTERIOR, _LEAF = 5, 13
@@ -32,26 +35,20 @@ def table_borders(path: str, root_page: int, first: int, last: int, wanted: int)
     None when the file cannot be understood.
     """
     try:
-        with _Pages(path) as pages:
-            return _borders(pages, root_page, first, last, wanted)
+        with held(path) as file:
+            return _borders(_Pages(file), root_page, first, last, wanted)
     except (OSError, ValueError, IndexError):
         return NO_BORDERS
 
 
 class _Pages:
-    def __init__(self, path: str) -> None:
-        self._file = os.open(path, os.O_RDONLY)
-        size = int.from_bytes(os.pread(self._file, _HEADER, 0)[16:18], "big")
+    def __init__(self, file: HeldFile) -> None:
+        self._file = file
+        size = int.from_bytes(file.read(_HEADER, 0)[16:18], "big")
         self._size = 65536 if size == 1 else size
 
-    def __enter__(self) -> _Pages:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._file)
-
     def read(self, number: int) -> _Page:
-        data = os.pread(self._file, self._size, (number - 1) * self._size)
+        data = self._file.read(self._size, (number - 1) * self._size)
         if number < 2 or len(data) < self._size or data[0] not in (_INTERIOR, _LEAF):
             raise ValueError("no page of a table")
         return _Page(data)

@@ -34,6 +34,7 @@ from spark.places import (
     trimmed_error,
 )
 from spark.readers.btree import table_borders
+from spark.readers.held import held
 from spark.readers.pieces import Piece, cut
 
 _BATCH_ROWS = 16_384
@@ -110,7 +111,11 @@ class SqlitePlace:
     def _open(self) -> Iterator[_Oplog]:
         """All of the driver's errors as PlaceErrors. What is asked inside is answered from one state of the file."""
         try:
-            with _connect(self.name, self.path) as connection:
+            if not Path(self.path).is_file():
+                raise PlaceError(
+                    self.name, f"{self.path} {'is no file' if Path(self.path).exists() else 'does not exist'}"
+                )
+            with held(self.path), _connect(self.name, self.path) as connection:
                 yield _Oplog(self.name, self.path, connection)
         except (AdbcError, pa.ArrowException, OSError) as error:
             raise PlaceError(self.name, _reason(error, self.path)) from error
@@ -237,8 +242,6 @@ def database_file(place: str) -> Path | None:
 @contextmanager
 def _connect(name: str, path: str) -> Iterator[dbapi.Connection]:
     """A connection inside a transaction: the driver begins one at once."""
-    if not Path(path).is_file():
-        raise PlaceError(name, f"{path} does not exist" if not Path(path).exists() else f"{path} is no file")
     uri = f"{Path(path).absolute().as_uri()}?mode=ro"
     try:
         connection = _began(uri)

@@ -15,6 +15,7 @@ import pytest
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.oplog_row import OplogRow, Pending
 from spark.columns import COLUMNS
+from spark.members import open_members
 from spark.places import (
     EVERYTHING,
     START,
@@ -124,7 +125,46 @@ def test_a_read_that_is_given_up_closes_the_file(tmp_path: Path) -> None:
     next(batches)
     assert isinstance(batches, Iterator)
     batches.close()  # type: ignore[attr-defined]
-    assert not [fd for fd in Path("/proc/self/fd").iterdir() if os.path.realpath(fd) == os.path.realpath(read.path)]
+    assert not descriptors_of(read.path)
+
+
+@pytest.mark.parametrize("look", ["split", "bounds", "open_members"])
+def test_a_read_keeps_its_lock_while_others_look_at_the_file(tmp_path: Path, look: str) -> None:
+    """A member that ends finds the file in use: it must not fold its -wal into it and delete that."""
+    read = place(tmp_path, [insert(n) for n in range(40_000)])
+    batches = read.read(EVERYTHING, ("ts", "entry"))
+    found = [next(batches)]
+    looks: dict[str, Callable[[], object]] = {
+        "split": lambda: read.split(EVERYTHING, 4),
+        "bounds": read.bounds,
+        "open_members": lambda: [open_members([read.path]), open_members([str(copy_of(read))])],
+    }
+    looks[look]()
+    in_another_process(
+        f"""
+        connection = sqlite3.connect({read.path!r})
+        connection.execute("DELETE FROM oplog WHERE ts > 0")
+        connection.commit()
+        connection.execute("VACUUM")
+        connection.close()
+        """
+    )
+    assert Path(read.path + "-wal").stat().st_size > 0
+    found += batches
+    rows = [row for batch in found for row in batch.to_pylist()]
+    assert rows == [{"ts": (entry := insert(n))[0], "entry": entry[6]} for n in range(40_000)]
+    assert not descriptors_of(read.path)
+
+
+def copy_of(read: SqlitePlace) -> Path:
+    """Another name of the same file, which does not tell its kind."""
+    link = Path(read.path).with_name("copy")
+    link.symlink_to(read.path)
+    return link
+
+
+def descriptors_of(path: str) -> list[Path]:
+    return [fd for fd in Path("/proc/self/fd").iterdir() if os.path.realpath(fd) == os.path.realpath(path)]
 
 
 def test_odd_paths(tmp_path: Path) -> None:
