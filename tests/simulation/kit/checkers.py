@@ -23,7 +23,7 @@ from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.workload import COLLECTION, DATABASE, History, Write
 
 if TYPE_CHECKING:
-    from tests.simulation.kit.cluster import Machine, SimCluster
+    from tests.simulation.kit.cluster import Live, Machine, SimCluster
 
 NAMESPACE = f"{DATABASE}.{COLLECTION}"
 _TOKEN = re.compile(rb"token-\d+-")
@@ -92,8 +92,8 @@ class Checkers:
         self.copies = 0
         self._seen_lives: dict[str, str] = {}
         self._last_points: dict[str, OpTime] = {}
-        self._next_slow = 1_000
-        cluster.on_step.append(self.after_step)
+        cluster.on_change.append(self.look_at)
+        cluster.on_many_steps.append(self.every_thousand)
         cluster.on_wipe.append(self.note_wipe)
 
     def fail(self, invariant: str, why: str) -> None:
@@ -102,24 +102,20 @@ class Checkers:
 
     # --- after every step
 
-    def after_step(self) -> None:
-        cluster = self.cluster
-        if cluster.broken:
-            cluster.check_unbroken()
-        for name, machine, node in cluster.live:
-            point = node.commit_point
-            if node.state is MemberState.PRIMARY:
-                self.note_primary(node.term, machine)
-            if machine.disk.changed:
-                self.look_at_vote(name, machine)
-                if name in self.mirrors:
-                    self.follow(name, machine)
-                machine.disk.changed = False
-            if point is not self._last_points.get(name):
-                self.note_commit_point(name, machine, point)
-        if cluster.loop.steps >= self._next_slow:
-            self._next_slow = cluster.loop.steps + 1_000
-            self.every_thousand()
+    def look_at(self, row: Live) -> None:
+        """Something of this member changed."""
+        machine = row.machine
+        if self.cluster.broken:
+            self.cluster.check_unbroken()
+        if row.state is MemberState.PRIMARY:
+            self.note_primary(row.term, machine)
+        if machine.disk.changed:
+            self.look_at_vote(row.name, machine)
+            if row.name in self.mirrors:
+                self.follow(row.name, machine)
+            machine.disk.changed = False
+        if row.point is not self._last_points.get(row.name):
+            self.note_commit_point(row.name, machine, row.point)
 
     def note_primary(self, term: int, machine: Machine) -> None:
         """Invariant 1."""
@@ -264,6 +260,7 @@ class Checkers:
 
     def every_thousand(self) -> None:
         """Invariant 3 on the primary, as soon as it may write in the newest term."""
+        self.cluster.check_unbroken()
         name = self.cluster.primary()
         if name is None:
             return

@@ -22,3 +22,6 @@ class SimClock:
 
     def wall_ms(self) -> int:
         return EPOCH_MS + self._offset_ms + self.now()
+
+    def set_wall_ahead(self, ahead_ms: int) -> None:
+        self._offset_ms = ahead_ms

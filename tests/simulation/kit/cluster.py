@@ -21,8 +21,9 @@ from typing import Any, TypeVar
 
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
+from replset.core.memory import Memory
 from replset.core.node import Node
-from replset.ids import HostPort, OpTime
+from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
 from replset.replication import rollback
 from replset.runtime.member import RunningMember
 from replset.runtime.options import MemberOptions
@@ -42,6 +43,7 @@ SETTINGS: dict[str, object] = {
     "heartbeatIntervalMillis": 500,
     "heartbeatTimeoutSecs": 2,
 }
+MANY_STEPS = 1_000
 _FASTEST_FOLDER = "/dev/shm"
 
 
@@ -68,6 +70,22 @@ class Machine:
     def running(self) -> RunningMember | None:
         """The member, once it is up."""
         return self.member if self.started else None
+
+
+@dataclass(slots=True)
+class Live:
+    """A member that is up, and what was seen of it last. The node's memory is read directly: this is looked at after
+    every turn of the loop.
+    """
+
+    name: str
+    machine: Machine
+    node: Node
+    memory: Memory
+    state: MemberState | None = None
+    term: int = -1
+    primary: MemberId | None = None
+    point: OpTime = OPTIME_NULL
 
 
 @dataclass(slots=True)
@@ -148,10 +166,12 @@ class SimCluster:
             self.machines[name] = self._new_machine(name, arbiter=n >= members)
         self.clients = Life("clients")
         self.broken: list[str] = []
-        self._shown: dict[str, tuple[object, ...]] = {}
         self.primaries_ever: list[str] = []  # who became primary, in order
-        self.live: list[tuple[str, Machine, Node]] = []  # members that are up
-        self.on_step: list[Callable[[], None]] = [self._watch]
+        self.live: list[Live] = []  # members that are up
+        self.on_change: list[Callable[[Live], None]] = []  # its state, term, primary, commit point or disk changed
+        self.on_step: list[Callable[[], None]] = []
+        self.on_many_steps: list[Callable[[], None]] = []
+        self._next_many = MANY_STEPS
         self.on_wipe: list[Callable[[str], None]] = []
         self.loop.on_step = self._step
         self._closing: list[SimDisk] = []
@@ -200,8 +220,21 @@ class SimCluster:
         self.run(wait())
 
     def _step(self) -> None:
+        for row in self.live:
+            memory = row.memory
+            if memory.state is not row.state or memory.term != row.term or memory.primary_id != row.primary:
+                self._note_state(row)
+            elif memory.commit_point is row.point and not row.machine.disk.changed:
+                continue
+            row.point = memory.commit_point
+            for look_at in self.on_change:
+                look_at(row)
         for look in self.on_step:
             look()
+        if self.loop.steps >= self._next_many:
+            self._next_many = self.loop.steps + MANY_STEPS
+            for look in self.on_many_steps:
+                look()
 
     # --- one member
 
@@ -250,7 +283,8 @@ class SimCluster:
             return
         machine.started = True
         assert machine.member is not None
-        self.live.append((machine.name, machine, machine.member.node))
+        node = machine.member.node
+        self.live.append(Live(machine.name, machine, node, node._m))
         machine.member.broken.add_done_callback(lambda why: self._broke(machine, life, why))
 
     def _broke(self, machine: Machine, life: Life, why: asyncio.Future[Any]) -> None:
@@ -278,9 +312,8 @@ class SimCluster:
         else:
             machine.disk = dead_disk.crash(folder, self.rng_crashes, power_loss=power_loss)
         machine.life = machine.member = None
-        self.live = [row for row in self.live if row[0] != name]
+        self.live = [row for row in self.live if row.name != name]
         machine.started = False
-        self._shown.pop(name, None)
         self._closing.append(dead_disk)
         self.loop.call_later(0.5, self._bury, dead_disk, context=contextvars.Context())
 
@@ -446,15 +479,13 @@ class SimCluster:
 
     # --- the trace
 
-    def _watch(self) -> None:
-        """Note each member's state, term and known primary whenever they change."""
-        for name, _, node in self.live:
-            now = (node.state, node.term, node.primary)
-            if self._shown.get(name) != now:
-                self._shown[name] = now
-                if node.state is MemberState.PRIMARY and self.primaries_ever[-1:] != [name]:
-                    self.primaries_ever.append(name)
-                self.trace.add(name, f"{node.state.name} term {node.term} primary {node.primary}")
+    def _note_state(self, row: Live) -> None:
+        """Note a member's state, term and known primary, which changed."""
+        memory = row.memory
+        row.state, row.term, row.primary = memory.state, memory.term, memory.primary_id
+        if row.state is MemberState.PRIMARY and self.primaries_ever[-1:] != [row.name]:
+            self.primaries_ever.append(row.name)
+        self.trace.add(row.name, f"{row.state.name} term {row.term} primary {row.primary}")
 
     def summary(self) -> str:
         """How every member stands, for a failure's message."""

@@ -79,6 +79,8 @@ class SimLoop(base_events.BaseEventLoop):
         self._paused: dict[Life, list[asyncio.Handle]] = {}
         self._clock_resolution = 1e-7
         self._numbers = count(1)
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []  # a heap: when, number, timer
+        self._timer_numbers = count()
         self._stuck = 0
         self.steps = 0
         self.on_step: Callable[[], None] | None = None
@@ -99,24 +101,22 @@ class SimLoop(base_events.BaseEventLoop):
         """One turn: jump to the next timer when nobody is ready, then run whoever is. As the real loop's, without
         sockets, and leaving out lives that are paused. DeadlockError when there is nothing to wait for.
         """
-        scheduled: list[asyncio.TimerHandle] = self._scheduled
+        timers = self._timers
         ready: deque[asyncio.Handle] = self._ready
-        while scheduled and scheduled[0].cancelled():
-            heapq.heappop(scheduled)._scheduled = False  # type: ignore[attr-defined]
+        while timers and timers[0][2]._cancelled:  # type: ignore[attr-defined]
+            heapq.heappop(timers)
         if not ready and not self._stopping:
-            if not scheduled:
+            if not timers:
                 raise DeadlockError("nothing is scheduled: everybody waits for somebody else")
-            self._now = max(self._now, scheduled[0].when())
+            self._now = max(self._now, timers[0][0])
             self._stuck = 0
         end = self._now + self._clock_resolution
-        while scheduled and scheduled[0].when() < end:
-            timer = heapq.heappop(scheduled)
-            timer._scheduled = False  # type: ignore[attr-defined]
-            ready.append(timer)
+        while timers and timers[0][0] < end:
+            ready.append(heapq.heappop(timers)[2])
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if not handle.cancelled() and not (self._paused and self._holds_back(handle)):
-                handle._run()  # type: ignore[attr-defined]
+            if not handle._cancelled and not (self._paused and self._holds_back(handle)):
+                handle._run()
         self.steps += 1
         self._stuck += 1
         if self._stuck > STUCK_AFTER_STEPS:
@@ -173,11 +173,17 @@ class SimLoop(base_events.BaseEventLoop):
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        timer = super().call_at(when, callback, *args, context=context)
+        """As the real loop's; of two timers for one moment the earlier set one goes first."""
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
         life = _life_of(timer)
         if life is not None and not life.alive:
             timer.cancel()
+        else:
+            heapq.heappush(self._timers, (when, next(self._timer_numbers), timer))
         return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        pass  # it goes when its time comes
 
     def kill(self, life: Life) -> None:
         """End a life: none of its timers and callbacks runs any more; its tasks are cancelled and reach nobody.
@@ -187,8 +193,7 @@ class SimLoop(base_events.BaseEventLoop):
         """
         life.alive = False
         self.resume(life)
-        scheduled: list[asyncio.TimerHandle] = self._scheduled
-        for timer in [*scheduled, *self._ready]:
+        for timer in [*(row[2] for row in self._timers), *self._ready]:
             if isinstance(timer, asyncio.TimerHandle) and _life_of(timer) is life:
                 timer.cancel()
         for task in sorted(life.tasks, key=lambda task: task.number):
