@@ -259,3 +259,11 @@ class MemberPort(Protocol):
     def cut(self, hosts: Sequence[HostPort], direction: Literal["both", "in", "out"]) -> None:
         """replSetTestCut: drop member traffic with exactly these hosts from now on; none heals all."""
         ...
+
+    def delay(self, hosts: Sequence[HostPort], delay_ms: int) -> None:
+        """replSetTestCut with delayMillis: calls to exactly these hosts leave so much later; cuts end."""
+        ...
+
+    def set_wall_clock_ahead(self, ahead_ms: int) -> None:
+        """replSetTestClock."""
+        ...

@@ -35,6 +35,8 @@ from replset.replication.write_ops import do_note
 DEFAULT_STEP_DOWN_S = 60
 DEFAULT_CATCH_UP_S = 10
 MAX_SECONDS = 10 * 366 * 86_400
+MAX_DELAY_MS = 60_000
+MAX_AHEAD_MS = 30 * 86_400_000
 RECONFIG_MS = 60_000
 _MEMBER_OPTIONS = frozenset(
     {"host", "priority", "votes", "arbiterOnly", "hidden", "buildIndexes", "secondaryDelaySecs", "tags", "_id"}
@@ -165,7 +167,7 @@ def _seconds(ctx: CommandContext, name: str, default: int) -> int:
 
 
 async def test_cut(ctx: CommandContext) -> Reply:
-    """For tests: drop member traffic with these hosts, clients stay; no hosts: heal."""
+    """For tests: drop member traffic with these hosts, or send it late; clients stay; no hosts: heal."""
     hosts: list[HostPort] = []
     for index, host in enumerate(fields.values(ctx.body, "hosts", ctx.name)):
         if not isinstance(host, str):
@@ -174,7 +176,22 @@ async def test_cut(ctx: CommandContext) -> Reply:
     direction = fields.text(ctx.body, "direction", ctx.name, "both")
     if direction not in DIRECTIONS:
         raise BadValueError(f"direction must be both, in or out, not {direction!r:.40}")
-    ctx.member.cut(hosts, DIRECTIONS[direction])
+    delay_ms = fields.whole(ctx.body, "delayMillis", ctx.name, 0)
+    if not 0 <= delay_ms <= MAX_DELAY_MS:
+        raise BadValueError(f"delayMillis must be from 0 to {MAX_DELAY_MS}, not {delay_ms}")
+    if delay_ms:
+        ctx.member.delay(hosts, delay_ms)
+    else:
+        ctx.member.cut(hosts, DIRECTIONS[direction])
+    return {}
+
+
+async def test_clock(ctx: CommandContext) -> Reply:
+    """For tests: this member's wall clock is so far ahead of the machine's from now on; 0 sets it right."""
+    ahead_ms = fields.whole(ctx.body, "aheadMillis", ctx.name, 0)
+    if abs(ahead_ms) > MAX_AHEAD_MS:
+        raise BadValueError(f"aheadMillis must be from -{MAX_AHEAD_MS} to {MAX_AHEAD_MS}, not {ahead_ms}")
+    ctx.member.set_wall_clock_ahead(ahead_ms)
     return {}
 
 
@@ -202,7 +219,10 @@ COMMANDS: tuple[Command, ...] = (
     Command("replSetRemoveMember", remove_member, admin_only=True),
     Command("replSetStepDown", step_down, frozenset({"secondaryCatchUpPeriodSecs", "force"}), admin_only=True),
     Command("replSetFreeze", freeze, admin_only=True),
-    Command("replSetTestCut", test_cut, frozenset({"hosts", "direction"}), admin_only=True, test_only=True),
+    Command(
+        "replSetTestCut", test_cut, frozenset({"hosts", "direction", "delayMillis"}), admin_only=True, test_only=True
+    ),
+    Command("replSetTestClock", test_clock, frozenset({"aheadMillis"}), admin_only=True, test_only=True),
     Command(
         "appendOplogNote",
         append_oplog_note,

@@ -23,6 +23,9 @@ class Clock(Protocol):
 
     def wall_ms(self) -> int: ...
 
+    def set_wall_ahead(self, ahead_ms: int) -> None:
+        """For tests: the wall clock says so much more than the machine's; 0: the same."""
+
 
 class Workers(Protocol):
     """Threads: runs `work` beside the event loop; its exception is raised at the await."""

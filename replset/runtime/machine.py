@@ -20,11 +20,17 @@ T = TypeVar("T")
 class RealClock:
     """The machine's monotonic clock and its wall clock, in milliseconds."""
 
+    def __init__(self) -> None:
+        self._wall_ahead_ms = 0
+
     def now(self) -> Millis:
         return Millis(time.monotonic_ns() // 1_000_000)
 
     def wall_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+        return time.time_ns() // 1_000_000 + self._wall_ahead_ms
+
+    def set_wall_ahead(self, ahead_ms: int) -> None:
+        self._wall_ahead_ms = ahead_ms
 
 
 class RealWorkers:

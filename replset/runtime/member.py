@@ -585,4 +585,10 @@ class RunningMember:
         return os.path.join(self._dbpath, "rollback")
 
     def http_address_of(self, host: HostPort) -> str | None:
+    def delay(self, hosts: Sequence[HostPort], delay_ms: int) -> None:
+        self.peer.delay(hosts, Millis(delay_ms))
+
+    def set_wall_clock_ahead(self, ahead_ms: int) -> None:
+        self.clock.set_wall_ahead(ahead_ms)
+
         return self.node.http_address_of(host)

@@ -2,7 +2,7 @@
 
 A connection carries one command at a time, so a fetch that waits for news never holds up a heartbeat: concurrent calls
 take a connection each. The first message on each says which member asks. For tests a cut swallows what goes to or
-comes from named hosts, silently, as a network would; clients' connections are not touched.
+comes from named hosts, silently, as a network would, or makes it late; clients' connections are not touched.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class Transport:
         self._in_use: set[_Connection] = set()
         self._cut_in: frozenset[HostPort] = frozenset()
         self._cut_out: frozenset[HostPort] = frozenset()
+        self._delayed: frozenset[HostPort] = frozenset()
+        self._delay_ms = 0
         self._silent: set[asyncio.Future[None]] = set()
         self._closed = False
 
@@ -47,6 +49,8 @@ class Transport:
         connection: _Connection | None = None
         try:
             async with asyncio.timeout(max(1, timeout_ms) / 1000):
+                if host in self._delayed:
+                    await asyncio.sleep(self._delay_ms / 1000)
                 connection = await self._take(host)
                 reply = await connection.call(command, database)
         except TimeoutError:
@@ -104,7 +108,13 @@ class Transport:
         named = frozenset(hosts)
         self._cut_in = named if direction in ("both", "in") else frozenset()
         self._cut_out = named if direction in ("both", "out") else frozenset()
+        self._delayed = frozenset()
         self._wake_silent()
+
+    def delay(self, hosts: Sequence[HostPort], delay_ms: Millis) -> None:
+        """From now on calls to exactly these hosts leave so much later; cuts end."""
+        self.cut((), "both")
+        self._delayed, self._delay_ms = frozenset(hosts), delay_ms
 
     def drops_inbound(self, host: HostPort) -> bool:
         """Whether what this member says does not arrive here."""

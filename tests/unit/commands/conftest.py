@@ -42,12 +42,16 @@ CONFIG = ReplSetConfig.parse(
 class FakeClock:
     def __init__(self) -> None:
         self.time = Millis(1_000)
+        self.ahead_ms = 0
 
     def now(self) -> Millis:
         return self.time
 
     def wall_ms(self) -> int:
-        return 1_700_000_000_000 + self.time
+        return 1_700_000_000_000 + self.time + self.ahead_ms
+
+    def set_wall_ahead(self, ahead_ms: int) -> None:
+        self.ahead_ms = ahead_ms
 
 
 class FakeWorkers:
@@ -110,7 +114,7 @@ class FakeMember:
     asked: list[RequestBody] = field(default_factory=list)
     waited: list[tuple[OpTime, WriteConcern]] = field(default_factory=list)
     read_waits: list[tuple[str, int | None]] = field(default_factory=list)
-    cuts: list[tuple[list[str], str]] = field(default_factory=list)
+    cuts: list[tuple[list[str], str | int]] = field(default_factory=list)
     groups: int = 0
     step_down_after: int | None = None
     on_news: Callable[[], None] = lambda: None
@@ -153,6 +157,12 @@ class FakeMember:
 
     def cut(self, hosts: Sequence[HostPort], direction: Literal["both", "in", "out"]) -> None:
         self.cuts.append((list(hosts), direction))
+
+    def delay(self, hosts: Sequence[HostPort], delay_ms: int) -> None:
+        self.cuts.append((list(hosts), delay_ms))
+
+    def set_wall_clock_ahead(self, ahead_ms: int) -> None:
+        self.clock.set_wall_ahead(ahead_ms)
 
 
 class Client:

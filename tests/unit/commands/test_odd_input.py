@@ -83,6 +83,7 @@ EXTRA = {
     "distinct": {"key": "a"},
     "createIndexes": {"indexes": []},
     "replSetTestCut": {"hosts": []},
+    "replSetTestClock": {"aheadMillis": 0},
 }
 NAMED = {
     "replSetHeartbeat": ("from", "fromId", "term", "configVersion", "incarnation", "primaryId"),

@@ -333,6 +333,10 @@ def test_where_the_default_stays_nothing_is_stored(client: Client, member: FakeM
         ({"replSetTestCut": 1}, "admin", 40414),
         ({"replSetTestCut": 1, "hosts": [1]}, "admin", 14),
         ({"replSetTestCut": 1, "hosts": ["x:1"], "direction": "up"}, "admin", 2),
+        ({"replSetTestCut": 1, "hosts": ["x:1"], "delayMillis": -1}, "admin", 2),
+        ({"replSetTestCut": 1, "hosts": ["x:1"], "delayMillis": 60_001}, "admin", 2),
+        ({"replSetTestClock": 1, "aheadMillis": "1"}, "admin", 14),
+        ({"replSetTestClock": 1, "aheadMillis": -31 * 86_400_000}, "admin", 2),
         ({"appendOplogNote": 1}, "admin", 40414),
         ({"setDefaultRWConcern": 1}, "admin", 2),
         ({"setDefaultRWConcern": 1, "defaultWriteConcern": {}}, "admin", 20),
@@ -374,8 +378,13 @@ def test_cuts_exist_only_for_tests(client: Client, member: FakeMember) -> None:
     client.ok({"replSetTestCut": 1, "hosts": ["x:1", "y"], "direction": "in"}, "admin")
     client.ok({"replSetTestCut": 1, "hosts": []}, "admin")
     assert member.cuts == [(["x:1", "y:27017"], "in"), ([], "both")]
+    client.ok({"replSetTestCut": 1, "hosts": ["x:1"], "delayMillis": 300}, "admin")
+    assert member.cuts[-1] == (["x:1"], 300)
+    client.ok({"replSetTestClock": 1, "aheadMillis": -5_000}, "admin")
+    assert member.clock.ahead_ms == -5_000
     member.test_commands = False
     assert client.code({"replSetTestCut": 1, "hosts": []}, "admin") == 59
+    assert client.code({"replSetTestClock": 1}, "admin") == 59
 
 
 def test_a_note_in_the_oplog(client: Client) -> None:

@@ -280,6 +280,22 @@ async def test_cut_in_the_command_arrives_and_its_answer_does_not() -> None:
 
 
 @on_sockets
+async def test_delayed_calls_leave_late_and_within_their_time() -> None:
+    async with world() as w:
+        w.transport.delay([w.host], SHORT)
+        before = w.clock.now()
+        assert (await w.call("ping", 7))["n"] == 7
+        assert w.clock.now() - before >= SHORT - 1
+        with pytest.raises(HostUnreachableError, match="within"):
+            await w.call("late", timeout_ms=Millis(SHORT // 2))
+        assert "late" not in w.answers.names()
+        w.transport.cut([], "both")
+        before = w.clock.now()
+        await w.call("ping")
+        assert w.clock.now() - before < SHORT
+
+
+@on_sockets
 async def test_a_cut_is_for_the_named_hosts_alone() -> None:
     async with world() as w:
         w.transport.cut([HostPort("127.0.0.1:1")], "both")
