@@ -238,6 +238,12 @@ class PrimarySteppedDownError(ReplError):
     code = 189
 
 
+class LinearizableReadConcernError(ReplError):
+    """It could not be told whether the read was linearizable; nothing of it is answered (187)."""
+
+    code = 187
+
+
 class ShutdownInProgressError(ReplError):
     """The member is shutting down (91)."""
 

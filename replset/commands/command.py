@@ -62,7 +62,18 @@ class Where(Enum):
 class CommandContext:
     """One running command: who asks what of whom."""
 
-    __slots__ = ("body", "connection", "counts", "cursors", "database", "deadline", "member", "name", "request")
+    __slots__ = (
+        "body",
+        "connection",
+        "counts",
+        "cursors",
+        "database",
+        "deadline",
+        "linearizable_term",
+        "member",
+        "name",
+        "request",
+    )
 
     def __init__(
         self,
@@ -83,6 +94,8 @@ class CommandContext:
         self.database = request.database
         self.connection = request.connection
         self.deadline = deadline
+        self.linearizable_term: int | None = None
+        """Of a linearizable read: the primary's term when it began; what was read must be proven in that same term."""
 
     def check_deadline(self) -> None:
         """MaxTimeMSExpiredError once maxTimeMS is over; long work asks now and then."""

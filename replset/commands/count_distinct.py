@@ -8,7 +8,7 @@ from replset.commands.command import Command, CommandContext, Where
 from replset.commands.find import check_hint
 from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.ports import Reply
-from replset.commands.read_concern import read_concern_of
+from replset.commands.read_concern import prove, read_concern_of
 from replset.commands.replies import timestamp
 from replset.commands.scan import Scan, breathe, matcher_of, open_collection
 from replset.commands.write_batch import check_options
@@ -46,6 +46,7 @@ async def count(ctx: CommandContext) -> Reply:
         finally:
             if pin is not None:
                 pin.release()
+    await prove(ctx)
     total = max(0, total - skip)
     return _at({"n": min(total, limit) if limit else total}, at)
 
@@ -103,6 +104,7 @@ async def distinct(ctx: CommandContext) -> Reply:
                 pin.release()
     if len(encode({"values": values.values})) > MAX_BSON_SIZE:
         raise ReplError("distinct too big, 16mb cap", code=DISTINCT_TOO_BIG)
+    await prove(ctx)
     return _at({"values": values.values}, at)
 
 

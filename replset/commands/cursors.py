@@ -33,6 +33,10 @@ class Cursor(ABC):
         self.killed = False
         self.busy = False
         self.used_at = Millis(0)
+        self.linearizable = False
+        """Every batch has to be proven before it is answered (read_concern.prove)."""
+        self.left_ms: int | None = None
+        """Of a linearizable cursor: what its batches have left of maxTimeMS; None: for ever."""
 
     @abstractmethod
     async def batch(self, ctx: CommandContext, limit: int | None, await_ms: int | None) -> list[bytes]:

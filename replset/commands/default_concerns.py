@@ -60,6 +60,8 @@ async def set_default(ctx: CommandContext) -> Reply:
     write = fields.document(body, "defaultWriteConcern", ctx.name)
     if read is None and write is None:
         raise BadValueError("setDefaultRWConcern needs defaultReadConcern or defaultWriteConcern")
+    if read is not None and read.get("level") in ("linearizable", "snapshot"):
+        raise BadValueError(f"level '{read.get('level')}' is not suitable for the default read concern")
     if read is not None and read.decode() not in ({}, {"level": "local"}):
         raise UnknownFieldError("defaultReadConcern other than {level: 'local'} is not built yet")
     if write is None:

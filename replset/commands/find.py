@@ -12,12 +12,12 @@ from replset.commands.cursors import FIRST_BATCH, MAX_BATCH_BYTES, Cursor
 from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.oplog_cursor import OplogCursor
 from replset.commands.ports import Reply
-from replset.commands.read_concern import read_concern_of
+from replset.commands.read_concern import LINEARIZABLE, prove, read_concern_of, read_point, refuse_linearizable
 from replset.commands.replies import timestamp
 from replset.commands.scan import Row, Scan, breathe, matcher_of, open_collection
 from replset.commands.write_batch import check_options
 from replset.errors import BadValueError, NotPrimaryOrSecondaryError, ReplError, UnknownFieldError
-from replset.ids import OpTime
+from replset.ids import Millis, OpTime
 from replset.query.match import Matcher
 from replset.query.projection import Projection, compile_projection
 from replset.query.sort import Sort, compile_sort
@@ -223,6 +223,7 @@ async def find(ctx: CommandContext) -> Reply:
     ns = namespace(ctx.database, name)
     concern = read_concern_of(ctx)
     if ns == OPLOG:
+        refuse_linearizable(concern, ns)
         if query.sort is not None and not query.sort.natural:
             raise UnknownFieldError("sorting the oplog other than by $natural is not built yet")
         oplog = OplogCursor(
@@ -240,6 +241,7 @@ async def find(ctx: CommandContext) -> Reply:
         raise BadValueError(f"error processing query: tailable cursor requested on non capped collection {ns}")
     coll, at = await open_collection(ctx, name, concern)
     if coll is None:
+        await prove(ctx)
         return _cursor_reply(0, ns, "firstBatch", [], at)
     pin = None if at is None else ctx.member.store.pin(at)
     cursor = FindCursor(ns, Scan(ctx.member, coll, at, query.matcher), query, pin)
@@ -248,7 +250,7 @@ async def find(ctx: CommandContext) -> Reply:
 
 async def _first_batch(ctx: CommandContext, cursor: Cursor, query: Query, at: OpTime | None) -> Reply:
     try:
-        documents = await cursor.batch(ctx, query.batch_size, 0)
+        documents = await _proven_batch(ctx, cursor, query.batch_size, 0)
     except BaseException:
         cursor.close()
         raise
@@ -258,6 +260,17 @@ async def _first_batch(ctx: CommandContext, cursor: Cursor, query: Query, at: Op
     if cursor.finished:
         cursor.close()
     return _cursor_reply(cursor_id, cursor.ns, "firstBatch", documents, at)
+
+
+async def _proven_batch(ctx: CommandContext, cursor: Cursor, limit: int | None, await_ms: int | None) -> list[bytes]:
+    """The next batch, proven if the read is linearizable; getMores then have what is left of find's maxTimeMS."""
+    documents = await cursor.batch(ctx, limit, await_ms)
+    if ctx.linearizable_term is not None:
+        await prove(ctx)
+        cursor.check_alive()
+        cursor.linearizable = True
+        cursor.left_ms = None if ctx.deadline is None else max(0, ctx.deadline - ctx.member.clock.now())
+    return documents
 
 
 def _cursor_reply(cursor_id: int, ns: str, batch: str, documents: list[bytes], at: OpTime | None) -> dict[str, object]:
@@ -283,7 +296,11 @@ async def get_more(ctx: CommandContext) -> Reply:
     cursor = ctx.cursors.take(cursor_id, ns)
     ctx.deadline = None
     try:
-        documents = await cursor.batch(ctx, batch_size or None, await_ms)
+        if cursor.linearizable:
+            if cursor.left_ms is not None:
+                ctx.deadline = Millis(ctx.member.clock.now() + cursor.left_ms)
+            await read_point(ctx, LINEARIZABLE)
+        documents = await _proven_batch(ctx, cursor, batch_size or None, await_ms)
     except BaseException:
         cursor.close()
         ctx.cursors.give_back(cursor_id, cursor)

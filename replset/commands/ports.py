@@ -26,6 +26,9 @@ Reply: TypeAlias = dict[str, object] | bytes
 
 Source: TypeAlias = Literal["wire", "http", "internal"]
 
+Level: TypeAlias = Literal["local", "majority", "linearizable"]
+"""Of a read concern."""
+
 
 # --- what is asked ----------------------------------------------------------------------------------------------
 
@@ -224,13 +227,13 @@ class MemberPort(Protocol):
         """
         ...
 
-    async def wait_for_read(
-        self, level: Literal["local", "majority"], after: int | None, deadline: Millis | None
-    ) -> OpTime | None:
+    async def wait_for_read(self, level: Level, after: int | None, deadline: Millis | None) -> OpTime | None:
         """Wait until a read at `level` may see everything up to the timestamp `after` (packed as in OpTime.ts).
 
-        Returns the point C to read at for majority, None (the newest state) for local. Raises
-        MaxTimeMSExpiredError at the deadline, NotPrimaryOrSecondaryError when the member becomes unreadable meanwhile.
+        Returns the point C to read at for majority, None (the newest state) for the others. A linearizable read begins
+        on a primary that takes writes, once an entry of its term is committed. Raises MaxTimeMSExpiredError at the
+        deadline, NotPrimaryOrSecondaryError when the member becomes unreadable meanwhile, NotWritablePrimaryError for
+        a linearizable read anywhere but on the primary.
         """
         ...
 

@@ -1,28 +1,45 @@
-"""How a read may be answered: read preference (may a secondary?), read concern (at which point?)."""
+"""How a read may be answered: read preference (may a secondary?), read concern (at which point?).
+
+A linearizable read sees the primary's newest state and is answered only once a majority holds an entry that was written
+after it, in the term in which it began: whoever leads later had not begun to when the read was made (map K4).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from replset.bson import RawDocument, Timestamp
 from replset.commands.command import CommandContext
 from replset.commands.fields import wrong_type
+from replset.commands.ports import Level, WriteConcernFailure, Writing
 from replset.core.member_state import MemberState
+from replset.core.write_concern import MAJORITY, WriteConcern
 from replset.errors import (
     FailedToParseError,
     InvalidOptionsError,
+    LinearizableReadConcernError,
+    MaxTimeMSExpiredError,
     NotPrimaryNoSecondaryOkError,
     NotPrimaryOrSecondaryError,
+    PrimarySteppedDownError,
+    ReplError,
+    ShutdownInProgressError,
     TypeMismatchError,
     UnknownFieldError,
 )
 from replset.ids import OpTime, pack_ts
+from replset.oplog_entry import noop_entry
 
 PRIMARY_MODE = "primary"
 _MODES = frozenset({PRIMARY_MODE, "primaryPreferred", "secondary", "secondaryPreferred", "nearest"})
-_LEVELS: dict[str, Literal["local", "majority"]] = {"local": "local", "available": "local", "majority": "majority"}
-_NOT_BUILT = frozenset({"linearizable", "snapshot"})
+_LEVELS: dict[str, Level] = {
+    "local": "local",
+    "available": "local",
+    "majority": "majority",
+    "linearizable": "linearizable",
+}
+_NOT_BUILT = frozenset({"snapshot"})
+_PROOF = {"msg": "linearizable read"}
 CLOCK_SLACK_S = 3600
 """How far afterClusterTime may lie ahead of everything that this member knows (its oplog, its wall clock)."""
 
@@ -31,7 +48,7 @@ CLOCK_SLACK_S = 3600
 class ReadConcern:
     """after: a packed timestamp (as OpTime.ts) that the read must cover."""
 
-    level: Literal["local", "majority"] = "local"
+    level: Level = "local"
     after: int | None = None
 
 
@@ -79,9 +96,13 @@ def read_concern_of(ctx: CommandContext) -> ReadConcern:
     if level in _NOT_BUILT:
         raise UnknownFieldError(f"readConcern level '{level}' is not built yet")
     if level not in _LEVELS:
-        raise FailedToParseError(f"readConcern.level must be local, available or majority, not '{level:.80}'")
+        raise FailedToParseError(
+            f"readConcern.level must be local, available, majority or linearizable, not '{level:.80}'"
+        )
     if after is None:
         return ReadConcern(_LEVELS[level])
+    if level == "linearizable":
+        raise InvalidOptionsError("readConcern afterClusterTime does not go with level 'linearizable'")
     if not isinstance(after, Timestamp):
         raise TypeMismatchError("readConcern.afterClusterTime must be a timestamp")
     ts = pack_ts(after.time, after.inc)
@@ -90,6 +111,13 @@ def read_concern_of(ctx: CommandContext) -> ReadConcern:
 
 
 _LOCAL = ReadConcern()
+LINEARIZABLE = ReadConcern("linearizable")
+
+
+def refuse_linearizable(concern: ReadConcern, ns: str) -> None:
+    """What is read there is this member's own; nobody can prove it the set's newest state."""
+    if concern.level == "linearizable":
+        raise InvalidOptionsError(f"readConcern level 'linearizable' is not for {ns}")
 
 
 def _check_reachable(ctx: CommandContext, ts: int) -> None:
@@ -104,4 +132,49 @@ async def read_point(ctx: CommandContext, concern: ReadConcern) -> OpTime | None
     """Wait until the read may begin; the point C to read at, None for the newest state."""
     if concern.level == "local" and concern.after is None:
         return None
-    return await ctx.member.wait_for_read(concern.level, concern.after, ctx.deadline)
+    point = await ctx.member.wait_for_read(concern.level, concern.after, ctx.deadline)
+    if concern.level == "linearizable":
+        ctx.linearizable_term = ctx.member.node.term
+    return point
+
+
+async def prove(ctx: CommandContext) -> None:
+    """After a read, before its answer: nothing for most; a linearizable one waits until a majority has its proof.
+
+    Raises MaxTimeMSExpiredError at the deadline, PrimarySteppedDownError and NotWritablePrimaryError when the member
+    leads no longer, LinearizableReadConcernError when it cannot tell; what was read must not be answered then.
+    """
+    term = ctx.linearizable_term
+    if term is None:
+        return
+    optime = await ctx.member.write(lambda writing: append_proof(writing, term))
+    failure = await ctx.member.wait_for_write_concern(optime, WriteConcern(MAJORITY), ctx.deadline)
+    if failure is not None:
+        raise _unproven(failure)
+
+
+def append_proof(writing: Writing, term: int) -> OpTime:
+    """The entry that proves a read of `term`: the newest of this group, else a no-op of its own.
+
+    Everything in the group is written after the read, so reads at one time share one entry.
+    """
+    if writing.term != term:
+        raise PrimarySteppedDownError("the primary stepped down after it read")
+    if writing.txn.has_entries:
+        return writing.txn.last
+    optime = writing.next_optime()
+    entry = noop_entry(_PROOF, optime, writing.wall_ms)
+    writing.txn.append(entry, optime, op="n", ns="", wall_ms=writing.wall_ms)
+    return optime
+
+
+def _unproven(failure: WriteConcernFailure) -> ReplError:
+    match failure.code:
+        case MaxTimeMSExpiredError.code:
+            return MaxTimeMSExpiredError("operation exceeded time limit while the read was being proven linearizable")
+        case PrimarySteppedDownError.code:
+            return PrimarySteppedDownError(failure.message)
+        case ShutdownInProgressError.code:
+            return ShutdownInProgressError(failure.message)
+        case _:
+            return LinearizableReadConcernError(f"the read could not be proven linearizable: {failure.message}")

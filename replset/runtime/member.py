@@ -18,7 +18,7 @@ from replset.bson import ObjectId, Timestamp
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.messages import parse_reply, request_document
 from replset.commands.oplog_serving import SnapshotServer
-from replset.commands.ports import WriteConcernFailure, Writing
+from replset.commands.ports import Level, WriteConcernFailure, Writing
 from replset.commands.write_concern import default_is_set
 from replset.config import ReplSetConfig
 from replset.core.effects import (
@@ -56,6 +56,7 @@ from replset.core.write_concern import WriteConcern, unsatisfiable
 from replset.errors import (
     MaxTimeMSExpiredError,
     NotPrimaryOrSecondaryError,
+    NotWritablePrimaryError,
     OutOfDiskSpaceError,
     PrimarySteppedDownError,
     ReplError,
@@ -542,24 +543,30 @@ class RunningMember:
     def _progress_rows(self) -> list[dict[str, object]]:
         return self.node.progress_of()
 
-    async def wait_for_read(
-        self, level: Literal["local", "majority"], after: int | None, deadline: Millis | None
-    ) -> OpTime | None:
+    async def wait_for_read(self, level: Level, after: int | None, deadline: Millis | None) -> OpTime | None:
         while True:
+            if level == "linearizable" and self.node.state is not MemberState.PRIMARY:
+                raise NotWritablePrimaryError(
+                    "cannot satisfy linearizable read concern on non-primary node", primary=self.node.primary_host
+                )
             if not self.node.state.is_readable:
                 raise NotPrimaryOrSecondaryError(f"this member is in {self.node.state.name}: it serves no reads now")
             point = self._read_point(level)
             if point is not None and (after is None or point.ts >= after):
-                return None if level == "local" else point
+                return point if level == "majority" else None
             left = None if deadline is None else deadline - self.clock.now()
             if left is not None and left <= 0:
                 raise MaxTimeMSExpiredError("operation exceeded time limit while waiting for the read concern")
             await self._news.wait(left)
 
-    def _read_point(self, level: str) -> OpTime | None:
-        """Up to where a read may see now; None: nowhere yet. A primary's majority reads wait for its own term."""
+    def _read_point(self, level: Level) -> OpTime | None:
+        """Up to where a read may see now; None: nowhere yet. A primary's majority and linearizable reads wait for its
+        own term.
+        """
         if level == "local":
             return self.store.last_applied
+        if level == "linearizable" and not self.node.writable:
+            return None
         point = min(self.node.commit_point, self.store.last_applied)
         if point == OPTIME_NULL or (self.node.state is MemberState.PRIMARY and point.term != self.node.term):
             return None
@@ -578,6 +585,12 @@ class RunningMember:
     def cut(self, hosts: Sequence[HostPort], direction: Literal["both", "in", "out"]) -> None:
         self.peer.cut(hosts, direction)
 
+    def delay(self, hosts: Sequence[HostPort], delay_ms: int) -> None:
+        self.peer.delay(hosts, Millis(delay_ms))
+
+    def set_wall_clock_ahead(self, ahead_ms: int) -> None:
+        self.clock.set_wall_ahead(ahead_ms)
+
     # --- for the HTTP API ----------------------------------------------------------------------------------------
 
     @property
@@ -585,10 +598,4 @@ class RunningMember:
         return os.path.join(self._dbpath, "rollback")
 
     def http_address_of(self, host: HostPort) -> str | None:
-    def delay(self, hosts: Sequence[HostPort], delay_ms: int) -> None:
-        self.peer.delay(hosts, Millis(delay_ms))
-
-    def set_wall_clock_ahead(self, ahead_ms: int) -> None:
-        self.clock.set_wall_ahead(ahead_ms)
-
         return self.node.http_address_of(host)

@@ -205,6 +205,11 @@ class Txn:
     # --- the end
 
     @property
+    def has_entries(self) -> bool:
+        """Whether the group holds an oplog entry by now; the newest is at `last`."""
+        return bool(self._oplog)
+
+    @property
     def changed(self) -> bool:
         return bool(self._oplog or self._undo or self._meta_before)
 

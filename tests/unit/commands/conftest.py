@@ -14,7 +14,7 @@ import pytest
 from replset.bson import ObjectId, RawDocument, decode, encode
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.oplog_serving import SnapshotServer
-from replset.commands.ports import CommandRequest, ConnectionContext, Source, WriteConcernFailure, Writing
+from replset.commands.ports import CommandRequest, ConnectionContext, Level, Source, WriteConcernFailure, Writing
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import Done, Position, ReplyBody, RequestBody
@@ -134,10 +134,10 @@ class FakeMember:
         self.waited.append((optime, concern))
         return self.concern_failure
 
-    async def wait_for_read(
-        self, level: Literal["local", "majority"], after: int | None, deadline: Millis | None
-    ) -> OpTime | None:
+    async def wait_for_read(self, level: Level, after: int | None, deadline: Millis | None) -> OpTime | None:
         self.read_waits.append((level, after))
+        if level == "linearizable" and self.node.state is not MemberState.PRIMARY:
+            raise NotWritablePrimaryError(primary=self.node.primary_host)
         if level == "majority" and after is not None:
             self.node.commit_point = self.store.last_applied
         return self.node.commit_point if level == "majority" else None
