@@ -500,15 +500,9 @@ def count_by_namespace(rows: pa.Table) -> pa.Table:
 def count_by_document(rows: pa.Table) -> pa.Table:
     """One entry may stand in several rows; it counts once."""
     about = rows.filter(pc.is_valid(rows["key"]))
-    keys = ["ns", "key", "ts", "term"]
-    optimes = about.group_by(keys, use_threads=False).aggregate([("kind", "distinct")])
-    counted = optimes.group_by(["ns", "key"], use_threads=False).aggregate(
-        [([], "count_all"), ("ts", "min"), ("ts", "max")]
-    )
-    counted = counted.rename_columns(["ns", "key", "entries", "first_ts", "last_ts"])
-    kinds = (
-        about.select(["ns", "key", "kind"]).group_by(["ns", "key"], use_threads=False).aggregate([("kind", "distinct")])
-    )
-    lists = pa.array([sorted(names) for names in kinds["kind_distinct"].to_pylist()], _NAMES)
-    counted = counted.append_column("kinds", lists).cast(BY_DOCUMENT)
+    wanted = [("optime", "count_distinct"), ("ts", "min"), ("ts", "max"), ("kind", "distinct")]
+    # In one go: two groupings of the same rows need not have their groups in the same order.
+    counted = about.group_by(["ns", "key"], use_threads=False).aggregate(wanted).rename_columns(BY_DOCUMENT.names)
+    kinds = pa.array([sorted(names) for names in counted["kinds"].to_pylist()], _NAMES)
+    counted = counted.set_column(BY_DOCUMENT.get_field_index("kinds"), "kinds", kinds).cast(BY_DOCUMENT)
     return counted.sort_by([("entries", "descending"), ("ns", "ascending"), ("key", "ascending")])

@@ -183,6 +183,9 @@ def digests_in(
 
 def digests_of(grid: Grid, ts: Numbers, term: Numbers, hashed: Numbers) -> tuple[Numbers, ...]:
     """The columns of SCHEMA behind `at`, of each run of entries of one bucket. ts: rising."""
+    if (ts[1:] == ts[:-1]).any():  # no member's file has that, but a dump may
+        order = np.lexsort((term, ts))
+        ts, term, hashed = ts[order], term[order], hashed[order]
     bucket = grid.bucket_of(ts)
     starts = run_starts(bucket)
     lasts = np.append(starts[1:], len(ts)) - 1
@@ -218,7 +221,7 @@ class Merged(NamedTuple):
 def merged(batch: pa.RecordBatch | pa.Table) -> Merged:
     """From digests of SCHEMA in any order."""
     at, bucket, rows, low, high, last_ts, last_term = (numbers(batch, name) for name in SCHEMA.names)
-    order = np.lexsort((last_ts, at, bucket))
+    order = np.lexsort((last_term, last_ts, at, bucket))
     at, bucket, last_ts, last_term = at[order], bucket[order], last_ts[order], last_term[order]
     starts = run_starts(bucket, at)
     lasts = np.append(starts[1:], len(at)) - 1 if len(at) else starts
