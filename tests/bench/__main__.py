@@ -38,18 +38,19 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--connections", type=int, default=64)
     parser.add_argument("--entries", type=int, default=2_000_000, help="a member's, in the benchmarks of Spark")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep Spark's members there for the next run")
     options = parser.parse_args()
     unknown = [name for name in options.names if name not in NAMES]
     if unknown:
         parser.error(f"no benchmark {unknown[0]}")
-    wanted = options.names or NAMES
+    wanted = options.names or [*ALONE, *ROWS, spark.ALL]
     for name in wanted:
         if name in ALONE:
             ALONE[name]()
     rows = [name for name in wanted if name in ROWS]
     failed = bench_set(rows, options.seconds, options.connections) if rows else 0
     jobs = [name for name in wanted if name in spark.BENCHES]
-    return max(failed, spark.run(jobs, options.entries) if jobs else 0)
+    return max(failed, spark.run(jobs, options.entries, options.keep) if jobs else 0)
 
 
 def bench_set(rows: list[str], seconds: float, connections: int) -> int:

@@ -14,7 +14,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from itertools import chain, repeat
 from multiprocessing import get_context
 from pathlib import Path
@@ -49,6 +49,11 @@ class Shape:
     hot_second: float = 0.0
     hot_document: float = 0.0
     terms: int = 3
+
+    @property
+    def name(self) -> str:
+        """Of a folder that holds it."""
+        return "-".join(str(value) for value in astuple(self))
 
     def terms_of(self, numbers: Numbers) -> Numbers:
         return 1 + numbers * self.terms // self.entries

@@ -1,11 +1,13 @@
-"""Spark over the oplogs of three members, beside DuckDB and polars on the same entries: `./dev bench spark-diff` ….
+"""Spark over the oplogs of three members, beside DuckDB and polars on the same entries: `./dev bench spark`.
 
-Every figure stands beside the CPU seconds that it cost (this process and all below it) and the cores that others kept
-busy meanwhile, so that a figure from a busy machine can be told from one of a quiet one.
+One table has all rows of the issue's speed table; `spark-diff`, `spark-scan` and so on make a part of it alone. Every
+figure stands beside the CPU seconds that it cost (this process and all below it) and the cores that others kept busy
+meanwhile, so that a figure from a busy machine can be told from one of a quiet one.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,15 +24,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from rich.console import Console
-from rich.table import Table
 
-from spark.jobs import map_spans, plan
+from spark.jobs import ROWS_PER_TASK, map_spans, plan
 from spark.places import EVERYTHING
 from spark.readers.sqlite import SqlitePlace
-from tests.bench.measure import Watch, best_of, peak_of_workers, watched
+from tests.bench import growth as growing
+from tests.bench.measure import Watch, best_of, watched
 from tests.bench.oplogs import Shape, differing, planted, write_members
-from tests.bench.stages import stages_of
+from tests.bench.report import RATE, TIMES, Report
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,39 +42,6 @@ WARM_UP_S = 10
 STREAM_S = 20
 SCANNED = ("ts", "term", "hash")
 Found = set[tuple[str, int, int, int]]
-
-
-@dataclass(slots=True)
-class Report:
-    """Rows of one table; `bad` once an answer was wrong."""
-
-    title: str
-    bad: bool = False
-    _rows: list[tuple[str, ...]] = field(default_factory=list)
-
-    def add(
-        self, row: str, measured: str, watch: Watch | None = None, least: str = "", aim: str = "", notes: str = ""
-    ) -> None:
-        spent = ("", "") if watch is None else (f"{watch.cpu:.1f}", f"{watch.others:.1f}")
-        self._rows.append((row, measured, least, aim, *spent, notes))
-        print(f"{row}: {measured} {notes}", file=sys.stderr, flush=True)
-
-    def right(self, row: str, found: object, expected: object) -> None:
-        if found != expected:
-            self.bad = True
-            self.add(row, "WRONG ANSWER")
-
-    def show(self) -> int:
-        table = Table(title=self.title)
-        for column in ("row", "measured", "at least", "aim", "cpu s", "others' cores", "notes"):
-            table.add_column(column, justify="left" if column in ("row", "notes") else "right")
-        for row in self._rows:
-            table.add_row(*row)
-        console = Console()
-        if not console.is_terminal:
-            console.width = 180
-        console.print(table)
-        return 1 if self.bad else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +59,29 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One run: its members are made once, its Spark session has a heap of 1 GiB."""
+    """One run: a Spark session has a heap of 1 GiB. Members are made once, or found in `kept` from another run."""
 
     folder: Path
     entries: int
+    report: Report
+    kept: Path | None = None
     times: int = 3
     _made: dict[Shape, Members] = field(default_factory=dict)
 
-    def members(self, shape: Shape | None = None, report: Report | None = None) -> Members:
+    def members(self, shape: Shape | None = None) -> Members:
         shape = shape or Shape(self.entries)
         if shape not in self._made:
             plans = planted(shape)
-            with watched() as watch:
-                paths = write_members(self.folder / f"members-{len(self._made)}", shape, plans)
+            place = (self.kept or self.folder) / shape.name
+            if not place.exists():
+                with watched() as watch:
+                    written = place.with_name(f"{place.name}.{os.getpid()}")
+                    write_members(written, shape, plans)
+                    written.rename(place)
+                self.report.add(f"making 3 x {shape.entries:,} entries", watch.seconds, watch=watch)
+            paths = [place / f"m{number}" for number in range(len(plans))]
             places = [SqlitePlace(path.name, str(path / "replset.db")) for path in paths]
             self._made[shape] = Members(shape, places, _named(differing(shape, plans), places))
-            if report:
-                report.add(f"making three members of {shape.entries:,} entries", f"{watch.seconds:.1f} s", watch)
         return self._made[shape]
 
     @contextmanager
@@ -130,50 +104,51 @@ def _named(found: set[tuple[int, int, int, int]], places: Sequence[SqlitePlace])
     return {(places[member].name, ts, term, hashed) for member, ts, term, hashed in found}
 
 
-def rate(rows: int, watch: Watch) -> str:
-    return f"{rows / watch.seconds / 1e6:.2f} M rows/s"
-
-
-def seconds(watch: Watch) -> str:
-    return f"{watch.seconds:.2f} s"
+def millions(rows: int, watch: Watch) -> float:
+    """Of rows in a second."""
+    return rows / watch.seconds / 1e6
 
 
 # --- scan ------------------------------------------------------------------------------------------------------
 
 
 def scan(bench: Bench) -> int:
-    report = Report(f"scan of (ts, term, hash), three members of {bench.entries:,} entries, {machine()}")
-    members = bench.members(report=report)
-    first = members.places[0]
-    watch, rows = best_of(bench.times, lambda: sum(b.num_rows for b in first.read(EVERYTHING, SCANNED)))
-    report.add("ADBC alone, one thread, no Spark", rate(rows, watch), watch)
-    watch, _ = best_of(bench.times, lambda: plan(members.places, EVERYTHING, 250_000))
-    report.add("cutting the members into tasks", seconds(watch), watch)
+    report = bench.report
+    report.part(f"scan of (ts, term, hash), 3 x {bench.entries:,} entries")
+    members = bench.members()
+    expected = sum(_count(place) for place in members.places)
     with bench.session() as spark:
         from spark import register
 
         register(spark)
-        frame = spark.read.format("oplog").load([place.path for place in members.places])
+        source = spark.read.format("oplog").option("columns", ",".join(SCANNED))
+        paths = json.dumps([place.path for place in members.places])
 
         def through_the_source() -> int:
+            frame = source.option("paths", paths).load()
             sums = frame.selectExpr("count(*) n", "sum(ts % 7) a", "sum(term) b", "sum(hash % 7) c").collect()
             return int(sums[0]["n"])
 
         watch, rows = best_of(bench.times, through_the_source)
-        report.add('format("oplog"), sums in the JVM', rate(rows, watch), watch, "0.9", "1.2")
-        report.right('format("oplog")', rows, _entries(members))
+        report.add('format("oplog"), sums in the JVM', millions(rows, watch), RATE, watch, least=0.9, aim=1.2)
+        report.right('format("oplog")', rows, expected)
 
         def in_the_workers() -> int:
             counted = map_spans(spark, members.places, SCANNED, _counted, "n bigint, sum bigint").collect()
             return sum(row["n"] for row in counted)
 
         watch, rows = best_of(bench.times, in_the_workers)
-        report.add("map_spans, sums in the workers", rate(rows, watch), watch)
-    return report.show()
+        report.add("the same, sums in the workers", millions(rows, watch), RATE, watch)
+        report.right("sums in the workers", rows, expected)
+    watch, rows = best_of(bench.times, lambda: sum(map(_count, members.places)))
+    report.add("the readers alone, one thread, no Spark", millions(rows, watch), RATE, watch)
+    watch, _ = best_of(bench.times, lambda: plan(members.places, EVERYTHING, ROWS_PER_TASK))
+    report.add("cutting the members into tasks", watch.seconds, watch=watch)
+    return 0
 
 
-def _entries(members: Members) -> int:
-    return sum(place.bounds().rows for place in members.places)
+def _count(place: SqlitePlace) -> int:
+    return sum(batch.num_rows for batch in place.read(EVERYTHING, SCANNED))
 
 
 def _counted(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -189,21 +164,22 @@ def _counted(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Rec
 
 def diff(bench: Bench) -> int:
     """The entries in which three members differ, and the same question asked of others."""
-    report = Report(f"diff of three members of {bench.entries:,} entries, {machine()}")
-    members = bench.members(report=report)
+    report = bench.report
+    report.part(f"diff of 3 x {bench.entries:,} entries")
+    members = bench.members()
     expected = {(ts, term) for _, ts, term, _ in members.differing}
     with bench.session() as spark:
-        with watched() as watch:
-            found = spark_diff(spark, members.places)
-        report.add("diff --engine spark, first of its session", seconds(watch), watch)
+        with watched() as first:
+            spark_diff(spark, members.places)
         watch, found = best_of(bench.times, lambda: spark_diff(spark, members.places))
-        report.add("diff --engine spark, warm session", seconds(watch), watch, "8", "5")
+        report.add("diff --engine spark, warm session", watch.seconds, watch=watch, least=8, aim=5)
         report.right("diff --engine spark", found, expected)
+        report.add("  the first of its session", first.seconds, watch=first)
         watch, found = best_of(bench.times, lambda: in_one_process(members.places))
-        report.add("diff --engine local", seconds(watch), watch, "3", "1")
+        report.add("diff --engine local", watch.seconds, watch=watch, least=3, aim=1)
         report.right("diff --engine local", found, expected)
-        beside(report, bench, members, spark)
-    return report.show()
+        beside(bench, members, spark)
+    return 0
 
 
 def spark_diff(spark: SparkSession, places: Sequence[SqlitePlace]) -> set[tuple[int, int]]:
@@ -220,25 +196,26 @@ def in_one_process(places: Sequence[SqlitePlace]) -> set[tuple[int, int]]:
     return set(zip(entries["ts"].to_pylist(), entries["term"].to_pylist(), strict=True))
 
 
-def beside(report: Report, bench: Bench, members: Members, spark: SparkSession) -> None:
+def beside(bench: Bench, members: Members, spark: SparkSession) -> None:
     """The same question, which (member, ts, term, hash) not all have, asked of DuckDB and polars."""
     from spark.export import export
 
-    folder = bench.folder / "parquet"
-    with watched() as watch:
+    report, folder = bench.report, bench.folder / "parquet"
+    with watched() as exported:
         export(spark, members.places, folder)
-    report.add("export of all columns to Parquet (Spark)", seconds(watch), watch)
+    report.add("export of all columns to Parquet, by Spark", exported.seconds, watch=exported)
     missing = [name for name in ("duckdb", "polars") if find_spec(name) is None]
     if missing:
-        report.add(f"not installed: {', '.join(missing)}", "pip install -e '.[bench]'")
+        report.say(f"not installed: {', '.join(missing)}", "pip install -e '.[bench]'")
         return
     for name, ask in (("DuckDB", duckdb_differing), ("polars", polars_differing)):
         watch, found = best_of(bench.times, lambda ask=ask: ask(folder))  # type: ignore[misc]
-        report.add(f"{name} on that Parquet, after the export", seconds(watch), watch)
+        with_it = f"{watch.seconds + exported.seconds:.1f} s with the export"
+        report.add(f"{name} on that Parquet", watch.seconds, watch=watch, notes=with_it)
         report.right(name, found, members.differing)
     watch, found = best_of(bench.times, lambda: polars_over_adbc(members.places))
-    report.add("polars on what ADBC reads, all in memory", seconds(watch), watch)
-    report.right("polars on ADBC", found, members.differing)
+    report.add("polars on what the readers read", watch.seconds, watch=watch, notes="no export, all in memory")
+    report.right("polars on what the readers read", found, members.differing)
 
 
 def duckdb_differing(folder: Path) -> Found:
@@ -285,7 +262,8 @@ def _grouped(table: object) -> Found:
 
 def stream(bench: Bench) -> int:
     """How old an entry is when foreachBatch has it, while a store takes in WRITES_PER_SECOND."""
-    report = Report(f"streaming at {WRITES_PER_SECOND:,} writes/s, {machine()}")
+    report = bench.report
+    report.part(f"streaming at {WRITES_PER_SECOND:,} writes/s")
     dbpath = bench.folder / "live"
     lasting = WARM_UP_S + STREAM_S
     with bench.session() as spark:
@@ -313,114 +291,97 @@ def stream(bench: Bench) -> int:
     first = batches[0][0] + WARM_UP_S
     ages = np.concatenate([ages for at, ages in batches if at > first])
     middle, late = np.percentile(ages, [50, 99])
-    report.add("age of an entry in foreachBatch, p50", f"{middle / 1000:.2f} s", watch, "1", "0.7")
-    report.add("p99", f"{late / 1000:.2f} s")
-    report.add("batches a second", f"{sum(at > first for at, _ in batches) / STREAM_S:.1f}")
+    report.add("age of an entry in foreachBatch, p50", middle / 1000, watch=watch, least=1, aim=0.7)
+    per_second = sum(at > first for at, _ in batches) / STREAM_S
+    report.add("  p99", late / 1000, notes=f"{per_second:.1f} batches a second")
     report.right("every entry once", sum(len(ages) for _, ages in batches), written + 1)
-    return report.show()
+    return 0
 
 
 # --- growth and skew -------------------------------------------------------------------------------------------
 
 
-def all_of(spark: SparkSession, places: Sequence[SqlitePlace]) -> dict[str, Callable[[], object]]:
-    """The jobs over all the entries, each with everything that it finds brought home."""
-    from spark.summary import summary
-    from spark.verify import verify
-
-    def summed() -> object:
-        spark.catalog.clearCache()  # or the second of two equal jobs would find the first one's rows
-        found = summary(spark, places)
-        return [found.members.collect(), found.namespaces.collect(), found.hot.collect()]
-
-    def verified() -> object:
-        spark.catalog.clearCache()
-        found = verify(spark, places)
-        return [found.faults.collect(), found.checked.collect()]
-
-    return {"diff": lambda: spark_diff(spark, places), "summary": summed, "verify": verified}
-
-
 def growth(bench: Bench) -> int:
-    """A tenth of twice the entries, then twice the entries, with the same heap."""
-    small, large = Shape(bench.entries // 5), Shape(bench.entries * 2)
-    report = Report(f"growth from {small.entries:,} to {large.entries:,} entries a member, {machine()}")
-    spent: dict[str, list[Watch]] = {}
+    """A tenth of the entries, then all of them, with the same heap."""
+    shapes = [Shape(bench.entries // 10), Shape(bench.entries)]
+    report = bench.report
+    report.part("ten times the entries")
+    found: dict[str, list[growing.Run]] = {}
     with bench.session() as spark:
-        warm = bench.members(Shape(bench.entries // 50)).places
-        for job in all_of(spark, warm).values():
-            job()
-        for shape in (small, large):
-            for name, job in all_of(spark, bench.members(shape).places).items():
-                watch, notes = counted(spark, job, 3 * shape.entries)
-                spent.setdefault(name, []).append(watch)
-                report.add(f"{name}, {shape.entries:,}", seconds(watch), watch, notes=notes)
-    for name, (before, after) in spent.items():
-        ratio, cpu = after.seconds / before.seconds, after.cpu / before.cpu
-        report.add(f"{name}, 10 times the entries", f"{ratio:.1f} times", None, "10", "10", f"cpu: {cpu:.1f} times")
-    return report.show()
+        warm_up(bench, spark)
+        for shape in shapes:
+            members = bench.members(shape)
+            for name, job in growing.jobs(spark, members.places).items():
+                found.setdefault(name, []).append(growing.run(spark, name, job, members.rows))
+    for name, (small, large) in found.items():
+        ratio, cpu = large.watch.seconds / small.watch.seconds, large.watch.cpu / small.watch.cpu
+        report.add(f"{name} of 10 times the entries", ratio, TIMES, least=10, aim=10, notes=f"cpu: {cpu:.1f} times")
+    rows = [
+        large.row(small) if large is not small else large.row(None)
+        for small, *more in found.values()
+        for large in (small, *more)
+    ]
+    growing.show(f"from 3 x {shapes[0].entries:,} to 3 x {bench.entries:,} entries, {machine()}", rows)
+    return 0
 
 
 def skew(bench: Bench) -> int:
     """Half of the entries in one second, or about one document, beside an even history of as many."""
-    even = Shape(bench.entries)
-    shapes = {
-        "even": even,
-        "one second": replace(even, hot_second=0.5),
-        "one document": replace(even, hot_document=0.5),
-    }
-    report = Report(f"half of {bench.entries:,} entries a member in one place, {machine()}")
+    report = bench.report
+    report.part(f"half of 3 x {bench.entries:,} entries in one place")
+    rows = []
+    even: dict[str, growing.Run] = {}
     with bench.session() as spark:
-        warm = bench.members(Shape(bench.entries // 50)).places
-        for job in all_of(spark, warm).values():
-            job()
-        spent: dict[str, Watch] = {}
-        for kind, shape in shapes.items():
-            for name, job in all_of(spark, bench.members(shape).places).items():
-                watch, notes = counted(spark, job, 3 * shape.entries)
-                times = watch.cpu / spent.setdefault(name, watch).cpu
-                report.add(f"{name}, {kind}", seconds(watch), watch, notes=f"cpu: {times:.2f} times even's; {notes}")
-    return report.show()
+        warm_up(bench, spark)
+        for kind, shape in growing.skewed(bench.entries).items():
+            members = bench.members(shape)
+            report.say(kind, growing.tasks_of(members.places))
+            for name, job in growing.jobs(spark, members.places).items():
+                run = growing.run(spark, f"{name}, {kind}", job, members.rows)
+                before = even.setdefault(name, run)
+                rows.append(run.row(before if before is not run else None))
+                if before is not run:
+                    ratio = run.watch.seconds / before.watch.seconds
+                    report.add(f"{name}, {kind}, against an even history", ratio, TIMES)
+    growing.show(f"half of 3 x {bench.entries:,} entries in one place, {machine()}", rows)
+    return 0
 
 
-def counted(spark: SparkSession, job: Callable[[], object], rows: int) -> tuple[Watch, str]:
-    """How long, and what Spark says of its stages and /proc of its workers."""
-    with watched() as watch, peak_of_workers() as peak:
-        stages, _ = stages_of(spark, job)
-    slow = max(stages, key=lambda stage: stage.slowest_ms)
-    shuffled = sum(stage.shuffled_bytes for stage in stages)
-    spilled = sum(stage.spilled_bytes for stage in stages)
-    return watch, (
-        f"{sum(stage.tasks for stage in stages)} tasks, slowest {slow.slowest_ms / 1000:.1f} s where the median was"
-        f" {slow.median_ms / 1000:.1f} s; shuffled {shuffled / rows:.2f} B an entry, spilled {spilled >> 20} MiB;"
-        f" a worker up to {peak.mib} MiB"
-    )
+def warm_up(bench: Bench, spark: SparkSession) -> None:
+    """Java has compiled what the jobs run, and the workers have imported it."""
+    for job in growing.jobs(spark, bench.members(Shape(bench.entries // 50)).places).values():
+        job()
 
 
 # --- the suite -------------------------------------------------------------------------------------------------
 
 
-def suite(_: Bench) -> int:
-    report = Report(f"the tests of spark/, {os.cpu_count()} cores")
+def suite(bench: Bench) -> int:
+    report = bench.report
+    report.part("the tests of spark/")
     with watched() as watch:
-        done = subprocess.run([sys.executable, "-m", "pytest", "-q", "tests/spark"], check=False)
-    report.add("whole Spark test suite", seconds(watch), watch, "120", "60")
-    report.bad = done.returncode != 0
-    return report.show()
+        done = subprocess.run([sys.executable, "-m", "pytest", "-q", "tests/spark"], stdout=sys.stderr, check=False)
+    report.add("whole Spark test suite", watch.seconds, watch=watch, least=120, aim=60)
+    return done.returncode
 
 
-BENCHES: dict[str, Callable[[Bench], int]] = {
+ALL = "spark"
+PARTS: dict[str, Callable[[Bench], int]] = {
     "spark-diff": diff,
     "spark-scan": scan,
     "spark-stream": stream,
+    "spark-suite": suite,
     "spark-growth": growth,
     "spark-skew": skew,
-    "spark-suite": suite,
 }
+BENCHES = (ALL, *PARTS)
 
 
-def run(names: Sequence[str], entries: int) -> int:
-    """The benchmarks of these names, of BENCHES, in one temporary folder."""
+def run(names: Sequence[str], entries: int, kept: Path | None = None) -> int:
+    """The benchmarks of these names, of BENCHES, in one temporary folder. kept: where members of earlier runs are."""
+    report = Report(machine())
+    wanted = PARTS if ALL in names else names
     with tempfile.TemporaryDirectory(prefix="replset-bench-spark-") as folder:
-        bench = Bench(Path(folder), entries)
-        return max(BENCHES[name](bench) for name in names)
+        bench = Bench(Path(folder), entries, report, kept)
+        failed = [PARTS[name](bench) != 0 for name in wanted]
+    return max(report.show(), int(any(failed)))

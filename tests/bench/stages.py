@@ -14,7 +14,10 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """median_ms, slowest_ms: run times of its tasks. memory: the most that one task's operators held, in bytes."""
+    """median_ms, slowest_ms: run times of its tasks. memory: the most that its tasks' operators held, in bytes.
+
+    read_*: rows that they had from the stages before: all of them, the median task, the one with most.
+    """
 
     tasks: int
     median_ms: float
@@ -23,6 +26,9 @@ class Stage:
     shuffled_rows: int
     spilled_bytes: int
     memory: int
+    read_rows: int
+    read_median: float
+    read_most: float
 
 
 def stages_of(spark: SparkSession, call: Callable[[], Answer]) -> tuple[list[Stage], Answer]:
@@ -37,24 +43,28 @@ def stages_of(spark: SparkSession, call: Callable[[], Answer]) -> tuple[list[Sta
     for number, attempt, data in _listed(spark):
         if number in before or data.numCompleteTasks() == 0:
             continue
-        times = store.taskSummary(number, attempt, quantiles)
-        median, slowest = (
-            (times.get().executorRunTime().apply(0), times.get().executorRunTime().apply(1))
-            if times.isDefined()
-            else (0.0, 0.0)
-        )
+        told = store.taskSummary(number, attempt, quantiles)
+        times, read = (0.0, 0.0), (0.0, 0.0)
+        if told.isDefined():
+            times = _pair(told.get().executorRunTime())
+            read = _pair(told.get().shuffleReadMetrics().readRecords())
         found.append(
             Stage(
                 data.numCompleteTasks(),
-                median,
-                slowest,
+                *times,
                 data.shuffleWriteBytes(),
                 data.shuffleWriteRecords(),
                 data.memoryBytesSpilled() + data.diskBytesSpilled(),
                 data.peakExecutionMemory(),
+                data.shuffleReadRecords(),
+                *read,
             )
         )
     return found, answer
+
+
+def _pair(quantiles: Any) -> tuple[float, float]:
+    return quantiles.apply(0), quantiles.apply(1)
 
 
 def _java(spark: SparkSession) -> Any:
