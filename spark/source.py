@@ -173,6 +173,8 @@ class OplogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     The chain (as text; None before the first entry) tells whether the member still is on the history that was read. A
     batch ends for each member at an entry that was there when it was planned; its tasks see to it that it still is.
+    A member that comes in at a restart begins as all did, one that is left out is forgotten; both at once may be but
+    another name, and then its entries would come twice.
     """
 
     def __init__(self, options: Options, columns: Sequence[str]) -> None:
@@ -192,6 +194,12 @@ class OplogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         entries = limit.max_rows if isinstance(limit, ReadMaxRows) else sys.maxsize >> 1
+        new, left_out = sorted(self._places.keys() - start), sorted(start.keys() - self._places.keys())
+        if new and left_out:
+            reason = f"the stream does not know this member, it knows {', '.join(sorted(start))}"
+            raise PlaceError(
+                new[0], f"{reason}; give it the name that it had with NAME=MEMBER, or leave out or add first"
+            )
         found = {}
         for name, place in self._places.items():
             found[name] = self._ahead(place, start.get(name) or _shown(self._begin(place)), entries)
@@ -200,6 +208,8 @@ class OplogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[StreamPart]:
         parts = []
         for name, place in self._places.items():
+            if name not in end:  # it came in at a restart, before a batch that was planned without it
+                continue
             reached = _mark(end[name])
             after = _mark(start[name]) if name in start else self._begin(place)
             if reached.optime.ts > after.optime.ts:

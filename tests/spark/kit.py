@@ -66,3 +66,23 @@ def _chained(pending: Iterable[Pending]) -> Iterator[OplogRow]:
         rows = chained_rows(block, chain)
         chain = rows[-1].chain
         yield from rows
+
+
+def append(folder: Path, pending: Iterable[Pending], *, keep: int | None = None) -> None:
+    """More entries behind the newest; with `keep` behind the first `keep` of them: the member rolled back."""
+    with closing(sqlite3.connect(folder / DATABASE_FILE)) as connection:
+        if keep is not None:
+            nth = "SELECT ts FROM oplog ORDER BY ts LIMIT 1 OFFSET ?"
+            connection.execute(f"DELETE FROM oplog WHERE ts >= ({nth})", [keep])
+        newest = connection.execute("SELECT chain FROM oplog ORDER BY ts DESC LIMIT 1").fetchone()
+        rows = chained_rows(pending, newest[0] if newest else CHAIN_START)
+        connection.executemany(f"INSERT INTO oplog({COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?)", rows)
+        connection.commit()
+
+
+def trim(folder: Path, through: int) -> None:
+    """The entries up to this ts are gone, as a capped oplog gives them up."""
+    with closing(sqlite3.connect(folder / DATABASE_FILE)) as connection:
+        connection.execute("DELETE FROM oplog WHERE ts <= ?", [through])
+        connection.execute("INSERT OR REPLACE INTO meta VALUES ('trimmed_through', ?)", [through])
+        connection.commit()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,7 +17,7 @@ from spark.columns import COLUMNS, MEMBER, SPARK_SCHEMA, arrow_schema
 from spark.jobs import place_error
 from spark.members import open_members
 from spark.places import EVERYTHING
-from tests.spark.kit import T0, insert, write_oplog
+from tests.spark.kit import T0, insert, trim, write_oplog
 
 N = 2_000
 
@@ -69,6 +67,24 @@ def test_options(session: SparkSession, dbpath: Path) -> None:
     assert [row.ts for row in table.orderBy("ts").collect()] == expected
 
 
+@pytest.mark.parametrize(("rows_per_task", "rows_per_batch"), [(10 * N, 10_000), (170, 1), (700, 300)])
+def test_tasks_and_batches_change_no_result(
+    session: SparkSession, dbpath: Path, rows_per_task: int, rows_per_batch: int
+) -> None:
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = session.conf.get(name)
+    session.conf.set(name, rows_per_batch)
+    try:
+        table = load(session, dbpath, columns="ns,entry,ts,key", rowsPerTask=rows_per_task)
+        found = sorted(tuple(row) for row in table.filter("ns <> 'shop.c3'").collect())
+    finally:
+        session.conf.set(name, before)
+    columns = ("ns", "entry", "ts", "key")
+    batches = open_members([str(dbpath)])[0].read(EVERYTHING, columns)
+    rows = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
+    assert found == sorted(row for row in rows if row[0] != "shop.c3")
+
+
 def test_a_schema_reads_fewer_columns(session: SparkSession, dbpath: Path) -> None:
     table = session.read.format("oplog").schema("hash bigint, member string").load(str(dbpath))
     assert table.columns == ["hash", "member"]
@@ -111,13 +127,6 @@ def test_errors_come_home_with_the_members_name(session: SparkSession, dbpath: P
     assert said(load(session, tmp_path / "none"))[1] == "there is no such file or folder"
     with pytest.raises(Exception, match="format oplog has no option colour"):
         load(session, dbpath, colour="red").collect()
-
-
-def trim(folder: Path, through: int) -> None:
-    with closing(sqlite3.connect(folder / "replset.db")) as connection:
-        connection.execute("DELETE FROM oplog WHERE ts <= ?", [through])
-        connection.execute("INSERT OR REPLACE INTO meta VALUES ('trimmed_through', ?)", [through])
-        connection.commit()
 
 
 @pytest.mark.parametrize("on_trimmed", ["fail", "skip"])
