@@ -17,6 +17,10 @@ class SimClock:
         self._offset_ms = offset_ms
         self._rate = 1.0 + drift
 
+    def jump(self, by_ms: int) -> None:
+        """Somebody sets the wall clock; the steady one does not notice."""
+        self._offset_ms += by_ms
+
     def now(self) -> Millis:
         return Millis(int(self._loop.time() * 1000 * self._rate + 1e-6))
 

@@ -65,6 +65,8 @@ class Machine:
     lost_power: bool = False  # at the last death
     durable_at_death: OpTime | None = None
     state_at_death: MemberState | None = None
+    slowness: float = 1.0  # how many times as long as ever its disk takes
+    may_stop: bool = False  # its disk takes nothing more: the process may end by itself
 
     @property
     def running(self) -> RunningMember | None:
@@ -86,6 +88,7 @@ class Live:
     term: int = -1
     primary: MemberId | None = None
     point: OpTime = OPTIME_NULL
+    changed: bool = False  # it came into another state just now
 
 
 @dataclass(slots=True)
@@ -107,6 +110,7 @@ class Weather:
     """How the machines and the set are made; a seeded run draws it.
 
     worker_ms: what work in a thread (a sync, a vote's save) takes at most; a tenth takes ten times as long.
+    skew_ms: how wrong wall clocks are at most.
     oplog_bytes: above it the oplog's head is trimmed. history_s: how long undo is kept for reads. checkpoint_bytes: of
     WAL between two checkpoints; a last pass, which holds commits, comes at eight times as much. page_bytes: of an oplog
     page; chunk_bytes: of a piece of a copy. undo_step: entries that a rollback takes away in one transaction.
@@ -120,6 +124,7 @@ class Weather:
     page_bytes: int = 4 << 20
     chunk_bytes: int = 4 << 20
     undo_step: int = 200
+    skew_ms: int = 200
 
 
 FAIR = Weather()
@@ -167,6 +172,7 @@ class SimCluster:
         self.clients = Life("clients")
         self.broken: list[str] = []
         self.primaries_ever: list[str] = []  # who became primary, in order
+        self.resyncs = 0  # how often a member that had data began to copy anew
         self.live: list[Live] = []  # members that are up
         self.on_change: list[Callable[[Live], None]] = []  # its state, term, primary, commit point or disk changed
         self.on_step: list[Callable[[], None]] = []
@@ -181,8 +187,8 @@ class SimCluster:
         return random.Random(f"{self.seed} {concern}")
 
     def _new_machine(self, name: str, *, arbiter: bool) -> Machine:
-        rng = self.random_for(f"machine {name}")
-        clock = SimClock(self.loop, offset_ms=rng.randrange(-200, 200), drift=rng.uniform(-0.0005, 0.0005))
+        rng, skew = self.random_for(f"machine {name}"), self.weather.skew_ms
+        clock = SimClock(self.loop, offset_ms=rng.randrange(-skew, skew), drift=rng.uniform(-0.0005, 0.0005))
         disk = SimDisk(os.path.join(self.root, name, "0"))
         # The dbpath's own name is there for good: the machine had it before the member came.
         return Machine(name, HostPort(f"{name}:27017"), arbiter, clock, rng, disk)
@@ -224,11 +230,13 @@ class SimCluster:
             memory = row.memory
             if memory.state is not row.state or memory.term != row.term or memory.primary_id != row.primary:
                 self._note_state(row)
+                row.changed = True
             elif memory.commit_point is row.point and not row.machine.disk.changed:
                 continue
             row.point = memory.commit_point
             for look_at in self.on_change:
                 look_at(row)
+            row.changed = False
         for look in self.on_step:
             look()
         if self.loop.steps >= self._next_many:
@@ -269,7 +277,13 @@ class SimCluster:
             network=self.network.port(machine.name, life),
             disk=machine.disk,
             clock=machine.clock,
-            workers=SimWorkers(self.loop, life, random.Random(machine.rng.getrandbits(64)), self.weather.worker_ms),
+            workers=SimWorkers(
+                self.loop,
+                life,
+                random.Random(machine.rng.getrandbits(64)),
+                self.weather.worker_ms,
+                lambda: machine.slowness,
+            ),
             rng=random.Random(machine.rng.getrandbits(64)),
         )
         await machine.member.start()
@@ -279,6 +293,10 @@ class SimCluster:
             return
         if task.cancelled() or task.exception() is not None:
             error = "cancelled" if task.cancelled() else task.exception()
+            if machine.may_stop:
+                self.trace.add(machine.name, f"cannot start: {error}")
+                self.kill(machine.name)
+                return
             self.broken.append(f"{machine.name} could not start: {type(error).__name__}: {error}")
             return
         machine.started = True
@@ -288,7 +306,12 @@ class SimCluster:
         machine.member.broken.add_done_callback(lambda why: self._broke(machine, life, why))
 
     def _broke(self, machine: Machine, life: Life, why: asyncio.Future[Any]) -> None:
-        if machine.life is life and not why.cancelled():
+        if machine.life is not life or why.cancelled():
+            return
+        if machine.may_stop:
+            self.trace.add(machine.name, f"stops itself: {why.result()}")
+            self.kill(machine.name)
+        else:
             self.broken.append(f"{machine.name} stopped itself: {why.result()}")
 
     def kill(self, name: str, *, power_loss: bool = False, wipe: bool = False) -> None:
@@ -311,6 +334,7 @@ class SimCluster:
                 look(name)
         else:
             machine.disk = dead_disk.crash(folder, self.rng_crashes, power_loss=power_loss)
+            machine.disk.is_full = dead_disk.is_full
         machine.life = machine.member = None
         self.live = [row for row in self.live if row.name != name]
         machine.started = False
@@ -482,6 +506,8 @@ class SimCluster:
     def _note_state(self, row: Live) -> None:
         """Note a member's state, term and known primary, which changed."""
         memory = row.memory
+        if memory.state is MemberState.STARTUP2 and row.state not in (None, MemberState.STARTUP, MemberState.STARTUP2):
+            self.resyncs += 1
         row.state, row.term, row.primary = memory.state, memory.term, memory.primary_id
         if row.state is MemberState.PRIMARY and self.primaries_ever[-1:] != [row.name]:
             self.primaries_ever.append(row.name)

@@ -7,6 +7,7 @@ at the last sync and everything written since, and per folder its names at the l
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import random
@@ -136,6 +137,7 @@ class SimDisk:
     """storage/disk.py Disk on a recorder. `folder`: where the member's files are, for as long as this disk lives.
 
     changed: set whenever SQLite wrote; whoever checks the stores resets it. free: what free_bytes answers.
+    is_full: no file grows any more (ENOSPC), SQLite's included.
     """
 
     def __init__(self, folder: str, tree: FolderNode | None = None) -> None:
@@ -143,6 +145,7 @@ class SimDisk:
         self.tree = tree or FolderNode()
         self.changed = True
         self.free = PLENTY
+        self.is_full = False
         self.syncs = 0
         self._vfs = _RecordingVFS(f"sim-{next(_numbers)}", self)
         self._connections: list[tuple[str, weakref.ref[apsw.Connection]]] = []
@@ -166,6 +169,8 @@ class SimDisk:
 
     def write_file(self, path: str, chunks: Iterable[bytes], *, append: bool = False) -> None:
         self._refuse_open_database(path)
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "no space left on the disk", path)
         node = self.created(path)
         offset = os.stat(path).st_size if append and os.path.exists(path) else 0
         with open(path, "ab" if append else "wb") as real:
@@ -175,6 +180,11 @@ class SimDisk:
                 real.write(chunk)
                 node.pending.append((offset, bytes(chunk)))
                 offset += len(chunk)
+
+    def truncate(self, path: str, size: int) -> None:
+        self._refuse_open_database(path)
+        os.truncate(path, size)
+        self.file(path).pending.append((size, None))
 
     def read_file(self, path: str) -> bytes:
         self._refuse_open_database(path)
@@ -434,6 +444,8 @@ class _RecordingFile(apsw.VFSFile):
 
     def xWrite(self, data: Any, offset: int) -> None:
         raw = bytes(data)
+        if self._disk.is_full and offset + len(raw) > super().xFileSize():
+            raise apsw.FullError("no space left on the disk")
         super().xWrite(raw, offset)
         self._node.pending.append((offset, raw))
         self._disk.changed = True

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from replset.ids import HostPort
-from tests.simulation.kit.cluster import SimCluster
+from replset.core.member_state import MemberState
+from tests.simulation.kit.cluster import Live, SimCluster
 from tests.simulation.kit.disk import PLENTY
 from tests.simulation.kit.network import QUIET, LinkFaults
 from tests.simulation.kit.wire import NoAnswerError
 
+SMALL_OPLOG = 64 << 10
 BAD_LINKS = LinkFaults(slow=0.05, slow_ms=600.0, stall=0.004, stall_ms=4_000.0)
+
+
+CLOCK_JUMPS_MS = (-60_000, -2_000, -300, 300, 2_000, 60_000, 600_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,36 @@ class FaultMix:
     disk_full: int = 1
     change_votes: int = 2
     wipe: int = 1
+    clock_jump: int = 0
+    slow_disk: int = 0
+    out_of_space: int = 0
+    say_again: int = 0
+    lasting_one_way: int = 0
+    overtake: int = 0
+    reconfigure: int = 0
+    remove_and_add: int = 0
+    ambush: int = 0
     pause_s: tuple[float, float] = (0.5, 5.0)
+
+
+OLD_KINDS = (
+    *("kill", "power_loss", "power_loss_of_all", "isolate_primary", "isolate_someone", "one_way", "kill_primary"),
+    *("bad_links", "pause", "stop_cleanly", "step_down", "disk_full", "change_votes", "wipe"),
+)
+NEW_KINDS = (
+    *("clock_jump", "slow_disk", "out_of_space", "say_again", "lasting_one_way", "overtake", "reconfigure"),
+    *("remove_and_add", "ambush"),
+)
+
+
+def draw_mix(rng: random.Random) -> FaultMix:
+    """Some kinds are left out of a run, some come often: what never happens together in an average run does in one."""
+    chosen = {name: rng.choice((0, 1, 1, 2, 4)) for name in OLD_KINDS + NEW_KINDS}
+    chosen["say_again"] *= 2
+    chosen["ambush"] *= 2
+    if not any(chosen.values()):
+        chosen["kill"] = 1
+    return FaultMix(**chosen, pause_s=rng.choice(((0.5, 5.0), (0.2, 2.0), (1.0, 7.0))))  # type: ignore[arg-type]
 
 
 class Faults:
@@ -48,6 +82,9 @@ class Faults:
         self._repairs: set[asyncio.Task[None]] = set()  # restarts and heals on their way
         self._wiped = False
         self._reconfiguring = False
+        self._over = False
+        self._ends = 0.0
+        self.done: Counter[str] = Counter()
 
     async def run(self, seconds: float) -> None:
         """Faults for so long; on return all members run, all links are whole."""
@@ -67,14 +104,26 @@ class Faults:
             self._disk_full: mix.disk_full,
             self._change_votes: mix.change_votes,
             self._wipe: mix.wipe,
+            self._clock_jump: mix.clock_jump,
+            self._slow_disk: mix.slow_disk,
+            self._out_of_space: mix.out_of_space,
+            self._say_again: mix.say_again,
+            self._lasting_one_way: mix.lasting_one_way,
+            self._overtake: mix.overtake,
+            self._reconfigure: mix.reconfigure,
+            self._remove_and_add: mix.remove_and_add,
+            self._ambush: mix.ambush,
         }
-        ends = cluster.loop.time() + seconds
-        while cluster.loop.time() < ends:
+        self._ends = cluster.loop.time() + seconds
+        while cluster.loop.time() < self._ends:
             await asyncio.sleep(self._rng.uniform(*mix.pause_s))
             fault = self._rng.choices(list(kinds), list(kinds.values()))[0]
+            self.done[fault.__name__[1:]] += 1
             fault()
-        for repair in sorted(self._repairs, key=hash):
-            await repair
+        self._over = True
+        while self._repairs:
+            for repair in (await asyncio.wait(self._repairs))[0]:
+                repair.result()
         cluster.network.faults = QUIET
         cluster.heal()
 
@@ -88,6 +137,10 @@ class Faults:
         task = self._cluster.loop.create_task(wait())
         self._repairs.add(task)
         task.add_done_callback(self._repairs.discard)
+
+    def _at_most(self, seconds: float) -> float:
+        """No longer than the faults go on."""
+        return max(0.0, min(seconds, self._ends - self._cluster.loop.time()))
 
     # --- deaths
 
@@ -108,7 +161,15 @@ class Faults:
         if not name:
             return
         self._cluster.kill(name, power_loss=power_loss)
-        self._later(self._rng.uniform(0.2, 7.0), lambda: self._cluster.restart(name))
+        self._later(self._rng.uniform(0.2, 7.0), lambda: self._revive(name))
+
+    def _revive(self, name: str) -> None:
+        """Start it again, unless somebody did, or when there is no room for it yet: then later."""
+        machine = self._cluster.machines[name]
+        if machine.disk.is_full:
+            self._later(1.0, lambda: self._revive(name))
+        elif machine.life is None:
+            self._cluster.restart(name)
 
     def _pause(self) -> None:
         """Half of the time it is the primary, which may think that it still is when it goes on."""
@@ -130,7 +191,7 @@ class Faults:
         self._wiped = True
         name = self._rng.choice([name for name in cluster.machines if name != primary])
         cluster.kill(name, wipe=True)
-        self._later(self._rng.uniform(0.2, 7.0), lambda: cluster.restart(name))
+        self._later(self._rng.uniform(0.2, 7.0), lambda: self._revive(name))
 
     def _disk_full(self) -> None:
         """The disk has no room for a while: writes are refused, nothing is damaged."""
@@ -148,6 +209,120 @@ class Faults:
 
         self._later(self._rng.uniform(1.0, 6.0), make_room)
 
+    def _slow_disk(self) -> None:
+        """One machine's disk takes many times as long for a while; at worst longer than an election timeout."""
+        name = self._rng.choice(list(self._cluster.machines))
+        machine, slowness = self._cluster.machines[name], self._rng.choice((5.0, 30.0, 200.0))
+        machine.slowness = slowness
+        self._cluster.trace.add(name, f"has a disk {slowness:.0f} times as slow")
+
+        def fast_again() -> None:
+            machine.slowness = 1.0
+            self._cluster.trace.add(name, "has its fast disk again")
+
+        self._later(self._rng.uniform(1.0, 8.0), fast_again)
+
+    def _out_of_space(self) -> None:
+        """No file grows for a while: commits fail. The process may end itself; it is started when there is room."""
+        alive = self._cluster.alive()
+        if not alive:
+            return
+        name = self._rng.choice(alive)
+        machine = self._cluster.machines[name]
+        disk = machine.disk
+        if disk.is_full:
+            return
+        disk.is_full = machine.may_stop = True
+        self._cluster.trace.add(name, "is out of space")
+
+        def make_room() -> None:
+            disk.is_full = machine.disk.is_full = machine.may_stop = False
+            self._cluster.trace.add(name, "has space again")
+            if machine.life is None:
+                self._later(0.1, lambda: self._revive(name))
+
+        self._later(self._rng.uniform(0.5, 5.0), make_room)
+
+    def _clock_jump(self) -> None:
+        """Somebody sets a wall clock wrong, and half of the time right again."""
+        name, by_ms = self._rng.choice(list(self._cluster.machines)), self._rng.choice(CLOCK_JUMPS_MS)
+        self._set_clock(name, by_ms)
+        if self._rng.random() < 0.5:
+            self._later(self._rng.uniform(0.5, 8.0), lambda: self._set_clock(name, -by_ms))
+
+    def _set_clock(self, name: str, by_ms: int) -> None:
+        self._cluster.machines[name].clock.jump(by_ms)
+        self._cluster.trace.add(name, f"has its clock set by {by_ms} ms")
+
+    def _ambush(self) -> None:
+        """The next member that comes into some state is hit in that very moment, or a little later."""
+        state = self._rng.choice(
+            (MemberState.PRIMARY, MemberState.PRIMARY, MemberState.ROLLBACK, MemberState.STARTUP2, MemberState.RECOVERING)
+        )
+        deed = self._rng.choice(("kill", "power", "cut", "pause", "clock", "voters"))
+        delay_s = self._rng.choice((0.0, 0.002, 0.02, 0.2))
+        waiting = [True]
+
+        def look(row: Live) -> None:
+            if waiting[0] and row.state is state and row.changed:
+                end()
+                self._later(delay_s, lambda: self._strike(row.name, deed))
+
+        def end() -> None:
+            if waiting[0]:
+                waiting[0] = False
+                self._cluster.loop.call_soon(self._cluster.on_change.remove, look)
+
+        self._cluster.on_change.append(look)
+        self._later(self._at_most(15.0), end)
+
+    def _strike(self, name: str, deed: str) -> None:
+        cluster = self._cluster
+        if self._over or cluster.machines[name].life is None:
+            return
+        cluster.trace.add(name, f"is ambushed: {deed}")
+        match deed:
+            case "kill" | "power":
+                self._kill(name, power_loss=deed == "power")
+            case "cut":
+                self._cut_for_a_while([name], self._rng.choice(("both", "in", "out")))
+            case "pause":
+                cluster.pause(name, self._rng.uniform(0.5, 4.0))
+            case "clock":
+                self._set_clock(name, self._rng.choice((-60_000, -2_000)))
+            case _:
+                others = [other for other in cluster.alive() if other != name]
+                for other in self._rng.sample(others, min(len(others), 2)):
+                    self._kill(other, power_loss=self._rng.random() < 0.5)
+
+    def _overtake(self) -> None:
+        """A member is away while the others write more than their oplogs keep."""
+        cluster = self._cluster
+        primary = cluster.primary()
+        behind = [name for name in cluster.alive() if name != primary and not cluster.machines[name].arbiter]
+        if primary is None or not behind or cluster.weather.oplog_bytes > SMALL_OPLOG:
+            return
+        name = self._rng.choice(behind)
+        if self._rng.random() < 0.5:
+            cluster.kill(name)
+            self._later(self._rng.uniform(3.0, 7.0), lambda: self._revive(name))
+        else:
+            self._cut_for_a_while([name], "both", (3.0, 7.0))
+        documents = 2 * cluster.weather.oplog_bytes // 900
+        self._background(self._fill(primary, documents))
+
+    async def _fill(self, primary: str, documents: int) -> None:
+        """Inserts that nobody is promised, but that every member must agree on."""
+        client = self._cluster.client()
+        padding = "x" * 800
+        for at in range(0, documents, 10):
+            batch = [{"_id": f"fill{self._cluster.loop.now_ms}-{n}", "padding": padding} for n in range(at, at + 10)]
+            try:
+                await client.call(self._cluster.host(primary), "app", {"insert": "scratch0", "documents": batch}, 4.0)
+            except NoAnswerError:
+                break
+        client.close()
+
     # --- administrators
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
@@ -164,7 +339,7 @@ class Faults:
             async def stop() -> None:
                 if await cluster.stop(name):
                     await asyncio.sleep(pause)
-                    cluster.restart(name)
+                    self._revive(name)
 
             self._background(stop())
 
@@ -174,30 +349,98 @@ class Faults:
             command = {"replSetStepDown": self._rng.choice((2, 10)), "secondaryCatchUpPeriodSecs": 1}
             self._background(self._ask(primary, {**command, "force": self._rng.random() < 0.3}))
 
+    def _reconfigure(self) -> None:
+        """Another priority, another election timeout, another catch-up."""
+        primary = self._cluster.primary()
+        if primary is None or self._reconfiguring:
+            return
+        draw = self._rng.random()
+        name, priority = self._rng.choice(list(self._cluster.machines)), self._rng.choice((0.5, 1, 2, 5))
+        timeout, catch_up = self._rng.choice((1_000, 2_000, 3_000)), self._rng.choice((-1, 0, 1_000))
+
+        def change(config: dict[str, Any]) -> str:
+            if draw < 0.5:
+                member = next(m for m in config["members"] if m["host"] == self._cluster.host(name))
+                if not member.get("arbiterOnly") and member["votes"]:
+                    member["priority"] = priority
+                return f"give {name} priority {priority}"
+            config["settings"]["electionTimeoutMillis"] = timeout
+            config["settings"]["catchUpTimeoutMillis"] = catch_up
+            return f"elect after {timeout} ms, catch up for {catch_up} ms"
+
+        self._reconfiguring = True
+        self._background(self._reconfig(primary, change))
+
+    def _remove_and_add(self) -> None:
+        """A secondary is taken out of the set, and taken in again after a while."""
+        cluster = self._cluster
+        primary, config = cluster.primary(), cluster.config()
+        others = [name for name, m in cluster.machines.items() if not m.arbiter and name != primary]
+        if primary is None or config is None or self._wiped or self._reconfiguring or len(others) < 2:
+            return
+        name, pause = self._rng.choice(others), self._rng.uniform(0.5, 5.0)
+        self._reconfiguring = True
+        self._background(self._take_out_and_in(primary, name, pause))
+
+    async def _take_out_and_in(self, primary: str, name: str, pause: float) -> None:
+        host = self._cluster.host(name)
+        taken: list[dict[str, Any]] = []
+
+        def take_out(config: dict[str, Any]) -> str:
+            taken.extend(m for m in config["members"] if m["host"] == host)
+            config["members"] = [m for m in config["members"] if m["host"] != host]
+            return f"remove {name}"
+
+        def take_in(config: dict[str, Any]) -> str:
+            if all(m["host"] != host for m in config["members"]):
+                config["members"].append(taken[0])
+            return f"add {name}"
+
+        try:
+            await self._change_config(primary, take_out)
+            await asyncio.sleep(pause)
+            while taken:
+                leader = self._cluster.primary()
+                config = self._cluster.config()
+                if leader is not None and config is not None:
+                    if config.member_at(host) is not None:
+                        return
+                    await self._change_config(leader, take_in)
+                await asyncio.sleep(1.0)
+        finally:
+            self._reconfiguring = False
+
     def _change_votes(self) -> None:
         """A secondary loses its vote, or gets it back, by a safe reconfig."""
         primary = self._cluster.primary()
         others = [name for name, m in self._cluster.machines.items() if not m.arbiter and name != primary]
         if primary is not None and others and not self._wiped and not self._reconfiguring:
             self._reconfiguring = True
-            self._background(self._reconfig(primary, self._cluster.host(self._rng.choice(others))))
+            host = self._cluster.host(self._rng.choice(others))
 
-    async def _reconfig(self, primary: str, host: HostPort) -> None:
+            def flip(config: dict[str, Any]) -> str:
+                member = next(member for member in config["members"] if member["host"] == host)
+                votes = 1 - member["votes"]
+                member["votes"] = member["priority"] = votes
+                return f"give {host} {votes} votes"
+
+            self._background(self._reconfig(primary, flip))
+
+    async def _reconfig(self, primary: str, change: Callable[[dict[str, Any]], str]) -> None:
         try:
-            await self._flip_vote(primary, host)
+            await self._change_config(primary, change)
         finally:
             self._reconfiguring = False
 
-    async def _flip_vote(self, primary: str, host: HostPort) -> None:
+    async def _change_config(self, primary: str, change: Callable[[dict[str, Any]], str]) -> None:
+        """Ask for the configuration, change it, and hand it in; change says what it did."""
         found = await self._ask(primary, {"replSetGetConfig": 1})
         if found is None or found["ok"] != 1:
             return
         config = found["config"]
-        member = next(member for member in config["members"] if member["host"] == host)
-        votes = 1 - member["votes"]
-        member["votes"] = member["priority"] = votes
+        told = change(config)
         config["version"] += 1
-        self._cluster.trace.add(primary, f"is asked to give {host} {votes} votes")
+        self._cluster.trace.add(primary, f"is asked to {told}")
         await self._ask(primary, {"replSetReconfig": config, "maxTimeMS": 4_000})
 
     async def _ask(self, name: str, command: dict[str, Any]) -> dict[str, Any] | None:
@@ -224,9 +467,34 @@ class Faults:
         name = self._rng.choice(list(self._cluster.machines))
         self._cut_for_a_while([name], self._rng.choice(("in", "out")))
 
-    def _cut_for_a_while(self, group: list[str], direction: str) -> None:
+    def _lasting_one_way(self) -> None:
+        """One member does not hear one other one for long, while everybody else hears both."""
+        source, target = self._rng.sample(list(self._cluster.machines), 2)
+        network = self._cluster.network
+        network.cut(source, target)
+        self._cluster.trace.add("network", f"nothing from {source} reaches {target}")
+
+        def uncut() -> None:
+            network.uncut(source, target)
+            self._cluster.trace.add("network", f"{target} hears {source} again")
+
+        self._later(self._at_most(self._rng.uniform(8.0, 25.0)), uncut)
+
+    def _cut_for_a_while(self, group: list[str], direction: str, seconds: tuple[float, float] = (0.5, 9.0)) -> None:
         self._cluster.cut(group, direction=direction)
-        self._later(self._rng.uniform(0.5, 9.0), self._cluster.heal)
+        self._later(self._rng.uniform(*seconds), self._cluster.heal)
+
+    def _say_again(self) -> None:
+        """A message of one member to another one comes twice, now or much later."""
+        heard = self._cluster.network.overheard()
+        if heard:
+            message, wait = self._rng.choice(heard), self._rng.choice((0.0, 0.5, 3.0, 10.0))
+
+            async def again() -> None:
+                await asyncio.sleep(wait)
+                await self._cluster.network.say_again(message)
+
+            self._background(again())
 
     def _bad_links(self) -> None:
         self._cluster.network.faults = BAD_LINKS

@@ -41,6 +41,26 @@ class LinkFaults:
 QUIET = LinkFaults()
 
 
+@dataclass(frozen=True, slots=True)
+class Overheard:
+    """One message from member to member. first: what the connection began with."""
+
+    source: str
+    target: str
+    first: bytes
+    message: bytes
+
+
+class _Echo(asyncio.Protocol):
+    """Hears and says nothing."""
+
+    def __call__(self) -> _Echo:
+        return self
+
+
+HEARD_MAX = 12
+
+
 class SimNetwork:
     """All machines and links. Machines are known by name; a host is `NAME:PORT`."""
 
@@ -51,6 +71,7 @@ class SimNetwork:
         self._listening: dict[HostPort, _Listening] = {}
         self._cut: set[tuple[str, str]] = set()
         self._connections: dict[_Connection, None] = {}
+        self._echoes = Life("echoes")
 
     def port(self, machine: str, life: Life) -> NetworkPort:
         """The Network port of one life on `machine`."""
@@ -119,6 +140,7 @@ class SimNetwork:
         near = SimTransport(connection, machine, life, contextvars.copy_context(), peer=address)
         far = SimTransport(connection, target, listening.life, listening.context, peer=HostPort(f"{machine}:0"))
         connection.ends = (near, far)
+        near.is_heard = machine != "client" and life is not self._echoes
         near.other, far.other = far, near
         self._loop.run_in(listening.life, listening.context.copy(), lambda: far.attach(listening.factory()))
         near.attach(factory())
@@ -140,6 +162,32 @@ class SimNetwork:
 
     def forget(self, connection: _Connection) -> None:
         self._connections.pop(connection, None)
+
+    # --- messages that come twice
+
+    def overheard(self) -> list[Overheard]:
+        """What members asked each other lately: the last messages of each connection between two of them."""
+        found = []
+        for connection in self._connections:
+            if connection.heard:
+                near, far = connection.ends
+                first, *rest = connection.heard
+                found += [Overheard(near.machine, far.machine, first, message) for message in rest]
+        return found
+
+    async def say_again(self, overheard: Overheard) -> None:
+        """The message comes once more, on a connection of its own that begins as the first one did. Nobody hears the
+        answer.
+        """
+        echo = _Echo()
+        try:
+            transport = await self.connect(overheard.source, self._echoes, HostPort(f"{overheard.target}:27017"), echo)
+        except OSError:
+            return
+        for message in (overheard.first, overheard.message):
+            transport.write(message)
+            await asyncio.sleep(0.05)
+        transport.close()
 
 
 class NetworkPort:
@@ -184,6 +232,7 @@ class _Connection:
         self.loop = loop
         self.ends: tuple[SimTransport, ...] = ()
         self.broken = False
+        self.heard: list[bytes] = []  # of what the member that connected said: the first message and the last ones
 
     def revive(self) -> None:
         for end in self.ends:
@@ -232,6 +281,7 @@ class SimTransport(asyncio.Transport):
         self._outgoing: deque[bytes | None] = deque()  # on the way to the other end; None: end of stream
         self._stalled = False
         self._unread: deque[bytes | None] | None = None  # reading is paused
+        self.is_heard = False  # what it says may come twice
 
     def attach(self, protocol: asyncio.BaseProtocol) -> None:
         self._protocol = protocol
@@ -247,6 +297,11 @@ class SimTransport(asyncio.Transport):
         if self._closing or self._lost or not self.life.alive or not data:
             return
         raw = bytes(data)
+        if self.is_heard:
+            heard = self._connection.heard
+            heard.append(raw)
+            if len(heard) > HEARD_MAX:
+                del heard[1]
         rng, faults = self._connection.network.rng, self._connection.network.faults
         if len(raw) > 1 and rng.random() < faults.split:
             at = rng.randrange(1, len(raw))

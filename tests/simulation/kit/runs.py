@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 from tests.simulation.kit.checkers import Checkers
 from tests.simulation.kit.cluster import SimCluster, Weather, quiet_logs
 from tests.simulation.kit.errors import SimulationError
-from tests.simulation.kit.faults import FaultMix, Faults
+from tests.simulation.kit.faults import FaultMix, Faults, draw_mix
+from tests.simulation.kit.linearizability import violation
+from tests.simulation.kit.registers import RegisterMix, Registers
 from tests.simulation.kit.workload import Mix, Workload
 
 FAULTS_S = 40.0
@@ -19,14 +25,28 @@ SHAPES = ((3, 0), (3, 0), (3, 0), (3, 0), (2, 1), (2, 1), (3, 2), (3, 1), (4, 0)
 
 
 @dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run is made of; what happens in it is drawn from the seed. registers: None runs without them."""
+
+    members: int = 3
+    arbiters: int = 0
+    weather: Weather = field(default_factory=Weather)
+    faults: FaultMix = field(default_factory=FaultMix)
+    load: Mix = field(default_factory=Mix)
+    registers: RegisterMix | None = None
+    faults_s: float = FAULTS_S
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a run. error: None when every invariant held."""
+    """What became of a run. error: None when every invariant held. counts: what happened in it, for sums."""
 
     seed: int
     error: str | None
     digest: str
     trace: tuple[str, ...]
     facts: str
+    counts: Counter[str]
 
     def report(self) -> str:
         """What a failing run prints."""
@@ -48,35 +68,123 @@ def draw_weather(seed: int) -> Weather:
         chunk_bytes=rng.choice((20_000, 4 << 20)),
         undo_step=rng.choice((1, 3, 200)),
         catch_up_ms=rng.choice((-1, 0, 500, 2_000)),
+        skew_ms=rng.choice((200, 200, 3_000, 120_000)),
     )
 
 
-def run_seed(seed: int, *, faults_s: float = FAULTS_S, mix: FaultMix | None = None) -> Outcome:
-    """Run one seed to its end or to the first broken invariant."""
+def draw_plan(seed: int) -> Plan:
+    """Everything about a run that its number decides before it begins."""
+    rng = random.Random(f"{seed} plan")
+    members, arbiters = SHAPES[seed % len(SHAPES)]
+    return Plan(
+        members,
+        arbiters,
+        draw_weather(seed),
+        draw_mix(rng),
+        Mix(*rng.choice(((4, 2), (2, 1), (2, 1), (1, 1))), pause_ms=rng.choice(((50, 350), (100, 700), (100, 1_500)))),
+        RegisterMix(*rng.choice(((3, 1), (3, 2), (2, 2)))),
+    )
+
+
+def classic_plan(seed: int) -> Plan:
+    """As seeds were drawn before there were clock jumps, slow disks, registers and the like: recorded ones need it."""
+    members, arbiters = SHAPES[seed % len(SHAPES)]
+    return Plan(members, arbiters, replace(draw_weather(seed), skew_ms=200))
+
+
+def run_seed(seed: int, plan: Plan | None = None) -> Outcome:
+    """Run one seed to its end or to the first broken invariant. Without a plan the seed draws it."""
     quiet_logs()
-    shape = SHAPES[seed % len(SHAPES)]
-    with SimCluster(*shape, seed=seed, weather=draw_weather(seed)) as cluster:
-        workload = Workload(
-            cluster.loop,
-            [machine.host for machine in cluster.machines.values() if not machine.arbiter],
-            cluster.random_for("workload"),
-            cluster.client,
-            Mix(),
-        )
-        checkers = Checkers(cluster, workload.history)
+    plan = plan or draw_plan(seed)
+    with _without_collector(), SimCluster(plan.members, plan.arbiters, seed=seed, weather=plan.weather) as cluster:
+        run = _Run(cluster, plan)
         error: str | None = None
         try:
-            cluster.initiate()
-            cluster.run(_faulty(cluster, workload, mix, faults_s))
-            cluster.run_until(cluster.converged, CONVERGES_WITHIN_S, "converged")
-            checkers.at_the_end()
-            if cluster.loop.unhandled:
-                raise SimulationError(f"unhandled in a callback or task: {cluster.loop.unhandled[0]}")
+            run.to_the_end()
         except Exception as broken:  # whatever stops a run is its verdict
             error = f"{type(broken).__name__}: {broken}"
-        history = workload.history
+        return run.outcome(seed, error)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """A run makes some ten thousand cycles in all; looking for them all the time costs an eighth of it."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class _Run:
+    def __init__(self, cluster: SimCluster, plan: Plan) -> None:
+        self.cluster = cluster
+        self.plan = plan
+        hosts = [machine.host for machine in cluster.machines.values() if not machine.arbiter]
+        self.workload = Workload(cluster.loop, hosts, cluster.random_for("workload"), cluster.client, plan.load)
+        self.registers: Registers | None = None
+        if plan.registers is not None:
+            rng = cluster.random_for("registers")
+            self.registers = Registers(cluster.loop, hosts, rng, cluster.client, plan.registers)
+        self.checkers = Checkers(cluster, self.workload.history)
+        self.faults = Faults(cluster, plan.faults)
+        self.healed_ms = self.well_ms = 0
+
+    def to_the_end(self) -> None:
+        """Two phases: faults and load, and is it safe? Then everything whole, and is it well again in time?"""
+        cluster = self.cluster
+        cluster.initiate()
+        cluster.run(self._faulty())
+        self.healed_ms = cluster.loop.now_ms
+        cluster.run_until(cluster.converged, CONVERGES_WITHIN_S, "converged")
+        self.well_ms = cluster.loop.now_ms
+        self._prove_it_takes_writes()
+        self.checkers.at_the_end()
+        self._judge_registers()
+        if cluster.loop.unhandled:
+            raise SimulationError(f"unhandled in a callback or task: {cluster.loop.unhandled[0]}")
+
+    async def _faulty(self) -> None:
+        """Load and faults together; the load goes on for a while on the healed set."""
+        self.workload.start()
+        if self.registers is not None:
+            self.registers.start()
+        await self.faults.run(self.plan.faults_s)
+        await asyncio.sleep(3)
+        await self.workload.stop()
+        if self.registers is not None:
+            await self.registers.stop()
+
+    def _prove_it_takes_writes(self) -> None:
+        """On the set that says it is well: each member once, a majority write through the primary."""
+        if self.registers is None:
+            return
+        for name in self.cluster.machines:
+            primary = self.cluster.primary()
+            command = {"update": "proofs", "updates": [{"q": {"_id": name}, "u": {"$set": {"is": 1}}, "upsert": True}]}
+            concern = {"w": "majority", "wtimeout": 5_000}
+            reply = self.cluster.command(primary or name, {**command, "writeConcern": concern}, "app")
+            if reply["ok"] != 1 or reply.get("writeErrors") or reply.get("writeConcernError"):
+                raise SimulationError(f"a set that is well does not take a majority write: {reply}")
+        self.cluster.run_until(self.cluster.converged, 10, "converged after the last writes")
+
+    def _judge_registers(self) -> None:
+        """Invariant 7, and with it what majority reads promise."""
+        primary = self.cluster.primary()
+        if self.registers is None or primary is None:
+            return
+        self.cluster.run(self.registers.read_all(self.cluster.host(primary)))
+        found = violation(self.registers.history)
+        if found is not None:
+            self.checkers.fail("7", str(found))
+
+    def outcome(self, seed: int, error: str | None) -> Outcome:
+        cluster, history, checkers = self.cluster, self.workload.history, self.checkers
         facts = (
-            f"{shape[0]}+{shape[1]} members, {cluster.loop.now_ms / 1000:.0f} s, {cluster.loop.steps} steps,"
+            f"{self.plan.members}+{self.plan.arbiters} members, {cluster.loop.now_ms / 1000:.0f} s,"
+            f" {cluster.loop.steps} steps,"
             f" {len(history.acknowledged())} of {len(history.writes)} writes acknowledged,"
             f" {sum(read.found is not None for read in history.reads)} reads,"
             f" {len(checkers.primaries)} terms, {checkers.rollbacks} undo steps, {checkers.copies} copies"
@@ -87,14 +195,23 @@ def run_seed(seed: int, *, faults_s: float = FAULTS_S, mix: FaultMix | None = No
             )
         for read in history.reads:
             cluster.trace.lines.append(f"read {read.target} {read.done_ms} {len(read.found or ())} {read.detail}")
+        for operation in () if self.registers is None else self.registers.history:
+            cluster.trace.lines.append(f"register {operation}")
         digest = cluster.trace.digest()
-        told = tuple(line for line in cluster.trace.lines if not line.startswith(("write", "read")))
-        return Outcome(seed, error, digest, told, facts)
+        told = tuple(line for line in cluster.trace.lines if not line.startswith(("write", "read", "register")))
+        return Outcome(seed, error, digest, told, facts, self._counts())
 
-
-async def _faulty(cluster: SimCluster, workload: Workload, mix: FaultMix | None, faults_s: float) -> None:
-    """Load and faults together; the load goes on for a while on the healed set."""
-    workload.start()
-    await Faults(cluster, mix).run(faults_s)
-    await asyncio.sleep(3)
-    await workload.stop()
+    def _counts(self) -> Counter[str]:
+        history, checkers = self.workload.history, self.checkers
+        counts = Counter({f"fault {name}": n for name, n in self.faults.done.items()})
+        counts["simulated seconds"] = self.cluster.loop.now_ms // 1000
+        counts["writes acknowledged"] = len(history.acknowledged())
+        counts["terms"] = len(checkers.primaries)
+        counts["undo steps"] = checkers.rollbacks
+        counts["copies"] = checkers.copies
+        counts["resyncs of a stale member"] = self.cluster.resyncs
+        counts["ms until well"] = max(0, self.well_ms - self.healed_ms)
+        if self.registers is not None:
+            for kind, n in self.registers.answered.items():
+                counts[f"register {kind}"] = n
+        return counts

@@ -20,17 +20,27 @@ class SimWorkers:
     known up to a millisecond later.
     """
 
-    def __init__(self, loop: SimLoop, life: Life, rng: random.Random, longest_ms: float = 4.0) -> None:
+    def __init__(
+        self,
+        loop: SimLoop,
+        life: Life,
+        rng: random.Random,
+        longest_ms: float = 4.0,
+        slowness: Callable[[], float] = lambda: 1.0,
+    ) -> None:
+        """slowness: how many times as long as ever it takes now."""
         self._loop = loop
         self._life = life
         self._rng = rng
         self._longest_ms = longest_ms
+        self._slowness = slowness
 
     async def run(self, work: Callable[[], T]) -> T:
         if not self._life.alive:
             raise asyncio.CancelledError
         slow = 10 if self._rng.random() < 0.1 else 1
         before, after = (self._rng.uniform(0.05, limit) / 1000 for limit in (self._longest_ms * slow, slow))
+        before *= self._slowness()
         done: asyncio.Future[T] = self._loop.create_future()
         context = contextvars.copy_context()
         self._loop.call_later(before, self._do, work, done, after, context=context)
