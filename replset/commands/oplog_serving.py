@@ -313,6 +313,6 @@ class SnapshotServer:
             await asyncio.sleep(copy.sent_until - now - 0.05)
 
     async def _remove(self, copy: _Copy) -> None:
-        if copy.making is not None:
+        if copy.making is not None and not copy.making.done():
             await asyncio.wait([copy.making])
         await self._workers.run(lambda: self._disk.remove(copy.path))

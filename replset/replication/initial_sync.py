@@ -2,27 +2,32 @@
 
 The marker in member.db is set first; while it is set the member neither votes nor acknowledges nor serves reads, and
 whatever a crash leaves, the next start begins again. What the copy would replace is exported as a rollback before the
-first byte is fetched. The other end is `commands/oplog_serving.py`; the swap of the files is the storage's.
+first byte is fetched. A transfer that broke goes on where it stopped as long as the source has that very copy
+(`transfer.py`). The other end is `commands/oplog_serving.py`; the swap of the files is the storage's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
-import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import apsw
 
+from replset.bson import RawDocument
 from replset.core.messages import InitialSyncBegun, InitialSyncEnded, Report
-from replset.errors import OutOfDiskSpaceError, RemoteProtocolError, ReplError
+from replset.errors import RemoteProtocolError, ReplError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.replication.ports import Clock, Peer, Workers
 from replset.replication.private_commands import SnapshotReply, SnapshotRequest
 from replset.replication.rollback import Identity, export_before_wipe, settle
-from replset.storage.disk import Disk, file_sha256
+from replset.replication.sync_progress import FailedAttempt, SyncProgress
+from replset.replication.transfer import PartialCopy, Transfer
+from replset.storage.copies import check_database
+from replset.storage.disk import Disk
 from replset.storage.oplog import newest_row
 from replset.storage.sqlite import storage_error
 from replset.storage.store import Store
@@ -30,8 +35,12 @@ from replset.storage.txn import write_meta
 
 log = logging.getLogger("replset.initial_sync")
 
-COPY_NAME = "initial-sync.db"
+CHECKED_ENTRIES = 1000
 _COPY_FOR = "copy_for"  # meta of an installed copy: the id of the initial sync that it was fetched for
+_UNREACHABLE = frozenset({6, 89})  # HostUnreachable, NetworkTimeout
+_NOT_NOW = _UNREACHABLE | {91, 11600, 11602, 13435, 13436, 14031}
+"""Codes that say nothing about the copy: shutting down, a state that serves nothing for a while, a full disk."""
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class Marker(NamedTuple):
@@ -43,13 +52,17 @@ class Marker(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InitialSyncOptions:
-    """chunk_bytes: one answer. attempts: of one chunk, while the copy lives at the source. spare_bytes: kept free."""
+    """chunk_bytes: one answer. keep_chunks: synced and put on record after so many. attempts: of one chunk, before the
+    attempt as a whole ends. spare_bytes: kept free. room_pause_ms: between two looks at a disk that is full.
+    """
 
     chunk_bytes: int = 4 << 20
+    keep_chunks: int = 16
     attempts: int = 5
     pause_ms: int = 500
     call_timeout_ms: int = 30_000
     spare_bytes: int = 64 << 20
+    room_pause_ms: int = 1_000
 
 
 class InitialSync:
@@ -74,15 +87,16 @@ class InitialSync:
         options: InitialSyncOptions | None = None,
     ) -> None:
         """store: the one that is open now. commit_point: the core's. set_marker: `MemberFile.begin_initial_sync`, and
-        claim: `MemberFile.claim_copy`, each in a worker; claim returns the incarnation. install: given the copy's
-        path, closes the store, installs the copy (`install_copy`), opens it again and clears the marker. undone: see
-        Rollback. report: feeds the core.
+        claim: `MemberFile.claim_copy`, each in a worker; claim returns the incarnation. install: given the path
+        of a copy that passed its checks, closes the store, installs the copy (`install_copy`), opens it again and
+        clears the marker. undone: see Rollback. report: feeds the core.
         """
         self._peer = peer
         self._clock = clock
         self._workers = workers
         self._disk = disk
         self._dbpath = dbpath
+        self._copy = PartialCopy(disk, dbpath)
         self._store = store
         self._identity = identity
         self._commit_point = commit_point
@@ -92,31 +106,42 @@ class InitialSync:
         self._undone = undone
         self._report = report
         self._options = options or InitialSyncOptions()
-        self.bytes_total = 0
-        self.bytes_copied = 0
+        self.progress = SyncProgress()
+
+    def clear_leftovers(self) -> None:
+        """At start, when no marker is set: nothing of an earlier transfer is of use any more."""
+        self._copy.discard()
 
     async def run(self, source: HostPort, reason: str) -> None:
         """One attempt; reports InitialSyncBegun once the marker is durable, and InitialSyncEnded."""
         began = self._clock.now()
+        self.progress.begin(source, began, self._clock.wall_ms())
         try:
             marker = await self._set_marker()
             self._report(InitialSyncBegun(marker.incarnation))
             await self._export(source, reason, marker.sync_id)
-            copy = await self._fetch(source)
-            newest = await self._workers.run(lambda: name_copy(self._disk, copy, marker.sync_id))
+            transfer = await self._fetch(source, marker.sync_id)
+            try:
+                newest = await self._workers.run(lambda: self._check(marker.sync_id))
+            except ReplError as error:
+                await self._give_up_unless_passing(transfer, error)
+                raise
             incarnation = await self._claim(newest)
             if incarnation != marker.incarnation:
                 self._report(InitialSyncBegun(incarnation))
-            await self._install(copy)
+            await self._install(self._copy.path)
         except (ReplError, OSError) as error:
             detail = error.message if isinstance(error, ReplError) else str(error)
             log.warning("initial sync from %s failed: %s", source, detail)
-            await self._workers.run(self._remove_copy)
+            self.progress.fail(FailedAttempt(source, self._clock.now() - began, detail))
             self._report(InitialSyncEnded(source, ok=False, detail=detail))
             return
-        detail = f"{self.bytes_copied} bytes in {self._clock.now() - began} ms"
-        log.info("initial sync from %s done: %s", source, detail)
+        self.progress.succeed(self._clock.now(), self._clock.wall_ms())
+        detail = f"{self.progress.copied} bytes in {self._clock.now() - began} ms"
+        log.info("initial sync from %s done: %s", transfer.source, detail)
         self._report(InitialSyncEnded(source, ok=True, detail=detail))
+        await self._discard()
+        await self._let_go(transfer)
 
     async def _export(self, source: HostPort, reason: str, sync_id: str) -> None:
         """Settle the rollbacks of this member and export what the copy would replace."""
@@ -139,76 +164,190 @@ class InitialSync:
 
     # --- the copy -----------------------------------------------------------------------------------------------
 
-    async def _fetch(self, source: HostPort) -> str:
-        """Bring the source's copy here, verified and synced; its path."""
-        path = os.path.join(self._dbpath, COPY_NAME)
-        await self._workers.run(self._remove_copy)
-        offer = await self._ask(source, SnapshotRequest("begin"))
+    async def _fetch(self, source: HostPort, sync_id: str) -> Transfer:
+        """Bring a source's copy here, verified and synced: what is left of the last transfer, or all of a new one."""
+        transfer = await self._resume(source, sync_id) or await self._begin(source, sync_id)
         try:
+            transfer = await self._await_copy(transfer)
+            if not transfer.whole:
+                await self._fetch_chunks(transfer)
+                sealed, found = await self._workers.run(lambda: self._copy.seal(transfer))
+                if not sealed.whole:
+                    raise RemoteProtocolError(
+                        f"the copy of {transfer.source} arrived with SHA-256 {found}, it was {transfer.sha256}"
+                    )
+                transfer = sealed
+        except (ReplError, OSError) as error:
+            await self._give_up_unless_passing(transfer, error)
+            raise
+        return transfer
+
+    async def _resume(self, source: HostPort, sync_id: str) -> Transfer | None:
+        """The last transfer if its source still has that very copy; None: begin anew.
+
+        Raises when the source cannot be asked now, unless another one was chosen meanwhile.
+        """
+        transfer = await self._workers.run(lambda: self._copy.load(sync_id))
+        if transfer is None:
+            return None
+        request = SnapshotRequest("begin", transfer.snapshot_id)
+        try:
+            if transfer.source == source:
+                offer = await self._again(transfer, request)
+            else:
+                offer = await self._ask(transfer, request)
+        except ReplError as error:
+            if transfer.source == source and error.code in _NOT_NOW:
+                raise
+            log.info("the copy of %s is not to be had any more: %s", transfer.source, error.message)
+            return None
+        if transfer.size and not _is_same(transfer, offer):
+            log.warning("%s has another copy under the name %s", transfer.source, transfer.snapshot_id)
+            return None
+        if transfer.kept:
+            log.info("the copy of %s goes on: %d of %d bytes are here", transfer.source, transfer.kept, transfer.size)
+        return transfer
+
+    async def _begin(self, source: HostPort, sync_id: str) -> Transfer:
+        """Have the source make a copy, and note which."""
+        await self._wait_for_room(0)
+        request = SnapshotRequest("begin")
+        offer = SnapshotReply.parse(await self._call(source, request))
+        transfer = Transfer(sync_id, source, offer.snapshot_id, offer.rollback_id)
+        try:
+            await self._workers.run(lambda: self._copy.begin(transfer))
+        except OSError:
+            await self._let_go(transfer)
+            raise
+        return transfer
+
+    async def _await_copy(self, transfer: Transfer) -> Transfer:
+        """Wait until the source has made it; with its size and checksum, on record."""
+        if not transfer.size:
+            request = SnapshotRequest("begin", transfer.snapshot_id)
+            offer = await self._again(transfer, request)
             while not offer.ready:
                 await asyncio.sleep(self._options.pause_ms / 1000)
-                offer = await self._again(source, offer, SnapshotRequest("begin", offer.snapshot_id))
-            self.bytes_total, self.bytes_copied = offer.size, 0
-            await self._fetch_chunks(source, offer, path)
-        finally:
-            await self._let_go(source, offer)
-        return path
+                offer = await self._again(transfer, request)
+            if offer.size <= 0:
+                raise RemoteProtocolError(f"{transfer.source} offers a copy of {offer.size} bytes")
+            transfer = replace(transfer, size=offer.size, sha256=offer.sha256)
+            await self._workers.run(lambda: self._copy.save(transfer))
+        self.progress.transfer(transfer.source, transfer.kept, self._clock.now())
+        self.progress.total = transfer.size
+        return transfer
 
-    def _remove_copy(self) -> None:
-        """The file of an attempt that did not come to its end."""
+    async def _fetch_chunks(self, transfer: Transfer) -> None:
+        """All that is missing. When it breaks, what came is kept."""
+        copied = transfer.kept
+        step = self._options.chunk_bytes * self._options.keep_chunks
         try:
-            self._disk.remove(os.path.join(self._dbpath, COPY_NAME))
+            while copied < transfer.size:
+                await self._wait_for_room(transfer.size - copied)
+                data = await self._chunk(transfer, copied)
+                try:
+                    await self._workers.run(lambda: self._copy.append(data, copied))  # noqa: B023  # awaited
+                    copied += len(data)
+                    self.progress.copied = copied
+                    if copied - transfer.kept >= step:
+                        transfer = await self._keep(transfer, copied)
+                except OSError as error:
+                    if error.errno not in _NO_ROOM:
+                        raise
+                    await self._pause_for_room(str(error))
+        except (ReplError, OSError):
+            await self._keep_if_possible(transfer, copied)
+            raise
+
+    async def _keep(self, transfer: Transfer, copied: int) -> Transfer:
+        return await self._workers.run(lambda: self._copy.keep(transfer, copied))
+
+    async def _keep_if_possible(self, transfer: Transfer, copied: int) -> None:
+        try:
+            await self._keep(transfer, copied)
+        except OSError as error:
+            log.warning("only %d bytes of the copy are kept: %s", transfer.kept, error)
+
+    async def _chunk(self, transfer: Transfer, offset: int) -> bytes:
+        """The next piece, of this copy and no other."""
+        length = min(self._options.chunk_bytes, transfer.size - offset)
+        reply = await self._again(transfer, SnapshotRequest("chunk", transfer.snapshot_id, offset, length))
+        if not _is_same(transfer, reply):
+            raise RemoteProtocolError(f"{transfer.source} sent a piece of another copy")
+        if not reply.data or len(reply.data) > length:
+            raise RemoteProtocolError(f"{transfer.source} sent {len(reply.data)} bytes of its copy instead of {length}")
+        return reply.data
+
+    def _check(self, sync_id: str) -> OpTime:
+        """The copy is a sound database; its newest optime."""
+        newest = name_copy(self._disk, self._copy.path, sync_id)
+        check_database(self._disk, self._copy.path, CHECKED_ENTRIES)
+        return newest
+
+    # --- room ---------------------------------------------------------------------------------------------------
+
+    async def _wait_for_room(self, needed: int) -> None:
+        """Return once the disk takes `needed` bytes and has some left; nothing is given up while it does not."""
+        while True:
+            free = await self._workers.run(lambda: self._disk.free_bytes(self._dbpath))
+            if free >= needed + self._options.spare_bytes:
+                self.progress.waiting_for = ""
+                return
+            await self._pause_for_room(f"{needed} bytes are still to come, the disk has {free} left")
+
+    async def _pause_for_room(self, why: str) -> None:
+        if not self.progress.waiting_for:
+            log.warning("initial sync waits for room: %s", why)
+        self.progress.waiting_for = f"room on the disk: {why}"
+        await asyncio.sleep(self._options.room_pause_ms / 1000)
+
+    # --- the source ---------------------------------------------------------------------------------------------
+
+    async def _again(self, transfer: Transfer, request: SnapshotRequest) -> SnapshotReply:
+        """Ask, a few times if the network fails."""
+        for _ in range(self._options.attempts - 1):
+            try:
+                return await self._ask(transfer, request)
+            except ReplError as error:
+                if error.code not in _UNREACHABLE:
+                    raise
+            await asyncio.sleep(self._options.pause_ms / 1000)
+        return await self._ask(transfer, request)
+
+    async def _ask(self, transfer: Transfer, request: SnapshotRequest) -> SnapshotReply:
+        """Ask once about this copy, which is void once its source rolled back."""
+        reply = SnapshotReply.parse(await self._call(transfer.source, request))
+        if reply.rollback_id != transfer.rollback_id:
+            raise RemoteProtocolError(f"{transfer.source} rolled back while its copy was fetched")
+        return reply
+
+    async def _call(self, source: HostPort, request: SnapshotRequest) -> RawDocument:
+        timeout_ms = Millis(self._options.call_timeout_ms)
+        return await self._peer.call(source, request.document(), timeout_ms=timeout_ms)
+
+    async def _give_up_unless_passing(self, transfer: Transfer, error: Exception) -> None:
+        """Keep what is here for the next attempt if it may still be of use; else nobody has to keep the copy."""
+        passing = isinstance(error, OSError) or (isinstance(error, ReplError) and error.code in _NOT_NOW)
+        if passing and transfer.size:
+            return
+        await self._discard()
+        await self._let_go(transfer)
+
+    async def _discard(self) -> None:
+        try:
+            await self._workers.run(self._copy.discard)
         except OSError as error:
             log.warning("%s", error)
 
-    async def _fetch_chunks(self, source: HostPort, offer: SnapshotReply, path: str) -> None:
-        free = await self._workers.run(lambda: self._disk.free_bytes(self._dbpath))
-        if free < offer.size + self._options.spare_bytes:
-            raise OutOfDiskSpaceError(f"the copy takes {offer.size} bytes, the disk has {free} left")
-        while self.bytes_copied < offer.size:
-            length = min(self._options.chunk_bytes, offer.size - self.bytes_copied)
-            request = SnapshotRequest("chunk", offer.snapshot_id, self.bytes_copied, length)
-            data = (await self._again(source, offer, request)).data
-            if not data or len(data) > length:
-                raise RemoteProtocolError(f"{source} sent {len(data)} bytes of its copy instead of {length}")
-            append = self.bytes_copied > 0
-            await self._workers.run(lambda: self._disk.write_file(path, [data], append=append))  # noqa: B023  # awaited
-            self.bytes_copied += len(data)
-        found = await self._workers.run(lambda: self._seal(path))
-        if found != offer.sha256:
-            raise RemoteProtocolError(f"the copy of {source} arrived with SHA-256 {found}, it was {offer.sha256}")
-
-    def _seal(self, path: str) -> str:
-        """Sync the copy and its name, and read it back for its checksum."""
-        self._disk.sync_file(path)
-        self._disk.sync_folder(self._dbpath)
-        return file_sha256(self._disk, path)
-
-    async def _again(self, source: HostPort, offer: SnapshotReply, request: SnapshotRequest) -> SnapshotReply:
-        """Ask, a few times if the network fails; the copy is void once the source rolled back."""
-        attempt = 1
-        while True:
-            try:
-                reply = await self._ask(source, request)
-            except ReplError as error:
-                if error.code not in _RETRIABLE or attempt == self._options.attempts:
-                    raise
-                attempt += 1
-                await asyncio.sleep(self._options.pause_ms / 1000)
-                continue
-            if reply.rollback_id != offer.rollback_id:
-                raise RemoteProtocolError(f"{source} rolled back while its copy was fetched")
-            return reply
-
-    async def _ask(self, source: HostPort, request: SnapshotRequest) -> SnapshotReply:
-        timeout_ms = Millis(self._options.call_timeout_ms)
-        return SnapshotReply.parse(await self._peer.call(source, request.document(), timeout_ms=timeout_ms))
-
-    async def _let_go(self, source: HostPort, offer: SnapshotReply) -> None:
+    async def _let_go(self, transfer: Transfer) -> None:
         try:
-            await self._ask(source, SnapshotRequest("end", offer.snapshot_id))
+            await self._ask(transfer, SnapshotRequest("end", transfer.snapshot_id))
         except ReplError as error:
-            log.info("%s keeps its copy until it expires: %s", source, error.message)
+            log.info("%s keeps its copy until it expires: %s", transfer.source, error.message)
+
+
+def _is_same(transfer: Transfer, reply: SnapshotReply) -> bool:
+    return (reply.snapshot_id, reply.size, reply.sha256) == (transfer.snapshot_id, transfer.size, transfer.sha256)
 
 
 def name_copy(disk: Disk, path: str, sync_id: str) -> OpTime:
@@ -228,6 +367,3 @@ def name_copy(disk: Disk, path: str, sync_id: str) -> OpTime:
             connection.close(True)
     except apsw.Error as error:
         raise storage_error(error, path) from error
-
-
-_RETRIABLE = frozenset({6, 89})  # HostUnreachable, NetworkTimeout

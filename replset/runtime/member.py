@@ -277,6 +277,8 @@ class RunningMember:
             undone=self._undone,
             report=report,
         )
+        if not self._file.initial_sync_pending:
+            self.initial_sync.clear_leftovers()
 
     async def hand_over(self) -> None:
         """Before stopping: a primary steps down to somebody who has everything, if there is anybody (map E15)."""
@@ -474,7 +476,9 @@ class RunningMember:
             floor = max(self.store.rollback_id, self._file.rollback_id_floor)
             try:
                 self.store.close()
-                await self._threads.run(lambda: install_copy(self._disk, self._dbpath, copy, rollback_id_before=floor))
+                await self._threads.run(
+                    lambda: install_copy(self._disk, self._dbpath, copy, rollback_id_before=floor, check_entries=0)
+                )
                 await self._threads.run(self._file.end_initial_sync)
                 self.store = self._open_store()
             except (ReplError, OSError) as error:

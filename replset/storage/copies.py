@@ -67,7 +67,8 @@ def install_copy(
     """Put a copy in the place of the database. The store is closed, the marker in member.db is set, the lock held.
 
     rollback_id_before: the store's before this sync, 0 for none. A crash at any moment leaves the old database or the
-    copy, and the marker says that it is not to be trusted. CorruptDataError when the copy does not pass its checks.
+    copy, and the marker says that it is not to be trusted. CorruptDataError when the copy does not pass its checks;
+    check_entries 0: it did before.
     """
     folder = os.fspath(dbpath)
     path = os.path.join(folder, DATABASE_FILE)
@@ -81,7 +82,8 @@ def install_copy(
         disk.sync_folder(folder)
     except (apsw.Error, OSError) as error:
         raise storage_error(error, copy_path) from error
-    check_database(disk, path, check_entries)
+    if check_entries:
+        check_database(disk, path, check_entries)
 
 
 def _make_ours(disk: Disk, copy_path: str, rollback_id_before: int) -> None:

@@ -49,6 +49,10 @@ class Disk(Protocol):
         """Create or replace the file's content, or add to its end. Not synced."""
         ...
 
+    def truncate(self, path: str, size: int) -> None:
+        """Cut the file to its first `size` bytes. Not synced."""
+        ...
+
     def read_file(self, path: str) -> bytes: ...
 
     def read_at(self, path: str, offset: int, length: int) -> bytes:
@@ -147,6 +151,10 @@ class RealDisk:
         with open(path, "ab" if append else "wb") as file:
             for chunk in chunks:
                 file.write(chunk)
+
+    def truncate(self, path: str, size: int) -> None:
+        self._refuse_open_database(path)
+        os.truncate(path, size)
 
     def read_file(self, path: str) -> bytes:
         self._refuse_open_database(path)

@@ -29,6 +29,9 @@ def test_files_are_written_read_and_added_to(disk: Disk, tmp_path: Path) -> None
     assert disk.read_file(path) == b"onetwothree"
     assert (disk.read_at(path, 3, 3), disk.read_at(path, 8, 100)) == (b"two", b"ree")
     assert disk.size(path) == 11
+    disk.truncate(path, 4)
+    disk.write_file(path, [b"!"], append=True)
+    assert disk.read_file(path) == b"onet!"
     disk.write_file(path, [b"new"])
     assert disk.read_file(path) == b"new"
     assert file_sha256(disk, path) == "11507a0e2f5e69d5dfa40a62a1bd7b6ee57e6bcd85c67c9b8431b36fff21c437"

@@ -170,7 +170,7 @@ class Member:
             install=self.install,
             undone=self.moved,
             report=self.reports.append,
-            options=InitialSyncOptions(chunk_bytes=10_000, pause_ms=1, spare_bytes=0),
+            options=InitialSyncOptions(chunk_bytes=10_000, keep_chunks=2, pause_ms=1, spare_bytes=0, room_pause_ms=1),
         )
 
     # --- as a member's runtime would

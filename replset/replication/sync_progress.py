@@ -1,0 +1,79 @@
+"""How an initial sync is getting on, for those who look at it (map I5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from replset.ids import HostPort, Millis
+
+NOBODY, START = HostPort(""), Millis(0)
+_ATTEMPTS_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAttempt:
+    """One attempt that came to nothing, and why."""
+
+    source: HostPort
+    duration_ms: int
+    reason: str
+
+
+@dataclass(slots=True)
+class SyncProgress:
+    """Of the initial sync that runs, or of the last one of this process; `source` is empty while there was none.
+
+    running: from the first attempt to success, the pauses between attempts included. began, ended: on the member's
+    clock. total, copied: bytes; total 0 while the source still makes its copy. resumed_at: bytes that were here already
+    when this transfer went on. waiting_for: what it cannot go on without, empty while it goes on.
+    """
+
+    running: bool = False
+    source: HostPort = NOBODY
+    began: Millis = START
+    began_wall_ms: int = 0
+    ended: Millis = START
+    ended_wall_ms: int = 0
+    transfer_began: Millis = START
+    total: int = 0
+    copied: int = 0
+    resumed_at: int = 0
+    waiting_for: str = ""
+    failed: int = 0
+    attempts: list[FailedAttempt] = field(default_factory=list)
+
+    def begin(self, source: HostPort, now: Millis, wall_ms: int) -> None:
+        """An attempt begins."""
+        if not self.running:
+            self.running, self.began, self.began_wall_ms = True, now, wall_ms
+            self.failed, self.total, self.copied, self.resumed_at = 0, 0, 0, 0
+            self.attempts.clear()
+        self.source, self.waiting_for = source, ""
+
+    def transfer(self, source: HostPort, kept: int, now: Millis) -> None:
+        """Bytes are about to come from `source`; so many are here already."""
+        self.source, self.transfer_began = source, now
+        self.copied = self.resumed_at = kept
+
+    def fail(self, attempt: FailedAttempt) -> None:
+        self.failed += 1
+        self.attempts = [*self.attempts, attempt][-_ATTEMPTS_SHOWN:]
+        self.waiting_for = ""
+
+    def succeed(self, now: Millis, wall_ms: int) -> None:
+        self.running, self.ended, self.ended_wall_ms, self.waiting_for = False, now, wall_ms, ""
+
+    def remaining_ms(self, now: Millis) -> int | None:
+        """How long the rest takes at the rate so far; None while that cannot be told."""
+        done = self.copied - self.resumed_at
+        if done <= 0 or self.total == 0:
+            return None
+        return (now - self.transfer_began) * (self.total - self.copied) // done
+
+    def text(self) -> str:
+        """One line for people."""
+        if self.waiting_for:
+            return f"initial sync waits: {self.waiting_for}"
+        if self.total:
+            return f"initial sync from {self.source}: {self.copied} of {self.total} bytes"
+        return f"initial sync from {self.source}"

@@ -1,0 +1,132 @@
+"""A copy of the source's database on its way here: its bytes, and a record of which copy they are of.
+
+The record tells how much of the file is on disk for sure, so that a transfer that broke, or whose member was killed or
+lost its power, goes on from there. Everything here blocks: it runs in a worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from replset.ids import HostPort
+from replset.storage.disk import SHM_SUFFIX, WAL_SUFFIX, Disk, file_sha256
+
+COPY_NAME = "initial-sync.db"
+RECORD_NAME = "initial-sync.json"
+_JOURNAL_SUFFIX = "-journal"
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One copy at its source. Bytes of two of them are never mixed: what is said here is asked about before more come.
+
+    sync_id: of the marker that it is fetched under. size, sha256 (hex): of the whole file; 0 and empty while the source
+    still makes it. rollback_id: the source's when it made it. kept: bytes that are on disk here for sure. whole: all of
+    them are, and their checksum was right; from then on the file is a database here, and its bytes may differ.
+    """
+
+    sync_id: str
+    source: HostPort
+    snapshot_id: str
+    rollback_id: int
+    size: int = 0
+    sha256: str = ""
+    kept: int = 0
+    whole: bool = False
+
+    @classmethod
+    def parse(cls, data: bytes) -> Transfer:
+        """ValueError for what is no record."""
+        found: dict[str, Any] = json.loads(data)
+        try:
+            transfer = cls(**found)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+        kinds = {name: type(value) for name, value in asdict(transfer).items()}
+        if kinds != {name: type(value) for name, value in asdict(_EXAMPLE).items()}:
+            raise ValueError("a field of the wrong type")
+        return replace(transfer, source=HostPort(transfer.source))
+
+
+_EXAMPLE = Transfer("", HostPort(""), "", 0)
+
+
+class PartialCopy:
+    """The files of one transfer in the data folder."""
+
+    def __init__(self, disk: Disk, dbpath: str) -> None:
+        self._disk = disk
+        self._dbpath = dbpath
+        self.path = os.path.join(dbpath, COPY_NAME)
+        self._record = os.path.join(dbpath, RECORD_NAME)
+
+    def load(self, sync_id: str) -> Transfer | None:
+        """The transfer that can go on under this marker, its file cut to what is kept; None when there is none."""
+        try:
+            transfer = Transfer.parse(self._disk.read_file(self._record))
+            if transfer.sync_id != sync_id:
+                return None
+            if transfer.whole:
+                return transfer if self._disk.exists(self.path) else None
+            here = self._disk.size(self.path) if self._disk.exists(self.path) else 0
+            if here < transfer.kept:
+                return None
+            if here > transfer.kept:
+                self._disk.truncate(self.path, transfer.kept)
+        except (OSError, ValueError):
+            return None
+        return transfer
+
+    def begin(self, transfer: Transfer) -> None:
+        """Nothing of another copy stays; this one is on record."""
+        self.discard()
+        self._disk.write_file(self.path, [])
+        self.save(transfer)
+
+    def save(self, transfer: Transfer) -> None:
+        """Durable on return, the names of both files too."""
+        temporary = f"{self._record}.tmp"
+        self._disk.write_file(temporary, [json.dumps(asdict(transfer)).encode()])
+        self._disk.sync_file(temporary)
+        self._disk.rename(temporary, self._record)
+        self._disk.sync_folder(self._dbpath)
+
+    def append(self, data: bytes, at: int) -> None:
+        """Add what belongs at the offset `at`, the file's end. When that fails (OSError) nothing of it stays."""
+        try:
+            self._disk.write_file(self.path, [data], append=True)
+        except OSError:
+            with suppress(OSError):
+                self._disk.truncate(self.path, at)
+            raise
+
+    def keep(self, transfer: Transfer, copied: int) -> Transfer:
+        """The first `copied` bytes are synced and on record."""
+        if copied > transfer.kept:
+            self._disk.sync_file(self.path)
+            transfer = replace(transfer, kept=copied)
+            self.save(transfer)
+        return transfer
+
+    def seal(self, transfer: Transfer) -> tuple[Transfer, str]:
+        """Sync all bytes and read them back: the transfer, which is whole if the checksum is right, and what it is."""
+        self._disk.sync_file(self.path)
+        found = file_sha256(self._disk, self.path)
+        if found == transfer.sha256:
+            transfer = replace(transfer, kept=transfer.size, whole=True)
+            self.save(transfer)
+        return transfer, found
+
+    def discard(self) -> None:
+        """Remove everything of a transfer; also what SQLite left beside the copy, which a later one must not find."""
+        leftovers = [self._record, f"{self._record}.tmp", self.path]
+        leftovers += [self.path + suffix for suffix in (_JOURNAL_SUFFIX, WAL_SUFFIX, SHM_SUFFIX)]
+        found = [path for path in leftovers if self._disk.exists(path)]
+        for path in found:
+            self._disk.remove(path)
+        if found:
+            self._disk.sync_folder(self._dbpath)

@@ -1,0 +1,499 @@
+"""A transfer that broke goes on where it stopped, of the same copy and no other; a full disk makes it wait."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from replset.core.messages import InitialSyncEnded
+from replset.errors import CorruptDataError
+from replset.ids import HostPort, OpTime
+from replset.replication.rollback_files import list_manifests
+from replset.replication.transfer import PartialCopy, Transfer
+from replset.storage.disk import RealDisk
+from tests.unit.replication.kit import Member, Network, copy_log, numbered, until
+
+SOURCE, OTHER, MINE = HostPort("source:1"), HostPort("other:1"), "mine:1"
+NS = "app.orders"
+CHUNK = 10_000
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> tuple[Member, Member]:
+    network = Network()
+    source, mine = Member(SOURCE, tmp_path, network), Member(MINE, tmp_path, network)
+    source.create(NS)
+    source.insert(NS, *numbered(range(300)))
+    return source, mine
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def within() -> None:
+        await asyncio.wait_for(test(), 30)
+
+    asyncio.run(within())
+
+
+async def sync(mine: Member, source: HostPort = SOURCE) -> InitialSyncEnded:
+    await mine.initial_sync.run(source, "first sync")
+    ended = mine.reports[-1]
+    assert isinstance(ended, InitialSyncEnded)
+    return ended
+
+
+def chunks_asked(mine: Member) -> list[int]:
+    """The offsets of all pieces that were asked for so far."""
+    return [int(call["offset"]) for call in mine.network.calls if call["step"] == "chunk"]  # type: ignore[call-overload]
+
+
+def copies_made(mine: Member) -> int:
+    return sum(call["step"] == "begin" and not call["id"] for call in mine.network.calls)
+
+
+def lose_after(mine: Member, chunks: int) -> None:
+    """The source goes out of reach with the answer to so many pieces."""
+
+    def lose(command: dict[str, object], reply: dict[str, object]) -> None:
+        if command["step"] == "chunk" and len(chunks_asked(mine)) > chunks:
+            mine.network.down.add(SOURCE)
+
+    mine.network.before_reply = lose
+
+
+def back(mine: Member) -> None:
+    mine.network.before_reply = lambda command, reply: None
+    mine.network.down.clear()
+
+
+def reborn(mine: Member, tmp_path: Path, life: str) -> Member:
+    """The process was killed: what it wrote is there, what it knew is not."""
+    shutil.copytree(mine.folder, tmp_path / life / mine.host)
+    again = Member(mine.host, tmp_path / life, mine.network)
+    again.marker, again.syncs = mine.marker, mine.syncs
+    return again
+
+
+def left_at_source(source: Member) -> int:
+    return len(list((source.folder / "snapshots").iterdir()))
+
+
+def test_a_broken_transfer_goes_on_where_it_stopped(members: tuple[Member, Member]) -> None:
+    source, mine = members
+
+    async def test() -> None:
+        lose_after(mine, 3)
+        assert not (await sync(mine)).ok
+        asked = len(chunks_asked(mine))
+        back(mine)
+        source.insert(NS, {"_id": "not in the copy"})
+        assert (await sync(mine)).ok
+        assert chunks_asked(mine)[asked] == 3 * CHUNK, "the very byte"
+        assert copies_made(mine) == 1
+        mine.fetcher.start(SOURCE)
+        await until(lambda: mine.store.last_applied == source.store.last_applied)
+        mine.fetcher.stop()
+
+    run(test)
+    assert mine.everything() == source.everything()
+    assert mine.oplog() == source.oplog()
+    assert mine.initial_sync.progress.failed == 1
+    assert mine.initial_sync.progress.resumed_at == 3 * CHUNK
+    assert not list(mine.folder.glob("initial-sync*"))
+    assert left_at_source(source) == 0
+
+
+def test_a_killed_member_goes_on_from_what_was_on_record(members: tuple[Member, Member], tmp_path: Path) -> None:
+    source, mine = members
+
+    async def test() -> None:
+        killed: list[Member] = []
+
+        def kill(command: dict[str, object]) -> None:
+            if chunks_asked(mine)[-1:] == [5 * CHUNK] and not killed:
+                killed.append(reborn(mine, tmp_path, "second"))
+                syncing.cancel()
+
+        mine.network.before_call = kill
+        syncing = asyncio.ensure_future(sync(mine))
+        with pytest.raises(asyncio.CancelledError):
+            await syncing
+        (again,) = killed
+        assert (again.folder / "initial-sync.db").stat().st_size == 5 * CHUNK
+        asked = len(chunks_asked(again))
+        assert (await sync(again)).ok
+        assert chunks_asked(again)[asked] == 4 * CHUNK, "every second piece is put on record"
+        assert copies_made(again) == 1
+        assert again.everything() == source.everything()
+
+    run(test)
+
+
+@pytest.mark.parametrize("why", ["expired", "restarted", "rolled back", "another copy"])
+def test_a_copy_that_is_gone_or_another_one_is_begun_again(members: tuple[Member, Member], why: str) -> None:
+    source, mine = members
+
+    async def test() -> None:
+        lose_after(mine, 3)
+        assert not (await sync(mine)).ok
+        asked = len(chunks_asked(mine))
+        back(mine)
+        if why == "expired":
+            source.clock.ms += 600_001
+            await source.snapshots.expire()
+        elif why == "restarted":
+            source.snapshots._copies.clear()
+            source.snapshots.clear_leftovers()
+        elif why == "rolled back":
+            newest = source.store.last_applied
+            before = source.store.row_at_or_before(OpTime(1, newest.ts - 1))
+            assert before is not None
+            source.store.undo_step(before.optime, stem="x")
+        else:
+            (copy,) = source.snapshots._copies.values()
+            copy.sha256 = "0" * 64
+        ended = await sync(mine)
+        assert ended.ok, ended.detail
+        assert chunks_asked(mine)[asked] == 0
+        assert copies_made(mine) == 2
+        assert mine.everything() == source.everything()
+
+    run(test)
+
+
+def test_a_copy_that_changes_under_its_name_is_given_up(members: tuple[Member, Member]) -> None:
+    source, mine = members
+
+    async def test() -> None:
+        def change(command: dict[str, object], reply: dict[str, object]) -> None:
+            if command["offset"] == 4 * CHUNK:
+                reply["sha256"] = "0" * 64
+
+        mine.network.before_reply = change
+        ended = await sync(mine)
+        assert "another copy" in ended.detail
+        assert not list(mine.folder.glob("initial-sync*"))
+        back(mine)
+        assert (await sync(mine)).ok
+        assert mine.everything() == source.everything()
+
+    run(test)
+    assert left_at_source(source) == 0
+
+
+def test_bytes_that_rotted_meanwhile_are_fetched_again(members: tuple[Member, Member]) -> None:
+    source, mine = members
+
+    async def test() -> None:
+        lose_after(mine, 3)
+        assert not (await sync(mine)).ok
+        back(mine)
+        with (mine.folder / "initial-sync.db").open("r+b") as file:
+            file.seek(CHUNK)
+            file.write(b"rot")
+        ended = await sync(mine)
+        assert "SHA-256" in ended.detail
+        assert (await sync(mine)).ok
+        assert mine.everything() == source.everything()
+
+    run(test)
+    assert left_at_source(source) == 0
+
+
+def test_what_sqlite_left_beside_an_earlier_copy_does_not_get_into_the_next(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    for ending in ("-journal", "-wal", "-shm"):
+        (mine.folder / f"initial-sync.db{ending}").write_bytes(b"of another copy")
+    asyncio.run(sync(mine))
+    assert mine.everything() == source.everything()
+    assert not list(mine.folder.glob("initial-sync*"))
+
+
+def test_another_source_was_chosen_but_the_first_still_has_the_rest(
+    members: tuple[Member, Member], tmp_path: Path
+) -> None:
+    source, mine = members
+    other = Member(OTHER, tmp_path, mine.network)
+    copy_log(source, other)
+
+    async def test() -> None:
+        lose_after(mine, 3)
+        assert not (await sync(mine)).ok
+        asked = len(chunks_asked(mine))
+        back(mine)
+        assert (await sync(mine, OTHER)).ok
+        assert (copies_made(mine), chunks_asked(mine)[asked]) == (1, 3 * CHUNK)
+
+    run(test)
+    assert mine.everything() == source.everything()
+    assert left_at_source(source) == 0
+
+
+def test_another_source_was_chosen_and_the_first_is_out_of_reach(
+    members: tuple[Member, Member], tmp_path: Path
+) -> None:
+    source, mine = members
+    other = Member(OTHER, tmp_path, mine.network)
+    copy_log(source, other)
+
+    async def test() -> None:
+        lose_after(mine, 3)
+        assert not (await sync(mine)).ok
+        asked = len(chunks_asked(mine))
+        assert not (await sync(mine)).ok, "still its only choice: the bytes are kept"
+        assert (mine.folder / "initial-sync.db").stat().st_size == 3 * CHUNK
+        assert (await sync(mine, OTHER)).ok
+        assert (copies_made(mine), chunks_asked(mine)[asked]) == (2, 0)
+        assert mine.initial_sync.progress.source == OTHER
+
+    run(test)
+    assert mine.everything() == source.everything()
+
+
+def test_a_whole_copy_is_not_fetched_again(members: tuple[Member, Member], tmp_path: Path) -> None:
+    """The member dies between the checksum and the install; what SQLite wrote into the copy meanwhile is its own."""
+    source, mine = members
+
+    async def die(copy: str) -> None:
+        raise asyncio.CancelledError
+
+    async def test() -> None:
+        mine.initial_sync._install = die
+        with pytest.raises(asyncio.CancelledError):
+            await sync(mine)
+        again = reborn(mine, tmp_path, "second")
+        asked = len(chunks_asked(again))
+        assert (await sync(again)).ok
+        assert len(chunks_asked(again)) == asked
+        assert again.everything() == source.everything()
+
+    run(test)
+    assert left_at_source(source) == 0
+
+
+def test_an_unsound_copy_is_not_installed_and_not_used_again(
+    members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, mine = members
+
+    def find_damage(disk: RealDisk, path: str, entries: int) -> None:
+        raise CorruptDataError(f"{path} is damaged")
+
+    async def test() -> None:
+        monkeypatch.setattr("replset.replication.initial_sync.check_database", find_damage)
+        ended = await sync(mine)
+        assert "damaged" in ended.detail
+        assert mine.store.collection(NS) is None, "the store was not touched"
+        monkeypatch.undo()
+        assert (await sync(mine)).ok
+        assert copies_made(mine) == 2
+
+    run(test)
+    assert mine.everything() == source.everything()
+
+
+def test_another_initial_sync_takes_nothing_of_the_last(members: tuple[Member, Member]) -> None:
+    source, mine = members
+
+    async def test() -> None:
+        lose_after(mine, 3)
+        assert not (await sync(mine)).ok
+        asked = len(chunks_asked(mine))
+        back(mine)
+        mine.marker = False  # the next marker is another sync's
+        assert (await sync(mine)).ok
+        assert chunks_asked(mine)[asked] == 0
+
+    run(test)
+    assert mine.everything() == source.everything()
+
+
+def test_leftovers_go_at_a_start_without_a_marker(members: tuple[Member, Member]) -> None:
+    _, mine = members
+    for name in ("initial-sync.db", "initial-sync.json", "initial-sync.json.tmp", "initial-sync.db-journal"):
+        (mine.folder / name).write_bytes(b"x")
+    mine.initial_sync.clear_leftovers()
+    assert not list(mine.folder.glob("initial-sync*"))
+
+
+# --- a full disk ------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_makes_it_wait_and_say_so(members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch) -> None:
+    source, mine = members
+    free = 1 << 40
+    monkeypatch.setattr(mine.disk, "free_bytes", lambda path: free)
+    progress = mine.initial_sync.progress
+
+    async def test() -> None:
+        nonlocal free
+
+        def fill(command: dict[str, object]) -> None:
+            nonlocal free
+            if command["offset"] == 2 * CHUNK:
+                free = 100
+
+        mine.network.before_call = fill
+        syncing = asyncio.ensure_future(sync(mine))
+        await until(lambda: progress.waiting_for)
+        assert "100" in progress.waiting_for
+        assert progress.text().startswith("initial sync waits: room on the disk")
+        calls = len(mine.network.calls)
+        await asyncio.sleep(0.02)
+        assert not syncing.done()
+        assert progress.copied == 3 * CHUNK
+        assert len(mine.network.calls) == calls, "the source is left alone meanwhile"
+        assert mine.marker
+        free = 1 << 40
+        assert (await syncing).ok
+        assert not progress.waiting_for
+        assert chunks_asked(mine) == sorted(set(chunks_asked(mine))), "nothing was fetched twice"
+
+    run(test)
+    assert mine.everything() == source.everything()
+    assert (copies_made(mine), progress.failed) == (1, 0)
+
+
+def test_no_copy_is_asked_for_while_there_is_no_room_at_all(
+    members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, mine = members
+    free = -1
+    monkeypatch.setattr(mine.disk, "free_bytes", lambda path: free)
+
+    async def test() -> None:
+        nonlocal free
+        syncing = asyncio.ensure_future(sync(mine))
+        await until(lambda: mine.initial_sync.progress.waiting_for)
+        assert mine.network.calls == []
+        free = 1 << 40
+        assert (await syncing).ok
+
+    run(test)
+    assert mine.everything() == source.everything()
+
+
+@pytest.mark.parametrize("torn", [0, 77])
+def test_a_write_that_finds_no_room_leaves_nothing_behind(
+    members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch, torn: int
+) -> None:
+    """The file system says there is room, and then a part of a piece is written and no more (a quota)."""
+    source, mine = members
+    write, failures = mine.disk.write_file, 0
+
+    def full(path: str, chunks: list[bytes], *, append: bool = False) -> None:
+        nonlocal failures
+        if append and mine.disk.size(path) == 3 * CHUNK and failures < 3:
+            failures += 1
+            write(path, [chunks[0][:torn]], append=True)
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        write(path, chunks, append=append)
+
+    monkeypatch.setattr(mine.disk, "write_file", full)
+    run(lambda: check_sync(mine))
+    assert failures == 3
+    assert mine.everything() == source.everything()
+
+
+async def check_sync(mine: Member) -> None:
+    assert (await sync(mine)).ok
+
+
+def test_a_record_that_cannot_be_written_gives_the_copy_back(
+    members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, mine = members
+    write = mine.disk.write_file
+
+    def fail(path: str, chunks: list[bytes], *, append: bool = False) -> None:
+        if path.endswith(".json.tmp"):
+            raise OSError(errno.EIO, "Input/output error", path)
+        write(path, chunks, append=append)
+
+    async def test() -> None:
+        monkeypatch.setattr(mine.disk, "write_file", fail)
+        for _ in range(3):
+            ended = await sync(mine)
+            assert "Input/output error" in ended.detail
+        assert left_at_source(source) == 0
+        monkeypatch.setattr(mine.disk, "write_file", write)
+        assert (await sync(mine)).ok
+
+    run(test)
+    assert mine.everything() == source.everything()
+
+
+def test_the_export_is_written_once_however_often_it_breaks(members: tuple[Member, Member]) -> None:
+    _, mine = members
+    mine.create(NS)
+    mine.insert(NS, {"_id": "only here"})
+
+    async def test() -> None:
+        lose_after(mine, 3)
+        assert not (await sync(mine)).ok
+        assert not (await sync(mine)).ok
+        back(mine)
+        assert (await sync(mine)).ok
+
+    run(test)
+    assert len(list_manifests(mine.dbpath)) == 1
+
+
+# --- the record -------------------------------------------------------------------------------------------------
+
+TRANSFER = Transfer("sync 1", SOURCE, "ab12", 3, 100, "f" * 64, 10)
+
+
+@pytest.fixture
+def partial(tmp_path: Path) -> PartialCopy:
+    copy = PartialCopy(RealDisk(), str(tmp_path))
+    copy.begin(TRANSFER)
+    copy.append(b"x" * 12, 0)
+    return copy
+
+
+def test_a_record_is_read_back_and_the_file_cut_to_it(partial: PartialCopy, tmp_path: Path) -> None:
+    assert partial.load("sync 1") == TRANSFER
+    assert (tmp_path / "initial-sync.db").stat().st_size == 10
+    assert partial.load("sync 2") is None
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"3",
+        b"{}",
+        b"\xff\xfe",
+        b'{"sync_id": "sync 1"}',
+        json.dumps({**json.loads('{"sync_id": "sync 1", "source": "a:1", "snapshot_id": "x"}'), "more": 1}).encode(),
+    ],
+)
+def test_a_damaged_record_is_none(partial: PartialCopy, tmp_path: Path, record: bytes) -> None:
+    (tmp_path / "initial-sync.json").write_bytes(record)
+    assert partial.load("sync 1") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("kept", "10"), ("kept", True), ("size", 1.5), ("whole", 1), ("source", 3)]
+)
+def test_a_record_with_a_field_of_another_type_is_none(
+    partial: PartialCopy, tmp_path: Path, name: str, value: object
+) -> None:
+    path = tmp_path / "initial-sync.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), name: value}))
+    assert partial.load("sync 1") is None
+
+
+def test_a_file_that_lacks_what_is_on_record_is_none(partial: PartialCopy, tmp_path: Path) -> None:
+    (tmp_path / "initial-sync.db").write_bytes(b"x" * 9)
+    assert partial.load("sync 1") is None
+    (tmp_path / "initial-sync.db").unlink()
+    assert partial.load("sync 1") is None
