@@ -1,0 +1,50 @@
+"""`./dev chaos [--minutes N] [--seed S] [--keep]`: a real set under faults, judged by its recorded history."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from replset.errors import ReplError
+from tests.chaos import faults
+from tests.chaos.run import run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="./dev chaos", description="Break a real three-member set, then judge it.")
+    parser.add_argument("--minutes", type=float, default=2.0, help="how long to break things (2)")
+    parser.add_argument("--seed", type=int, default=None, help="draw the same faults as an earlier run")
+    parser.add_argument("--keep", action="store_true", help="leave history, logs and databases in their folder")
+    options = parser.parse_args()
+    own_disks = faults.enter_own_mounts()
+    seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
+    folder = Path(tempfile.mkdtemp(prefix="replset-chaos-"))
+    print(f"seed {seed}, {options.minutes:g} minutes, files in {folder}")
+    if not own_disks:
+        print("left out: full and read-only disks (this machine lets nobody mount a file system)")
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    try:
+        result = run(folder, seconds=options.minutes * 60, seed=seed, own_disks=own_disks, say=say)
+    except (AssertionError, ReplError) as error:
+        print(f"BROKEN: {error}\nfiles are in {folder}")
+        return 1
+    print(result.line())
+    for line in result.wrong:
+        print(f"WRONG: {line}")
+    if result.wrong or options.keep:
+        print(f"files are in {folder}")
+    else:
+        shutil.rmtree(folder)
+        print("every acknowledged write is in the set or in a rollback file")
+    return 1 if result.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

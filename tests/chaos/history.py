@@ -1,0 +1,102 @@
+"""What the clients asked and what they were told, as plain data: all that the judge knows of the run."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+Record = TypeVar("Record", bound="Write | Read")
+
+NOT_APPLIED = frozenset({94, 189, 10107, 11600, 13388, 13435, 13436, 14031, 91})
+"""Codes of replies that say that nothing was done."""
+
+
+@dataclass(slots=True)
+class Write:
+    """One write. began, ended: seconds since the run began. outcome: ok | refused (not applied, for sure) | unknown.
+
+    An insert makes the document `key`, an update appends its number to the list of the document `key`, a delete
+    removes the document `key`, which an insert of before made.
+    """
+
+    number: int
+    kind: str  # insert | update | delete
+    key: int
+    concern: str  # w1 | journaled | majority
+    member: str
+    began: float
+    ended: float = -1.0
+    outcome: str = "unknown"
+    operation_time: int = 0
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class Read:
+    """A majority read of all documents, not older than `after`. found: the numbers of the writes that it shows."""
+
+    member: str
+    after: int
+    began: float
+    ended: float = -1.0
+    found: list[int] | None = field(default=None, repr=False)
+    keys: list[int] = field(default_factory=list, repr=False)
+    detail: str = ""
+
+
+class History:
+    """Grows from several threads. Every record is also a line of `path`, written when it is done."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.writes: list[Write] = []
+        self.reads: list[Read] = []
+        self._lock = threading.Lock()
+        self._file = None if path is None else path.open("a", encoding="utf-8")
+
+    def begin(self, record: Record) -> Record:
+        with self._lock:
+            if isinstance(record, Write):
+                self.writes.append(record)
+            else:
+                self.reads.append(record)
+        return record
+
+    def end(self, record: Write | Read) -> None:
+        if self._file is not None:
+            line = json.dumps({"record": type(record).__name__, **asdict(record)}) + "\n"
+            with self._lock:
+                self._file.write(line)
+                self._file.flush()
+
+    def newest_majority_time(self) -> int:
+        """The newest operation time that a majority acknowledged."""
+        with self._lock:
+            return max(
+                (w.operation_time for w in self.writes if w.outcome == "ok" and w.concern == "majority"), default=0
+            )
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def fill_in(write: Write, reply: Mapping[str, Any]) -> None:
+    """The outcome as the reply tells it."""
+    errors = reply.get("writeErrors")
+    if reply.get("ok") != 1.0:
+        write.outcome = "refused" if reply.get("code") in NOT_APPLIED else "unknown"
+        write.detail = f"{reply.get('code')}: {reply.get('errmsg')}"
+    elif errors:
+        write.outcome = "refused" if errors[0].get("code") in NOT_APPLIED else "unknown"
+        write.detail = f"{errors[0].get('code')}: {errors[0].get('errmsg')}"
+    elif reply.get("writeConcernError"):
+        write.detail = str(reply["writeConcernError"].get("errmsg"))
+    elif reply.get("n") != 1:
+        write.detail = f"n: {reply.get('n')}"
+    else:
+        stamp = reply["operationTime"]
+        write.outcome, write.operation_time = "ok", stamp.time << 31 | stamp.inc
