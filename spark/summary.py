@@ -1,8 +1,10 @@
 """What members' oplogs hold: by namespace, operation, term and minute, sizes, hot documents, what updates cost.
 
 Two passes. The first makes one row of every (namespace, operation, term, minute, size class) of a worker's part, and
-all tables but one are sums over those. The second, for hot documents, makes one row of every document of a part, so
-that a document with a million entries there is one row as well; it is left out with `top` 0.
+all tables but one are sums over those. The second, for hot documents, makes one row of numbers of every document of a
+part, so that a document with a million entries there is one row as well; rows of one document come to one worker, which
+passes on the hottest of its documents alone. As many entries make as many such workers, so that each has its share
+whatever the oplogs' length. That pass is left out with `top` 0.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from xxhash import xxh3_64_intdigest
 
 from replset.bson import InvalidBSONError
 from replset.oplog_entry import UPDATE
@@ -44,10 +47,14 @@ _RATIOS = {
 }
 _GROUP_KEYS = ("member", "ns", "op", "term", "minute", "at_most")
 _GROUP_COLUMNS = (*_GROUP_KEYS, *_UPDATE_SUMS, *_LEAST, *_MOST)
-_DOCUMENT_KEYS = ("member", "ns", "key")
+_DOCUMENT_KEYS = ("member", "document")
 _DOCUMENT_COLUMNS = (*_DOCUMENT_KEYS, *_MEASURES)
-_HOT_COLUMNS = ("member", "rank", "ns", "key", *_MEASURES)
+_RANKED_COLUMNS = ("member", "rank", "document", *_MEASURES)
+_HOT_COLUMNS = ("member", "rank", "ns", "key", *_MEASURES, "id")
+_HOTTEST_FIRST = tuple((name, "descending") for name in ("entries", "bytes", "last_ts", "document"))
 _MERGE_ROWS = 100_000
+ROWS_PER_FOLD = 1_000_000
+"""Entries whose documents one worker folds; it takes some 200 MiB when each is about another document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +66,9 @@ class Summary(Generic[Table]):
     those two, at least a second; first_ts and last_ts. minute: its beginning, in milliseconds. An entry without a wall
     counts at the seconds of its ts. A member without entries has no row.
     sizes (member, at_most): entries and bytes of those of more than at_most / 2 and at most at_most bytes.
-    hot (member, rank): the documents with most entries, of equal ones those with more bytes, then by ns and key: ns,
-    key, entries, bytes, first_wall, last_wall, first_ts, last_ts, and id: the `_id` in Extended JSON as the newest
-    entry has it, null where that entry cannot be read.
+    hot (member, rank): the documents with most entries, of equal ones those with more bytes, of those again the ones
+    changed last: ns, key, entries, bytes, first_wall, last_wall, first_ts, last_ts, and id: the `_id` in Extended JSON
+    as the newest entry has it, null where that entry cannot be read. Documents are told apart by 64 bits of a hash.
     updates (member, ns): what updates cost in the oplog: their number, entries' bytes and bytes_per_update; how many
     are replacements (whole documents; replaced_share) and how many diffs (`$v: 2`); of the diffs the bytes of their
     entries (diff_entry_bytes) and of the field `diff` in them (diff_bytes: what is set, its names, and BSON's own), and
@@ -90,7 +97,6 @@ def summary(
 ) -> Summary[DataFrame]:
     """The tables as DataFrames, computed when they are asked for, the first pass once. top: hot documents a member."""
     from pyspark.sql import functions as F
-    from pyspark.sql.window import Window
 
     places = pinned(places)
     run = partial(map_spans, spark, span=span, only=only, rows_per_task=rows_per_task)
@@ -116,12 +122,9 @@ def summary(
     ]
     sizes = measured(groups, ("member", "at_most")).select("member", "at_most", *_SUMS)
     documents = run(places if top > 0 else [], _READ_FOR_DOCUMENTS, documents_in, _ddl(_DOCUMENT_COLUMNS))
-    hottest = Window.partitionBy("member").orderBy(F.desc("entries"), F.desc("bytes"), "ns", "key")
-    ranked = measured(documents, _DOCUMENT_KEYS).withColumn("rank", F.row_number().over(hottest).cast("bigint"))
-    hot = ranked.where(F.col("rank") <= top).select(*_HOT_COLUMNS)
-
-    def shown(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return (with_ids(batch, places) for batch in batches)
+    folds = sum(place.count(span) for place in places) // ROWS_PER_FOLD + spark.sparkContext.defaultParallelism
+    ranked = documents.repartition(folds, "document").mapInArrow(partial(hottest_in, top=top), _ddl(_RANKED_COLUMNS))
+    shown = partial(shown_in, places=places, top=top)
 
     return Summary(
         by(),
@@ -130,7 +133,7 @@ def summary(
         by("term"),
         by("minute"),
         sizes.orderBy("member", "at_most"),
-        hot.mapInArrow(shown, _ddl((*_HOT_COLUMNS, "id"))).orderBy("member", "rank"),
+        ranked.repartition(1).mapInArrow(shown, _ddl(_HOT_COLUMNS)).orderBy("member", "rank"),
         updates.select("member", "ns", "updates", *_UPDATE_SUMS[1:], *ratios).orderBy("member", "ns"),
     )
 
@@ -170,7 +173,7 @@ def local_summary(
         by("term"),
         by("minute"),
         _sorted(sizes, ("member", "at_most")),
-        _hottest(_folded(parts, _DOCUMENT_COLUMNS, _DOCUMENT_KEYS, _SUMS), places, top),
+        pa.Table.from_batches(shown_in(hottest_in(parts, top), places, top), arrow_types(_HOT_COLUMNS)),
         _sorted(updates, ("member", "ns")).select(["member", "ns", "updates", *_UPDATE_SUMS[1:], *_RATIOS]),
     )
 
@@ -190,24 +193,55 @@ def groups_in(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Rec
 
 def documents_in(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The second pass over one part: a row of each document. Entries about no document are left out."""
-    rows = (_document_rows(member, batch) for batch in batches if batch.num_rows)
-    yield from _folded(rows, _DOCUMENT_COLUMNS, _DOCUMENT_KEYS, _SUMS).to_batches()
+    rows = (_document_rows(batch) for batch in batches if batch.num_rows)
+    for batch in _folded(rows, _DOCUMENT_COLUMNS[1:], _DOCUMENT_KEYS[1:], _SUMS).to_batches():
+        yield pa.RecordBatch.from_arrays(
+            [_repeated(member, batch.num_rows), *batch.columns], schema=arrow_types(_DOCUMENT_COLUMNS)
+        )
 
 
-def with_ids(batch: pa.RecordBatch, places: Sequence[Place]) -> pa.RecordBatch:
-    """Rows of hot documents with the column `id`, from each one's newest entry."""
+def hottest_in(batches: Iterable[pa.RecordBatch], top: int) -> Iterator[pa.RecordBatch]:
+    """The `top` hottest of each member, ranked, from all rows of some documents."""
+    documents = _folded(batches, _DOCUMENT_COLUMNS, _DOCUMENT_KEYS, _SUMS)
+    for name in sorted(documents["member"].unique().to_pylist()):
+        of_member = documents.filter(pc.field("member") == name)
+        hottest = of_member.take(pc.select_k_unstable(of_member, top, _HOTTEST_FIRST))
+        ranks = pa.array(range(1, hottest.num_rows + 1), pa.int64())
+        yield from hottest.append_column("rank", ranks).select(_RANKED_COLUMNS).combine_chunks().to_batches()
+
+
+def shown_in(batches: Iterable[pa.RecordBatch], places: Sequence[Place], top: int) -> Iterator[pa.RecordBatch]:
+    """The hottest among all of those, with ns, key and id, from each one's newest entry."""
     by_name = {place.name: place for place in places}
-    rows = zip(*(batch.column(name).to_pylist() for name in ("member", "key", "last_ts")), strict=True)
-    ids = [_id_of(by_name[member], key, ts) for member, key, ts in rows]
-    return batch.append_column("id", pa.array(ids, pa.string()))
+    for batch in hottest_in((batch.drop_columns("rank") for batch in batches), top):
+        rows = zip(*(batch.column(name).to_pylist() for name in ("member", "document", "last_ts")), strict=True)
+        named = [_named(by_name[member], document, ts) for member, document, ts in rows]
+        columns = dict(zip(("ns", "key", "id"), zip(*named, strict=True), strict=True))
+        yield pa.RecordBatch.from_pydict(
+            {**dict(zip(batch.schema.names, batch.columns, strict=True)), **columns}, arrow_types(_HOT_COLUMNS)
+        )
 
 
-def _id_of(place: Place, key: bytes, ts: int) -> str | None:
-    for batch in place.read(Span(ts, ts + 1), ("key", "entry")):
-        for of, entry in zip(batch.column("key").to_pylist(), batch.column("entry").to_pylist(), strict=True):
-            if of == key:
-                return id_text(entry)
-    return None
+def _named(place: Place, document: int, ts: int) -> tuple[str | None, bytes | None, str | None]:
+    for batch in place.read(Span(ts, ts + 1), ("ns", "key", "entry")):
+        batch = _about_documents(batch)
+        for of, row in zip(_documents_of(batch).tolist(), batch.to_pylist(), strict=True):
+            if of == document:
+                return row["ns"], row["key"], id_text(row["entry"])
+    return None, None, None
+
+
+def _about_documents(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.filter(pc.is_valid(batch.column("key")))
+
+
+def _documents_of(batch: pa.RecordBatch) -> Numbers:
+    """Of each row a hash of namespace and key. No key may be null."""
+    namespaces = batch.column("ns").dictionary_encode()
+    seeds = [xxh3_64_intdigest(ns.encode()) for ns in namespaces.dictionary.to_pylist()]
+    taken = map(seeds.__getitem__, namespaces.indices.to_pylist())
+    digests = map(xxh3_64_intdigest, batch.column("key").to_pylist(), taken)
+    return np.fromiter(digests, np.uint64, batch.num_rows).view(np.int64)
 
 
 def _diff_sizes(batch: pa.RecordBatch, heads: Heads) -> Iterator[tuple[int, int | None]]:
@@ -246,16 +280,10 @@ def _group_rows(member: str, batch: pa.RecordBatch, heads: Heads) -> pa.Table:
     return pa.table(columns)
 
 
-def _document_rows(member: str, batch: pa.RecordBatch) -> pa.Table:
+def _document_rows(batch: pa.RecordBatch) -> pa.Table:
     """A row of each entry about a document."""
-    size, wall = _sizes_and_walls(batch)
-    columns = {
-        "member": _repeated(member, batch.num_rows),
-        "ns": batch.column("ns"),
-        "key": batch.column("key"),
-        **_measures(batch, size, wall),
-    }
-    return pa.table(columns).filter(pc.is_valid(batch.column("key")))
+    batch = _about_documents(batch)
+    return pa.table({"document": _documents_of(batch), **_measures(batch, *_sizes_and_walls(batch))})
 
 
 def _sizes_and_walls(batch: pa.RecordBatch) -> tuple[Numbers, Numbers]:
@@ -317,20 +345,6 @@ def _folded(
             kept = _measured(pa.concat_tables([kept, *waiting]), keys, sums).select(columns)
             waiting, rows = [], 0
     return _measured(pa.concat_tables([kept, *waiting]), keys, sums).select(columns)
-
-
-def _hottest(documents: pa.Table, places: Sequence[Place], top: int) -> pa.Table:
-    """The first `top` documents of each member, with rank and id."""
-    order = [("member", "ascending"), ("entries", "descending"), ("bytes", "descending")]
-    ordered = documents.sort_by([*order, ("ns", "ascending"), ("key", "ascending")])
-    found = []
-    for name in sorted({place.name for place in places}):
-        of_member = ordered.filter(pc.field("member") == name).slice(0, max(0, top))
-        ranks = pa.array(range(1, of_member.num_rows + 1), pa.int64())
-        found.append(of_member.append_column("rank", ranks).select(_HOT_COLUMNS))
-    rows = pa.concat_tables([arrow_types(_HOT_COLUMNS).empty_table(), *found])
-    parts = [with_ids(batch, places) for batch in rows.to_batches()]
-    return pa.Table.from_batches(parts, schema=arrow_types((*_HOT_COLUMNS, "id")))
 
 
 def _sorted(rows: pa.Table, keys: Sequence[str]) -> pa.Table:

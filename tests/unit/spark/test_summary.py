@@ -106,6 +106,24 @@ def test_hot_documents_by_entries_then_bytes(tmp_path: Path) -> None:
     assert (found[0]["first_ts"], found[0]["last_ts"]) == (of_three[0][0], of_three[-1][0])
 
 
+def test_of_equally_hot_documents_the_one_changed_last_comes_first(tmp_path: Path) -> None:
+    entries = [insert(n % 40, per_second=1) for n in range(80)]
+    entries = [(pack_ts(T0 + n, 1), *e[1:]) for n, e in enumerate(entries)]
+    longer = insert(100, per_second=1, text="longer")
+    found = local_summary([place(tmp_path, [*entries, longer])], top=41, rows_per_task=7).hot.to_pylist()
+    assert [row["id"] for row in found] == [*(str(n) for n in reversed(range(40))), "100"]
+    assert [row["rank"] for row in found] == list(range(1, 42))
+
+
+def test_the_same_id_in_two_namespaces_is_two_documents(tmp_path: Path) -> None:
+    entries = [entry(n, "d", of=1, ns=f"shop.c{n % 2}") for n in range(5)]
+    found = local_summary([place(tmp_path, [entry(9, "n"), *entries])]).hot.to_pylist()
+    assert [(row["ns"], row["key"], row["entries"]) for row in found] == [
+        ("shop.c0", encode_key(1), 3),
+        ("shop.c1", encode_key(1), 2),
+    ]
+
+
 def test_no_hot_documents_when_none_are_wanted(tmp_path: Path) -> None:
     assert local_summary([place(tmp_path, ENTRIES)], top=0).hot.num_rows == 0
 
