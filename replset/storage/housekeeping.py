@@ -49,12 +49,14 @@ def _prune(store: Store) -> bool:
 
 
 def _trim(store: Store, now_wall_ms: int) -> bool:
-    """Oldest entries, while they take more than the limit and are old enough; never past the commit point."""
+    """Oldest entries, while they take more than the limit and are old enough. The one at the commit point stays: every
+    rollback ends there or above, and looks for it.
+    """
     options = store.options
     excess = store.oplog_bytes - options.oplog_max_bytes
     if excess <= 0:
         return False
-    bound = min(store.commit_point.ts, store.last_applied.ts - 1)
+    bound = min(store.commit_point.ts, store.last_applied.ts) - 1
     if options.oplog_min_retention_s:
         bound = min(bound, pack_ts(max(0, int(now_wall_ms / 1000 - options.oplog_min_retention_s)), 0))
     through, size = 0, 0

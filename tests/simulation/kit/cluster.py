@@ -335,6 +335,7 @@ class SimCluster:
         else:
             machine.disk = dead_disk.crash(folder, self.rng_crashes, power_loss=power_loss)
             machine.disk.is_full = dead_disk.is_full
+        dead_disk.is_full = False  # what a dead life still writes is nobody's business
         machine.life = machine.member = None
         self.live = [row for row in self.live if row.name != name]
         machine.started = False

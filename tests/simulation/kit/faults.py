@@ -257,7 +257,13 @@ class Faults:
     def _ambush(self) -> None:
         """The next member that comes into some state is hit in that very moment, or a little later."""
         state = self._rng.choice(
-            (MemberState.PRIMARY, MemberState.PRIMARY, MemberState.ROLLBACK, MemberState.STARTUP2, MemberState.RECOVERING)
+            (
+                MemberState.PRIMARY,
+                MemberState.PRIMARY,
+                MemberState.ROLLBACK,
+                MemberState.STARTUP2,
+                MemberState.RECOVERING,
+            )
         )
         deed = self._rng.choice(("kill", "power", "cut", "pause", "clock", "voters"))
         delay_s = self._rng.choice((0.0, 0.002, 0.02, 0.2))

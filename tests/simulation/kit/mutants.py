@@ -167,7 +167,7 @@ MUTANTS = (
 )
 
 
-def run_mutants() -> int:
+def run_mutants(jobs: int = 1, only: str = "") -> int:
     """For `./dev sim --mutants`: 0 when each is caught, and by its own verdict."""
     missed = 0
     for mutant in MUTANTS:

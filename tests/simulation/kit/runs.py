@@ -138,8 +138,10 @@ class _Run:
         cluster.initiate()
         cluster.run(self._faulty())
         self.healed_ms = cluster.loop.now_ms
-        cluster.run_until(cluster.converged, CONVERGES_WITHIN_S, "converged")
+        cluster.run_until(cluster.all_counted, CONVERGES_WITHIN_S, "one primary, and everybody counted")
         self.well_ms = cluster.loop.now_ms
+        cluster.run(self._last_load())
+        cluster.run_until(cluster.converged, CONVERGES_WITHIN_S, "converged")
         self._prove_it_takes_writes()
         self.checkers.at_the_end()
         self._judge_registers()
@@ -147,11 +149,14 @@ class _Run:
             raise SimulationError(f"unhandled in a callback or task: {cluster.loop.unhandled[0]}")
 
     async def _faulty(self) -> None:
-        """Load and faults together; the load goes on for a while on the healed set."""
+        """Load and faults together."""
         self.workload.start()
         if self.registers is not None:
             self.registers.start()
         await self.faults.run(self.plan.faults_s)
+
+    async def _last_load(self) -> None:
+        """The load goes on for a while on the healed set."""
         await asyncio.sleep(3)
         await self.workload.stop()
         if self.registers is not None:

@@ -123,6 +123,17 @@ def small_oplog(make_driver: Callable[..., Driver], **more: float) -> Driver:
     return driver
 
 
+def test_a_rollback_to_the_commit_point_finds_its_entry_after_trimming(make_driver: Callable[..., Driver]) -> None:
+    """It is the common point that every rollback may have to go back to: without it there is only a new copy."""
+    driver = small_oplog(make_driver)
+    point = driver.history[5][0]
+    driver.store.set_commit_point(point)
+    settle(driver)
+    while driver.store.undo_step(point, stem="rollback-1"):
+        pass
+    assert driver.store.last_applied == driver.store.oldest == point
+
+
 def test_the_oplog_is_trimmed_by_bytes_and_never_past_the_commit_point(make_driver: Callable[..., Driver]) -> None:
     driver = small_oplog(make_driver)
     assert driver.store.oplog_bytes > 5000
@@ -130,8 +141,8 @@ def test_the_oplog_is_trimmed_by_bytes_and_never_past_the_commit_point(make_driv
     assert driver.store.oldest == driver.history[1][0]
     driver.store.set_commit_point(driver.history[5][0])
     settle(driver)
-    assert driver.store.oldest == driver.history[6][0]
-    assert driver.store.trimmed_through == driver.history[5][0].ts
+    assert driver.store.oldest == driver.history[5][0]
+    assert driver.store.trimmed_through == driver.history[4][0].ts
     driver.store.set_commit_point(driver.store.last_applied)
     settle(driver)
     assert 1500 < driver.store.oplog_bytes <= 2000
@@ -167,13 +178,13 @@ def test_a_reader_whose_place_is_gone_gets_capped_position_lost(make_driver: Cal
     for reopened in (False, True):
         store = driver.reopen() if reopened else driver.store
         with pytest.raises(CappedPositionLostError):
-            store.oplog_after(driver.history[4][0], limit=1, max_bytes=1)
-        assert store.oplog_after(driver.history[5][0], limit=1, max_bytes=1)[0].optime == driver.history[6][0]
-        assert store.oplog_after(OPTIME_NULL, limit=1, max_bytes=1)[0].optime == driver.history[6][0]
+            store.oplog_after(driver.history[3][0], limit=1, max_bytes=1)
+        assert store.oplog_after(driver.history[4][0], limit=1, max_bytes=1)[0].optime == driver.history[5][0]
+        assert store.oplog_after(OPTIME_NULL, limit=1, max_bytes=1)[0].optime == driver.history[5][0]
         with store.read() as snapshot:
             with pytest.raises(CappedPositionLostError):
-                snapshot.oplog_after(driver.history[4][0], limit=1, max_bytes=1)
-            assert snapshot.oplog_after(OPTIME_NULL, limit=1, max_bytes=1)[0].optime == driver.history[6][0]
+                snapshot.oplog_after(driver.history[3][0], limit=1, max_bytes=1)
+            assert snapshot.oplog_after(OPTIME_NULL, limit=1, max_bytes=1)[0].optime == driver.history[5][0]
 
 
 def test_first_and_last_optime_of_each_term_survive_trimming(make_driver: Callable[..., Driver]) -> None:
