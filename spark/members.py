@@ -116,6 +116,7 @@ def _address(text: str) -> str:
     try:
         parts = urlsplit(text)
         if parts.hostname and parts.port and parts.path in ("", "/") and not parts.query:
+            parts.hostname.encode("idna")
             return f"http://{parts.netloc}"
     except ValueError:
         pass

@@ -176,5 +176,11 @@ def rolled_back_error(name: str, optime: OpTime) -> PlaceRolledBackError:
     )
 
 
+def one_line(error: Exception) -> str:
+    """The first line of what an error says; damaged bytes may stand in it, which no terminal should get."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return "".join(letter if letter.isprintable() else "?" for letter in lines[0])
+
+
 def _shown(ts: int) -> str:
     return f"{ts >> 31}:{ts & 0x7FFFFFFF}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -97,7 +98,9 @@ class LivePlace:
         try:
             yield _Member(self.name, connection)
         except TimeoutError as error:
-            raise PlaceError(self.name, f"the member did not answer within {_TIMEOUT_S:.0f} s") from error
+            raise PlaceError(self.name, f"the member did not answer within {_TIMEOUT_S:g} s") from error
+        except socket.gaierror as error:
+            raise PlaceError(self.name, f"there is no host {parts.hostname}: {error}") from error
         except ConnectionRefusedError as error:
             raise PlaceError(self.name, f"nobody answers at {self.url}") from error
         except http.client.BadStatusLine as error:
@@ -110,6 +113,14 @@ class LivePlace:
             raise PlaceError(self.name, f"{self.url} answers what is no oplog: {error}") from error
         finally:
             connection.close()
+
+
+class _Info(NamedTuple):
+    """OPTIME_NULL of an empty oplog. size: of all entries, in bytes."""
+
+    first: OpTime
+    last: OpTime
+    size: int
 
 
 class _Page(NamedTuple):
@@ -132,17 +143,16 @@ class _Member:
             return self._bounds()
 
     def _bounds(self) -> Bounds:
-        info = json.loads(self._ask("/v1/replset/oplog/info", {}, "application/json")[0])
-        if not info.get("last"):
+        oldest, last, size = self._info()
+        if last == OPTIME_NULL:
             return Bounds()
-        oldest, last = OpTime.parse(info["first"]), OpTime.parse(info["last"])
         sample = self._page(OpTime(0, oldest.ts - 1), _SAMPLE_ROWS).documents
         newest = self._page(OpTime(0, last.ts - 1), 1).documents
         if not sample or not newest:
             raise rolled_back_error(self._name, last)
         row = member_row(newest[0])
         mean = sum(len(document.get_raw("entry") or b"") for document in sample) / len(sample)
-        whole = len(sample) if len(sample) < _SAMPLE_ROWS else round(int(info["bytes"]) / mean)
+        whole = len(sample) if len(sample) < _SAMPLE_ROWS else round(size / mean)
         return Bounds(oldest, OpTime(row.term, row.ts), whole, chain=row.chain)
 
     def read(self, span: Span) -> Iterator[list[Row]]:
@@ -199,12 +209,15 @@ class _Member:
             return data, response.headers
         code, reason = _failure(data, response)
         if code == _TRIMMED:
-            raise trimmed_error(self._name, self._first().ts - 1)
+            raise trimmed_error(self._name, self._info().first.ts - 1)
         raise PlaceError(self._name, reason)
 
-    def _first(self) -> OpTime:
-        info: dict[str, Any] = json.loads(self._ask("/v1/replset/oplog/info", {}, "application/json")[0])
-        return OpTime.parse(info["first"]) if info["first"] else OPTIME_NULL
+    def _info(self) -> _Info:
+        info = json.loads(self._ask("/v1/replset/oplog/info", {}, "application/json")[0])
+        if not isinstance(info, dict) or not isinstance(info["bytes"], int):
+            raise ValueError("it does not say how large its oplog is")
+        first, last = (OpTime.parse(str(info[end])) if info[end] else OPTIME_NULL for end in ("first", "last"))
+        return _Info(first, last, info["bytes"])
 
 
 def _mark(document: RawDocument) -> Mark:

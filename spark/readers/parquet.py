@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from replset.ids import OpTime
-from spark.columns import COLUMNS, MEMBER, arrow_schema
-from spark.places import ALL, Bounds, Only, PlaceError, Span
+from spark.columns import COLUMNS, FIELDS, MEMBER, arrow_schema
+from spark.places import ALL, Bounds, Only, PlaceError, Span, one_line
 from spark.readers.pieces import Piece, cut, rows_within, side_by_side, within
 
 _BATCH_ROWS = 16_384
@@ -41,6 +41,8 @@ class Group(NamedTuple):
     ns: tuple[str, str] | None
     mixed: bool
     """It holds entries of several members."""
+    stored: tuple[int, int]
+    """All rows and bytes of the row group, which tell whether the file still is the one that was looked at."""
 
 
 class Index(NamedTuple):
@@ -163,7 +165,13 @@ class _Files:
         return sorted(names)
 
     def read(self, group: Group, columns: Sequence[str]) -> pa.Table:
-        return self._file(group.file).read_row_group(group.number, columns=columns, use_threads=False)
+        file = self._file(group.file)
+        if group.number >= file.num_row_groups or _stored(file, group.number) != group.stored:
+            raise ValueError(f"{group.file} was changed while it was read")
+        try:
+            return file.read_row_group(group.number, columns=columns, use_threads=False)
+        except (OSError, pa.ArrowException) as error:
+            raise ValueError(f"{group.file} is damaged: {error}") from error
 
     def _paths(self) -> list[str]:
         info = self._system.get_file_info(self._root)
@@ -188,16 +196,20 @@ class _Files:
 
     def _groups_of(self, path: str, member: str | None) -> Iterator[Group]:
         file = self._open(path)
-        missing = [name for name in COLUMNS if name not in file.schema_arrow.names]
-        if missing:
-            raise ValueError(f"{path} holds no oplog: it has no column {missing[0]}")
+        for name in COLUMNS:
+            if name not in file.schema_arrow.names:
+                raise ValueError(f"{path} holds no oplog: it has no column {name}")
+            found = file.schema_arrow.field(name).type
+            if not _is_like(found, FIELDS[name]):
+                raise ValueError(f"{path} holds no oplog: its column {name} is {found}, not {FIELDS[name]}")
         found = []
         for number in range(file.num_row_groups):
             metadata = file.metadata.row_group(number)
             members = _range(metadata, MEMBER) if MEMBER in file.schema_arrow.names else _named_in(path)
             ts, mixed = _range(metadata, "ts"), members is None or members[0] != members[1]
             if metadata.num_rows and (member is None or mixed or members == (member, member)):
-                group = Group(path, number, metadata.num_rows, ts or (0, 0), _range(metadata, "ns"), mixed)
+                ends = ts or (0, 0), _range(metadata, "ns")
+                group = Group(path, number, metadata.num_rows, *ends, mixed, _stored(file, number))
                 found.append(group if ts and not (mixed and member) else _looked_into(file, group, member))
         return (group for group in found if group.rows)
 
@@ -215,6 +227,21 @@ class _Files:
         return names
 
 
+def _is_like(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a column can be read as one of ours, whoever wrote the file."""
+    if pa.types.is_dictionary(found):
+        found = found.value_type
+    for kinds in (_INTEGERS, _TEXTS, _BYTES):
+        if any(of_kind(wanted) for of_kind in kinds):
+            return any(of_kind(found) for of_kind in kinds) or pa.types.is_null(found)
+    return bool(found == wanted)
+
+
+_INTEGERS = (pa.types.is_integer,)
+_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+
+
 def _looked_into(file: pq.ParquetFile, group: Group, member: str | None) -> Group:
     """The group as its rows show it, where the footer does not tell enough."""
     table = file.read_row_group(group.number, ["ts", MEMBER] if group.mixed and member is not None else ["ts"])
@@ -222,6 +249,11 @@ def _looked_into(file: pq.ParquetFile, group: Group, member: str | None) -> Grou
         table = table.filter(pc.equal(table.column(MEMBER), member))
     ends = pc.min_max(table.column("ts")).as_py()
     return group._replace(rows=len(table), ts=(ends["min"] or 0, ends["max"] or 0))
+
+
+def _stored(file: pq.ParquetFile, number: int) -> tuple[int, int]:
+    metadata = file.metadata.row_group(number)
+    return metadata.num_rows, metadata.total_byte_size
 
 
 def _range(metadata: Any, column: str) -> Any:
@@ -281,5 +313,5 @@ def _errors(name: str, folder: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, pa.ArrowException) as error:
-        text = str(error) or type(error).__name__
-        raise PlaceError(name, f"{folder}: {text.splitlines()[0]}") from error
+        text = one_line(error)
+        raise PlaceError(name, text if folder in text else f"{folder}: {text}") from error

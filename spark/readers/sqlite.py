@@ -30,6 +30,7 @@ from spark.places import (
     Only,
     PlaceError,
     Span,
+    one_line,
     rolled_back_error,
     trimmed_error,
 )
@@ -220,6 +221,10 @@ class _Oplog:
             if start < number:
                 yield batch.slice(start, number - start)
             entry = self._first("SELECT entry FROM oplog WHERE ts = ?", stamps[number].as_py())
+            if entry is None:
+                raise PlaceError(
+                    self.name, f"{self.path} is damaged: it holds entries that it does not find by their ts"
+                )
             yield batch.slice(number, 1).set_column(at, batch.schema.field(at), pa.array(entry, pa.binary()))
             start = number + 1
         if start < batch.num_rows:
@@ -305,8 +310,7 @@ def _size(path: str) -> int:
 
 def _reason(error: Exception, path: str) -> str:
     """The driver's error in one line that says what is wrong with the file."""
-    text = (str(error).splitlines() or [type(error).__name__])[0]
-    text = text.rpartition("query: ")[2].removeprefix("[SQLite] ")
+    text = one_line(error).rpartition("query: ")[2].removeprefix("[SQLite] ")
     for sign, meaning in _MEANINGS.items():
         if sign in text:
             return f"{path} {meaning} ({text})"

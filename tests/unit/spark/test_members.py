@@ -98,6 +98,7 @@ def test_what_stands_for_no_oplog(tmp_path: Path) -> None:
     assert said(f"{tmp_path}/none") == f"{tmp_path}/none: there is no such file or folder"
     assert "http://HOST:PORT" in said("http://host")
     assert "http://HOST:PORT" in said("http://host:port")
+    assert "http://HOST:PORT" in said("http://a..b:1")
     assert "http://HOST:PORT" in said("http://host:1/v1")
     assert "plain HTTP" in said("https://host:1")
     assert "nosuch://a" in said("nosuch://a")

@@ -6,7 +6,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -42,6 +42,7 @@ class StandIn:
         self.rows, self.trimmed_through, self.pages = rows, 0, 0
         self.before_page: BEFORE_PAGE = lambda _member, _page: None
         self.broken_answer: bytes | None = None
+        self.stalls, self.done = False, Event()
 
     def trim(self, through: int) -> None:
         self.rows = [row for row in self.rows if row.ts > through]
@@ -82,6 +83,11 @@ def member() -> Iterator[StandIn]:
             for name, value in {**headers, "content-length": str(len(data))}.items():
                 self.send_header(name, value)
             self.end_headers()
+            if stand_in.stalls:
+                self.wfile.write(data[:100])
+                stand_in.done.wait(20)
+                self.close_connection = True
+                return
             self.wfile.write(data if stand_in.broken_answer is None else stand_in.broken_answer)
             self.close_connection = stand_in.broken_answer is not None
 
@@ -223,6 +229,16 @@ def test_a_member_that_dies_in_the_middle(member: StandIn, place: LivePlace) -> 
     assert "the member went away while it was read" in said(place)
 
 
+def test_a_member_that_stops_in_the_middle_of_a_page(
+    member: StandIn, place: LivePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has sent the beginning and then hangs, its connection open."""
+    monkeypatch.setattr(live, "_TIMEOUT_S", 0.2)
+    member.before_page = on_page(2, lambda member: setattr(member, "stalls", True))
+    assert said(place) == "the member did not answer within 0.2 s"
+    member.done.set()
+
+
 def test_what_is_no_member(member: StandIn, place: LivePlace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(member, "answer", lambda *_: (404, {}, b"<html>"))
     assert said(place) == "what answers there (404 Not Found) is no member's HTTP API"
@@ -230,6 +246,16 @@ def test_what_is_no_member(member: StandIn, place: LivePlace, monkeypatch: pytes
     assert "answers what is no oplog" in said(place)
     monkeypatch.setattr(member, "answer", lambda *_: (200, {}, encode({"optime": "1:2:3"})))
     assert "answers what is no oplog" in said(place)
+    for answer in (
+        b"[]",
+        b"5",
+        b"{}",
+        b'{"first": 5, "last": 6, "bytes": null}',
+        b'{"first": 5, "last": 6, "bytes": 7}',
+    ):
+        monkeypatch.setattr(member, "answer", lambda *_, data=answer: (200, {}, data))
+        with pytest.raises(PlaceError, match=r"m1: http://127.0.0.1:[0-9]+ answers what is no oplog: "):
+            place.bounds()
     refusal = json.dumps({"ok": 0, "code": 13436, "errmsg": "initial sync goes on"}).encode()
     monkeypatch.setattr(member, "answer", lambda *_: (503, {}, refusal))
     assert said(place) == "the member answers 503: initial sync goes on"
@@ -241,6 +267,14 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(live, "_TIMEOUT_S", 0.2)
         assert "did not answer within" in said(LivePlace("m1", url))
     assert said(LivePlace("m1", url)) == f"nobody answers at {url}"
+
+
+def test_no_such_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert said(LivePlace("m1", "http://m7:1")).startswith("there is no host m7: ")
 
 
 def test_another_protocol() -> None:
