@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import threading
@@ -14,7 +15,19 @@ import typer
 from replset.errors import BadValueError
 from replset.terminal import run_app
 from spark.render.content import readable
-from spark.running import PROGRAM, Engine, Format, Run, only_of, optime_of, point_of, running, span_of, tables_of
+from spark.running import (
+    PROGRAM,
+    Engine,
+    Format,
+    Run,
+    check_target,
+    only_of,
+    optime_of,
+    point_of,
+    running,
+    span_of,
+    tables_of,
+)
 
 if TYPE_CHECKING:
     from spark.classify import Diff
@@ -45,6 +58,8 @@ To = Annotated[str | None, typer.Option("--to", metavar="WHEN", help="up to this
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status. Every failure is one line on standard error and status 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that cannot show a letter stops nothing
     return run_app(app, PROGRAM, list(sys.argv[1:] if argv is None else argv))
 
 
@@ -253,6 +268,7 @@ def replay(
     point = None if at is None else optime_of(at, "--at")
     if out is not None and out.exists():
         raise BadValueError(f"--out: {out} is there already")
+    check_target(out, "--out")
     with running("replay", [member], engine=engine, master=master, form=shown, parquet=parquet) as run:
         from spark import replay as work
         from spark.replay_base import open_base

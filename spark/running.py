@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 PROGRAM = "oplog-spark"
 NEEDS = ("numpy", "pyarrow", "adbc_driver_sqlite", "adbc_driver_manager", "xxhash", "pandas", "pyspark")
 NOT_FOR_LOCAL = ("pyspark", "pandas")
+JAVA_OPTIONS = "SPARK_SUBMIT_OPTS"
+QUICK_JAVA = "-XX:TieredStopAtLevel=1"
+"""Compiles once and quickly: half the CPU of a job of some seconds, and no loss before Java's part of a job is long."""
+QUICK_ROWS = 1_000_000
 
 
 class Engine(StrEnum):
@@ -66,8 +71,20 @@ class Run:
         if self._session is None:
             from spark.session import spark_session
 
-            self._session = spark_session(master=self.master)
+            quick = self.is_short and JAVA_OPTIONS not in os.environ
+            if quick:
+                os.environ[JAVA_OPTIONS] = QUICK_JAVA
+            try:
+                self._session = spark_session(master=self.master)
+            finally:
+                if quick:
+                    del os.environ[JAVA_OPTIONS]
         return self._session
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the job will be over in seconds; a tail never is."""
+        return self.command != "tail" and sum(bounds.rows for bounds in self.bounds) <= QUICK_ROWS
 
     @property
     def wants_page(self) -> bool:
@@ -95,7 +112,7 @@ class Run:
             if self.format is Format.HTML:
                 sys.stdout.write(text)
         if self.format is Format.JSON:
-            print(json.dumps(document, indent=2, ensure_ascii=False))
+            print(json.dumps(document, indent=2, ensure_ascii=not speaks_utf8()))
         elif self.format is Format.TABLE:
             from spark.render.table import print_content
             from spark.render.telling import content_of
@@ -104,9 +121,6 @@ class Run:
 
     def write_parquet(self, folder: Path, tables: Mapping[str, Any]) -> None:
         """One folder a table: `NAME/part-*.parquet`, as Spark writes and anybody reads."""
-        taken = [name for name in tables if (folder / name).exists()]
-        if taken:
-            raise BadValueError(f"--parquet: {folder / taken[0]} is there already")
         for name, rows in tables.items():
             target = folder / name
             if hasattr(rows, "write"):
@@ -133,8 +147,10 @@ def running(
     html: Path | None = None,
     parquet: Path | None = None,
 ) -> Iterator[Run]:
-    """The members opened and asked for their bounds, so that what cannot be read is said before Spark starts."""
+    """The members opened and asked for their bounds: what cannot be read, or written, is said before Spark starts."""
     check_installed(NEEDS if engine is Engine.SPARK else [name for name in NEEDS if name not in NOT_FOR_LOCAL])
+    check_target(html, "--html")
+    check_folder(parquet, "--parquet")
     from spark.members import open_members
 
     run = Run(command, engine, master, form, html, parquet)
@@ -175,6 +191,38 @@ def check_installed(modules: Sequence[str]) -> None:
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise NotInstalledError(f'no {", ".join(missing)} here: pip install "replset[spark]"')
+
+
+def check_target(file: Path | None, option: str) -> None:
+    """BadValueError where no such file can be written."""
+    if file is None:
+        return
+    if file.is_dir():
+        raise BadValueError(f"{option}: {file} is a folder")
+    if not file.parent.is_dir():
+        raise BadValueError(f"{option}: there is no folder {file.parent}")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise BadValueError(f"{option}: {file} cannot be written")
+
+
+def check_folder(folder: Path | None, option: str) -> None:
+    """BadValueError unless it is empty or can be made: tables never come to lie among older ones."""
+    if folder is None:
+        return
+    if folder.is_dir():
+        if any(folder.iterdir()):
+            raise BadValueError(f"{option}: {folder} is there already, and not empty")
+        return
+    if folder.exists():
+        raise BadValueError(f"{option}: {folder} is a file")
+    above = next(parent for parent in folder.absolute().parents if parent.exists())
+    if not (above.is_dir() and os.access(above, os.W_OK)):
+        raise BadValueError(f"{option}: {folder} cannot be made")
+
+
+def speaks_utf8() -> bool:
+    """Whether standard output can hold any character."""
+    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
 
 def point_of(text: str, option: str, *, end: bool = False) -> int:

@@ -386,29 +386,27 @@ class Demo:
 
     def tool(self, *arguments: str) -> str:
         done = run_module("rollback_tools.main", *arguments)
-        check(
-            done.returncode == 0, f"rollback-tools {arguments[0]} exited with {done.returncode}: {done.stderr.strip()}"
-        )
+        check(done.returncode == 0, reason_of(done, "rollback-tools"))
         return done.stdout
 
     def are_same(self, members: Sequence[LocalMember]) -> bool:
         """Whether they hold the same oplog now; one may be an entry behind for a moment."""
         done = run_module("spark", "diff", "--engine", "local", *(str(member.dbpath) for member in members))
-        check(done.returncode in (0, 1), f"oplog-spark diff exited with {done.returncode}: {done.stderr.strip()}")
+        check(done.returncode in (0, 1), reason_of(done, "oplog-spark"))
         return done.returncode == 0
 
     def oplog_spark(self, status: int, *arguments: str) -> str:
         """What it prints; it must exit with `status`."""
         done = run_module("spark", *arguments)
+        check(done.returncode == status, reason_of(done, "oplog-spark"))
         for line in done.stderr.splitlines():
             self.say(line)
-        check(done.returncode == status, f"oplog-spark {arguments[0]} exited with {done.returncode}: {done.stderr}")
         return done.stdout
 
     # --- telling -------------------------------------------------------------------------------------------------
 
     def say(self, text: str) -> None:
-        self.console.print(f"    {escape(text)}", highlight=False)
+        self.console.print(f"    {escape(text)}", highlight=False, soft_wrap=True)
 
     def show(self, output: str) -> None:
         """What a tool printed, as it was."""
@@ -417,7 +415,7 @@ class Demo:
 
     def prove(self, text: str) -> None:
         self._proof = text
-        self.console.print(f"  [green]✔[/green] {escape(text)}", highlight=False)
+        self.console.print(f"  [green]✔[/green] {escape(text)}", highlight=False, soft_wrap=True)
 
     def run(self) -> bool:
         """Play all steps; False as soon as one does not hold."""
@@ -429,7 +427,7 @@ class Demo:
             try:
                 step.play()
                 check(self._proof, "the step checked nothing")
-            except (StepFailedError, ReplError, KeyError, TypeError) as error:
+            except (StepFailedError, ReplError, KeyError, TypeError, subprocess.TimeoutExpired) as error:
                 self.console.print(f"  [red]✘ {escape(f'{type(error).__name__}: {error}')}[/red]", highlight=False)
                 self.table.append((step.title, time.monotonic() - began, f"FAILED: {error}"))
                 return False
@@ -451,7 +449,13 @@ def run_module(module: str, *arguments: str) -> subprocess.CompletedProcess[str]
     """A program of the project in a process of its own."""
     environment = {**os.environ, "COLUMNS": "112"}
     command = [sys.executable, "-m", module, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
+
+
+def reason_of(done: subprocess.CompletedProcess[str], program: str) -> str:
+    """Why a program ended as it should not have: its last line, which names the program."""
+    lines = done.stderr.strip().splitlines() or [f"{program}: nothing was said"]
+    return f"{lines[-1]} (exit status {done.returncode})"
 
 
 def copy_database(source: Path, target: Path) -> Path:
@@ -505,13 +509,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print()
         console.print(demo.summary())
         if options.keep and held:
-            console.print(f"The set goes on; end it with: replset cluster down --dir {folder}", highlight=False)
+            console.print(
+                f"The set goes on; end it with: replset cluster down --dir {folder}", highlight=False, soft_wrap=True
+            )
         else:
             for member in demo.set.members:
                 demo.set.kill(member)
     total = sum(seconds for _, seconds, _ in demo.table)
     verdict = "[green]Every step held.[/green]" if held else "[red]A step did not hold.[/red]"
-    console.print(f"{verdict} {total:.0f} s; files and logs in {folder}", highlight=False)
+    console.print(f"{verdict} {total:.0f} s; files and logs in {folder}", highlight=False, soft_wrap=True)
     return 0 if held else 1
 
 

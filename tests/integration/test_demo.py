@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from replset.cli.demo import reason_of
 from tests.integration.conftest import next_ports
 
 pytestmark = pytest.mark.slow
@@ -26,7 +27,7 @@ def test_every_step_of_the_demo_holds() -> None:
     done = run_demo()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Every step held" in done.stdout
-    assert done.stdout.count("✔") == 10
+    assert done.stdout.count("✔") == 11
 
 
 def test_a_broken_step_ends_the_demo_with_a_failure() -> None:
@@ -34,3 +35,10 @@ def test_a_broken_step_ends_the_demo_with_a_failure() -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert "✘" in done.stdout
     assert "FAILED" in done.stdout
+
+
+def test_a_program_that_fails_is_told_in_its_own_last_line() -> None:
+    missing = 'oplog-spark: no pyspark here: pip install "replset[spark]"'
+    done = subprocess.CompletedProcess(["oplog-spark"], 2, stdout="", stderr=f"oplog-spark: Java 17\n{missing}\n")
+    assert reason_of(done, "oplog-spark") == f"{missing} (exit status 2)"
+    assert reason_of(subprocess.CompletedProcess([], -9, "", ""), "oplog-spark").endswith("(exit status -9)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,8 +15,21 @@ from replset.errors import BadValueError
 from replset.ids import pack_ts
 from spark import running as run_module
 from spark.cli import app, main
-from spark.places import PlaceError, Span
-from spark.running import Engine, JobFailedError, first_line, point_of, running, span_of, told
+from spark.places import Bounds, PlaceError, Span
+from spark.running import (
+    JAVA_OPTIONS,
+    QUICK_JAVA,
+    QUICK_ROWS,
+    Engine,
+    Format,
+    JobFailedError,
+    Run,
+    first_line,
+    point_of,
+    running,
+    span_of,
+    told,
+)
 from tests.spark.kit import insert, write_oplog
 from tests.unit.cli.commands import commands_of, parameters_of
 
@@ -198,13 +212,83 @@ def test_leaving_early_closes_what_was_opened(tmp_path: Path, monkeypatch: pytes
     assert stopped == ["stopped"]
 
 
-def test_parquet_is_not_written_over(tmp_path: Path, capsys: Capture) -> None:
-    member = write_oplog(tmp_path / "m1", [insert(n) for n in range(3)])
-    command = ["summary", str(member), "--engine", "local", "--parquet", str(tmp_path / "out"), "--json"]
-    assert main(command) == 0
-    capsys.readouterr()
-    assert main(command) == 2
+@pytest.mark.parametrize(
+    ("option", "target", "words"),
+    [
+        ("--html", "", "is a folder"),
+        ("--html", "nowhere/page.html", "there is no folder"),
+        ("--parquet", "full", "is there already, and not empty"),
+        ("--parquet", "full/file", "is a file"),
+        ("--parquet", "full/file/tables", "cannot be made"),
+    ],
+)
+def test_where_nothing_can_be_written_nothing_is_begun(
+    option: str, target: str, words: str, tmp_path: Path, capsys: Capture
+) -> None:
+    member = write_oplog(tmp_path / "m1", [insert(0)])
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    assert main(["elections", str(member), option, str(tmp_path / target)]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("oplog-spark: --parquet: ")
-    assert "is there already" in err
+    assert err.startswith(f"oplog-spark: {option}: ")
+    assert words in err
+    assert err.count("\n") == 1
+    assert "Java" not in err
+
+
+def test_parquet_goes_into_an_empty_folder_once(tmp_path: Path, capsys: Capture) -> None:
+    member = write_oplog(tmp_path / "m1", [insert(n) for n in range(3)])
+    (tmp_path / "out").mkdir()
+    command = ["summary", str(member), "--engine", "local", "--parquet", str(tmp_path / "out"), "--json"]
+    assert main(command) == 0
+    assert (tmp_path / "out/namespaces/part-00000.parquet").is_file()
+    capsys.readouterr()
+    assert main(command) == 2
+    assert "is there already" in capsys.readouterr().err
+
+
+def test_a_terminal_that_cannot_show_a_letter_stops_nothing(tmp_path: Path) -> None:
+    entries = [insert(n, ns="shop.\u00fcbel") for n in range(3)]
+    member = write_oplog(tmp_path / "m1", entries)
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
+    for option in ("--json", "--format=table"):
+        command = [sys.executable, "-m", "spark", "summary", "--engine", "local", str(member), option]
+        done = subprocess.run(command, capture_output=True, timeout=60, cwd=tmp_path, env=environment)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert b"bel" in done.stdout
+        if option == "--json":
+            (row,) = json.loads(done.stdout)["namespaces"]
+            assert row["ns"] == "shop.\u00fcbel"
+
+
+# --- Java for a short job --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "rows", "given", "seen"),
+    [
+        ("diff", 400, None, QUICK_JAVA),
+        ("diff", QUICK_ROWS + 1, None, None),
+        ("tail", 400, None, None),
+        ("diff", 400, "-Xss2m", "-Xss2m"),
+    ],
+)
+def test_a_short_job_gets_a_java_that_starts_quickly(
+    command: str, rows: int, given: str | None, seen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str | None] = []
+    session: Any = object()
+
+    def started(**_options: object) -> Any:
+        found.append(os.environ.get(JAVA_OPTIONS))
+        return session
+
+    monkeypatch.setattr("spark.session.spark_session", started)
+    monkeypatch.delenv(JAVA_OPTIONS, raising=False)
+    if given is not None:
+        monkeypatch.setenv(JAVA_OPTIONS, given)
+    run = Run(command, Engine.SPARK, None, Format.TABLE, None, None, bounds=[Bounds(rows=rows)])
+    assert run.session is session
+    assert found == [seen]
+    assert os.environ.get(JAVA_OPTIONS) == given
