@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _DIGESTS_PER_TASK = 100_000
+_ROWS_OF_NUMBERS = 4
+"""So many times as many entries to a task that reads but numbers: each task costs as much as 100,000 of them."""
 _NUMBERS = tuple(f"n{number}" for number in range(len(Tally._fields)))
 _SAID = pa.schema([("what", pa.string()), *((name, pa.int64()) for name in ("one", "other", *_NUMBERS))])
 """What workers say of their part. `differs`: member, -, bucket, entries. `rows`: member, -, entries that count, entries
@@ -147,11 +149,12 @@ def _ddl(kind: pa.DataType) -> str:
 def _digests(session: SparkSession, members: Opened, grid: Grid, span: Span, rows_per_task: int) -> DataFrame:
     """Every digest, those of a bucket side by side."""
     work = digests_in(grid, {name: at for at, name in enumerate(members.names)})
-    parts = map_spans(
-        session, members.pinned, READ_FOR_DIGESTS, work, ddl_of(SCHEMA), span=span, rows_per_task=rows_per_task
-    )
-    about = sum(one.rows for one in members.bounds) // ENTRIES_PER_SLOT
-    return parts.repartition(1 + about // _DIGESTS_PER_TASK, "bucket").sortWithinPartitions("bucket", "at")
+    total = sum(one.rows for one in members.bounds)
+    for_each_core = total // (2 * session.sparkContext.defaultParallelism)
+    several = max(rows_per_task, min(_ROWS_OF_NUMBERS * rows_per_task, for_each_core))
+    parts = map_spans(session, members.pinned, READ_FOR_DIGESTS, work, ddl_of(SCHEMA), span=span, rows_per_task=several)
+    tasks = 1 + total // ENTRIES_PER_SLOT // _DIGESTS_PER_TASK
+    return parts.repartition(tasks, "bucket").sortWithinPartitions("bucket", "at")
 
 
 def _compared(digests: DataFrame, grid: Grid, facts: Facts) -> DataFrame:

@@ -202,8 +202,11 @@ def beside(bench: Bench, members: Members, spark: SparkSession) -> None:
 
     report, folder = bench.report, bench.folder / "parquet"
     with watched() as exported:
-        export(spark, members.places, folder)
-    report.add("export of all columns to Parquet, by Spark", exported.seconds, watch=exported)
+        files = export(spark, members.places, folder).collect()
+    sizes = sum(file["bytes"] for file in files), sum(os.path.getsize(place.path) for place in members.places)
+    entry = " and ".join(f"{size / members.rows:.0f} B" for size in sizes)
+    notes = f"an entry takes {entry} in SQLite"
+    report.add("export of all columns to Parquet, by Spark", exported.seconds, watch=exported, notes=notes)
     missing = [name for name in ("duckdb", "polars") if find_spec(name) is None]
     if missing:
         report.say(f"not installed: {', '.join(missing)}", "pip install -e '.[bench]'")

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby, pairwise
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -20,10 +21,12 @@ from replset.bson import encode, encode_key
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import insert_entry
 from replset.oplog_row import CHAIN_START, OplogRow, Pending, chained_rows
+from replset.storage.layout import DATABASE_FILE
 from spark.classify import ENTRY_ORDER
 from spark.columns import arrow_schema
 from spark.places import ALL, Bounds, Only, Span
-from tests.spark.kit import T0, UUID
+from spark.readers.sqlite import SqlitePlace
+from tests.spark.kit import T0, UUID, write_rows
 
 _ATTRIBUTES = {"wall": "wall_ms"}
 _ROOM = 4
@@ -90,6 +93,11 @@ class Planted:
 
     def places(self, batch_rows: int = 5) -> list[ListPlace]:
         return [ListPlace(name, tuple(rows), batch_rows) for name, rows in self.members.items()]
+
+
+def in_files(folder: Path, members: Mapping[str, Iterable[OplogRow]]) -> list[SqlitePlace]:
+    """Each member's rows in a dbpath below the folder."""
+    return [SqlitePlace(name, str(write_rows(folder / name, rows) / DATABASE_FILE)) for name, rows in members.items()]
 
 
 def plant(plan: Plan) -> Planted:

@@ -1,0 +1,101 @@
+"""Spark's `diff` gives the rows of `local_diff`, however the work is cut. What those must be: tests/property."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+
+from spark.classify import Diff
+from spark.diff import diff
+from spark.digests import Grid
+from spark.local_diff import LocalDiff, local_diff
+from spark.places import Only, Span
+from tests.spark import planted
+from tests.spark.planted import Change, ListPlace, Plan, Tail, dense, in_files, plant
+from tests.spark.trimming import LaterTrimmed
+
+TABLES = ("members", "pairs", "entries", "by_namespace", "by_document")
+BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
+
+
+@pytest.fixture(autouse=True)
+def forgotten(spark: SparkSession) -> Iterator[None]:
+    """Workers do not find the tests' modules; what one test kept in Spark is nothing to the next."""
+    cloudpickle.register_pickle_by_value(planted)
+    yield
+    cloudpickle.unregister_pickle_by_value(planted)
+    spark.catalog.clearCache()
+
+
+@pytest.mark.parametrize(
+    ("plan", "how"),
+    [
+        pytest.param(dense(0.0, 1), {}, id="nothing"),
+        pytest.param(dense(0.05, 2, tail=Tail.LOSING), {"rows_per_task": 150, "grid": Grid(16, 2)}, id="some"),
+        pytest.param(dense(1.0, 3, entries=90, trimmed=(0, 20, 3)), {"rows_per_task": 40}, id="everything"),
+    ],
+)
+def test_what_was_planted_in_files_is_found(
+    spark: SparkSession, plan: Plan, how: dict[str, Any], tmp_path: Path
+) -> None:
+    made = plant(plan)
+    places = in_files(tmp_path, made.members)
+    found = diff(spark, places, **how)
+    _check(found, local_diff(places, **how))
+    assert _collected(found.entries) == [_as_spark(row) for row in made.expected]
+
+
+def test_groups_that_part_at_batches_and_copies_of_entries(spark: SparkSession) -> None:
+    """Three entries a batch, everywhere."""
+    kinds = sorted(Change)
+    changes = {number: (number % 4, kinds[number % len(kinds)]) for number in range(0, 60, 2)}
+    made = plant(Plan(60, 4, 7, changes, (0, 5), Tail.SAME_TERM))
+    places = [*made.places(3), ListPlace("empty", ())]
+    before = spark.conf.get(BATCH)
+    assert before is not None
+    spark.conf.set(BATCH, 3)
+    try:
+        _check(diff(spark, places, rows_per_task=25), local_diff(places))
+    finally:
+        spark.conf.set(BATCH, before)
+
+
+def test_a_span_and_some_namespaces(spark: SparkSession) -> None:
+    made = plant(dense(0.3, 5, entries=120, trimmed=(30,)))
+    rows = made.members["m1"]
+    span, only = Span(rows[20].ts, rows[80].ts), Only(ns=("shop.items", "app.users"))
+    found = diff(spark, made.places(), span=span, only=only)
+    assert found.chosen
+    _check(found, local_diff(made.places(), span=span, only=only))
+
+
+def test_a_head_that_moves_away_meanwhile(spark: SparkSession, tmp_path: Path) -> None:
+    made = plant(dense(0.5, 7, entries=100))
+    gone = {name: [row for row in rows if name != "m0" or row.ts > rows[40].ts] for name, rows in made.members.items()}
+    expected = local_diff(in_files(tmp_path / "gone", gone))
+    first, *others = in_files(tmp_path, made.members)
+    found = diff(spark, [LaterTrimmed(first, made.members["m0"][40].ts), *others], grid=Grid())
+    assert _collected(found.entries) == [_as_spark(row) for row in expected.entries.to_pylist()]
+    assert found.verdicts == expected.verdicts
+    assert found.trimmed == _collected(found.members)[0]["trimmed"] > 30
+
+
+def _check(found: Diff[DataFrame], expected: LocalDiff) -> None:
+    for name in TABLES:
+        rows = [_as_spark(row) for row in getattr(expected, name).to_pylist()]
+        assert _collected(getattr(found, name)) == rows, name
+        assert getattr(found, name).columns == getattr(expected, name).column_names
+    assert (found.verdicts, found.trimmed, found.same) == (expected.verdicts, expected.trimmed, expected.same)
+
+
+def _collected(table: DataFrame) -> Sequence[dict[str, Any]]:
+    return [row.asDict(recursive=True) for row in table.collect()]
+
+
+def _as_spark(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: bytearray(value) if isinstance(value, bytes) else value for name, value in row.items()}
