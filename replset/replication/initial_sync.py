@@ -29,7 +29,7 @@ from replset.replication.transfer import PartialCopy, Transfer
 from replset.storage.copies import check_database
 from replset.storage.disk import Disk
 from replset.storage.oplog import newest_row
-from replset.storage.sqlite import storage_error
+from replset.storage.sqlite import storage_error, transaction
 from replset.storage.store import Store
 from replset.storage.txn import write_meta
 
@@ -359,7 +359,7 @@ def name_copy(disk: Disk, path: str, sync_id: str) -> OpTime:
         connection = disk.connect(path)
         try:
             connection.pragma("journal_mode", "delete")
-            with connection:
+            with transaction(connection):
                 write_meta(connection, _COPY_FOR, sync_id)
             newest = newest_row(connection)
             return OPTIME_NULL if newest is None else newest.optime

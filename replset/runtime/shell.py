@@ -12,16 +12,19 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from replset.core.effects import Effect, ElectionRecord, Journal, Persist, PersistedRecord, Reply, Send
 from replset.core.messages import Message, ReplyBody, Request, RequestBody, Response
 from replset.core.node import Node
-from replset.errors import ReplError, ShutdownInProgressError
+from replset.errors import OutOfDiskSpaceError, ReplError, ShutdownInProgressError
 from replset.ids import Millis
 from replset.replication.ports import Clock, Workers
 
 log = logging.getLogger("replset.shell")
+
+ROOM_AGAIN_S: Final = 1.0
+"""Between two tries to write member.db on a full disk."""
 
 
 class Hands(Protocol):
@@ -64,6 +67,7 @@ class Shell:
         self._effects: deque[Effect] = deque()
         self._busy = False  # carrying effects out right now
         self._persisting = False
+        self._is_disk_full = False
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._due = Millis(0)
@@ -156,13 +160,28 @@ class Shell:
     async def _persist(self, record: PersistedRecord) -> None:
         try:
             async with self._member_file:
-                await self._workers.run(lambda: self._hands.save(record))
+                while not await self._has_saved(record):
+                    await asyncio.sleep(ROOM_AGAIN_S)
+                    if self._closed:
+                        return
         except (ReplError, OSError) as error:
             self._broken(error)
             return
         self._persisting = False
         self._pump()
         self._schedule()
+
+    async def _has_saved(self, record: PersistedRecord) -> bool:
+        """False while the disk is full: what stands behind the record, the member's voice with it, waits for room."""
+        try:
+            await self._workers.run(lambda: self._hands.save(record))
+        except OutOfDiskSpaceError as error:
+            if not self._is_disk_full:
+                log.warning("%s; this member says nothing until there is room", error.message)
+            self._is_disk_full = True
+            return False
+        self._is_disk_full = False
+        return True
 
     async def _write_journal(self) -> None:
         try:

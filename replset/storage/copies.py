@@ -14,7 +14,7 @@ from replset.storage import oplog
 from replset.storage.disk import SHM_SUFFIX, WAL_SUFFIX, Disk, file_sha256
 from replset.storage.layout import DATABASE_FILE
 from replset.storage.schema import DATA_SCHEMA
-from replset.storage.sqlite import first_row, storage_error
+from replset.storage.sqlite import first_row, storage_error, transaction
 from replset.storage.txn import read_meta, write_meta
 
 _PAGES_A_STEP = 1024
@@ -94,7 +94,7 @@ def _make_ours(disk: Disk, copy_path: str, rollback_id_before: int) -> None:
         connection.pragma("journal_mode", "delete")
         if connection.pragma("application_id") != DATA_SCHEMA.application_id:
             raise CorruptDataError(f"{copy_path} is no copy of a member's database")
-        with connection:
+        with transaction(connection):
             theirs = read_meta(connection, "rollback_id")
             write_meta(connection, "rollback_id", max(theirs if isinstance(theirs, int) else 1, rollback_id_before) + 1)
             write_meta(connection, "rollbacks_done", None)

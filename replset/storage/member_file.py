@@ -20,7 +20,7 @@ from replset.errors import CorruptDataError, ReplError
 from replset.ids import OPTIME_NULL, MemberId, OpTime
 from replset.storage.disk import Disk
 from replset.storage.schema import MEMBER_SCHEMA, check_schema, ensure_schema
-from replset.storage.sqlite import check_sqlite_version, rows_of, storage_error
+from replset.storage.sqlite import check_sqlite_version, rows_of, storage_error, transaction
 
 MEMBER_FILE = "member.db"
 _JOURNAL_ROWS = 1000
@@ -123,7 +123,7 @@ class MemberFile:
         """All of these in one durable transaction; None removes."""
         with self._guard:
             try:
-                with self._connection:
+                with transaction(self._connection):
                     for name, value in values.items():
                         if value is None:
                             self._connection.execute("DELETE FROM member WHERE name = ?", (name,))
@@ -197,7 +197,7 @@ class MemberFile:
         """Add lines, all in one transaction: a vote may wait behind its sync. The oldest beyond a thousand go."""
         with self._guard:
             try:
-                with self._connection:
+                with transaction(self._connection):
                     self._connection.executemany(
                         "INSERT INTO journal (wall, term, event, detail) VALUES (?, ?, ?, ?)",
                         [(line.wall_ms, line.term, line.event, line.detail) for line in lines],

@@ -15,7 +15,7 @@ import apsw
 
 from replset.errors import CorruptDataError
 from replset.storage.layout import DATA_APPLICATION_ID
-from replset.storage.sqlite import first_row
+from replset.storage.sqlite import first_row, transaction
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -133,7 +133,7 @@ def ensure_schema(connection: apsw.Connection, schema: Schema, path: str) -> boo
     if done == len(schema.steps):
         return False
     statements = statements_of(schema, done)
-    with connection:
+    with transaction(connection):
         for sql in statements:
             connection.execute(sql)
         connection.execute(f"PRAGMA application_id = {schema.application_id}")

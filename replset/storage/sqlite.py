@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import apsw
@@ -31,6 +33,19 @@ def storage_error(error: Exception, path: str) -> StorageError | OutOfDiskSpaceE
     if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.FormatError):
         return CorruptDataError(f"{path} is damaged: {error}")
     return StorageError(f"{path}: {type(error).__name__}: {error}")
+
+
+@contextmanager
+def transaction(connection: apsw.Connection) -> Iterator[None]:
+    """All of the block or nothing of it. Keeps the block's own error: on a full disk SQLite rolls back by itself."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
 
 
 def rows_of(connection: apsw.Connection, sql: str, values: tuple[Any, ...] = ()) -> Any:

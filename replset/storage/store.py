@@ -28,7 +28,7 @@ from replset.storage.disk import WAL_SUFFIX, Disk, Lock
 from replset.storage.layout import DATABASE_FILE
 from replset.storage.schema import DATA_SCHEMA, check_schema, ensure_schema
 from replset.storage.snapshot import Snapshot
-from replset.storage.sqlite import check_sqlite_version, first_row, storage_error
+from replset.storage.sqlite import check_sqlite_version, first_row, storage_error, transaction
 from replset.storage.txn import Head, Txn, read_meta, write_meta
 from replset.storage.undo import RollbackMark
 
@@ -155,7 +155,7 @@ class Store:
         ensure_schema(connection, DATA_SCHEMA, self.path)
         # A write makes sure that the WAL exists, so that the folder's sync below covers its name: later commits are
         # synced through the file alone.
-        with connection:
+        with transaction(connection):
             opened = read_meta(connection, "opened")
             write_meta(connection, "opened", (opened if isinstance(opened, int) else 0) + 1)
         self._checkpointer = self.disk.connect(self.path)

@@ -33,7 +33,13 @@ from replset.core.messages import (
     Response,
     StepUpRequest,
 )
-from replset.errors import HostUnreachableError, InvariantError, ShutdownInProgressError, StorageError
+from replset.errors import (
+    HostUnreachableError,
+    InvariantError,
+    OutOfDiskSpaceError,
+    ShutdownInProgressError,
+    StorageError,
+)
 from replset.ids import HostPort, MemberId, Millis, OpTime
 from replset.runtime.shell import Shell
 from tests.simulation.kit.clock import SimClock
@@ -341,6 +347,37 @@ def test_member_db_that_cannot_be_written_stops_the_member_before_the_vote_is_to
         await rig.workers.finish()
         assert rig.broken == [rig.hands.save_error]
         assert rig.done == []
+
+    with_rig(scenario)
+
+
+def test_a_full_disk_keeps_the_vote_untold_until_there_is_room() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.hands.save_error = OutOfDiskSpaceError("member.db: no space left on the disk")
+        rig.answer(DrainFinished, BALLOT, StopFetching())
+        rig.shell.feed(DrainFinished(1))
+        for _ in range(3):
+            await settle()
+            await rig.workers.finish()
+            await asyncio.sleep(1)
+        assert (rig.broken, rig.done) == ([], [])
+        rig.hands.save_error = None
+        await settle()
+        await rig.workers.finish()
+        assert rig.done == [("saved", VOTE), StopFetching()]
+
+    with_rig(scenario)
+
+
+def test_a_member_whose_disk_is_full_can_be_closed() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.hands.save_error = OutOfDiskSpaceError("member.db: no space left on the disk")
+        rig.answer(DrainFinished, BALLOT, StopFetching())
+        rig.shell.feed(DrainFinished(1))
+        await settle()
+        await rig.workers.finish()
+        await asyncio.wait_for(rig.shell.close(), 5)
+        assert (rig.broken, rig.done) == ([], [])
 
     with_rig(scenario)
 

@@ -11,7 +11,7 @@ import pytest
 
 from replset.config import ReplSetConfig
 from replset.core.effects import LastVote
-from replset.errors import CorruptDataError, StorageError
+from replset.errors import CorruptDataError, OutOfDiskSpaceError, StorageError
 from replset.ids import OPTIME_NULL, MemberId, OpTime
 from replset.storage.disk import RealDisk
 from replset.storage.member_file import JournalLine, MemberFile
@@ -180,3 +180,20 @@ def test_failures_are_storage_errors(open_file: Callable[[], MemberFile], tmp_pa
     other.execute("ROLLBACK")
     other.close()
     assert file.last_vote is None
+
+
+def test_a_full_disk_is_named_and_what_was_there_stays(open_file: Callable[[], MemberFile], tmp_path: Path) -> None:
+    file = open_file()
+    file.save_vote(LastVote(7, MemberId(2)))
+    lines = [JournalLine(wall_ms=1, term=7, event="voted", detail="x" * 4000)] * 100
+    connection = file._connection
+    before = connection.pragma("max_page_count")
+    connection.pragma("max_page_count", connection.pragma("page_count"))
+    with pytest.raises(OutOfDiskSpaceError, match=r"member\.db: no space left on the disk"):
+        file.append_lines(lines)
+    connection.pragma("max_page_count", before)
+    file.save_vote(LastVote(8, None))
+    file.append_lines(lines)
+    again = open_file()
+    assert again.last_vote == LastVote(8, None)
+    assert len(again.journal(1000)) == 100
