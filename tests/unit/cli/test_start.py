@@ -235,9 +235,15 @@ def test_a_member_on_a_made_schema_carries_no_tools(tmp_path: Path, port: int) -
     """132 MB against 46: what only tools need is not imported by a server."""
     dbpath = made_dbpath(tmp_path / "data")
     code = (
-        "import json, os, signal, sys, threading\n"
+        "import json, os, signal, socket, sys, threading, time\n"
         "from replset.cli.main import main\n"
-        "threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGTERM)).start()\n"
+        "def end_it():\n"
+        f"    while socket.socket().connect_ex(('127.0.0.1', {port})):\n"
+        "        time.sleep(0.05)\n"
+        "    while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:\n"
+        "        time.sleep(0.05)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "threading.Thread(target=end_it, daemon=True).start()\n"
         f"status = main(['start', '--replSet', 'rs0', '--dbpath', {str(dbpath)!r}, '--port', '{port}'])\n"
         f"print(json.dumps([status, [name for name in {HEAVY!r} if name in sys.modules]]))\n"
     )
