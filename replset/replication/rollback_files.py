@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from replset.storage.disk import Disk
 
 FOLDER = "rollback"
+ACK_SUFFIX = ".ack"
 OPLOG_NS = "local.oplog.rs"
 MANIFEST_VERSION = 1
 _PLAIN = frozenset(string.ascii_letters + string.digits + "._-$")
@@ -335,6 +336,42 @@ def manifests_on(disk: Disk, dbpath: str) -> list[Manifest]:
     names = sorted(name for name in disk.list_folder(folder) if is_manifest_name(name))
     found = [Manifest.parse(disk.read_file(os.path.join(folder, name)), name) for name in names]
     return sorted(found, key=_age)
+
+
+# --- acknowledgements ------------------------------------------------------------------------------------------
+
+
+def acknowledge(disk: Disk, folder: str, rollback_id: str, *, wall_ms: int, by: str) -> bool:
+    """Note durably, beside the manifest, that a person knows of this rollback; False when it was noted before.
+
+    The note is `ID.ack`: `{"acknowledged": WHEN, "by": WHO}`. The manifest stays as it is. A live member and a tool in
+    another process may both do this. OSError when it could not be written.
+    """
+    path = os.path.join(folder, f"{rollback_id}{ACK_SUFFIX}")
+    if disk.exists(path):
+        disk.sync_folder(folder)  # whoever wrote it may have died before this
+        return False
+    temporary = f"{path}.tmp"
+    try:
+        disk.write_file(temporary, [json.dumps({"acknowledged": utc_text(wall_ms), "by": by}).encode() + b"\n"])
+        disk.sync_file(temporary)
+        disk.rename(temporary, path)
+    except OSError:
+        disk.remove(temporary)
+        raise
+    disk.sync_folder(folder)
+    return True
+
+
+def acknowledged(folder: str | Path, rollback_id: str) -> str | None:
+    """When a rollback was acknowledged, as `utc_text` writes it; None while nobody has. A damaged note still counts."""
+    try:
+        note = json.loads((Path(folder) / f"{rollback_id}{ACK_SUFFIX}").read_bytes())
+        return str(note["acknowledged"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return "unknown"
 
 
 # --- reading, without a member ---------------------------------------------------------------------------------

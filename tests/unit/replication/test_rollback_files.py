@@ -18,6 +18,8 @@ from replset.replication.rollback_files import (
     RollbackFile,
     RollbackState,
     RollbackWriter,
+    acknowledge,
+    acknowledged,
     escape_namespace,
     list_manifests,
     parse_utc,
@@ -180,3 +182,29 @@ def test_verify_names_what_is_wrong(tmp_path: Path) -> None:
     assert verify_file(folder, file) == f"{len(data) + 1} bytes, the manifest says {len(data)}"
     path.unlink()
     assert verify_file(folder, file) == "missing"
+
+
+def test_an_acknowledgement_stands_beside_the_manifest_and_the_first_one_stays(tmp_path: Path) -> None:
+    folder, stem = str(tmp_path), "rollback-2026-09-21T14-13-20.0"
+    assert acknowledged(folder, stem) is None
+    assert acknowledge(RealDisk(), folder, stem, wall_ms=WALL_MS, by="anna")
+    assert not acknowledge(RealDisk(), folder, stem, wall_ms=WALL_MS + 1, by="bert")
+    assert acknowledged(folder, stem) == utc_text(WALL_MS)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{stem}.ack"]
+    assert list_manifests(folder) == []
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"{}", b"\xff"])
+def test_a_damaged_acknowledgement_still_counts(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "rollback-x.0.ack").write_bytes(text)
+    assert acknowledged(tmp_path, "rollback-x.0") == "unknown"
+
+
+def test_an_acknowledgement_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    class Full(RealDisk):
+        def sync_file(self, path: str) -> None:
+            raise OSError(28, "No space left on device", path)
+
+    with pytest.raises(OSError, match="No space left"):
+        acknowledge(Full(), str(tmp_path), "rollback-x.0", wall_ms=WALL_MS, by="anna")
+    assert list(tmp_path.iterdir()) == []
