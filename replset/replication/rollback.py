@@ -3,7 +3,8 @@
 Order is everything here. Files, folder and a planned manifest are durable before the first undo; the first step's
 transaction writes the mark (manifest id, common point) and raises the rollback id; the last step's turns it into the
 done mark; that is synced before the manifest is rewritten as finished. `settle` repairs whatever a crash left of this.
-Whether to roll back at all, and with whom, is the core's decision.
+A disk that is full is waited for, wherever it happens: what is done stays, nothing is undone unrecorded. Whether to
+roll back at all, and with whom, is the core's decision.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 from uuid import UUID
 
 from replset.core.messages import Report, RollbackEnded
@@ -37,12 +39,15 @@ from replset.replication.rollback_files import (
     sync_names,
     utc_text,
 )
+from replset.replication.rollback_progress import RollbackPhase, RollbackProgress
 from replset.storage.catalog import Collection
 from replset.storage.disk import Disk
 from replset.storage.snapshot import Snapshot
+from replset.storage.sqlite import is_no_room
 from replset.storage.store import Store
 
 log = logging.getLogger("replset.rollback")
+T = TypeVar("T")
 
 PROBE_POINTS = 16
 PROBE_TIMEOUT_MS = Millis(10_000)
@@ -50,6 +55,8 @@ UNDO_STEP_ENTRIES = 200
 PAGE_ENTRIES = 1_000
 PAGE_BYTES = 4 << 20
 TOUCHED_PAGE = 1_000
+WRITTEN_PAGE = 20_000
+ROOM_MARGIN_BYTES = 1 << 20
 
 
 class SourceChangedError(ReplError):
@@ -62,6 +69,21 @@ class NoCommonPointError(ReplError):
     """The source's oplog begins after everything that the two have in common: too stale (120)."""
 
     code = 120
+
+
+class TooFarBackError(UnrecoverableRollbackError):
+    """The common point lies before what must stay, or before what the undo reaches back to (127)."""
+
+    def __init__(self, message: str, common_point: OpTime) -> None:
+        super().__init__(message)
+        self.common_point = common_point
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackOptions:
+    """room_pause_ms: between two looks at a disk that is full."""
+
+    room_pause_ms: int = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +111,7 @@ class Rollback:
         undone: Callable[[], None],
         report: Callable[[Report], None],
         on_broken: Callable[[BaseException], None],
+        options: RollbackOptions | None = None,
     ) -> None:
         """store: the one that is open now. commit_point: the core's. undone: called after each undo step (the
         store's newest entry moved back, its rollback id moved on). report: feeds the core. on_broken: stops the member.
@@ -104,79 +127,174 @@ class Rollback:
         self._undone = undone
         self._report = report
         self._on_broken = on_broken
+        self._options = options or RollbackOptions()
+        self.progress = RollbackProgress()
 
     async def run(self, source: HostPort) -> None:
         """Find the common point with `source`, write the files, undo, finish; reports RollbackEnded.
 
-        Whatever fails before the first undo is reported. What fails after it goes to `on_broken`: the member must stop,
-        and its next start finishes the rollback.
+        Waits while the disk is full. Whatever else fails before the first undo is reported. What fails after it goes to
+        `on_broken`: the member must stop, and its next start finishes the rollback.
         """
-        store = self._store()
+        await self._running(source, self._rolled_back(source))
+
+    async def finish(self) -> None:
+        """End what a crash interrupted, for a start that found no room for it; reports RollbackEnded."""
+        await self._running(None, self._finished())
+
+    async def _running(self, source: HostPort | None, work: Awaitable[RollbackEnded]) -> None:
+        self.progress.begin(source, self._clock.wall_ms())
         try:
-            # A crash may have left an earlier rollback half done: that one comes first.
-            await settle(store, self._disk, self._dbpath, self._clock, self._workers, self._undone)
+            ended = await work
         except (ReplError, OSError) as error:
             self._on_broken(error)
             return
-        ended, manifest = await self._prepared(source)
-        if manifest is not None:
-            try:
-                await undo(store, manifest.common_point, manifest.id, self._undone)
-                await settle(store, self._disk, self._dbpath, self._clock, self._workers, self._undone)
-            except (ReplError, OSError) as error:
-                self._on_broken(error)
-                return
+        finally:
+            self.progress.running = False
         log.warning("rollback towards %s %s: %s", source, "done" if ended.ok else "not done", ended.detail)
         self._report(ended)
+
+    async def _rolled_back(self, source: HostPort) -> RollbackEnded:
+        # A crash may have left an earlier rollback half done: that one comes first.
+        await self._settle()
+        ended, manifest = await self._prepared(source)
+        if manifest is not None:
+            self.progress.undo(manifest.id)
+            before = self._store().undone_entries
+            await self._when_room(
+                lambda: undo(self._store(), manifest.common_point, manifest.id, self._on_undone(before))
+            )
+            await self._settle()
+        return ended
+
+    async def _finished(self) -> RollbackEnded:
+        await self._settle()
+        return RollbackEnded(self._identity().member, True, False, False, "finished what was interrupted")
+
+    def _on_undone(self, before: int) -> Callable[[], None]:
+        def told() -> None:
+            self.progress.undone = self._store().undone_entries - before
+            self._undone()
+
+        return told
+
+    async def _settle(self) -> None:
+        self.progress.phase = RollbackPhase.SETTLING
+        store = self._store()
+        told = self._on_undone(store.undone_entries)
+        await self._when_room(lambda: settle(store, self._disk, self._dbpath, self._clock, self._workers, told))
 
     async def _prepared(self, source: HostPort) -> tuple[RollbackEnded, Manifest | None]:
         """What to report, at once or once everything behind the manifest's common point is undone."""
         try:
-            common = await self._common_point(source)
-            if common == self._store().last_applied:
-                return RollbackEnded(source, True, False, False, f"nothing to undo: {source} holds {common}"), None
-            manifest = await self._write(common, RollbackState.PLANNED, "rollback", source)
+            # After a full disk all is asked again: the source may have changed, and nothing is undone yet.
+            common, manifest = await self._when_room(lambda: self._recorded(source))
         except NoCommonPointError as error:
             return RollbackEnded(source, False, False, True, error.message), None
         except UnrecoverableRollbackError as error:
             return RollbackEnded(source, False, False, False, await self._quarantined(source, error)), None
         except (ReplError, OSError) as error:
             return RollbackEnded(source, False, True, False, str(error)), None
+        if manifest is None:
+            return RollbackEnded(source, True, False, False, f"nothing to undo: {source} holds {common}"), None
         detail = f"undid {manifest.entries} entries, {manifest.first} to {manifest.last}, to {common}: {manifest.id}"
         return RollbackEnded(source, True, False, False, detail), manifest
+
+    async def _recorded(self, source: HostPort) -> tuple[OpTime, Manifest | None]:
+        """The common point, and the manifest of all that lies behind it; None when nothing does."""
+        self.progress.search()
+        common = await self._common_point(source)
+        if common == self._store().last_applied:
+            return common, None
+        return common, await self._write(common, RollbackState.PLANNED, "rollback", source)
 
     async def _common_point(self, source: HostPort) -> OpTime:
         store = self._store()
         common = await CommonPoint(self._peer, store, source).find()
         floor = max(self._commit_point().ts, store.pruned_through)
         if common.ts < floor:
-            raise UnrecoverableRollbackError(
-                f"the common point {common} with {source} lies before {OpTime(common.term, floor)}, which must stay"
+            raise TooFarBackError(
+                f"the common point {common} with {source} lies before {OpTime(common.term, floor)}, which must stay",
+                common,
             )
         return common
 
     async def _write(self, common: OpTime, state: RollbackState, reason: str, source: HostPort | None) -> Manifest:
-        writing = Writing(self._disk, self._dbpath, self._clock.wall_ms(), self._identity(), common, reason, source)
+        self.progress.write(common)
+        writing = Writing(
+            self._disk,
+            self._dbpath,
+            self._clock.wall_ms(),
+            self._identity(),
+            common,
+            reason,
+            source,
+            self.progress,
+        )
         snapshot = self._store().read()
         return await self._workers.run(lambda: writing.write(snapshot, state))
 
     async def _quarantined(self, source: HostPort, error: UnrecoverableRollbackError) -> str:
-        """Export what is not known to be committed: this member may never come back. What to tell the person."""
+        """Export what is not known to be committed: this member may never come back. What to tell the person.
+
+        Where the common point is known it is everything behind that, what was committed once too: it is not in the set.
+        """
+        common = error.common_point if isinstance(error, TooFarBackError) else None
+        reason = f"refused rollback: {error.message}"
         try:
-            manifest = await export_before_wipe(
-                self._store(),
-                self._disk,
-                self._dbpath,
-                self._workers,
-                self._clock.wall_ms(),
-                self._identity(),
-                self._commit_point(),
-                f"refused rollback: {error.message}",
-                source,
-            )
+            manifest = await self._when_room(lambda: self._export(common, reason, source))
         except (ReplError, OSError) as failure:
             return f"{error.message}; what may be lost could not be exported: {failure}"
-        return f"{error.message}; exported: {manifest.id if manifest else 'nothing'}"
+        exported = f"exported: {manifest.id}" if manifest else "nothing to export"
+        return f"{error.message}; {exported}"
+
+    async def _export(self, common: OpTime | None, reason: str, source: HostPort) -> Manifest | None:
+        self.progress.search()
+        self.progress.phase = RollbackPhase.WRITING
+        return await export_before_wipe(
+            self._store(),
+            self._disk,
+            self._dbpath,
+            self._workers,
+            self._clock.wall_ms(),
+            self._identity(),
+            self._commit_point(),
+            reason,
+            source,
+            common=common,
+            progress=self.progress,
+        )
+
+    # --- a full disk
+
+    async def _when_room(self, work: Callable[[], Awaitable[T]]) -> T:
+        """What `work` gives, done again while the disk is full; it leaves nothing half done, or goes on with it."""
+        while True:
+            try:
+                result = await work()
+            except (ReplError, OSError) as error:
+                if not is_no_room(error):
+                    raise
+                await self._pause_for_room(error)
+            else:
+                if self.progress.waiting_for:
+                    log.warning("rollback goes on: there is room again")
+                    self.progress.waiting_for = ""
+                return result
+
+    async def _pause_for_room(self, error: ReplError | OSError) -> None:
+        """Until the disk takes what the files had come to, so that a large rollback does not fill it every second."""
+        if not self.progress.waiting_for:
+            log.warning("rollback waits, nothing is undone unrecorded: %s", error)
+        self.progress.waiting_for = f"room on the disk: {error}"
+        needed = self.progress.size + ROOM_MARGIN_BYTES if self.progress.phase is RollbackPhase.WRITING else 0
+        while True:
+            await asyncio.sleep(self._options.room_pause_ms / 1000)
+            if await self._workers.run(self._free_bytes) >= needed:
+                return
+
+    def _free_bytes(self) -> int:
+        return self._disk.free_bytes(self._dbpath)
 
 
 # --- undoing and finishing --------------------------------------------------------------------------------------
@@ -248,22 +366,29 @@ async def export_before_wipe(
     commit_point: OpTime,
     reason: str,
     source: HostPort | None,
+    *,
+    common: OpTime | None = None,
+    progress: RollbackProgress | None = None,
 ) -> Manifest | None:
     """Write everything that is not known to be committed as a rollback in state `exported`; undoes nothing.
 
-    None when there is nothing such, or when it was exported before. ReplError and OSError: the data must not go.
+    common: everything behind this entry of mine instead, committed or not. The manifest, of an earlier export when it
+    holds all this; None when there is nothing such. ReplError and OSError: the data must not go.
     """
     newest = store.last_applied
-    floor = max(commit_point.ts, store.pruned_through, store.trimmed_through)  # what is pruned or trimmed was committed
-    if newest.ts <= floor:
-        return None
-    row = store.row_at_or_before(OpTime(0, floor))
-    common = row.optime if row is not None else OPTIME_NULL if floor == 0 else OpTime(store.oldest.term, floor)
-    for manifest in await workers.run(lambda: manifests_on(disk, dbpath)):
-        if manifest.state is RollbackState.EXPORTED and (manifest.common_point, manifest.last) == (common, newest):
-            await workers.run(lambda: sync_names(disk, dbpath))  # a crash may have left it unsynced
+    if common is None:
+        floor = max(commit_point.ts, store.pruned_through, store.trimmed_through)  # pruned or trimmed: was committed
+        if newest.ts <= floor:
             return None
-    writing = Writing(disk, dbpath, wall_ms, identity, common, reason, source)
+        row = store.row_at_or_before(OpTime(0, floor))
+        common = row.optime if row is not None else OPTIME_NULL if floor == 0 else OpTime(store.oldest.term, floor)
+    if newest <= common:
+        return None
+    for manifest in await workers.run(lambda: manifests_on(disk, dbpath)):
+        if manifest.state is RollbackState.EXPORTED and manifest.last == newest and manifest.common_point <= common:
+            await workers.run(lambda: sync_names(disk, dbpath))  # a crash may have left it unsynced
+            return manifest
+    writing = Writing(disk, dbpath, wall_ms, identity, common, reason, source, progress or RollbackProgress())
     snapshot = store.read()
     return await workers.run(lambda: writing.write(snapshot, RollbackState.EXPORTED))
 
@@ -382,6 +507,7 @@ class Writing:
     common: OpTime
     reason: str
     source: HostPort | None
+    progress: RollbackProgress = field(default_factory=RollbackProgress)
 
     def write(self, snapshot: Snapshot, state: RollbackState) -> Manifest:
         """In a worker thread: entries, documents, then the manifest, all synced. Ends the snapshot.
@@ -391,6 +517,7 @@ class Writing:
         writer = RollbackWriter(self.disk, self.dbpath, self.wall_ms)
         try:
             with snapshot:
+                self.progress.entries = snapshot.entries_after(self.common.ts)
                 manifest = self._entries(snapshot, writer, state)
                 self._documents(snapshot, writer)
             return writer.write_manifest(replace(manifest, files=writer.finish()))
@@ -406,8 +533,9 @@ class Writing:
         after = self.common
         while rows := snapshot.oplog_after(after, limit=PAGE_ENTRIES, max_bytes=PAGE_BYTES):
             for row in rows:
-                writer.add(FileKind.OPLOG, OPLOG_NS, None, row.entry)
+                self._add(writer, FileKind.OPLOG, OPLOG_NS, None, row.entry)
                 operations[row.op] += 1
+            self.progress.written = operations.total()
             first, last = first or rows[0], rows[-1]
             after = last.optime
         invariant(first is not None and last is not None, "something lies behind the common point")
@@ -434,6 +562,9 @@ class Writing:
 
     def _documents(self, snapshot: Snapshot, writer: RollbackWriter) -> None:
         """Each document that is here, was written behind the common point and differs from what it was there."""
+        if self.common.ts < snapshot.pruned_through:
+            self._documents_as_they_are(snapshot, writer)
+            return
         place: tuple[bytes, bytes] | None = None
         while touched := snapshot.touched_after(self.common.ts, place, TOUCHED_PAGE):
             for uuid, key in touched:
@@ -448,6 +579,23 @@ class Writing:
         if now is None or now == before:
             return
         uuid = UUID(bytes=coll.uuid)
-        writer.add(FileKind.DOCUMENTS, coll.ns, uuid, now)
+        self._add(writer, FileKind.DOCUMENTS, coll.ns, uuid, now)
+        self.progress.documents += 1
         if before is not None:
-            writer.add(FileKind.BEFORE, coll.ns, uuid, before)
+            self._add(writer, FileKind.BEFORE, coll.ns, uuid, before)
+
+    def _documents_as_they_are(self, snapshot: Snapshot, writer: RollbackWriter) -> None:
+        """For an export from before what the undo knows: what the documents were at the common point is gone."""
+        place: tuple[str, bytes] | None = None
+        while written := snapshot.written_after(self.common.ts, place, WRITTEN_PAGE):
+            for ns, key in written:
+                coll = snapshot.collection(ns)
+                now = None if coll is None else snapshot.get(coll, key)
+                if coll is not None and now is not None:
+                    self._add(writer, FileKind.DOCUMENTS, ns, UUID(bytes=coll.uuid), now)
+                    self.progress.documents += 1
+            place = written[-1]
+
+    def _add(self, writer: RollbackWriter, kind: FileKind, ns: str, uuid: UUID | None, document: bytes) -> None:
+        writer.add(kind, ns, uuid, document)
+        self.progress.size += len(document)

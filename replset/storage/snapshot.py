@@ -140,6 +140,17 @@ class Snapshot:
             (uuid, key, since_ts, limit),
         )
 
+    def written_after(self, since_ts: int, after: tuple[str, bytes] | None, limit: int) -> list[tuple[str, bytes]]:
+        """(namespace, key) of the documents in oplog entries after `since_ts`, each once, ordered; on from `after`.
+
+        As `touched_after`, of what the undo does not know any more, slower: each page walks all those entries.
+        """
+        return self._execute(
+            "SELECT DISTINCT ns, key FROM oplog WHERE ts > ? AND key IS NOT NULL AND (ns, key) > (?, ?)"
+            " ORDER BY ns, key LIMIT ?",
+            (since_ts, *(after or ("", b"")), limit),
+        )
+
     # --- documents
 
     def get(self, coll: Collection, key: bytes, at: OpTime | None = None) -> bytes | None:
@@ -239,6 +250,10 @@ class Snapshot:
         return self._reading(
             lambda: oplog.rows_after(self.connection, after.ts, limit=limit, max_bytes=max_bytes, ns=ns, op=op)
         )
+
+    def entries_after(self, after_ts: int) -> int:
+        """How many oplog entries there are after `after_ts`. Walks them: for a worker."""
+        return int(self._execute("SELECT count(*) FROM oplog WHERE ts > ?", (after_ts,))[0][0])
 
     def check_chain(self, after_ts: int, limit: int) -> int | None:
         """See oplog.check_chain: one slice of the re-hash."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,11 +29,18 @@ def check_sqlite_version(found: str | None = None) -> None:
 
 def storage_error(error: Exception, path: str) -> StorageError | OutOfDiskSpaceError:
     """What an apsw.Error or OSError on the database `path` means to the rest of the member."""
-    if isinstance(error, apsw.FullError):
+    if isinstance(error, apsw.FullError) or is_no_room(error):
         return OutOfDiskSpaceError(f"{path}: no space left on the disk")
     if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.FormatError):
         return CorruptDataError(f"{path} is damaged: {error}")
     return StorageError(f"{path}: {type(error).__name__}: {error}")
+
+
+def is_no_room(error: BaseException) -> bool:
+    """Whether the disk, or this user's share of it, is full: what failed may succeed once there is room."""
+    if isinstance(error, OutOfDiskSpaceError):
+        return True
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager

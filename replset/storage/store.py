@@ -119,6 +119,8 @@ class Store:
         self._tail_size = 0
         self.oplog_bytes = 0
         self.counted_bytes = 0
+        self.undone_entries = 0
+        """How many entries undo steps have taken back since this store was opened."""
 
     @classmethod
     def open(cls, disk: Disk, dbpath: str | os.PathLike[str], options: StoreOptions | None = None) -> Store:
@@ -502,13 +504,14 @@ class Store:
 
     # --- rollback
 
-    def undo_step(self, common_point: OpTime, *, stem: str, limit: int = 500) -> bool:
-        """Undo backwards towards `common_point`, some `limit` entries in one transaction. True: call again.
+    def undo_step(self, common_point: OpTime, *, stem: str, limit: int = 500, max_bytes: int = 4 << 20) -> bool:
+        """Undo backwards towards `common_point`, some `limit` entries in one transaction, fewer when they or the
+        documents that they touched are large. True: call again.
 
         stem: of the rollback's manifest. The first step notes (stem, common point) and raises the rollback id; the
         last one turns the note into the done mark. UnrecoverableRollbackError when the point is not to be reached.
         """
-        return undo.step(self, common_point, stem, limit)
+        return undo.step(self, common_point, stem, limit, max_bytes)
 
     def rollback_in_progress(self) -> RollbackMark | None:
         """What a start must finish before anything else: undo down to its common point."""

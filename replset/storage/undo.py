@@ -54,19 +54,19 @@ def clear_done(connection: apsw.Connection, stem: str) -> None:
     write_meta(connection, _DONE, _text(left) if left else None)
 
 
-def step(store: Store, common_point: OpTime, stem: str, limit: int) -> bool:
+def step(store: Store, common_point: OpTime, stem: str, limit: int, max_bytes: int) -> bool:
     """One step; see Store.undo_step."""
     _check(store, common_point)
-    more = False
+    more, entries = False, 0
 
     def work(txn: Txn) -> None:
-        nonlocal more
+        nonlocal more, entries
         connection = txn.connection
         mark = RollbackMark(stem, common_point)
         if in_progress(connection) is None:
             write_meta(connection, _IN_PROGRESS, _text([mark])[1:-1])
             write_meta(connection, "rollback_id", store.rollback_id + 1)
-        floor = _floor(connection, common_point.ts, limit)
+        floor = _floor(connection, common_point.ts, limit, max_bytes)
         _undo_above(txn, floor)
         more = floor > common_point.ts
         if not more:
@@ -74,10 +74,12 @@ def step(store: Store, common_point: OpTime, stem: str, limit: int) -> bool:
             write_meta(connection, _DONE, _text([*done_marks(connection), mark]))
         (size,) = first_row(connection, "SELECT total(length(entry)) FROM oplog WHERE ts > ?", (floor,))
         connection.execute("DELETE FROM oplog WHERE ts > ?", (floor,))
+        entries = connection.changes()
         write_meta(connection, "oplog_bytes", store.oplog_bytes - int(size))
         write_meta(connection, "oplog_counted_to", floor)
 
     store._run(work)
+    store.undone_entries += entries
     store._load()
     return more
 
@@ -99,19 +101,24 @@ def _check(store: Store, common_point: OpTime) -> None:
         raise UnrecoverableRollbackError(f"a rollback to {running.common_point} is in progress; finish that first")
 
 
-def _floor(connection: apsw.Connection, common_ts: int, limit: int) -> int:
-    """The ts down to which this step undoes: about `limit` entries and changes, whole entries, one at least."""
+def _floor(connection: apsw.Connection, common_ts: int, limit: int, max_bytes: int) -> int:
+    """The ts down to which this step undoes: about `limit` entries and changes, and so many bytes of each; whole
+    entries, one at least.
+    """
     floor = common_ts
     for sql in (
-        "SELECT ts FROM oplog WHERE ts > ? ORDER BY ts DESC LIMIT 1 OFFSET ?",
-        "SELECT ts FROM undo WHERE ts > ? ORDER BY ts DESC, seq DESC LIMIT 1 OFFSET ?",
+        "SELECT ts, length(entry) FROM oplog WHERE ts > ? ORDER BY ts DESC LIMIT ?",
+        "SELECT ts, ifnull(length(before), 0) FROM undo WHERE ts > ? ORDER BY ts DESC, seq DESC LIMIT ?",
     ):
-        row = first_row(connection, sql, (common_ts, limit))
-        if row is not None:
-            floor = max(floor, row[0])
+        size = 0
+        for count, (ts, length) in enumerate(list(rows_of(connection, sql, (common_ts, limit + 1)))):
+            size += length
+            if count == limit or size > max_bytes:
+                floor = max(floor, ts)
+                break
     newest = first_row(connection, "SELECT ts FROM oplog ORDER BY ts DESC LIMIT 1")
     if newest is not None and floor >= newest[0] > common_ts:
-        # One entry with more changes than the limit: it goes in one step all the same.
+        # One entry with more changes or bytes than the limits: it goes in one step all the same.
         below = first_row(connection, "SELECT ts FROM oplog WHERE ts < ? ORDER BY ts DESC LIMIT 1", newest)
         floor = common_ts if below is None else max(common_ts, below[0])
     return floor

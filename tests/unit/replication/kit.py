@@ -26,7 +26,7 @@ from replset.query.diff import update_entry_object
 from replset.replication.applier import apply_entry
 from replset.replication.fetcher import Fetcher, FetchOptions
 from replset.replication.initial_sync import InitialSync, InitialSyncOptions, Marker
-from replset.replication.rollback import Identity, Rollback
+from replset.replication.rollback import Identity, Rollback, RollbackOptions
 from replset.storage.copies import install_copy
 from replset.storage.disk import Disk, RealDisk
 from replset.storage.store import Store, StoreOptions
@@ -155,6 +155,7 @@ class Member:
             undone=self.moved,
             report=self.reports.append,
             on_broken=self.broken.append,
+            options=RollbackOptions(room_pause_ms=1),
         )
         self.initial_sync = InitialSync(
             peer=network,

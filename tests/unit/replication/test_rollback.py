@@ -15,7 +15,7 @@ import pytest
 from replset.bson import decode, encode
 from replset.core.member_state import MemberState
 from replset.core.messages import RollbackEnded, SourceBatch
-from replset.errors import UnrecoverableRollbackError
+from replset.errors import OutOfDiskSpaceError, UnrecoverableRollbackError
 from replset.ids import OPTIME_NULL, HostPort, OpTime
 from replset.replication import rollback as rollback_module
 from replset.replication.rollback import (
@@ -251,6 +251,7 @@ def test_members_without_anything_in_common_are_too_stale(tmp_path: Path) -> Non
 
 def test_below_the_commit_point_it_is_refused_and_exported(tmp_path: Path) -> None:
     source, mine = two_members(tmp_path)
+    common = mine.store.last_applied
     mine.node.commit_point = mine.insert(NS, {"_id": "committed"})
     mine.insert(NS, {"_id": "not known"})
     source.clock.ms += 5_000
@@ -264,8 +265,12 @@ def test_below_the_commit_point_it_is_refused_and_exported(tmp_path: Path) -> No
     assert mine.oplog() == log
     (manifest,) = list_manifests(mine.dbpath)
     assert manifest.state is RollbackState.EXPORTED
-    assert manifest.common_point == mine.node.commit_point
-    assert files_of(mine, manifest)[("documents", NS)] == [[{"_id": "not known"}]]
+    assert manifest.common_point == common, "what was committed once is not in the set either"
+    assert files_of(mine, manifest)[("documents", NS)] == [[{"_id": "committed"}, {"_id": "not known"}]]
+    assert [entry["o"] for entry in files_of(mine, manifest)[("oplog", "local.oplog.rs")][0]] == [
+        {"_id": "committed"},
+        {"_id": "not known"},
+    ]
     assert manifest.id in ended.detail
     # Asked again, it refuses again and writes nothing new.
     assert not run_rollback(mine).ok
@@ -274,7 +279,10 @@ def test_below_the_commit_point_it_is_refused_and_exported(tmp_path: Path) -> No
 
 def test_below_what_the_undo_reaches_it_is_refused(tmp_path: Path) -> None:
     source, mine = two_members(tmp_path)
+    common = mine.store.last_applied
     mine.insert(NS, {"_id": "pruned"})
+    mine.replace(NS, {"_id": 1, "text": "changed"})
+    mine.delete(NS, 2)
     mine.clock.ms += 400_000
     newest = mine.insert(NS, {"_id": "late"})
     mine.store.set_commit_point(newest)
@@ -286,6 +294,16 @@ def test_below_what_the_undo_reaches_it_is_refused(tmp_path: Path) -> None:
     source.noop()
     ended = run_rollback(mine)
     assert (ended.ok, ended.retry, ended.too_stale) == (False, False, False)
+    (manifest,) = list_manifests(mine.dbpath)
+    assert (manifest.state, manifest.common_point, manifest.entries) == (RollbackState.EXPORTED, common, 4)
+    files = files_of(mine, manifest)
+    assert by_id(files[("documents", NS)][0]) == {
+        "pruned": {"_id": "pruned"},
+        "late": {"_id": "late"},
+        1: {"_id": 1, "text": "changed"},
+    }
+    assert ("before", NS) not in files, "what it was at the common point is not known any more"
+    assert len(files[("oplog", "local.oplog.rs")][0]) == 4
 
 
 def test_different_chains_at_the_common_point_are_corruption(tmp_path: Path) -> None:
@@ -348,22 +366,148 @@ def test_nothing_to_undo(tmp_path: Path) -> None:
     assert list_manifests(mine.dbpath) == []
 
 
-@pytest.mark.parametrize("operation", range(1, DISK_OPERATIONS - 5))
-def test_a_full_disk_undoes_nothing_and_leaves_no_files(tmp_path: Path, operation: int) -> None:
+class FullDisk(RealDisk):
+    """Full from its n-th operation on, until `left` tries have failed; SQLite's own files are not touched."""
+
+    def __init__(self, full_at: int) -> None:
+        super().__init__()
+        self.operations = 0
+        self.full_at = full_at
+        self.left = 3
+        self.on_full: Callable[[], None] = lambda: None
+
+    def _step(self, path: str) -> None:
+        self.operations += 1
+        if self.operations >= self.full_at and self.left:
+            self.left -= 1
+            self.on_full()
+            raise OSError(28, "No space left on device", path)
+
+    def write_file(self, path: str, chunks: Iterable[bytes], *, append: bool = False) -> None:
+        data = b"".join(chunks)
+        try:
+            self._step(path)
+        except OSError:
+            super().write_file(path, [data[: len(data) // 2]], append=append)
+            raise
+        super().write_file(path, [data], append=append)
+
+    def sync_file(self, path: str) -> None:
+        self._step(path)
+        super().sync_file(path)
+
+    def rename(self, source: str, target: str) -> None:
+        self._step(source)
+        super().rename(source, target)
+
+    def sync_folder(self, path: str) -> None:
+        self._step(path)
+        super().sync_folder(path)
+
+    def make_folder(self, path: str) -> None:
+        self._step(path)
+        super().make_folder(path)
+
+
+@pytest.mark.parametrize("operation", range(1, DISK_OPERATIONS + 1))
+def test_a_full_disk_is_waited_for_and_nothing_is_undone_unrecorded(
+    tmp_path: Path, operation: int, caplog: pytest.LogCaptureFixture
+) -> None:
     source, mine = two_members(tmp_path)
+    at_common = mine.everything()
     diverge(source, mine)
     everything = mine.everything()
-    disk = FailingDisk()
+    disk = FullDisk(operation)
+    seen: list[tuple[bool, list[RollbackState]]] = []
+
+    def look() -> None:
+        manifests = list_manifests(mine.dbpath)
+        seen.append((mine.everything() == everything, [manifest.state for manifest in manifests]))
+
+    disk.on_full = look
     mine.rollback._disk = disk
-    disk.fail_at = operation
-    disk.dead_after = False
     ended = run_rollback(mine)
-    assert (ended.ok, ended.retry) == (False, True)
-    assert mine.everything() == everything
+    assert ended.ok
+    assert len(mine.reports) == 1
+    assert mine.broken == []
+    assert disk.left == 0
+    undone_already = operation > DISK_OPERATIONS - 6
+    for untouched, states in seen:
+        assert untouched is not undone_already
+        assert untouched or states in ([RollbackState.PLANNED], [RollbackState.FINISHED])
+    assert mine.everything() == at_common
+    (manifest,) = list_manifests(mine.dbpath)
+    assert manifest.state is RollbackState.FINISHED
     folder = mine.folder / "rollback"
-    assert not folder.exists() or list(folder.iterdir()) == []
-    disk.fail_at = 0
+    assert all(verify_file(folder, file) is None for file in manifest.files)
+    assert {path.name for path in folder.iterdir()} == {f"{manifest.id}.json", *(file.name for file in manifest.files)}
+    assert sum("rollback waits" in record.message for record in caplog.records) == 1, "said once"
+    assert sum("rollback goes on" in record.message for record in caplog.records) == 1
+    assert (mine.rollback.progress.running, mine.rollback.progress.waiting_for) == (False, "")
+
+
+@pytest.mark.parametrize("name", ["undo_step", "sync_wal", "clear_rollback_done"])
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_database_that_cannot_grow_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, nth: int
+) -> None:
+    monkeypatch.setattr(rollback_module, "UNDO_STEP_ENTRIES", 4)
+    source, mine = two_members(tmp_path)
+    at_common = mine.everything()
+    diverge(source, mine)
+    real = getattr(mine.store, name)
+    calls = 0
+    texts: list[str] = []
+
+    def failing(*arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if nth <= calls < nth + 3:
+            texts.append(mine.rollback.progress.text())
+            raise OutOfDiskSpaceError("replset.db: no space left on the disk")
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(mine.store, name, failing)
+    ended = run_rollback(mine)
+    assert ended.ok
+    assert mine.everything() == at_common
+    (manifest,) = list_manifests(mine.dbpath)
+    assert manifest.state is RollbackState.FINISHED
+    assert mine.store.rollback_done_marks() == []
+    assert [text for text in texts if "waits for room on the disk: replset.db" in text] == texts[1:]
+
+
+def test_files_are_begun_anew_once_the_disk_takes_what_they_had_come_to(tmp_path: Path) -> None:
+    source, mine = two_members(tmp_path)
+    diverge(source, mine)
+    disk = FullDisk(4)
+    disk.left = 1
+    free = [0, 0, (1 << 20) - 1, 1 << 40]
+    disk.free_bytes = lambda path: free.pop(0)  # type: ignore[method-assign]
+    mine.rollback._disk = disk
     assert run_rollback(mine).ok
+    assert free == []
+
+
+def test_a_start_without_room_finishes_an_interrupted_rollback_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollback_module, "UNDO_STEP_ENTRIES", 4)
+    source, mine = two_members(tmp_path)
+    at_common = mine.everything()
+    diverge(source, mine)
+    crash_around_step(mine, 2, monkeypatch)
+    with pytest.raises(Crash):
+        asyncio.run(mine.rollback.run(SOURCE))
+    again = reopened(mine, tmp_path, mine.network)
+    disk = FullDisk(1)
+    again.rollback._disk = disk
+    asyncio.run(again.rollback.finish())
+    (ended,) = again.reports
+    assert isinstance(ended, RollbackEnded)
+    assert ended.ok
+    assert again.everything() == at_common
+    assert [manifest.state for manifest in list_manifests(again.dbpath)] == [RollbackState.FINISHED]
 
 
 def test_a_read_that_is_cut_off_undoes_nothing_and_is_tried_again(
@@ -670,7 +814,8 @@ def test_export_holds_all_that_is_not_known_to_be_committed(tmp_path: Path) -> N
     assert files_of(mine, manifest)[("before", NS)] == [numbered([1])]
     assert mine.everything() == everything
     assert mine.oplog() == log
-    assert export(mine, committed) is None, "the same again is there already"
+    assert export(mine, committed) == manifest, "the same again is there already"
+    assert list_manifests(mine.dbpath) == [manifest]
 
 
 def test_export_without_any_known_commit_point_holds_everything(tmp_path: Path) -> None:
