@@ -1,8 +1,8 @@
 """Core messages as the documents that members send each other, both directions (map H2, H3, E4, R8).
 
 Who asks and who answers use the same functions. The names are MongoDB's; what it does not have (incarnation,
-rollbackId, httpAddress, commitPoint, hasData, memberId, candidateId) stands beside them. Malformed documents are the
-peer's fault: RemoteProtocolError.
+rollbackId, httpAddress, commitPoint, hasData, memberId, candidateId, unacknowledgedRollbacks, quarantine) stands beside
+them. Malformed documents are the peer's fault: RemoteProtocolError.
 """
 
 from __future__ import annotations
@@ -245,6 +245,8 @@ def _heartbeat_reply(body: HeartbeatReply) -> dict[str, object]:
         "rollbackId": body.rollback_id,
         "httpAddress": body.http_address,
         "hasData": body.has_data,
+        "unacknowledgedRollbacks": body.unacknowledged_rollbacks,
+        "quarantine": body.quarantine,
         "ok": 1.0,
     }
 
@@ -273,6 +275,8 @@ def _parse_heartbeat_reply(reply: RawDocument) -> HeartbeatReply:
         _number(reply, "rollbackId"),
         _field(reply, "httpAddress", str),
         _field(reply, "hasData", bool),
+        _number(reply, "unacknowledgedRollbacks"),
+        _field(reply, "quarantine", str),
     )
 
 

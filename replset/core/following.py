@@ -11,8 +11,10 @@ from replset.core.leading import Leading
 from replset.core.member_state import MemberState
 from replset.core.memory import NEVER, Memory, Peer
 from replset.core.messages import (
+    Done,
     InitialSyncBegun,
     InitialSyncEnded,
+    Refused,
     RollbackEnded,
     SourceBatch,
     SourceFailed,
@@ -21,6 +23,7 @@ from replset.core.messages import (
 from replset.ids import HostPort, Millis
 
 MAX_RETRY_MS = 1_000
+NODE_NOT_FOUND, NOT_YET_INITIALIZED, NOT_SECONDARY = 74, 94, 95
 
 
 class Following:
@@ -139,7 +142,7 @@ class Following:
         m.journal("rollback ended", ended.detail)
         self._retry_at = m.now if ended.ok else self._later()
         if ended.ok or ended.retry:
-            m.become(MemberState.SECONDARY)
+            m.become(MemberState.STARTUP2 if m.initial_sync_pending else MemberState.SECONDARY)
             m.push_election_timer()
         elif ended.too_stale:
             self._resync(ended.source, f"too stale: {ended.detail}")
@@ -153,6 +156,33 @@ class Following:
         m.journal("quarantined", why)
         self._stop()
         m.become(MemberState.RECOVERING)
+
+    def on_resync(self, request_id: int) -> None:
+        """A person wants this member's data replaced; also the way out of a quarantine."""
+        m = self.m
+        refusal = self._resync_refusal()
+        source = self._choose_sync_source()
+        if refusal is not None:
+            m.reply(request_id, refusal)
+        elif m.state is MemberState.STARTUP2:
+            m.reply(request_id, Done("this member copies another one's data already"))
+        elif source is None:
+            m.reply(request_id, Refused(NODE_NOT_FOUND, "no member whose data could be copied is known"))
+        else:
+            self._resync(source, "asked for")
+            m.reply(request_id, Done(f"this member exports what only it has, and copies the data of {source}"))
+
+    def _resync_refusal(self) -> Refused | None:
+        m = self.m
+        if m.config is None:
+            return Refused(NOT_YET_INITIALIZED, "no replset config has been received")
+        if m.state is MemberState.PRIMARY:
+            return Refused(NOT_SECONDARY, "the primary's data is what others copy; step it down first")
+        if m.state is MemberState.ARBITER:
+            return Refused(NOT_SECONDARY, "an arbiter holds no data")
+        if m.state in (MemberState.SECONDARY, MemberState.RECOVERING, MemberState.STARTUP2):
+            return None
+        return Refused(NOT_SECONDARY, f"this member is in {m.state.name}; try again once it is not")
 
     # --- initial sync --------------------------------------------------------------------------------------------
 

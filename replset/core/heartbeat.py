@@ -112,6 +112,8 @@ class Heartbeats:
         peer.term = reply.term
         peer.primary_id = reply.primary_id
         peer.rollback_id = reply.rollback_id
+        peer.unacknowledged_rollbacks = reply.unacknowledged_rollbacks
+        peer.quarantine = reply.quarantine
         peer.http_address = reply.http_address
         peer.sync_source = reply.sync_source
         peer.election_wall_ms = reply.election_wall_ms
@@ -218,6 +220,8 @@ class Heartbeats:
             m.rollback_id(),
             m.http_address,
             m.has_data,
+            m.unacknowledged_rollbacks(),
+            m.quarantine,
         )
 
     def _knows_newer_config(self, request: HeartbeatRequest) -> bool:

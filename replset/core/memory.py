@@ -43,6 +43,8 @@ class Peer:
     primary_id: MemberId | None = None
     incarnation: str = ""
     rollback_id: int = 0
+    unacknowledged_rollbacks: int = 0
+    quarantine: str = ""
     http_address: str = ""
     sync_source: HostPort | None = None
     election_wall_ms: int | None = None
@@ -91,6 +93,8 @@ class Memory:
     wall_ms: Callable[[], int]
     default_write_concern_set: Callable[[], bool]
     allow_multiple_arbiters: bool
+    unacknowledged_rollbacks: Callable[[], int] = lambda: 0
+    rolling_back: bool = False
     term: int = 0
     state: MemberState = MemberState.STARTUP
     primary_id: MemberId | None = None
@@ -102,7 +106,6 @@ class Memory:
     disk_stalled: bool = False
     shutting_down: bool = False
     quarantine: str = ""
-    rolling_back: bool = False
     election_wall_ms: int | None = None
     sync_source: HostPort | None = None
     started_at: Millis = BEGINNING

@@ -63,6 +63,8 @@ class HeartbeatReply:
     rollback_id: int
     http_address: str
     has_data: bool  # an oplog entry exists: not empty in the sense of replSetInitiate's check
+    unacknowledged_rollbacks: int = 0  # whose files are there and that nobody has acknowledged
+    quarantine: str = ""  # why it keeps out of the set
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,11 @@ class FreezeRequest:
     freeze_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class ResyncRequest:
+    """replSetResync: throw this member's data away, once it is exported, and copy another member's."""
+
+
 # --- answers to requests ---------------------------------------------------------------------------------------
 
 
@@ -185,6 +192,7 @@ RequestBody = (
     | ReconfigRequest
     | StepDownRequest
     | FreezeRequest
+    | ResyncRequest
 )
 ReplyBody = HeartbeatReply | VoteReply | ProgressReply | Done | Refused
 

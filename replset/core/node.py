@@ -36,6 +36,7 @@ from replset.core.messages import (
     Refused,
     Request,
     Response,
+    ResyncRequest,
     RollbackEnded,
     ShutdownBegins,
     SourceBatch,
@@ -71,9 +72,11 @@ class Node:
         wall_ms: Callable[[], int],
         default_write_concern_set: Callable[[], bool],
         allow_multiple_arbiters: bool = False,
+        unacknowledged_rollbacks: Callable[[], int] = lambda: 0,
+        rolling_back: bool = False,
     ) -> None:
         """Everything that member.db and the store say at start. After a restart the term is the highest of last vote,
-        newest entry and configuration.
+        newest entry and configuration. rolling_back: an interrupted rollback is not at its end; RollbackEnded follows.
         """
         vote = last_vote or LastVote(0, None)
         self._m = Memory(
@@ -90,6 +93,8 @@ class Node:
             wall_ms=wall_ms,
             default_write_concern_set=default_write_concern_set,
             allow_multiple_arbiters=allow_multiple_arbiters,
+            unacknowledged_rollbacks=unacknowledged_rollbacks,
+            rolling_back=rolling_back,
             term=max(vote.term, position.last_applied.term, 0 if config is None else config.term),
         )
         self._leading = Leading(self._m, lambda: self._reconfigs.on_leading())
@@ -195,6 +200,8 @@ class Node:
                 self._stepdowns.on_request(request_id, body)
             case FreezeRequest():
                 self._stepdowns.on_freeze(request_id, body)
+            case ResyncRequest():
+                self._following.on_resync(request_id)
 
     def _on_response(self, response: Response) -> None:
         body = response.body

@@ -36,6 +36,8 @@ class MemberStatus:
     last_heartbeat_recv_wall_ms: int
     ping_ms: int
     message: str
+    unacknowledged_rollbacks: int = 0
+    quarantine: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,8 @@ def _own_line(m: Memory, now: Millis, ids: dict[HostPort, int]) -> MemberStatus:
         0,
         0,
         m.quarantine,
+        m.unacknowledged_rollbacks(),
+        m.quarantine,
     )
 
 
@@ -144,6 +148,8 @@ def _line(m: Memory, peer: Peer, now: Millis, ids: dict[HostPort, int]) -> Membe
         peer.last_request_wall_ms,
         peer.ping_ms,
         peer.message,
+        peer.unacknowledged_rollbacks,
+        peer.quarantine,
     )
 
 

@@ -60,6 +60,8 @@ FULL = HeartbeatReply(
     2,
     "a:80",
     True,
+    3,
+    "it differs",
 )
 BARE = dataclasses.replace(
     FULL,

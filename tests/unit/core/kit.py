@@ -685,6 +685,8 @@ def lone(
     initial_sync_pending: bool = False,
     default_write_concern_set: bool = False,
     allow_multiple_arbiters: bool = True,
+    unacknowledged_rollbacks: int = 0,
+    rolling_back: bool = False,
     start: bool = True,
 ) -> Lone:
     """Member `number`, started at NOW, SECONDARY when it is in `config` and bears data."""
@@ -702,6 +704,8 @@ def lone(
         wall_ms=lambda: WALL,
         default_write_concern_set=lambda: default_write_concern_set,
         allow_multiple_arbiters=allow_multiple_arbiters,
+        unacknowledged_rollbacks=lambda: unacknowledged_rollbacks,
+        rolling_back=rolling_back,
     )
     if start:
         node.start(NOW)

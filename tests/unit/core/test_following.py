@@ -7,13 +7,18 @@ from typing import Any
 
 import pytest
 
-from replset.core.effects import BecomeState, StartFetching, StartInitialSync, StartRollback, StopFetching
+from replset.core.effects import BecomeState, Reply, StartFetching, StartInitialSync, StartRollback, StopFetching
 from replset.core.member_state import MemberState
 from replset.core.messages import (
+    Done,
+    HeartbeatReply,
     HeartbeatRequest,
     InitialSyncBegun,
     InitialSyncEnded,
     LocalPosition,
+    Refused,
+    Request,
+    ResyncRequest,
     RollbackEnded,
     SourceFailed,
     SourceProblem,
@@ -195,6 +200,100 @@ def test_a_member_in_rollback_neither_stands_nor_serves_and_comes_back_as_such_w
     assert node.state is MemberState.ROLLBACK
     node.receive(RollbackEnded(host(1), True, False, False, "undone"), Millis(NOW + 4_000))
     assert node.state is MemberState.SECONDARY
+
+
+def test_an_interrupted_rollback_without_room_at_start_keeps_it_in_rollback_until_it_is_over() -> None:
+    node = lone(config=CONFIG, position=place(MINE), rolling_back=True)
+    assert node.state is MemberState.ROLLBACK
+    effects = node.hear(1, state=MemberState.PRIMARY)
+    assert not only(effects, StartFetching)
+    effects = node.receive(RollbackEnded(host(0), True, False, False, "finished"), NOW)
+    assert node.state is MemberState.SECONDARY
+    assert only(effects, StartFetching) == [StartFetching(host(1))]
+
+
+def test_an_interrupted_rollback_before_an_initial_sync_ends_in_that_sync() -> None:
+    node = lone(config=CONFIG, position=place(MINE), rolling_back=True, initial_sync_pending=True)
+    node.hear(1, state=MemberState.PRIMARY)
+    assert node.state is MemberState.ROLLBACK
+    effects = node.receive(RollbackEnded(host(0), True, False, False, "finished"), NOW)
+    assert node.state is MemberState.STARTUP2
+    assert [effect.source for effect in only(effects, StartInitialSync)] == [host(1)]
+
+
+def test_each_member_tells_its_unacknowledged_rollbacks_and_its_quarantine() -> None:
+    node = following(unacknowledged_rollbacks=2)
+    failed(node, SourceProblem.CHAIN_DIFFERS, at(3), at(1))
+    told = asked(node, HeartbeatRequest("rs0", host(1), MemberId(1), 2, 1, 1, None, "i1"))
+    assert isinstance(told, HeartbeatReply)
+    assert told.unacknowledged_rollbacks == 2
+    assert told.quarantine == node.quarantine
+    node.tick(Millis(NOW + 2_000))
+    node.hear(2, unacknowledged_rollbacks=7, quarantine="it differs", now=NOW + 2_000)
+    status = node.status(Millis(NOW + 2_000))
+    assert status is not None
+    assert [(row.unacknowledged_rollbacks, row.quarantine) for row in status.members] == [
+        (2, node.quarantine),
+        (0, ""),
+        (7, "it differs"),
+    ]
+
+
+# --- a resync that is asked for --------------------------------------------------------------------------------------
+
+
+def test_a_resync_copies_the_primary_s_data() -> None:
+    node = following()
+    effects = node.receive(Request(5, ResyncRequest()), NOW)
+    assert node.state is MemberState.STARTUP2
+    assert [effect.source for effect in only(effects, StartInitialSync)] == [host(1)]
+    assert only(effects, StopFetching) == [StopFetching()]
+    (reply,) = only(effects, Reply)
+    assert isinstance(reply.body, Done)
+    assert str(host(1)) in reply.body.info
+    again = asked(node, ResyncRequest())
+    assert isinstance(again, Done)
+    assert "already" in again.info
+
+
+def test_a_resync_ends_a_quarantine() -> None:
+    node = following()
+    failed(node, SourceProblem.CHAIN_DIFFERS, at(3), at(1))
+    assert isinstance(asked(node, ResyncRequest()), Done)
+    node.receive(InitialSyncBegun("another"), NOW)
+    node.receive(InitialSyncEnded(host(1), ok=True, detail="copied"), NOW)
+    assert node.state is MemberState.SECONDARY
+    assert node.quarantine == ""
+
+
+def test_a_resync_without_anybody_to_copy_from_is_refused_and_changes_nothing() -> None:
+    node = lone(config=CONFIG, position=place(MINE))
+    answer = asked(node, ResyncRequest())
+    assert isinstance(answer, Refused)
+    assert answer.code == 74
+    assert node.state is MemberState.SECONDARY
+
+
+def test_who_does_not_resync() -> None:
+    arbiter = lone(2, config=named(*members_of(3, arbiters=1)))
+    without_config = lone(config=None)
+    rolling_back = following()
+    failed(rolling_back, SourceProblem.DIVERGED, at(3), at(1))
+    alone = lone(config=named(*members_of(1)), position=place(MINE))
+    alone.tick(Millis(NOW + 60_000))
+    assert alone.state is MemberState.PRIMARY
+    for node, code, word in (
+        (arbiter, 95, "arbiter"),
+        (without_config, 94, "config"),
+        (rolling_back, 95, "ROLLBACK"),
+        (alone, 95, "primary"),
+    ):
+        before = node.state
+        answer = asked(node, ResyncRequest(), NOW + 60_000)
+        assert isinstance(answer, Refused)
+        assert answer.code == code
+        assert word in answer.reason
+        assert node.state is before
 
 
 # --- initial sync ----------------------------------------------------------------------------------------------------
