@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from api.bounded import Bounded
 from api.errors import BAD_VALUE, NOT_BUILT, HttpError, failure, of
 from api.exchange import Answer, App, Asked, respond
 from api.hot import Actions
@@ -42,7 +43,7 @@ def create_app(dispatcher: ApiDispatcher, member: ApiMember) -> App:
         return with_actions(plain())
 
     app.openapi = openapi  # type: ignore[method-assign]
-    return Actions(app, dispatcher, member)
+    return Bounded(Actions(app, dispatcher, member), member)
 
 
 def _handle_errors(app: FastAPI, member: ApiMember) -> None:

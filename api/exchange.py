@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -22,8 +23,10 @@ from api.content import (
     write,
 )
 from api.errors import BAD_VALUE, FAILED_TO_PARSE, UNKNOWN_FIELD, HttpError, error_body, failure
+from api.held import Held
 from api.ports import ApiMember
 from replset.bson import InvalidBSONError, RawDocument
+from replset.runtime.admission import STALLED_S
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -48,12 +51,13 @@ class Answer:
 class Asked:
     """One HTTP request: who asks, for what, and how the answer is to be written."""
 
-    __slots__ = ("client", "content_type", "form", "headers", "method", "path", "query")
+    __slots__ = ("client", "content_type", "form", "headers", "held", "method", "path", "query")
 
     def __init__(self, scope: Scope) -> None:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.form: Form = form_of(self.header(b"accept"))
         self.content_type = self.header(b"content-type")
+        self.held: Held = scope["held"]
         self.path: str = scope["path"]
         self.method: str = scope["method"]
         self.query: str = scope.get("query_string", b"").decode("latin-1")
@@ -78,25 +82,42 @@ class Asked:
 
 
 async def read_body(asked: Asked, receive: Receive) -> bytes:
-    """The request's body; 413 once it is too large."""
+    """The request's body; 413 once it is too large, 503 when the member has too much to do, 408 when it stalls."""
     chunks: list[bytes] = []
     size = 0
+    problem = _refused_for(asked, int(asked.header(b"content-length") or 0))
     while True:
-        message = await receive()
+        try:
+            async with asyncio.timeout(STALLED_S if size else None):
+                message = await receive()
+        except TimeoutError:
+            text = f"the body stopped coming after {size} bytes"
+            raise failure(FAILED_TO_PARSE, text, status=408) from None
         if message["type"] == "http.disconnect":
             raise failure(FAILED_TO_PARSE, "the request ended before its body did")
         chunk = message.get("body", b"")
         size += len(chunk)
-        try:
-            check_size(size)
+        problem = problem or _refused_for(asked, size)
+        if problem is None:
             chunks.append(chunk)
-        except HttpError:
+        else:
             chunks.clear()
             if size > DRAIN_BYTES:
-                raise
+                raise problem
         if not message.get("more_body", False):
-            check_size(size)
+            if problem is not None:
+                raise problem
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _refused_for(asked: Asked, size: int) -> HttpError | None:
+    """Why a body of `size` bytes is not taken."""
+    try:
+        check_size(size)
+        asked.held.take(size)
+    except HttpError as error:
+        return error
+    return None
 
 
 async def fields_of(member: ApiMember, asked: Asked, receive: Receive) -> dict[str, Any]:
@@ -128,6 +149,16 @@ async def written(member: ApiMember, form: Form, answer: Answer) -> bytes:
     except InvalidBSONError as error:
         answer.status = 400
         return write(form, error_body(error.code, f"the answer cannot be written: {error.message}"), times)
+
+
+async def say(member: ApiMember, asked: Asked, answer: Answer, send: Send) -> None:
+    """The answer straight to the client."""
+    body = await written(member, asked.form, answer)
+    headers = [(b"content-type", asked.form.value.encode()), (b"content-length", b"%d" % len(body))]
+    if answer.headers:
+        headers += [(name.encode(), value.encode("latin-1")) for name, value in answer.headers.items()]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if asked.method == "HEAD" else body})
 
 
 async def respond(member: ApiMember, asked: Asked, answer: Answer) -> Response:

@@ -9,7 +9,7 @@ from api.ask import Reply, check, run, run_write
 from api.content import LARGE_BYTES, MAX_ANSWER_BYTES, Documents, read_fields, times_of
 from api.errors import NOT_BUILT as NOT_BUILT_CODE
 from api.errors import TOO_LARGE, UNKNOWN_FIELD, HttpError, failure
-from api.exchange import Answer, App, Asked, Receive, Scope, Send, read_body, written
+from api.exchange import Answer, App, Asked, Receive, Scope, Send, read_body, say
 from api.ports import ApiDispatcher, ApiMember
 from replset.bson import ObjectId
 from replset.errors import ReplError
@@ -37,12 +37,7 @@ class Actions:
         except ReplError as error:
             problem = failure(error.code, error.message, details=error.details)
             answer = Answer(problem.body, problem.status, problem.headers)
-        body = await written(self._member, asked.form, answer)
-        headers = [(b"content-type", asked.form.value.encode()), (b"content-length", b"%d" % len(body))]
-        if answer.headers:
-            headers += [(name.encode(), value.encode("latin-1")) for name, value in answer.headers.items()]
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await send({"type": "http.response.body", "body": b"" if asked.method == "HEAD" else body})
+        await say(self._member, asked, answer, send)
 
     async def _answer(self, asked: Asked, receive: Receive) -> Answer:
         action = self._action(asked)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import count
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from replset.bson import decode
+from replset.bson import RawDocument, decode
 from replset.errors import BadValueError, HostUnreachableError, RemoteProtocolError, ReplError
 from replset.wire.framing import FrameReader, encode_request
 
@@ -50,16 +50,26 @@ class WireClient:
 
     def command(self, database: str, document: Mapping[str, object]) -> dict[str, Any]:
         """Run one command; the decoded reply, also one with ok: 0."""
+        return decode(self.ask(database, document).raw)
+
+    def ask(
+        self, database: str, document: Mapping[str, object], sequence: tuple[str, Sequence[bytes]] | None = None
+    ) -> RawDocument:
+        """Run one command; the reply as it came, also one with ok: 0.
+
+        sequence: a field that holds a list of documents, and their bytes; they count for the size of the message only,
+        not for that of the command.
+        """
         request_id = next(self._ids)
         try:
-            self._socket.sendall(encode_request(request_id, document, database))
+            self._socket.sendall(encode_request(request_id, document, database, sequence))
             while True:
                 data = self._socket.recv(_CHUNK)
                 if not data:
                     raise HostUnreachableError(f"{self.host} closed the connection")
                 for message in self._reader.feed(data):
                     if message.response_to == request_id:
-                        return decode(message.body.raw)
+                        return message.body
         except TimeoutError:
             raise HostUnreachableError(f"{self.host} did not answer in time") from None
         except OSError as error:

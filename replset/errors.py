@@ -76,6 +76,7 @@ CODE_NAMES: dict[int, str] = {
     308: "CurrentConfigNotCommittedYet",
     322: "APIVersionError",
     352: "UnsupportedOpQueryCommand",
+    462: "IngressRequestRateLimitExceeded",
     10003: "CannotGrowDocumentInCappedNamespace",
     10107: "NotWritablePrimary",
     10334: "BSONObjectTooLarge",
@@ -248,6 +249,15 @@ class ShutdownInProgressError(ReplError):
     """The member is shutting down (91)."""
 
     code = 91
+
+
+class OverloadedError(ReplError):
+    """Refused before anything was done, since the member has too much to do (462, as MongoDB 8.2's rate limiter)."""
+
+    code = 462
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, labels=("SystemOverloadedError", "RetryableError"))
 
 
 class MaxTimeMSExpiredError(ReplError):

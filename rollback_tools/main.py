@@ -1,4 +1,4 @@
-"""`rollback-tools`: see what a rollback took. Works on files alone; no member needs to run."""
+"""`rollback-tools`: see what a rollback took, and put it back. Only diff and restore need a running set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     from replset.terminal import run_app
     from rollback_tools.tools import app
 
-    return run_app(app, "rollback-tools", arguments)
+    return run_app(app, "rollback-tools", _with_collection(arguments))
+
+
+def _with_collection(arguments: list[str]) -> list[str]:
+    """`--policy to-collection NAME` as one value; an option takes one."""
+    for index, argument in enumerate(arguments[:-1]):
+        is_value = argument == "to-collection" and arguments[index - 1 : index] == ["--policy"]
+        if is_value or argument == "--policy=to-collection":
+            return [*arguments[:index], f"{argument} {arguments[index + 1]}", *arguments[index + 2 :]]
+    return arguments
 
 
 if __name__ == "__main__":

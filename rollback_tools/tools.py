@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import typer
 
-from rollback_tools import listing, manifest
+from rollback_tools import diff, listing, manifest, restore
 
 app = typer.Typer(
-    help="See what a rollback took. Works on files alone; no member needs to run.",
+    help="See what a rollback took, and put it back. Only diff and restore need a running set.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command("list")(listing.list_rollbacks)
 app.command("show")(manifest.show)
+app.command("diff")(diff.diff)
+app.command("restore")(restore.restore)
 
 
 @app.command("dump")

@@ -41,6 +41,9 @@ class MemberCollector(Collector):
         for code, count in sorted(self._dispatcher.failures.items()):
             failures.add_metric([str(code), code_name(code)], count)
         yield failures
+        yield CounterMetricFamily(
+            "replset_requests_refused", "requests refused by an overloaded member", value=self._member.admission.refused
+        )
 
     def _gauges(self) -> list[tuple[str, str, float]]:
         member, node, store = self._member, self._member.node, self._member.store
@@ -61,6 +64,7 @@ class MemberCollector(Collector):
             ("replset_data_bytes", "bytes of the database file", store.data_bytes()),
             ("replset_wal_bytes", "bytes of the write-ahead log in use", store.wal_bytes),
             ("replset_connections", "connections on the wire port", member.connection_count),
+            ("replset_held_bytes", "bytes of large requests and answers under way", member.admission.held),
             ("replset_rollback_id", "grows with each rollback of this member", store.rollback_id),
             ("replset_uptime_seconds", "since this process started", (member.clock.now() - member.started_at) / 1000),
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from replset.bson import Regex, Undefined
+from replset.bson import Regex, Undefined, encode_key
 from replset.query.conditions import (
     NOT_BUILT,
     Condition,
@@ -100,6 +100,8 @@ def _tests(query: Document) -> list[Test]:
                     raise BadValueError(f"{name} must be an integer value of 1, but found: {show(value)}")
                 if name == "$alwaysFalse":
                     tests.append(lambda doc, found: False)
+            case "$expr":
+                tests.append(_whole_document(value))
             case _ if name in NOT_BUILT:
                 raise not_built(name)
             case _:
@@ -108,6 +110,18 @@ def _tests(query: Document) -> list[Test]:
                     "consider using $getField or $setField."
                 )
     return tests
+
+
+def _whole_document(value: object) -> Test:
+    """`{$eq: ["$$ROOT", {$literal: document}]}`: no field is another, one more or one less. Nothing else is built.
+
+    With it a write says which version of a document it has seen, and does nothing to a later one.
+    """
+    match value:
+        case {"$eq": ["$$ROOT", {"$literal": literal, **more}], **others} if not more and not others:
+            wanted = encode_key(literal)
+            return lambda doc, found: encode_key(doc) == wanted
+    raise not_built('$expr, but for {$eq: ["$$ROOT", {$literal: document}]},')
 
 
 def _branches(name: str, value: object) -> list[Test]:

@@ -69,6 +69,7 @@ from replset.replication.initial_sync import InitialSync, Marker
 from replset.replication.ports import Clock, Network, Workers
 from replset.replication.progress import ProgressReporter
 from replset.replication.rollback import Identity, Rollback, finish_interrupted_rollback
+from replset.runtime.admission import Admission
 from replset.runtime.durability import Durability
 from replset.runtime.housekeeping import Housekeeper
 from replset.runtime.machine import KeptWorkers, LimitedWorkers
@@ -112,6 +113,7 @@ class RunningMember:
         self.clock = clock
         self._threads = KeptWorkers(workers)
         self.workers = LimitedWorkers(workers, CLIENT_THREADS)
+        self.admission = Admission()
         self.rng = rng
         self.process_id = ObjectId.generate(clock.wall_ms() // 1000, rng)
         self.topology_counter = 0
@@ -147,6 +149,7 @@ class RunningMember:
                 drops_inbound=self.peer.drops_inbound,
                 drops_outbound=self.peer.drops_outbound,
                 max_connections=self.options.max_connections,
+                admission=self.admission,
             )
             self._connect_parts()
             await self._server.start(self.options.listen)

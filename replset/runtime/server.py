@@ -19,6 +19,7 @@ from replset.commands.ports import CommandRequest, ConnectionContext, Reply
 from replset.errors import LocalProtocolError, RemoteProtocolError, ReplError, code_name
 from replset.ids import HostPort
 from replset.replication.ports import Listening, Network
+from replset.runtime.admission import SMALL_BYTES, STALLED_S, Admission
 from replset.wire.framing import FrameReader, WireMessage, encode_reply
 
 log = logging.getLogger("replset.server")
@@ -30,6 +31,8 @@ MAX_QUEUED_BYTES = 1 << 20
 TURN = 16
 """Commands of one connection in a row, before everything else on the loop gets its turn."""
 HELLO = frozenset({"hello", "isMaster", "ismaster"})
+EVEN_WHEN_FULL = HELLO | {"ping", "endSessions", "killCursors", "replSetGetStatus", "serverStatus"}
+"""What a client may ask of a member that is overloaded: it costs little, and says what is the matter."""
 NO_DATABASE, TOO_LARGE = 40571, 10334
 
 
@@ -50,12 +53,14 @@ class WireServer:
         drops_inbound: Callable[[HostPort], bool],
         drops_outbound: Callable[[HostPort], bool],
         max_connections: int,
+        admission: Admission,
     ) -> None:
         """drops_inbound, drops_outbound: whether a test cut swallows what a member says, or what it is answered."""
         self.dispatcher = dispatcher
         self.drops_inbound = drops_inbound
         self.drops_outbound = drops_outbound
         self.max_connections = max_connections
+        self.admission = admission
         self.connections: set[Connection] = set()
         self.connection_ids = count(1)
         self.reply_ids = count(1)
@@ -70,6 +75,12 @@ class WireServer:
         """Listen; OSError when the address is taken."""
         self._listening = await self._network.serve(address, lambda: Connection(self))
 
+    def shed(self) -> None:
+        """End the connections that hold room for a message that does not come."""
+        for connection in [connection for connection in self.connections if connection.is_stalled]:
+            log.warning("%s sends no more of a large message: closed", connection.peer)
+            connection.end()
+
     async def close(self) -> None:
         """Stop listening and end every connection."""
         if self._listening is not None:
@@ -83,7 +94,9 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, server: WireServer) -> None:
         self._server = server
-        self._reader = FrameReader()
+        self._heard_at = 0.0
+        self._held = 0  # bytes of what has to be admitted, counted by the server for all connections
+        self._reader = FrameReader(self._admit)
         self._queue: deque[WireMessage] = deque()
         self._queued_bytes = 0  # received since the queue was last empty
         self._wake: asyncio.Future[None] | None = None
@@ -124,12 +137,24 @@ class Connection(asyncio.Protocol):
         self._server.connections.discard(self)
         if self._transport is not None:
             self._transport.abort()
+        self._give_back(self._held)
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
         return task
 
+    @property
+    def peer(self) -> str:
+        return self._context.peer
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether its client began a large message and sends no more of it."""
+        since = asyncio.get_running_loop().time() - self._heard_at
+        return self._reading and self._reader.pending > 0 and since > STALLED_S
+
     def data_received(self, data: bytes) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
         try:
             messages = self._reader.feed(data)
         except RemoteProtocolError as error:
@@ -146,6 +171,18 @@ class Connection(asyncio.Protocol):
         if over and self._reading and self._transport is not None:
             self._reading = False
             self._transport.pause_reading()
+
+    def _admit(self, size: int) -> bool:
+        if not self._server.admission.admit(size):
+            self._server.shed()
+            return False
+        self._held += size
+        return True
+
+    def _give_back(self, size: int) -> None:
+        size = min(size, self._held)  # a connection that ended has given back all
+        self._held -= size
+        self._server.admission.give_back(size)
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -174,11 +211,30 @@ class Connection(asyncio.Protocol):
                 self._read_on()
                 await self._answer(message)
                 self._running = None
+                self._give_back(message.admitted)
                 if not self._writable.is_set():
-                    await self._writable.wait()
+                    await self._until_taken()
         except Exception:  # not a command's failure, which is an answer; whoever waits for one must not wait for ever
             self.end()
             raise
+
+    async def _until_taken(self) -> None:
+        """Wait until the client has taken its answer. One that takes nothing of it for STALLED_S is let go."""
+        counted = 0
+        while not self._writable.is_set() and self._transport is not None:
+            left = self._transport.get_write_buffer_size()
+            large = left if left > SMALL_BYTES else 0
+            self._held += large - counted
+            self._server.admission.hold(large - counted)
+            counted = large
+            try:
+                await asyncio.wait_for(self._writable.wait(), STALLED_S)
+            except TimeoutError:
+                if self._transport is not None and self._transport.get_write_buffer_size() >= left:
+                    log.warning("%s took nothing of its answer for %.0f s", self._context.peer, STALLED_S)
+                    self.end()
+                    return
+        self._give_back(counted)
 
     def _read_on(self) -> None:
         """Read again once little enough waits."""
@@ -191,6 +247,9 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     async def _answer(self, message: WireMessage) -> None:
+        if message.refused:
+            self._say(message, self._overloaded())
+            return
         streams = False
         try:
             if message.body.first_key in HELLO:
@@ -225,6 +284,10 @@ class Connection(asyncio.Protocol):
             return _refusal(error)
         if not isinstance(database, str):
             return _refusal(ReplError("the command has no $db", code=NO_DATABASE))
+        is_full = self._server.admission.is_full and not self._context.is_member and not message.admitted
+        if is_full and message.body.first_key not in EVEN_WHEN_FULL:
+            self._server.admission.refused += 1
+            return self._overloaded()
         request = CommandRequest(database, message.body, message.sequences, self._context, "wire", message.legacy_query)
         reply = await self._server.dispatcher.run(request)
         if isinstance(reply, bytes):
@@ -233,6 +296,9 @@ class Connection(asyncio.Protocol):
             return encode(reply)
         except InvalidBSONError as error:
             return _refusal(error)
+
+    def _overloaded(self) -> bytes:
+        return _refusal(self._server.admission.refusal())
 
     def _send(self, message: WireMessage, reply: bytes, *, more_to_come: bool = False) -> int:
         reply_id = next(self._server.reply_ids) & 0x7FFFFFFF
@@ -253,7 +319,7 @@ class Connection(asyncio.Protocol):
             reply_id = self._send(message, reply, more_to_come=more)
             if not more:
                 return
-            await self._writable.wait()
+            await self._until_taken()
             body = RawDocument(encode({**decode(message.body.raw), "topologyVersion": version}))
             message = WireMessage(reply_id, 0, body, {}, False, True)
             reply = await self._run(message)
@@ -267,4 +333,5 @@ def _waits(hello: RawDocument) -> bool:
 
 def _refusal(error: ReplError, code: int | None = None) -> bytes:
     number = error.code if code is None else code
-    return encode({"ok": 0.0, "errmsg": error.message, "code": number, "codeName": code_name(number)})
+    reply = {"ok": 0.0, "errmsg": error.message, "code": number, "codeName": code_name(number)}
+    return encode({**reply, "errorLabels": list(error.labels)} if error.labels else reply)

@@ -1,4 +1,4 @@
-"""Group commit: what arrived in this turn of the loop is one transaction.
+"""Group commit: what arrived in this turn of the loop is one transaction, as far as it fits a group.
 
 An operation runs synchronously inside the open group, under a savepoint: one that fails is undone and fails alone.
 A failed COMMIT fails the whole group. Only a member that accepts writes runs client operations; no-op entries of the
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import apsw
 
@@ -31,6 +31,9 @@ T = TypeVar("T")
 
 _ENDS_THE_GROUP = (StorageError, OutOfDiskSpaceError, apsw.Error, OSError, MemoryError)
 """SQLite may have rolled the transaction back by itself: whatever followed would be committed piece by piece."""
+GROUP_BYTES: Final = 4 << 20
+GROUP_OPERATIONS: Final = 1000
+"""A group takes no more once it has these; the rest is for the next turn of the loop, so that heartbeats pass."""
 
 
 class Writer:
@@ -127,9 +130,11 @@ class Writer:
             self._fail(queue, error)
             self._on_broken(error)
         else:
+            self._queue = queue[len(outcomes) :] + self._queue
+            self._schedule()
             if wrote:
                 self._on_committed()
-            for (_, future), (result, failure) in zip(queue, outcomes, strict=True):
+            for (_, future), (result, failure) in zip(queue, outcomes, strict=False):
                 if future.done():
                     continue
                 if failure is None:
@@ -140,11 +145,16 @@ class Writer:
     def _run_group(
         self, term: int, queue: list[tuple[Callable[[Writing], Any], asyncio.Future[Any]]]
     ) -> tuple[list[tuple[Any, Exception | None]], bool]:
-        """Run the operations in one transaction; (result, failure) of each, and whether anything was written."""
+        """Run the first operations, as many as fit, in one transaction.
+
+        Returns (result, failure) of each, and whether anything was written.
+        """
         outcomes: list[tuple[Any, Exception | None]] = []
         with self._store().group() as txn:
             writing = Writing(txn, term, self._clock.wall_ms(), self._rng)
-            for operation, _ in queue:
+            for operation, _ in queue[:GROUP_OPERATIONS]:
+                if txn.appended_bytes > GROUP_BYTES:
+                    break
                 mark = txn.mark()
                 try:
                     outcomes.append((operation(writing), None))

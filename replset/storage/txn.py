@@ -64,7 +64,7 @@ def revert(
 class Txn:
     """One open group. Only on the event loop's thread, and never across an await."""
 
-    __slots__ = ("_base", "_meta_before", "_oplog", "_undo", "catalog", "connection", "last")
+    __slots__ = ("_base", "_meta_before", "_oplog", "_undo", "appended_bytes", "catalog", "connection", "last")
 
     def __init__(self, connection: apsw.Connection, catalog: Catalog, head: Head) -> None:
         self.connection = connection
@@ -72,6 +72,7 @@ class Txn:
         self._base = head
         self.last: OpTime = head.optime
         """The newest optime, this group's entries included."""
+        self.appended_bytes = 0
         self._oplog: list[Pending] = []
         self._undo: list[UndoRow] = []
         self._meta_before: list[tuple[str, Meta]] = []
@@ -94,6 +95,7 @@ class Txn:
         if len(entry) > MAX_INTERNAL_SIZE:
             raise ReplError(f"an oplog entry of {len(entry)} bytes is too large", code=_TRANSACTION_TOO_LARGE)
         self._oplog.append((optime.ts, optime.term, op, ns, key, wall_ms, entry))
+        self.appended_bytes += len(entry)
         self.last = optime
 
     # --- documents

@@ -7,7 +7,7 @@ connection that it came from is closed.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from replset.bson import InvalidBSONError, RawDocument, encode
@@ -24,11 +24,18 @@ _REPLY_HEAD = struct.Struct("<iiiiIqii")
 _INT32 = struct.Struct("<i")
 _UINT32 = struct.Struct("<I")
 HEADER_SIZE = 16
+_FLAGS_END = HEADER_SIZE + 4
+LARGE_BYTES = 64 << 10
+"""A message above this size has to be admitted."""
+_NOTHING = RawDocument(encode({}))
 
 
 @dataclass(slots=True)
 class WireMessage:
-    """One message. `sequences`: OP_MSG's document sequences by name. `legacy_query`: it was an OP_QUERY on db.$cmd."""
+    """One message. `sequences`: OP_MSG's document sequences by name. `legacy_query`: it was an OP_QUERY on db.$cmd.
+
+    `admitted`: its bytes, when it had to be admitted. `refused`: it was not; nothing is known of it but its head.
+    """
 
     request_id: int
     response_to: int
@@ -38,12 +45,20 @@ class WireMessage:
     exhaust_allowed: bool = False
     legacy_query: bool = False
     database: str = ""  # of a legacy query; OP_MSG has $db in its body
+    admitted: int = 0
+    refused: bool = False
 
 
 class FrameReader:
-    """Cuts a byte stream into messages."""
+    """Cuts a byte stream into messages. admit: asked once for each large one, when its head is there.
 
-    def __init__(self) -> None:
+    A large message that is not admitted is told of at once, as `refused`, and its bytes are thrown away as they come.
+    """
+
+    def __init__(self, admit: Callable[[int], bool] = lambda _size: True) -> None:
+        self._admit = admit
+        self._admitted = 0  # of the message that is not whole yet
+        self._refused = 0  # bytes still to come of a message that was not admitted
         self._parts: list[bytes] = []
         self._size = 0
         self._needed = 0  # bytes until which parts are only collected: a large message is put together once
@@ -55,6 +70,10 @@ class FrameReader:
 
     def feed(self, data: bytes) -> list[WireMessage]:
         """Take the next bytes; the messages that are whole now, in order. Raises RemoteProtocolError."""
+        if self._refused:
+            thrown = min(self._refused, len(data))
+            self._refused -= thrown
+            data = data[thrown:]
         buffer = data
         if self._size:
             self._parts.append(data)
@@ -71,14 +90,33 @@ class FrameReader:
                 raise RemoteProtocolError(
                     f"a message of {length} bytes (from {HEADER_SIZE} to {MAX_MESSAGE_SIZE} are taken)"
                 )
+            if length > LARGE_BYTES and not self._admitted:
+                if end - at < _FLAGS_END:
+                    needed = _FLAGS_END
+                    break
+                if not self._admit(length):
+                    messages.append(_refused(buffer, at, request_id, opcode))
+                    self._refused = max(0, at + length - end)
+                    at = min(at + length, end)
+                    continue
+                self._admitted = length
             if end - at < length:
                 needed = length
                 break
-            messages.append(_parse(buffer, at + HEADER_SIZE, at + length, request_id, response_to, opcode))
+            message = _parse(buffer, at + HEADER_SIZE, at + length, request_id, response_to, opcode)
+            message.admitted, self._admitted = self._admitted, 0
+            messages.append(message)
             at += length
         self._size, self._needed = end - at, needed
         self._parts = [buffer[at:]] if at < end else []
         return messages
+
+
+def _refused(buffer: bytes, at: int, request_id: int, opcode: int) -> WireMessage:
+    if opcode != OP_MSG:
+        raise RemoteProtocolError(f"a large message (opcode {opcode}) while the member is overloaded")
+    (flags,) = _UINT32.unpack_from(buffer, at + HEADER_SIZE)
+    return WireMessage(request_id, 0, _NOTHING, more_to_come=bool(flags & MORE_TO_COME), refused=True)
 
 
 def _parse(buffer: bytes, start: int, end: int, request_id: int, response_to: int, opcode: int) -> WireMessage:
@@ -164,9 +202,20 @@ def encode_msg(request_id: int, response_to: int, document: bytes, *, flags: int
     return _MSG_HEAD.pack(length, request_id, response_to, OP_MSG, flags, 0) + document
 
 
-def encode_request(request_id: int, command: Mapping[str, object], database: str) -> bytes:
-    """A command as OP_MSG."""
-    return encode_msg(request_id, 0, encode({**command, "$db": database}))
+def encode_request(
+    request_id: int,
+    command: Mapping[str, object],
+    database: str,
+    sequence: tuple[str, Sequence[bytes]] | None = None,
+) -> bytes:
+    """A command as OP_MSG. sequence: a field of the command and the documents in it, sent as a section of their own."""
+    body = encode({**command, "$db": database})
+    if sequence is None:
+        return encode_msg(request_id, 0, body)
+    name, documents = sequence
+    rows = b"".join((name.encode() + b"\0", *documents))
+    section = b"\x01" + (len(rows) + 4).to_bytes(4, "little") + rows
+    return encode_msg(request_id, 0, body + section)
 
 
 def encode_reply(request_id: int, to: WireMessage, document: bytes, *, more_to_come: bool = False) -> bytes:

@@ -19,6 +19,7 @@ from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import Position
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime, pack_ts
+from replset.runtime.admission import Admission
 
 ME, OTHER = HostPort("127.0.0.1:27017"), HostPort("127.0.0.1:27018")
 NEWEST = OpTime(3, pack_ts(1_700_000_000, 5))
@@ -121,6 +122,7 @@ class FakeMember:
         self.started_at = Millis(0)
         self.shutting_down = False
         self.connection_count = 7
+        self.admission = Admission()
         self.rollback_folder = rollback_folder
         self.http_addresses: dict[str, str] = {ME: "127.0.0.1:28017", OTHER: "127.0.0.1:28018"}
 

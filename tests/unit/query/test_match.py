@@ -130,6 +130,11 @@ CASES: list[tuple[Doc, list[Doc], list[Doc]]] = [
     ({"a": {"$not": Regex("^x")}}, [{"a": "y"}, {}, {"a": 1}], [{"a": "xy"}]),
     ({"a": {"$not": {"$not": {"$eq": 1}}}}, [{"a": 1}], [{"a": 2}]),
     ({"$alwaysTrue": 1}, [{}], []),
+    (
+        {"$expr": {"$eq": ["$$ROOT", {"$literal": {"_id": 1, "a": {"$x": 2}}}]}},
+        [{"_id": 1, "a": {"$x": 2}}, {"_id": Int64(1), "a": {"$x": 2.0}}],
+        [{"_id": 1}, {"_id": 1, "a": {"$x": 2}, "b": 1}, {"a": {"$x": 2}, "_id": 1}, {"_id": 1, "a": {"$x": 3}}],
+    ),
     ({"$alwaysFalse": 1}, [], [{}]),
     # $exists, $type, $size
     ({"a": {"$exists": True}}, [{"a": None}, {"a": []}, {"a": Undefined()}], [{}]),
@@ -262,6 +267,8 @@ REFUSED: list[tuple[Doc, int, str]] = [
     ({"$alwaysTrue": 0}, 2, "$alwaysTrue must be"),
     ({".".join("a" * 250): 1}, 2, "FieldPath is too long"),
     ({"$expr": {"$eq": [1, 1]}}, 40415, "$expr"),
+    ({"$expr": {"$eq": ["$$ROOT", {"$literal": {}}], "$ne": [1, 2]}}, 40415, "$expr"),
+    ({"$expr": {"$eq": ["$$ROOT", {"a": 1}]}}, 40415, "$expr"),
     ({"$where": "1"}, 40415, "$where"),
     ({"$text": {"$search": "x"}}, 40415, "$text"),
     ({"$jsonSchema": {}}, 40415, "$jsonSchema"),

@@ -14,6 +14,7 @@ from replset.commands.ports import CommandRequest, Reply
 from replset.errors import HostUnreachableError, NothingSentError
 from replset.ids import HostPort, Millis
 from replset.replication.ports import Listening
+from replset.runtime.admission import Admission
 from replset.runtime.machine import RealClock
 from replset.runtime.network import RealNetwork
 from replset.runtime.server import WireServer
@@ -85,6 +86,7 @@ class World:
             drops_inbound=self.dropped_in.__contains__,
             drops_outbound=self.dropped_out.__contains__,
             max_connections=100,
+            admission=Admission(),
         )
         self.answers.server = self.server
         self.clock = RealClock()

@@ -23,6 +23,7 @@ from replset.errors import (
 )
 from replset.ids import OPTIME_NULL, OpTime
 from replset.replication.write_ops import do_create, do_insert
+from replset.runtime import writer
 from replset.runtime.writer import Writer
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
@@ -329,3 +330,19 @@ def test_a_noop_of_the_core_is_written_at_once(with_rig: Run) -> None:
         assert decode(row.entry)["o"] == {"msg": "new primary"}
 
     with_rig(scenario)
+
+
+def test_a_group_takes_no_more_once_it_is_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "GROUP_BYTES", 300)
+    monkeypatch.setattr(writer, "GROUP_OPERATIONS", 7)
+
+    async def main(clock: SimClock) -> None:
+        rig = Rig(tmp_path, clock)
+        tasks = rig.submit(*(rig.insert(number) for number in range(20)))
+        await settle()
+        optimes = [task.result() for task in tasks]
+        assert optimes == sorted(optimes)
+        assert rig.numbers() == list(range(20))
+        assert 3 <= rig.commits < 20
+
+    on_virtual_time(main)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -220,3 +221,66 @@ def test_a_request_carries_its_database() -> None:
 def test_a_message_over_the_limit_is_not_written() -> None:
     with pytest.raises(LocalProtocolError):
         encode_msg(1, 0, bytes(MAX_MESSAGE_SIZE))
+
+
+def test_a_request_with_a_document_sequence() -> None:
+    rows = [encode({"_id": 1}), encode({"_id": 2})]
+    message = only(encode_request(1, {"insert": "orders"}, "shop", ("documents", rows)))
+    assert decode(message.body.raw) == {"insert": "orders", "$db": "shop"}
+    assert {name: [row.raw for row in found] for name, found in message.sequences.items()} == {"documents": rows}
+
+
+# --- admission ----------------------------------------------------------------------------------------------------
+
+LARGE = msg(body_section(encode({"insert": "c", "pad": "x" * 100_000, "$db": "d"})))
+LARGE_UNANSWERED = msg(body_section(encode({"insert": "c", "pad": "x" * 100_000, "$db": "d"})), flags=MORE_TO_COME)
+SMALL = msg(body_section())
+
+
+def admit_only(*answers: bool) -> tuple[Callable[[int], bool], list[int]]:
+    asked: list[int] = []
+
+    def admit(size: int) -> bool:
+        asked.append(size)
+        return answers[len(asked) - 1]
+
+    return admit, asked
+
+
+@given(portion=st.integers(1, 150_000))
+@settings(max_examples=60, deadline=None)
+def test_a_large_message_that_is_refused_is_told_of_and_thrown_away(portion: int) -> None:
+    admit, asked = admit_only(False, True, False)
+    reader = FrameReader(admit)
+    data = SMALL + LARGE + SMALL + LARGE + LARGE_UNANSWERED + SMALL
+    most_pending = 0
+    messages = []
+    for at in range(0, len(data), portion):
+        messages += reader.feed(data[at : at + portion])
+        most_pending = max(most_pending, reader.pending)
+    assert asked == [len(LARGE)] * 3
+    assert [(m.refused, m.admitted, m.more_to_come) for m in messages] == [
+        (False, 0, False),
+        (True, 0, False),
+        (False, 0, False),
+        (False, len(LARGE), False),
+        (True, 0, True),
+        (False, 0, False),
+    ]
+    assert messages[3].body.get("pad") == "x" * 100_000
+    assert messages[1].request_id == 7
+
+
+def test_a_large_message_is_refused_when_its_head_is_there() -> None:
+    admit, _ = admit_only(False)
+    reader = FrameReader(admit)
+    assert reader.feed(LARGE[:19]) == []
+    (message,) = reader.feed(LARGE[19:20])
+    assert message.refused
+    assert reader.pending == 0
+
+
+def test_a_large_message_of_another_kind_that_is_refused_ends_the_connection() -> None:
+    admit, _ = admit_only(False)
+    with pytest.raises(RemoteProtocolError, match="while the member is overloaded"):
+        FrameReader(admit).feed(query(encode({"hello": 1, "pad": "x" * 100_000})))

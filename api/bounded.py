@@ -1,0 +1,77 @@
+"""In front of the whole API: how much it takes on, and how long a client may stall."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import MutableMapping
+from typing import Any, Final
+
+from api.exchange import Answer, App, Asked, Receive, Scope, Send, say
+from api.held import Held
+from api.ports import ApiMember
+from replset.runtime.admission import STALLED_S
+
+log = logging.getLogger("replset.http")
+
+PIECE_BYTES: Final = 256 << 10
+"""A longer body is sent in such pieces, each once the client has taken those before it."""
+MAX_UNDER_WAY: Final = 4096
+"""Requests of all connections at once."""
+LIMITED: Final = ("/v1/action/", "/v1/command/")
+"""What is refused when there is too much to do. The rest is small, and says what is the matter."""
+
+
+class StalledError(Exception):
+    """The client takes nothing more of its answer."""
+
+
+class Bounded:
+    """Refuses at once what is too much."""
+
+    def __init__(self, rest: App, member: ApiMember) -> None:
+        self._rest = rest
+        self._member = member
+        self._under_way = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._rest(scope, receive, send)
+            return
+        held = scope["held"] = Held(self._member.admission)
+        send = _in_pieces(send, held)
+        admission = self._member.admission
+        if scope["path"].startswith(LIMITED) and (admission.is_full or self._under_way >= MAX_UNDER_WAY):
+            admission.refused += 1
+            problem = held.refusal()
+            await say(self._member, Asked(scope), Answer(problem.body, problem.status, problem.headers), send)
+            return
+        self._under_way += 1
+        try:
+            await self._rest(scope, receive, send)
+        except StalledError:  # an answer that is not whole makes uvicorn close the connection
+            log.warning("%s took nothing of its answer for %.0f s", Asked(scope).client, STALLED_S)
+        finally:
+            self._under_way -= 1
+            held.hold(0)
+
+
+def _in_pieces(send: Send, held: Held) -> Send:
+    """Long bodies go out as the client takes them, and count until then. StalledError when it takes none."""
+
+    async def send_pieces(message: MutableMapping[str, Any]) -> None:
+        body = message.get("body", b"")
+        if len(body) <= PIECE_BYTES:
+            await send(message)
+            return
+        for at in range(0, len(body), PIECE_BYTES):
+            held.hold(len(body) - at)
+            last = at + PIECE_BYTES >= len(body)
+            more = not last or message.get("more_body", False)
+            piece = {"type": message["type"], "body": body[at : at + PIECE_BYTES], "more_body": more}
+            try:
+                await asyncio.wait_for(send(piece), STALLED_S)
+            except TimeoutError:
+                raise StalledError from None
+
+    return send_pieces

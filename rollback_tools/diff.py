@@ -1,0 +1,196 @@
+"""`rollback-tools diff MANIFEST --host HOST:PORT`: each lost write at the common point, as lost, and as live now."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from replset.bson import decode
+from replset.errors import ReplError
+from replset.replication.lost_writes import LostDocument, LostKind, LostWrites
+from replset.replication.put_back import (
+    MISSING,
+    Action,
+    LostChange,
+    Policy,
+    Side,
+    Standing,
+    Versions,
+    decide_change,
+    field_rows,
+    lost_changes,
+    operators,
+    path_text,
+    standing_of,
+)
+from replset.replication.rollback_files import read_manifest
+from replset.terminal import console
+from rollback_tools.comparing import Comparing
+from rollback_tools.live import Live
+from rollback_tools.report import JsonReport, about, document, plain, short
+
+STYLE = {Standing.THERE: "dim", Standing.CLEAN: "green", Standing.CONFLICT: "bold red"}
+SIDE_STYLE = {Side.LOST: "green", Side.LIVE: "cyan", Side.SAME: "dim", Side.BOTH: "bold red"}
+SAYS = {
+    Standing.THERE: "the set has it so",
+    Standing.CLEAN: "unchanged since the common point",
+    Standing.CONFLICT: "in conflict",
+}
+
+
+def diff(
+    manifest: Annotated[Path, typer.Argument(help="a rollback-*.json file")],
+    host: Annotated[str, typer.Option(help="any member of the set, HOST:PORT of its wire port")] = "127.0.0.1:27017",
+    as_json: Annotated[bool, typer.Option("--json", help="JSON for scripts instead of tables")] = False,
+) -> int:
+    """Each lost write beside what the set holds now, field by field.
+
+    Exit status 0: the set has all of them. 1: something is lost.
+    """
+    if not manifest.is_file():
+        raise ReplError(f"{manifest} is not a file (see `rollback-tools list DBPATH`)")
+    found = read_manifest(manifest)
+    with ExitStack() as stack:
+        lost = stack.enter_context(LostWrites(manifest.parent, found))
+        live = stack.enter_context(Live(host, found.set_name))
+        comparing = Comparing(lost, live, with_entries=True)
+        head = {"id": found.id, "set": found.set_name, "state": found.state.value, "primary": live.primary}
+        report = JsonReport(sys.stdout, head, "writes") if as_json else None
+        counts: Counter[str] = Counter({standing.value: 0 for standing in Standing})
+        changes = [change for change in lost_changes(lost) if change.optime > comparing.shared]
+        collections = live.collections() if changes else {}
+        for change in changes:
+            decision = decide_change(Policy.OVERWRITE, change, collections)
+            standing = Standing.CLEAN if decision.action is Action.LEAVE else decision.standing
+            counts[standing.value] += 1
+            if report is not None:
+                report.row(change_row(change, standing))
+            else:
+                print_change(change, standing)
+        for batch in comparing.batches():
+            for row, versions in zip(batch, comparing.versions(batch), strict=True):
+                standing = standing_of(versions)
+                counts[standing.value] += 1
+                if report is not None:
+                    report.row(document_row(row, versions, standing))
+                else:
+                    print_document(row, versions, standing)
+        if report is not None:
+            report.close({"counts": counts})
+        else:
+            _sum_up(counts)
+    return 1 if counts["clean"] or counts["conflict"] else 0
+
+
+def _sum_up(counts: Counter[str]) -> None:
+    parts = [f"{counts[standing.value]} {SAYS[standing]}" for standing in Standing if counts[standing.value]]
+    typer.echo("; ".join(parts) or "nothing was lost")
+
+
+# --- for scripts ------------------------------------------------------------------------------------------------
+
+
+def document_row(row: LostDocument, versions: Versions, standing: Standing) -> dict[str, Any]:
+    fields = field_rows(versions)
+    return about(row) | {
+        "standing": standing.value,
+        "liveLastEntry": None if versions.live_last is None else str(versions.live_last),
+        "beforeKnown": versions.before_known or versions.before is not None,
+        "before": document(versions.before),
+        "lost": document(versions.lost),
+        "live": document(versions.live),
+        "lostChange": change_between(versions.before, versions.lost),
+        "liveChange": change_between(versions.before, versions.live),
+        "fields": [
+            {
+                "path": list(field.path),
+                **{
+                    name: plain(value)
+                    for name, value in (("before", field.before), ("lost", field.lost), ("live", field.live))
+                    if value is not MISSING
+                },
+                "changedBy": field.side.value,
+            }
+            for field in fields
+        ],
+        "conflicts": [path_text(field.path) for field in fields if field.side is Side.BOTH],
+    }
+
+
+def change_between(before: bytes | None, after: bytes | None) -> Any:
+    """`$set` and `$unset`; None where there are no two versions, they are the same, or it has no such form."""
+    if before is None or after is None or before == after:
+        return None
+    change = operators(before, after)
+    return None if change is None else plain(change)
+
+
+def change_row(change: LostChange, standing: Standing) -> dict[str, Any]:
+    return {
+        "ns": change.ns,
+        "class": "command",
+        "command": change.name,
+        "options": plain(dict(change.options)),
+        "lastEntry": str(change.optime),
+        "standing": standing.value,
+    }
+
+
+# --- for people -------------------------------------------------------------------------------------------------
+
+
+def print_change(change: LostChange, standing: Standing) -> None:
+    console().print(
+        f"[bold]{escape(change.ns)}[/]  lost {escape(change.name)}  [{STYLE[standing]}]{SAYS[standing]}[/]",
+        highlight=False,
+    )
+
+
+def print_document(row: LostDocument, versions: Versions, standing: Standing, *, err: bool = False) -> None:
+    """A heading, then a line for each field that is not the same in all versions."""
+    out = Console(stderr=True) if err else console()
+    kind = row.kind.value if row.kind is not None else ""
+    out.print(
+        f"[bold]{escape(row.ns)}[/] {escape(short(row.id))}  lost {kind}  [{STYLE[standing]}]{SAYS[standing]}[/]",
+        highlight=False,
+    )
+    if standing is Standing.THERE:
+        return
+    rows = field_rows(versions)
+    if not rows:
+        _print_whole(out, versions)
+        return
+    table = Table(box=None, padding=(0, 2, 0, 2))
+    for column in ("field", "common point", "lost", "live now"):
+        table.add_column(column, overflow="fold")
+    for field in rows:
+        style = SIDE_STYLE[field.side]
+        cells = [_cell(value) for value in (field.before, field.lost, field.live)]
+        if not versions.before_known and versions.before is None:
+            cells[0] = "?"
+        table.add_row(f"[{style}]{escape(path_text(field.path))}[/]", *cells)
+    out.print(table)
+
+
+def _print_whole(out: Console, versions: Versions) -> None:
+    """There is one version only: its fields."""
+    if versions.kind is LostKind.DELETE:
+        out.print(f"    deleted; live now: {escape(_document_text(versions.live))}", highlight=False)
+    else:
+        out.print(f"    lost: {escape(_document_text(versions.lost))}; not there now", highlight=False)
+
+
+def _cell(value: object) -> str:
+    return "[dim]-[/]" if value is MISSING else escape(short(value))
+
+
+def _document_text(raw: bytes | None) -> str:
+    return "nothing" if raw is None else short(decode(raw), 200)

@@ -1,0 +1,332 @@
+"""The set as it is now, over the wire port of its primary: documents, last entries, and writes that look first.
+
+Reads see what a majority has. A write names the version of the document that it replaces and does nothing to any
+other one, and it is done once a majority has it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from replset.bson import RawDocument, Timestamp, decode, encode, encode_key, walk
+from replset.client import WireClient
+from replset.errors import BadValueError, HostUnreachableError, ReplError
+from replset.ids import OpTime
+from replset.oplog_entry import COMMAND, NOOP, OplogEntry
+
+T = TypeVar("T")
+Key = tuple[str, bytes]
+"""A namespace, and encode_key of a document's `_id`."""
+RETRIED = frozenset({6, 7, 89, 91, 189, 10107, 11600, 11602, 13435, 13436, 43, 246, 9001})
+"""Errors that say nothing about the request: no primary, another one, a connection that broke."""
+LARGEST_STATEMENT = 16 << 20
+DUPLICATE_KEY = 11000
+OPLOG = "local.oplog.rs"
+PATIENCE_S = 30.0
+PAUSE_S = 0.2
+WAIT_FOR_MAJORITY_MS = 30_000
+
+
+class UnconfirmedError(ReplError):
+    """A write was applied, and no majority had it in time: it may be lost again."""
+
+    code = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One statement: `before` (None: there is none) becomes `after` (None: deleted), or nothing happens."""
+
+    ns: str
+    id_element: bytes
+    before: bytes | None
+    after: bytes | None
+    change: dict[str, object] | None = None  # the same as operators, where both documents are too large for one message
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Indexes of the statements that a majority has, and why others were refused. Of the rest, reading again tells."""
+
+    done: set[int]
+    refused: dict[int, str]
+
+
+class Live:
+    """The primary of the set that `host` belongs to. Follows it when another one takes over. Use it in `with`."""
+
+    def __init__(self, host: str, set_name: str | None = None, *, patience_s: float = PATIENCE_S) -> None:
+        """set_name: refuse any other set. HostUnreachableError when no primary is found in time."""
+        self.host = host
+        self._set_name = set_name
+        self._patience_s = patience_s
+        self._known = [host]
+        self._client: WireClient | None = None
+        self._last: dict[Key, OpTime] = {}
+        self._dropped: dict[str, OpTime] = {}
+        self._scanned: OpTime | None = None
+        self._complete = True
+        self._retrying(lambda client: None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._forget()
+
+    @property
+    def primary(self) -> str:
+        return self.host if self._client is None else self._client.host
+
+    # --- reading
+
+    def collections(self) -> dict[str, bytes]:
+        """Namespace -> UUID of every collection that clients may write to."""
+        names = [row["name"] for row in self._command("admin", {"listDatabases": 1, "nameOnly": True})["databases"]]
+        found: dict[str, bytes] = {}
+        for database in names:
+            if database in ("local", "admin"):
+                continue
+            reply = self._command(database, {"listCollections": 1})
+            for row in reply["cursor"]["firstBatch"]:
+                found[f"{database}.{row['name']}"] = bytes(row["info"]["uuid"])
+        return found
+
+    def documents(self, ns: str, ids: Sequence[object]) -> dict[bytes, bytes]:
+        """encode_key of the `_id` -> the document's bytes, of those that are there."""
+        command = {"filter": {"_id": {"$in": list(ids)}}, "readConcern": {"level": "majority"}}
+
+        def read(client: WireClient) -> dict[bytes, bytes]:
+            return {encode_key(RawDocument(raw).get("_id")): raw for raw in self._find(client, ns, command)}
+
+        return self._retrying(read)
+
+    def scan(self, since: OpTime, wanted: frozenset[Key]) -> None:
+        """Note the last entry behind `since` of each wanted document; goes on where the last scan stopped."""
+        if self._scanned is None:
+            first = self._first_entry({})
+            self._complete = first is not None and first.ts <= since.ts
+            self._scanned = since
+        self._retrying(lambda client: self._scan(client, wanted))
+
+    def _scan(self, client: WireClient, wanted: frozenset[Key]) -> None:
+        after = self._scanned
+        assert after is not None
+        edge = Timestamp(after.seconds, after.increment)
+        for raw in self._find(client, OPLOG, {"filter": {"ts": {"$gt": edge}}}):
+            entry = OplogEntry(raw)
+            self._scanned = entry.optime
+            if entry.op == COMMAND:
+                target = entry.o.get("drop")
+                if isinstance(target, str):
+                    self._dropped[f"{entry.database}.{target}"] = entry.optime
+            elif entry.op != NOOP and (key := entry.key()) is not None and (entry.ns, key) in wanted:
+                self._last[entry.ns, key] = entry.optime
+
+    def last_entry(self, key: Key) -> OpTime | None:
+        """The last entry about this document, or its collection's drop, as far as was scanned; None: there is none."""
+        found = [at for at in (self._last.get(key), self._dropped.get(key[0])) if at is not None]
+        return max(found, default=None)
+
+    @property
+    def oplog_is_complete(self) -> bool:
+        """Whether the oplog reached back to where the scan began: only then "no entry" means "not written"."""
+        return self._complete
+
+    def has_entry(self, optime: OpTime) -> bool:
+        """Whether the set's history holds this very entry."""
+        return self._first_entry({"ts": {"$gte": Timestamp(optime.seconds, optime.increment)}}) == optime
+
+    def _first_entry(self, query: dict[str, object]) -> OpTime | None:
+        command = {"filter": query, "limit": 1, "batchSize": 1, "singleBatch": True}
+        found = self._retrying(lambda client: list(self._find(client, OPLOG, command)))
+        return OplogEntry(found[0]).optime if found else None
+
+    def _find(self, client: WireClient, ns: str, options: dict[str, object]) -> Iterator[bytes]:
+        """All results, batch by batch."""
+        database, _, name = ns.partition(".")
+        cursor = _cursor(self._ask(client, database, {"find": name, **options}))
+        yield from _batch(cursor, "firstBatch")
+        while identifier := cursor.get("id"):
+            cursor = _cursor(self._ask(client, database, {"getMore": identifier, "collection": name}))
+            yield from _batch(cursor, "nextBatch")
+
+    # --- writing
+
+    def write(self, writes: Sequence[Write]) -> Written:
+        """Carry out statements on one namespace.
+
+        One of which the document is another one by now does nothing. Raises UnconfirmedError when a majority did not
+        get them in time, HostUnreachableError and others when the primary went away: then some may be applied.
+        """
+        written = Written(set(), {})
+        kinds: dict[str, list[int]] = {"insert": [], "update": [], "delete": []}
+        for index, write in enumerate(writes):
+            kinds["insert" if write.before is None else "delete" if write.after is None else "update"].append(index)
+        for command, indexes in kinds.items():
+            for part in _portions(command, indexes, writes, written.refused):
+                self._write_some(command, part, writes[0].ns, written)
+        return written
+
+    def _write_some(self, command: str, part: list[tuple[int, bytes]], ns: str, written: Written) -> None:
+        field = {"insert": "documents", "update": "updates", "delete": "deletes"}[command]
+        database, _, name = ns.partition(".")
+        document = {command: name, "ordered": False, "writeConcern": _MAJORITY}
+        client = self._connected()
+        try:
+            reply: dict[str, Any] = decode(client.ask(database, document, (field, [raw for _, raw in part])).raw)
+        except HostUnreachableError:
+            self._forget()
+            raise
+        self._check(reply)
+        errors = {part[error["index"]][0]: error for error in reply.get("writeErrors", [])}
+        for index, error in errors.items():
+            if error["code"] != DUPLICATE_KEY:  # that is another version of the document
+                written.refused[index] = f"{error['code']}: {error['errmsg']}"
+        _confirm(reply)
+        rest = {index for index, _ in part} - set(errors)
+        if reply.get("n") == len(rest):
+            written.done.update(rest)
+
+    def create(self, ns: str, options: dict[str, object]) -> None:
+        """NamespaceExists (48) is no error: somebody was faster."""
+        database, _, name = ns.partition(".")
+        self._command(database, {"create": name, **options, "writeConcern": _MAJORITY}, passed=frozenset({48}))
+
+    def drop(self, ns: str) -> None:
+        database, _, name = ns.partition(".")
+        self._command(database, {"drop": name, "writeConcern": _MAJORITY}, passed=frozenset({26}))
+
+    # --- the connection
+
+    def _command(
+        self, database: str, document: dict[str, object], passed: frozenset[int] = frozenset()
+    ) -> dict[str, Any]:
+        reply = self._retrying(lambda client: decode(self._ask(client, database, document, passed).raw))
+        _confirm(reply)
+        return reply
+
+    def _ask(
+        self, client: WireClient, database: str, document: dict[str, object], passed: frozenset[int] = frozenset()
+    ) -> RawDocument:
+        reply = client.ask(database, document)
+        if not reply.get("ok") and reply.get("code") not in passed:
+            self._check(reply.decode())
+        return reply
+
+    def _retrying(self, work: Callable[[WireClient], T]) -> T:
+        """Again, on whoever is primary then, while the failure says nothing about the request."""
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return work(self._connected())
+            except ReplError as error:
+                self._forget()
+                if error.code not in RETRIED or time.monotonic() > deadline:
+                    raise
+                time.sleep(PAUSE_S)
+
+    def _connected(self) -> WireClient:
+        """HostUnreachableError when nobody that is known is primary or knows one."""
+        if self._client is not None:
+            return self._client
+        reason = ""
+        for host in list(self._known):
+            try:
+                self._client = self._primary_by(host)
+                return self._client
+            except HostUnreachableError as error:
+                reason = reason or error.message
+        raise HostUnreachableError(reason)
+
+    def _primary_by(self, host: str) -> WireClient:
+        """Connect to the primary that `host` knows, to `host` itself when it is that."""
+        client = WireClient(host, timeout_s=WAIT_FOR_MAJORITY_MS / 1000 + 10)
+        try:
+            hello = client.command("admin", {"hello": 1})
+            name = hello.get("setName")
+            if self._set_name is not None and name != self._set_name:
+                raise BadValueError(f"{host} is a member of {name or 'no set'}, the rollback was in {self._set_name}")
+            self._known = list(dict.fromkeys([self.host, host, *map(str, hello.get("hosts", ()))]))
+            if hello.get("isWritablePrimary"):
+                return client
+        except BaseException:
+            client.close()
+            raise
+        client.close()
+        primary = hello.get("primary")
+        if primary is None or primary == host:
+            raise HostUnreachableError(f"{host} knows no primary (see `replset status --host {host}`)")
+        return self._primary_by(str(primary))
+
+    def _forget(self) -> None:
+        if self._client is not None:
+            self._client.close()
+        self._client = None
+
+    def _check(self, reply: dict[str, Any]) -> None:
+        """Raise what an answer with ok: 0 says."""
+        if reply.get("ok"):
+            return
+        code = int(reply.get("code", 1))
+        if code in RETRIED:
+            self._forget()
+        raise ReplError(f"{self.primary}: {reply.get('errmsg', 'failed')}", code=code)
+
+
+_MAJORITY = {"w": "majority", "wtimeout": WAIT_FOR_MAJORITY_MS}
+
+
+def _confirm(reply: dict[str, Any]) -> None:
+    failure = reply.get("writeConcernError")
+    if failure is not None:
+        raise UnconfirmedError(f"applied, but not confirmed by a majority: {failure.get('errmsg')}")
+
+
+def _cursor(reply: RawDocument) -> RawDocument:
+    return RawDocument(reply.get_raw("cursor") or b"")
+
+
+def _batch(cursor: RawDocument, name: str) -> Iterator[bytes]:
+    raw = cursor.get_raw(name) or b""
+    for _, _, start, end in walk(raw):
+        yield raw[start:end]
+
+
+def statement(write: Write) -> bytes:
+    """The bytes of an insert's document, or of an element of `updates` or `deletes`."""
+    if write.before is None:
+        assert write.after is not None  # a write that does nothing is not asked for
+        return write.after
+    seen: dict[str, object] = {"$eq": ["$$ROOT", {"$literal": RawDocument(write.before)}]}
+    query: dict[str, object] = {"_id": {"$eq": RawDocument(write.id_element).get("_id")}, "$expr": seen}
+    if write.after is None:
+        return encode({"q": query, "limit": 1})
+    whole = len(write.before) + len(write.after) < LARGEST_STATEMENT - 4096
+    return encode({"q": query, "u": RawDocument(write.after) if whole or not write.change else write.change})
+
+
+def _portions(
+    command: str, indexes: Iterable[int], writes: Sequence[Write], refused: dict[int, str]
+) -> Iterator[list[tuple[int, bytes]]]:
+    """Statements with their index, so many as fit into one message; one that is too large is refused here."""
+    part: list[tuple[int, bytes]] = []
+    size = 0
+    for index in indexes:
+        raw = statement(writes[index])
+        if len(raw) > LARGEST_STATEMENT:
+            refused[index] = f"too large to be put back safely: {len(raw)} bytes with the version that is there"
+            continue
+        if part and size + len(raw) > LARGEST_STATEMENT:
+            yield part
+            part, size = [], 0
+        part.append((index, raw))
+        size += len(raw)
+    if part:
+        yield part

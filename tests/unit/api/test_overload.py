@@ -1,0 +1,117 @@
+"""Too much to do: bodies and answers are counted, the next one is refused, and what says so is always answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import MutableMapping
+from typing import Any
+
+import pytest
+
+from api import bounded, exchange
+from api.exchange import Send
+from replset.runtime.admission import MAX_HELD_BYTES, Admission
+from tests.unit.api.kit import Api
+
+LARGE = "x" * 200_000
+
+
+def test_a_large_body_too_many_is_refused_and_one_that_fits_is_given_back() -> None:
+    api = Api()
+    api.member.admission = Admission(300_000)
+    assert api.act("insertOne", document={"_id": 1, "pad": LARGE}).status_code == 201
+    assert api.member.admission.held == 0
+    api.member.admission.hold(200_000)
+    answer = api.act("insertOne", document={"_id": 2, "pad": LARGE})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    body = answer.json()
+    assert (body["code"], body["codeName"]) == (462, "IngressRequestRateLimitExceeded")
+    assert body["errorLabels"] == ["SystemOverloadedError", "RetryableError"]
+    assert "nothing was applied" in body["errmsg"]
+    assert api.act("insertOne", document={"_id": 3}).status_code == 201
+    assert api.was_asked() == ["insert", "insert"]
+    assert (api.member.admission.held, api.member.admission.refused) == (200_000, 1)
+
+
+@pytest.mark.parametrize("path", ["/v1/action/find", "/v1/command/admin"])
+def test_nothing_more_is_taken_on_while_all_room_is_held(path: str) -> None:
+    api = Api()
+    api.member.admission.hold(MAX_HELD_BYTES)
+    assert api.post(path, {"ping": 1}).json()["code"] == 462
+    assert api.was_asked() == []
+    assert api.get("/health").status_code == 200
+    assert "replset_requests_refused_total 1.0" in api.get("/metrics").text
+
+
+def test_requests_at_once_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = Api()
+    monkeypatch.setattr(bounded, "MAX_UNDER_WAY", 0)
+    assert api.act("find").json()["code"] == 462
+    assert api.get("/health").status_code == 200
+
+
+def long_answer(api: Api, send: Send) -> None:
+    """One exchange whose answer has a million bytes."""
+
+    async def rest(_scope: Any, _receive: Any, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * 1_000_000})
+
+    async def receive() -> MutableMapping[str, Any]:
+        return {"type": "http.request", "body": b""}
+
+    scope = {"type": "http", "path": "/v1/replset/oplog", "headers": [], "method": "GET"}
+    asyncio.run(bounded.Bounded(rest, api.member)(scope, receive, send))
+
+
+def test_a_long_answer_goes_out_in_pieces_and_counts_until_it_is_taken() -> None:
+    api = Api()
+    sent: list[tuple[int, bool, int]] = []
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            sent.append((len(message["body"]), message["more_body"], api.member.admission.held))
+
+    long_answer(api, send)
+    piece = bounded.PIECE_BYTES
+    left = 1_000_000 - 3 * piece
+    assert sent == [
+        (piece, True, 1_000_000),
+        (piece, True, 1_000_000 - piece),
+        (piece, True, 1_000_000 - 2 * piece),
+        (left, False, left),
+    ]
+    assert api.member.admission.held == 0
+
+
+def test_an_answer_that_nobody_takes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded, "STALLED_S", 0.05)
+    api = Api()
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    long_answer(api, send)
+    assert api.member.admission.held == 0
+
+
+def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "STALLED_S", 0.05)
+    api = Api()
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def receive() -> MutableMapping[str, Any]:
+        if api.member.admission.held:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": b"x" * 100_000, "more_body": True}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "path": "/v1/action/find", "headers": headers, "method": "POST"}
+    asyncio.run(api.app(scope, receive, send))
+    assert sent[0]["status"] == 408
+    assert b"stopped coming after 100000 bytes" in sent[1]["body"]
+    assert api.member.admission.held == 0
