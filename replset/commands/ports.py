@@ -16,6 +16,7 @@ from replset.core.status import Status
 from replset.core.write_concern import WriteConcern
 from replset.ids import HostPort, MemberId, Millis, OpTime
 from replset.replication.ports import Clock, Peer, Workers
+from replset.replication.sync_progress import SyncProgress
 from replset.storage.store import Store
 from replset.storage.txn import Txn
 
@@ -220,6 +221,11 @@ class MemberPort(Protocol):
 
     async def wait_for_write_concern(
         self, optime: OpTime, concern: WriteConcern, deadline: Millis | None
+    @property
+    def sync_progress(self) -> SyncProgress:
+        """Of the initial sync under way, or of this process's last one."""
+        ...
+
     ) -> WriteConcernFailure | None:
         """Wait until the entry at `optime` meets `concern`, its own wtimeout or `deadline` (maxTimeMS) at most.
 

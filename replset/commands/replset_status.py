@@ -12,6 +12,8 @@ from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.status import MemberStatus, Status
 from replset.errors import NotYetInitializedError
+from replset.ids import Millis
+from replset.replication.sync_progress import SyncProgress
 
 UNREACHABLE = "(not reachable/healthy)"
 
@@ -26,7 +28,36 @@ def status_of(member: MemberPort) -> Status:
 
 async def get_status(ctx: CommandContext) -> Reply:
     """Every member's state, newest entry and health, and the set's majorities."""
-    return status_document(ctx.member)
+    document = status_document(ctx.member)
+    progress = ctx.member.sync_progress
+    if progress.running or (fields.boolean(ctx.body, "initialSync", ctx.name) and progress.source):
+        document["initialSyncStatus"] = _sync_document(progress, ctx.member.clock.now())
+    return document
+
+
+def _sync_document(progress: SyncProgress, now: Millis) -> dict[str, object]:
+    """How the initial sync gets on (map I5)."""
+    document: dict[str, object] = {
+        "failedInitialSyncAttempts": progress.failed,
+        "initialSyncStart": DateTime(progress.began_wall_ms),
+        "syncSourceHost": str(progress.source),
+        "approxTotalDataSize": Int64(progress.total),
+        "approxTotalBytesCopied": Int64(progress.copied),
+        "resumedAtBytes": Int64(progress.resumed_at),
+        "totalInitialSyncElapsedMillis": Int64((now if progress.running else progress.ended) - progress.began),
+        "initialSyncAttempts": [
+            {"durationMillis": Int64(one.duration_ms), "status": one.reason, "syncSource": str(one.source)}
+            for one in progress.attempts
+        ],
+    }
+    remaining = progress.remaining_ms(now) if progress.running else None
+    if remaining is not None:
+        document["remainingInitialSyncEstimatedMillis"] = Int64(remaining)
+    if progress.waiting_for:
+        document["waitingFor"] = progress.waiting_for
+    if not progress.running:
+        document["initialSyncEnd"] = DateTime(progress.ended_wall_ms)
+    return document
 
 
 def status_document(member: MemberPort) -> dict[str, object]:
@@ -93,7 +124,7 @@ def _member_document(row: MemberStatus, member: MemberPort) -> dict[str, object]
     document["lastHeartbeatMessage"] = "" if row.is_self else row.message
     document["syncSourceHost"] = str(row.sync_source or "")
     document["syncSourceId"] = row.sync_source_id
-    document["infoMessage"] = row.message if row.is_self else ""
+    document["infoMessage"] = _info(row, member) if row.is_self else ""
     if row.state is MemberState.PRIMARY and row.election_wall_ms is not None:
         document["electionTime"] = Timestamp(row.election_wall_ms // 1000, 1)
         document["electionDate"] = DateTime(row.election_wall_ms)
@@ -108,6 +139,10 @@ def _member_document(row: MemberStatus, member: MemberPort) -> dict[str, object]
     if row.is_self:
         document["self"] = True
     return document
+
+
+def _info(row: MemberStatus, member: MemberPort) -> str:
+    return row.message or (member.sync_progress.text() if member.sync_progress.running else "")
 
 
 async def get_config(ctx: CommandContext) -> Reply:

@@ -69,6 +69,7 @@ from replset.replication.initial_sync import InitialSync, Marker
 from replset.replication.ports import Clock, Network, Workers
 from replset.replication.progress import ProgressReporter
 from replset.replication.rollback import Identity, Rollback, finish_interrupted_rollback
+from replset.replication.sync_progress import SyncProgress
 from replset.runtime.admission import Admission
 from replset.runtime.durability import Durability
 from replset.runtime.housekeeping import Housekeeper
@@ -508,6 +509,10 @@ class RunningMember:
     @property
     def connection_count(self) -> int:
         return self._server.connection_count
+
+    @property
+    def sync_progress(self) -> SyncProgress:
+        return self.initial_sync.progress
 
     async def write(self, operation: Callable[[Writing], T]) -> T:
         return await self._writer.write(operation)

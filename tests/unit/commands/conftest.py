@@ -22,6 +22,7 @@ from replset.core.status import Status
 from replset.core.write_concern import WriteConcern
 from replset.errors import HostUnreachableError, NotWritablePrimaryError
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
+from replset.replication.sync_progress import SyncProgress
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
 
@@ -107,6 +108,7 @@ class FakeMember:
     shutting_down: bool = False
     started_at: Millis = START
     connection_count: int = 1
+    sync_progress: SyncProgress = field(default_factory=SyncProgress)
     process_id: ObjectId = field(default_factory=lambda: ObjectId("0123456789abcdef01234567"))
     topology_counter: int = 6
     concern_failure: WriteConcernFailure | None = None
