@@ -114,7 +114,8 @@ class PuttingBack:
         """Each outcome once it is certain; commands first, since documents need their collections."""
         yield from self._changes()
         for batch in self._comparing.batches():
-            yield from self._batch(batch)
+            order = {(row.uuid, row.key): index for index, row in enumerate(batch)}
+            yield from sorted(self._batch(batch), key=lambda outcome: order[_key(outcome)])
 
     # --- commands
 
@@ -260,6 +261,11 @@ def _left(decision: Decision) -> Decision:
 def _undone(outcome: Outcome, reason: str) -> Outcome:
     decision = Decision(Action.LEAVE, outcome.decision.standing, reason, conflicts=outcome.decision.conflicts)
     return replace(outcome, decision=decision, result=Result.LEFT)
+
+
+def _key(outcome: Outcome) -> tuple[bytes, bytes]:
+    assert isinstance(outcome.lost, LostDocument)
+    return outcome.lost.uuid, outcome.lost.key
 
 
 def _live_of(outcome: Outcome) -> bytes | None:

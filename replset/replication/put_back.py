@@ -288,7 +288,7 @@ class LostChange:
 
 def lost_changes(lost: LostWrites) -> list[LostChange]:
     """Drops of collections that were there at the common point, creates of those that were there at the end, in the
-    order of the entries; dropDatabase is told by the drops before it.
+    order of the entries.
     """
     created, dropped = lost.created_uuids, lost.dropped_uuids
     found: list[LostChange] = []
@@ -299,7 +299,7 @@ def lost_changes(lost: LostWrites) -> list[LostChange]:
             case "create" if row.uuid not in dropped:
                 options = {name: value for name, value in row.body.items() if name not in ("create", "idIndex")}
                 found.append(LostChange(CommandKind.CREATE, row.ns, row.uuid, row.name, options, row.optime))
-            case "drop" | "create" | "dropDatabase":
+            case "drop" | "create":
                 pass
             case _:
                 found.append(LostChange(CommandKind.OTHER, row.ns, row.uuid, row.name, row.body, row.optime))

@@ -1,0 +1,137 @@
+"""After a failover: lost writes seen, compared, put back and acknowledged, by the tools on a real set."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replset.cli.local_set import LocalMember, LocalSet, wait_until
+from replset.replication.rollback_files import list_manifests
+from tests.integration.conftest import MakeSet
+from tests.integration.talk import cut, find, heal, insert, run, same_everywhere, state
+
+pytestmark = pytest.mark.slow
+W1 = {"w": 1}
+
+
+@dataclass(frozen=True)
+class Story:
+    """A set whose old primary rolled back; `manifest` is its rollback's."""
+
+    local: LocalSet
+    old: LocalMember
+    new: LocalMember
+    manifest: Path
+
+
+def update(member: LocalMember, number: int, change: dict[str, object], w: object = 1) -> None:
+    statement = {"q": {"_id": number}, "u": change}
+    reply = run(member, {"update": "orders", "updates": [statement], "writeConcern": {"w": w}})
+    assert reply["n"] == 1
+
+
+def delete(member: LocalMember, number: int) -> None:
+    run(member, {"delete": "orders", "deletes": [{"q": {"_id": number}, "limit": 1}], "writeConcern": W1})
+
+
+@pytest.fixture
+def story(make_set: MakeSet) -> Story:
+    """Lost: inserts 100 and 101, updates of 1, 2 and 3, deletes of 4 and 5, a collection, a drop. Meanwhile the set
+    changed another field of 2, the same of 3, and 5.
+    """
+    local = make_set()
+    old = local.wait_for_primary()
+    insert(old, *range(10))
+    run(old, {"insert": "spare", "documents": [{"_id": 1}], "writeConcern": {"w": "majority"}})
+    rest = [member for member in local.members if member is not old]
+    cut(old, rest)
+    insert(old, 100, 101, w=1)
+    for number in (1, 2, 3):
+        update(old, number, {"$set": {"lost": True}})
+    delete(old, 4)
+    delete(old, 5)
+    run(old, {"create": "fresh", "writeConcern": W1})
+    run(old, {"drop": "spare", "writeConcern": W1})
+    new = local.wait_for_primary(among=rest)
+    update(new, 2, {"$set": {"kept": True}}, "majority")
+    update(new, 3, {"$set": {"lost": "otherwise"}}, "majority")
+    update(new, 5, {"$inc": {"n": 100}}, "majority")
+    heal(old)
+
+    def finished() -> Path | None:
+        for manifest in list_manifests(old.dbpath):
+            if manifest.state.value == "finished":
+                return old.dbpath / "rollback" / f"{manifest.id}.json"
+        return None
+
+    path = wait_until(finished, 40, "the rollback to be finished")
+    wait_until(lambda: state(old) == "SECONDARY", 40, "the old primary to be SECONDARY")
+    return Story(local, old, new, path)
+
+
+def tool(*arguments: object, status: int = 0) -> str:
+    """Run rollback-tools as a person would; what it printed."""
+    command = [sys.executable, "-m", "rollback_tools.main", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == status, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def rows_of(text: str) -> dict[Any, dict[str, Any]]:
+    """By `_id`, or by the command's name."""
+    rows = json.loads(text)["writes"]
+    return {int(row["_id"]["$numberInt"]) if "_id" in row else row["command"]: row for row in rows}
+
+
+def test_lost_writes_are_compared_put_back_and_acknowledged(story: Story) -> None:
+    local, path, host = story.local, story.manifest, story.old.host
+    rows = rows_of(tool("diff", path, "--host", host, "--json", status=1))
+    assert {key: (row["class"], row["standing"]) for key, row in rows.items()} == {
+        100: ("insert", "clean"),
+        101: ("insert", "clean"),
+        1: ("update", "clean"),
+        2: ("update", "conflict"),
+        3: ("update", "conflict"),
+        4: ("delete", "clean"),
+        5: ("delete", "conflict"),
+        "create": ("command", "clean"),
+        "drop": ("command", "conflict"),
+    }
+    assert rows[2]["lostChange"] == {"$set": {"lost": True}}
+    assert rows[2]["liveChange"] == {"$set": {"kept": True}}
+    assert (rows[2]["conflicts"], rows[3]["conflicts"]) == ([], ["lost"])
+    assert rows[4]["live"] == {"_id": {"$numberInt": "4"}, "n": {"$numberInt": "4"}}
+
+    before = find(story.new)
+    dry = tool("restore", path, "--host", host, "--policy", "merge", "--dry-run", status=1)
+    assert find(story.new) == before
+    assert "would put back  shop.orders 100: lost insert" in dry
+    assert list(path.parent.glob("restore.*")) == []
+
+    done = tool("restore", path, "--host", host, "--policy", "merge", status=1)
+    assert done.splitlines()[:9] == dry.replace("would put back", "put back").splitlines()[:9]
+    orders = {row["_id"]: row for row in same_everywhere(local)}
+    assert {100, 101} <= set(orders)
+    assert 4 not in orders
+    assert orders[1] == {"_id": 1, "n": 1, "lost": True}
+    assert orders[2] == {"_id": 2, "n": 2, "kept": True, "lost": True}
+    assert (orders[3]["lost"], orders[5]["n"]) == ("otherwise", 105)
+    again = tool("restore", path, "--host", host, "--policy", "merge", "--json", status=1)
+    assert json.loads(again)["counts"] == {"done": 0, "there": 6, "would": 0, "left": 3}
+
+    tool("restore", path, "--host", host, "--policy", "overwrite")
+    orders = {row["_id"]: row for row in same_everywhere(local)}
+    assert (orders[3], 5 in orders) == ({"_id": 3, "n": 3, "lost": True}, False)
+    names = {row["name"] for row in run(local.wait_for_primary(), {"listCollections": 1})["cursor"]["firstBatch"]}
+    assert names == {"orders", "fresh"}
+    assert json.loads(tool("restore", path, "--host", host, "--policy", "overwrite", "--json"))["counts"]["there"] == 9
+    records = sorted(path.parent.glob("restore.*.jsonl"))
+    overwritten = [json.loads(line) for line in records[2].read_text().splitlines()]
+    lives = [row["live"] for row in overwritten if row.get("live")]
+    assert {"_id": {"$numberInt": "3"}, "n": {"$numberInt": "3"}, "lost": "otherwise"} in lives
