@@ -93,16 +93,17 @@ class Live:
 
 @dataclass(slots=True)
 class Trace:
-    """What happened, in fixed columns: virtual milliseconds, who, what."""
+    """What happened, in fixed columns: virtual milliseconds, who, what. root: a folder whose name counts for nothing."""
 
     loop: SimLoop
+    root: str
     lines: list[str] = field(default_factory=list)
 
     def add(self, who: str, what: str) -> None:
         self.lines.append(f"{self.loop.now_ms:>8} {who:<8} {what}")
 
     def digest(self) -> str:
-        return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
+        return hashlib.sha256("\n".join(self.lines).replace(self.root, "").encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,6 @@ class SimCluster:
     def __init__(self, members: int = 3, arbiters: int = 0, seed: int = 0, *, weather: Weather = FAIR) -> None:
         self.seed = seed
         self.loop = SimLoop()
-        self.trace = Trace(self.loop)
         self.weather = weather
         self._undo_step_before, rollback.UNDO_STEP_ENTRIES = rollback.UNDO_STEP_ENTRIES, weather.undo_step
         self.rng_faults = self.random_for("faults")
@@ -165,6 +165,7 @@ class SimCluster:
         self.root = tempfile.mkdtemp(
             prefix="replset-sim-", dir=_FASTEST_FOLDER if os.path.isdir(_FASTEST_FOLDER) else None
         )
+        self.trace = Trace(self.loop, self.root)
         self.machines: dict[str, Machine] = {}
         for n in range(members + arbiters):
             name = "abcdefg"[n] if n < members else "xyz"[n - members]

@@ -12,13 +12,17 @@ from typing import Any
 from replset.core.member_state import MemberState
 from tests.simulation.kit.cluster import Live, SimCluster
 from tests.simulation.kit.disk import PLENTY
+from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.network import QUIET, LinkFaults
 from tests.simulation.kit.wire import NoAnswerError
 
 SMALL_OPLOG = 64 << 10
+REPAIRED_WITHIN_S = 60.0
+"""After the last fault; what takes longest is an administrator who waits for a primary."""
 BAD_LINKS = LinkFaults(slow=0.05, slow_ms=600.0, stall=0.004, stall_ms=4_000.0)
 
 
+NOT_SAFE_TO_ADD = 103  # beside a primary and an arbiter a secondary comes with priority 0 at first
 CLOCK_JUMPS_MS = (-60_000, -2_000, -300, 300, 2_000, 60_000, 600_000)
 
 
@@ -121,9 +125,12 @@ class Faults:
             self.done[fault.__name__[1:]] += 1
             fault()
         self._over = True
+        ends = cluster.loop.time() + REPAIRED_WITHIN_S
         while self._repairs:
-            for repair in (await asyncio.wait(self._repairs))[0]:
+            for repair in (await asyncio.wait(self._repairs, timeout=1.0))[0]:
                 repair.result()
+            if cluster.loop.time() > ends:
+                raise SimulationError(f"not put right within {REPAIRED_WITHIN_S:g} s\n{cluster.summary()}")
         cluster.network.faults = QUIET
         cluster.heal()
 
@@ -411,7 +418,9 @@ class Faults:
                 if leader is not None and config is not None:
                     if config.member_at(host) is not None:
                         return
-                    await self._change_config(leader, take_in)
+                    reply = await self._change_config(leader, take_in)
+                    if reply is not None and reply.get("code") == NOT_SAFE_TO_ADD:
+                        taken[0]["priority"] = 0
                 await asyncio.sleep(1.0)
         finally:
             self._reconfiguring = False
@@ -438,16 +447,16 @@ class Faults:
         finally:
             self._reconfiguring = False
 
-    async def _change_config(self, primary: str, change: Callable[[dict[str, Any]], str]) -> None:
+    async def _change_config(self, primary: str, change: Callable[[dict[str, Any]], str]) -> dict[str, Any] | None:
         """Ask for the configuration, change it, and hand it in; change says what it did."""
         found = await self._ask(primary, {"replSetGetConfig": 1})
         if found is None or found["ok"] != 1:
-            return
+            return found
         config = found["config"]
         told = change(config)
         config["version"] += 1
         self._cluster.trace.add(primary, f"is asked to {told}")
-        await self._ask(primary, {"replSetReconfig": config, "maxTimeMS": 4_000})
+        return await self._ask(primary, {"replSetReconfig": config, "maxTimeMS": 4_000})
 
     async def _ask(self, name: str, command: dict[str, Any]) -> dict[str, Any] | None:
         client = self._cluster.client()

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 
 from tests.simulation.kit.runs import Outcome, run_seed
@@ -51,16 +51,18 @@ class Sums:
         return self.held + len(self.failed)
 
 
-def run_many(seeds: Iterable[int], jobs: int) -> Iterator[Timed]:
-    """Outcomes in the order in which they come. jobs: processes; 1 runs here."""
-    if jobs == 1:
-        yield from map(_timed, seeds)
-        return
-    with multiprocessing.get_context("spawn").Pool(jobs, _begin, maxtasksperchild=PROCESS_RUNS_MAX) as pool:
+def run_many(seeds: Iterable[int], jobs: int, mutant: str = "") -> Generator[Timed, None, None]:
+    """Outcomes in the order in which they come. jobs: processes. mutant: the rule that is broken in all of them."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(jobs, _begin, (mutant,), maxtasksperchild=PROCESS_RUNS_MAX) as pool:
         yield from pool.imap_unordered(_timed, seeds)
 
 
-def _begin() -> None:
+def _begin(mutant: str) -> None:
+    if mutant:
+        from tests.simulation.kit.mutants import break_for_good
+
+        break_for_good(mutant)
     gc.freeze()  # what was imported is there for good
 
 
