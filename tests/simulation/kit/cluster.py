@@ -93,7 +93,7 @@ class Live:
 
 @dataclass(slots=True)
 class Trace:
-    """What happened, in fixed columns: virtual milliseconds, who, what. root: a folder whose name counts for nothing."""
+    """What happened, in fixed columns: virtual milliseconds, who, what. root: a folder whose name does not count."""
 
     loop: SimLoop
     root: str
