@@ -14,6 +14,7 @@ from replset.errors import CorruptDataError, ReplError
 from replset.replication.rollback_files import (
     FileKind,
     Manifest,
+    acknowledged,
     is_manifest_name,
     read_manifest,
     rollback_folder,
@@ -39,7 +40,9 @@ def list_rollbacks(
         raise ReplError(f"{dbpath} is not a folder")
     manifests, damaged = read_all(rollback_folder(dbpath))
     if as_json:
-        document = {"rollbacks": [manifest.document() for manifest in manifests], "damaged": damaged}
+        folder = rollback_folder(dbpath)
+        rows = [{**row.document(), "acknowledged": acknowledged(folder, row.id)} for row in manifests]
+        document = {"rollbacks": rows, "damaged": damaged}
         typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
     elif manifests:
         _print(manifests, rollback_folder(dbpath))
@@ -74,7 +77,7 @@ def _age(manifest: Manifest) -> tuple[str, int]:
 def _print(manifests: list[Manifest], folder: Path) -> None:
     out = console()
     table = Table()
-    for column in ("rollback", "state", "common point", "undone", "entries", "documents", "namespaces"):
+    for column in ("rollback", "state", "common point", "undone", "entries", "documents", "namespaces", "acknowledged"):
         table.add_column(column, overflow="fold")
     for manifest in manifests:
         lost = [file for file in manifest.files if file.kind is FileKind.DOCUMENTS]
@@ -87,6 +90,7 @@ def _print(manifests: list[Manifest], folder: Path) -> None:
             str(manifest.entries),
             str(sum(file.count for file in lost)),
             escape(", ".join(sorted({file.ns for file in lost})) or "-"),
+            escape(acknowledged(folder, manifest.id) or "-"),
         )
     out.print(table)
     for state, meaning in MEANING.items():

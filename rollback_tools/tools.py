@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from rollback_tools import diff, listing, manifest, restore
+from rollback_tools import ack, diff, listing, manifest, restore, verify
 
 app = typer.Typer(
     help="See what a rollback took, and put it back. Only diff and restore need a running set.",
@@ -16,6 +16,8 @@ app.command("list")(listing.list_rollbacks)
 app.command("show")(manifest.show)
 app.command("diff")(diff.diff)
 app.command("restore")(restore.restore)
+app.command("verify")(verify.verify)
+app.command("ack")(ack.ack)
 
 
 @app.command("dump")

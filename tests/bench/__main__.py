@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from replset.cli.local_set import HTTP_OFFSET, LocalMember, free_ports, running_set, wait_until
-from tests.bench import bson, spark, storage
+from tests.bench import bson, endure, spark, storage
 from tests.bench.load import HttpClient, Result, WireClient, run_load
 
 ROWS = {
@@ -23,7 +23,7 @@ ROWS = {
     "http-majority": (HttpClient, {"w": "majority"}, 2000),
 }
 ALONE = {"bson": bson.run, "storage": storage.run}
-NAMES = [*ALONE, *ROWS, *spark.BENCHES]
+NAMES = [*ALONE, *ROWS, *endure.BENCHES, *spark.BENCHES]
 
 
 def cpu_seconds(member: LocalMember) -> float:
@@ -34,9 +34,11 @@ def cpu_seconds(member: LocalMember) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="./dev bench")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(NAMES)}; none: all")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of: {', '.join(NAMES)}; none: all but crowd and soak"
+    )
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--connections", type=int, default=64)
+    parser.add_argument("--connections", type=int, help="64; in crowd 500")
     parser.add_argument("--entries", type=int, default=2_000_000, help="a member's, in the benchmarks of Spark")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep Spark's members there for the next run")
     options = parser.parse_args()
@@ -48,7 +50,12 @@ def main() -> int:
         if name in ALONE:
             ALONE[name]()
     rows = [name for name in wanted if name in ROWS]
-    failed = bench_set(rows, options.seconds, options.connections) if rows else 0
+    failed = bench_set(rows, options.seconds, options.connections or 64) if rows else 0
+    for name in wanted:
+        if name in endure.BENCHES:
+            with tempfile.TemporaryDirectory(prefix="replset-bench-") as folder:
+                many = options.connections or {"crowd": endure.CLIENTS, "soak": 64}[name]
+                failed = max(failed, endure.run(name, Path(folder), options.seconds, many))
     jobs = [name for name in wanted if name in spark.BENCHES]
     return max(failed, spark.run(jobs, options.entries, options.keep) if jobs else 0)
 

@@ -77,7 +77,7 @@ def test_list_for_scripts_is_every_manifest_oldest_first(tmp_path: Path, capsys:
     assert main.main(["list", str(tmp_path), "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)["rollbacks"]
     assert [row["id"] for row in listed] == [written[number].id for number in (1, 2, 3, 0)]
-    assert listed[0] == json.loads(path_of(tmp_path, written[1]).read_text())
+    assert listed[0] == {**json.loads(path_of(tmp_path, written[1]).read_text()), "acknowledged": None}
 
 
 def test_list_for_people_says_when_how_much_and_where(tmp_path: Path, capsys: Capture) -> None:
@@ -86,7 +86,7 @@ def test_list_for_people_says_when_how_much_and_where(tmp_path: Path, capsys: Ca
     out = capsys.readouterr().out
     row = next(line for line in out.splitlines() if manifest.id in line)
     cells = [cell.strip() for cell in row.strip("│").split("│")]
-    assert cells == [manifest.id, "finished", "1:10:1", "1:10:2 to 1:11:5", "3", "2", "shop.orders"]
+    assert cells == [manifest.id, "finished", "1:10:1", "1:10:2 to 1:11:5", "3", "2", "shop.orders", "-"]
     assert out.splitlines()[-1] == f"See one: rollback-tools show {path_of(tmp_path, manifest)}"
 
 

@@ -1,0 +1,299 @@
+"""What a set endures: a crowd of clients that ask too much at once, and half of what it can do for a long time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from replset.bson import RawDocument, encode
+from replset.cli.local_set import LocalMember, LocalSet, free_ports, wait_until
+from replset.errors import ReplError
+from replset.wire.framing import FrameReader, encode_msg
+
+CLIENTS = 500
+SLOW_READERS = 20
+SMALLEST, LARGEST = 1_000, 15_000_000
+OPLOG_MB = 64
+DOCUMENTS = 50_000
+"""So many documents the soak keeps changing: its data stays as large as it is."""
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_CHUNK = 1 << 18
+
+
+class Client:
+    """One connection; a command at a time."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._frames = FrameReader()
+        self._ids = count(1)
+
+    @classmethod
+    async def to(cls, port: int) -> Client:
+        return cls(*await asyncio.open_connection("127.0.0.1", port, limit=_CHUNK))
+
+    async def ask(self, command: Mapping[str, object], pause_s: float = 0.0) -> RawDocument:
+        """The reply. pause_s: after each piece of it that was read, as a slow reader does."""
+        self._writer.write(encode_msg(next(self._ids), 0, encode(command)))
+        await self._writer.drain()
+        while True:
+            data = await self._reader.read(_CHUNK)
+            if not data:
+                raise ConnectionError("the member closed the connection")
+            for message in self._frames.feed(data):
+                return message.body
+            if pause_s:
+                await asyncio.sleep(pause_s)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+@dataclass(slots=True)
+class Sample:
+    """A member at one moment."""
+
+    at: float
+    rss: int
+    descriptors: int
+
+
+@dataclass
+class Members:
+    """Looks at the members now and then: memory and descriptors of each, terms, lag, size of the oplog."""
+
+    members: list[LocalMember]
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
+    terms: set[int] = field(default_factory=set)
+    most_lag_s: float = 0.0
+    most_oplog_bytes: int = 0
+    silent: int = 0
+
+    def look(self) -> None:
+        for member in self.members:
+            folder = Path(f"/proc/{member.pid}")
+            rss = int((folder / "statm").read_text().split()[1]) * _PAGE
+            sample = Sample(time.monotonic(), rss, len(list((folder / "fd").iterdir())))
+            self.samples.setdefault(member.name, []).append(sample)
+            try:
+                status: Any = member.command({"replSetGetStatus": 1}, timeout_s=5.0)
+                oplog: Any = member.command({"collStats": "oplog.rs"}, "local", timeout_s=5.0)
+            except ReplError:
+                self.silent += 1
+                continue
+            self.terms.add(int(status["term"]))
+            if oplog.get("ok") == 1:
+                self.most_oplog_bytes = max(self.most_oplog_bytes, int(oplog["size"]))
+            walls = [row["optimeDate"].ms for row in status["members"] if "optimeDate" in row and row["health"]]
+            if walls:
+                self.most_lag_s = max(self.most_lag_s, (max(walls) - min(walls)) / 1000)
+
+
+@contextmanager
+def looking(members: list[LocalMember], every_s: float) -> Iterator[Members]:
+    found, done = Members(members), threading.Event()
+
+    def run() -> None:
+        while not done.wait(every_s):
+            found.look()
+
+    thread = threading.Thread(target=run, name="looks at the members")
+    thread.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        thread.join()
+
+
+@contextmanager
+def three_members(folder: Path, flags: list[str]) -> Iterator[tuple[LocalSet, LocalMember]]:
+    from replset.cli.local_set import running_set
+
+    with running_set(folder) as local:
+        for port in free_ports(3, 37017):
+            local.add(port, flags=flags)
+        local.initiate()
+        primary = local.wait_for_primary()
+        wait_until(lambda: _all_counted(primary), 60, "three counted members")
+        yield local, primary
+
+
+def _all_counted(primary: LocalMember) -> bool:
+    rows: Any = primary.command({"replSetGetStatus": 1}).get("members")
+    return isinstance(rows, list) and all(row["counted"] and row["state"] in (1, 2) for row in rows)
+
+
+# --- a crowd --------------------------------------------------------------------------------------------------------
+
+
+def crowd(folder: Path, seconds: float, connections: int) -> int:
+    """`connections` clients write documents of 1 KB to 15 MB at once, some read large answers slowly."""
+    with three_members(folder, []) as (local, primary), looking(local.members, 1.0) as found:
+        term = primary.command({"replSetGetStatus": 1})["term"]
+        outcome = asyncio.run(_crowd(primary.port, seconds, connections))
+        kept = _kept(primary)
+    acknowledged, answers, latencies, beats = outcome
+    latencies.sort()
+    lost = acknowledged - kept
+    print(f"{connections} clients, {SLOW_READERS} of them slow readers, {seconds:.0f} s: ", end="")
+    print(", ".join(f"{what}: {times:,}" for what, times in sorted(answers.items())))
+    print(f"writes acknowledged by a majority: {len(acknowledged):,}; of these missing afterwards: {len(lost)}")
+    if latencies:
+        p50, p99 = (latencies[int(len(latencies) * share)] for share in (0.5, 0.99))
+        print(f"latency of these, p50: {p50:.2f} s, p99: {p99:.2f} s")
+    print(f"a ping meanwhile, longest: {max(beats):.2f} s; terms seen: {sorted(found.terms)} (before: {term})")
+    for name, samples in found.samples.items():
+        print(
+            f"{name}: at most {max(one.rss for one in samples) >> 20} MiB,"
+            f" {max(one.descriptors for one in samples)} descriptors"
+        )
+    unknown = {what for what in answers if what not in ("acknowledged", "read", "refused: 462")}
+    return 1 if lost or found.terms != {term} or unknown else 0
+
+
+async def _crowd(
+    port: int, seconds: float, connections: int
+) -> tuple[set[int], Counter[str], list[float], list[float]]:
+    rng = random.Random(7)
+    until = time.monotonic() + seconds
+    numbers = count(1)
+    acknowledged: set[int] = set()
+    answers: Counter[str] = Counter()
+    latencies: list[float] = []
+    beats: list[float] = []
+
+    async def writer() -> None:
+        client = await Client.to(port)
+        while time.monotonic() < until:
+            number = next(numbers)
+            size = int(SMALLEST * (LARGEST / SMALLEST) ** (rng.random() ** 3))
+            document = {"_id": number, "pad": "x" * size}
+            began = time.monotonic()
+            command = {"insert": "crowd", "documents": [document], "writeConcern": {"w": "majority"}, "$db": "bench"}
+            reply = await client.ask(command)
+            if reply.get("ok") == 1 and "writeErrors" not in reply and "writeConcernError" not in reply:
+                acknowledged.add(number)
+                answers["acknowledged"] += 1
+                latencies.append(time.monotonic() - began)
+            else:
+                answers[f"refused: {reply.get('code')}"] += 1
+                await asyncio.sleep(0.5 + rng.random())
+        client.close()
+
+    async def slow_reader() -> None:
+        client = await Client.to(port)
+        while time.monotonic() < until:
+            reply = await client.ask({"find": "crowd", "batchSize": 1000, "singleBatch": True, "$db": "bench"}, 0.1)
+            answers["read" if reply.get("ok") == 1 else f"refused: {reply.get('code')}"] += 1
+            await asyncio.sleep(0.5 + rng.random())
+        client.close()
+
+    async def beat() -> None:
+        client = await Client.to(port)
+        while time.monotonic() < until:
+            began = time.monotonic()
+            await client.ask({"ping": 1, "$db": "admin"})
+            beats.append(time.monotonic() - began)
+            await asyncio.sleep(0.2)
+        client.close()
+
+    tasks = [writer() for _ in range(connections - SLOW_READERS)] + [slow_reader() for _ in range(SLOW_READERS)]
+    await asyncio.gather(beat(), *tasks)
+    return acknowledged, answers, latencies, beats
+
+
+def _kept(primary: LocalMember) -> set[int]:
+    """The numbers of the documents that are there."""
+    found: set[int] = set()
+    find: dict[str, object] = {"find": "crowd", "projection": {"_id": 1}, "batchSize": 10_000}
+    reply: Any = primary.command(find, "bench", 60.0)
+    while True:
+        if reply["ok"] != 1:
+            raise RuntimeError(f"the documents cannot be read: {reply['errmsg']}")
+        cursor = reply["cursor"]
+        found.update(row["_id"] for row in cursor.get("firstBatch", cursor.get("nextBatch")))
+        if not cursor["id"]:
+            return found
+        reply = primary.command({"getMore": cursor["id"], "collection": "crowd", "batchSize": 10_000}, "bench", 60.0)
+
+
+# --- a soak ---------------------------------------------------------------------------------------------------------
+
+
+def soak(folder: Path, seconds: float, connections: int) -> int:
+    """Half of what the set can do, for `seconds`; its first tenth warms it up."""
+    with three_members(folder, ["--oplogSizeMB", str(OPLOG_MB)]) as (local, primary):
+        term = primary.command({"replSetGetStatus": 1})["term"]
+        most = asyncio.run(_change(primary.port, 5.0, connections, None))[0] / 5.0
+        with looking(local.members, 5.0) as found:
+            done, late = asyncio.run(_change(primary.port, seconds, connections, most / 2))
+    print(f"{done:,} changes in {seconds:.0f} s, {done / seconds:,.0f}/s (half of {most:,.0f}/s), ", end="")
+    print(f"late by at most {late:.2f} s")
+    good = found.terms == {term}
+    print(
+        f"terms seen: {sorted(found.terms)} (before: {term}); lag at most {found.most_lag_s:.1f} s; oplog at most ",
+        end="",
+    )
+    print(f"{found.most_oplog_bytes / (1 << 20):.1f} MiB of {OPLOG_MB}")
+    for name, samples in found.samples.items():
+        kept = samples[len(samples) // 10 :]
+        half = len(kept) // 2
+        before, after = (sum(one.rss for one in part) / max(1, len(part)) for part in (kept[:half], kept[half:]))
+        descriptors = [one.descriptors for one in kept]
+        print(
+            f"{name}: {before / (1 << 20):.0f} MiB in the first half, {after / (1 << 20):.0f} in the second"
+            f" ({after / before - 1:+.1%}); {min(descriptors)} to {max(descriptors)} descriptors"
+        )
+        good = good and after < before * 1.1 and max(descriptors) - min(descriptors) <= 8
+    return 0 if good and found.most_oplog_bytes < OPLOG_MB * 1.2 * (1 << 20) else 1
+
+
+async def _change(port: int, seconds: float, connections: int, rate: float | None) -> tuple[int, float]:
+    """Updates by `connections` clients, all in all `rate` a second (None: as many as they can). How many; how late."""
+    began = time.monotonic()
+    numbers = count()
+    done, late = 0, 0.0
+
+    async def client() -> None:
+        nonlocal done, late
+        connection = await Client.to(port)
+        while True:
+            number = next(numbers)
+            due = began + number / rate if rate else time.monotonic()
+            if due >= began + seconds:
+                break
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            change = {"q": {"_id": number % DOCUMENTS}, "u": {"$set": {"n": number, "pad": "x" * 200}}, "upsert": True}
+            command = {"update": "soak", "updates": [change], "writeConcern": {"w": "majority"}, "$db": "bench"}
+            reply = await connection.ask(command)
+            if reply.get("ok") != 1 or "writeConcernError" in reply:
+                raise RuntimeError(f"a write failed: {reply.decode()}")
+            done += 1
+            late = max(late, time.monotonic() - due)
+        connection.close()
+
+    await asyncio.gather(*(client() for _ in range(connections)))
+    return done, late
+
+
+BENCHES: dict[str, Callable[[Path, float, int], int]] = {"crowd": crowd, "soak": soak}
+
+
+def run(name: str, folder: Path, seconds: float, connections: int) -> int:
+    try:
+        return BENCHES[name](folder, seconds, connections)
+    except (OSError, RuntimeError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1
