@@ -25,7 +25,7 @@ _HOLDS_ID = {"i": "o", "d": "o", "u": "o2"}
 
 
 class Row(NamedTuple):
-    """In the order of the columns; chain is None where it is not known."""
+    """In the order of the columns, in plain types, which Spark asks for; chain is None where it is not known."""
 
     ts: int
     term: int
@@ -67,7 +67,7 @@ def member_row(document: RawDocument) -> Row:
     key, hashed, chain = document.get("key"), document.get("hash"), document.get("chain")
     if raw is None or not isinstance(hashed, int) or not isinstance(chain, int) or not isinstance(key, bytes | None):
         raise InvalidBSONError("it is no row of an oplog: it needs hash, chain and entry")
-    return entry_row(raw)._replace(key=key if key is None else bytes(key), hash=hashed, chain=chain)
+    return entry_row(raw)._replace(key=key if key is None else bytes(key), hash=int(hashed), chain=int(chain))
 
 
 def batched(rows: Iterable[Row], count: int) -> Iterator[list[Row]]:
@@ -100,7 +100,7 @@ def _optime(document: RawDocument) -> OpTime:
 def _checked(seconds: int, increment: int, term: int) -> OpTime:
     if increment >= 1 << 31:
         raise InvalidBSONError(f"its ts has the increment {increment}, which no oplog entry has")
-    return OpTime(max(0, term), pack_ts(seconds, increment))
+    return OpTime(max(0, int(term)), pack_ts(seconds, increment))
 
 
 def _key(document: RawDocument, op: str) -> bytes | None:
