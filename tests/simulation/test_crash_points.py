@@ -16,6 +16,7 @@ from replset.ids import OPTIME_NULL
 from replset.storage.member_file import MemberFile
 from replset.storage.oplog import check_chain
 from tests.simulation.kit.cluster import FAIR, SimCluster, Weather
+from tests.simulation.kit.crash_images import Album, at_every_disk_step, expect_vote
 from tests.simulation.kit.crash_points import CRASH_POINTS, CrashPoint, Phase, at_point
 from tests.simulation.kit.loop import current_life
 from tests.simulation.kit.scenarios import Stage, staged
@@ -23,7 +24,7 @@ from tests.simulation.kit.workload import Write
 
 SMALL_STEPS = Weather(undo_step=2)
 SMALL_WAL = Weather(checkpoint_bytes=8_000, oplog_bytes=6_000, history_s=1)
-SHORT_OPLOG = Weather(oplog_bytes=6_000, history_s=1, chunk_bytes=4_096)
+SHORT_OPLOG = Weather(oplog_bytes=2_000, history_s=1, chunk_bytes=2_048)
 CONCERNS = ("w1", "journaled", "majority")
 ALL_POINTS = [pytest.param(point, id=point.title) for point in CRASH_POINTS]
 
@@ -111,7 +112,7 @@ def is_left_behind(stage: Stage) -> str:
     """With entries of its own, while the oplogs of the others no longer reach back to where it was."""
     old = is_cut_off_with_entries_of_its_own(stage)
     cluster = stage.cluster
-    for _ in range(12):
+    for _ in range(4):
         write_at_once(stage, 3)
         cluster.run_for(0.4)
     newest = cluster.machines[old].running
@@ -210,15 +211,6 @@ def saved_votes() -> Iterator[dict[str, LastVote]]:
         MemberFile.save_vote = save_vote  # type: ignore[method-assign]
 
 
-def the_vote_is_kept(cluster: SimCluster, name: str, saved: LastVote | None) -> None:
-    member = cluster.machines[name].running
-    assert member is not None
-    found = member._file.last_vote
-    if saved is not None:
-        assert found is not None, f"{name} forgot {saved}"
-        assert found == saved or found.term > saved.term or saved.candidate is None, f"{name}: {saved}, now {found}"
-
-
 def chains_are_whole(cluster: SimCluster) -> None:
     for name, machine in cluster.machines.items():
         path = os.path.join(machine.disk.folder, "replset.db")
@@ -261,7 +253,27 @@ def test_a_member_that_dies_there_comes_back_right(point: CrashPoint, power_loss
         machine = stage.cluster.machines[victim]
         stage.cluster.run_until(lambda: machine.started or bool(stage.cluster.broken), 10, f"{victim} is up")
         stage.cluster.check_unbroken()
-        the_vote_is_kept(stage.cluster, victim, votes.get(victim))
+        assert machine.member is not None
+        expect_vote(machine.member._file.last_vote, votes.get(victim))
+        is_well(stage)
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_a_start_after_a_death_at_any_step_of_the_disk_finds_all_that_was_promised(phase: Phase) -> None:
+    story = STORIES[phase]
+    with saved_votes() as votes, staged(weather=story.weather) as stage:
+        cluster = stage.cluster
+        cluster.on_wipe.append(lambda name: votes.pop(name, None) and None)
+        victim = story.prepare(stage)
+        machine = cluster.machines[victim]
+        album = Album(cluster, stage.checkers, victim, votes)
+        with at_every_disk_step(cluster, victim, album.take):
+            story.go(stage, victim)
+            cluster.run_for(1)
+            cluster.run_until(lambda: machine.life is None or cluster.converged(), 30, "the story is over")
+        assert len(album.steps) > 10, album.steps
+        if machine.life is None:
+            cluster.restart(victim)
         is_well(stage)
 
 
