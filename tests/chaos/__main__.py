@@ -35,6 +35,8 @@ def main() -> int:
     except (AssertionError, ReplError) as error:
         print(f"BROKEN: {error}\nfiles are in {folder}")
         return 1
+    finally:
+        faults.unmount_disks(folder)
     print(result.line())
     for line in result.wrong:
         print(f"WRONG: {line}")

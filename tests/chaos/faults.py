@@ -190,6 +190,16 @@ def mount_disks(paths: Sequence[Path]) -> None:
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(path)], check=True)
 
 
+def unmount_disks(folder: Path) -> None:
+    """What the disks hold is put where they were."""
+    for path in [path for path in folder.iterdir() if path.is_mount()]:
+        held = path.with_name(f"{path.name}.held")
+        shutil.copytree(path, held)
+        subprocess.run(["umount", str(path)], check=True)
+        path.rmdir()
+        held.rename(path)
+
+
 def enter_own_mounts() -> bool:
     """Start this program again where mounts are its own and end with it; False where the machine does not allow it."""
     if os.environ.get(OWN_NAMESPACE):
