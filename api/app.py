@@ -31,7 +31,7 @@ def create_app(dispatcher: ApiDispatcher, member: ApiMember) -> App:
         command.router(dispatcher, member),
         replset.router(dispatcher, member),
         oplog.router(member),
-        rollbacks.router(member),
+        rollbacks.router(dispatcher, member),
         health.router(member),
         metrics.router(dispatcher, member),
     ):

@@ -10,6 +10,7 @@ from replset.commands.ports import CommandRequest, Reply
 from replset.core.node import Node
 from replset.ids import HostPort, Millis
 from replset.replication.ports import Clock, Peer, Workers
+from replset.replication.rollback_tally import RollbackTally
 from replset.runtime.admission import Admission
 from replset.storage.store import Store
 
@@ -63,6 +64,9 @@ class ApiMember(Protocol):
 
     @property
     def shutting_down(self) -> bool: ...
+
+    @property
+    def rollbacks(self) -> RollbackTally: ...
 
     @property
     def admission(self) -> Admission: ...

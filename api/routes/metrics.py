@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -11,7 +10,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from api.ports import ApiDispatcher, ApiMember
-from api.routes.rollbacks import listed
 from replset.core.member_state import MemberState
 from replset.core.status import MemberStatus
 from replset.errors import code_name
@@ -19,12 +17,15 @@ from replset.ids import OPTIME_NULL
 
 
 class MemberCollector(Collector):
-    """What one member knows of itself and the set, at one moment. rollbacks: its manifests, read before."""
+    """What one member knows of itself and the set, at one moment. rollbacks: their states, unacknowledged: how many
+    nobody has acknowledged; read before.
+    """
 
-    def __init__(self, dispatcher: ApiDispatcher, member: ApiMember, rollbacks: list[str]) -> None:
+    def __init__(self, dispatcher: ApiDispatcher, member: ApiMember, rollbacks: list[str], unacknowledged: int) -> None:
         self._dispatcher = dispatcher
         self._member = member
         self._rollbacks = rollbacks
+        self._unacknowledged = unacknowledged
 
     def collect(self) -> Iterator[Metric]:
         for name, text, value in self._gauges():
@@ -65,6 +66,11 @@ class MemberCollector(Collector):
             ("replset_wal_bytes", "bytes of the write-ahead log in use", store.wal_bytes),
             ("replset_connections", "connections on the wire port", member.connection_count),
             ("replset_held_bytes", "bytes of large requests and answers under way", member.admission.held),
+            (
+                "replset_rollbacks_unacknowledged",
+                "rollbacks and exports of this member that nobody has acknowledged",
+                self._unacknowledged,
+            ),
             ("replset_rollback_id", "grows with each rollback of this member", store.rollback_id),
             ("replset_uptime_seconds", "since this process started", (member.clock.now() - member.started_at) / 1000),
         ]
@@ -122,11 +128,9 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
         response_class=Response,
     )
     async def metrics() -> Response:
-        manifests = await member.workers.run(lambda: listed(Path(member.rollback_folder)))
+        states = [str(row.get("state", "unreadable")) for row in await member.rollbacks.listed()]
         registry = CollectorRegistry()
-        registry.register(
-            MemberCollector(dispatcher, member, [str(row.get("state", "unreadable")) for row in manifests])
-        )
+        registry.register(MemberCollector(dispatcher, member, states, await member.rollbacks.refresh()))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return routes

@@ -13,7 +13,7 @@ from api.exchange import Answer, Asked, read_body, respond
 from api.openapi import answers, body
 from api.ports import ApiDispatcher, ApiMember
 
-NOT_BUILT_YET = ("syncFrom", "maintenance", "resync")
+NOT_BUILT_YET = ("syncFrom", "maintenance")
 NODE_NOT_FOUND = 74
 REPLY_FIELDS = frozenset({"ok", "operationTime", "$clusterTime", "commitmentStatus"})
 """Of an answer of /config, which may come back as it is, with another configuration in it."""
@@ -139,6 +139,16 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
         if "seconds" not in fields:
             raise failure(MISSING_FIELD, "field 'seconds' is missing but required; 0 ends it")
         return await here(request, {"replSetFreeze": fields["seconds"]})
+
+    @routes.post(
+        "/resync",
+        summary="Let this member export what only it has, and copy another member's data; also ends a quarantine.",
+        responses=answers(200, *ERRORS),
+        openapi_extra=body({"type": "object", "properties": {}}, required=False),
+    )
+    async def resync(request: Request) -> Response:
+        await body_of(request, frozenset())
+        return await here(request, {"replSetResync": 1})
 
     @routes.post(
         "/members",

@@ -1,29 +1,40 @@
-"""`/v1/replset/rollbacks`: what this member's rollbacks took away, and the files that hold it."""
+"""`/v1/replset/rollbacks`: what the members' rollbacks took away, and the files of this one that hold it."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse
 
-from api.content import BSON
+from api.ask import check, decoded, run
+from api.content import BSON, times_of
 from api.errors import NOT_FOUND, failure
 from api.exchange import Answer, Asked, respond
 from api.openapi import answers
-from api.ports import ApiMember
-from replset.errors import ReplError
+from api.ports import ApiDispatcher, ApiMember
+from replset.ids import HostPort
 from replset.replication.rollback_files import Manifest, is_manifest_name, read_manifest
 
 
-def router(member: ApiMember) -> APIRouter:
+def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
     routes = APIRouter(prefix="/v1/replset/rollbacks", tags=["rollbacks"])
 
-    @routes.get("", summary="The manifests of this member's rollbacks, oldest first.", responses=answers(200, 405, 503))
-    async def rollbacks(request: Request) -> Response:
-        found = await member.workers.run(lambda: listed(Path(member.rollback_folder)))
-        return await respond(member, Asked(request.scope), Answer({"rollbacks": found}))
+    @routes.get(
+        "",
+        summary="The manifests of all members' rollbacks, oldest first; with `local` of this member's alone.",
+        description="`acknowledged` says when a person took note of it, null while nobody has. `httpAddress` is where"
+        " the files are; `unreachable` names the members that did not answer, and why.",
+        responses=answers(200, 400, 405, 503),
+    )
+    async def rollbacks(request: Request, local: bool = False) -> Response:
+        asked = Asked(request.scope)
+        command = {"replSetGetRollbacks": 1, "all": not local}
+        reply = check(await run(dispatcher, command, "admin", asked.client))
+        found = decoded(reply)
+        for row in found["rollbacks"]:
+            row["httpAddress"] = member.http_address_of(HostPort(str(row["member"])))
+        return await respond(member, asked, Answer(found, times=times_of(reply)))
 
     @routes.get("/{rollback}", summary="One manifest.", responses=answers(200, 404, 405, 503))
     async def rollback(rollback: str, request: Request) -> Response:
@@ -46,26 +57,6 @@ def router(member: ApiMember) -> APIRouter:
         return FileResponse(folder / file, media_type=BSON)
 
     return routes
-
-
-def listed(folder: Path) -> list[dict[str, Any]]:
-    """Every manifest; one that cannot be read shows its error instead. Runs in a worker."""
-    if not folder.is_dir():
-        return []
-    found: list[dict[str, Any]] = []
-    for file in sorted(folder.iterdir()):
-        if is_manifest_name(file.name):
-            try:
-                found.append(read_manifest(file).document())
-            except (ReplError, OSError) as error:
-                found.append({"id": file.stem, "error": str(error)})
-    return sorted(found, key=_age)
-
-
-def _age(manifest: dict[str, Any]) -> tuple[str, int]:
-    """By time, and within one second by number."""
-    head, _, number = str(manifest["id"]).rpartition(".")
-    return head, int(number) if number.isascii() and number.isdigit() else 0
 
 
 def find(folder: Path, rollback: str) -> Manifest:

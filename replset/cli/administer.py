@@ -169,6 +169,30 @@ def freeze(
     tell(ask(host, {"replSetFreeze": seconds}), f"{host} does not stand for {seconds} s" if seconds else "unfrozen")
 
 
+@app.command()
+def resync(
+    host: Host = DEFAULT_HOST,
+    wait: Annotated[int, typer.Option("--wait", metavar="SECONDS", help="return once it has its data again")] = 0,
+) -> None:
+    """Throw a member's data away, once what only it has is exported, and copy another member's; ends a quarantine."""
+    tell(ask(host, {"replSetResync": 1}), f"{host} copies another member's data")
+    deadline = time.monotonic() + wait
+    while wait:
+        state = state_of(host)
+        if state == "SECONDARY":
+            typer.echo(f"{host} is SECONDARY again")
+            return
+        if time.monotonic() > deadline:
+            raise ReplError(f"{host} is {state} after {wait} s (see `replset status --host {host}`)")
+        time.sleep(0.2)
+
+
+def state_of(host: str) -> str:
+    """The state that a member says it is in."""
+    members = ask(host, {"replSetGetStatus": 1})["members"]
+    return next((str(row["stateStr"]) for row in members if row.get("self")), "unknown")
+
+
 def add_one(host: str, options: dict[str, object], done: str, wait_s: int, if_needed: bool) -> None:
     """Add one member; wait up to `wait_s` for it to answer, for a primary, and for an earlier change to be done."""
     member = str(options["host"])

@@ -51,12 +51,30 @@ def status(reply: Mapping[str, Any]) -> None:
             escape(str(row.get("infoMessage") or row.get("lastHeartbeatMessage") or "")),
         )
     out.print(table)
+    _print_rollbacks(reply)
     optimes = reply.get("optimes", {})
     out.print(
         f"commit point {optime_text(optimes.get('lastCommittedOpTime'))}; a majority write needs "
         f"{reply.get('writeMajorityCount')} of {reply.get('writableVotingMembersCount')} copies",
         highlight=False,
     )
+
+
+def _print_rollbacks(reply: Mapping[str, Any]) -> None:
+    """A rollback that runs here; who is quarantined, and the way out; whose lost writes nobody has looked at."""
+    out = console()
+    running = reply.get("rollbackStatus")
+    if running:
+        out.print(f"[bold red]{escape(str(running['text']))}[/]", highlight=False)
+    for row in reply["members"]:
+        name = escape(str(row["name"]))
+        if row.get("quarantine"):
+            out.print(f"[bold red]{name} keeps out of the set[/]: {escape(str(row['quarantine']))}", highlight=False)
+            out.print(f"  when what it exported is looked at: replset resync --host {name}", highlight=False)
+        count = row.get("unacknowledgedRollbacks")
+        if count:
+            text = f"{name}: {count} rollback{'s' if count > 1 else ''} not acknowledged"
+            out.print(f"[yellow]{text}[/] (rollback-tools list DBPATH)", highlight=False)
 
 
 def _millis(value: object) -> int:

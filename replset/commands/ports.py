@@ -16,6 +16,8 @@ from replset.core.status import Status
 from replset.core.write_concern import WriteConcern
 from replset.ids import HostPort, MemberId, Millis, OpTime
 from replset.replication.ports import Clock, Peer, Workers
+from replset.replication.rollback_progress import RollbackProgress
+from replset.replication.rollback_tally import RollbackTally
 from replset.replication.sync_progress import SyncProgress
 from replset.storage.store import Store
 from replset.storage.txn import Txn
@@ -196,6 +198,16 @@ class MemberPort(Protocol):
         ...
 
     @property
+    def rollbacks(self) -> RollbackTally:
+        """What rollbacks of this member took away."""
+        ...
+
+    @property
+    def rollback_progress(self) -> RollbackProgress:
+        """Of the rollback that runs."""
+        ...
+
+    @property
     def command_line(self) -> tuple[Sequence[str], dict[str, object]]:
         """argv and the parsed options, for getCmdLineOpts."""
         ...
@@ -211,6 +223,11 @@ class MemberPort(Protocol):
     @property
     def connection_count(self) -> int: ...
 
+    @property
+    def sync_progress(self) -> SyncProgress:
+        """Of the initial sync under way, or of this process's last one."""
+        ...
+
     async def write(self, operation: Callable[[Writing], T]) -> T:
         """Run `operation` in the next group; return its result once that is committed.
 
@@ -221,11 +238,6 @@ class MemberPort(Protocol):
 
     async def wait_for_write_concern(
         self, optime: OpTime, concern: WriteConcern, deadline: Millis | None
-    @property
-    def sync_progress(self) -> SyncProgress:
-        """Of the initial sync under way, or of this process's last one."""
-        ...
-
     ) -> WriteConcernFailure | None:
         """Wait until the entry at `optime` meets `concern`, its own wtimeout or `deadline` (maxTimeMS) at most.
 

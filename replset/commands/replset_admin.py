@@ -18,6 +18,7 @@ from replset.core.messages import (
     ReconfigRequest,
     Refused,
     RequestBody,
+    ResyncRequest,
     StepDownRequest,
 )
 from replset.core.write_concern import MAJORITY, implicit_default
@@ -153,6 +154,11 @@ async def step_down(ctx: CommandContext) -> Reply:
     return await ask(ctx, StepDownRequest(seconds * 1000, catch_up * 1000, force))
 
 
+async def resync(ctx: CommandContext) -> Reply:
+    """Export what only this member has, then copy another member's data; also ends a quarantine."""
+    return await ask(ctx, ResyncRequest())
+
+
 async def freeze(ctx: CommandContext) -> Reply:
     """Do not stand for election for so many seconds; 0 ends it."""
     return await ask(ctx, FreezeRequest(_seconds(ctx, ctx.name, 0) * 1000))
@@ -219,6 +225,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("replSetRemoveMember", remove_member, admin_only=True),
     Command("replSetStepDown", step_down, frozenset({"secondaryCatchUpPeriodSecs", "force"}), admin_only=True),
     Command("replSetFreeze", freeze, admin_only=True),
+    Command("replSetResync", resync, admin_only=True),
     Command(
         "replSetTestCut", test_cut, frozenset({"hosts", "direction", "delayMillis"}), admin_only=True, test_only=True
     ),

@@ -13,6 +13,7 @@ from replset.core.member_state import MemberState
 from replset.core.status import MemberStatus, Status
 from replset.errors import NotYetInitializedError
 from replset.ids import Millis
+from replset.replication.rollback_progress import RollbackProgress
 from replset.replication.sync_progress import SyncProgress
 
 UNREACHABLE = "(not reachable/healthy)"
@@ -28,6 +29,7 @@ def status_of(member: MemberPort) -> Status:
 
 async def get_status(ctx: CommandContext) -> Reply:
     """Every member's state, newest entry and health, and the set's majorities."""
+    await ctx.member.rollbacks.refresh()
     document = status_document(ctx.member)
     progress = ctx.member.sync_progress
     if progress.running or (fields.boolean(ctx.body, "initialSync", ctx.name) and progress.source):
@@ -94,8 +96,32 @@ def status_document(member: MemberPort) -> dict[str, object]:
         }
     if status.blocking:
         reply["blocking"] = status.blocking
+    if member.rollback_progress.running:
+        reply["rollbackStatus"] = _rollback_document(member.rollback_progress)
+    reply["unacknowledgedRollbacks"] = sum(row.unacknowledged_rollbacks for row in status.members)
     reply["members"] = [_member_document(row, member) for row in status.members]
     return reply
+
+
+def _rollback_document(progress: RollbackProgress) -> dict[str, object]:
+    """How the rollback that runs here is getting on."""
+    document: dict[str, object] = {
+        "phase": progress.phase.value,
+        "source": str(progress.source or ""),
+        "began": DateTime(progress.began_wall_ms),
+        "entries": Int64(progress.entries),
+        "entriesWritten": Int64(progress.written),
+        "documentsWritten": Int64(progress.documents),
+        "bytesWritten": Int64(progress.size),
+        "entriesUndone": Int64(progress.undone),
+        "waitingFor": progress.waiting_for,
+        "text": progress.text(),
+    }
+    if progress.common_point is not None:
+        document["commonPoint"] = optime_document(progress.common_point)
+    if progress.manifest:
+        document["manifest"] = progress.manifest
+    return document
 
 
 def _member_document(row: MemberStatus, member: MemberPort) -> dict[str, object]:
@@ -131,6 +157,9 @@ def _member_document(row: MemberStatus, member: MemberPort) -> dict[str, object]
     document["configVersion"] = row.config_version
     document["configTerm"] = row.config_term
     document["counted"] = row.counted
+    document["unacknowledgedRollbacks"] = row.unacknowledged_rollbacks
+    if row.quarantine:
+        document["quarantine"] = row.quarantine
     if row.newly_added:
         document["newlyAdded"] = True
     address = member.node.http_address_of(row.host)

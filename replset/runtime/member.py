@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from typing import Any, Literal, TypeVar
 
@@ -69,6 +69,8 @@ from replset.replication.initial_sync import InitialSync, Marker
 from replset.replication.ports import Clock, Network, Workers
 from replset.replication.progress import ProgressReporter
 from replset.replication.rollback import Identity, Rollback, finish_interrupted_rollback
+from replset.replication.rollback_progress import RollbackProgress
+from replset.replication.rollback_tally import RollbackTally
 from replset.replication.sync_progress import SyncProgress
 from replset.runtime.admission import Admission
 from replset.runtime.durability import Durability
@@ -83,12 +85,14 @@ from replset.runtime.writer import Writer
 from replset.storage.copies import install_copy
 from replset.storage.disk import Disk
 from replset.storage.member_file import JournalLine, MemberFile
+from replset.storage.sqlite import is_no_room
 from replset.storage.store import Store, StoreOptions, lock_dbpath
 
 log = logging.getLogger("replset.member")
 T = TypeVar("T")
 
 HAND_OVER_S = 10
+LOOK_EVERY_S = 10
 CLIENT_THREADS = 8
 _STEPPED_DOWN = 189
 
@@ -126,6 +130,8 @@ class RunningMember:
         self._waiters = Waiters()
         self._news = Bell()
         self._topology = Bell()
+        self.rollbacks = RollbackTally(disk, self._dbpath, self._threads)
+        self._unsettled = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._begun = False
@@ -141,7 +147,8 @@ class RunningMember:
         """
         with ExitStack() as opened:
             self._open_files(opened)
-            await finish_interrupted_rollback(self.store, self._disk, self._dbpath, self.clock, self._threads)
+            self._unsettled = not await self._finished_rollback()
+            await self.rollbacks.refresh()
             self._build()
             self.peer = Transport(self._network, self.clock, self.host)
             self._server = WireServer(
@@ -157,8 +164,20 @@ class RunningMember:
             opened.pop_all()
         self._begun = True
         self.shell.start()
-        for work in (self.durability.run(), self._progress.run(), self._housekeeper.run()):
+        for work in (self.durability.run(), self._progress.run(), self._housekeeper.run(), self._look_at_rollbacks()):
             self._spawn(work)
+        if self._unsettled:
+            self._spawn(self._then_counted(self._rollback.finish))
+
+    async def _finished_rollback(self) -> bool:
+        """Whether what a crash left of a rollback is at its end; if it needs room it goes on once others are heard."""
+        try:
+            await finish_interrupted_rollback(self.store, self._disk, self._dbpath, self.clock, self._threads)
+        except (ReplError, OSError) as error:
+            if not is_no_room(error):
+                raise
+            return False
+        return True
 
     def _open_files(self, opened: ExitStack) -> None:
         """The lock and both databases; at the end of opening, all that they hold is durable. `opened` closes them."""
@@ -206,6 +225,8 @@ class RunningMember:
             position=self.durability.position(),
             initial_sync_pending=self._file.initial_sync_pending,
             rollback_id=lambda: self.store.rollback_id,
+            unacknowledged_rollbacks=lambda: self.rollbacks.unacknowledged,
+            rolling_back=self._unsettled,
             wall_ms=self.clock.wall_ms,
             default_write_concern_set=self._default_is_set,
             allow_multiple_arbiters=self.options.allow_multiple_arbiters,
@@ -402,10 +423,10 @@ class RunningMember:
             case AppendNoop(term, message):
                 self._append_noop(term, message)
             case StartRollback(source):
-                self._spawn(self._rollback.run(source))
+                self._spawn(self._then_counted(lambda: self._rollback.run(source)))
             case StartInitialSync(source, reason):
                 self._fetcher.stop()
-                self._spawn(self.initial_sync.run(source, reason))
+                self._spawn(self._then_counted(lambda: self.initial_sync.run(source, reason)))
             case _:
                 raise TypeError(f"no hand for {effect}")
 
@@ -461,6 +482,17 @@ class RunningMember:
 
     # --- rollback and initial sync -------------------------------------------------------------------------------
 
+    async def _then_counted(self, work: Callable[[], Awaitable[None]]) -> None:
+        """`work`, which may have written a rollback's files."""
+        await work()
+        await self.rollbacks.refresh()
+
+    async def _look_at_rollbacks(self) -> None:
+        """A tool in another process may acknowledge one."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            await self.rollbacks.refresh()
+
     def _identity(self) -> Identity:
         return Identity(self.set_name, self.host)
 
@@ -509,6 +541,10 @@ class RunningMember:
     @property
     def connection_count(self) -> int:
         return self._server.connection_count
+
+    @property
+    def rollback_progress(self) -> RollbackProgress:
+        return self._rollback.progress
 
     @property
     def sync_progress(self) -> SyncProgress:

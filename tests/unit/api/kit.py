@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from types import SimpleNamespace
@@ -19,7 +20,9 @@ from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import Position
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime, pack_ts
+from replset.replication.rollback_tally import RollbackTally
 from replset.runtime.admission import Admission
+from replset.storage.disk import RealDisk
 
 ME, OTHER = HostPort("127.0.0.1:27017"), HostPort("127.0.0.1:27018")
 NEWEST = OpTime(3, pack_ts(1_700_000_000, 5))
@@ -124,6 +127,7 @@ class FakeMember:
         self.connection_count = 7
         self.admission = Admission()
         self.rollback_folder = rollback_folder
+        self.rollbacks = RollbackTally(RealDisk(), os.path.dirname(rollback_folder), self.workers)
         self.http_addresses: dict[str, str] = {ME: "127.0.0.1:28017", OTHER: "127.0.0.1:28018"}
 
     def http_address_of(self, host: HostPort) -> str | None:

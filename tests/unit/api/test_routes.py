@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from api.routes.replset import NOT_BUILT_YET
 from replset.bson import RawDocument, encode
 from replset.core.member_state import MemberState
-from replset.replication.rollback_files import FileKind, Manifest, RollbackFile, RollbackState
+from replset.replication.rollback_files import FileKind, Manifest, RollbackFile, RollbackState, acknowledge
+from replset.storage.disk import RealDisk
 from tests.unit.api.kit import NEWEST, OTHER, Api, plain, refused
 
 # --- /v1/command ------------------------------------------------------------------------------------------------
@@ -267,18 +268,23 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_rollbacks_are_listed_oldest_first_broken_ones_too(folder: Path) -> None:
-    later = write_rollback(folder, "2026-01-02T03-04-05.10")
-    earlier = write_rollback(folder, "2026-01-02T03-04-05.9")
-    (folder / "rollback-2026-02-01T00-00-00.0.json").write_text("{", encoding="utf-8")
-    first, second, third = plain(Api(str(folder)).get("/v1/replset/rollbacks"))["rollbacks"]
-    assert (first, second["id"]) == (earlier.document(), later.id)
-    assert third["id"] == "rollback-2026-02-01T00-00-00.0"
-    assert "rollback-2026-02-01T00-00-00.0.json" in third["error"]
+@pytest.mark.parametrize(("query", "everywhere"), [("", True), ("?local=true", False)])
+def test_rollbacks_of_all_members_are_listed_with_the_place_of_their_files(
+    api: Api, query: str, everywhere: bool
+) -> None:
+    rows = [{"id": "rollback-1", "member": host, "acknowledged": None} for host in (OTHER, "127.0.0.1:27019")]
+    api.dispatcher.answers["replSetGetRollbacks"] = {
+        "rollbacks": rows,
+        "unreachable": {"127.0.0.1:9": "away"},
+        "ok": 1.0,
+    }
+    found = plain(api.get(f"/v1/replset/rollbacks{query}"))
+    assert api.dispatcher.command["all"] is everywhere
+    assert [row["httpAddress"] for row in found["rollbacks"]] == ["127.0.0.1:28018", None]
+    assert found["unreachable"] == {"127.0.0.1:9": "away"}
 
 
 def test_a_member_without_rollbacks(api: Api) -> None:
-    assert plain(api.get("/v1/replset/rollbacks")) == {"rollbacks": []}
     refused(api.get("/v1/replset/rollbacks/rollback-x"), 404, 26)
 
 
@@ -359,6 +365,8 @@ def test_a_member_that_shuts_down_is_alive_but_not_ready(api: Api) -> None:
 
 def test_metrics(folder: Path) -> None:
     write_rollback(folder)
+    seen = write_rollback(folder, "2026-01-02T03-04-05.1")
+    acknowledge(RealDisk(), str(folder), seen.id, wall_ms=0, by="anna")
     response = Api(str(folder)).get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
     found = {
@@ -377,7 +385,8 @@ def test_metrics(folder: Path) -> None:
     assert found["replset_optime_seconds", "committed"] == NEWEST.seconds
     assert found["replset_commands_total", "find"] == 2
     assert found["replset_command_failures_total", "11000", "DuplicateKey"] == 1
-    assert found["replset_rollbacks", "finished"] == 1
+    assert found["replset_rollbacks", "finished"] == 2
+    assert found["replset_rollbacks_unacknowledged",] == 1
 
 
 def test_metrics_of_a_member_without_data_or_set(api: Api) -> None:

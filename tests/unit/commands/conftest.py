@@ -22,6 +22,8 @@ from replset.core.status import Status
 from replset.core.write_concern import WriteConcern
 from replset.errors import HostUnreachableError, NotWritablePrimaryError
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
+from replset.replication.rollback_progress import RollbackProgress
+from replset.replication.rollback_tally import RollbackTally
 from replset.replication.sync_progress import SyncProgress
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
@@ -109,6 +111,7 @@ class FakeMember:
     started_at: Millis = START
     connection_count: int = 1
     sync_progress: SyncProgress = field(default_factory=SyncProgress)
+    rollback_progress: RollbackProgress = field(default_factory=RollbackProgress)
     process_id: ObjectId = field(default_factory=lambda: ObjectId("0123456789abcdef01234567"))
     topology_counter: int = 6
     concern_failure: WriteConcernFailure | None = None
@@ -162,6 +165,10 @@ class FakeMember:
 
     def delay(self, hosts: Sequence[HostPort], delay_ms: int) -> None:
         self.cuts.append((list(hosts), delay_ms))
+
+    @property
+    def rollbacks(self) -> RollbackTally:
+        return RollbackTally(self.store.disk, self.store.dbpath, self.workers)
 
     def set_wall_clock_ahead(self, ahead_ms: int) -> None:
         self.clock.set_wall_ahead(ahead_ms)

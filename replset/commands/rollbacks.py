@@ -1,0 +1,62 @@
+"""replSetGetRollbacks: what rollbacks took away, on this member or on all of them. The files stay where they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from replset.bson import encode
+from replset.commands import fields
+from replset.commands.command import Command, CommandContext
+from replset.commands.ports import Reply
+from replset.errors import ReplError
+from replset.ids import HostPort, Millis
+
+MEMBER_TIMEOUT_MS = Millis(5_000)
+FULL_BYTES = 4 << 20
+"""From here on a reply leaves the lists of files out: with many namespaces they are what is large."""
+
+
+async def get_rollbacks(ctx: CommandContext) -> Reply:
+    """The manifests of this member, oldest first; with `all` those of every member, and who could not be asked."""
+    everywhere = fields.boolean(ctx.body, "all", ctx.name)
+    own = [{**row, "member": str(ctx.member.host)} for row in await ctx.member.rollbacks.listed()]
+    if not everywhere:
+        return {"rollbacks": shortened(own)}
+    config = ctx.member.node.config
+    others = [] if config is None else [m.host for m in config.data_bearing if m.host != ctx.member.host]
+    answers = await asyncio.gather(*(_ask(ctx, host) for host in others))
+    rows = [*own, *(row for found, _ in answers for row in found)]
+    unreachable = {str(host): why for host, (_, why) in zip(others, answers, strict=True) if why}
+    rows.sort(key=lambda row: (str(row["id"]), str(row["member"])))
+    return {"rollbacks": shortened(rows), "unreachable": unreachable}
+
+
+async def _ask(ctx: CommandContext, host: HostPort) -> tuple[list[dict[str, object]], str]:
+    """A member's manifests; or why it could not be asked."""
+    timeout_ms = MEMBER_TIMEOUT_MS
+    if ctx.deadline is not None:
+        timeout_ms = Millis(max(1, min(timeout_ms, ctx.deadline - ctx.member.clock.now())))
+    try:
+        reply = await ctx.member.peer.call(host, {"replSetGetRollbacks": 1}, timeout_ms=timeout_ms)
+    except ReplError as error:
+        return [], error.message
+    rows = reply.get("rollbacks")
+    if not isinstance(rows, list):
+        return [], str(reply.get("errmsg", "it gave no list of rollbacks"))
+    return [{"id": "", **row, "member": str(host)} for row in rows if isinstance(row, dict)], ""
+
+
+def shortened(rows: Iterable[dict[str, object]]) -> list[dict[str, object]]:
+    """The rows; those behind the first few MiB with the number of their files as `filesLeftOut` instead of `files`."""
+    found, size = [], 0
+    for row in rows:
+        files = row.get("files")
+        size += len(encode(row))
+        if size > FULL_BYTES and isinstance(files, list):
+            row = {**{name: value for name, value in row.items() if name != "files"}, "filesLeftOut": len(files)}
+        found.append(row)
+    return found
+
+
+COMMANDS: tuple[Command, ...] = (Command("replSetGetRollbacks", get_rollbacks, frozenset({"all"}), admin_only=True),)
