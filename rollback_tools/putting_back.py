@@ -165,8 +165,11 @@ class PuttingBack:
                 self._pause(PAUSE_S * attempt)
             writes: list[Outcome] = []
             for row, versions in zip(rows, self._read(rows, ns), strict=True):
-                outcome = self._decided(row, versions, sent.get((row.uuid, row.key)))
-                if outcome.decision.action is Action.PUT and self._audit is not None:
+                before = sent.get((row.uuid, row.key))
+                outcome = self._decided(row, versions, before)
+                if before is not None and outcome.result is Result.THERE:
+                    outcome = replace(before, result=Result.DONE)
+                elif outcome.decision.action is Action.PUT and self._audit is not None:
                     writes.append(outcome)
                     continue
                 self._finish(outcome)
@@ -201,12 +204,10 @@ class PuttingBack:
         return self._comparing.versions(rows, ns=ns, is_gone=ns in self._gone)
 
     def _decided(self, row: LostDocument, versions: Versions, sent: Outcome | None) -> Outcome:
-        """sent: what was decided and written before; done when it is there now."""
+        """sent: what was decided and sent before."""
         policy = self._policy if sent is None else sent.policy
         decision = decide(policy, versions)
         if decision.action is Action.NOTHING:
-            if sent is not None:
-                return replace(sent, result=Result.DONE)
             return Outcome(row, versions, decision, Result.THERE, policy)
         if self._choose is not None and (sent is None or versions.live != _live_of(sent)):
             chosen = self._choose(row, versions, decision)

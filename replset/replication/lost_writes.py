@@ -26,6 +26,14 @@ _KEPT_SESSIONS = 8
 _int32 = struct.Struct("<i").unpack
 
 
+class DamagedFileError(CorruptDataError):
+    """A file of a rollback is not what it was when it was written; `offset` is where in it."""
+
+    def __init__(self, message: str, offset: int) -> None:
+        super().__init__(message)
+        self.offset = offset
+
+
 class LostKind(Enum):
     """What happened to a document between the common point and the last entry that was lost."""
 
@@ -219,7 +227,7 @@ class LostWrites:
         for offset, raw in read_bson(self._file(index), file.name):
             row = self._records.get((uuid, _key_of(raw, file, offset)))
             if row is None:
-                raise CorruptDataError(f"{file.name}: no lost entry is about the document at byte {offset}")
+                raise DamagedFileError(f"{file.name}: no lost entry is about the document at byte {offset}", offset)
             place = Place(index, offset, len(raw))
             if file.kind is FileKind.DOCUMENTS:
                 row.lost = place
@@ -228,15 +236,15 @@ class LostWrites:
 
 
 def read_bson(file: BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:
-    """(offset, bytes) of each document from the file's place on; CorruptDataError where it is cut."""
+    """(offset, bytes) of each document from the file's place on; DamagedFileError where it is cut."""
     offset = file.tell()
     while head := file.read(4):
         size = _int32(head)[0] if len(head) == 4 else 0
         if not _SMALLEST <= size <= MAX_INTERNAL_SIZE:
-            raise CorruptDataError(f"{name}: no document begins at byte {offset}")
+            raise DamagedFileError(f"{name}: no document begins at byte {offset}", offset)
         body = file.read(size - 4)
         if len(body) < size - 4 or body[-1]:
-            raise CorruptDataError(f"{name}: the document at byte {offset} is cut or damaged")
+            raise DamagedFileError(f"{name}: the document at byte {offset} is cut or damaged", offset)
         yield offset, head + body
         offset += size
 
@@ -245,7 +253,7 @@ def _entry(raw: bytes, file: RollbackFile, offset: int) -> OplogEntry:
     try:
         return OplogEntry(raw)
     except InvalidBSONError as error:
-        raise CorruptDataError(f"{file.name}: no oplog entry at byte {offset}: {error.message}") from error
+        raise DamagedFileError(f"{file.name}: no oplog entry at byte {offset}: {error.message}", offset) from error
 
 
 def _key_of(raw: bytes, file: RollbackFile, offset: int) -> bytes:
@@ -255,7 +263,7 @@ def _key_of(raw: bytes, file: RollbackFile, offset: int) -> bytes:
             raise InvalidBSONError("it has no _id")
         return encode_key(document.get("_id"))
     except InvalidBSONError as error:
-        raise CorruptDataError(f"{file.name}: the document at byte {offset}: {error.message}") from error
+        raise DamagedFileError(f"{file.name}: the document at byte {offset}: {error.message}", offset) from error
 
 
 def _id_document(about: RawDocument) -> bytes:

@@ -1,0 +1,202 @@
+"""A set in memory that the tools read and write, and rollbacks written from a few operations."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import UUID
+
+from replset.bson import decode, encode, encode_key
+from replset.errors import HostUnreachableError
+from replset.ids import OpTime, pack_ts
+from replset.oplog_entry import command_entry, delete_entry, insert_entry, noop_entry, update_entry
+from replset.replication.rollback_files import (
+    OPLOG_NS,
+    FileKind,
+    Manifest,
+    RollbackState,
+    RollbackWriter,
+    utc_text,
+)
+from replset.storage.disk import RealDisk
+from rollback_tools.live import Key, Write, Written
+
+Doc = dict[str, object]
+WALL_MS = 1_790_000_000_123
+ORDERS, UUID_OF_ORDERS = "shop.orders", UUID(int=7).bytes
+COMMON = OpTime(1, pack_ts(10, 1))
+
+
+def lost_at(number: int) -> OpTime:
+    """The optime of the lost entry with this number."""
+    return OpTime(1, pack_ts(11, number))
+
+
+def live_at(number: int, term: int = 2) -> OpTime:
+    return OpTime(term, pack_ts(12, number))
+
+
+class FakeSet:
+    """A set with its documents and the last entries of its oplog. Implements what PuttingBack asks of a live one."""
+
+    def __init__(self, documents: Mapping[str, Iterable[Doc]] | None = None) -> None:
+        self.data: dict[str, dict[bytes, bytes]] = {}
+        self.uuids: dict[str, bytes] = {}
+        self.entries: dict[Key, OpTime] = {}
+        self.oplog: set[OpTime] = set()
+        self.oplog_is_complete = True
+        self.writes = 0
+        self.before_write: Callable[[Sequence[Write]], None] = lambda writes: None
+        self.after_write: Callable[[], None] = lambda: None
+        self.refuse: Callable[[Write], str] = lambda write: ""
+        self._numbers = itertools.count(1)
+        for ns, rows in (documents or {}).items():
+            self.create(ns, {})
+            for row in rows:
+                self.data[ns][encode_key(row["_id"])] = encode(row)
+        self.uuids = {ns: UUID_OF_ORDERS if ns == ORDERS else uuid for ns, uuid in self.uuids.items()}
+
+    # --- as a client that writes meanwhile
+
+    def put(self, ns: str, document: Doc, at: OpTime | None = None) -> None:
+        self._write(ns, encode_key(document["_id"]), encode(document), at)
+
+    def remove(self, ns: str, key: object, at: OpTime | None = None) -> None:
+        self._write(ns, encode_key(key), None, at)
+
+    def _write(self, ns: str, key: bytes, raw: bytes | None, at: OpTime | None = None) -> None:
+        if raw is None:
+            self.data[ns].pop(key, None)
+        else:
+            if ns not in self.data:
+                self.create(ns, {})
+            self.data[ns][key] = raw
+        self.entries[ns, key] = live_at(next(self._numbers)) if at is None else at
+
+    def rows(self, ns: str = ORDERS) -> list[Doc]:
+        return [decode(raw) for _, raw in sorted(self.data.get(ns, {}).items())]
+
+    # --- what is asked of it
+
+    def collections(self) -> dict[str, bytes]:
+        return dict(self.uuids)
+
+    def documents(self, ns: str, ids: Sequence[object]) -> dict[bytes, bytes]:
+        found = self.data.get(ns, {})
+        return {key: found[key] for key in map(encode_key, ids) if key in found}
+
+    def scan(self, since: OpTime, wanted: frozenset[Key]) -> None:
+        pass
+
+    def last_entry(self, key: Key) -> OpTime | None:
+        return self.entries.get(key)
+
+    def has_entry(self, optime: OpTime) -> bool:
+        return optime in self.oplog
+
+    def write(self, writes: Sequence[Write]) -> Written:
+        self.writes += 1
+        self.before_write(writes)
+        written = Written(set(), {})
+        for index, write in enumerate(writes):
+            key = encode_key(decode(write.id_element)["_id"])
+            if reason := self.refuse(write):
+                written.refused[index] = reason
+            elif self.data.get(write.ns, {}).get(key) == write.before:
+                self._write(write.ns, key, write.after)
+                written.done.add(index)
+        self.after_write()
+        return written
+
+    def create(self, ns: str, options: dict[str, object]) -> None:
+        self.data.setdefault(ns, {})
+        self.uuids.setdefault(ns, UUID(int=1000 + len(self.uuids)).bytes)
+
+    def drop(self, ns: str) -> None:
+        self.data.pop(ns, None)
+        self.uuids.pop(ns, None)
+
+
+def unreachable() -> None:
+    raise HostUnreachableError("the connection broke")
+
+
+@dataclass
+class LostHistory:
+    """What a member did behind the common point, and the files that its rollback writes."""
+
+    before: dict[int, Doc] = field(default_factory=dict)
+    now: dict[int, Doc] = field(default_factory=dict)
+    entries: list[bytes] = field(default_factory=list)
+    touched: list[int] = field(default_factory=list)
+    operations: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.now = dict(self.before)
+
+    def _next(self, op: str, number: int | None = None) -> OpTime:
+        self.operations[op] = self.operations.get(op, 0) + 1
+        if number is not None and number not in self.touched:
+            self.touched.append(number)
+        return lost_at(len(self.entries) + 1)
+
+    def insert(self, document: Doc, extra: bytes = b"") -> None:
+        number = document["_id"]
+        assert isinstance(number, int)
+        at = self._next("i", number)
+        self.now[number] = document
+        self.entries.append(insert_entry(ORDERS, UUID_OF_ORDERS, encode(document), at, WALL_MS, extra))
+
+    def update(self, document: Doc) -> None:
+        number = document["_id"]
+        assert isinstance(number, int)
+        at = self._next("u", number)
+        self.now[number] = document
+        about = encode({"_id": number})
+        self.entries.append(update_entry(ORDERS, UUID_OF_ORDERS, about, encode(document), at, WALL_MS))
+
+    def delete(self, number: int) -> None:
+        at = self._next("d", number)
+        del self.now[number]
+        self.entries.append(delete_entry(ORDERS, UUID_OF_ORDERS, encode({"_id": number}), at, WALL_MS))
+
+    def command(self, o: Doc, uuid: bytes | None) -> None:
+        self.entries.append(command_entry("shop", uuid, o, self._next("c"), WALL_MS))
+
+    def noop(self) -> None:
+        self.entries.append(noop_entry({"msg": "x"}, self._next("n"), WALL_MS))
+
+    def write(self, dbpath: Path, state: RollbackState = RollbackState.FINISHED) -> Path:
+        """The manifest's path."""
+        writer = RollbackWriter(RealDisk(), str(dbpath), WALL_MS)
+        for entry in self.entries:
+            writer.add(FileKind.OPLOG, OPLOG_NS, None, entry)
+        for number in self.touched:
+            now, before = self.now.get(number), self.before.get(number)
+            if now is not None and now != before:
+                writer.add(FileKind.DOCUMENTS, ORDERS, UUID(bytes=UUID_OF_ORDERS), encode(now))
+                if before is not None:
+                    writer.add(FileKind.BEFORE, ORDERS, UUID(bytes=UUID_OF_ORDERS), encode(before))
+        manifest = writer.write_manifest(
+            Manifest(
+                id="",
+                state=state,
+                reason="rollback",
+                set_name="rs0",
+                member="127.0.0.1:27017",
+                when=utc_text(WALL_MS),
+                source="127.0.0.1:27018",
+                common_point=COMMON,
+                first=lost_at(1),
+                last=lost_at(len(self.entries)),
+                first_wall_ms=WALL_MS,
+                last_wall_ms=WALL_MS,
+                entries=len(self.entries),
+                operations=self.operations,
+                files=writer.finish(),
+                settled=None if state is RollbackState.PLANNED else utc_text(WALL_MS),
+            )
+        )
+        return dbpath / "rollback" / f"{manifest.id}.json"
