@@ -9,8 +9,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark.session import spark_session
+from tests.integration.conftest import make_set
 from tests.spark.cluster import SHORT_LIVED
 
+__all__ = ["make_set"]
 HERE = Path(__file__).parent
 
 
