@@ -8,13 +8,22 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse
 
 from api.ask import check, decoded, run
-from api.content import BSON, times_of
-from api.errors import NOT_FOUND, failure
-from api.exchange import Answer, Asked, respond
-from api.openapi import answers
+from api.content import BSON, read_document, times_of
+from api.errors import NOT_FOUND, TYPE_MISMATCH, UNKNOWN_FIELD, failure
+from api.exchange import Answer, Asked, read_body, respond
+from api.openapi import answers, body
 from api.ports import ApiDispatcher, ApiMember
+from replset.errors import CorruptDataError
 from replset.ids import HostPort
-from replset.replication.rollback_files import Manifest, is_manifest_name, read_manifest
+from replset.replication.rollback_files import (
+    Manifest,
+    RollbackState,
+    acknowledged,
+    is_manifest_name,
+    read_manifest,
+)
+
+NOT_SETTLED = 20
 
 
 def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
@@ -41,6 +50,22 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
         manifest = await member.workers.run(lambda: find(Path(member.rollback_folder), rollback))
         return await respond(member, Asked(request.scope), Answer(manifest.document()))
 
+    @routes.post(
+        "/{rollback}/ack",
+        summary="Note that a person knows of it; `by` says who. The files stay.",
+        description="On the member that holds it. `new` is false when it was acknowledged before; the first one stays.",
+        responses=answers(200, 400, 404, 405, 413, 415, 503),
+        openapi_extra=body({"type": "object", "properties": {"by": {"type": "string"}}}, required=False),
+    )
+    async def ack(rollback: str, request: Request) -> Response:
+        asked = Asked(request.scope)
+        by = await _who(asked, request)
+        folder = Path(member.rollback_folder)
+        await member.workers.run(lambda: check_settled(folder, rollback))
+        is_new = await member.rollbacks.acknowledge(rollback, wall_ms=member.clock.wall_ms(), by=by)
+        when = await member.workers.run(lambda: acknowledged(folder, rollback))
+        return await respond(member, asked, Answer({"id": rollback, "acknowledged": when, "new": is_new}))
+
     @routes.get(
         "/{rollback}/{file}",
         summary="One of its BSON files, as it is.",
@@ -57,6 +82,29 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
         return FileResponse(folder / file, media_type=BSON)
 
     return routes
+
+
+async def _who(asked: Asked, request: Request) -> str:
+    """`by` of the body, else the client's address."""
+    data = await read_body(asked, request.receive)
+    fields = read_document(asked.content_type, data).decode() if data.strip() else {}
+    for name in fields:
+        if name != "by":
+            raise failure(UNKNOWN_FIELD, f"unknown field {name[:80]!r}; there is: by")
+    by = fields.get("by", asked.client)
+    if not isinstance(by, str):
+        raise failure(TYPE_MISMATCH, "field 'by' must be a string: who acknowledges")
+    return by[:200]
+
+
+def check_settled(folder: Path, rollback: str) -> None:
+    """A rollback that is not over cannot be acknowledged; one whose manifest is damaged can. Runs in a worker."""
+    try:
+        manifest = find(folder, rollback)
+    except CorruptDataError:
+        return
+    if manifest.state is RollbackState.PLANNED:
+        raise failure(NOT_SETTLED, f"{manifest.id} is planned, not settled yet")
 
 
 def find(folder: Path, rollback: str) -> Manifest:

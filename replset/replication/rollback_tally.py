@@ -15,6 +15,7 @@ from replset.replication.rollback_files import (
     FOLDER,
     Manifest,
     RollbackState,
+    acknowledge,
     acknowledged,
     is_manifest_name,
 )
@@ -42,6 +43,18 @@ class RollbackTally:
         except ReplError as error:
             log.warning("the rollbacks of this member cannot be counted: %s", error.message)
         return self.unacknowledged
+
+    async def acknowledge(self, rollback_id: str, *, wall_ms: int, by: str) -> bool:
+        """Note that a person knows of it; False when that was noted before. StorageError when it cannot be written."""
+        is_new = await self._workers.run(lambda: self._note(rollback_id, wall_ms, by))
+        await self.refresh()
+        return is_new
+
+    def _note(self, rollback_id: str, wall_ms: int, by: str) -> bool:
+        try:
+            return acknowledge(self._disk, self._folder, rollback_id, wall_ms=wall_ms, by=by)
+        except OSError as error:
+            raise storage_error(error, self._folder) from error
 
     def _count(self) -> int:
         names = self._names()

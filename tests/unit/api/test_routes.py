@@ -320,6 +320,43 @@ def test_only_what_a_manifest_names_is_served(folder: Path, path: str) -> None:
     assert b"hidden words" not in response.content
 
 
+def test_a_rollback_is_acknowledged_once(folder: Path) -> None:
+    manifest, api = write_rollback(folder), Api(str(folder))
+    first = plain(api.post(f"/v1/replset/rollbacks/{manifest.id}/ack", {"by": "anna"}))
+    assert first == {"id": manifest.id, "acknowledged": "2023-11-14T22:13:20.000Z", "new": True}
+    assert plain(api.post(f"/v1/replset/rollbacks/{manifest.id}/ack")) == {**first, "new": False}
+    assert json.loads((folder / f"{manifest.id}.ack").read_text())["by"] == "anna"
+    assert api.member.rollbacks.unacknowledged == 0
+
+
+def test_a_damaged_manifest_can_be_acknowledged_and_a_planned_one_cannot(folder: Path) -> None:
+    planned, damaged = write_rollback(folder), write_rollback(folder, "2026-01-02T03-04-05.1")
+    document = {**planned.document(), "state": "planned"}
+    (folder / f"{planned.id}.json").write_text(json.dumps(document), encoding="utf-8")
+    (folder / f"{damaged.id}.json").write_text("{", encoding="utf-8")
+    api = Api(str(folder))
+    refused(api.post(f"/v1/replset/rollbacks/{planned.id}/ack"), 400, 20, "planned, not settled")
+    assert plain(api.post(f"/v1/replset/rollbacks/{damaged.id}/ack"))["new"] is True
+    assert api.member.rollbacks.unacknowledged == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "sent", "status", "code"),
+    [
+        ("rollback-x/ack", None, 404, 26),
+        ("..%2Frollback%2F{id}/ack", None, 404, 59),
+        ("{id}/ack", {"who": "anna"}, 400, 40415),
+        ("{id}/ack", {"by": 5}, 400, 14),
+        ("{id}/ack", b"{", 400, 9),
+    ],
+)
+def test_acknowledgements_that_cannot_be(folder: Path, path: str, sent: object, status: int, code: int) -> None:
+    manifest = write_rollback(folder)
+    api = Api(str(folder))
+    refused(api.post(f"/v1/replset/rollbacks/{path.format(id=manifest.id)}", sent), status, code)
+    assert list(folder.glob("*.ack")) == []
+
+
 def test_a_file_that_is_gone(folder: Path) -> None:
     manifest = write_rollback(folder)
     (folder / manifest.files[0].name).unlink()
