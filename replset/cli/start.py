@@ -43,6 +43,7 @@ HELP = {
     "snapshot_history_secs": "how long reads at an old point stay possible (300)",
     "min_free_mb": "refuse writes while the disk has less than this free (500)",
     "max_connections": "connections on the wire port (4096)",
+    "rollback_layout": "mongodb: write a rollback's documents in MongoDB's folders too, for its tools (plain)",
     "allow_multiple_arbiters": "let a set have more than one arbiter",
     "enable_test_commands": "open replSetTestCut and fail points; for tests and demos only",
     "log_level": "debug, info, warning or error (info)",
@@ -61,6 +62,7 @@ METAVARS = {
     "snapshot_history_secs": "SECONDS",
     "min_free_mb": "MB",
     "max_connections": "N",
+    "rollback_layout": "LAYOUT",
     "log_level": "LEVEL",
 }
 

@@ -88,10 +88,11 @@ class RollbackOptions:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who is rolling back, for the manifest."""
+    """Who is rolling back, for the manifest. mongodb_layout: whether its files are in MongoDB's layout too."""
 
     set_name: str
     member: HostPort
+    mongodb_layout: bool = False
 
 
 class Rollback:
@@ -514,7 +515,8 @@ class Writing:
 
         OutOfDiskSpaceError and OSError: nothing is left behind.
         """
-        writer = RollbackWriter(self.disk, self.dbpath, self.wall_ms)
+        layout = self.identity.mongodb_layout
+        writer = RollbackWriter(self.disk, self.dbpath, self.wall_ms, mongodb_layout=layout)
         try:
             with snapshot:
                 self.progress.entries = snapshot.entries_after(self.common.ts)

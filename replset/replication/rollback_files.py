@@ -69,7 +69,8 @@ class Manifest:
     """What a rollback took away and where it is. `id` is the manifest's stem; `member` host:port.
 
     common_point: the newest entry that stays (exported: the newest entry known committed). first, last: the range
-    of entries that go, with their wall clocks. operations: how many entries of each op.
+    of entries that go, with their wall clocks. operations: how many entries of each op. mongodb_files: paths of the
+    documents in MongoDB's layout too, where that was asked for.
     """
 
     id: str
@@ -88,6 +89,7 @@ class Manifest:
     operations: Mapping[str, int]
     files: tuple[RollbackFile, ...]
     settled: str | None = None
+    mongodb_files: tuple[str, ...] = ()
 
     def document(self) -> dict[str, object]:
         """The manifest as it stands in its JSON file."""
@@ -124,6 +126,7 @@ class Manifest:
                 }
                 for file in self.files
             ],
+            **({"mongodbFiles": list(self.mongodb_files)} if self.mongodb_files else {}),
         }
 
     @classmethod
@@ -162,6 +165,7 @@ class Manifest:
                     for file in document["files"]
                 ),
                 settled=document["settled"],
+                mongodb_files=tuple(str(path) for path in document.get("mongodbFiles", ())),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CorruptDataError(f"{name} is not a rollback manifest: {error!r}") from error
@@ -219,6 +223,12 @@ class _Growing:
     waiting: list[bytes] = field(default_factory=list)
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
 
+    def take(self, document: bytes) -> None:
+        self.waiting.append(document)
+        self.digest.update(document)
+        self.size += len(document)
+        self.count += 1
+
 
 class RollbackWriter:
     """Writes the BSON files of one rollback and then its manifest. Synchronous: runs in a worker thread.
@@ -226,8 +236,11 @@ class RollbackWriter:
     Nothing counts before the manifest is there; until then `discard` takes away what this writer made.
     """
 
-    def __init__(self, disk: Disk, dbpath: str, wall_ms: int) -> None:
+    def __init__(self, disk: Disk, dbpath: str, wall_ms: int, *, mongodb_layout: bool = False) -> None:
+        """mongodb_layout: documents also as `COLLECTION-UUID/removed.STAMP.N.bson` (map Ro5), for MongoDB's tools."""
         self._disk = disk
+        self._mongodb_layout = mongodb_layout
+        self._removed: dict[UUID, _Growing] = {}
         self._dbpath = dbpath
         self._folder = os.path.join(dbpath, FOLDER)
         self._stamp = stamp(wall_ms)
@@ -242,16 +255,27 @@ class RollbackWriter:
             prefix = "before." if kind is FileKind.BEFORE else ""
             file = _Growing(self._free_name(f"{prefix}{escape_namespace(ns)}.", "bson"), kind, ns, uuid)
             self._growing[kind, ns, uuid] = file
-        file.waiting.append(document)
-        file.digest.update(document)
-        file.size += len(document)
-        file.count += 1
+        file.take(document)
         self._bytes_waiting += len(document)
+        if self._mongodb_layout and kind is FileKind.DOCUMENTS and uuid is not None:
+            self._add_removed(ns, uuid, document)
         if self._bytes_waiting >= _BUFFER_BYTES:
             self._write_out()
 
+    def _add_removed(self, ns: str, uuid: UUID, document: bytes) -> None:
+        file = self._removed.get(uuid)
+        if file is None:
+            self._disk.make_folder(os.path.join(self._folder, str(uuid)))
+            name = self._free_name(os.path.join(str(uuid), "removed."), "bson")
+            file = self._removed[uuid] = _Growing(name, FileKind.DOCUMENTS, ns, uuid)
+        file.take(document)
+        self._bytes_waiting += len(document)
+
+    def _files(self) -> list[_Growing]:
+        return [*self._growing.values(), *self._removed.values()]
+
     def _write_out(self) -> None:
-        for file in self._growing.values():
+        for file in self._files():
             if file.waiting:
                 self._disk.write_file(os.path.join(self._folder, file.name), file.waiting, append=file.begun)
                 file.begun = True
@@ -273,6 +297,9 @@ class RollbackWriter:
     def finish(self) -> tuple[RollbackFile, ...]:
         """Write out and sync every file and the folder; what the manifest says of them."""
         self._write_out()
+        for file in self._removed.values():
+            self._disk.sync_file(os.path.join(self._folder, file.name))
+            self._disk.sync_folder(os.path.join(self._folder, str(file.uuid)))
         files = []
         for file in self._growing.values():
             self._disk.sync_file(os.path.join(self._folder, file.name))
@@ -284,21 +311,24 @@ class RollbackWriter:
     def write_manifest(self, manifest: Manifest) -> Manifest:
         """Give the manifest its id and write it, synced; the files belong to it from here on."""
         name = self._free_name("rollback-", "json")
-        named = replace(manifest, id=name.removesuffix(".json"))
+        removed = tuple(sorted(file.name for file in self._removed.values()))
+        named = replace(manifest, id=name.removesuffix(".json"), mongodb_files=removed)
         self._manifest = os.path.join(self._folder, name)
         store_manifest(self._disk, self._dbpath, named)
         self._manifest = ""
         self._growing.clear()
+        self._removed.clear()
         return named
 
     def discard(self) -> None:
         """After a failure: take away what was written, a manifest that speaks of it first. Not after success."""
-        paths = [os.path.join(self._folder, file.name) for file in self._growing.values()]
+        paths = [os.path.join(self._folder, file.name) for file in self._files()]
         if self._manifest:
             paths = [self._manifest, f"{self._manifest}.tmp", *paths]
         for path in paths:
             self._disk.remove(path)
         self._growing.clear()
+        self._removed.clear()
 
 
 def sync_names(disk: Disk, dbpath: str) -> None:

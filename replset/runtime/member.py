@@ -76,7 +76,7 @@ from replset.runtime.admission import Admission
 from replset.runtime.durability import Durability
 from replset.runtime.housekeeping import Housekeeper
 from replset.runtime.machine import KeptWorkers, LimitedWorkers
-from replset.runtime.options import MemberOptions
+from replset.runtime.options import MONGODB_LAYOUT, MemberOptions
 from replset.runtime.server import WireServer
 from replset.runtime.shell import Shell
 from replset.runtime.transport import Transport
@@ -494,7 +494,7 @@ class RunningMember:
             await self.rollbacks.refresh()
 
     def _identity(self) -> Identity:
-        return Identity(self.set_name, self.host)
+        return Identity(self.set_name, self.host, self.options.rollback_layout == MONGODB_LAYOUT)
 
     async def _set_marker(self) -> Marker:
         held, rollback_id = self.store.last_applied, self.store.rollback_id

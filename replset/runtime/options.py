@@ -14,6 +14,8 @@ import yaml
 from replset.errors import FailedToParseError, ReplError
 from replset.ids import HostPort
 
+PLAIN_LAYOUT, MONGODB_LAYOUT = "plain", "mongodb"
+
 
 class BadOptionError(ReplError):
     """An option of `replset start` that cannot be; the message names it and where it came from (2)."""
@@ -30,6 +32,7 @@ class MemberOptions:
     snapshot_history_secs: how long reads at an old point stay possible.
     min_free_mb: writes are refused while the disk has less (before anything is damaged).
     max_connections: of clients and members on the wire port.
+    rollback_layout: `mongodb` writes a rollback's documents in MongoDB's folders too (map Ro5).
     """
 
     repl_set: str
@@ -43,6 +46,7 @@ class MemberOptions:
     snapshot_history_secs: int = 300
     min_free_mb: int = 500
     max_connections: int = 4096
+    rollback_layout: str = PLAIN_LAYOUT
     allow_multiple_arbiters: bool = False
     enable_test_commands: bool = False
     log_level: str = "info"
@@ -200,5 +204,9 @@ def _check(options: MemberOptions) -> None:
     ):
         if value < 0:
             raise BadOptionError(f"--{flag}: {value:g} is below 0")
+    if options.rollback_layout not in {PLAIN_LAYOUT, MONGODB_LAYOUT}:
+        raise BadOptionError(
+            f"--rollback-layout: {options.rollback_layout!r} is not {PLAIN_LAYOUT} or {MONGODB_LAYOUT}"
+        )
     if options.log_level not in {"debug", "info", "warning", "error"}:
         raise BadOptionError(f"--log-level: {options.log_level!r} is not debug, info, warning or error")

@@ -67,7 +67,10 @@ def test_names(field: str, flag: str, variable: str) -> None:
 
 def test_every_option_comes_from_the_environment_alone() -> None:
     texts = {"int": "7", "int | None": "9", "float": "1.5", "bool": "true", "Path": "/d", "str": "x", "str | None": "y"}
-    values = {field.name: texts[str(field.type)] for field in fields(MemberOptions)} | {"log_level": "debug"}
+    values = {field.name: texts[str(field.type)] for field in fields(MemberOptions)} | {
+        "log_level": "debug",
+        "rollback_layout": "mongodb",
+    }
     options = resolve_options({}, {variable_of(name): text for name, text in values.items()})
     assert {name: str(getattr(options, name)).lower() for name in values} == values
 
@@ -77,10 +80,12 @@ def test_every_option_comes_from_the_file_alone(tmp_path: Path) -> None:
         tmp_path,
         "replSet: rs7\ndbpath: /d\nport: 1\nhttp-port: 2\nbind-ip: ::1\nadvertise: m\noplog-size-mb: 0.5\n"
         "oplog-min-retention-hours: 1.5\nsnapshot-history-secs: 0\nmin-free-mb: 0\nmax-connections: 5\n"
-        "allow-multiple-arbiters: yes\nenable-test-commands: true\nlog-level: error\n",
+        "rollback-layout: mongodb\nallow-multiple-arbiters: yes\nenable-test-commands: true\nlog-level: error\n",
     )
     options = resolve_options({}, {"REPLSET_CONFIG": config})
-    assert options == MemberOptions("rs7", Path("/d"), 1, 2, "::1", "m", 0.5, 1.5, 0, 0, 5, True, True, "error")
+    assert options == MemberOptions(
+        "rs7", Path("/d"), 1, 2, "::1", "m", 0.5, 1.5, 0, 0, 5, "mongodb", True, True, "error"
+    )
 
 
 def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
@@ -126,6 +131,7 @@ def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         ({**BASE, "snapshot_history_secs": -5}, {}, "--snapshot-history-secs: -5 is below 0"),
         ({**BASE, "min_free_mb": -1}, {}, "--min-free-mb: -1 is below 0"),
         ({**BASE, "max_connections": 0}, {}, "--max-connections: 0 is not above 0"),
+        ({**BASE, "rollback_layout": "4.4"}, {}, "--rollback-layout: '4.4' is not plain or mongodb"),
         ({**BASE, "log_level": "loud"}, {}, "--log-level: 'loud' is not debug, info, warning or error"),
         ({**BASE, "bind_ip": "a b"}, {}, "--bind-ip: 'a b' is not an address"),
         ({**BASE, "advertise": "m1:27017"}, {}, "--advertise: 'm1:27017' is not a host name (without port)"),

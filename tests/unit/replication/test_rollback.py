@@ -510,6 +510,32 @@ def test_a_start_without_room_finishes_an_interrupted_rollback_later(
     assert [manifest.state for manifest in list_manifests(again.dbpath)] == [RollbackState.FINISHED]
 
 
+def test_a_full_disk_in_the_middle_of_mongodb_s_layout(tmp_path: Path) -> None:
+    """Every operation on its files fails once; at the end they are what the plain ones are."""
+    operation = 0
+    while True:
+        operation += 1
+        folder = tmp_path / str(operation)
+        source, mine = two_members(folder)
+        diverge(source, mine)
+        disk = FullDisk(operation)
+        disk.left = 1
+        mine.rollback._disk = disk
+        mine.rollback._identity = lambda: Identity("rs0", HostPort(MINE), mongodb_layout=True)
+        assert run_rollback(mine).ok
+        (manifest,) = list_manifests(mine.dbpath)
+        documents = [file for file in manifest.files if file.kind is FileKind.DOCUMENTS]
+        assert sorted(manifest.mongodb_files) == sorted(
+            f"{file.uuid}/removed.{stamp_of(manifest)}.0.bson" for file in documents
+        )
+        for file in documents:
+            (path,) = (mine.folder / "rollback" / str(file.uuid)).iterdir()
+            assert path.read_bytes() == (mine.folder / "rollback" / file.name).read_bytes()
+        if disk.left:
+            break
+    assert operation > DISK_OPERATIONS + 6
+
+
 def test_a_read_that_is_cut_off_undoes_nothing_and_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

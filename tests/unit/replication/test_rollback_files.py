@@ -208,3 +208,35 @@ def test_an_acknowledgement_that_cannot_be_written_leaves_nothing(tmp_path: Path
     with pytest.raises(OSError, match="No space left"):
         acknowledge(Full(), str(tmp_path), "rollback-x.0", wall_ms=WALL_MS, by="anna")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_documents_stand_in_mongodb_s_layout_too_where_that_is_asked_for(tmp_path: Path) -> None:
+    one, other = UUID(int=7), UUID(int=8)
+    folder = tmp_path / "rollback"
+    for number in range(2):
+        writer = RollbackWriter(RealDisk(), str(tmp_path), WALL_MS, mongodb_layout=True)
+        writer.add(FileKind.DOCUMENTS, "db.c", one, encode({"_id": 1}))
+        writer.add(FileKind.BEFORE, "db.c", one, encode({"_id": 0}))
+        writer.add(FileKind.DOCUMENTS, "db.d", other, encode({"_id": 2}))
+        writer.add(FileKind.DOCUMENTS, "db.c", one, encode({"_id": 3}))
+        writer.add(FileKind.OPLOG, "local.oplog.rs", None, encode({"op": "n"}))
+        files = writer.finish()
+        written = writer.write_manifest(manifest(id="", files=files))
+        assert written.mongodb_files == (
+            f"{one}/removed.2026-09-21T14-13-20.{number}.bson",
+            f"{other}/removed.2026-09-21T14-13-20.{number}.bson",
+        )
+        (documents,) = [file for file in files if (file.kind, file.uuid) == (FileKind.DOCUMENTS, one)]
+        first, second = ((folder / name).read_bytes() for name in written.mongodb_files)
+        assert first == (folder / documents.name).read_bytes() == encode({"_id": 1}) + encode({"_id": 3})
+        assert second == encode({"_id": 2})
+        assert read_manifest(folder / f"{written.id}.json") == written
+        assert all("removed" not in file.name for file in files), "the manifest counts each document once"
+
+
+def test_what_is_discarded_goes_from_mongodb_s_layout_too(tmp_path: Path) -> None:
+    writer = RollbackWriter(RealDisk(), str(tmp_path), WALL_MS, mongodb_layout=True)
+    writer.add(FileKind.DOCUMENTS, "db.c", UUID_A, encode({"_id": 1}))
+    writer.finish()
+    writer.discard()
+    assert [path for path in (tmp_path / "rollback").rglob("*") if path.is_file()] == []
