@@ -10,6 +10,7 @@ from replset.commands.command import Command, CommandContext, Where
 from replset.commands.ports import Reply, Writing
 from replset.commands.write_batch import Search, SearchingBatch, check_options, in_slices, run_batch, sub_documents
 from replset.errors import FailedToParseError, UnknownFieldError
+from replset.query.regex import turn_is_over
 from replset.replication.write_ops import do_delete
 
 _FIELDS = frozenset({"q", "limit", "hint", "collation"})
@@ -61,7 +62,7 @@ class DeleteBatch(SearchingBatch):
                 removed += 1
                 if not multi:
                     break
-            if seen >= budget:
+            if seen >= budget or turn_is_over():
                 is_done = False
                 break
         self.n += removed

@@ -22,6 +22,7 @@ from replset.errors import (
     UnknownFieldError,
 )
 from replset.ids import Millis
+from replset.query.regex import begin_turn
 
 log = logging.getLogger("replset.commands")
 
@@ -88,6 +89,7 @@ class Dispatcher:
             check_readable(ctx)
         elif command.where is Where.PRIMARY and not self.member.node.writable:
             raise NotWritablePrimaryError(primary=self.member.node.primary_host)
+        begin_turn()  # for the expressions that compiling a filter reads
         return await command.run(ctx)
 
     def _check_generic(self, command: Command, request: CommandRequest) -> None:

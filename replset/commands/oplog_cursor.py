@@ -15,6 +15,7 @@ from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.oplog_row import OplogRow
 from replset.query.match import Matcher
 from replset.query.projection import Projection
+from replset.query.regex import begin_turn, turn_is_over
 
 PAGE_ENTRIES = 512
 PAGE_BYTES = 4 << 20
@@ -131,8 +132,7 @@ class OplogCursor(Cursor):
             return False
         if self._began and after.ts < store.trimmed_through:
             raise CappedPositionLostError("the cursor's place in the oplog was trimmed away")
-        self._after = rows[-1].optime
-        self._keep(rows)
+        self._after = self._keep(rows).optime
         return True
 
     def _read_page_back(self, ctx: CommandContext, before: OpTime) -> bool:
@@ -142,13 +142,25 @@ class OplogCursor(Cursor):
         while len(rows) < PAGE_BACK and (row := store.row_at_or_before(before)) is not None:
             rows.append(row)
             before = OpTime(row.term, row.ts - 1)
-        self._before = before
-        self._keep(rows)
+        if rows:
+            last = self._keep(rows)
+            self._before = OpTime(last.term, last.ts - 1)
         return bool(rows)
 
-    def _keep(self, rows: list[OplogRow]) -> None:
-        matcher = self._matcher
-        found = [row.entry for row in rows if matcher is None or matcher.matches(decode(row.entry))]
+    def _keep(self, rows: list[OplogRow]) -> OplogRow:
+        """Fill `_pending` with those of `rows` that match; the last one that was looked at."""
+        matcher, last = self._matcher, rows[-1]
+        if matcher is None:
+            found = [row.entry for row in rows]
+        else:
+            begin_turn()
+            found = []
+            for row in rows:
+                if matcher.matches(decode(row.entry)):
+                    found.append(row.entry)
+                if turn_is_over():
+                    last = row
+                    break
         skipped = min(self._skip, len(found))
         self._skip -= skipped
         found = found[skipped:]
@@ -157,3 +169,4 @@ class OplogCursor(Cursor):
             found = [encode(projection(decode(raw))) for raw in found]
         found.reverse()
         self._pending = found
+        return last

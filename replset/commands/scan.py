@@ -13,6 +13,7 @@ from replset.errors import CatalogChangedError, CursorNotFoundError, ReplError
 from replset.ids import OpTime
 from replset.query.match import Matcher, compile_filter
 from replset.query.order import MISSING
+from replset.query.regex import begin_turn, turn_is_over
 from replset.storage.catalog import Collection
 from replset.storage.snapshot import Snapshot
 
@@ -69,6 +70,7 @@ class Scan:
         CursorNotFoundError after a rollback; SnapshotTooOldError; 175 when the collection was dropped since (unless
         the read is at an older point).
         """
+        begin_turn()
         store = self._member.store
         if store.rollback_id != self._rollback_id:
             raise CursorNotFoundError("the member rolled back: what was being read does not exist any more")
@@ -98,7 +100,7 @@ class Scan:
         keys = self._keys or []
         rows: list[Row] = []
         for _ in range(SLICE_DECODED):
-            if not keys or len(rows) == want:
+            if not keys or len(rows) == want or turn_is_over():
                 break
             raw = snapshot.get(self._coll, keys.pop(), self.at)
             row = None if raw is None else self._match(raw)
@@ -118,7 +120,7 @@ class Scan:
             row = self._match(raw)
             if row is not None:
                 rows.append(row)
-            if len(rows) == want or size > SLICE_BYTES:
+            if len(rows) == want or size > SLICE_BYTES or turn_is_over():
                 return rows
         self.exhausted = seen < limit
         return rows

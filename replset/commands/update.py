@@ -12,6 +12,7 @@ from replset.commands.ports import Reply, Writing
 from replset.commands.replies import timestamp
 from replset.commands.write_batch import Search, SearchingBatch, check_options, in_slices, run_batch, sub_documents
 from replset.errors import BadValueError, FailedToParseError, UnknownFieldError
+from replset.query.regex import turn_is_over
 from replset.query.update import Update, check_id, compile_update
 from replset.query.upsert import upsert_base
 from replset.replication.write_ops import do_insert, do_update
@@ -97,7 +98,7 @@ class UpdateBatch(SearchingBatch):
                     modified += do_update(writing, coll, key, raw, before, sized(after), after) is not None
                 if not statement.multi:
                     break
-            if seen >= budget:
+            if seen >= budget or turn_is_over():
                 is_done = False
                 break
         self.matched = self.matched or matched > 0

@@ -29,6 +29,7 @@ from replset.errors import (
     UnknownFieldError,
 )
 from replset.ids import OPTIME_NULL, OpTime
+from replset.query.regex import begin_turn, turn_is_over
 from replset.replication.write_ops import do_create
 from replset.storage.catalog import Collection
 from replset.storage.txn import Txn
@@ -236,8 +237,9 @@ class SearchingBatch(Batch):
 
     def run(self, writing: Writing) -> None:
         budget = GROUP_DOCUMENTS
+        begin_turn()
         for _ in range(GROUP_STATEMENTS):
-            if self.index >= self.size or self.stopped or budget <= 0:
+            if self.index >= self.size or self.stopped or budget <= 0 or turn_is_over():
                 return
             mark = writing.txn.mark()
             try:

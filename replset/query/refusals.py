@@ -16,6 +16,7 @@ __all__ = [
     "ProjectionError",
     "TypeMismatchError",
     "not_built",
+    "shortened",
     "show",
 ]
 
@@ -67,4 +68,9 @@ def show(value: object) -> str:
         text = to_ejson(value)
     except InvalidBSONError:
         return "..."
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    """`text` for a message, cut where it gets long."""
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."

@@ -1,99 +1,190 @@
-"""MongoDB's regular expressions (PCRE) as Python's: translated where they are spelled otherwise.
+"""MongoDB's regular expressions on the `regex` package, with a bound on the time that they hold the event loop.
 
-Limits, told in docs/query.md: recursion, conditionals on assertions, callouts and verbs are not Python's and are
-refused; there is no limit of time, so a pattern that backtracks without end holds the member up.
+All commands share one allowance. Whoever asks many documents begins a turn with `begin_turn` and ends it when
+`turn_is_over`: turns as short as that are free. A turn may go on for LIMIT_S before it is refused, and what it takes
+beyond TURN_S has to be earned by as much time without slow expressions, so that many slow ones at once do not add up.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
-import warnings
+import threading
+import time
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Final
+
+import regex
 
 from replset.bson import Regex, Symbol
 from replset.errors import ReplError
 from replset.query.order import Predicate
+from replset.query.pcre import PatternError, translated
+from replset.query.refusals import shortened
+
+TOO_LONG = 51156
+TURN_S: Final = 0.02
+"""What expressions use of one turn of the loop before others get theirs."""
+LIMIT_S: Final = 0.2
+LONGEST_PATTERN: Final = 32_764
+"""In bytes of UTF-8; MongoDB's limit."""
+_LARGEST_KEPT: Final = 2_000
+"""Nodes of an expression that stays compiled; a node has some 300 bytes."""
+_INLINE: Final = 1 << 20
+"""Characters of the text times those of the pattern. `regex` looks at the clock every thousand steps, and a step can
+walk the whole text, so a longer search is left to a thread that one need not wait for."""
+_HOPELESS: Final = 1 << 32
 
 _FLAGS = {"i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE, "u": re.NOFLAG}
-_POSIX_CLASSES = {
-    "alpha": "a-zA-Z",
-    "digit": "0-9",
-    "alnum": "a-zA-Z0-9",
-    "upper": "A-Z",
-    "lower": "a-z",
-    "space": r"\s",
-    "blank": r" \t",
-    "punct": r"!-/:-@\[-`{-~",
-    "xdigit": "0-9A-Fa-f",
-    "word": r"\w",
-    "cntrl": r"\x00-\x1f\x7f",
-    "print": r"\x20-\x7e",
-    "graph": r"\x21-\x7e",
-}
-_ESCAPES = {r"\z": r"\Z", r"\Z": r"(?=\n?\Z)", r"\h": r"[ \t]", r"\R": r"(?:\r\n|[\n\v\f\r])"}
-_ESCAPES_IN_CLASS = {r"\h": r" \t"}
-# Quoted text, an escape, a POSIX class, a named group, or a bracket.
-_TOKEN = re.compile(r"\\Q(.*?)(?:\\E|\Z)|(\\.)|\[:(\w+):\]|(\(\?<(?=[A-Za-z_]))|(\[\^?\]?)|(\])", re.DOTALL)
+
+
+class _Allowance:
+    """Seconds: what the present turn has used and may use in all, and what is saved up for the next ones."""
+
+    __slots__ = ("began", "limit", "saved", "used")
+
+    def __init__(self) -> None:
+        self.began = 0.0
+        self.used = 0.0
+        self.limit = self.saved = LIMIT_S
+
+    def begin(self) -> None:
+        now = time.perf_counter()
+        self.saved = max(0.0, self.saved - max(0.0, self.used - TURN_S))
+        self.saved = min(LIMIT_S, self.saved + max(0.0, now - self.began - self.used))
+        self.began, self.used, self.limit = now, 0.0, max(2 * TURN_S, self.saved)
+
+    def left(self, pattern: str) -> float:
+        """51156 when it is nothing. Who works without turns gets a new one each second."""
+        if self.used >= self.limit:
+            if time.perf_counter() - self.began < 1.0:
+                raise _too_long(pattern)
+            self.begin()
+        return self.limit - self.used
+
+
+Search = Callable[..., object]
+_allowance = _Allowance()
+_apart = threading.BoundedSemaphore()
+
+
+def begin_turn() -> None:
+    """What expressions use from here on is a turn of its own: some documents, looked at without an await."""
+    _allowance.begin()
+
+
+def turn_is_over() -> bool:
+    """Whether expressions have used so much of the turn that others are to come first."""
+    return _allowance.used > TURN_S
 
 
 def matcher(pattern: str, options: str) -> Predicate:
     """Asks whether a string or symbol contains the expression, or whether a value is the same expression.
 
-    Raises 51108 for an unknown option, 51091 for a pattern that cannot be read.
+    Raises 51108 for an unknown option, 51091 for a pattern that cannot be read, 51156 when the turn's time is over;
+    so does asking.
     """
-    search = _compiled(pattern, options).search
+    is_in = _searcher(pattern, options)
     same = Regex(pattern, options)
 
     def matches(value: object) -> bool:
         if isinstance(value, str):
-            return search(value) is not None
+            return is_in(value)
         if type(value) is Symbol:
-            return search(value.text) is not None
+            return is_in(value.text)
         return type(value) is Regex and value == same
 
     return matches
 
 
-@lru_cache(maxsize=256)
-def _compiled(pattern: str, options: str) -> re.Pattern[str]:
+def _searcher(pattern: str, options: str) -> Callable[[str], bool]:
+    limit = _allowance.left(pattern)
+    began = time.thread_time()
+    try:
+        plain, search = _compiled(pattern, options)
+    finally:
+        _allowance.used += min(time.thread_time() - began, limit)
+    size = len(pattern) + 1
+
+    def is_in(text: str) -> bool:
+        work = size * len(text)
+        if plain is not None and work <= _INLINE:
+            return plain(text) is not None
+        limit = _allowance.left(pattern)
+        if work > _HOPELESS:
+            raise _too_long(pattern)
+        if work > _INLINE:
+            return _search_apart(pattern, search, text, limit)
+        began = time.thread_time()
+        try:
+            return search(text, timeout=limit) is not None
+        except (TimeoutError, MemoryError):
+            raise _too_long(pattern) from None
+        finally:
+            _allowance.used += min(time.thread_time() - began, limit)
+
+    return is_in
+
+
+def _search_apart(pattern: str, search: Search, text: str, limit: float) -> bool:
+    """`search` in a thread, one at a time; 51156 after `limit` seconds, though the thread may go on for a while."""
+    found: list[bool] = []
+    free, began = _apart, time.perf_counter()
+
+    def run() -> None:
+        try:
+            with contextlib.suppress(TimeoutError, MemoryError):
+                found.append(search(text, timeout=limit, concurrent=True) is not None)
+        finally:
+            free.release()
+
+    if free.acquire(timeout=limit):
+        thread = threading.Thread(target=run, name="regular expression", daemon=True)
+        thread.start()
+        thread.join(max(0.0, began + limit - time.perf_counter()))
+    _allowance.used += min(time.perf_counter() - began, limit)
+    if not found:
+        raise _too_long(pattern)
+    return found[0]
+
+
+def _too_long(pattern: str) -> ReplError:
+    return ReplError(f"Regular expression takes too long to match: {shortened(pattern)}", code=TOO_LONG)
+
+
+# --- compiling --------------------------------------------------------------------------------------------------
+
+_WALKS_ONCE = re.compile(r"[^\\*+?{}()|\[\]#]*")
+"""Words, dots and anchors, without repetition, groups and escapes: `re` searches these in a tenth of the time."""
+
+
+def _compiled(pattern: str, options: str) -> tuple[Search | None, Search]:
+    """The search of `re` where it is safe, and that of `regex`."""
     flags = re.NOFLAG
     for option in options:
         if option not in _FLAGS:
             raise ReplError(f"invalid flag in regex options: {option}", code=51108)
         flags |= _FLAGS[option]
     if "\0" in pattern:
-        raise ReplError("Regular expression cannot contain an embedded null byte", code=51091)
+        raise PatternError("Regular expression cannot contain an embedded null byte")
+    if len(pattern.encode(errors="replace")) > LONGEST_PATTERN:
+        raise PatternError(f"Regular expression is longer than {LONGEST_PATTERN} bytes")
+    text, nodes = translated(pattern, verbose="x" in options)
+    compiled = _kept(text, flags) if nodes <= _LARGEST_KEPT else _compile(text, flags)
+    return _plain(pattern, flags) if _WALKS_ONCE.fullmatch(pattern) else None, compiled
+
+
+def _compile(pattern: str, flags: re.RegexFlag) -> Search:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of nested sets and the like, which mean here what they mean in PCRE
-            return re.compile(_translated(pattern), flags)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ReplError(f"Regular expression is invalid: {error}", code=51091) from None
+        return regex.compile(pattern, int(flags) | regex.VERSION1, cache_pattern=False).search
+    except (regex.error, OverflowError, RecursionError) as error:
+        raise PatternError(f"Regular expression is invalid: {shortened(str(error))}") from None
 
 
-def _translated(pattern: str) -> str:
-    in_class = False
+_kept = lru_cache(maxsize=256)(_compile)
 
-    def translate(token: re.Match[str]) -> str:
-        nonlocal in_class
-        quoted, escape, posix, group, opening, closing = token.groups()
-        if quoted is not None:
-            return re.escape(quoted)
-        if escape is not None:
-            return (_ESCAPES_IN_CLASS if in_class else _ESCAPES).get(escape, escape)
-        if posix is not None:
-            return _POSIX_CLASSES.get(posix, token[0]) if in_class else token[0]
-        if group is not None:
-            return "(?P<" if not in_class else group
-        if opening is not None and not in_class:
-            in_class = True
-            return opening
-        if closing is not None:
-            in_class = False
-        # An opening bracket within a class is an ordinary character; one with a closing one behind it ends the class.
-        if opening is not None and opening.endswith("]"):
-            in_class = False
-            return rf"\{opening}"
-        return rf"\{opening}" if opening is not None else token[0]
 
-    return _TOKEN.sub(translate, pattern)
+@lru_cache(maxsize=256)
+def _plain(pattern: str, flags: re.RegexFlag) -> Search:
+    return re.compile(pattern, flags).search

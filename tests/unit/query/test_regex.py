@@ -1,0 +1,216 @@
+"""Regular expressions: PCRE's spelling, and a bound on the time that each of them holds the member up."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from replset.errors import ReplError
+from replset.query import regex
+from replset.query.match import compile_filter
+from replset.query.order import Predicate
+
+# pattern, options, texts that hold it, texts that do not
+SPELLINGS: list[tuple[str, str, list[str], list[str]]] = [
+    ("fox", "", ["a fox"], ["Fox", ""]),
+    ("^a.c$", "i", ["ABC", "axc\n"], ["abcd", "a\nc"]),
+    (r"a\.b", "", ["a.b"], ["axb"]),
+    (r"^\h+\H\R$", "", ["\t x\r\n", " x\v"], ["  \n"]),
+    (r"\v\V", "", ["\u2028x", "\nx"], ["xx", "\n\n"]),
+    (r"^[\v\h]+$", "", ["\n\t\x85 "], ["a"]),
+    (r"\A\N+\z", "", ["ab"], ["a\nb", "ab\n"]),
+    (r"b\Z", "", ["b", "b\n"], ["b\n\n"]),
+    (r"\e\x{41}\x42[\x{1F600}]", "", ["\x1bAB\U0001f600"], ["AB"]),
+    (r"\Q(a+\E+", "", ["(a+", "(a+++"], ["(a", "aa"]),
+    (r"[\Q]^\E]x", "", ["]x", "^x"], ["x"]),
+    (r"^[[:alpha:]&&|~-]+$", "", ["a&|~-", "Z"], ["1"]),
+    (r"^[^[:digit:]]$", "", ["a"], ["1"]),
+    (r"^[+--]$", "", ["+", ",", "-"], ["."]),
+    (r"^[--/]$", "", ["-", ".", "/"], ["+"]),
+    (r"^[a[b]$", "", ["a", "["], ["]"]),
+    (r"(?<n>a)\k<n>\k{n}\k'n'", "", ["aaaa"], ["aaa"]),
+    (r"(?'n'a)(?P=n)\g{1}\g1", "", ["aaaa"], ["aaa"]),
+    (r"^(\((?:[^()]|(?1))*\))$", "", ["(a(b)())"], ["(a(b)"]),
+    (r"^(?<p>a(?&p)?b)$", "", ["aabb"], ["aab"]),
+    (r"^(a\g<1>?b)$", "", ["aabb"], ["aab"]),
+    (r"x(?i)y", "", ["xY", "xy"], ["Xy"]),
+    (r"x(?i:y)z", "", ["xYz"], ["xYZ"]),
+    (r"(?-i)x", "i", ["x"], ["X"]),
+    (r"a++b(?>c|cd)e", "", ["aabce"], ["aabcde", "b"]),
+    (r"(a)?(?(1)b|c)$", "", ["ab", "c"], ["d"]),
+    (r"a{2,}{x}", "", ["aa{x}"], ["a{x}"]),
+    (r"a{,2}", "", ["a{,2}"], ["aa"]),
+    (r"a(?#a word)b # not so", "x", ["ab"], ["a b"]),
+    ("ß", "i", ["ß"], ["ss", "SS"]),
+    (r"\d\w\s", "", ["1a "], ["a1 "]),
+    (r"\p{Lu}\pL\P{L}", "", ["ÄÖ1"], ["äÖ1"]),
+    (r"a\Kb", "", ["ab"], ["a"]),
+]
+
+
+@pytest.mark.parametrize(("pattern", "options", "taken", "left"), SPELLINGS, ids=[row[0] for row in SPELLINGS])
+def test_spelling(pattern: str, options: str, taken: list[str], left: list[str]) -> None:
+    holds = regex.matcher(pattern, options)
+    assert [text for text in taken if not holds(text)] == []
+    assert [text for text in left if holds(text)] == []
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(",
+        ")",
+        "[a",
+        "a**",
+        r"\C",
+        r"\m",
+        r"\L<a>",
+        r"\N{DIGIT ONE}x\u0041",
+        r"\x{110000}",
+        r"(a)\g{9}",
+        r"\k<n>",
+        "(?V0)a",
+        "(?e)a",
+        "(?L)a",
+        "(?r:a)",
+        "(*ACCEPT)a",
+        "(?C1)a",
+        "a{2,1}",
+        "[z-a]",
+        "(?<n>a)(?<1>b)",
+        "(?:" * 5_000 + "a" + ")" * 5_000,
+        "(?:a{1000}){1000}",
+        "(?:(?:(?:a{20}){20}){20}){20}",
+        "a" * 40_000,
+        "\ud800(",
+    ],
+    ids=lambda pattern: pattern[:30],
+)
+def test_what_cannot_be_read_is_one_short_error(pattern: str) -> None:
+    began = time.process_time()
+    with pytest.raises(ReplError) as caught:
+        regex.matcher(pattern, "")
+    assert (caught.value.code, len(caught.value.message) < 300) == (51091, True), caught.value.message
+    assert time.process_time() - began < 1
+
+
+# --- time -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def saved_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test begins with all the time that expressions may have."""
+    monkeypatch.setattr(regex, "_allowance", regex._Allowance())
+    monkeypatch.setattr(regex, "_apart", threading.BoundedSemaphore())
+
+
+def refused(holds: Predicate, text: str) -> float:
+    """The time after which `text` is refused, of this thread alone; the message is short."""
+    began = time.thread_time()
+    with pytest.raises(ReplError) as caught:
+        holds(text)
+    assert caught.value.code == regex.TOO_LONG
+    assert caught.value.message.startswith("Regular expression takes too long to match: ")
+    assert len(caught.value.message) < 300
+    return time.thread_time() - began
+
+
+CATASTROPHES: list[tuple[str, str]] = [
+    ("(a+)+$", "a" * 50_000 + "b"),
+    (r"(?=(a+)c?)\1b", "a" * 200_000 + "cb"),
+    (r"\s+$", " " * 200_000 + "b"),
+    (r"\s+$", " " * 4_000_000 + "b"),
+    (r"(?:x+x+)+y", "x" * 100_000 + "zy"),
+    (r"^(([a-z])+.)+[A-Z]([a-z])+$", "a" * 30_000),
+    (r"a++$", "a" * 200_000 + "b"),
+    (r"(?:\w|\d)+$", "a" * 4_000_000 + " "),
+    (r"(a(?1)?b)c", "a" * 30_000 + "bbc"),
+    ("[" + "".join(map(chr, range(1_000, 3_000, 2))) + "]+$", "\u0bb6" * 60_000 + "a"),
+    ("|".join(f"a{number}" for number in range(4_000)), "a" * 60_000),
+]
+
+
+@pytest.mark.parametrize(("pattern", "text"), CATASTROPHES, ids=[f"{p[:30]} {len(t)}" for p, t in CATASTROPHES])
+def test_an_expression_that_goes_back_without_end_is_refused(pattern: str, text: str) -> None:
+    holds = regex.matcher(pattern, "")
+    regex.begin_turn()
+    assert refused(holds, text) < 0.5
+
+
+def test_a_pattern_is_quoted_only_in_part() -> None:
+    holds = regex.matcher("(a+)+$|" + "b" * 20_000, "")
+    refused(holds, "a" * 50_000 + "b")
+
+
+@pytest.mark.parametrize("piece", ["a", "é", "(?:a)", "[a]", "a{1}", "(?:a){1}?", r"\x61"])
+@pytest.mark.parametrize("options", ["", "i"])
+def test_long_runs_are_not_prepared_in_cubic_time(piece: str, options: str) -> None:
+    holds = regex.matcher("(?:)" + piece * (6_000 // len(piece)), options)
+    began = time.thread_time()
+    assert not holds("b" * 10_000)
+    assert time.thread_time() - began < 0.1
+
+
+def test_a_long_run_is_found() -> None:
+    text = "".join(map(chr, range(300, 3_000)))
+    for pattern in (text, rf"\Q{text}\E", f"(?:{text})+$", f"(?i){text}$"):
+        holds = regex.matcher(pattern, "")
+        assert holds("xx" + text)
+        assert not holds("xx" + text[:-1])
+
+
+def test_slow_expressions_share_what_they_may_use() -> None:
+    """One after the other within a turn, and turn after turn, they do not add up to more than a few turns."""
+    texts = ["a" * 30_000 + "b"] * 10
+    holds = regex.matcher("(a+)+$", "")
+    began = time.thread_time()
+    for text in texts:
+        regex.begin_turn()
+        refused(holds, text)
+    assert time.thread_time() - began < 1.5
+
+
+def test_reading_many_expressions_takes_of_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regex.time, "perf_counter", lambda: 1_000.0)
+    many = [regex.Regex(f"(?:a|b|c){{{number}}}") for number in range(1_000, 3_000)]
+    began = time.thread_time()
+    with pytest.raises(ReplError) as caught:
+        compile_filter({"a": {"$in": many}})
+    assert caught.value.code == regex.TOO_LONG
+    assert time.thread_time() - began < 1
+
+
+def test_quick_expressions_go_on_for_ever() -> None:
+    """Turns that end when they should cost nothing of what is saved up."""
+    holds = regex.matcher("(?:x+x+)+y", "")
+    text = "x" * 15
+    began = time.thread_time()
+    for _ in range(40):
+        regex.begin_turn()
+        while not regex.turn_is_over():
+            assert not holds(text + "z")
+            assert holds(text + "y")
+    assert time.thread_time() - began > 40 * regex.TURN_S
+
+
+def test_without_turns_there_is_one_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1_000.0]
+    monkeypatch.setattr(regex.time, "perf_counter", lambda: now[0])
+    allowance = regex._Allowance()
+    allowance.begin()
+    assert allowance.left("a") == regex.LIMIT_S
+    allowance.used = regex.LIMIT_S
+    now[0] += 0.9
+    with pytest.raises(ReplError, match="too long to match: a"):
+        allowance.left("a")
+    now[0] += 0.2
+    assert allowance.left("a") == regex.LIMIT_S
+
+
+def test_a_filter_of_many_expressions_is_refused_as_a_whole() -> None:
+    query = {"a": {"$all": [regex.Regex("(a|aa)+$"), regex.Regex("(?:a|a?)+$")]}}
+    with pytest.raises(ReplError) as caught:
+        compile_filter(query).matches({"a": "a" * 40_000 + "b"})
+    assert caught.value.code == regex.TOO_LONG
