@@ -85,6 +85,8 @@ def diff(
     with running(
         "diff", members, engine=engine, master=master, form=form_of(form, as_json), html=html, parquet=parquet
     ) as run:
+        if len(run.places) == 1:
+            raise BadValueError(f"{run.places[0].name} is alone: give two members or more to compare")
         from spark.render import documents
 
         found = differences(run, span, only_of(ns))

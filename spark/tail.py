@@ -188,15 +188,15 @@ def tail_stream(
             )
         ).start()
         ending = stop or threading.Event()
-        try:
-            with _ended_by_ctrl_c(ending):
+        with _ended_by_ctrl_c(ending):  # to the end: whoever is impatient presses it twice
+            try:
                 while query.isActive and not ending.wait(_POLL_S):
                     counting.idle(idle_s)
-            if not query.isActive and (error := query.exception()) is not None:
-                raise error
-        finally:
-            query.stop()
-        counting.idle(1.0)
+                if not query.isActive and (error := query.exception()) is not None:
+                    raise error
+            finally:
+                query.stop()
+            counting.idle(1.0)
 
 
 class _Counting:

@@ -54,13 +54,11 @@ def diff(document: Document) -> Content:
     pairs, compared = document["pairs"], document["compared"]
     if document["same"]:
         held = max((row["entries"] for row in compared), default=0)
-        newest = next((row["newest"] for row in compared if row["newest"]), None)
+        newest = next((pair["common"] for pair in pairs if pair["common"]), None)
         upto = f", the newest {newest}" if newest else ""
         names = listed([row["member"] for row in compared])
-        one = "the same" if len(compared) > 1 else "alone: nothing to compare it with"
         what = f" as to {listed(document['ns'])}" if document.get("ns") else ""
-        verb = "are" if len(compared) > 1 else "is"
-        answers = [Said(f"{names} {verb} {one}{what}. {several(held, 'entry', 'entries')}{upto}.", Tone.GOOD)]
+        answers = [Said(f"{names} are the same{what}. {several(held, 'entry', 'entries')}{upto}.", Tone.GOOD)]
     else:
         answers = [Said("The oplogs differ.", Tone.BAD), *_divergent(document), *_verdicts(pairs)]
     if document["trimmed"]:

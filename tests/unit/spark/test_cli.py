@@ -30,7 +30,7 @@ from spark.running import (
     span_of,
     told,
 )
-from tests.spark.kit import insert, write_oplog
+from tests.spark.kit import T0, insert, write_oplog
 from tests.unit.cli.commands import commands_of, parameters_of
 
 Capture = pytest.CaptureFixture[str]
@@ -160,6 +160,18 @@ def test_a_span_ends_with_its_last_entry_or_before_its_time() -> None:
     assert span_of("1:5:1", "1:5:1") == Span(pack_ts(5, 1), pack_ts(5, 1) + 1)
     with pytest.raises(BadValueError, match="is before"):
         span_of("2025-10-09", "2025-10-08")
+
+
+def test_the_newest_entry_told_is_the_newest_that_was_compared(tmp_path: Path, capsys: Capture) -> None:
+    members = [str(write_oplog(tmp_path / name, map(insert, range(20)))) for name in ("m1", "m2")]
+    assert main(["diff", "--engine", "local", "--to", f"1:{T0}:7", *members]) == 0
+    assert capsys.readouterr().out.startswith(f"m1 and m2 are the same. 7 entries, the newest 1:{T0}:7.\n")
+
+
+def test_one_member_alone_cannot_be_compared(tmp_path: Path, capsys: Capture) -> None:
+    member = write_oplog(tmp_path / "m1", [insert(0)])
+    assert main(["diff", "--engine", "local", str(member)]) == 2
+    assert capsys.readouterr() == ("", "oplog-spark: m1 is alone: give two members or more to compare\n")
 
 
 # --- errors ----------------------------------------------------------------------------------------------------

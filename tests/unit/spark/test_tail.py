@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import signal
+from pathlib import Path
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pytest
@@ -10,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replset.ids import pack_ts
-from spark.tail import Count, Second, Seconds, counted, line_of, second_of
+from spark.tail import Count, Second, Seconds, counted, line_of, second_of, tail_stream
 
 T = 1_760_000_000
 
@@ -110,3 +113,30 @@ def test_counted() -> None:
         Count("a", T + 2, "i", "x", 1),
     ]
     assert counted(batch.slice(0, 0)).num_rows == 0
+
+
+class Query:
+    """A running query below which Ctrl-C is pressed, once while it is waited for and once while it ends."""
+
+    stopped = 0
+
+    @property
+    def isActive(self) -> bool:
+        signal.raise_signal(signal.SIGINT)
+        return True
+
+    def stop(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+        self.stopped += 1
+
+    def exception(self) -> None:
+        return None
+
+
+def test_ctrl_c_ends_a_tail_quietly_even_when_pressed_twice(tmp_path: Path) -> None:
+    stream, query = MagicMock(), Query()
+    stream.select().writeStream.foreachBatch().option().trigger().start.return_value = query
+    before = signal.getsignal(signal.SIGINT)
+    tail_stream(stream, lambda seconds: None, checkpoint=tmp_path)
+    assert query.stopped == 1
+    assert signal.getsignal(signal.SIGINT) is before
