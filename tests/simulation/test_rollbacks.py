@@ -1,0 +1,197 @@
+"""Rollbacks that meet a full disk, and members whose history is too far off: whole members on virtual time."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from replset.core.member_state import MemberState
+from replset.errors import OutOfDiskSpaceError
+from replset.runtime import member as member_module
+from tests.simulation.kit.cluster import SimCluster, Weather, quiet_logs
+from tests.simulation.kit.scenarios import Stage, staged
+
+
+def doomed_writes(stage: Stage) -> str:
+    """The old primary goes on alone, the others elect another one; who it was."""
+    old = stage.primary
+    for _ in range(3):
+        stage.write(old)
+    kept = stage.write(old).id
+    stage.cut(old)
+    for _ in range(4):
+        stage.write(old, concern="journaled")
+    stage.write(old, "update", kept, "journaled")
+    stage.cluster.run_until(lambda: stage.cluster.primary() not in (None, old), 20, "another primary")
+    stage.write(stage.cluster.primary() or "")
+    return old
+
+
+def own_row(status: dict[str, Any]) -> dict[str, Any]:
+    return next(row for row in status["members"] if row.get("self"))
+
+
+@pytest.mark.parametrize("steps", range(0, 32, 4))
+def test_a_disk_that_fills_up_at_any_moment_of_a_rollback_is_waited_for(steps: int) -> None:
+    with staged(seed=steps, weather=Weather(undo_step=1)) as stage:
+        cluster = stage.cluster
+        old = doomed_writes(stage)
+        machine = cluster.machines[old]
+        left = steps
+
+        def fill() -> None:
+            nonlocal left
+            member = machine.running
+            if member is None or member.node.state is not MemberState.ROLLBACK:
+                return
+            left -= 1
+            if left < 0:
+                cluster.on_step.remove(fill)
+                machine.disk.is_full = True
+
+        cluster.on_step.append(fill)
+        stage.heal()
+        cluster.run_until(lambda: machine.disk.is_full, 30, "the old primary rolls back and its disk fills up")
+        cluster.run_for(20)
+        cluster.check_unbroken()
+        status = cluster.command(old, {"replSetGetStatus": 1})
+        waiting = status.get("rollbackStatus")
+        if waiting is not None:
+            assert own_row(status)["stateStr"] == "ROLLBACK"
+            assert "room on the disk" in waiting["waitingFor"]
+        else:
+            assert steps > 8, "it had not been over yet"
+        machine.disk.is_full = False
+        stage.heal_all_and_judge()
+        cluster.run_for(3)  # the next heartbeat tells it
+        status = cluster.command(stage.others[0], {"replSetGetStatus": 1})
+        assert status["unacknowledgedRollbacks"] == 1
+        assert {row["name"]: row["unacknowledgedRollbacks"] for row in status["members"]}[machine.host] == 1
+
+
+def test_a_start_without_room_shows_rollback_and_finishes_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    with staged(seed=3, weather=Weather(undo_step=1)) as stage:
+        cluster = stage.cluster
+        old = doomed_writes(stage)
+        machine = cluster.machines[old]
+        interrupted = stage.kill_after(old, MemberState.ROLLBACK, 8, power_loss=False)
+        stage.heal()
+        cluster.run_until(lambda: machine.life is None, 30, "the old primary dies in its rollback")
+        assert interrupted == [True]
+        finish = member_module.finish_interrupted_rollback
+        tries = 0
+
+        async def without_room(*arguments: Any) -> Any:
+            nonlocal tries
+            tries += 1
+            if tries == 1:
+                raise OutOfDiskSpaceError("replset.db: no space left on the disk")
+            return await finish(*arguments)
+
+        monkeypatch.setattr(member_module, "finish_interrupted_rollback", without_room)
+        states: list[MemberState] = []
+
+        def watch() -> None:
+            member = machine.running
+            if member is not None and (not states or states[-1] is not member.node.state):
+                states.append(member.node.state)
+
+        cluster.on_step.append(watch)
+        stage.restart(old)
+        stage.heal_all_and_judge()
+        assert tries == 1
+        assert next(state for state in states if state is not MemberState.STARTUP) is MemberState.ROLLBACK
+        assert states[-1] is MemberState.SECONDARY
+
+
+def is_in(cluster: SimCluster, name: str, state: MemberState) -> bool:
+    member = cluster.machines[name].running
+    return member is not None and member.node.state is state
+
+
+def orders(cluster: SimCluster, name: str) -> list[object]:
+    reply = cluster.command(
+        name, {"find": "orders", "sort": {"_id": 1}, "$readPreference": {"mode": "secondaryPreferred"}}, "shop"
+    )
+    return [document["_id"] for document in reply["cursor"]["firstBatch"]]
+
+
+def insert(cluster: SimCluster, name: str, *ids: int, w: object = "majority") -> None:
+    documents = [{"_id": number} for number in ids]
+    concern = {"w": w, "wtimeout": 5_000}
+    reply = cluster.command(name, {"insert": "orders", "documents": documents, "writeConcern": concern}, "shop")
+    assert reply["n"] == len(ids)
+    assert "writeConcernError" not in reply
+
+
+def test_behind_the_commit_point_after_a_forced_reconfig_members_keep_out_and_one_command_brings_them_back() -> None:
+    quiet_logs()
+    with SimCluster(3, seed=11) as cluster:
+        cluster.initiate()
+        old = cluster.primary() or ""
+        alone, other = cluster.secondaries()
+        insert(cluster, old, 1, 2)
+        cluster.run_until(cluster.converged, 30, "everybody has both")
+        # The two that are a majority commit what the third one does not get.
+        cluster.cut([alone])
+        insert(cluster, old, 3, 4)
+        config = cluster.command(alone, {"replSetGetConfig": 1})["config"]
+        for member in config["members"]:
+            if member["host"] != cluster.host(alone):
+                member["votes"], member["priority"] = 0, 0
+        config["version"] += 1
+        assert cluster.command(alone, {"replSetReconfig": config, "force": True})["ok"] == 1
+        machine = cluster.machines[alone]
+        cluster.run_until(
+            lambda: machine.running is not None and machine.running.node.writable, 60, "the third one leads by itself"
+        )
+        insert(cluster, alone, 100)
+        cluster.heal()
+
+        def quarantined(name: str) -> bool:
+            member = cluster.machines[name].running
+            return member is not None and bool(member.node.quarantine)
+
+        cluster.run_until(lambda: quarantined(old) and quarantined(other), 60, "both see that they are too far off")
+        cluster.run_for(60)
+        for name in (old, other):
+            status = cluster.command(name, {"replSetGetStatus": 1})
+            assert own_row(status)["stateStr"] == "RECOVERING"
+            assert "which must stay" in own_row(status)["quarantine"]
+        # Any member tells of both, and of what they hold.
+        status = cluster.command(alone, {"replSetGetStatus": 1})
+        assert status["unacknowledgedRollbacks"] == 2
+        assert sorted(row["name"] for row in status["members"] if row.get("quarantine")) == sorted(
+            [cluster.host(old), cluster.host(other)]
+        )
+        found = cluster.command(alone, {"replSetGetRollbacks": 1, "all": True})
+        assert found["unreachable"] == {}
+        assert {row["member"] for row in found["rollbacks"]} == {cluster.host(old), cluster.host(other)}
+        for row in found["rollbacks"]:
+            assert row["state"] == "exported"
+            kinds = {(file["kind"], file["ns"]): file["count"] for file in row["files"]}
+            assert kinds["documents", "shop.orders"] == 2, "the whole divergent slice, what was committed once too"
+        for name in (old, other):
+            assert cluster.command(name, {"replSetResync": 1})["ok"] == 1
+            cluster.run_until(partial(is_in, cluster, name, MemberState.SECONDARY), 60, "resynced")
+        cluster.run_until(cluster.converged, 60, "all the same")
+        cluster.check_unbroken()
+        for name in cluster.machines:
+            assert orders(cluster, name) == [1, 2, 100]
+        assert len(cluster.command(alone, {"replSetGetRollbacks": 1, "all": True})["rollbacks"]) == 2
+
+
+def test_a_resync_of_a_member_that_is_well_loses_nothing() -> None:
+    quiet_logs()
+    with SimCluster(3, seed=5) as cluster:
+        cluster.initiate()
+        primary, (name, _) = cluster.primary() or "", cluster.secondaries()
+        insert(cluster, primary, 1, 2)
+        assert cluster.host(primary) in cluster.command(name, {"replSetResync": 1})["info"]
+        insert(cluster, primary, 3)
+        cluster.run_until(cluster.all_counted, 60, "its vote is back")
+        cluster.run_until(cluster.converged, 60, "all the same")
+        assert orders(cluster, name) == [1, 2, 3]
+        assert cluster.command(primary, {"replSetResync": 1})["code"] == 95
