@@ -180,9 +180,9 @@ class Asking:
             match self._answer(decision):
                 case "p":
                     return Policy.TO_COLLECTION if self._policy is Policy.TO_COLLECTION else Policy.OVERWRITE
-                case "m":
+                case "m" if self._policy is not Policy.TO_COLLECTION:
                     return Policy.MERGE
-                case "n":
+                case "n" if self._policy is not Policy.TO_COLLECTION:
                     return Policy.KEEP_NEWER
                 case "k":
                     return None

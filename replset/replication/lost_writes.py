@@ -129,7 +129,11 @@ class LostWrites:
         self._folder = folder
         self._records: dict[tuple[bytes, bytes], LostDocument] = {}
         self._open: dict[int, BinaryIO] = {}
-        self._read()
+        try:
+            self._read()
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -185,7 +189,10 @@ class LostWrites:
     def _file(self, index: int) -> BinaryIO:
         file = self._open.get(index)
         if file is None:
-            path = self._folder / self.manifest.files[index].name
+            name = self.manifest.files[index].name
+            if Path(name).name != name:
+                raise CorruptDataError(f"{self.manifest.id}: {name!r} is no file beside the manifest")
+            path = self._folder / name
             file = self._open[index] = path.open("rb", buffering=_BUFFER_BYTES)
         file.seek(0)
         return file
