@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from replset.errors import ReplError, code_name
+from replset.errors import ReplError, code_name, cut_message
 
 BAD_VALUE, FAILED_TO_PARSE, TYPE_MISMATCH, NOT_FOUND = 2, 9, 14, 26
 NOT_BUILT, NOT_PRIMARY, TOO_LARGE = 59, 10107, 10334
@@ -52,7 +52,7 @@ class HttpError(Exception):
 
 def error_body(code: int, text: str, details: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """`{"ok": 0, "code", "codeName", "errmsg"}` and what else is known."""
-    return {"ok": 0, "code": code, "codeName": code_name(code), "errmsg": text, **(details or {})}
+    return {"ok": 0, "code": code, "codeName": code_name(code), "errmsg": cut_message(text), **(details or {})}
 
 
 def failure(

@@ -23,6 +23,7 @@ DEFAULT_PORT = 27017
 HEARTBEAT_INTERVAL_MS = Millis(2_000)
 ELECTION_TIMEOUT_MS = Millis(10_000)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/,@\[\]]+)(?::(\d{1,5}))?")
+_LONGEST_NAME = 253
 _LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _TOP = frozenset(
     {
@@ -251,11 +252,20 @@ class ReplSetConfig:
 
 
 def normal_host(text: str, place: str = "host") -> HostPort:
-    """`text` with its port made explicit; BadValueError when it is no HOST or HOST:PORT."""
+    """`text` with its port made explicit; BadValueError when it is no HOST or HOST:PORT, 93 when no machine has it."""
     match = _HOST.fullmatch(text.strip())
     port = int(match[2] or DEFAULT_PORT) if match else 0
     if match is None or not 0 < port < 65536:
-        raise BadValueError(f"{place}: {text!r} is not HOST:PORT")
+        raise BadValueError(f"{place}: {text!r:.100} is not HOST:PORT")
+    try:
+        is_name = len(match[1]) <= _LONGEST_NAME and len(match[1].encode("idna")) <= _LONGEST_NAME
+    except UnicodeError:
+        is_name = False
+    if not is_name:
+        raise InvalidReplicaSetConfigError(
+            f"{place}: {text!r:.100} is no name that a host can have: at most {_LONGEST_NAME} characters in all, and"
+            " between dots from 1 to 63"
+        )
     return HostPort(f"{match[1]}:{port}")
 
 

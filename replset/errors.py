@@ -102,8 +102,23 @@ def code_name(code: int) -> str:
     return CODE_NAMES.get(code, f"Location{code}")
 
 
+LONGEST_MESSAGE = 2_000
+"""In characters. Messages quote what was asked, which may be a name of 16 MB."""
+
+
+def cut_message(text: str) -> str:
+    """`text` without its middle where it is longer than a message may be."""
+    if len(text) <= LONGEST_MESSAGE:
+        return text
+    half = LONGEST_MESSAGE // 2
+    return f"{text[: half - 3]}...{text[-half:]}"
+
+
 class ReplError(Exception):
-    """An operating failure with MongoDB's `code`. `details` are extra reply fields, `labels` its errorLabels."""
+    """An operating failure with MongoDB's `code`. `details` are extra reply fields, `labels` its errorLabels.
+
+    `message` is cut in the middle where it is too long.
+    """
 
     code: int = 1
 
@@ -115,6 +130,7 @@ class ReplError(Exception):
         details: Mapping[str, object] | None = None,
         labels: tuple[str, ...] = (),
     ) -> None:
+        message = cut_message(message)
         super().__init__(message)
         self.message = message
         if code is not None:

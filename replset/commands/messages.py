@@ -26,7 +26,7 @@ from replset.core.messages import (
     VoteReply,
     VoteRequest,
 )
-from replset.errors import RemoteProtocolError, code_name
+from replset.errors import RemoteProtocolError, code_name, cut_message
 from replset.ids import HostPort, MemberId, OpTime
 from replset.replication.private_commands import optime_document, parse_optime
 
@@ -187,7 +187,7 @@ def reply_document(body: ReplyBody) -> dict[str, object]:
         case Done():
             return {"info": body.info, "ok": 1.0} if body.info else {"ok": 1.0}
         case Refused():
-            return {"ok": 0.0, "errmsg": body.reason, "code": body.code, "codeName": code_name(body.code)}
+            return {"ok": 0.0, "errmsg": cut_message(body.reason), "code": body.code, "codeName": code_name(body.code)}
         case _:
             assert_never(body)
 

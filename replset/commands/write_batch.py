@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from replset.bson import MAX_WRITE_BATCH, RawDocument
+from replset.bson import MAX_WRITE_BATCH, RawDocument, encode
 from replset.commands import fields
 from replset.commands.command import CommandContext
 from replset.commands.namespaces import collection_field, writable_namespace
@@ -40,6 +40,8 @@ GROUP_STATEMENTS = 500
 GROUP_DOCUMENTS = 200
 """Documents that one group decodes and matches for one command."""
 GROUP_BYTES = 2 << 20
+ERROR_BYTES = 1 << 20
+"""Of write errors in one reply; the later ones say only which statement failed with which code, as in MongoDB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,20 @@ class Committed:
 class Batch(ABC):
     """The statements of one write command and how far they are."""
 
-    __slots__ = ("committed", "ctx", "errors", "index", "n", "ns", "optime", "ordered", "size", "stopped", "term")
+    __slots__ = (
+        "committed",
+        "ctx",
+        "error_bytes",
+        "errors",
+        "index",
+        "n",
+        "ns",
+        "optime",
+        "ordered",
+        "size",
+        "stopped",
+        "term",
+    )
 
     def __init__(self, ctx: CommandContext, size: int) -> None:
         body, name = ctx.body, ctx.name
@@ -71,6 +86,7 @@ class Batch(ABC):
         self.index = 0
         self.n = 0
         self.errors: list[dict[str, object]] = []
+        self.error_bytes = 0
         self.optime = OPTIME_NULL
         self.term = 0
         self.stopped = False
@@ -109,7 +125,11 @@ class Batch(ABC):
 
     def failed(self, error: ReplError) -> None:
         """The statement at `index` failed; an ordered command stops there."""
-        self.errors.append({"index": self.index, "code": error.code, **error.details, "errmsg": error.message})
+        row = {"index": self.index, "code": error.code, **error.details, "errmsg": error.message}
+        self.error_bytes += len(encode(row))
+        if self.error_bytes > ERROR_BYTES:
+            row = {"index": self.index, "code": error.code, "errmsg": ""}
+        self.errors.append(row)
         self.index += 1
         if self.ordered:
             self.stopped = True

@@ -19,6 +19,7 @@ from replset.errors import (
     ReplError,
     ShutdownInProgressError,
     code_name,
+    cut_message,
 )
 from replset.ids import OpTime
 from replset.storage.store import Store
@@ -133,6 +134,6 @@ def error_document(failure: WriteConcernFailure, concern: WriteConcern) -> dict[
     return {
         "code": failure.code,
         "codeName": code_name(failure.code),
-        "errmsg": failure.message,
+        "errmsg": cut_message(failure.message),
         "errInfo": info,
     }

@@ -64,6 +64,20 @@ REFUSED = [
     pytest.param(document({"_id": True, "host": "a:1"}), 14, "_id", id="C4-id-type"),
     pytest.param(document({"_id": 0}), 14, "members.0.host", id="C4-no-host"),
     pytest.param(document({"_id": 0, "host": "a b"}), 2, "HOST:PORT", id="C4-host-form"),
+    *(
+        pytest.param(document({"_id": 0, "host": host}), 93, "members.0.host: ", id=f"C4-no-name-{host[:8]}")
+        for host in (
+            "a..b:1",
+            ".a",
+            ".",
+            "..",
+            "a..",
+            f"{'x' * 64}.b",
+            "ü" * 60,
+            ".".join(["x" * 60] * 5),
+            "x" * 4_000_000,
+        )
+    ),
     pytest.param(document({"_id": 0, "host": "a:70000"}), 2, "HOST:PORT", id="C4-port-range"),
     pytest.param(document("m0:1"), 14, "members.0 must be a document", id="C4-row-type"),
     pytest.param(document(member(0, colour="red")), 2, "members.0.colour", id="C4-unknown-field"),
@@ -167,7 +181,15 @@ def test_numbers_may_be_of_any_type_as_drivers_send_them() -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("a", "a:27017"), ("a:1", "a:1"), ("10.0.0.1:5", "10.0.0.1:5"), ("[::1]:5", "[::1]:5"), (" x.y ", "x.y:27017")],
+    [
+        ("a", "a:27017"),
+        ("a:1", "a:1"),
+        ("10.0.0.1:5", "10.0.0.1:5"),
+        ("[::1]:5", "[::1]:5"),
+        (" x.y ", "x.y:27017"),
+        ("x.", "x.:27017"),
+        ("x" * 63, "x" * 63 + ":27017"),
+    ],
 )
 def test_hosts(text: str, expected: str) -> None:
     assert normal_host(text) == expected
