@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import FileResponse
 
 from api.ask import check, decoded, run
 from api.content import BSON, read_document, times_of
-from api.errors import NOT_FOUND, TYPE_MISMATCH, UNKNOWN_FIELD, failure
+from api.errors import BAD_VALUE, NOT_FOUND, TYPE_MISMATCH, UNKNOWN_FIELD, failure
 from api.exchange import Answer, Asked, read_body, respond
 from api.openapi import answers, body
 from api.ports import ApiDispatcher, ApiMember
+from replset.bson import InvalidBSONError
 from replset.errors import CorruptDataError
 from replset.ids import HostPort
+from replset.replication.lost_feed import LostPage, lost_entries
 from replset.replication.rollback_files import (
     Manifest,
     RollbackState,
@@ -24,6 +27,8 @@ from replset.replication.rollback_files import (
 )
 
 NOT_SETTLED = 20
+DEFAULT_ROWS = 100
+MAX_ROWS = 10_000
 
 
 def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
@@ -49,6 +54,33 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
     async def rollback(rollback: str, request: Request) -> Response:
         manifest = await member.workers.run(lambda: find(Path(member.rollback_folder), rollback))
         return await respond(member, Asked(request.scope), Answer(manifest.document()))
+
+    @routes.get(
+        "/{rollback}/writes",
+        summary="The writes that it took, oldest first; with `lsid` those of one session.",
+        description="`_id` of the document or the name of the command, and `lsid`, `txnNumber` and `stmtId` where the"
+        " entry holds them. `next` is what `after` has to be for the page behind this one, null at the end.",
+        responses=answers(200, 400, 404, 405, 503),
+    )
+    async def writes(
+        rollback: str,
+        request: Request,
+        lsid: Annotated[str, Query(description="a session's UUID", pattern="^[0-9a-fA-F-]{32,36}$")] = "",
+        after: Annotated[int, Query(ge=0)] = 0,
+        limit: Annotated[int, Query(ge=1, le=MAX_ROWS)] = DEFAULT_ROWS,
+    ) -> Response:
+        folder = Path(member.rollback_folder)
+
+        def read() -> LostPage:
+            manifest = find(folder, rollback)
+            try:
+                return lost_entries(folder, manifest, session=lsid, after=after, limit=limit)
+            except (OSError, CorruptDataError, InvalidBSONError) as error:
+                raise failure(BAD_VALUE, f"the lost entries cannot be read from byte {after}: {error}") from error
+
+        page = await member.workers.run(read)
+        found = {"writes": page.rows, "next": page.next}
+        return await respond(member, Asked(request.scope), Answer(found, heavy=True))
 
     @routes.post(
         "/{rollback}/ack",

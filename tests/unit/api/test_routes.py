@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.routes.replset import NOT_BUILT_YET
-from replset.bson import RawDocument, encode
+from replset.bson import Binary, DateTime, Int64, RawDocument, Timestamp, encode
 from replset.core.member_state import MemberState
 from replset.replication.rollback_files import FileKind, Manifest, RollbackFile, RollbackState, acknowledge
 from replset.storage.disk import RealDisk
@@ -286,6 +287,75 @@ def test_rollbacks_of_all_members_are_listed_with_the_place_of_their_files(
 
 def test_a_member_without_rollbacks(api: Api) -> None:
     refused(api.get("/v1/replset/rollbacks/rollback-x"), 404, 26)
+
+
+def lost_entry(number: int, op: str = "i", **more: object) -> bytes:
+    at = {"ts": Timestamp(1_700_000_000, number), "t": Int64(3), "v": Int64(2), "wall": DateTime(1_700_000_000_000)}
+    about = {"o2": {"_id": number}} if op == "u" else {}
+    body: dict[str, object] = {"create": "orders"} if op == "c" else {"$v": 2} if op == "u" else {"_id": number}
+    ns = "shop.$cmd" if op == "c" else "shop.orders"
+    return encode({"op": op, "ns": ns, "o": body, **about, **at, **more})
+
+
+@pytest.fixture
+def lost(folder: Path) -> Manifest:
+    """A rollback of two sessions' writes, a write of none, a no-op and a command."""
+    sessions = [{"id": Binary(bytes([number]) * 16, 4), "uid": Binary(b"\0" * 32)} for number in (1, 2)]
+    entries = [
+        lost_entry(1, "c"),
+        lost_entry(2, lsid=sessions[0], txnNumber=Int64(5), stmtId=0),
+        lost_entry(3, "n", lsid=sessions[0]),
+        lost_entry(4, "u", lsid=sessions[1], txnNumber=Int64(1)),
+        lost_entry(5, "d"),
+        lost_entry(6, lsid=sessions[0], txnNumber=Int64(6)),
+    ]
+    (folder / "local.oplog.rs.x.0.bson").write_bytes(b"".join(entries))
+    made = write_rollback(folder)
+    file = RollbackFile("local.oplog.rs.x.0.bson", FileKind.OPLOG, "local.oplog.rs", None, 6, 0, "00" * 32)
+    changed = replace(made, files=(*made.files, file))
+    (folder / f"{made.id}.json").write_text(json.dumps(changed.document()), encoding="utf-8")
+    return changed
+
+
+def test_the_lost_writes_of_a_rollback_page_by_page(folder: Path, lost: Manifest) -> None:
+    api, path = Api(str(folder)), f"/v1/replset/rollbacks/{lost.id}/writes"
+    whole = plain(api.get(path))
+    assert whole["next"] is None
+    assert [(row["op"], row.get("_id"), row.get("command")) for row in whole["writes"]] == [
+        ("c", None, "create"),
+        ("i", 2, None),
+        ("u", 4, None),
+        ("d", 5, None),
+        ("i", 6, None),
+    ]
+    assert whole["writes"][1]["optime"] == "3:1700000000:2"
+    assert (whole["writes"][1]["txnNumber"], whole["writes"][1]["stmtId"]) == (5, 0)
+    assert "lsid" not in whole["writes"][3]
+    found, after = [], 0
+    while after is not None:
+        page = plain(api.get(f"{path}?limit=2&after={after}"))
+        found += page["writes"]
+        after = page["next"]
+    assert found == whole["writes"]
+
+
+@pytest.mark.parametrize("lsid", ["01" * 16, "01010101-0101-0101-0101-010101010101"])
+def test_the_lost_writes_of_one_session(folder: Path, lost: Manifest, lsid: str) -> None:
+    found = plain(Api(str(folder)).get(f"/v1/replset/rollbacks/{lost.id}/writes?lsid={lsid}"))["writes"]
+    assert [(row["_id"], row["txnNumber"]) for row in found] == [(2, 5), (6, 6)]
+
+
+@pytest.mark.parametrize("query", ["after=3", "after=-1", "limit=0", "lsid=me", "limit=10001"])
+def test_lost_writes_that_cannot_be_asked_for(folder: Path, lost: Manifest, query: str) -> None:
+    refused(Api(str(folder)).get(f"/v1/replset/rollbacks/{lost.id}/writes?{query}"), 400, 2)
+
+
+def test_lost_writes_whose_file_is_gone(folder: Path, lost: Manifest) -> None:
+    (folder / "local.oplog.rs.x.0.bson").unlink()
+    refused(Api(str(folder)).get(f"/v1/replset/rollbacks/{lost.id}/writes"), 400, 2)
+    refused(Api(str(folder)).get("/v1/replset/rollbacks/rollback-x/writes"), 404, 26)
+    other = write_rollback(folder, "2026-01-02T03-04-05.1")
+    refused(Api(str(folder)).get(f"/v1/replset/rollbacks/{other.id}/writes"), 400, 2)
 
 
 def test_one_rollback_and_its_file(folder: Path) -> None:
