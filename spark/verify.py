@@ -27,6 +27,7 @@ from replset.errors import ReplError
 from replset.ids import OpTime
 from replset.oplog_entry import COMMAND, DELETE, INSERT, NOOP, UPDATE, VERSION, OplogEntry
 from replset.oplog_row import CHAIN_START, next_chain
+from spark.digests import is_among
 from spark.elections import INITIATING
 from spark.entries import Heads, collection_of, id_text
 from spark.idempotence import Change, Documents, Fault, NotIdempotentError
@@ -153,7 +154,7 @@ def local_verify(
 
 
 class Routes(NamedTuple):
-    """Of which documents the entries go on to the second stage, by hash of the key. None: of all."""
+    """Of which documents the entries go on to the second stage, by hash of the key, rising. None: of all."""
 
     routes: Numbers | None
 
@@ -163,7 +164,7 @@ class Routes(NamedTuple):
         return cls(None if len(found) > MOST_ROUTES else np.unique(np.asarray(found)))
 
     def among(self, routes: Numbers) -> npt.NDArray[np.bool_]:
-        return np.ones(len(routes), np.bool_) if self.routes is None else np.isin(routes, self.routes)
+        return np.ones(len(routes), np.bool_) if self.routes is None else is_among(routes, self.routes)
 
 
 def routes_in(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
