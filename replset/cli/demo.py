@@ -129,6 +129,12 @@ class Demo:
                 self.compare,
             ),
             Step(
+                "Put back what was lost",
+                "rollback-tools diff shows each lost write beside what the set holds now; restore writes it anew, with "
+                'w: "majority", and a second run changes nothing; ack tells the set that somebody has seen to it.',
+                self.put_back,
+            ),
+            Step(
                 "Spark compares the oplogs",
                 "oplog-spark diff reads the oplogs of the four members while they run, and the copy of the cut-off "
                 "member from before the heal. It says where that one went its own way and which entries only it had.",
@@ -291,6 +297,41 @@ class Demo:
             f"{len(states)} copies with {count} orders each, all the same, newest entry {json.loads(states[0])[0]}"
         )
 
+    def put_back(self) -> None:
+        if self.manifest is None or self.new_primary is None:
+            raise StepFailedError("nothing was rolled back")
+        manifest, host = str(self.manifest), self.new_primary.host
+        self.show(self.tool("diff", manifest, "--host", host, status=1))
+        restore = ("restore", manifest, "--host", host, "--policy", "overwrite")
+        self.say("restore --dry-run would do this:")
+        self.show(self.tool(*restore, "--dry-run"))
+        check(self.count(self.new_primary, {"_id": 666}) == 0, "the dry run wrote something")
+        self.show(self.tool(*restore))
+        self.tool("diff", manifest, "--host", host)  # exit status 0: the set has all of them
+        writes = self.writes_of(self.new_primary)
+        self.tool(*restore)
+        check(self.writes_of(self.new_primary) == writes, "a second restore wrote something")
+        holders = [member for member in self.set.members if not member.arbiter]
+        wait_until(lambda: all(map(self.has_it_back, holders)), self.patience, "all copies to have it back")
+        self.show(self.tool("ack", manifest, "--by", "demo"))
+        wait_until(
+            lambda: self.status(self.primary())["unacknowledgedRollbacks"] == 0,
+            self.patience,
+            "the rollback to be seen",
+        )
+        self.prove(f"{len(holders)} copies have the lost insert, update and delete; no rollback is unacknowledged")
+
+    def writes_of(self, member: LocalMember) -> int:
+        """How many entries of its oplog change anything."""
+        changes: dict[str, object] = {"find": "oplog.rs", "filter": {"op": {"$ne": "n"}}, "batchSize": 100_000}
+        reply: Any = member.command(changes, "local")
+        check(reply["ok"] == 1, f"{member.name}: {reply.get('errmsg')}")
+        return len(reply["cursor"]["firstBatch"])
+
+    def has_it_back(self, member: LocalMember) -> bool:
+        found = self.count(member, {"_id": 666}), self.count(member, {"_id": 1, "item": "doomed change"})
+        return (*found, self.count(member, {"_id": 2})) == (1, 1, 0)
+
     def compare_oplogs(self) -> None:
         if self.snapshot is None:
             raise StepFailedError("there is no copy from before the heal")
@@ -384,9 +425,10 @@ class Demo:
         manifest: dict[str, Any] = json.loads(self.manifest.read_text(encoding="utf-8"))
         return manifest
 
-    def tool(self, *arguments: str) -> str:
+    def tool(self, *arguments: str, status: int = 0) -> str:
+        """What rollback-tools prints; it must exit with `status`."""
         done = run_module("rollback_tools.main", *arguments)
-        check(done.returncode == 0, reason_of(done, "rollback-tools"))
+        check(done.returncode == status, reason_of(done, "rollback-tools"))
         return done.stdout
 
     def are_same(self, members: Sequence[LocalMember]) -> bool:

@@ -27,7 +27,7 @@ def test_every_step_of_the_demo_holds() -> None:
     done = run_demo()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Every step held" in done.stdout
-    assert done.stdout.count("✔") == 11
+    assert done.stdout.count("✔") == 12
 
 
 def test_a_broken_step_ends_the_demo_with_a_failure() -> None:
