@@ -1,4 +1,4 @@
-"""`rollback-tools dump FILE`: bsondump's options, output and exit codes (map C).
+"""`rollback-tools dump FILE`: bsondump's options, output and exit codes (map C); and --filter, --format, --resync.
 
 Standard output carries data alone. Standard error ends with `N objects found`, before an error line if there is one.
 """
@@ -13,19 +13,22 @@ import re
 import signal
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 import yaml
 
+from replset.bson import decode, from_ejson
 from replset.bson.errors import InvalidBSONError
 from replset.bson.limits import MAX_INTERNAL_SIZE
 from replset.errors import ReplError
-from rollback_tools.bson_text import check_reversible, debug_lines, indented, json_text
+from rollback_tools.bson_text import debug_lines, indented, json_text, reversible_text
 
 MIN_SIZE = 5
+DAMAGED = 3
+"""Exit status of a dump with --resync that skipped something."""
 _BUFFER_BYTES = 1 << 20
 VERBOSE_FORMS = re.compile(r"^(?:-v|--verbose)(=.*)$")
 """`-v=2`, which argparse does not know."""
@@ -54,6 +57,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--type", default="json", help="json (canonical Extended JSON, the default) or debug")
     parser.add_argument("--objcheck", action="store_true", help="stop at the first document that is not valid")
     parser.add_argument("--pretty", action="store_true", help="indent the JSON with tabs")
+    parser.add_argument("--format", choices=("json", "table"), default="json", help="table: a line for each document")
+    parser.add_argument("--filter", metavar="QUERY", help="only documents that match this query (Extended JSON)")
+    parser.add_argument("--resync", action="store_true", help="go on behind damage, and say where it is (status 3)")
     parser.add_argument("--config", metavar="FILE", help="a YAML file, read as bsondump does; it sets nothing here")
     parser.add_argument("-v", "--verbose", action="count", default=0, help="more on standard error; also -vv, -v=2")
     parser.add_argument("--verbosity", type=int, default=0, help=argparse.SUPPRESS)
@@ -74,6 +80,8 @@ def main(argv: Sequence[str]) -> int:
         parser.error("more than one input file")
     if options.type not in ("", "json", "debug"):
         parser.error(f"unsupported output type {options.type!r}; choose json or debug")
+    if options.type == "debug" and options.format == "table":
+        parser.error("--type=debug and --format=table cannot both be")
     verbosity = options.verbose + options.verbosity
     with _ending_on_signals():
         try:
@@ -98,29 +106,85 @@ def _dump(source: BinaryIO, out: BinaryIO, options: argparse.Namespace) -> int:
     """From the first document to the last, with the count as the last line but an error."""
     found = 0
     failure: Exception | None = None
+    damage = _Damage(options.quiet)
+    matches = None if options.filter is None else _compiled(options.filter)
+    write, finish = _writer(out, options)
     try:
-        for raw in read_documents(source):
+        for raw in _documents(source, options, damage):
             if options.objcheck:
                 _check(raw)
             try:
-                if options.type == "debug":
-                    out.writelines(debug_lines(raw))
-                else:
-                    out.write(_json(raw, pretty=options.pretty))
+                if matches is not None and not matches(raw):
+                    continue
+                write(raw)
             except ReplError as error:
                 if not options.quiet:
                     _log(f"unable to dump document {found + 1}: {error.message}")
                 if options.objcheck and options.type != "debug":
                     raise DumpError(error.message) from error
             found += 1
+        finish()
         out.flush()
     except (DumpError, OSError) as error:
         failure = error
+        with contextlib.suppress(OSError):
+            finish()
     if not options.quiet:
+        damage.sum_up()
         _log(f"{found} objects found")
     if failure is not None:
         raise failure
-    return 0
+    return DAMAGED if damage.places else 0
+
+
+def _documents(source: BinaryIO, options: argparse.Namespace, damage: _Damage) -> Iterator[bytes]:
+    if not options.resync:
+        return read_documents(source)
+    from rollback_tools import resync
+
+    return resync.documents(source, damage.add)
+
+
+def _writer(out: BinaryIO, options: argparse.Namespace) -> tuple[Callable[[bytes], object], Callable[[], None]]:
+    """What writes one document, and what is to be done at the end."""
+    if options.type == "debug":
+        return lambda raw: out.writelines(debug_lines(raw)), lambda: None
+    if options.format == "table":
+        from rollback_tools.dump_table import TableWriter
+
+        table = TableWriter(out)
+        return lambda raw: table.add(decode(raw)), table.close
+    return lambda raw: out.write(_json(raw, pretty=options.pretty)), lambda: None
+
+
+def _compiled(text: str) -> Callable[[bytes], bool]:
+    from replset.query.match import compile_filter
+
+    try:
+        query = from_ejson(text)
+        matcher = compile_filter(query)
+    except ReplError as error:
+        raise DumpError(f"--filter: {error.message}") from error
+    return lambda raw: matcher.matches(decode(raw))
+
+
+class _Damage:
+    """The parts of the file that --resync passed over."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.places = 0
+        self._bytes = 0
+        self._quiet = quiet
+
+    def add(self, start: int, end: int, reason: str) -> None:
+        self.places += 1
+        self._bytes += end - start
+        if not self._quiet:
+            _log(f"damaged: bytes {start} to {end} skipped: {reason}")
+
+    def sum_up(self) -> None:
+        if self.places:
+            _log(f"{self.places} damaged places, {self._bytes} bytes skipped")
 
 
 def _check(raw: bytes) -> None:
@@ -132,8 +196,7 @@ def _check(raw: bytes) -> None:
 
 
 def _json(raw: bytes, *, pretty: bool) -> bytes:
-    text = json_text(raw)
-    check_reversible(raw, text)
+    text = reversible_text(raw)
     return (indented(text) if pretty else text).encode() + b"\n"
 
 
