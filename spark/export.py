@@ -222,7 +222,7 @@ class Target:
         """Which span of which place to write. ExportError: the folder is not as `mode` wants it."""
         there = [name for name in self.names() if not name.startswith(_TEMPORARY)]
         if there and mode is Mode.NEW:
-            raise ExportError(f"{self.uri} is not empty: append to the export there, or overwrite it, or name another folder")
+            raise ExportError(f"{self.uri} is not empty: --append or --overwrite an export, or name another folder")
         foreign = [name for name in there if name != MARK and not name.startswith(f"{MEMBER}=")]
         if foreign:
             raise ExportError(f"{self.uri} is no export: it holds {foreign[0]}")
