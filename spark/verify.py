@@ -52,6 +52,8 @@ COUNTS = ("entries", "hashes", "links", "updates", "documents", "applied")
 FAULT_COLUMNS = ("member", "ts", "term", "optime", "kind", "ns", "key", "id", "detail")
 MOST_ROUTES = 1_000_000
 LOCAL_ROUTES = 200_000
+ROWS_PER_SORT = 250_000
+"""Entries looked at for each task that sorts what is left of them: it sorts in memory however long the oplogs are."""
 _READ = ("ts", "term", "op", "ns", "key", "wall", "hash", "chain", "entry")
 _ROW = ("ts", "term", "op", "ns", "key", "wall", "entry")
 _BATCH_ROWS = 4096
@@ -120,7 +122,8 @@ def verify(
     routes = run(places, ("key",), routes_in, "route bigint", only=Only(op=(UPDATE,))).distinct().limit(MOST_ROUTES + 1)
     wanted = Routes.of(routes.toArrow().column("route"))
     found = run(places, _READ, partial(checked_in, wanted=wanted), _FOUND_SCHEMA)
-    streams = found.repartition("member", "tag", "route").sortWithinPartitions(*_SORTED_BY)
+    sorts = sum(place.count(span) for place in places) // ROWS_PER_SORT + spark.sparkContext.defaultParallelism
+    streams = found.repartition(sorts, "member", "tag", "route").sortWithinPartitions(*_SORTED_BY)
     done = streams.mapInArrow(finished, _FOUND_SCHEMA).persist()
     optime = F.concat_ws(":", "term", F.expr("ts div 2147483648"), F.expr("ts % 2147483648"))
     faults = done.where(F.col("tag") == _FAULT).withColumn("optime", optime).select(*FAULT_COLUMNS)
