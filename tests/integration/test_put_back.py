@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,16 +64,21 @@ def story(make_set: MakeSet) -> Story:
     update(new, 3, {"$set": {"lost": "otherwise"}}, "majority")
     update(new, 5, {"$inc": {"n": 100}}, "majority")
     heal(old)
+    return Story(local, old, new, rolled_back(old))
+
+
+def rolled_back(member: LocalMember) -> Path:
+    """Wait for it; the manifest."""
 
     def finished() -> Path | None:
-        for manifest in list_manifests(old.dbpath):
+        for manifest in list_manifests(member.dbpath):
             if manifest.state.value == "finished":
-                return old.dbpath / "rollback" / f"{manifest.id}.json"
+                return member.dbpath / "rollback" / f"{manifest.id}.json"
         return None
 
     path = wait_until(finished, 40, "the rollback to be finished")
-    wait_until(lambda: state(old) == "SECONDARY", 40, "the old primary to be SECONDARY")
-    return Story(local, old, new, path)
+    wait_until(lambda: state(member) == "SECONDARY", 40, "the old primary to be SECONDARY")
+    return path
 
 
 def tool(*arguments: object, status: int = 0) -> str:
@@ -135,3 +141,47 @@ def test_lost_writes_are_compared_put_back_and_acknowledged(story: Story) -> Non
     overwritten = [json.loads(line) for line in records[2].read_text().splitlines()]
     lives = [row["live"] for row in overwritten if row.get("live")]
     assert {"_id": {"$numberInt": "3"}, "n": {"$numberInt": "3"}, "lost": "otherwise"} in lives
+
+
+def metric(member: LocalMember, name: str) -> float:
+    host, _, port = member.host.rpartition(":")
+    with urllib.request.urlopen(f"http://{host}:{int(port) + 1000}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+
+
+def test_a_restore_that_is_killed_is_run_again_and_the_rollback_acknowledged(make_set: MakeSet) -> None:
+    story = many_lost(make_set())
+    local, old, path = story.local, story.old, story.manifest
+    tool("verify", path)
+    command = [sys.executable, "-m", "rollback_tools.main", "restore", str(path), "--host", story.new.host]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline().startswith("put back  shop.orders 1000: lost insert")
+        running.kill()
+    done = json.loads(tool("restore", path, "--host", old.host, "--json"))["counts"]
+    assert done["there"] >= 1
+    assert done["there"] + done["done"] == MANY
+    assert len(same_everywhere(local)) == MANY + 10
+    assert tool("diff", path, "--host", old.host).splitlines()[-1] == f"{MANY} the set has it so"
+
+    name = "replset_rollbacks_unacknowledged"
+    wait_until(lambda: metric(old, name) == 1, 20, "the rollback to be counted")
+    tool("ack", path, "--by", "a test")
+    wait_until(lambda: metric(old, name) == 0, 20, "the acknowledgement to be seen")
+    rows = run(story.new, {"replSetGetRollbacks": 1, "all": True}, "admin")["rollbacks"]
+    assert [(row["id"], row["acknowledged"] is not None) for row in rows] == [(path.stem, True)]
+
+
+MANY = 1_500
+
+
+def many_lost(local: LocalSet) -> Story:
+    old = local.wait_for_primary()
+    insert(old, *range(10))
+    rest = [member for member in local.members if member is not old]
+    cut(old, rest)
+    insert(old, *range(1000, 1000 + MANY), w=1)
+    new = local.wait_for_primary(among=rest)
+    heal(old)
+    return Story(local, old, new, rolled_back(old))
