@@ -57,6 +57,7 @@ PAGE_BYTES = 4 << 20
 TOUCHED_PAGE = 1_000
 WRITTEN_PAGE = 20_000
 ROOM_MARGIN_BYTES = 1 << 20
+REFUSED = "refused rollback"
 
 
 class SourceChangedError(ReplError):
@@ -218,7 +219,18 @@ class Rollback:
                 f"the common point {common} with {source} lies before {OpTime(common.term, floor)}, which must stay",
                 common,
             )
+        if await self._workers.run(lambda: self._was_refused(common, store.last_applied)):
+            raise TooFarBackError(f"the rollback to {common} with {source} was refused before", common)
         return common
+
+    def _was_refused(self, common: OpTime, newest: OpTime) -> bool:
+        """Whether this very rollback was: after a restart the commit point that forbade it is not known any more."""
+        return any(
+            manifest.state is RollbackState.EXPORTED
+            and manifest.reason.startswith(REFUSED)
+            and (manifest.common_point, manifest.last) == (common, newest)
+            for manifest in manifests_on(self._disk, self._dbpath)
+        )
 
     async def _write(self, common: OpTime, state: RollbackState, reason: str, source: HostPort | None) -> Manifest:
         self.progress.write(common)
@@ -241,7 +253,7 @@ class Rollback:
         Where the common point is known it is everything behind that, what was committed once too: it is not in the set.
         """
         common = error.common_point if isinstance(error, TooFarBackError) else None
-        reason = f"refused rollback: {error.message}"
+        reason = f"{REFUSED}: {error.message}"
         try:
             manifest = await self._when_room(lambda: self._export(common, reason, source))
         except (ReplError, OSError) as failure:

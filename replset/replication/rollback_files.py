@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import string
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ from replset.ids import OpTime
 
 if TYPE_CHECKING:
     from replset.storage.disk import Disk
+
+log = logging.getLogger("replset.rollback")
 
 FOLDER = "rollback"
 ACK_SUFFIX = ".ack"
@@ -359,12 +362,19 @@ def settle_manifest(disk: Disk, dbpath: str, manifest: Manifest, state: Rollback
 
 
 def manifests_on(disk: Disk, dbpath: str) -> list[Manifest]:
-    """The manifests of a member, read through its disk, oldest first; CorruptDataError for one that is none."""
+    """The manifests of a member, read through its disk, oldest first. One that is damaged is left out with a warning:
+    nothing can be done about it here, and it must not keep the member from running.
+    """
     folder = os.path.join(dbpath, FOLDER)
     if not disk.exists(folder):
         return []
     names = sorted(name for name in disk.list_folder(folder) if is_manifest_name(name))
-    found = [Manifest.parse(disk.read_file(os.path.join(folder, name)), name) for name in names]
+    found = []
+    for name in names:
+        try:
+            found.append(Manifest.parse(disk.read_file(os.path.join(folder, name)), name))
+        except CorruptDataError as error:
+            log.warning("%s", error.message)
     return sorted(found, key=_age)
 
 

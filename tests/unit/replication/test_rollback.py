@@ -272,8 +272,13 @@ def test_below_the_commit_point_it_is_refused_and_exported(tmp_path: Path) -> No
         {"_id": "not known"},
     ]
     assert manifest.id in ended.detail
-    # Asked again, it refuses again and writes nothing new.
+    # Asked again, it refuses again and writes nothing new; after a restart too, when it knows of no commit point.
     assert not run_rollback(mine).ok
+    mine.node.commit_point = OPTIME_NULL
+    mine.store.commit_point = OPTIME_NULL
+    ended = run_rollback(mine)
+    assert (ended.ok, ended.retry, ended.too_stale) == (False, False, False)
+    assert mine.oplog() == log
     assert list_manifests(mine.dbpath) == [manifest]
 
 
@@ -786,6 +791,23 @@ def test_a_planned_manifest_without_a_committed_step_is_abandoned(tmp_path: Path
     assert settled.state is RollbackState.ABANDONED
     assert read_manifest(mine.folder / "rollback" / f"{planned.id}.json") == settled
     assert asyncio.run(settle(mine.store, mine.disk, mine.dbpath, mine.clock, mine.workers)) == []
+
+
+def test_a_damaged_manifest_of_an_earlier_rollback_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, mine = two_members(tmp_path)
+    at_common = mine.everything()
+    diverge(source, mine)
+    damaged = mine.folder / "rollback" / "rollback-2020-01-01T00-00-00.0.json"
+    damaged.parent.mkdir()
+    damaged.write_bytes(b"{")
+    assert asyncio.run(settle(mine.store, mine.disk, mine.dbpath, mine.clock, mine.workers)) == []
+    assert run_rollback(mine).ok
+    assert mine.everything() == at_common
+    assert mine.broken == []
+    assert damaged.read_bytes() == b"{"
+    assert damaged.name in caplog.text
 
 
 def test_a_storage_failure_in_the_middle_stops_the_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
