@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from spark.session import spark_session
 from tests.integration.conftest import make_set
+from tests.spark.beside import Told, asks, telling
 from tests.spark.cluster import SHORT_LIVED
 
 __all__ = ["make_set"]
@@ -17,7 +18,13 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def beside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+    with telling(request.session.items, tmp_path_factory) as told:
+        yield told
+
+
+@pytest.fixture(scope="session")
+def spark(beside: Told) -> Iterator[SparkSession]:
     """local[2] with a heap of 1 GiB."""
     conf = {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": SHORT_LIVED}
     session = spark_session(master="local[2]", app="tests", conf=conf)
@@ -30,3 +37,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE in item.path.parents:
             item.add_marker("slow")
             item.add_marker("spark")
+    items.sort(key=asks)

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.spark.cluster import bare_python, clean_environment, standalone
-from tests.spark.kit import insert, write_oplog
+from spark.local_diff import local_diff
+from tests.spark.beside import told_beside
+from tests.spark.cluster import SHORT_LIVED, bare_python, clean_environment, standalone
+from tests.spark.planted import Tail, dense, in_files, plant
+from tests.spark.tables import told
 
 ROOT = Path(__file__).parents[2]
-N = 2_000
 DRIVER = """
-import json, os, socket, sys
+import json, os, pickle, sys, time
 from pathlib import Path
 
 from spark import shipping
-from spark.jobs import scan
+from spark.diff import diff
 from spark.readers.sqlite import SqlitePlace
-from spark.session import SessionError, spark_session
+from spark.session import spark_session
+from tests.spark.tables import told
 
-master, lacking, *folders = sys.argv[1:]
+master, lacking, java, *paths = sys.argv[1:]
 
 def where(_):
     import replset.bson, spark.jobs
@@ -37,7 +39,6 @@ def refusal(ask):
     except shipping.WorkersError as error:
         return str(error)
 
-java = "-XX:TieredStopAtLevel=1"
 conf = {"spark.executor.memory": "512m", "spark.driver.memory": "512m"}
 conf |= {"spark.executor.extraJavaOptions": java, "spark.driver.extraJavaOptions": java}
 session = spark_session(master=master, conf=conf)
@@ -45,30 +46,38 @@ assert spark_session() is session
 context = session.sparkContext
 # A barrier's tasks run side by side, so that each executor has one.
 places = context.parallelize(range(2), 2).barrier().mapPartitions(where).collect()
-members = [SqlitePlace(Path(folder).name, folder + "/replset.db") for folder in folders]
-rows = scan(session, members, ("ts", "hash"), rows_per_task=300).groupBy("member").count().collect()
+members = [SqlitePlace(Path(path).parent.name, path) for path in paths]
+found = {2: told(diff(session, members, rows_per_task=150))}
+scala = context._jsc.sc()
+scala.killExecutor("0")  # and none comes in its place
+deadline = time.monotonic() + 60
+while scala.getExecutorIds().size() > 1:
+    assert time.monotonic() < deadline
+    time.sleep(0.05)
+found[scala.getExecutorIds().size()] = told(diff(session, members, rows_per_task=1000))
+with open("found", "wb") as file:
+    pickle.dump(found, file)
 refused = []
 for python in (lacking, "/no/such/python"):
     shipping._served.clear()
     context.pythonExec = python
     refused.append(refusal(lambda: spark_session()))
-print(json.dumps({"places": places, "counts": dict(map(tuple, rows)), "refused": refused, "host": os.uname().nodename}))
+print(json.dumps({"places": places, "refused": refused, "host": os.uname().nodename}))
 session.stop()
 """
 
 
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What one driver saw of the cluster."""
-    folder = tmp_path_factory.mktemp("cluster")
+@told_beside
+def cluster(folder: Path) -> dict[str, Any]:
+    """What one driver saw of it."""
     python = bare_python(folder / "python")
     lacking = bare_python(folder / "lacking", without=["xxhash", "adbc_driver_sqlite"])
-    entries = [insert(number) for number in range(N)]
-    members = [write_oplog(folder / "a", entries), write_oplog(folder / "b", entries[: N // 2])]
+    made = plant(dense(0.05, 9, tail=Tail.LOSING))
+    members = in_files(folder, made.members)
     environment = clean_environment() | {"PYSPARK_PYTHON": str(python), "PYTHONPATH": str(ROOT)}
     with standalone(folder) as master:
         done = subprocess.run(
-            [sys.executable, "-c", DRIVER, master, str(lacking), *map(str, members)],
+            [sys.executable, "-c", DRIVER, master, str(lacking), SHORT_LIVED, *(place.path for place in members)],
             cwd=folder,
             env=environment,
             capture_output=True,
@@ -77,36 +86,40 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             timeout=240,
         )
     assert done.returncode == 0, done.stderr
-    return {**json.loads(done.stdout), "stderr": done.stderr, "python": str(python), "folder": folder}
+    found = pickle.loads((folder / "found").read_bytes())
+    seen = {"diffs": found, "expected": made.expected, "alone": told(local_diff(members))}
+    return {**json.loads(done.stdout), **seen, "stderr": done.stderr, "python": str(python), "folder": folder}
 
 
-def test_both_workers_run_the_modules_that_were_sent(told: dict[str, Any]) -> None:
-    for files, python, _, path in told["places"]:
+def test_both_workers_run_the_modules_that_were_sent(cluster: dict[str, Any]) -> None:
+    for files, python, _, path in cluster["places"]:
         assert files == ["./oplog-spark.zip/replset/bson/__init__.py", "./oplog-spark.zip/spark/jobs.py"]
-        assert python == told["python"]
+        assert python == cluster["python"]
         assert str(ROOT) not in path
-    folders = sorted(Path(folder).relative_to(told["folder"]).parts[0] for _, _, folder, _ in told["places"])
+    folders = sorted(Path(folder).relative_to(cluster["folder"]).parts[0] for _, _, folder, _ in cluster["places"])
     assert folders == ["worker0", "worker1"]
 
 
-def test_they_read_the_members(told: dict[str, Any]) -> None:
-    assert told["counts"] == {"a": N, "b": N // 2}
+def test_a_diff_is_the_same_with_two_workers_and_with_one(cluster: dict[str, Any]) -> None:
+    diffs = cluster["diffs"]
+    assert diffs == {2: cluster["alone"], 1: cluster["alone"]}
+    assert diffs[1]["entries"] == cluster["expected"] != []
 
 
-def test_what_their_python_lacks_is_named_with_the_host(told: dict[str, Any]) -> None:
-    lacking, nowhere = told["refused"]
-    assert lacking == f"executor on {told['host']}: its Python has no xxhash, adbc_driver_sqlite"
+def test_what_their_python_lacks_is_named_with_the_host(cluster: dict[str, Any]) -> None:
+    lacking, nowhere = cluster["refused"]
+    assert lacking == f"executor on {cluster['host']}: its Python has no xxhash, adbc_driver_sqlite"
     assert nowhere.startswith("the cluster cannot run our Python: executor on 127.0.0.1: ")
     assert 'Cannot run program "/no/such/python"' in nowhere
     assert "\n" not in nowhere
 
 
-def test_nothing_but_the_line_about_java_is_on_stderr(told: dict[str, Any]) -> None:
-    assert told["stderr"].startswith("oplog-spark: Java ")
-    assert told["stderr"].count("\n") == 1
+def test_nothing_but_the_line_about_java_is_on_stderr(cluster: dict[str, Any]) -> None:
+    assert cluster["stderr"].startswith("oplog-spark: Java ")
+    assert cluster["stderr"].count("\n") == 1
 
 
-def test_nothing_of_it_is_left_running(told: dict[str, Any]) -> None:
+def test_nothing_of_it_is_left_running(cluster: dict[str, Any]) -> None:
     """Executors are started by workers; their command line names the worker's folder or the master."""
     left = []
     for entry in Path("/proc").iterdir():
@@ -115,6 +128,6 @@ def test_nothing_of_it_is_left_running(told: dict[str, Any]) -> None:
                 folder = os.readlink(entry / "cwd")
             except OSError:
                 continue
-            if Path(folder).is_relative_to(told["folder"]):
+            if Path(folder).is_relative_to(cluster["folder"]):
                 left.append(entry.name)
     assert left == []

