@@ -19,6 +19,7 @@ from replset.replication.lost_writes import LostDocument, LostKind, LostWrites
 from replset.replication.put_back import (
     MISSING,
     Action,
+    CommandKind,
     LostChange,
     Policy,
     Side,
@@ -40,7 +41,7 @@ from rollback_tools.report import JsonReport, about, document, plain, short
 STYLE = {Standing.THERE: "dim", Standing.CLEAN: "green", Standing.CONFLICT: "bold red"}
 SIDE_STYLE = {Side.LOST: "green", Side.LIVE: "cyan", Side.SAME: "dim", Side.BOTH: "bold red"}
 SAYS = {
-    Standing.THERE: "the set has it so",
+    Standing.THERE: "in the set",
     Standing.CLEAN: "unchanged since the common point",
     Standing.CONFLICT: "in conflict",
 }
@@ -148,8 +149,10 @@ def change_row(change: LostChange, standing: Standing) -> dict[str, Any]:
 
 
 def print_change(change: LostChange, standing: Standing) -> None:
+    is_drop = change.kind is CommandKind.DROP and standing is Standing.CONFLICT
+    says = "the set still has the collection" if is_drop else SAYS[standing]
     console().print(
-        f"[bold]{escape(change.ns)}[/]  lost {escape(change.name)}  [{STYLE[standing]}]{SAYS[standing]}[/]",
+        f"[bold]{escape(change.ns)}[/]  lost {escape(change.name)}  [{STYLE[standing]}]{says}[/]",
         highlight=False,
     )
 
@@ -164,7 +167,7 @@ def print_document(row: LostDocument, versions: Versions, standing: Standing, *,
     )
     if standing is Standing.THERE:
         return
-    rows = field_rows(versions)
+    rows = [] if versions.lost is None else field_rows(versions)
     if not rows:
         _print_whole(out, versions)
         return
@@ -174,7 +177,7 @@ def print_document(row: LostDocument, versions: Versions, standing: Standing, *,
     for field in rows:
         style = SIDE_STYLE[field.side]
         cells = [_cell(value) for value in (field.before, field.lost, field.live)]
-        if not versions.before_known and versions.before is None:
+        if not versions.before_known:
             cells[0] = "?"
         table.add_row(f"[{style}]{escape(path_text(field.path))}[/]", *cells)
     out.print(table)

@@ -90,15 +90,18 @@ class LostDocument:
     def kind(self) -> LostKind | None:
         """None when nothing is lost: it was inserted and deleted again, or ended as it began."""
         if self.lost is not None:
-            return LostKind.INSERT if self.before is None else LostKind.UPDATE
+            return LostKind.INSERT if self.before is None and self.first_op == INSERT else LostKind.UPDATE
         if self.last_op == DELETE and self.first_op != INSERT:
             return LostKind.DELETE
         return None
 
     @property
     def before_is_known(self) -> bool:
-        """Whether the files say what there was at the common point (perhaps nothing); they do not for a delete."""
-        return self.lost is not None
+        """Whether the files say what there was at the common point, perhaps nothing.
+
+        They do not for a delete, nor in an export for what the member's undo did not reach.
+        """
+        return self.lost is not None and (self.before is not None or self.first_op == INSERT)
 
 
 @dataclass(frozen=True, slots=True)

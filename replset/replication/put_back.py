@@ -32,7 +32,7 @@ class Policy(Enum):
 class Standing(Enum):
     """How the live document stands to the lost one."""
 
-    THERE = "there"  # as it was lost
+    THERE = "there"  # as it was lost, or with every field that was lost
     CLEAN = "clean"  # as it was at the common point: nobody wrote it since
     CONFLICT = "conflict"
 
@@ -84,9 +84,16 @@ class Decision:
 def standing_of(versions: Versions) -> Standing:
     if versions.lost == versions.live:
         return Standing.THERE
-    if versions.before_known:
-        return Standing.CLEAN if versions.before == versions.live else Standing.CONFLICT
-    return Standing.CLEAN if versions.touched is False else Standing.CONFLICT
+    if versions.before == versions.live if versions.before_known else versions.touched is False:
+        return Standing.CLEAN
+    return Standing.THERE if _has_all_changes(versions) else Standing.CONFLICT
+
+
+def _has_all_changes(versions: Versions) -> bool:
+    """Whether every field that the lost writes changed is in the live document as they left it: nothing is lost."""
+    if versions.before is None or versions.lost is None or versions.live is None:
+        return False
+    return not any(row.side in (Side.LOST, Side.BOTH) for row in field_rows(versions))
 
 
 def decide(policy: Policy, versions: Versions) -> Decision:
@@ -96,7 +103,8 @@ def decide(policy: Policy, versions: Versions) -> Decision:
     standing = standing_of(versions)
     match standing:
         case Standing.THERE:
-            return Decision(Action.NOTHING, standing, "as it was lost")
+            is_same = versions.lost == versions.live
+            return Decision(Action.NOTHING, standing, "as it was lost" if is_same else "every lost change is in it")
         case Standing.CLEAN:
             return Decision(Action.PUT, standing, "unchanged since the common point", versions.lost)
         case Standing.CONFLICT:
@@ -129,10 +137,7 @@ def _in_conflict(policy: Policy, versions: Versions) -> Decision:
                 return leave(f"{what}; there are no three versions to merge")
             if conflicts:
                 return leave(f"{what}; both sides changed {', '.join(conflicts)}")
-            target = encode(merge(decode(before), decode(lost), decode(live)))
-            if target == live:
-                return Decision(Action.NOTHING, Standing.CONFLICT, "all fields are as they were lost")
-            return put("the fields merge", target)
+            return put("the fields merge", encode(merge(decode(before), decode(lost), decode(live))))
     return leave(what)
 
 

@@ -95,6 +95,8 @@ def expected(policy: Policy, before: Doc | None, lost: Doc | None, live: Doc | N
         return live
     if same(live, before) and (lost is not None or not touched):
         return lost
+    if before and lost and live and merged(before, lost, live) == live:
+        return live
     if policy is Policy.OVERWRITE:
         return lost
     if policy is Policy.MERGE and before and lost and live:

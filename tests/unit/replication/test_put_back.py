@@ -60,6 +60,10 @@ def versions(
         pytest.param(versions(A, B, B), Standing.THERE, id="update-there"),
         pytest.param(versions(A, B, C), Standing.CONFLICT, id="update-changed"),
         pytest.param(versions(A, B, None), Standing.CONFLICT, id="update-deleted"),
+        pytest.param(versions(A, B, {**SIDE, "a": 2}), Standing.THERE, id="update-there-and-more"),
+        pytest.param(versions(A, B, {"a": 2, "_id": 1}), Standing.THERE, id="update-there-in-another-order"),
+        pytest.param(versions(A, {"_id": 1}, {"_id": 1, "b": 1}), Standing.THERE, id="field-gone-there-too"),
+        pytest.param(versions(None, A, {**A, "b": 1}), Standing.CONFLICT, id="insert-and-more"),
         pytest.param(versions(A, {**A, "a": Int64(1)}, {**A, "a": 1.0}), Standing.CONFLICT, id="types-of-numbers"),
         pytest.param(versions(A, None, None), Standing.THERE, id="delete-there"),
         pytest.param(versions(A, None, A, touched=False), Standing.CLEAN, id="delete-untouched"),
@@ -97,7 +101,6 @@ def test_without_a_conflict_every_policy_puts_back(policy: Policy) -> None:
         (Policy.MERGE, versions(None, B, C), Action.LEAVE, "no three versions"),
         (Policy.MERGE, versions(A, None, C, touched=True), Action.LEAVE, "no three versions"),
         (Policy.MERGE, versions(A, B, SIDE), Action.PUT, "the fields merge"),
-        (Policy.MERGE, versions(A, B, {**SIDE, "a": 2}), Action.NOTHING, "all fields are as they were lost"),
     ],
 )
 def test_in_a_conflict_the_policy_decides(policy: Policy, found: Versions, action: Action, words: str) -> None:
@@ -200,5 +203,6 @@ def test_a_change_as_operators(before: Doc, after: Doc, expected: Doc | None) ->
 def test_a_merge_that_is_put_back_is_there_the_next_time() -> None:
     first = decide(Policy.MERGE, versions(A, B, SIDE))
     assert first.target is not None
-    again = decide(Policy.MERGE, versions(A, B, decode(first.target)))
-    assert again.action is Action.NOTHING
+    for policy in (Policy.MERGE, Policy.OVERWRITE, Policy.SKIP):
+        again = decide(policy, versions(A, B, decode(first.target)))
+        assert (again.action, again.reason) == (Action.NOTHING, "every lost change is in it")

@@ -168,8 +168,8 @@ class LostHistory:
     def noop(self) -> None:
         self.entries.append(noop_entry({"msg": "x"}, self._next("n"), WALL_MS))
 
-    def write(self, dbpath: Path, state: RollbackState = RollbackState.FINISHED) -> Path:
-        """The manifest's path."""
+    def write(self, dbpath: Path, state: RollbackState = RollbackState.FINISHED, *, with_before: bool = True) -> Path:
+        """The manifest's path. with_before: as far as the undo reached, what was there at the common point."""
         writer = RollbackWriter(RealDisk(), str(dbpath), WALL_MS)
         for entry in self.entries:
             writer.add(FileKind.OPLOG, OPLOG_NS, None, entry)
@@ -177,7 +177,7 @@ class LostHistory:
             now, before = self.now.get(number), self.before.get(number)
             if now is not None and now != before:
                 writer.add(FileKind.DOCUMENTS, ORDERS, UUID(bytes=UUID_OF_ORDERS), encode(now))
-                if before is not None:
+                if before is not None and with_before:
                     writer.add(FileKind.BEFORE, ORDERS, UUID(bytes=UUID_OF_ORDERS), encode(before))
         manifest = writer.write_manifest(
             Manifest(

@@ -131,7 +131,7 @@ def test_diff_of_what_is_all_there(live: OpenSet, manifest: Path, capsys: Captur
     assert run("restore", manifest, "--policy", "overwrite") == 0
     capsys.readouterr()
     assert run("diff", manifest) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "6 the set has it so"
+    assert capsys.readouterr().out.splitlines()[-1] == "6 in the set"
 
 
 # --- policies ---------------------------------------------------------------------------------------------------
@@ -337,6 +337,21 @@ def test_of_an_export_only_what_the_set_does_not_have_is_lost(live: OpenSet, tmp
     found = rows(capsys)
     assert set(found) == {3, 4, 5, 6}
     assert (found[3]["standing"], found[3]["result"]) == ("clean", "done")
+
+
+def test_an_export_that_does_not_say_what_there_was_before(live: OpenSet, tmp_path: Path, capsys: Capture) -> None:
+    """What the set did not touch is as it was; what it touched is a conflict."""
+    path = history().write(tmp_path, RollbackState.EXPORTED, with_before=False)
+    assert run("restore", path, "--policy", "merge", "--json") == 1
+    found = {number: (row["class"], row["result"]) for number, row in rows(capsys).items()}
+    assert found == {
+        10: ("insert", "done"),
+        2: ("update", "done"),
+        3: ("update", "left"),
+        4: ("update", "left"),
+        5: ("delete", "done"),
+        6: ("delete", "left"),
+    }
 
 
 @pytest.mark.parametrize(
