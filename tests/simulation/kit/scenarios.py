@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import Context
 from dataclasses import dataclass, field
 
 from replset.core.member_state import MemberState
@@ -114,6 +115,19 @@ class Stage:
         if wins:
             member = self.cluster.machines[name].running
             self.expect(member is not None and member.node.state is MemberState.PRIMARY, f"{name} wins")
+
+    def step_up_meanwhile(self, name: str) -> None:
+        """`name` is asked to stand for election; the story goes on."""
+        self.say(f"{{{name}}} stands for election")
+        stand = {"replSetStepUp": 1, "skipDryRun": True}
+
+        async def ask() -> None:
+            client = self.cluster.client()
+            with suppress(NoAnswerError):
+                await client.call(self.cluster.host(name), "admin", stand, 1.5)
+            client.close()
+
+        self.cluster.loop.create_task(ask(), context=Context())
 
     def when(self, condition: Callable[[], bool], do: Callable[[], None]) -> None:
         """Do something in the very step in which `condition` comes true."""
@@ -318,14 +332,17 @@ def vote_over_restart() -> list[str]:
 
 def candidate_behind() -> list[str]:
     """A member that missed a majority write stands for election, and must not win (nor be saved by a catch-up)."""
-    with staged(catchUpTimeoutMillis=0) as stage:
+    with staged(weather=Weather(page_bytes=300), catchUpTimeoutMillis=0) as stage:
         cluster = stage.cluster
         a, (b, c) = stage.primary, stage.others
         stage.cut(c)
-        stage.expect(stage.write(a).acknowledged, "a majority write without c")
-        stage.heal()
+        for _ in range(25):  # in pages of one entry each: c cannot have them all before it stands
+            stage.expect(stage.write(a).acknowledged, "a majority write without c")
+        stage.kill(c)
         stage.cut(a)
-        stage.step_up(c, wins=False)
+        stage.uncut_pair(b, c)
+        stage.when(lambda: stage.sees(c, b), lambda: stage.step_up_meanwhile(c))
+        stage.restart(c)
         cluster.run_until(lambda: cluster.primary() in (b, c), 20, "another primary")
         return stage.heal_all_and_judge()
 
@@ -360,6 +377,26 @@ def journaled_then_dark() -> list[str]:
             for name in stage.cluster.machines:
                 stage.restart(name)
             stage.cluster.run_until(stage.cluster.converged, 60, "converged")
+        return stage.heal_all_and_judge()
+
+
+def dark_after_a_rollback() -> list[str]:
+    """The old primary loses power in the very moment in which its rollback is over: its files must be there."""
+    with staged() as stage:
+        cluster, old = stage.cluster, stage.primary
+        stage.expect(stage.write(old).acknowledged, "a majority write")
+        stage.cut(old)
+        for _ in range(3):
+            stage.expect(stage.write(old, concern="journaled").acknowledged, "a doomed insert")
+        cluster.run_until(lambda: cluster.primary() not in (None, old), 20, "another primary")
+        stage.expect(stage.write(cluster.primary() or "").acknowledged, "a majority write of the second primary")
+
+        def is_over() -> bool:
+            return any("rolls back" in line for line in stage.lines) and stage.is_in(old, MemberState.SECONDARY)
+
+        stage.when(is_over, lambda: stage.kill(old, power_loss=True))
+        stage.heal()
+        cluster.run_until(lambda: cluster.machines[old].life is None, 20, "the rollback is over")
         return stage.heal_all_and_judge()
 
 
@@ -485,6 +522,7 @@ SCENARIOS: dict[str, Scenario] = {
     "candidate behind": candidate_behind,
     "emptied voter": emptied_voter,
     "journaled, then dark": journaled_then_dark,
+    "dark after a rollback": dark_after_a_rollback,
     "election during rollback": election_during_rollback,
     "two rollbacks in a row": two_rollbacks_in_a_row,
     "no loop of sources": no_loop_of_sources,
