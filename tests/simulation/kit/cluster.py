@@ -44,7 +44,7 @@ SETTINGS: dict[str, object] = {
     "heartbeatTimeoutSecs": 2,
 }
 MANY_STEPS = 1_000
-_FASTEST_FOLDER = "/dev/shm"
+FASTEST_FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 
 @dataclass(slots=True)
@@ -162,9 +162,7 @@ class SimCluster:
         self.rng_faults = self.random_for("faults")
         self.rng_crashes = self.random_for("crashes")
         self.network = SimNetwork(self.loop, self.random_for("network"))
-        self.root = tempfile.mkdtemp(
-            prefix="replset-sim-", dir=_FASTEST_FOLDER if os.path.isdir(_FASTEST_FOLDER) else None
-        )
+        self.root = tempfile.mkdtemp(prefix="replset-sim-", dir=FASTEST_FOLDER)
         self.trace = Trace(self.loop, self.root)
         self.machines: dict[str, Machine] = {}
         for n in range(members + arbiters):

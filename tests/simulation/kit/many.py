@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import signal
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 
+from tests.simulation.kit import cluster
 from tests.simulation.kit.runs import Outcome, run_seed
 
 PROCESS_RUNS_MAX = 200
@@ -54,11 +57,16 @@ class Sums:
 def run_many(seeds: Iterable[int], jobs: int, mutant: str = "") -> Generator[Timed, None, None]:
     """Outcomes in the order in which they come. jobs: processes. mutant: the rule that is broken in all of them."""
     context = multiprocessing.get_context("spawn")
-    with context.Pool(jobs, _begin, (mutant,), maxtasksperchild=PROCESS_RUNS_MAX) as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="replset-sims-", dir=cluster.FASTEST_FOLDER) as folder,  # goes in any case
+        context.Pool(jobs, _begin, (mutant, folder), maxtasksperchild=PROCESS_RUNS_MAX) as pool,
+    ):
         yield from pool.imap_unordered(_timed, seeds)
 
 
-def _begin(mutant: str) -> None:
+def _begin(mutant: str, folder: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and ends this process
+    cluster.FASTEST_FOLDER = folder
     if mutant:
         from tests.simulation.kit.mutants import break_for_good
 
@@ -76,23 +84,32 @@ def report_many(seeds: range, jobs: int, *, each: bool, trace: bool) -> Sums:
     """Run and print. each: a line for every seed. trace: its whole trace too."""
     sums = Sums()
     began = said = time.monotonic()
-    for timed in run_many(seeds, jobs):
-        sums.add(timed)
-        outcome = timed.outcome
-        if trace:
-            print("\n".join(outcome.trace))
-        if outcome.error is not None and len(sums.failed) <= REPORTS_MAX:
-            print(outcome.report(), flush=True)
-        elif outcome.error is not None:
-            print(f"seed {outcome.seed}: {outcome.error.splitlines()[0]}", flush=True)
-        elif each:
-            print(f"seed {outcome.seed}: held; {outcome.facts}; {timed.cpu_s:.1f} s; {outcome.digest[:12]}", flush=True)
-        now = time.monotonic()
-        if not each and (sys.stdout.isatty() or now - said > _LINE_EVERY_S):
-            said = now
-            left = (now - began) / sums.done * (len(seeds) - sums.done)
-            line = f"{sums.done} of {len(seeds)}, {len(sums.failed)} failed, {left:.0f} s left"
-            print(f"\r{line}   " if sys.stdout.isatty() else line, end="" if sys.stdout.isatty() else "\n", flush=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as `timeout` ends it: what ran so far is told of
+    try:
+        for timed in run_many(seeds, jobs):
+            sums.add(timed)
+            outcome = timed.outcome
+            if trace:
+                print("\n".join(outcome.trace))
+            if outcome.error is not None and len(sums.failed) <= REPORTS_MAX:
+                print(outcome.report(), flush=True)
+            elif outcome.error is not None:
+                print(f"seed {outcome.seed}: {outcome.error.splitlines()[0]}", flush=True)
+            elif each:
+                print(
+                    f"seed {outcome.seed}: held; {outcome.facts}; {timed.cpu_s:.1f} s; {outcome.digest[:12]}",
+                    flush=True,
+                )
+            now = time.monotonic()
+            if not each and (sys.stdout.isatty() or now - said > _LINE_EVERY_S):
+                said = now
+                left = (now - began) / sums.done * (len(seeds) - sums.done)
+                line = f"{sums.done} of {len(seeds)}, {len(sums.failed)} failed, {left:.0f} s left"
+                print(
+                    f"\r{line}   " if sys.stdout.isatty() else line, end="" if sys.stdout.isatty() else "\n", flush=True
+                )
+    except KeyboardInterrupt:
+        print(f"\nstopped after {sums.done} of {len(seeds)}", flush=True)
     _print_sums(sums, time.monotonic() - began)
     return sums
 
