@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from itertools import count
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 from urllib.parse import urlsplit
 
 from replset.bson import RawDocument, decode
@@ -16,6 +16,7 @@ from replset.errors import BadValueError, HostUnreachableError, RemoteProtocolEr
 from replset.wire.framing import FrameReader, encode_request
 
 _CHUNK = 1 << 16
+_PIECE = 1 << 20
 
 
 class WireClient:
@@ -109,6 +110,26 @@ class HttpClient:
 
     def delete(self, path: str) -> dict[str, Any]:
         return self._ask("DELETE", path, None)
+
+    def download(self, path: str, out: BinaryIO) -> None:
+        """Write the answer's bytes to `out`, piece by piece; errors as for `get`."""
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            if response.status != 200:
+                self._answer("GET", path, response, response.read())
+            expected = response.length
+            size = 0
+            while piece := response.read(_PIECE):
+                size += len(piece)
+                out.write(piece)
+            if expected is not None and size != expected:  # a read with a size does not notice
+                raise HostUnreachableError(f"{self.base_url}{path} broke off after {size} of {expected} bytes")
+        except (http.client.HTTPException, ConnectionError, TimeoutError) as error:
+            raise HostUnreachableError(f"{self.base_url} cannot be reached: {error}") from error
+        finally:
+            connection.close()
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
         """The answer's JSON; HttpError for 3xx to 5xx, HostUnreachableError when there is no answer."""

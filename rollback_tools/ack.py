@@ -6,7 +6,7 @@ import getpass
 import json
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,10 +19,11 @@ from replset.replication.rollback_files import (
     read_manifest,
 )
 from replset.storage.disk import RealDisk
+from rollback_tools import place
 
 
 def ack(
-    manifests: Annotated[list[Path], typer.Argument(metavar="MANIFEST...", help="rollback-*.json files")],
+    manifests: Annotated[list[str], typer.Argument(metavar="MANIFEST...", help=place.HELP)],
     by: Annotated[str, typer.Option(help="who acknowledges; default: the user's name")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="JSON for scripts")] = False,
 ) -> int:
@@ -30,20 +31,34 @@ def ack(
 
     A running member sees it within ten seconds. Acknowledging twice changes nothing.
     """
-    for path in manifests:
-        check(path)
+    for text in manifests:
+        if place.is_remote(text):
+            place.client_of(text)
+        else:
+            check(Path(text))
     rows = []
-    for path in manifests:
-        is_new = acknowledge(
-            RealDisk(), str(path.parent), path.stem, wall_ms=time.time_ns() // 1_000_000, by=by or getpass.getuser()
+    for text in manifests:
+        row = (
+            _ask(text, by or getpass.getuser()) if place.is_remote(text) else _note(Path(text), by or getpass.getuser())
         )
-        when = acknowledged(path.parent, path.stem)
-        rows.append({"id": path.stem, "acknowledged": when, "new": is_new})
+        rows.append(row)
         if not as_json:
-            typer.echo(f"{path.stem} {'is' if is_new else 'was'} acknowledged {when}")
+            typer.echo(f"{row['id']} {'is' if row['new'] else 'was'} acknowledged {row['acknowledged']}")
     if as_json:
         typer.echo(json.dumps({"rollbacks": rows}, indent=2))
     return 0
+
+
+def _note(path: Path, by: str) -> dict[str, Any]:
+    wall_ms = time.time_ns() // 1_000_000
+    is_new = acknowledge(RealDisk(), str(path.parent), path.stem, wall_ms=wall_ms, by=by)
+    return {"id": path.stem, "acknowledged": acknowledged(path.parent, path.stem), "new": is_new}
+
+
+def _ask(text: str, by: str) -> dict[str, Any]:
+    client, identifier = place.client_of(text)
+    answer = client.post(f"{place.ROUTE}/{identifier}/ack", {"by": by})
+    return {name: answer[name] for name in ("id", "acknowledged", "new")}
 
 
 def check(path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +13,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from replset.bson import decode
-from replset.errors import ReplError
 from replset.replication.lost_writes import LostDocument, LostKind, LostWrites
 from replset.replication.put_back import (
     MISSING,
@@ -34,6 +32,7 @@ from replset.replication.put_back import (
 )
 from replset.replication.rollback_files import read_manifest
 from replset.terminal import console
+from rollback_tools import place
 from rollback_tools.comparing import Comparing
 from rollback_tools.live import Live
 from rollback_tools.report import JsonReport, about, document, plain, short
@@ -48,7 +47,7 @@ SAYS = {
 
 
 def diff(
-    manifest: Annotated[Path, typer.Argument(help="a rollback-*.json file")],
+    manifest: Annotated[str, typer.Argument(help=place.HELP)],
     host: Annotated[str, typer.Option(help="any member of the set, HOST:PORT of its wire port")] = "127.0.0.1:27017",
     as_json: Annotated[bool, typer.Option("--json", help="JSON for scripts instead of tables")] = False,
 ) -> int:
@@ -56,11 +55,10 @@ def diff(
 
     Exit status 0: the set has all of them. 1: something is lost.
     """
-    if not manifest.is_file():
-        raise ReplError(f"{manifest} is not a file (see `rollback-tools list DBPATH`)")
-    found = read_manifest(manifest)
     with ExitStack() as stack:
-        lost = stack.enter_context(LostWrites(manifest.parent, found))
+        path = stack.enter_context(place.at_hand(manifest))
+        found = read_manifest(path)
+        lost = stack.enter_context(LostWrites(path.parent, found))
         live = stack.enter_context(Live(host, found.set_name))
         comparing = Comparing(lost, live, with_entries=True)
         head = {"id": found.id, "set": found.set_name, "state": found.state.value, "primary": live.primary}

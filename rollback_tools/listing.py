@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -20,6 +20,9 @@ from replset.replication.rollback_files import (
     rollback_folder,
 )
 from replset.terminal import console
+from rollback_tools import place
+
+HELP = "a member's dbpath, or its rollback folder; http://HOST:PORT: those of all members, as that one lists them"
 
 STATE_STYLE = {"finished": "green", "exported": "cyan", "planned": "bold yellow", "abandoned": "dim"}
 MEANING = {
@@ -29,28 +32,63 @@ MEANING = {
 
 
 def list_rollbacks(
-    dbpath: Annotated[Path, typer.Argument(help="a member's dbpath, or its rollback folder")],
+    dbpath: Annotated[str, typer.Argument(help=HELP)],
     as_json: Annotated[bool, typer.Option("--json", help="JSON for scripts instead of a table")] = False,
 ) -> int:
     """What this member's rollbacks took: when, how much, and where it is written.
 
     Exit status 1 when a manifest cannot be read; the others are listed all the same.
     """
-    if not dbpath.is_dir():
+    if place.is_remote(dbpath):
+        return _list_all_members(dbpath, as_json)
+    if not Path(dbpath).is_dir():
         raise ReplError(f"{dbpath} is not a folder")
-    manifests, damaged = read_all(rollback_folder(dbpath))
+    folder = rollback_folder(dbpath)
+    manifests, damaged = read_all(folder)
     if as_json:
-        folder = rollback_folder(dbpath)
         rows = [{**row.document(), "acknowledged": acknowledged(folder, row.id)} for row in manifests]
         document = {"rollbacks": rows, "damaged": damaged}
         typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
     elif manifests:
-        _print(manifests, rollback_folder(dbpath))
+        _print(manifests, folder)
     else:
         typer.echo(f"no rollbacks in {dbpath}")
     for reason in damaged.values():
         typer.echo(f"rollback-tools: {reason}", err=True)
     return 1 if damaged else 0
+
+
+def _list_all_members(address: str, as_json: bool) -> int:
+    """As one member lists the rollbacks of all."""
+    rows = place.listed(address)
+    damaged = {str(row["id"]): str(row["error"]) for row in rows if "error" in row}
+    sound = [row for row in rows if "error" not in row]
+    if as_json:
+        typer.echo(json.dumps({"rollbacks": sound, "damaged": damaged}, indent=2, ensure_ascii=False))
+    elif sound:
+        _print_rows(sound)
+    else:
+        typer.echo("no rollbacks on any member")
+    for reason in damaged.values():
+        typer.echo(f"rollback-tools: {reason}", err=True)
+    return 1 if damaged else 0
+
+
+def _print_rows(rows: list[dict[str, Any]]) -> None:
+    out = console()
+    table = Table()
+    for column in ("member", "rollback", "state", "common point", "undone", "entries", "acknowledged"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        span = row["range"]
+        undone = f"{span['first']} to {span['last']}"
+        cells = (row["member"], row["id"], row["state"], row["commonPoint"], undone, span["entries"])
+        table.add_row(*(escape(str(cell)) for cell in cells), escape(str(row["acknowledged"] or "-")))
+    out.print(table)
+    newest = rows[-1]
+    if newest.get("httpAddress"):
+        address = f"http://{newest['httpAddress']}{place.ROUTE}/{newest['id']}"
+        out.print(f"See one: rollback-tools show {escape(address)}", highlight=False, soft_wrap=True)
 
 
 def read_all(folder: Path) -> tuple[list[Manifest], dict[str, str]]:

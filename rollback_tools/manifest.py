@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from replset.errors import ReplError
 from replset.replication.rollback_files import FileKind, Manifest, read_manifest, verify_file
 from replset.terminal import console
+from rollback_tools import place
 
 MEANING = {
     FileKind.DOCUMENTS: "as they were on this member and are not any more",
@@ -23,14 +22,13 @@ WORDS = {"i": "inserted", "u": "updated", "d": "deleted", "c": "command", "n": "
 
 
 def show(
-    manifest: Annotated[Path, typer.Argument(help="a rollback-*.json file")],
+    manifest: Annotated[str, typer.Argument(help=place.HELP)],
     as_json: Annotated[bool, typer.Option("--json", help="the manifest, and what is wrong with its files")] = False,
 ) -> int:
     """What was lost, when, towards whom; its files, checked. Exit status 1 when a file is missing or damaged."""
-    if not manifest.is_file():
-        raise ReplError(f"{manifest} is not a file (see `rollback-tools list DBPATH`)")
-    found = read_manifest(manifest)
-    problems = {file.name: verify_file(manifest.parent, file) for file in found.files}
+    with place.at_hand(manifest) as path:
+        found = read_manifest(path)
+        problems = {file.name: verify_file(path.parent, file) for file in found.files}
     if as_json:
         damaged = {name: problem for name, problem in problems.items() if problem}
         typer.echo(json.dumps({**found.document(), "problems": damaged}, indent=2))

@@ -16,6 +16,7 @@ from replset.errors import BadValueError, ReplError
 from replset.replication.lost_writes import LostDocument, LostWrites
 from replset.replication.put_back import Decision, LostChange, Policy, Standing, Versions
 from replset.replication.rollback_files import Manifest, RollbackState, read_manifest, verify_file
+from rollback_tools import place
 from rollback_tools.audit import Audit
 from rollback_tools.comparing import Comparing
 from rollback_tools.diff import print_document
@@ -24,6 +25,7 @@ from rollback_tools.putting_back import Outcome, PuttingBack, Result
 from rollback_tools.report import JsonReport, short
 
 DEFAULT_HOST = "127.0.0.1:27017"
+AUDIT_HELP = "the record of the run; default: beside the manifest, of a member's manifest in the current folder"
 JOINT = " "
 """Between `to-collection` and its NAME, which main.py makes one argument of."""
 HELP = "skip, overwrite, keep-newer, merge, or to-collection NAME"
@@ -37,25 +39,26 @@ ANSWERS = "p: put back, m: merge, n: only if newer, k: keep what is live, a: as 
 
 
 def restore(
-    manifest: Annotated[Path, typer.Argument(help="a rollback-*.json file")],
+    manifest: Annotated[str, typer.Argument(help=place.HELP)],
     host: Annotated[str, typer.Option(help="any member of the set, HOST:PORT of its wire port")] = DEFAULT_HOST,
     policy: Annotated[str, typer.Option(help=f"where the set changed the document since: {HELP}")] = "skip",
     interactive: Annotated[bool, typer.Option("--interactive", help="ask about each lost write")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be done; write nothing")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON for scripts instead of lines")] = False,
-    audit: Annotated[Path | None, typer.Option(help="the record of the run; default: beside the manifest")] = None,
+    audit: Annotated[Path | None, typer.Option(help=AUDIT_HELP)] = None,
 ) -> int:
     """Put lost writes back as new writes that a majority has. Run twice, it changes nothing the second time.
 
     Exit status 0: every lost write is in the set. 1: something stays undone; the lines say what and why.
     """
     chosen, collection = parse_policy(policy)
-    found = readable(manifest)
     with ExitStack() as stack:
-        lost = stack.enter_context(LostWrites(manifest.parent, found))
+        path = stack.enter_context(place.at_hand(manifest))
+        found = readable(path)
+        lost = stack.enter_context(LostWrites(path.parent, found))
         live = stack.enter_context(Live(host, found.set_name))
         comparing = Comparing(lost, live, with_entries=chosen is Policy.KEEP_NEWER or interactive)
-        record = None if dry_run else stack.enter_context(_audit(manifest, audit))
+        record = None if dry_run else stack.enter_context(_audit(manifest, path, audit))
         run = PuttingBack(
             comparing,
             live,
@@ -95,8 +98,6 @@ def parse_policy(text: str) -> tuple[Policy, str]:
 
 def readable(path: Path) -> Manifest:
     """The manifest, when its rollback is over and its files are sound; ReplError says what is wrong."""
-    if not path.is_file():
-        raise ReplError(f"{path} is not a file (see `rollback-tools list DBPATH`)")
     manifest = read_manifest(path)
     if manifest.state is RollbackState.PLANNED:
         raise ReplError(f"{manifest.id} is planned, not settled yet: start {manifest.member}, then come back")
@@ -109,10 +110,12 @@ def readable(path: Path) -> Manifest:
     return manifest
 
 
-def _audit(manifest: Path, path: Path | None) -> Audit:
-    if path is not None:
-        return Audit(path)
-    return Audit.beside(manifest, _now().strftime("%Y-%m-%dT%H-%M-%S"))
+def _audit(manifest: str, path: Path, chosen: Path | None) -> Audit:
+    """manifest: as it was given. path: where it is at hand."""
+    if chosen is not None:
+        return Audit(chosen)
+    folder = Path.cwd() if place.is_remote(manifest) else path.parent
+    return Audit.beside(folder / path.name, _now().strftime("%Y-%m-%dT%H-%M-%S"))
 
 
 def _now() -> datetime.datetime:
@@ -146,7 +149,7 @@ def line_of(outcome: Outcome) -> str:
     return f"{VERBS[outcome.result]}  {what}; {outcome.decision.reason}"
 
 
-def _sum_up(counts: dict[str, int], manifest: Path, record: Audit | None) -> None:
+def _sum_up(counts: dict[str, int], manifest: str, record: Audit | None) -> None:
     parts = [f"{counts[result.value]} {VERBS[result]}" for result in Result if counts[result.value]]
     typer.echo(", ".join(parts) or "nothing was lost")
     if record is not None:

@@ -15,12 +15,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from replset.bson import InvalidBSONError, RawDocument, encode_key, validate
-from replset.errors import ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import COMMAND, NOOP, OplogEntry
 from replset.replication.lost_writes import DamagedFileError, read_bson
 from replset.replication.rollback_files import FileKind, Manifest, RollbackFile, read_manifest
 from replset.terminal import console
+from rollback_tools import place
 
 MOST_PROBLEMS = 20
 Place = tuple[bytes, bytes]
@@ -46,19 +46,18 @@ class Checked:
 
 
 def verify(
-    manifest: Annotated[Path, typer.Argument(help="a rollback-*.json file")],
+    manifest: Annotated[str, typer.Argument(help=place.HELP)],
     as_json: Annotated[bool, typer.Option("--json", help="JSON for scripts instead of a table")] = False,
 ) -> int:
     """Check sizes, SHA-256, counts, each document, and that entries and documents belong together.
 
     Exit status 1 when anything is damaged; file and byte are named.
     """
-    if not manifest.is_file():
-        raise ReplError(f"{manifest} is not a file (see `rollback-tools list DBPATH`)")
-    found = read_manifest(manifest)
-    checked, general = check(manifest.parent, found)
-    if manifest.stem != found.id:
-        general.append(f"the manifest is that of {found.id}, by its name of {manifest.stem}")
+    with place.at_hand(manifest) as path:
+        found = read_manifest(path)
+        checked, general = check(path.parent, found)
+    if path.stem != found.id:
+        general.append(f"the manifest is that of {found.id}, by its name of {path.stem}")
     is_sound = not general and not any(row.problems for row in checked)
     if as_json:
         document = {"id": found.id, "ok": is_sound, "files": [row.row() for row in checked], "problems": general}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from replset.cli.local_set import LocalMember, LocalSet, wait_until
-from replset.replication.rollback_files import list_manifests
+from replset.replication.rollback_files import acknowledged, list_manifests
 from tests.integration.conftest import MakeSet
 from tests.integration.talk import cut, find, heal, insert, run, same_everywhere, state
 
@@ -156,7 +156,10 @@ def metric(member: LocalMember, name: str) -> float:
 def test_a_restore_that_is_killed_is_run_again_and_the_rollback_acknowledged(make_set: MakeSet) -> None:
     story = many_lost(make_set())
     local, old, path = story.local, story.old, story.manifest
+    host, _, port = old.host.rpartition(":")
+    api = f"http://{host}:{int(port) + 1000}"
     tool("verify", path)
+    tool("verify", f"{api}/v1/replset/rollbacks/{path.stem}")
     command = [sys.executable, "-m", "rollback_tools.main", "restore", str(path), "--host", story.new.host]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
@@ -170,7 +173,11 @@ def test_a_restore_that_is_killed_is_run_again_and_the_rollback_acknowledged(mak
 
     name = "replset_rollbacks_unacknowledged"
     wait_until(lambda: metric(old, name) == 1, 20, "the rollback to be counted")
-    tool("ack", path, "--by", "a test")
+    tool("ack", f"{api}/v1/replset/rollbacks/{path.stem}", "--by", "a test")
+    assert json.loads(tool("list", old.dbpath, "--json")) == {
+        "rollbacks": [{**json.loads(path.read_text()), "acknowledged": acknowledged(path.parent, path.stem)}],
+        "damaged": {},
+    }
     wait_until(lambda: metric(old, name) == 0, 20, "the acknowledgement to be seen")
     rows = run(story.new, {"replSetGetRollbacks": 1, "all": True}, "admin")["rollbacks"]
     assert [(row["id"], row["acknowledged"] is not None) for row in rows] == [(path.stem, True)]

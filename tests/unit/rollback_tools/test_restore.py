@@ -13,7 +13,7 @@ import pytest
 from replset.bson import Binary, encode_key
 from replset.oplog_entry import extra_fields
 from replset.replication.rollback_files import RollbackState, list_manifests
-from rollback_tools import diff, main, restore
+from rollback_tools import diff, main, place, restore
 from rollback_tools.live import Write
 from tests.unit.rollback_tools.kit import (
     ORDERS,
@@ -242,6 +242,16 @@ def test_records_stand_beside_the_manifest_and_are_no_manifests(live: OpenSet, m
     run("restore", manifest)
     assert len(list(manifest.parent.glob(f"restore.{manifest.stem}.*.jsonl"))) == 2
     assert [row.id for row in list_manifests(manifest.parent)] == [manifest.stem]
+
+
+def test_the_record_of_a_member_s_rollback_is_in_the_current_folder(
+    live: OpenSet, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(place, "_fetch", lambda text, folder: manifest)
+    assert run("restore", f"http://127.0.0.1:1{place.ROUTE}/{manifest.stem}", "--policy", "overwrite") == 0
+    assert len(list(tmp_path.glob(f"restore.{manifest.stem}.*.jsonl"))) == 1
+    assert list(manifest.parent.glob("restore.*")) == []
 
 
 def test_a_run_that_was_killed_is_run_again(live: OpenSet, manifest: Path) -> None:

@@ -1,0 +1,71 @@
+"""Where a rollback is: files on this machine, or a member's HTTP API, from which they are fetched first."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from replset.client import HttpClient
+from replset.errors import BadValueError, CorruptDataError, ReplError
+from replset.replication.rollback_files import Manifest
+
+ROUTE = "/v1/replset/rollbacks"
+HELP = "a rollback-*.json file, or http://HOST:PORT/v1/replset/rollbacks/ID of the member that holds it"
+"""What MANIFEST may be."""
+
+
+def is_remote(text: str) -> bool:
+    return text.startswith("http://")
+
+
+def client_of(text: str) -> tuple[HttpClient, str]:
+    """The member's API, and the rollback's id; BadValueError when the address is no rollback's."""
+    path = urlsplit(text).path
+    identifier = path.removeprefix(f"{ROUTE}/")
+    if identifier in ("", path) or "/" in identifier:
+        raise BadValueError(f"{text} is not http://HOST:PORT{ROUTE}/ID")
+    return HttpClient(text), identifier
+
+
+@contextmanager
+def at_hand(text: str) -> Iterator[Path]:
+    """The path of the manifest, its files beside it. What a member holds is in a temporary folder meanwhile.
+
+    ReplError when there is no such manifest; HttpError and HostUnreachableError from a member.
+    """
+    if is_remote(text):
+        with tempfile.TemporaryDirectory(prefix="rollback-tools-") as folder:
+            yield _fetch(text, Path(folder))
+        return
+    path = Path(text)
+    if not path.is_file():
+        raise ReplError(f"{text} is not a file (see `rollback-tools list DBPATH`)")
+    yield path
+
+
+def _fetch(text: str, folder: Path) -> Path:
+    client, identifier = client_of(text)
+    document = client.get(f"{ROUTE}/{identifier}")
+    path = folder / f"{identifier}.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    manifest = Manifest.parse(path.read_bytes(), path.name)
+    for file in manifest.files:
+        if Path(file.name).name != file.name:
+            raise CorruptDataError(f"{manifest.id}: {file.name!r} is no file beside the manifest")
+        with (folder / file.name).open("wb") as out:
+            client.download(f"{ROUTE}/{identifier}/{quote(file.name, safe='')}", out)
+    return path
+
+
+def listed(text: str) -> list[dict[str, Any]]:
+    """The rollbacks of all members, as one of them lists them, with the names of those that did not answer."""
+    answer = HttpClient(text).get(ROUTE)
+    for host, reason in answer.get("unreachable", {}).items():
+        answer["rollbacks"].append({"id": str(host), "error": f"{host} did not answer: {reason}"})
+    rows: list[dict[str, Any]] = answer["rollbacks"]
+    return rows
