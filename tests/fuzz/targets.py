@@ -1,0 +1,9 @@
+"""All targets by name."""
+
+from __future__ import annotations
+
+from tests.fuzz import bson, commands, ejson, http, openapi, wire
+from tests.fuzz.kit import Target
+
+_MODULES = (bson, ejson, wire, commands, http, openapi)
+TARGETS: dict[str, Target] = {module.TARGET.name: module.TARGET for module in _MODULES}
