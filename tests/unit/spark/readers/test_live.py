@@ -137,7 +137,7 @@ def test_bounds_and_parts(member: StandIn, place: LivePlace) -> None:
     assert bounds == Bounds(rows[0].optime, rows[-1].optime, bounds.rows, chain=rows[-1].chain)
     assert bounds.rows == pytest.approx(100, rel=0.1)
     ends = (bounds.oldest, bounds.newest)
-    assert {type(number) for end in ends for number in (end.ts, end.term, bounds.chain)} == {int}, "Spark takes no other"
+    assert {type(number) for end in ends for number in (end.ts, end.term, bounds.chain)} == {int}, "Spark takes ints"
     pinned = place.pin()
     assert pinned.pin() is pinned
     found = [[row["ts"] for row in rows_of(pinned, part)] for part in pinned.split(EVERYTHING, 4)]
