@@ -165,6 +165,8 @@ def open_oplog(place: str | os.PathLike[str]) -> OfflineOplog:
 
 
 def _error(error: sqlite3.DatabaseError, path: Path) -> StorageError:
+    if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK:  # a journal to be played back
+        return StorageError(f"{path}: its member died in the middle of a write; start it once, then read")
     if isinstance(error, sqlite3.OperationalError):
         return StorageError(f"{path}: {error}")
     return CorruptDataError(f"{path} is damaged: {error}")
