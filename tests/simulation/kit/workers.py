@@ -11,6 +11,8 @@ from typing import TypeVar
 from tests.simulation.kit.loop import Life, SimLoop
 
 T = TypeVar("T")
+LONGEST_S = 20.0
+"""However slow a disk is: longer than any election timeout, and shorter than a set may take to be well again."""
 
 
 class SimWorkers:
@@ -40,7 +42,7 @@ class SimWorkers:
             raise asyncio.CancelledError
         slow = 10 if self._rng.random() < 0.1 else 1
         before, after = (self._rng.uniform(0.05, limit) / 1000 for limit in (self._longest_ms * slow, slow))
-        before *= self._slowness()
+        before = min(before * self._slowness(), LONGEST_S)
         done: asyncio.Future[T] = self._loop.create_future()
         context = contextvars.copy_context()
         self._loop.call_later(before, self._do, work, done, after, context=context)
