@@ -234,7 +234,7 @@ def _kept(primary: LocalMember) -> set[int]:
 
 def soak(folder: Path, seconds: float, connections: int) -> int:
     """Half of what the set can do, for `seconds`; its first tenth warms it up."""
-    with three_members(folder, ["--oplogSizeMB", str(OPLOG_MB)]) as (local, primary):
+    with three_members(folder, ["--oplog-size-mb", str(OPLOG_MB)]) as (local, primary):
         term = primary.command({"replSetGetStatus": 1})["term"]
         most = asyncio.run(_change(primary.port, 5.0, connections, None))[0] / 5.0
         with looking(local.members, 5.0) as found:
