@@ -297,9 +297,10 @@ class Rollback:
 
     async def _pause_for_room(self, error: ReplError | OSError) -> None:
         """Until the disk takes what the files had come to, so that a large rollback does not fill it every second."""
+        why = str(error) if isinstance(error, ReplError) or error.filename else f"{self._dbpath}: {error.strerror}"
         if not self.progress.waiting_for:
-            log.warning("rollback waits, nothing is undone unrecorded: %s", error)
-        self.progress.waiting_for = f"room on the disk: {error}"
+            log.warning("rollback waits, nothing is undone unrecorded: %s", why)
+        self.progress.waiting_for = f"room on the disk: {why}"
         needed = self.progress.size + ROOM_MARGIN_BYTES if self.progress.phase is RollbackPhase.WRITING else 0
         while True:
             await asyncio.sleep(self._options.room_pause_ms / 1000)
