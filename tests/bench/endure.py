@@ -18,6 +18,7 @@ from typing import Any
 
 from replset.bson import RawDocument, encode
 from replset.cli.local_set import LocalMember, LocalSet, free_ports, wait_until
+from replset.client import HttpClient
 from replset.errors import ReplError
 from replset.wire.framing import FrameReader, encode_msg
 
@@ -88,16 +89,14 @@ class Members:
             self.samples.setdefault(member.name, []).append(sample)
             try:
                 status: Any = member.command({"replSetGetStatus": 1}, timeout_s=5.0)
-                oplog: Any = member.command({"collStats": "oplog.rs"}, "local", timeout_s=5.0)
+                oplog = HttpClient(member.http, timeout_s=5.0).get("/v1/replset/oplog/info")
             except ReplError:
                 self.silent += 1
                 continue
             self.terms.add(int(status["term"]))
-            if oplog.get("ok") == 1:
-                self.most_oplog_bytes = max(self.most_oplog_bytes, int(oplog["size"]))
-            walls = [row["optimeDate"].ms for row in status["members"] if "optimeDate" in row and row["health"]]
-            if walls:
-                self.most_lag_s = max(self.most_lag_s, (max(walls) - min(walls)) / 1000)
+            self.most_oplog_bytes = max(self.most_oplog_bytes, oplog["bytes"])
+            behind = status["date"].ms - status["optimes"]["lastAppliedWallTime"].ms
+            self.most_lag_s = max(self.most_lag_s, behind / 1000)
 
 
 @contextmanager
@@ -275,7 +274,7 @@ async def _change(port: int, seconds: float, connections: int, rate: float | Non
             if due >= began + seconds:
                 break
             await asyncio.sleep(max(0.0, due - time.monotonic()))
-            change = {"q": {"_id": number % DOCUMENTS}, "u": {"$set": {"n": number, "pad": "x" * 200}}, "upsert": True}
+            change = {"q": {"_id": number % DOCUMENTS}, "u": {"$set": {"at": due, "pad": "x" * 200}}, "upsert": True}
             command = {"update": "soak", "updates": [change], "writeConcern": {"w": "majority"}, "$db": "bench"}
             reply = await connection.ask(command)
             if reply.get("ok") != 1 or "writeConcernError" in reply:
