@@ -243,10 +243,14 @@ class Faults:
         self._cluster.trace.add(name, "is out of space")
 
         def make_room() -> None:
-            disk.is_full = machine.disk.is_full = machine.may_stop = False
+            disk.is_full = machine.disk.is_full = False
             self._cluster.trace.add(name, "has space again")
-            if machine.life is None:
-                self._later(0.1, lambda: self._revive(name))
+            self._later(1.0, settle)  # what failed a moment ago may only now end the process
+
+        def settle() -> None:
+            if not machine.disk.is_full:
+                machine.may_stop = False
+                self._revive(name)
 
         self._later(self._rng.uniform(0.5, 5.0), make_room)
 
