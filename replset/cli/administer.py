@@ -188,8 +188,11 @@ def resync(
 
 
 def state_of(host: str) -> str:
-    """The state that a member says it is in."""
-    members = ask(host, {"replSetGetStatus": 1})["members"]
+    """The state that a member says it is in; what it says instead while its data is just being replaced."""
+    try:
+        members = ask(host, {"replSetGetStatus": 1})["members"]
+    except CommandFailedError as error:
+        return f"silent ({error.message})"
     return next((str(row["stateStr"]) for row in members if row.get("self")), "unknown")
 
 

@@ -1,0 +1,97 @@
+"""`replset status` on rollbacks and quarantines, and `replset resync`, against replies made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from replset.bson import DateTime, Int64, Timestamp
+from replset.cli import administer, show
+
+HOST = "127.0.0.1:27017"
+
+
+def reply(*members: dict[str, Any], **more: Any) -> dict[str, Any]:
+    rows = [
+        {"_id": number, "name": f"m{number}:1", "stateStr": "SECONDARY", "counted": True, **member}
+        for number, member in enumerate(members)
+    ]
+    point = {"ts": Timestamp(5, 1), "t": Int64(2)}
+    return {
+        "set": "rs0",
+        "term": Int64(2),
+        "date": DateTime(1_000),
+        "optimes": {"lastCommittedOpTime": point},
+        "members": rows,
+        **more,
+    }
+
+
+def shown(capsys: pytest.CaptureFixture[str], document: dict[str, Any]) -> str:
+    show.status(document)
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_nothing_is_said_where_there_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, reply({}, {"unacknowledgedRollbacks": 0}))
+    assert "acknowledged" not in text
+    assert "resync" not in text
+
+
+def test_rollbacks_that_nobody_acknowledged_are_counted_by_member(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, reply({"unacknowledgedRollbacks": 1}, {"unacknowledgedRollbacks": 3}))
+    assert "m0:1: 1 rollback not acknowledged" in text
+    assert "m1:1: 3 rollbacks not acknowledged" in text
+
+
+def test_a_quarantine_comes_with_the_way_out(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, reply({}, {"stateStr": "RECOVERING", "quarantine": "too [far] back"}))
+    assert "m1:1 keeps out of the set: too [far] back" in text
+    assert "replset resync --host m1:1" in text
+
+
+def test_a_rollback_under_way_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "400 of 900 entries undone" in shown(capsys, reply({}, rollbackStatus={"text": "400 of 900 entries undone"}))
+
+
+def answering(states: list[str]) -> Callable[..., dict[str, Any]]:
+    """A member that is in one state after the other, the last one for ever."""
+
+    def ask(host: str, command: dict[str, object], timeout_s: float = 30.0) -> dict[str, Any]:
+        assert host == HOST
+        if "replSetResync" in command:
+            return {"info": "it copies"}
+        state = states.pop(0) if len(states) > 1 else states[0]
+        if state == "closed":
+            raise administer.CommandFailedError(f"{HOST}: the store is closed")
+        return reply({}, {"self": True, "stateStr": state})
+
+    return ask
+
+
+def test_resync_returns_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(administer, "ask", answering([]))
+    assert administer.run(["resync", "--host", HOST]) == 0
+    assert capsys.readouterr().out == "it copies\n"
+
+
+def test_resync_waits_until_it_is_secondary(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(administer, "ask", answering(["RECOVERING", "STARTUP2", "closed", "SECONDARY"]))
+    monkeypatch.setattr(administer.time, "sleep", lambda _: None)
+    assert administer.run(["resync", "--host", HOST, "--wait", "60"]) == 0
+    assert capsys.readouterr().out == f"it copies\n{HOST} is SECONDARY again\n"
+
+
+def test_resync_gives_up_waiting_and_says_where_it_stands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter(range(0, 1_000, 20))
+    monkeypatch.setattr(administer, "ask", answering(["STARTUP2"]))
+    monkeypatch.setattr(administer.time, "sleep", lambda _: None)
+    monkeypatch.setattr(administer.time, "monotonic", lambda: float(next(clock)))
+    assert administer.run(["resync", "--host", HOST, "--wait", "30"]) == 2
+    assert f"{HOST} is STARTUP2 after 30 s" in " ".join(capsys.readouterr().err.split())
