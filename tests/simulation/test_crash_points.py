@@ -15,18 +15,24 @@ from replset.core.effects import LastVote
 from replset.ids import OPTIME_NULL
 from replset.storage.member_file import MemberFile
 from replset.storage.oplog import check_chain
-from tests.simulation.kit.cluster import FAIR, SimCluster, Weather
+from tests.simulation.kit.checkers import Checkers
+from tests.simulation.kit.cluster import FAIR, SETTINGS, SimCluster, Weather, quiet_logs
 from tests.simulation.kit.crash_images import Album, at_every_disk_step, expect_vote
 from tests.simulation.kit.crash_points import CRASH_POINTS, CrashPoint, Phase, at_point
 from tests.simulation.kit.loop import current_life
 from tests.simulation.kit.scenarios import Stage, staged
-from tests.simulation.kit.workload import Write
+from tests.simulation.kit.workload import Workload, Write
 
 SMALL_STEPS = Weather(undo_step=2)
 SMALL_WAL = Weather(checkpoint_bytes=8_000, oplog_bytes=6_000, history_s=1)
 SHORT_OPLOG = Weather(oplog_bytes=2_000, history_s=1, chunk_bytes=2_048)
 CONCERNS = ("w1", "journaled", "majority")
-ALL_POINTS = [pytest.param(point, id=point.title) for point in CRASH_POINTS]
+KINDS = pytest.mark.parametrize("power_loss", [False, True], ids=["killed", "power-lost"])
+
+
+def points(*, of_the_beginning: bool) -> pytest.MarkDecorator:
+    found = [point for point in CRASH_POINTS if (point.phase is Phase.INITIATE) is of_the_beginning]
+    return pytest.mark.parametrize("point", [pytest.param(point, id=point.title) for point in found])
 
 
 # --- stories: what the set does while one of its members is to die -------------------------------------------------
@@ -124,6 +130,13 @@ def is_left_behind(stage: Stage) -> str:
     return old
 
 
+def serves_a_copy(stage: Stage) -> str:
+    """The one member that an emptied one can reach."""
+    name = is_emptied(stage)
+    stage.cut_pair(name, stage.others[1])
+    return stage.primary
+
+
 def leads_under_load(stage: Stage, _victim: str) -> None:
     async def load() -> None:
         for _ in range(60):
@@ -140,6 +153,10 @@ def reconfigure(stage: Stage, victim: str) -> None:
     config["version"] += 1
     config["settings"]["heartbeatTimeoutSecs"] = 3
     ask_at_once(stage, victim, {"replSetReconfig": config})
+
+
+def reconfigure_primary(stage: Stage, _victim: str) -> None:
+    reconfigure(stage, stage.primary)
 
 
 def stand(stage: Stage, _victim: str) -> None:
@@ -163,9 +180,11 @@ STORIES: dict[Phase, Story] = {
     Phase.COMMIT: Story(leads, lambda stage, _: write_at_once(stage)),
     Phase.APPLY: Story(follows, lambda stage, _: write_at_once(stage)),
     Phase.CONFIG: Story(leads, reconfigure),
+    Phase.CONFIG_APPLIED: Story(follows, reconfigure_primary),
     Phase.CHECKPOINT: Story(leads, leads_under_load, SMALL_WAL),
     Phase.ROLLBACK: Story(is_cut_off_with_entries_of_its_own, lambda stage, _: stage.cluster.heal(), SMALL_STEPS),
     Phase.INITIAL_SYNC: Story(is_left_behind, lambda stage, _: stage.cluster.heal(), SHORT_OPLOG),
+    Phase.SOURCE: Story(serves_a_copy, lambda stage, _: stage.cluster.restart(stage.others[0]), SHORT_OPLOG),
     Phase.CANDIDATE: Story(follows, stand),
     Phase.VOTER: Story(third, stand),
     Phase.SHUTDOWN: Story(leads, shut_down),
@@ -233,12 +252,13 @@ def is_well(stage: Stage) -> None:
     cluster.heal()
     cluster.run_until(cluster.converged, 90, "converged")
     stage.expect(stage.write(cluster.primary() or "").acknowledged, "a majority write at the end")
-    stage.heal_all_and_judge()
+    cluster.run_until(cluster.converged, 90, "converged again")
+    stage.checkers.at_the_end()
     chains_are_whole(cluster)
 
 
-@pytest.mark.parametrize("power_loss", [False, True], ids=["killed", "power-lost"])
-@pytest.mark.parametrize("point", ALL_POINTS)
+@KINDS
+@points(of_the_beginning=False)
 def test_a_member_that_dies_there_comes_back_right(point: CrashPoint, power_loss: bool) -> None:
     story = STORIES[point.phase]
     with saved_votes() as votes, staged(weather=story.weather) as stage:
@@ -247,7 +267,7 @@ def test_a_member_that_dies_there_comes_back_right(point: CrashPoint, power_loss
         with deadly(stage, victim, point, power_loss=power_loss):
             story.go(stage, victim)
             wait_for_death(stage, victim, point)
-        if not power_loss:
+        if not power_loss and point.phase is not Phase.SOURCE:  # there the others cannot elect anybody
             go_on_without(stage, victim)
         stage.cluster.restart(victim)
         machine = stage.cluster.machines[victim]
@@ -258,7 +278,31 @@ def test_a_member_that_dies_there_comes_back_right(point: CrashPoint, power_loss
         is_well(stage)
 
 
-@pytest.mark.parametrize("phase", list(Phase))
+@KINDS
+@points(of_the_beginning=True)
+def test_a_set_that_dies_at_its_beginning_can_begin(point: CrashPoint, power_loss: bool) -> None:
+    quiet_logs()
+    with SimCluster(3, seed=1) as cluster:
+        workload = Workload(cluster.loop, [], cluster.random_for("workload"), cluster.client)
+        stage = Stage(cluster, Checkers(cluster, workload.history), workload)
+        for name in cluster.machines:
+            cluster.start(name)
+        cluster.run_until(lambda: all(machine.started for machine in cluster.machines.values()), 10, "all started")
+        members = [{"_id": n, "host": machine.host} for n, machine in enumerate(cluster.machines.values())]
+        initiate: dict[str, object] = {
+            "replSetInitiate": {"_id": "rs0", "version": 1, "members": members, "settings": dict(SETTINGS)}
+        }
+        with deadly(stage, "a", point, power_loss=power_loss):
+            ask_at_once(stage, "a", initiate)
+            wait_for_death(stage, "a", point)
+        cluster.restart("a")
+        cluster.run_until(lambda: cluster.machines["a"].started, 10, "a is up")
+        reply = cluster.command("a", initiate, timeout_s=30)
+        assert reply["ok"] == 1 or reply["codeName"] == "AlreadyInitialized", reply
+        is_well(stage)
+
+
+@pytest.mark.parametrize("phase", list(STORIES))
 def test_a_start_after_a_death_at_any_step_of_the_disk_finds_all_that_was_promised(phase: Phase) -> None:
     story = STORIES[phase]
     with saved_votes() as votes, staged(weather=story.weather) as stage:

@@ -42,12 +42,15 @@ from tests.simulation.kit.loop import current_life
 class Phase(StrEnum):
     FIRST_START = "first start"
     START = "start after a death"
+    INITIATE = "a set begins"
     COMMIT = "commit"
     APPLY = "commit on a secondary"
     CONFIG = "new configuration"
+    CONFIG_APPLIED = "new configuration on a secondary"
     CHECKPOINT = "checkpoint"
     ROLLBACK = "rollback"
     INITIAL_SYNC = "initial sync"
+    SOURCE = "source of an initial sync"
     CANDIDATE = "election"
     VOTER = "vote"
     SHUTDOWN = "shutdown"
@@ -94,6 +97,14 @@ def _is_new_primary(_writer: Any, _term: int, message: Any) -> bool:
     return message.get("msg") == "new primary"
 
 
+def _begins_set(_writer: Any, _term: int, message: Any) -> bool:
+    return message.get("msg") == "initiating set"
+
+
+def _of_a_copy(_disk: Any, path: str, *_: Any) -> bool:
+    return "/snapshots/" in path
+
+
 def _has_entries(_store: Any, txn: Any) -> bool:
     return bool(txn.changed)
 
@@ -123,6 +134,12 @@ CRASH_POINTS: tuple[CrashPoint, ...] = (
     C(P.START, "the done mark is cleared", Store, "clear_rollback_done", after=True),
     C(P.START, "it listens", WireServer, "start", after=True),
     C(P.START, "it takes part", Shell, "start", after=True),
+    # The member to which replSetInitiate goes.
+    C(P.INITIATE, "the first entry is not written", Writer, "append_noop", when=_begins_set),
+    C(P.INITIATE, "the first entry is not synced", Writer, "append_noop", after=True, when=_begins_set),
+    C(P.INITIATE, "the configuration is not saved", MemberFile, "save_config"),
+    C(P.INITIATE, "the configuration is saved, nobody was answered", MemberFile, "save_config", after=True),
+    C(P.INITIATE, "the first marker is cleared", MemberFile, "end_initial_sync", after=True),
     # The primary, with clients that wait at w:1, j:true and w:majority.
     C(P.COMMIT, "the group is written, not committed", Store, "_commit", when=_has_entries),
     C(P.COMMIT, "the group is committed, not synced", Store, "_commit", after=True, when=_has_entries),
@@ -134,6 +151,8 @@ CRASH_POINTS: tuple[CrashPoint, ...] = (
     C(P.APPLY, "the batch is synced, the source was not told", Store, "sync_wal", after=True),
     C(P.CONFIG, "the primary has not saved it", MemberFile, "save_config"),
     C(P.CONFIG, "the primary saved it, nobody was told", MemberFile, "save_config", after=True),
+    C(P.CONFIG_APPLIED, "it has not saved it", MemberFile, "save_config"),
+    C(P.CONFIG_APPLIED, "it saved it, nobody was told", MemberFile, "save_config", after=True),
     # A WAL of a few pages, an oplog that is trimmed.
     C(P.CHECKPOINT, "a passive pass begins", Store, "checkpoint"),
     C(P.CHECKPOINT, "a page is folded", disk_module._RecordingFile, "xWrite", after=True, when=_writes_database),
@@ -175,6 +194,10 @@ CRASH_POINTS: tuple[CrashPoint, ...] = (
     C(P.INITIAL_SYNC, "the marker is cleared", MemberFile, "end_initial_sync", after=True),
     C(P.INITIAL_SYNC, "the store is open again", Durability, "opened", after=True),
     C(P.INITIAL_SYNC, "the record is removed", PartialCopy, "discard", nth=2, after=True),
+    C(P.SOURCE, "the copy is not begun", Store, "snapshot_to"),
+    C(P.SOURCE, "the copy is made, nobody knows", Store, "snapshot_to", after=True),
+    C(P.SOURCE, "a piece of it is read", SimDisk, "read_at", after=True, nth=20, when=_of_a_copy),
+    C(P.SOURCE, "the copy is let go", SimDisk, "remove", nth=2, when=_of_a_copy),
     C(P.CANDIDATE, "its own vote is not saved", MemberFile, "save_vote", when=_is_a_vote),
     C(P.CANDIDATE, "its own vote is saved, nobody was asked", MemberFile, "save_vote", after=True, when=_is_a_vote),
     C(P.CANDIDATE, "it won, nothing is drained", RunningMember, "_drain"),
