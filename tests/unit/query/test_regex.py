@@ -139,6 +139,12 @@ def test_an_expression_that_goes_back_without_end_is_refused(pattern: str, text:
     assert refused(holds, text) < 0.5
 
 
+def test_a_text_of_megabytes_and_a_pattern_of_kilobytes_are_not_tried() -> None:
+    holds = regex.matcher("(?:ab|c)" * 400, "")
+    regex.begin_turn()
+    assert refused(holds, "c" * 1_500_000) < 0.05
+
+
 def test_a_pattern_is_quoted_only_in_part() -> None:
     holds = regex.matcher("(a+)+$|" + "b" * 20_000, "")
     refused(holds, "a" * 50_000 + "b")
