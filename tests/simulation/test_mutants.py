@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+from pathlib import Path
+
 import pytest
 
 from tests.simulation.kit.mutants import MUTANTS, Mutant
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "simulation.md"
+ROWS = [f"| {(inspect.getdoc(m.break_rule) or '').rstrip('.')} | {m.killed_by} |" for m in MUTANTS]
 
 
 @pytest.mark.parametrize("mutant", [pytest.param(m, id=f"{m.name} by {m.killed_by}") for m in MUTANTS])
 def test_a_mutant_is_caught(mutant: Mutant) -> None:
     assert mutant.caught() is not None, f"nobody noticed {mutant.name}"
+
+
+def test_the_documentation_lists_each_mutant_and_what_caught_it() -> None:
+    told = [row for row in DOCUMENT.read_text().splitlines() if row in ROWS]
+    assert told == ROWS
