@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from replset.bson import decode
 from replset.replication.lost_writes import LostDocument, LostKind, LostWrites
@@ -18,6 +17,7 @@ from replset.replication.put_back import (
     MISSING,
     Action,
     CommandKind,
+    FieldRow,
     LostChange,
     Policy,
     Side,
@@ -31,14 +31,13 @@ from replset.replication.put_back import (
     standing_of,
 )
 from replset.replication.rollback_files import read_manifest
-from replset.terminal import console
 from rollback_tools import place
 from rollback_tools.comparing import Comparing
 from rollback_tools.live import Live
-from rollback_tools.report import JsonReport, about, document, plain, short
+from rollback_tools.report import JsonReport, about, document, plain, printable, short
 
-STYLE = {Standing.THERE: "dim", Standing.CLEAN: "green", Standing.CONFLICT: "bold red"}
-SIDE_STYLE = {Side.LOST: "green", Side.LIVE: "cyan", Side.SAME: "dim", Side.BOTH: "bold red"}
+COLOUR = {Standing.THERE: "bright_black", Standing.CLEAN: "green", Standing.CONFLICT: "red"}
+SIDE_COLOUR = {Side.LOST: "green", Side.LIVE: "cyan", Side.SAME: "bright_black", Side.BOTH: "red"}
 SAYS = {
     Standing.THERE: "in the set",
     Standing.CLEAN: "unchanged since the common point",
@@ -149,48 +148,56 @@ def change_row(change: LostChange, standing: Standing) -> dict[str, Any]:
 def print_change(change: LostChange, standing: Standing) -> None:
     is_drop = change.kind is CommandKind.DROP and standing is Standing.CONFLICT
     says = "the set still has the collection" if is_drop else SAYS[standing]
-    console().print(
-        f"[bold]{escape(change.ns)}[/]  lost {escape(change.name)}  [{STYLE[standing]}]{says}[/]",
-        highlight=False,
-    )
+    Printer().heading(printable(change.ns), f"lost {printable(change.name)}", says, standing)
 
 
 def print_document(row: LostDocument, versions: Versions, standing: Standing, *, err: bool = False) -> None:
     """A heading, then a line for each field that is not the same in all versions."""
-    out = Console(stderr=True) if err else console()
+    printer = Printer(err=err)
     kind = row.kind.value if row.kind is not None else ""
-    out.print(
-        f"[bold]{escape(row.ns)}[/] {escape(short(row.id))}  lost {kind}  [{STYLE[standing]}]{SAYS[standing]}[/]",
-        highlight=False,
-    )
+    printer.heading(f"{printable(row.ns)} {short(row.id)}", f"lost {kind}", SAYS[standing], standing)
     if standing is Standing.THERE:
         return
-    rows = [] if versions.lost is None else field_rows(versions)
-    if not rows:
-        _print_whole(out, versions)
-        return
-    table = Table(box=None, padding=(0, 2, 0, 2))
-    for column in ("field", "common point", "lost", "live now"):
-        table.add_column(column, overflow="fold")
-    for field in rows:
-        style = SIDE_STYLE[field.side]
-        cells = [_cell(value) for value in (field.before, field.lost, field.live)]
-        if not versions.before_known:
-            cells[0] = "?"
-        table.add_row(f"[{style}]{escape(path_text(field.path))}[/]", *cells)
-    out.print(table)
-
-
-def _print_whole(out: Console, versions: Versions) -> None:
-    """There is one version only: its fields."""
-    if versions.kind is LostKind.DELETE:
-        out.print(f"    deleted; live now: {escape(_document_text(versions.live))}", highlight=False)
+    fields = [] if versions.lost is None else field_rows(versions)
+    if fields:
+        printer.fields(fields, before_known=versions.before_known)
+    elif versions.kind is LostKind.DELETE:
+        printer.line(f"    deleted; live now: {_document_text(versions.live)}")
     else:
-        out.print(f"    lost: {escape(_document_text(versions.lost))}; not there now", highlight=False)
+        printer.line(f"    lost: {_document_text(versions.lost)}; not there now")
+
+
+class Printer:
+    """Lines to standard output or standard error, in colour on a terminal."""
+
+    def __init__(self, *, err: bool = False) -> None:
+        self._err = err
+        self._colours = (sys.stderr if err else sys.stdout).isatty() and "NO_COLOR" not in os.environ
+
+    def line(self, text: str) -> None:
+        typer.echo(text, err=self._err, color=self._colours)
+
+    def heading(self, about: str, lost: str, says: str, standing: Standing) -> None:
+        self.line(f"{self._styled(about, bold=True)}  {lost}  {self._styled(says, fg=COLOUR[standing])}")
+
+    def fields(self, fields: Sequence[FieldRow], *, before_known: bool) -> None:
+        """A table with a line for each field."""
+        rows = [("field", "common point", "lost", "live now")]
+        for field in fields:
+            before = _cell(field.before) if before_known else "?"
+            rows.append((printable(path_text(field.path)), before, _cell(field.lost), _cell(field.live)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for number, row in enumerate(rows):
+            name, *cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            head = self._styled(name, fg=SIDE_COLOUR[fields[number - 1].side]) if number else name
+            self.line(f"  {'    '.join([head, *cells])}".rstrip())
+
+    def _styled(self, text: str, *, fg: str | None = None, bold: bool = False) -> str:
+        return typer.style(text, fg=fg, bold=bold or None) if self._colours else text
 
 
 def _cell(value: object) -> str:
-    return "[dim]-[/]" if value is MISSING else escape(short(value))
+    return "-" if value is MISSING else short(value)
 
 
 def _document_text(raw: bytes | None) -> str:

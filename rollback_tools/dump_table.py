@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import BinaryIO
 
-from rollback_tools.report import short
+from rollback_tools.report import printable, short
 
 FIRST_ROWS = 100
 MOST_COLUMNS = 12
@@ -63,5 +63,5 @@ class TableWriter:
 
 def _shown(name: str) -> str:
     """A name without what would break the line."""
-    text = name if name.isprintable() else repr(name)
+    text = printable(name)
     return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"

@@ -20,10 +20,17 @@ def document(raw: bytes | None) -> Any:
     return None if raw is None else json.loads(to_ejson(decode(raw), canonical=True))
 
 
+def printable(text: str) -> str:
+    """Text that a terminal takes as text: what would steer it is escaped."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)
+
+
 def short(value: object, limit: int = 60) -> str:
     """A value for a line of text: relaxed Extended JSON, cut where it gets long."""
     text = to_ejson({"": value})
-    text = text[text.index(":") + 1 : -1].strip()
+    text = printable(text[text.index(":") + 1 : -1].strip())
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 

@@ -22,7 +22,7 @@ from rollback_tools.comparing import Comparing
 from rollback_tools.diff import print_document
 from rollback_tools.live import Live
 from rollback_tools.putting_back import Outcome, PuttingBack, Result
-from rollback_tools.report import JsonReport, short
+from rollback_tools.report import JsonReport, printable, short
 
 DEFAULT_HOST = "127.0.0.1:27017"
 AUDIT_HELP = "the record of the run; default: beside the manifest, of a member's manifest in the current folder"
@@ -142,11 +142,11 @@ def _tell(outcomes: Iterator[Outcome], head: dict[str, Any], *, as_json: bool) -
 def line_of(outcome: Outcome) -> str:
     lost = outcome.lost
     if isinstance(lost, LostChange):
-        what = f"{lost.ns}: lost {lost.name}"
+        what = f"{printable(lost.ns)}: lost {printable(lost.name)}"
     else:
         kind = lost.kind.value if lost.kind is not None else ""
-        what = f"{lost.ns} {short(lost.id)}: lost {kind}"
-    return f"{VERBS[outcome.result]}  {what}; {outcome.decision.reason}"
+        what = f"{printable(lost.ns)} {short(lost.id)}: lost {kind}"
+    return f"{VERBS[outcome.result]}  {what}; {printable(outcome.decision.reason)}"
 
 
 def _sum_up(counts: dict[str, int], manifest: str, record: Audit | None) -> None:
@@ -176,7 +176,7 @@ class Asking:
         if self._rest is not None:
             return self._rest
         if isinstance(lost, LostChange):
-            typer.echo(f"{lost.ns}: lost {lost.name}; {decision.reason}", err=True)
+            typer.echo(f"{printable(lost.ns)}: lost {printable(lost.name)}; {decision.reason}", err=True)
         elif versions is not None:
             print_document(lost, versions, decision.standing, err=True)
         while True:

@@ -134,6 +134,19 @@ def test_diff_of_what_is_all_there(live: OpenSet, manifest: Path, capsys: Captur
     assert capsys.readouterr().out.splitlines()[-1] == "6 in the set"
 
 
+def test_nothing_that_is_stored_steers_the_terminal(live: OpenSet, tmp_path: Path, capsys: Capture) -> None:
+    lost = LostHistory()
+    lost.insert({"_id": 77, "\x1b[2J": "\x9b31m\u202e"})
+    path = lost.write(tmp_path)
+    run("diff", path)
+    live.put(ORDERS, {"_id": 77, "\x1b[2J": "other"})
+    run("diff", path)
+    run("restore", path)
+    out = capsys.readouterr().out
+    assert {char for char in out if not char.isprintable()} == {"\n"}
+    assert "\\u001b[2J" in out
+
+
 # --- policies ---------------------------------------------------------------------------------------------------
 
 
