@@ -60,7 +60,9 @@ class Live:
     """The primary of the set that `host` belongs to. Follows it when another one takes over. Use it in `with`."""
 
     def __init__(self, host: str, set_name: str | None = None, *, patience_s: float = PATIENCE_S) -> None:
-        """set_name: refuse any other set. HostUnreachableError when no primary is found in time."""
+        """set_name: refuse any other set. HostUnreachableError when `host` does not answer, or no primary is found in
+        time.
+        """
         self.host = host
         self._set_name = set_name
         self._patience_s = patience_s
@@ -70,6 +72,7 @@ class Live:
         self._dropped: dict[str, OpTime] = {}
         self._scanned: OpTime | None = None
         self._complete = True
+        WireClient(host).close()  # a wrong address is told at once; only for a primary it is worth to wait
         self._retrying(lambda client: None)
 
     def __enter__(self) -> Self:

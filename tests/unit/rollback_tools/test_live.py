@@ -116,6 +116,17 @@ def test_another_set_is_refused(member: FakeMember) -> None:
         Live(member.host, "rs0")
 
 
+def test_a_wrong_address_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(seconds: float) -> None:
+        raise AssertionError("it waits")
+
+    monkeypatch.setattr("time.sleep", wait)
+    with members() as (gone,):
+        pass
+    with pytest.raises(HostUnreachableError, match="cannot be reached"):
+        Live(gone.host, "rs0")
+
+
 def test_no_primary_in_time(member: FakeMember) -> None:
     member.hello |= {"isWritablePrimary": False, "primary": None}
     with pytest.raises(HostUnreachableError, match="knows no primary"):
