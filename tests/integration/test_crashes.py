@@ -127,7 +127,7 @@ def test_killed_in_a_rollback_of_twenty_thousand_operations(make_set: MakeSet) -
     cut(old, rest)
     for first in range(1_000, 1_000 + DOOMED, 2_000):
         insert(old, *range(first, first + 2_000), w=1)
-    run(rest[0], {"replSetStepUp": 1}, "admin")
+    wait_until(lambda: rest[0].command({"replSetStepUp": 1}).get("ok") == 1.0, 30, "one of the others to be elected")
     new = local.wait_for_primary(among=rest)
     insert(new, *range(100, 200))
     folder, wal = old.dbpath / "rollback", old.dbpath / "replset.db-wal"
@@ -150,7 +150,7 @@ def test_killed_in_a_rollback_of_twenty_thousand_operations(make_set: MakeSet) -
 
 
 def test_killed_in_an_initial_sync(make_set: MakeSet) -> None:
-    local = make_set()
+    local = make_set(electionTimeoutMillis=30_000)  # the primary stays, however slow the machine is
     primary = local.wait_for_primary()
     filler = "x" * 4_000
     for first in range(0, 4_000, 500):
