@@ -79,4 +79,4 @@ INPUTS = st.one_of(
     ),
     st.binary(max_size=64).map(lambda data: (len(data) + 5).to_bytes(4, "little") + data + b"\0"),
 )
-TARGET = Target("bson", INPUTS, lambda: stateless(check), 600)
+TARGET = Target("bson", INPUTS, lambda: stateless(check), 250)

@@ -229,4 +229,4 @@ def opened() -> Iterator[Check]:
         yield lambda value: check(one, value)
 
 
-TARGET = Target("commands", INPUTS, opened, 150)
+TARGET = Target("commands", INPUTS, opened, 100)

@@ -117,4 +117,4 @@ INPUTS = st.one_of(
     damaged(DOCUMENTS.map(lambda document: to_ejson(document, canonical=True).encode())),
     st.text(max_size=30),
 )
-TARGET = Target("ejson", INPUTS, lambda: stateless(check_either), 600)
+TARGET = Target("ejson", INPUTS, lambda: stateless(check_either), 300)

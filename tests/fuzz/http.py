@@ -166,4 +166,4 @@ def opened() -> Iterator[Check]:
         yield lambda value: check(one, value)
 
 
-TARGET = Target("http", requests(), opened, 150)
+TARGET = Target("http", requests(), opened, 100)

@@ -82,4 +82,4 @@ def opened() -> Iterator[Check]:
         yield lambda value: check(one, value)
 
 
-TARGET = Target("openapi", st.deferred(lambda: cases()), opened, 100)
+TARGET = Target("openapi", st.deferred(lambda: cases()), opened, 60)
