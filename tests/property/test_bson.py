@@ -388,7 +388,7 @@ SHARED = st.recursive(
 
 
 @EXAMPLES
-@given(st.dictionaries(C_TEXT, SHARED, max_size=6))
+@given(st.dictionaries(C_TEXT.filter("_id".__ne__), SHARED, max_size=6))  # PyMongo puts an _id in front
 def test_bytes_are_those_of_pymongo(document: dict[str, object]) -> None:
     data = encode(document)
     assert data == pymongo_bson.encode(to_pymongo(document))
@@ -396,7 +396,7 @@ def test_bytes_are_those_of_pymongo(document: dict[str, object]) -> None:
 
 
 @EXAMPLES
-@given(st.dictionaries(C_TEXT.map(lambda name: name.replace("$", "_")), SHARED, max_size=6))
+@given(st.dictionaries(C_TEXT.map(lambda name: name.replace("$", "_")).filter("_id".__ne__), SHARED, max_size=6))
 def test_pymongo_reads_our_extended_json(document: dict[str, object]) -> None:
     if "$" in repr(document):
         return
