@@ -35,6 +35,8 @@ _INLINE: Final = 1 << 20
 """Characters of the text times those of the pattern. `regex` looks at the clock every thousand steps, and a step can
 walk the whole text, so a longer search is left to a thread that one need not wait for."""
 _HOPELESS: Final = 1 << 32
+_PLAIN_S, _PLAIN_STEP_S = 3e-7, 3e-10
+"""What a search of `re` is taken to use: to look at the clock would take longer."""
 
 _FLAGS = {"i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE, "u": re.NOFLAG}
 
@@ -109,9 +111,10 @@ def _searcher(pattern: str, options: str) -> Callable[[str], bool]:
 
     def is_in(text: str) -> bool:
         work = size * len(text)
-        if plain is not None and work <= _INLINE:
-            return plain(text) is not None
         limit = _allowance.left(pattern)
+        if plain is not None and work <= _INLINE:
+            _allowance.used += _PLAIN_S + work * _PLAIN_STEP_S
+            return plain(text) is not None
         if work > _HOPELESS:
             raise _too_long(pattern)
         if work > _INLINE:
@@ -141,7 +144,11 @@ def _search_apart(pattern: str, search: Search, text: str, limit: float) -> bool
 
     if free.acquire(timeout=limit):
         thread = threading.Thread(target=run, name="regular expression", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # the machine has no more of them
+            free.release()
+            raise _too_long(pattern) from None
         thread.join(max(0.0, began + limit - time.perf_counter()))
     _allowance.used += min(time.perf_counter() - began, limit)
     if not found:

@@ -215,6 +215,18 @@ def test_without_turns_there_is_one_each_second(monkeypatch: pytest.MonkeyPatch)
     assert allowance.left("a") == regex.LIMIT_S
 
 
+def test_many_words_and_many_texts_are_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No single search is slow; what they take together counts, though nobody looked at a clock."""
+    monkeypatch.setattr(regex.time, "perf_counter", lambda: 1_000.0)
+    regex.begin_turn()
+    matcher = compile_filter({"a": {"$in": [regex.Regex(f"word{number}$") for number in range(300)]}})
+    began = time.thread_time()
+    with pytest.raises(ReplError) as caught:
+        matcher.matches({"a": ["some text of a few words"] * 2_000_000})
+    assert caught.value.code == regex.TOO_LONG
+    assert time.thread_time() - began < 2
+
+
 def test_a_filter_of_many_expressions_is_refused_as_a_whole() -> None:
     query = {"a": {"$all": [regex.Regex("(a|aa)+$"), regex.Regex("(?:a|a?)+$")]}}
     with pytest.raises(ReplError) as caught:
