@@ -146,6 +146,10 @@ def judged(answer: Http, path: str, what: object) -> str:
     else:
         assert "json" in kind, (what, kind)
         document = from_ejson(answer.body)
+    if document.get("ok") == 1.0:  # a command's reply as it is, whose statements failed
+        errors = document.get("writeErrors") or [document["writeConcernError"]]
+        assert {error["code"] for error in errors} <= KNOWN_CODES, (what, document)
+        return f"status {answer.status}"
     assert document["code"] in KNOWN_CODES, (what, document)
     assert document["codeName"]
     assert 0 < len(document["errmsg"]) <= LONGEST_MESSAGE
