@@ -45,8 +45,11 @@ def _documents(data: mmap.mmap, skipped: Callable[[int, int, str], None]) -> Ite
             yield raw
             pos += size
             continue
-        # A length that leads to another document is right: then only the inside is damaged.
-        after = pos + size if size and _leads_on(data, pos + size) else _next(data, pos + 1)
+        after = _next(data, pos + 1)
+        # A length that leads to another document is right, and only the inside is damaged, unless whole documents fill
+        # it to its end: what is inside of a document ends before its last byte.
+        if size and _leads_on(data, pos + size) and not _fill(data, after, pos + size):
+            after = pos + size
         skipped(pos, after, problem)
         pos = after
 
@@ -58,6 +61,17 @@ def _size_at(data: mmap.mmap, pos: int) -> int:
     size = int(_int32(data, pos)[0])
     fits = SMALLEST <= size <= MAX_INTERNAL_SIZE and pos + size <= len(data)
     return size if fits and data[pos + size - 1] == 0 else 0
+
+
+def _fill(data: mmap.mmap, pos: int, end: int) -> bool:
+    """Whether sound documents, one behind the other, reach from `pos` just to `end`."""
+    begin = pos
+    while pos < end:
+        size = _size_at(data, pos)
+        if not size or _problem(data[pos : pos + size]) is not None:
+            return False
+        pos += size
+    return begin < pos == end
 
 
 def _leads_on(data: mmap.mmap, pos: int, hops: int = 1) -> bool:
