@@ -46,8 +46,8 @@ def _documents(data: mmap.mmap, skipped: Callable[[int, int, str], None]) -> Ite
             pos += size
             continue
         after = _next(data, pos + 1)
-        # A length that leads to another document is right, and only the inside is damaged, unless whole documents fill
-        # it to its end: what is inside of a document ends before its last byte.
+        # A length that leads to another document is right, and only the inside is damaged, unless whole documents reach
+        # over its end: what is inside of a document ends before its last byte.
         if size and _leads_on(data, pos + size) and not _fill(data, after, pos + size):
             after = pos + size
         skipped(pos, after, problem)
@@ -64,14 +64,14 @@ def _size_at(data: mmap.mmap, pos: int) -> int:
 
 
 def _fill(data: mmap.mmap, pos: int, end: int) -> bool:
-    """Whether sound documents, one behind the other, reach from `pos` just to `end`."""
+    """Whether sound documents, one behind the other, reach from `pos` to `end` or beyond."""
     begin = pos
     while pos < end:
         size = _size_at(data, pos)
         if not size or _problem(data[pos : pos + size]) is not None:
             return False
         pos += size
-    return begin < pos == end
+    return begin < end <= pos
 
 
 def _leads_on(data: mmap.mmap, pos: int, hops: int = 1) -> bool:

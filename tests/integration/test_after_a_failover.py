@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from replset.cli.local_set import wait_until
 from tests.integration.conftest import MakeSet
 from tests.integration.test_put_back import Story, lose_writes
 
@@ -88,7 +89,14 @@ def words(text: str) -> str:
 
 
 def test_the_page_is_true(make_set: MakeSet) -> None:
-    page = Page(lose_writes(make_set()))
+    local = make_set()
+    page = Page(lose_writes(local))
+
+    def heard() -> bool:  # a heartbeat brings the others the number
+        replies = [member.command({"replSetGetStatus": 1}) for member in local.members]
+        return all(reply.get("unacknowledgedRollbacks") == 1 for reply in replies)
+
+    wait_until(heard, 60, "all members to hear of the rollback")
     wrong: list[str] = []
     seen = 0
     for command, expected in commands():

@@ -88,6 +88,7 @@ def test_resync_reads_a_pipe(tmp_path: Path) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 5), st.integers(0, 40), st.binary(min_size=1, max_size=12))
 @example(0, 0, bytes([AT[3]]))  # a length that reaches over two more documents
+@example(0, 0, b"\xbb")  # one that ends before a document inside of another
 def test_damage_in_one_document_costs_no_other(number: int, offset: int, data: bytes) -> None:
     start = AT[number] + offset % SIZES[number]
     data = data[: AT[number + 1] - start]
