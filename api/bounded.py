@@ -7,7 +7,7 @@ import logging
 from collections.abc import MutableMapping
 from typing import Any, Final
 
-from api.exchange import Answer, App, Asked, Receive, Scope, Send, say
+from api.exchange import DRAIN_BYTES, Answer, App, Asked, Receive, Scope, Send, say
 from api.held import Held
 from api.ports import ApiMember
 from replset.runtime.admission import STALLED_S
@@ -44,6 +44,7 @@ class Bounded:
         if scope["path"].startswith(LIMITED) and (admission.is_full or self._under_way >= MAX_UNDER_WAY):
             admission.refused += 1
             problem = held.refusal()
+            await _drain(receive)
             await say(self._member, Asked(scope), Answer(problem.body, problem.status, problem.headers), send)
             return
         self._under_way += 1
@@ -54,6 +55,19 @@ class Bounded:
         finally:
             self._under_way -= 1
             held.hold(0)
+
+
+async def _drain(receive: Receive) -> None:
+    """Read a body and throw it away, so that its sender hears the answer; not for ever."""
+    size, more = 0, True
+    while more and size <= DRAIN_BYTES:
+        try:
+            async with asyncio.timeout(STALLED_S):
+                message = await receive()
+        except TimeoutError:
+            return
+        size += len(message.get("body", b""))
+        more = message.get("more_body", False)
 
 
 def _in_pieces(send: Send, held: Held) -> Send:

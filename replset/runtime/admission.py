@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Final
 
 from replset.errors import OverloadedError
+from replset.wire.framing import LARGE_BYTES
 
 MAX_HELD_BYTES: Final = 128 << 20
 """Of large requests and answers, all clients together. One message of the largest size always fits alone."""
-SMALL_BYTES: Final = 64 << 10
+SMALL_BYTES: Final = LARGE_BYTES
 """A request or answer up to this size is not counted."""
 STALLED_S: Final = 30.0
 """A client that takes not a byte of its answer for so long loses its connection."""

@@ -115,3 +115,22 @@ def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -
     assert sent[0]["status"] == 408
     assert b"stopped coming after 100000 bytes" in sent[1]["body"]
     assert api.member.admission.held == 0
+
+
+def test_the_body_of_a_refused_request_is_read_to_its_end() -> None:
+    api = Api()
+    api.member.admission.hold(MAX_HELD_BYTES)
+    left = 3
+    sent: list[tuple[str, int]] = []
+
+    async def receive() -> MutableMapping[str, Any]:
+        nonlocal left
+        left -= 1
+        return {"type": "http.request", "body": b"x" * 100_000, "more_body": left > 0}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append((message["type"], left))
+
+    scope = {"type": "http", "path": "/v1/action/find", "headers": [], "method": "POST"}
+    asyncio.run(api.app(scope, receive, send))
+    assert sent == [("http.response.start", 0), ("http.response.body", 0)]
