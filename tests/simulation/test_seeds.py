@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.simulation.kit.runs import classic_plan, draw_plan, run_seed
+from tests.simulation.kit.runs import classic_plan, draw_plan, rollback_plan, run_seed
 
 QUICK = range(3)
 SLOW = range(3, 54)
@@ -18,6 +19,8 @@ CLASSIC = (
     559,  # a stale member could not resync: its undo ended between two entries, so there was no state to export from
     20080,  # of two voters one was too stale and copied anew, which took its vote; then the primary died
 )
+ROLLBACKS = range(1, 9)
+KINDS = {"insert", "update", "replace", "delete", "create", "drop"}
 ROOT = Path(__file__).parents[2]
 
 
@@ -32,6 +35,16 @@ def test_every_invariant_holds(seed: int) -> None:
 def test_a_seed_that_found_something_holds(seed: int) -> None:
     outcome = run_seed(seed, classic_plan(seed))
     assert outcome.error is None, outcome.report()
+
+
+@pytest.mark.slow
+def test_what_rollbacks_undo_is_in_their_files_whatever_its_kind() -> None:
+    undone: Counter[str] = Counter()
+    for seed in ROLLBACKS:
+        outcome = run_seed(seed, rollback_plan(seed))
+        assert outcome.error is None, outcome.report()
+        undone.update(kind for kind in KINDS if outcome.counts[f"undone {kind}"])
+    assert set(undone) == KINDS, "what was never undone was not tested"
 
 
 def a_short_run(seed: int) -> str:

@@ -17,7 +17,8 @@ import apsw
 
 from replset.bson import decode
 from replset.core.member_state import MemberState
-from replset.ids import OPTIME_NULL, OpTime
+from replset.ids import OPTIME_NULL, OpTime, pack_ts
+from tests.simulation.kit.deeds import Deed
 from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.workload import COLLECTION, DATABASE, History, Write
@@ -31,19 +32,25 @@ _TOKEN = re.compile(rb"token-\d+-")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One oplog entry, decoded. mark: what identifies a client's write, `i token-5-` or `d 1005`; empty for others."""
+    """One oplog entry, decoded. marks: what identifies it, and the client's write that it holds."""
 
     optime: OpTime
     hash: int
-    mark: str
+    marks: tuple[str, ...]
     body: dict[str, Any]
 
 
-def mark_of_entry(body: Mapping[str, Any], raw: bytes) -> str:
+def marks_of_entry(body: Mapping[str, Any], raw: bytes) -> tuple[str, ...]:
+    """Its optime first; then `w token-5-` or `d 1005` where it is a write of the workload."""
+    own = mark_of_optime(OpTime(int(body["t"]), pack_ts(body["ts"].time, body["ts"].inc)))
     if body["op"] == "d":
-        return f"d {int(body['o']['_id'])}" if body["ns"] == NAMESPACE else ""
+        return (own, f"d {int(body['o']['_id'])}") if body["ns"] == NAMESPACE else (own,)
     found = _TOKEN.search(raw) if body["op"] in ("i", "u") else None
-    return f"w {found.group().decode()}" if found else ""
+    return (own, f"w {found.group().decode()}") if found else (own,)
+
+
+def mark_of_optime(optime: OpTime) -> str:
+    return f"e {optime}"
 
 
 def mark_of_write(write: Write) -> str:
@@ -52,7 +59,7 @@ def mark_of_write(write: Write) -> str:
 
 def read_entry(term: int, ts: int, hash_value: int, raw: bytes) -> Entry:
     body = decode(raw)
-    return Entry(OpTime(term, ts), hash_value, mark_of_entry(body, raw), body)
+    return Entry(OpTime(term, ts), hash_value, marks_of_entry(body, raw), body)
 
 
 @dataclass(slots=True)
@@ -76,9 +83,10 @@ class Mirror:
 class Checkers:
     """Attach to a cluster; a broken invariant raises SimulationError out of the run, with its number."""
 
-    def __init__(self, cluster: SimCluster, history: History | None = None) -> None:
+    def __init__(self, cluster: SimCluster, history: History | None = None, deeds: list[Deed] | None = None) -> None:
         self.cluster = cluster
         self.history = history or History()
+        self.deeds = [] if deeds is None else deeds
         self.mirrors = {name: Mirror() for name, m in cluster.machines.items() if not m.arbiter}
         self.known: dict[OpTime, Entry] = {}
         self.primaries: dict[int, str] = {}  # term -> the life that was primary in it
@@ -88,6 +96,7 @@ class Checkers:
         self.committed_optimes: set[OpTime] = set()
         self.lost_in_crashes: set[str] = set()  # marks of entries that a power loss took, unsynced
         self.erased_by_hand: set[str] = set()  # marks of entries that only a wiped disk held
+        self.undone: dict[OpTime, Entry] = {}
         self.rollbacks = 0
         self.copies = 0
         self._seen_lives: dict[str, str] = {}
@@ -169,9 +178,7 @@ class Checkers:
             self._judge_death(name, machine, removed)
         elif removed:
             self.rollbacks += 1
-            for entry in removed:
-                if entry.optime in self.committed_optimes:
-                    self.fail("3", f"{name} rolled back {entry.optime}, which was below a commit point")
+            self.note_undone(name, removed)
         self._read_on(name, mirror, connection)
 
     def _take_back(self, mirror: Mirror, connection: apsw.Connection) -> list[Entry]:
@@ -183,12 +190,20 @@ class Checkers:
             if row == (last.optime.term, last.hash):
                 break
             removed.append(mirror.entries.pop())
-            mirror.marks.discard(last.mark)
+            mirror.marks.difference_update(last.marks)
         mirror.committed = min(mirror.committed, len(mirror.entries))
         return removed
 
+    def note_undone(self, name: str, removed: list[Entry]) -> None:
+        for entry in removed:
+            if entry.optime in self.committed_optimes:
+                self.fail("3", f"{name} rolled back {entry.optime}, which was below a commit point")
+            self.undone[entry.optime] = entry
+
     def _judge_death(self, name: str, machine: Machine, removed: list[Entry]) -> None:
         """What a restart may have lost: with the power what was not synced, else nothing."""
+        if machine.state_at_death is MemberState.ROLLBACK and not machine.lost_power:
+            self.note_undone(name, removed)  # the start went on with it
         if not removed or machine.state_at_death not in (MemberState.PRIMARY, MemberState.SECONDARY):
             return  # a rollback or an initial sync was under way, and the start went on with it
         if not machine.lost_power:
@@ -196,12 +211,14 @@ class Checkers:
         durable = machine.durable_at_death
         if durable is not None and any(entry.optime <= durable for entry in removed):
             self.fail("4", f"{name} had reported {durable} as durable and lost {removed[-1].optime} with the power")
-        self.lost_in_crashes.update(entry.mark for entry in removed if not self._is_synced_elsewhere(name, entry))
+        for entry in removed:
+            if not self._is_synced_elsewhere(name, entry):
+                self.lost_in_crashes.update(entry.marks)
 
     def _is_synced_elsewhere(self, name: str, entry: Entry) -> bool:
         for other, mirror in self.mirrors.items():
             member = self.cluster.machines[other].running
-            holds = other != name and member is not None and entry.mark in mirror.marks
+            holds = other != name and member is not None and entry.marks[0] in mirror.marks
             if holds and member.node.position.last_durable >= entry.optime:
                 return True
         return False
@@ -221,7 +238,7 @@ class Checkers:
             if mirror.entries and term < mirror.entries[-1].optime.term:
                 self.fail("2", f"{name} appended {optime} behind {mirror.newest()}")
             mirror.entries.append(entry)
-            mirror.marks.add(entry.mark)
+            mirror.marks.update(entry.marks)
 
     def _add_trimmed(self, name: str, mirror: Mirror, oldest: OpTime) -> None:
         """A copy whose source had trimmed its oplog: what is missing at the head was committed, and is known."""
@@ -231,7 +248,7 @@ class Checkers:
             self.fail("3", f"the oplog of {name} begins at {oldest}, which was never committed")
         place = self.committed.index(oldest)
         mirror.entries = [self.known[optime] for optime in self.committed[:place]]
-        mirror.marks = {entry.mark for entry in mirror.entries}
+        mirror.marks = {mark for entry in mirror.entries for mark in entry.marks}
         mirror.committed = place
 
     def note_committed(self, name: str, point: OpTime) -> None:
@@ -313,7 +330,10 @@ class Checkers:
                     )
 
     def promise(self, primary: str) -> None:
-        """Invariant 4: every acknowledged write is in the history or in a finished rollback's oplog file."""
+        """Invariant 4: every acknowledged write is in the history or in a finished rollback's oplog file.
+
+        So is every entry that a rollback undid, whoever was told of it.
+        """
         kept = self.mirrors[primary].marks
         files = {mark for machine in self.cluster.machines.values() for mark in rolled_back_marks(machine.disk)}
         for write in self.history.writes:
@@ -327,6 +347,20 @@ class Checkers:
             if write.concern != "majority" and mark in self.erased_by_hand:
                 continue
             self.fail("4", f"neither in the set nor in a rollback file: {write}")
+        for deed in self.deeds:
+            mark = mark_of_optime(deed.optime)
+            if not deed.acknowledged or mark in kept:
+                continue
+            if deed.concern == "majority":
+                self.fail("3", f"the primary {primary} lacks {deed}")
+            if mark in files or mark in self.erased_by_hand:
+                continue
+            if deed.concern == "w1" and mark in self.lost_in_crashes:
+                continue
+            self.fail("4", f"neither in the set nor in a rollback file: {deed}")
+        for entry in self.undone.values():
+            if not {entry.marks[0]} & (kept | files | self.erased_by_hand):
+                self.fail("4", f"undone, and in no rollback file: {entry.body}")
 
     def documents_are_the_oplog(self) -> None:
         """Invariant 5."""
@@ -346,6 +380,17 @@ class Checkers:
                 self.fail("6", f"the oplogs of {first} and {other} differ")
             if documents[other] != documents[first]:
                 self.fail("6", f"{first} and {other}: {first_difference(documents[first], documents[other])}")
+
+
+def kind_of_entry(body: Mapping[str, Any]) -> str:
+    """insert | update | replace | delete | create | drop | note: what an entry does."""
+    match body["op"]:
+        case "c":
+            return str(next(iter(body["o"])))
+        case "u":
+            return "update" if body["o"].get("$v") == 2 else "replace"
+        case op:
+            return {"i": "insert", "d": "delete", "n": "note"}[op]
 
 
 Documents = dict[str, dict[str, dict[str, Any]]]
@@ -416,7 +461,7 @@ def rolled_back_marks(disk: SimDisk) -> Iterator[str]:
         for file in manifest["files"]:
             if file["kind"] == "oplog":
                 for raw in bson_documents(Path(disk.folder, "rollback", file["name"]).read_bytes()):
-                    yield mark_of_entry(decode(raw), raw)
+                    yield from marks_of_entry(decode(raw), raw)
 
 
 def manifests(disk: SimDisk) -> list[dict[str, Any]]:

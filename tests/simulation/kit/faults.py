@@ -66,6 +66,9 @@ NEW_KINDS = (
 )
 
 
+NO_FAULTS = FaultMix(**dict.fromkeys(OLD_KINDS + NEW_KINDS, 0))  # type: ignore[arg-type]
+
+
 def draw_mix(rng: random.Random) -> FaultMix:
     """Some kinds are left out of a run, some come often: what never happens together in an average run does in one."""
     chosen = {name: rng.choice((0, 1, 1, 2, 4)) for name in OLD_KINDS + NEW_KINDS}

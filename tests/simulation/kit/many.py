@@ -10,11 +10,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from tests.simulation.kit import cluster
-from tests.simulation.kit.runs import Outcome, run_seed
+from tests.simulation.kit.runs import Outcome, Plan, draw_plan, run_seed
 
 PROCESS_RUNS_MAX = 200
 REPORTS_MAX = 5
@@ -54,14 +55,18 @@ class Sums:
         return self.held + len(self.failed)
 
 
-def run_many(seeds: Iterable[int], jobs: int, mutant: str = "") -> Generator[Timed, None, None]:
+Draw = Callable[[int], Plan]
+"""What a seed's run is made of; a function of a module, since it goes to other processes."""
+
+
+def run_many(seeds: Iterable[int], jobs: int, mutant: str = "", draw: Draw = draw_plan) -> Generator[Timed, None, None]:
     """Outcomes in the order in which they come. jobs: processes. mutant: the rule that is broken in all of them."""
     context = multiprocessing.get_context("spawn")
     with (
         tempfile.TemporaryDirectory(prefix="replset-sims-", dir=cluster.FASTEST_FOLDER) as folder,  # goes in any case
         context.Pool(jobs, _begin, (mutant, folder), maxtasksperchild=PROCESS_RUNS_MAX) as pool,
     ):
-        yield from pool.imap_unordered(_timed, seeds)
+        yield from pool.imap_unordered(partial(_timed, draw), seeds)
 
 
 def _begin(mutant: str, folder: str) -> None:
@@ -74,19 +79,19 @@ def _begin(mutant: str, folder: str) -> None:
     gc.freeze()  # what was imported is there for good
 
 
-def _timed(seed: int) -> Timed:
+def _timed(draw: Draw, seed: int) -> Timed:
     began = time.process_time()
-    outcome = run_seed(seed)
+    outcome = run_seed(seed, draw(seed))
     return Timed(outcome, time.process_time() - began)
 
 
-def report_many(seeds: range, jobs: int, *, each: bool, trace: bool) -> Sums:
+def report_many(seeds: range, jobs: int, *, each: bool, trace: bool, draw: Draw = draw_plan) -> Sums:
     """Run and print. each: a line for every seed. trace: its whole trace too."""
     sums = Sums()
     began = said = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as `timeout` ends it: what ran so far is told of
     try:
-        for timed in run_many(seeds, jobs):
+        for timed in run_many(seeds, jobs, draw=draw):
             sums.add(timed)
             outcome = timed.outcome
             if trace:
@@ -129,7 +134,7 @@ def _print_sums(sums: Sums, wall_s: float) -> None:
     print(f"{sums.held} of {sums.done} held")
     for outcome in sorted(sums.failed, key=lambda outcome: outcome.seed):
         assert outcome.error is not None
-        print(f"  ./dev sim --seeds 1 --start {outcome.seed}   # {outcome.error.splitlines()[0]}")
+        print(f"  {outcome.again}   # {outcome.error.splitlines()[0]}")
 
 
 def processors() -> int:

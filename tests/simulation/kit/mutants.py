@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from replset.bson import decode
 from replset.commands import find
 from replset.core import leading, node
 from replset.core.effects import LastVote
@@ -42,7 +43,7 @@ from tests.simulation.kit import scenarios
 from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.many import run_many
-from tests.simulation.kit.runs import run_seed
+from tests.simulation.kit.runs import rollback_plan, run_seed
 
 Break = Callable[[pytest.MonkeyPatch], None]
 
@@ -123,6 +124,17 @@ def manifest_without_entries(patch: pytest.MonkeyPatch) -> None:
 
     def add(self: RollbackWriter, kind: FileKind, ns: str, uuid: Any, document: bytes) -> None:
         if kind is not FileKind.OPLOG:
+            real(self, kind, ns, uuid, document)
+
+    patch.setattr(RollbackWriter, "add", add)
+
+
+def commands_not_in_the_files(patch: pytest.MonkeyPatch) -> None:
+    """A rollback's files hold what it does to documents, and no create and no drop."""
+    real = RollbackWriter.add
+
+    def add(self: RollbackWriter, kind: FileKind, ns: str, uuid: Any, document: bytes) -> None:
+        if kind is not FileKind.OPLOG or decode(document)["op"] != "c":
             real(self, kind, ns, uuid, document)
 
     patch.setattr(RollbackWriter, "add", add)
@@ -336,6 +348,18 @@ def verdict_of(killer: int | scenarios.Scenario) -> str | None:
     return None
 
 
+def rolling_back(seed: int) -> scenarios.Scenario:
+    """The run that `./dev sim --rollbacks` draws from this seed."""
+
+    def run() -> None:
+        error = run_seed(seed, rollback_plan(seed)).error
+        if error is not None:
+            raise SimulationError(error)
+
+    run.__name__ = f"rollbacks_seed_{seed}"
+    return run
+
+
 MUTANTS = (
     Mutant(vote_not_durable, (scenarios.vote_over_restart,), "invariant 1"),
     Mutant(second_vote_in_a_term, (9, 11, 6), "invariant 1"),
@@ -354,6 +378,7 @@ MUTANTS = (
     Mutant(equal_source_accepted, (scenarios.no_loop_of_sources,), "nobody followed himself"),
     Mutant(misfitting_batch_applied, (0, 1, 9)),
     Mutant(manifest_without_entries, (0, 2, 1), "invariant 4"),
+    Mutant(commands_not_in_the_files, (rolling_back(0),), "invariant 4"),
     Mutant(rollback_files_not_synced, (scenarios.dark_after_a_rollback,), "invariant 4"),
     Mutant(oplog_trimmed_too_far, (7,)),
     Mutant(delete_not_replicated, (0, 2, 1)),

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from tests.simulation.kit.checkers import Checkers
+from tests.simulation.kit.checkers import Checkers, kind_of_entry
 from tests.simulation.kit.cluster import SimCluster, Weather, quiet_logs
+from tests.simulation.kit.deeds import DeedMix, Deeds
 from tests.simulation.kit.errors import SimulationError
-from tests.simulation.kit.faults import FaultMix, Faults, draw_mix
+from tests.simulation.kit.faults import NO_FAULTS, FaultMix, Faults, draw_mix
 from tests.simulation.kit.linearizability import violation
 from tests.simulation.kit.registers import RegisterMix, Registers
 from tests.simulation.kit.workload import Mix, Workload
@@ -23,11 +24,25 @@ CONVERGES_WITHIN_S = 90.0
 PROOF_TRIES = 3
 SHAPES = ((3, 0), (3, 0), (3, 0), (3, 0), (2, 1), (2, 1), (3, 2), (3, 1), (4, 0), (5, 0))
 """Data-bearing members and arbiters; one after the other."""
+ROLLBACKS = "--rollbacks"
+ROLLBACK_FAULTS = {
+    "isolate_primary": 8,
+    "ambush": 6,
+    "isolate_someone": 2,
+    "kill_primary": 2,
+    "lasting_one_way": 1,
+    "power_loss": 1,
+    "out_of_space": 1,
+    "wipe": 1,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run is made of; what happens in it is drawn from the seed. registers: None runs without them."""
+    """What a run is made of; what happens in it is drawn from the seed. registers, deeds: None runs without.
+
+    option: of `./dev sim`, for a run that is drawn in another way than most.
+    """
 
     members: int = 3
     arbiters: int = 0
@@ -35,7 +50,9 @@ class Plan:
     faults: FaultMix = field(default_factory=FaultMix)
     load: Mix = field(default_factory=Mix)
     registers: RegisterMix | None = None
+    deeds: DeedMix | None = None
     faults_s: float = FAULTS_S
+    option: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +65,18 @@ class Outcome:
     trace: tuple[str, ...]
     facts: str
     counts: Counter[str]
+    option: str = ""
+
+    @property
+    def again(self) -> str:
+        """The command that runs it again."""
+        return " ".join(filter(None, ("./dev sim", self.option, f"--seeds 1 --start {self.seed}")))
 
     def report(self) -> str:
         """What a failing run prints."""
         lines = [*self.trace[-60:], f"seed {self.seed}: {self.error or 'held'}; {self.facts}", f"trace {self.digest}"]
         if self.error is not None:
-            lines.append(f"run it again: ./dev sim --seeds 1 --start {self.seed}")
+            lines.append(f"run it again: {self.again}")
         return "\n".join(lines)
 
 
@@ -85,6 +108,17 @@ def draw_plan(seed: int) -> Plan:
         Mix(*rng.choice(((4, 2), (2, 1), (2, 1), (1, 1))), pause_ms=rng.choice(((50, 350), (100, 700), (100, 1_500)))),
         RegisterMix(*rng.choice(((3, 1), (3, 2), (2, 2)))),
     )
+
+
+def rollback_plan(seed: int) -> Plan:
+    """Doomed operations of every kind: whoever leads is cut off again and again, and hit while it rolls back."""
+    members, arbiters = SHAPES[seed % len(SHAPES)]
+    rng = random.Random(f"{seed} rollbacks")
+    weather = replace(draw_weather(seed), worker_ms=rng.choice((2.0, 10.0, 40.0)))
+    faults = replace(NO_FAULTS, **ROLLBACK_FAULTS, pause_s=rng.choice(((1.0, 5.0), (2.0, 8.0))))
+    load = Mix(1, 1, pause_ms=(300, 1_500))
+    deeds = DeedMix(rng.choice((2, 3)))
+    return Plan(members, arbiters, weather, faults, load, deeds=deeds, faults_s=25.0, option=ROLLBACKS)
 
 
 def classic_plan(seed: int) -> Plan:
@@ -129,7 +163,11 @@ class _Run:
         if plan.registers is not None:
             rng = cluster.random_for("registers")
             self.registers = Registers(cluster.loop, hosts, rng, cluster.client, plan.registers)
-        self.checkers = Checkers(cluster, self.workload.history)
+        self.deeds: Deeds | None = None
+        if plan.deeds is not None:
+            rng = cluster.random_for("deeds")
+            self.deeds = Deeds(cluster.loop, hosts, rng, cluster.client, plan.deeds)
+        self.checkers = Checkers(cluster, self.workload.history, self.deeds.history if self.deeds else None)
         self.faults = Faults(cluster, plan.faults)
         self.healed_ms = self.well_ms = 0
 
@@ -152,16 +190,18 @@ class _Run:
     async def _faulty(self) -> None:
         """Load and faults together."""
         self.workload.start()
-        if self.registers is not None:
-            self.registers.start()
+        for clients in (self.registers, self.deeds):
+            if clients is not None:
+                clients.start()
         await self.faults.run(self.plan.faults_s)
 
     async def _last_load(self) -> None:
         """The load goes on for a while on the healed set."""
         await asyncio.sleep(3)
         await self.workload.stop()
-        if self.registers is not None:
-            await self.registers.stop()
+        for clients in (self.registers, self.deeds):
+            if clients is not None:
+                await clients.stop()
 
     def _prove_it_takes_writes(self) -> None:
         """On the set that says it is well: each member once, a majority write through the primary.
@@ -212,7 +252,7 @@ class _Run:
             cluster.trace.lines.append(f"register {operation}")
         digest = cluster.trace.digest()
         told = tuple(line for line in cluster.trace.lines if not line.startswith(("write", "read", "register")))
-        return Outcome(seed, error, digest, told, facts, self._counts())
+        return Outcome(seed, error, digest, told, facts, self._counts(), self.plan.option)
 
     def _counts(self) -> Counter[str]:
         history, checkers = self.workload.history, self.checkers
@@ -227,4 +267,7 @@ class _Run:
         if self.registers is not None:
             for kind, n in self.registers.answered.items():
                 counts[f"register {kind}"] = n
+        if self.deeds is not None:
+            counts.update(f"undone {kind_of_entry(entry.body)}" for entry in checkers.undone.values())
+            counts.update(f"deed {deed.kind}" for deed in self.deeds.history if deed.acknowledged)
         return counts

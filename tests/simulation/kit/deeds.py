@@ -1,0 +1,132 @@
+"""Clients that do everything a client can do to documents and collections, for rollbacks of every kind of entry.
+
+A deed is kept by the entry that its answer names: it has to be in the set at the end, or in a rollback's oplog file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from replset.ids import OPTIME_NULL, HostPort, OpTime, pack_ts
+from tests.simulation.kit.loop import SimLoop
+from tests.simulation.kit.wire import NoAnswerError, SimClient
+from tests.simulation.kit.workload import CONCERNS
+
+DATABASES = ("deeds", "deeds", "deeds", "others")
+COLLECTIONS = 3
+DOCUMENTS = 12
+DOOMED = ("w1", "journaled", "journaled", "majority")
+"""What a primary that is cut off acknowledges comes more often than what it cannot."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeedMix:
+    """How many clients, and how long one waits between two deeds."""
+
+    clients: int = 2
+    pause_ms: tuple[int, int] = (60, 400)
+
+
+@dataclass(slots=True)
+class Deed:
+    """One command. optime: of the newest entry that its answer covers, once it is acknowledged."""
+
+    kind: str
+    concern: str
+    target: HostPort
+    optime: OpTime = OPTIME_NULL
+
+    @property
+    def acknowledged(self) -> bool:
+        return self.optime != OPTIME_NULL
+
+
+class Deeds:
+    """Runs the clients until `stop`; each stays with its member for as long as that one does what it is told."""
+
+    def __init__(
+        self,
+        loop: SimLoop,
+        hosts: list[HostPort],
+        rng: random.Random,
+        new_client: Callable[[], SimClient],
+        mix: DeedMix,
+    ) -> None:
+        self._loop = loop
+        self._hosts = hosts
+        self._rng = rng
+        self._new_client = new_client
+        self._mix = mix
+        self._stopped = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self.history: list[Deed] = []
+
+    def start(self) -> None:
+        for _ in range(self._mix.clients):
+            self._tasks.append(self._loop.create_task(self._client(random.Random(self._rng.getrandbits(64)))))
+
+    async def stop(self) -> None:
+        self._stopped = True
+        for task in self._tasks:
+            await task
+
+    async def _client(self, rng: random.Random) -> None:
+        client = self._new_client()
+        target = rng.choice(self._hosts)
+        low, high = self._mix.pause_ms
+        while not self._stopped:
+            await asyncio.sleep(rng.uniform(low, high) / 1000)
+            kind, command = draw_command(rng)
+            deed = Deed(kind, rng.choice(DOOMED), target)
+            self.history.append(deed)
+            if not await self._carry_out(client, deed, rng.choice(DATABASES), command):
+                target = rng.choice(self._hosts)
+        client.close()
+
+    async def _carry_out(self, client: SimClient, deed: Deed, database: str, command: Mapping[str, object]) -> bool:
+        """Whether the member did it; one that only could not tell a majority in time did."""
+        try:
+            reply = await client.call(deed.target, database, {**command, "writeConcern": CONCERNS[deed.concern]})
+        except NoAnswerError:
+            return False
+        if reply["ok"] != 1 or reply.get("writeErrors"):
+            return bool(reply["ok"])  # a duplicate key is no reason to leave
+        if not reply.get("writeConcernError"):
+            deed.optime = optime_of(reply)
+        return True
+
+
+def optime_of(reply: Mapping[str, Any]) -> OpTime:
+    told = reply["opTime"]
+    return OpTime(int(told["t"]), pack_ts(told["ts"].time, told["ts"].inc))
+
+
+def draw_command(rng: random.Random) -> tuple[str, dict[str, object]]:
+    """The kind of a deed, and its command without a concern; each kind of entry comes often enough to be lost."""
+    name = f"c{rng.randrange(COLLECTIONS)}"
+    key, number = rng.randrange(DOCUMENTS), rng.randrange(1_000)
+    several = [{"_id": rng.randrange(DOCUMENTS), "n": number + n, "padding": "x" * 40} for n in range(3)]
+    some: dict[str, object] = {"n": {"$gte": number}}
+    commands: dict[str, tuple[int, dict[str, object]]] = {
+        "insert": (4, {"insert": name, "documents": several[:1]}),
+        "insert several": (2, {"insert": name, "documents": several, "ordered": False}),
+        "upsert": (3, _update(name, {"_id": key}, {"$set": {"n": number, "by": "upsert"}}, upsert=True)),
+        "update": (4, _update(name, {"_id": key}, {"$inc": {"changes": 1}, "$unset": {"by": ""}})),
+        "update several": (2, _update(name, some, {"$inc": {"n": 2}}, multi=True)),
+        "replace": (3, _update(name, {"_id": key}, {"n": number, "whole": [number, {"new": True}]}, upsert=True)),
+        "delete": (3, {"delete": name, "deletes": [{"q": {"_id": key}, "limit": 1}]}),
+        "delete several": (1, {"delete": name, "deletes": [{"q": some, "limit": 0}]}),
+        "create": (2, {"create": name}),
+        "drop": (1, {"drop": name}),
+        "drop database": (1, {"dropDatabase": 1}),
+    }
+    kind = rng.choices(list(commands), [weight for weight, _ in commands.values()])[0]
+    return kind, commands[kind][1]
+
+
+def _update(name: str, query: dict[str, object], change: dict[str, object], **options: bool) -> dict[str, object]:
+    return {"update": name, "updates": [{"q": query, "u": change, **options}]}
