@@ -7,34 +7,29 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from replset.bson import decode
+from replset.recovery.diffing import Difference, Diffing
+from replset.recovery.live import Live
+from replset.recovery.report import JsonReport
 from replset.replication.lost_writes import LostDocument, LostKind, LostWrites
 from replset.replication.put_back import (
     MISSING,
-    Action,
     CommandKind,
     FieldRow,
     LostChange,
-    Policy,
     Side,
     Standing,
     Versions,
-    decide_change,
     field_rows,
-    lost_changes,
-    operators,
     path_text,
-    standing_of,
 )
 from replset.replication.rollback_files import read_manifest
 from rollback_tools import place
-from rollback_tools.comparing import Comparing
-from rollback_tools.live import Live
-from rollback_tools.report import JsonReport, about, document, plain, printable, short
+from rollback_tools.report import printable, short
 
 COLOUR = {Standing.THERE: "bright_black", Standing.CLEAN: "green", Standing.CONFLICT: "red"}
 SIDE_COLOUR = {Side.LOST: "green", Side.LIVE: "cyan", Side.SAME: "bright_black", Side.BOTH: "red"}
@@ -59,28 +54,14 @@ def diff(
         found = read_manifest(path)
         lost = stack.enter_context(LostWrites(path.parent, found))
         live = stack.enter_context(Live(host, found.set_name))
-        comparing = Comparing(lost, live, with_entries=True)
-        head = {"id": found.id, "set": found.set_name, "state": found.state.value, "primary": live.primary}
-        report = JsonReport(sys.stdout, head, "writes") if as_json else None
-        counts: Counter[str] = Counter({standing.value: 0 for standing in Standing})
-        changes = [change for change in lost_changes(lost) if change.optime > comparing.shared]
-        collections = live.collections() if changes else {}
-        for change in changes:
-            decision = decide_change(Policy.OVERWRITE, change, collections)
-            standing = Standing.CLEAN if decision.action is Action.LEAVE else decision.standing
-            counts[standing.value] += 1
+        diffing = Diffing(lost, live)
+        report = JsonReport(sys.stdout, diffing.head(), "writes") if as_json else None
+        for difference in diffing.run():
             if report is not None:
-                report.row(change_row(change, standing))
+                report.row(difference.row())
             else:
-                print_change(change, standing)
-        for batch in comparing.batches():
-            for row, versions in zip(batch, comparing.versions(batch), strict=True):
-                standing = standing_of(versions)
-                counts[standing.value] += 1
-                if report is not None:
-                    report.row(document_row(row, versions, standing))
-                else:
-                    print_document(row, versions, standing)
+                print_difference(difference)
+        counts = diffing.counts
         if report is not None:
             report.close({"counts": counts})
         else:
@@ -93,56 +74,14 @@ def _sum_up(counts: Counter[str]) -> None:
     typer.echo("; ".join(parts) or "nothing was lost")
 
 
-# --- for scripts ------------------------------------------------------------------------------------------------
-
-
-def document_row(row: LostDocument, versions: Versions, standing: Standing) -> dict[str, Any]:
-    fields = field_rows(versions)
-    return about(row) | {
-        "standing": standing.value,
-        "liveLastEntry": None if versions.live_last is None else str(versions.live_last),
-        "beforeKnown": versions.before_known or versions.before is not None,
-        "before": document(versions.before),
-        "lost": document(versions.lost),
-        "live": document(versions.live),
-        "lostChange": change_between(versions.before, versions.lost),
-        "liveChange": change_between(versions.before, versions.live),
-        "fields": [
-            {
-                "path": list(field.path),
-                **{
-                    name: plain(value)
-                    for name, value in (("before", field.before), ("lost", field.lost), ("live", field.live))
-                    if value is not MISSING
-                },
-                "changedBy": field.side.value,
-            }
-            for field in fields
-        ],
-        "conflicts": [path_text(field.path) for field in fields if field.side is Side.BOTH],
-    }
-
-
-def change_between(before: bytes | None, after: bytes | None) -> Any:
-    """`$set` and `$unset`; None where there are no two versions, they are the same, or it has no such form."""
-    if before is None or after is None or before == after:
-        return None
-    change = operators(before, after)
-    return None if change is None else plain(change)
-
-
-def change_row(change: LostChange, standing: Standing) -> dict[str, Any]:
-    return {
-        "ns": change.ns,
-        "class": "command",
-        "command": change.name,
-        "options": plain(dict(change.options)),
-        "lastEntry": str(change.optime),
-        "standing": standing.value,
-    }
-
-
 # --- for people -------------------------------------------------------------------------------------------------
+
+
+def print_difference(found: Difference) -> None:
+    if isinstance(found.lost, LostChange):
+        print_change(found.lost, found.standing)
+    elif found.versions is not None:
+        print_document(found.lost, found.versions, found.standing)
 
 
 def print_change(change: LostChange, standing: Standing) -> None:

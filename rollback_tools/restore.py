@@ -12,23 +12,21 @@ from typing import Annotated, Any
 
 import typer
 
-from replset.errors import BadValueError, ReplError
+from replset.recovery.audit import Audit
+from replset.recovery.live import Live
+from replset.recovery.putting_back import Outcome, Result
+from replset.recovery.report import JsonReport
+from replset.recovery.restoring import POLICIES, Restoring, policy_of, readable, stamp_of
 from replset.replication.lost_writes import LostDocument, LostWrites
 from replset.replication.put_back import Decision, LostChange, Policy, Standing, Versions
-from replset.replication.rollback_files import Manifest, RollbackState, read_manifest, verify_file
 from rollback_tools import place
-from rollback_tools.audit import Audit
-from rollback_tools.comparing import Comparing
 from rollback_tools.diff import print_document
-from rollback_tools.live import Live
-from rollback_tools.putting_back import Outcome, PuttingBack, Result
-from rollback_tools.report import JsonReport, printable, short
+from rollback_tools.report import printable, short
 
 DEFAULT_HOST = "127.0.0.1:27017"
 AUDIT_HELP = "the record of the run; default: beside the manifest, of a member's manifest in the current folder"
 JOINT = " "
 """Between `to-collection` and its NAME, which main.py makes one argument of."""
-HELP = "skip, overwrite, keep-newer, merge, or to-collection NAME"
 VERBS = {
     Result.DONE: "put back",
     Result.THERE: "there",
@@ -41,7 +39,7 @@ ANSWERS = "p: put back, m: merge, n: only if newer, k: keep what is live, a: as 
 def restore(
     manifest: Annotated[str, typer.Argument(help=place.HELP)],
     host: Annotated[str, typer.Option(help="any member of the set, HOST:PORT of its wire port")] = DEFAULT_HOST,
-    policy: Annotated[str, typer.Option(help=f"where the set changed the document since: {HELP}")] = "skip",
+    policy: Annotated[str, typer.Option(help=f"where the set changed the document since: {POLICIES}")] = "skip",
     interactive: Annotated[bool, typer.Option("--interactive", help="ask about each lost write")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be done; write nothing")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON for scripts instead of lines")] = False,
@@ -57,29 +55,11 @@ def restore(
         found = readable(path)
         lost = stack.enter_context(LostWrites(path.parent, found))
         live = stack.enter_context(Live(host, found.set_name))
-        comparing = Comparing(lost, live, with_entries=chosen is Policy.KEEP_NEWER or interactive)
+        choose = Asking(chosen).choose if interactive else None
+        restoring = Restoring(lost, live, chosen, collection=collection, choose=choose)
         record = None if dry_run else stack.enter_context(_audit(manifest, path, audit))
-        run = PuttingBack(
-            comparing,
-            live,
-            chosen,
-            collection=collection,
-            audit=record,
-            choose=Asking(chosen).choose if interactive else None,
-        )
-        head: dict[str, Any] = {
-            "id": found.id,
-            "set": found.set_name,
-            "primary": live.primary,
-            "policy": policy,
-            "dryRun": dry_run,
-            "audit": None if record is None else str(record.path),
-        }
-        if record is not None:
-            record.add({"restore": {**head, "at": _now().isoformat()}})
-        counts = _tell(run.run(), head, as_json=as_json)
-        if record is not None:
-            record.add({"counts": counts, "at": _now().isoformat()})
+        _tell(restoring.run(record, _now), restoring, restoring.head(record), as_json=as_json)
+        counts = restoring.counts
         if not as_json:
             _sum_up(counts, manifest, record)
     return 1 if counts["left"] else 0
@@ -88,26 +68,7 @@ def restore(
 def parse_policy(text: str) -> tuple[Policy, str]:
     """The policy, and the collection's name of to-collection. BadValueError."""
     name, _, collection = text.partition(JOINT)
-    if name not in {policy.value for policy in Policy}:
-        raise BadValueError(f"no policy {text!r}; there are {HELP}")
-    policy = Policy(name)
-    if (policy is Policy.TO_COLLECTION) != bool(collection):
-        raise BadValueError(f"{name} takes {'the NAME of a collection' if not collection else 'no NAME'}")
-    return policy, collection
-
-
-def readable(path: Path) -> Manifest:
-    """The manifest, when its rollback is over and its files are sound; ReplError says what is wrong."""
-    manifest = read_manifest(path)
-    if manifest.state is RollbackState.PLANNED:
-        raise ReplError(f"{manifest.id} is planned, not settled yet: start {manifest.member}, then come back")
-    if manifest.state is RollbackState.ABANDONED:
-        raise ReplError(f"{manifest.id} is abandoned: nothing was undone, so there is nothing to put back")
-    for file in manifest.files:
-        problem = verify_file(path.parent, file)
-        if problem is not None:
-            raise ReplError(f"{file.name}: {problem} (see `rollback-tools verify {path}`)")
-    return manifest
+    return policy_of(name, collection), collection
 
 
 def _audit(manifest: str, path: Path, chosen: Path | None) -> Audit:
@@ -115,7 +76,7 @@ def _audit(manifest: str, path: Path, chosen: Path | None) -> Audit:
     if chosen is not None:
         return Audit(chosen)
     folder = Path.cwd() if place.is_remote(manifest) else path.parent
-    return Audit.beside(folder / path.name, _now().strftime("%Y-%m-%dT%H-%M-%S"))
+    return Audit.beside(folder / path.name, stamp_of(_now()))
 
 
 def _now() -> datetime.datetime:
@@ -125,18 +86,15 @@ def _now() -> datetime.datetime:
 # --- telling ----------------------------------------------------------------------------------------------------
 
 
-def _tell(outcomes: Iterator[Outcome], head: dict[str, Any], *, as_json: bool) -> dict[str, int]:
-    counts: Counter[str] = Counter({result.value: 0 for result in Result})
+def _tell(outcomes: Iterator[Outcome], restoring: Restoring, head: dict[str, Any], *, as_json: bool) -> None:
     report = JsonReport(sys.stdout, head, "writes") if as_json else None
     for outcome in outcomes:
-        counts[outcome.result.value] += 1
         if report is not None:
             report.row(outcome.row())
         else:
             typer.echo(line_of(outcome))
     if report is not None:
-        report.close({"counts": counts})
-    return dict(counts)
+        report.close({"counts": restoring.counts})
 
 
 def line_of(outcome: Outcome) -> str:
@@ -149,7 +107,7 @@ def line_of(outcome: Outcome) -> str:
     return f"{VERBS[outcome.result]}  {what}; {printable(outcome.decision.reason)}"
 
 
-def _sum_up(counts: dict[str, int], manifest: str, record: Audit | None) -> None:
+def _sum_up(counts: Counter[str], manifest: str, record: Audit | None) -> None:
     parts = [f"{counts[result.value]} {VERBS[result]}" for result in Result if counts[result.value]]
     typer.echo(", ".join(parts) or "nothing was lost")
     if record is not None:

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replset.bson import encode, encode_key
+from replset.recovery.audit import Audit
+from replset.recovery.comparing import Comparing
+from replset.recovery.live import Write
+from replset.recovery.putting_back import Outcome, PuttingBack, Result
 from replset.replication.lost_writes import LostWrites
 from replset.replication.put_back import Policy
-from rollback_tools.audit import Audit
-from rollback_tools.comparing import Comparing
-from rollback_tools.live import Write
-from rollback_tools.putting_back import Outcome, PuttingBack, Result
 from tests.unit.rollback_tools.kit import ORDERS, Doc, FakeSet, LostHistory, unreachable
 
 EXAMPLES = settings(max_examples=60, deadline=None)

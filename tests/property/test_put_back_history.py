@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from replset.bson import decode
 from replset.ids import HostPort
+from replset.recovery.putting_back import Result
 from replset.replication.put_back import Policy
 from replset.replication.rollback_files import list_manifests
-from rollback_tools.putting_back import Result
 from tests.property.test_put_back import put_back
 from tests.unit.replication.kit import Member, Network, copy_log
 from tests.unit.rollback_tools.kit import FakeSet

@@ -24,6 +24,7 @@ LEVELS = {
     "replset.client": 4,
     "replset.terminal": 4,
     "replset.runtime": 5,
+    "replset.recovery": 5,
     "replset.cli": 6,
     "api": 6,
     "rollback_tools": 6,

@@ -12,6 +12,7 @@ from replset.bson import decode, encode, encode_key
 from replset.errors import HostUnreachableError
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import command_entry, delete_entry, insert_entry, noop_entry, update_entry
+from replset.recovery.live import Key, Write, Written
 from replset.replication.rollback_files import (
     OPLOG_NS,
     FileKind,
@@ -21,7 +22,6 @@ from replset.replication.rollback_files import (
     utc_text,
 )
 from replset.storage.disk import RealDisk
-from rollback_tools.live import Key, Write, Written
 
 Doc = dict[str, object]
 WALL_MS = 1_790_000_000_123

@@ -12,9 +12,9 @@ import pytest
 
 from replset.bson import Binary, encode_key
 from replset.oplog_entry import extra_fields
+from replset.recovery.live import Write
 from replset.replication.rollback_files import RollbackState, list_manifests
 from rollback_tools import diff, main, place, restore
-from rollback_tools.live import Write
 from tests.unit.rollback_tools.kit import (
     ORDERS,
     UUID_OF_ORDERS,
@@ -292,7 +292,7 @@ def test_a_write_that_the_set_refuses_stays_undone(live: OpenSet, manifest: Path
 def test_a_set_that_never_answers_is_given_up(
     live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr("rollback_tools.putting_back.PAUSE_S", 0)
+    monkeypatch.setattr("replset.recovery.putting_back.PAUSE_S", 0)
     live.before_write = lambda writes: unreachable()
     assert run("restore", manifest, "--json") == 1
     assert rows(capsys)[10]["reason"] == "the connection broke"

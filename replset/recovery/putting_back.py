@@ -12,6 +12,10 @@ from enum import Enum
 from typing import Any, Protocol
 
 from replset.errors import ReplError
+from replset.recovery.audit import Audit
+from replset.recovery.comparing import Comparing, LiveReading
+from replset.recovery.live import LARGEST_STATEMENT, RETRIED, UnconfirmedError, Write, Written
+from replset.recovery.report import about, document
 from replset.replication.lost_writes import LostDocument
 from replset.replication.put_back import (
     Action,
@@ -25,10 +29,6 @@ from replset.replication.put_back import (
     lost_changes,
     operators,
 )
-from rollback_tools.audit import Audit
-from rollback_tools.comparing import Comparing, LiveReading
-from rollback_tools.live import LARGEST_STATEMENT, RETRIED, UnconfirmedError, Write, Written
-from rollback_tools.report import about, document
 
 ATTEMPTS = 8
 PAUSE_S = 0.1
@@ -108,6 +108,8 @@ class PuttingBack:
         self._audit = audit
         self._choose = choose
         self._pause = pause
+        self.has_written = False
+        """Whether anything was sent that changes the set."""
         self._gone: set[str] = set()  # namespaces that a dry run would have dropped
 
     def run(self) -> Iterator[Outcome]:
@@ -141,6 +143,7 @@ class PuttingBack:
         return policy, decide_change(policy, change, live)
 
     def _carry_out(self, change: LostChange, live: dict[str, bytes]) -> None:
+        self.has_written = self._audit is not None
         match change.kind:
             case CommandKind.DROP:
                 live.pop(change.ns, None)
@@ -222,6 +225,7 @@ class PuttingBack:
             live, target = document(outcome.versions.live), document(outcome.decision.target)
             self._note({"decision": outcome.row(), "into": ns, "live": live, "becomes": target})
         self._note({}, sync=True)
+        self.has_written = True
         try:
             return self._live.write([_statement(ns, outcome) for outcome in writes]), trouble
         except UnconfirmedError as error:

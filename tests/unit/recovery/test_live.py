@@ -15,9 +15,9 @@ from replset.bson import Binary, Int64, RawDocument, Timestamp, decode, encode, 
 from replset.errors import BadValueError, HostUnreachableError, ReplError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.oplog_entry import command_entry, delete_entry, insert_entry, noop_entry
+from replset.recovery import live as live_module
+from replset.recovery.live import Live, UnconfirmedError, Write
 from replset.wire.framing import FrameReader, WireMessage, encode_reply
-from rollback_tools import live as live_module
-from rollback_tools.live import Live, UnconfirmedError, Write
 
 Answer = Callable[[dict[str, Any]], dict[str, Any] | None]
 NS = "shop.orders"

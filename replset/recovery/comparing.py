@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from replset.ids import OpTime
+from replset.recovery.live import Key
 from replset.replication.lost_writes import LostDocument, LostWrites
 from replset.replication.put_back import Versions
 from replset.replication.rollback_files import RollbackState
-from rollback_tools.live import Key
 
 BATCH_DOCUMENTS = 500
 BATCH_BYTES = 8 << 20

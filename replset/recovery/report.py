@@ -1,0 +1,50 @@
+"""What is told of lost writes, for scripts: one JSON document whose rows are written as they come."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from replset.bson import decode, to_ejson
+from replset.replication.lost_writes import LostDocument
+
+
+def plain(value: object) -> Any:
+    """A BSON value as canonical Extended JSON, in Python's own types."""
+    return json.loads(to_ejson({"": value}, canonical=True))[""]
+
+
+def document(raw: bytes | None) -> Any:
+    """A document's bytes likewise; None stays None."""
+    return None if raw is None else json.loads(to_ejson(decode(raw), canonical=True))
+
+
+def about(row: LostDocument) -> dict[str, Any]:
+    """What the files tell of a lost document."""
+    return {
+        "ns": row.ns,
+        "_id": plain(row.id),
+        "class": row.kind.value if row.kind is not None else None,
+        "entries": row.entries,
+        "lastEntry": str(row.last),
+        "sessions": [{"id": session.id, "txnNumber": session.txn_number} for session in row.sessions],
+    }
+
+
+class JsonReport:
+    """`{head…, "NAME": [row, …], tail…}` on a stream, without keeping the rows."""
+
+    def __init__(self, out: TextIO, head: Mapping[str, Any], name: str) -> None:
+        self._out = out
+        text = json.dumps(dict(head), indent=2, ensure_ascii=False)
+        out.write(text[: text.rindex("\n")] + f',\n  "{name}": [')
+        self._comma = ""
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        self._out.write(f"{self._comma}\n    {json.dumps(row, ensure_ascii=False)}")
+        self._comma = ","
+
+    def close(self, tail: Mapping[str, Any]) -> None:
+        text = json.dumps(dict(tail), indent=2, ensure_ascii=False)
+        self._out.write(("\n  " if self._comma else "") + "]," + text[1:] + "\n")
