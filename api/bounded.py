@@ -8,8 +8,10 @@ from collections.abc import MutableMapping
 from typing import Any, Final
 
 from api.exchange import DRAIN_BYTES, Answer, App, Asked, Receive, Scope, Send, say
-from api.held import Held
+from api.errors import HttpError
+from api.held import Held, overloaded
 from api.ports import ApiMember
+from replset.errors import OverloadedError
 from replset.runtime.admission import STALLED_S
 
 log = logging.getLogger("replset.http")
@@ -40,10 +42,9 @@ class Bounded:
             return
         held = scope["held"] = Held(self._member.admission)
         send = _in_pieces(send, held)
-        admission = self._member.admission
-        if scope["path"].startswith(LIMITED) and (admission.is_full or self._under_way >= MAX_UNDER_WAY):
-            admission.refused += 1
-            problem = held.refusal()
+        problem = self._refusal(held) if scope["path"].startswith(LIMITED) else None
+        if problem is not None:
+            self._member.admission.refused += 1
             await _drain(receive)
             await say(self._member, Asked(scope), Answer(problem.body, problem.status, problem.headers), send)
             return
@@ -54,7 +55,16 @@ class Bounded:
             log.warning("%s took nothing of its answer for %.0f s", Asked(scope).client, STALLED_S)
         finally:
             self._under_way -= 1
-            held.hold(0)
+            held.let_go()
+
+
+    def _refusal(self, held: Held) -> HttpError | None:
+        if self._member.admission.is_full:
+            return held.refusal()
+        if self._under_way >= MAX_UNDER_WAY:
+            text = f"this member is overloaded: {self._under_way} requests are under way; nothing was applied, try again"
+            return overloaded(OverloadedError(text))
+        return None
 
 
 async def _drain(receive: Receive) -> None:
@@ -71,20 +81,24 @@ async def _drain(receive: Receive) -> None:
 
 
 def _in_pieces(send: Send, held: Held) -> Send:
-    """Long bodies go out as the client takes them, and count until then. StalledError when it takes none."""
+    """Long bodies go out as the client takes them, and count until then. StalledError when it takes none, or none of
+    an answer that comes in many.
+    """
 
     async def send_pieces(message: MutableMapping[str, Any]) -> None:
         body = message.get("body", b"")
-        if len(body) <= PIECE_BYTES:
+        more_follows = message.get("more_body", False)
+        if len(body) <= PIECE_BYTES and not more_follows:
             await send(message)
             return
         for at in range(0, len(body), PIECE_BYTES):
             held.hold(len(body) - at)
             last = at + PIECE_BYTES >= len(body)
-            more = not last or message.get("more_body", False)
+            more = not last or more_follows
             piece = {"type": message["type"], "body": body[at : at + PIECE_BYTES], "more_body": more}
             try:
-                await asyncio.wait_for(send(piece), STALLED_S)
+                async with asyncio.timeout(STALLED_S):
+                    await send(piece)
             except TimeoutError:
                 raise StalledError from None
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from api.errors import HttpError, failure
+from replset.errors import OverloadedError
 from replset.runtime.admission import SMALL_BYTES, Admission
 
 
 class Held:
     """What one exchange holds. Raises HttpError 503 with code 462 for what is too much."""
 
-    __slots__ = ("_admission", "_size")
+    __slots__ = ("_admission", "_kept", "_size")
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._size = 0
+        self._kept = 0
 
     def take(self, size: int) -> None:
         """So many bytes of the request's body are here; those of a small body are not counted."""
@@ -30,6 +32,21 @@ class Held:
         self._admission.hold(size - self._size)
         self._size = size
 
+    def keep(self, size: int) -> None:
+        """So many bytes more are held until the exchange is over, however much of its answer is taken meanwhile."""
+        if not self._admission.admit(size):
+            raise self.refusal()
+        self._kept += size
+
+    def let_go(self) -> None:
+        """The exchange is over."""
+        self.hold(0)
+        self._admission.give_back(self._kept)
+        self._kept = 0
+
     def refusal(self) -> HttpError:
-        error = self._admission.refusal()
-        return failure(error.code, error.message, details={"errorLabels": list(error.labels)})
+        return overloaded(self._admission.refusal())
+
+
+def overloaded(error: OverloadedError) -> HttpError:
+    return failure(error.code, error.message, details={"errorLabels": list(error.labels)})

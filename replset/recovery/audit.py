@@ -34,8 +34,10 @@ class Audit:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.sync()
-        self._file.close()
+        try:
+            self.sync()
+        finally:
+            self._file.close()
 
     def add(self, row: dict[str, Any]) -> None:
         self._file.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n")

@@ -46,7 +46,10 @@ def test_nothing_more_is_taken_on_while_all_room_is_held(path: str) -> None:
 def test_requests_at_once_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     api = Api()
     monkeypatch.setattr(bounded, "MAX_UNDER_WAY", 0)
-    assert api.act("find").json()["code"] == 462
+    told = api.act("find").json()
+    assert (told["code"], told["errorLabels"]) == (462, ["SystemOverloadedError", "RetryableError"])
+    assert told["errmsg"] == "this member is overloaded: 0 requests are under way; nothing was applied, try again"
+    assert api.member.admission.refused == 1
     assert api.get("/health").status_code == 200
 
 
