@@ -15,7 +15,7 @@ from api.exchange import Answer, App, Asked, respond
 from api.hot import Actions
 from api.openapi import with_actions
 from api.ports import ApiDispatcher, ApiMember
-from api.routes import command, health, metrics, oplog, replset, rollbacks
+from api.routes import command, health, metrics, oplog, recovery, replset, rollbacks
 from replset.errors import ReplError
 
 log = logging.getLogger("replset.http")
@@ -31,6 +31,7 @@ def create_app(dispatcher: ApiDispatcher, member: ApiMember) -> App:
         command.router(dispatcher, member),
         replset.router(dispatcher, member),
         oplog.router(member),
+        recovery.router(member),
         rollbacks.router(dispatcher, member),
         health.router(member),
         metrics.router(dispatcher, member),

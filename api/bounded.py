@@ -7,8 +7,8 @@ import logging
 from collections.abc import MutableMapping
 from typing import Any, Final
 
-from api.exchange import DRAIN_BYTES, Answer, App, Asked, Receive, Scope, Send, say
 from api.errors import HttpError
+from api.exchange import DRAIN_BYTES, Answer, App, Asked, Receive, Scope, Send, say
 from api.held import Held, overloaded
 from api.ports import ApiMember
 from replset.errors import OverloadedError
@@ -57,13 +57,12 @@ class Bounded:
             self._under_way -= 1
             held.let_go()
 
-
     def _refusal(self, held: Held) -> HttpError | None:
         if self._member.admission.is_full:
             return held.refusal()
         if self._under_way >= MAX_UNDER_WAY:
-            text = f"this member is overloaded: {self._under_way} requests are under way; nothing was applied, try again"
-            return overloaded(OverloadedError(text))
+            many = f"{self._under_way} requests are under way"
+            return overloaded(OverloadedError(f"this member is overloaded: {many}; nothing was applied, try again"))
         return None
 
 

@@ -10,6 +10,7 @@ from replset.errors import ReplError, code_name, cut_message
 BAD_VALUE, FAILED_TO_PARSE, TYPE_MISMATCH, NOT_FOUND = 2, 9, 14, 26
 NOT_BUILT, NOT_PRIMARY, TOO_LARGE = 59, 10107, 10334
 MISSING_FIELD, UNKNOWN_FIELD = 40414, 40415
+BUSY, NO_ROOM = 117, 14031
 RETRY_AFTER_S = 1
 """What `Retry-After` says: elections take seconds, and nothing was applied, so asking again soon is right."""
 APPLIED = "x-replset-applied"

@@ -128,6 +128,17 @@ async def fields_of(member: ApiMember, asked: Asked, receive: Receive) -> dict[s
     return read_fields(asked.content_type, data)
 
 
+async def known_fields(asked: Asked, receive: Receive, *known: str) -> dict[str, Any]:
+    """The fields of a small body, which need not be there; any other field is refused by its name."""
+    data = await read_body(asked, receive)
+    fields = read_document(asked.content_type, data).decode() if data.strip() else {}
+    for name in fields:
+        if name not in known:
+            there = f"there {'are' if len(known) > 1 else 'is'}: {', '.join(known)}"
+            raise failure(UNKNOWN_FIELD, f"unknown field {name[:80]!r}; {there}")
+    return fields
+
+
 async def document_of(member: ApiMember, asked: Asked, receive: Receive) -> RawDocument:
     """The body as one document."""
     data = await read_body(asked, receive)

@@ -88,7 +88,7 @@ _TEXTS = {
     403: "not against this database",
     404: "no such path, cursor or name",
     405: "another method is needed: Allow names it",
-    409: "duplicate key",
+    409: "duplicate key; or the same is being done already",
     413: "a document over 16 MiB, or a body over 48 MB",
     415: f"the body is neither {JSON} nor {EJSON} nor {BSON}",
     503: "nothing was applied: no primary, overload, a full disk or the end of this process; see Retry-After",

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import FileResponse
 
 from api.ask import check, decoded, run
-from api.content import BSON, read_document, times_of
-from api.errors import BAD_VALUE, NOT_FOUND, TYPE_MISMATCH, UNKNOWN_FIELD, failure
-from api.exchange import Answer, Asked, read_body, respond
+from api.content import BSON, times_of
+from api.errors import BAD_VALUE, NOT_FOUND, TYPE_MISMATCH, failure
+from api.exchange import Answer, Asked, known_fields, respond
 from api.openapi import answers, body
 from api.ports import ApiDispatcher, ApiMember
 from replset.bson import InvalidBSONError
@@ -118,12 +118,7 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
 
 async def _who(asked: Asked, request: Request) -> str:
     """`by` of the body, else the client's address."""
-    data = await read_body(asked, request.receive)
-    fields = read_document(asked.content_type, data).decode() if data.strip() else {}
-    for name in fields:
-        if name != "by":
-            raise failure(UNKNOWN_FIELD, f"unknown field {name[:80]!r}; there is: by")
-    by = fields.get("by", asked.client)
+    by = (await known_fields(asked, request.receive, "by")).get("by", asked.client)
     if not isinstance(by, str):
         raise failure(TYPE_MISMATCH, "field 'by' must be a string: who acknowledges")
     return by[:200]

@@ -1,0 +1,51 @@
+"""How much work over rollbacks a member takes on at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from api.errors import BUSY, failure
+from api.held import overloaded
+from replset.errors import OverloadedError
+
+MOST_AT_ONCE = 2
+
+
+class Once:
+    """A few readings and restores at a time, and of each rollback one restore. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running = 0
+        self._restored: set[str] = set()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """While a rollback is read. HttpError 503 (462) where enough are read already."""
+        with self._lock:
+            if self._running >= MOST_AT_ONCE:
+                text = (
+                    f"this member is overloaded: it works on {self._running} rollbacks; nothing was applied, try again"
+                )
+                raise overloaded(OverloadedError(text))
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running -= 1
+
+    @contextmanager
+    def restoring(self, rollback: str) -> Iterator[None]:
+        """While a rollback is put back. HttpError 409 (117) where it is already."""
+        with self._lock:
+            if rollback in self._restored:
+                raise failure(BUSY, f"a restore of {rollback} is under way on this member", status=409)
+            self._restored.add(rollback)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._restored.discard(rollback)

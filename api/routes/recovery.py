@@ -1,0 +1,151 @@
+"""`/v1/replset/rollbacks/{id}`: a rollback of this member checked, compared with what the set has now, and put back."""
+
+from __future__ import annotations
+
+import datetime
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from api.errors import NOT_PRIMARY, TYPE_MISMATCH, failure
+from api.exchange import Answer, Asked, known_fields, respond
+from api.once import Once
+from api.openapi import answers, body
+from api.ports import ApiMember
+from api.routes.rollbacks import find
+from api.streamed import Telling, in_thread, problem_of, report, streamed
+from replset.errors import ReplError
+from replset.ids import HostPort
+from replset.recovery.audit import Audit
+from replset.recovery.checking import Verdict, verdict
+from replset.recovery.diffing import Diffing
+from replset.recovery.live import Live
+from replset.recovery.restoring import Restoring, policy_of, readable, stamp_of
+from replset.replication.lost_writes import LostWrites
+from replset.replication.put_back import Policy
+from replset.replication.rollback_files import read_manifest
+
+RECORD_BYTES = 1000
+"""What a lost entry takes while its rollback is compared."""
+MOST_KEPT = 48 << 20
+"""Two of the largest leave room for other requests."""
+_RESTORE: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "policy": {"type": "string", "enum": [policy.value for policy in Policy], "default": Policy.SKIP.value},
+        "collection": {"type": "string", "description": "with to-collection: the collection of each database"},
+        "dryRun": {"type": "boolean", "default": False},
+    },
+    "additionalProperties": False,
+}
+
+
+def router(member: ApiMember) -> APIRouter:
+    routes = APIRouter(prefix="/v1/replset/rollbacks", tags=["rollbacks"])
+    once = Once()
+
+    @routes.get(
+        "/{rollback}/verify",
+        summary="Each file against what the manifest says, document by document.",
+        description="As `rollback-tools verify --json`: `ok` is the verdict, `problems` of a file name its bytes.",
+        responses=answers(200, 400, 404, 405, 503),
+    )
+    async def verify(rollback: str, request: Request) -> Response:
+        asked = Asked(request.scope)
+        path = await _held(member, asked, rollback)
+
+        def work() -> Verdict:
+            with once.reading():
+                return verdict(path, read_manifest(path))
+
+        try:
+            found = await in_thread(work)
+        except (OSError, ReplError) as error:
+            raise problem_of(error) from error
+        return await respond(member, asked, Answer(found.document(), heavy=True))
+
+    @routes.get(
+        "/{rollback}/diff",
+        summary="Each lost write at the common point, as lost, and as live now, field by field.",
+        description="As `rollback-tools diff --json`, and like it canonical Extended JSON, whatever `Accept` says. An"
+        " answer that could not be ended has `error` where `counts` would be.",
+        responses=answers(200, 400, 404, 405, 503),
+    )
+    async def diff(rollback: str, request: Request) -> Response:
+        path = await _held(member, Asked(request.scope), rollback)
+        primary = _primary(member)
+
+        def begin(stack: ExitStack) -> Telling:
+            stack.enter_context(once.reading())
+            found = read_manifest(path)
+            lost = stack.enter_context(LostWrites(path.parent, found))
+            diffing = Diffing(lost, stack.enter_context(Live(primary, found.set_name)))
+            rows = (difference.row() for difference in diffing.run())
+            return Telling(diffing.head(), rows, diffing.counts)
+
+        return await streamed(report(begin))
+
+    @routes.post(
+        "/{rollback}/restore",
+        summary="Put the lost writes back, as new writes that a majority has. Twice changes nothing the second time.",
+        description="On the member that holds it; as `rollback-tools restore --json`, canonical Extended JSON whatever"
+        " `Accept` says. `counts.left` says how many stay undone, `audit` where on that member the record is. An answer"
+        " that could not be ended has `error` where `counts` would be.",
+        responses=answers(200, 400, 404, 405, 409, 413, 415, 503, 504),
+        openapi_extra=body(_RESTORE, required=False),
+    )
+    async def restore(rollback: str, request: Request) -> Response:
+        asked = Asked(request.scope)
+        policy, collection, is_dry = await _wanted(asked, request)
+        path = await _held(member, asked, rollback)
+        primary = _primary(member)
+
+        def now() -> datetime.datetime:
+            return datetime.datetime.fromtimestamp(member.clock.wall_ms() / 1000, datetime.UTC)
+
+        def begin(stack: ExitStack) -> Telling:
+            if not is_dry:
+                stack.enter_context(once.restoring(path.stem))
+            stack.enter_context(once.reading())
+            found = readable(path)
+            lost = stack.enter_context(LostWrites(path.parent, found))
+            live = stack.enter_context(Live(primary, found.set_name))
+            restoring = Restoring(lost, live, policy, collection=collection)
+            record = None if is_dry else stack.enter_context(Audit.beside(path, stamp_of(now())))
+            rows = (outcome.row() for outcome in restoring.run(record, now))
+            return Telling(restoring.head(record), rows, restoring.counts, lambda: restoring.has_written)
+
+        return await streamed(report(begin))
+
+    return routes
+
+
+async def _wanted(asked: Asked, request: Request) -> tuple[Policy, str, bool]:
+    """The policy, the collection that it copies to, and whether nothing is to be written."""
+    known = _RESTORE["properties"]
+    fields = await known_fields(asked, request.receive, *known)
+    for name, kind in (("policy", str), ("collection", str), ("dryRun", bool)):
+        if not isinstance(fields.get(name, kind()), kind):
+            raise failure(TYPE_MISMATCH, f"field {name!r} must be a {known[name]['type']}")
+    collection = fields.get("collection", "")
+    return policy_of(fields.get("policy", Policy.SKIP.value), collection), collection, fields.get("dryRun", False)
+
+
+def _primary(member: ApiMember) -> HostPort:
+    primary = member.node.primary_host
+    if primary is None:
+        raise failure(NOT_PRIMARY, "this member knows no primary, with whose documents to compare; nothing was applied")
+    return primary
+
+
+async def _held(member: ApiMember, asked: Asked, rollback: str) -> Path:
+    """The manifest's path of a rollback that this member holds. What reading it takes is counted."""
+    folder = Path(member.rollback_folder)
+    try:
+        manifest = await member.workers.run(lambda: find(folder, rollback))
+    except ReplError as error:
+        raise problem_of(error) from error
+    asked.held.keep(min(manifest.entries * RECORD_BYTES, MOST_KEPT))
+    return folder / f"{rollback}.json"
