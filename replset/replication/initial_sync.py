@@ -23,7 +23,8 @@ from replset.errors import RemoteProtocolError, ReplError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.replication.ports import Clock, Peer, Workers
 from replset.replication.private_commands import SnapshotReply, SnapshotRequest
-from replset.replication.rollback import Identity, export_before_wipe, settle
+from replset.replication.rollback import export_before_wipe, settle
+from replset.replication.rollback_writing import Identity
 from replset.replication.sync_progress import FailedAttempt, SyncProgress
 from replset.replication.transfer import PartialCopy, Transfer
 from replset.storage.copies import check_database

@@ -11,65 +11,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TypeVar
-from uuid import UUID
 
 from replset.core.messages import Report, RollbackEnded
 from replset.errors import (
-    HostUnreachableError,
-    RemoteProtocolError,
     ReplError,
     UnrecoverableRollbackError,
 )
-from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime, invariant
-from replset.oplog_row import OplogRow
+from replset.ids import OPTIME_NULL, HostPort, OpTime
+from replset.replication.common_point import CommonPoint, NoCommonPointError
 from replset.replication.ports import Clock, Peer, Workers
-from replset.replication.private_commands import ProbeReply, ProbeRequest
 from replset.replication.rollback_files import (
-    OPLOG_NS,
-    FileKind,
     Manifest,
     RollbackState,
-    RollbackWriter,
     manifests_on,
     settle_manifest,
     sync_names,
-    utc_text,
 )
 from replset.replication.rollback_progress import RollbackPhase, RollbackProgress
-from replset.storage.catalog import Collection
+from replset.replication.rollback_writing import Identity, Writing
 from replset.storage.disk import Disk
-from replset.storage.snapshot import Snapshot
 from replset.storage.sqlite import is_no_room
 from replset.storage.store import Store
 
 log = logging.getLogger("replset.rollback")
 T = TypeVar("T")
 
-PROBE_POINTS = 16
-PROBE_TIMEOUT_MS = Millis(10_000)
 UNDO_STEP_ENTRIES = 200
-PAGE_ENTRIES = 1_000
-PAGE_BYTES = 4 << 20
-TOUCHED_PAGE = 1_000
-WRITTEN_PAGE = 20_000
 ROOM_MARGIN_BYTES = 1 << 20
 REFUSED = "refused rollback"
-
-
-class SourceChangedError(ReplError):
-    """The source broke off, rolled back itself or does not fit any more; nothing was undone yet (6)."""
-
-    code = 6
-
-
-class NoCommonPointError(ReplError):
-    """The source's oplog begins after everything that the two have in common: too stale (120)."""
-
-    code = 120
 
 
 class TooFarBackError(UnrecoverableRollbackError):
@@ -85,15 +57,6 @@ class RollbackOptions:
     """room_pause_ms: between two looks at a disk that is full."""
 
     room_pause_ms: int = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who is rolling back, for the manifest. mongodb_layout: whether its files are in MongoDB's layout too."""
-
-    set_name: str
-    member: HostPort
-    mongodb_layout: bool = False
 
 
 class Rollback:
@@ -363,13 +326,6 @@ def _settle_manifests(disk: Disk, dbpath: str, done: frozenset[str], wall_ms: in
     return settled
 
 
-async def finish_interrupted_rollback(
-    store: Store, disk: Disk, dbpath: str, clock: Clock, workers: Workers
-) -> list[Manifest]:
-    """What a start does before the member takes part in anything: see `settle`."""
-    return await settle(store, disk, dbpath, clock, workers)
-
-
 async def export_before_wipe(
     store: Store,
     disk: Disk,
@@ -405,212 +361,3 @@ async def export_before_wipe(
     writing = Writing(disk, dbpath, wall_ms, identity, common, reason, source, progress or RollbackProgress())
     snapshot = store.read()
     return await workers.run(lambda: writing.write(snapshot, RollbackState.EXPORTED))
-
-
-# --- the common point -------------------------------------------------------------------------------------------
-
-
-class CommonPoint:
-    """Finds the newest entry that this member and `source` share, by bisection over my log with a few probes.
-
-    Logs that share an entry (term, ts) share all before it, so "the source has it" holds up to the common point and
-    not beyond. The answer is void unless the source's rollback id is the same in every reply.
-    """
-
-    def __init__(self, peer: Peer, store: Store, source: HostPort) -> None:
-        self._peer = peer
-        self._store = store
-        self._source = source
-        self._rollback_id: int | None = None
-
-    async def find(self) -> OpTime:
-        """The common point. SourceChangedError: try again. NoCommonPointError: too stale. UnrecoverableRollbackError:
-        the chains there differ, or the source lacks what I know to be committed.
-        """
-        store = self._store
-        mine, my_oldest = store.last_applied, store.oldest
-        head = await self._probe([mine, my_oldest])
-        if head.newest.term <= mine.term and head.chains[0] is None:
-            raise SourceChangedError(f"{self._source} ends at {head.newest}, not in a later term than my {mine}")
-        if head.chains[0] is not None:
-            return self._agreed(mine, head.chains[0])
-        if head.oldest.ts > mine.ts:
-            raise NoCommonPointError(f"{self._source} begins at {head.oldest}, after my newest {mine}")
-        low = my_oldest if head.chains[1] is not None else await self._first_shared(head.oldest)
-        return await self._bisect(low, mine)
-
-    async def _first_shared(self, source_oldest: OpTime) -> OpTime:
-        """My oldest entry that the source can still have. It was trimmed there, or it never was."""
-        rows = self._store.oplog_after(OpTime(0, source_oldest.ts - 1), limit=1, max_bytes=1)
-        candidate = rows[0].optime if rows and source_oldest.ts > self._store.oldest.ts else None
-        chain = None if candidate is None else (await self._probe([candidate])).chains[0]
-        if candidate is None or chain is None:
-            raise NoCommonPointError(f"{self._source} holds none of my entries; it begins at {source_oldest}")
-        return candidate
-
-    async def _bisect(self, low: OpTime, high: OpTime) -> OpTime:
-        """low is shared, high is not."""
-        while True:
-            points = self._between(low, high)
-            if not points:
-                # The end of the search asks once more, so that the rollback id is checked behind everything.
-                final = await self._probe([low])
-                if final.chains[0] is None:
-                    raise SourceChangedError(f"{self._source} does not hold {low} any more")
-                return self._agreed(low, final.chains[0])
-            reply = await self._probe(points)
-            for point, chain in zip(points, reply.chains, strict=True):
-                if chain is None:
-                    high = point
-                    break
-                low = point
-
-    def _between(self, low: OpTime, high: OpTime) -> list[OpTime]:
-        """Up to PROBE_POINTS of my entries strictly between, spread over time; empty when there are none."""
-        found: set[OpTime] = set()
-        first = self._store.oplog_after(low, limit=1, max_bytes=1)
-        if first and first[0].optime < high:
-            found.add(first[0].optime)
-        span = high.ts - low.ts
-        for i in range(1, PROBE_POINTS):
-            row = self._store.row_at_or_before(OpTime(0, low.ts + span * i // PROBE_POINTS))
-            if row is not None and low < row.optime < high:
-                found.add(row.optime)
-        return sorted(found)
-
-    def _agreed(self, optime: OpTime, chain: int) -> OpTime:
-        row = self._store.oplog_row_at(optime)
-        invariant(row is not None, "the common point is an entry of mine")
-        mine = row.chain if row is not None else 0
-        if mine != chain:
-            raise UnrecoverableRollbackError(
-                f"at the common point {optime} the hash chain of {self._source} is {chain}, mine {mine}: "
-                "corruption, not rollback"
-            )
-        return optime
-
-    async def _probe(self, optimes: list[OpTime]) -> ProbeReply:
-        try:
-            reply = ProbeReply.parse(
-                await self._peer.call(self._source, ProbeRequest(optimes).document(), timeout_ms=PROBE_TIMEOUT_MS)
-            )
-        except (HostUnreachableError, RemoteProtocolError) as error:
-            raise SourceChangedError(f"{self._source}: {error.message}") from error
-        except ReplError as error:
-            raise SourceChangedError(f"{self._source} answers {error.code_name}: {error.message}") from error
-        if len(reply.chains) != len(optimes):
-            raise SourceChangedError(f"{self._source} answered {len(reply.chains)} of {len(optimes)} questions")
-        if self._rollback_id is None:
-            self._rollback_id = reply.rollback_id
-        if reply.rollback_id != self._rollback_id:
-            raise SourceChangedError(f"{self._source} rolled back while its log was compared with mine")
-        return reply
-
-
-# --- the files --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Writing:
-    """Writes everything behind `common` to files: what a rollback is about to undo, or a wipe to erase."""
-
-    disk: Disk
-    dbpath: str
-    wall_ms: int
-    identity: Identity
-    common: OpTime
-    reason: str
-    source: HostPort | None
-    progress: RollbackProgress = field(default_factory=RollbackProgress)
-
-    def write(self, snapshot: Snapshot, state: RollbackState) -> Manifest:
-        """In a worker thread: entries, documents, then the manifest, all synced. Ends the snapshot.
-
-        OutOfDiskSpaceError and OSError: nothing is left behind.
-        """
-        layout = self.identity.mongodb_layout
-        writer = RollbackWriter(self.disk, self.dbpath, self.wall_ms, mongodb_layout=layout)
-        try:
-            with snapshot:
-                self.progress.entries = snapshot.entries_after(self.common.ts)
-                manifest = self._entries(snapshot, writer, state)
-                self._documents(snapshot, writer)
-            return writer.write_manifest(replace(manifest, files=writer.finish()))
-        except BaseException:
-            writer.discard()
-            raise
-
-    def _entries(self, snapshot: Snapshot, writer: RollbackWriter, state: RollbackState) -> Manifest:
-        """The oplog's part; the manifest without files."""
-        operations: Counter[str] = Counter()
-        first: OplogRow | None = None
-        last: OplogRow | None = None
-        after = self.common
-        while rows := snapshot.oplog_after(after, limit=PAGE_ENTRIES, max_bytes=PAGE_BYTES):
-            for row in rows:
-                self._add(writer, FileKind.OPLOG, OPLOG_NS, None, row.entry)
-                operations[row.op] += 1
-            self.progress.written = operations.total()
-            first, last = first or rows[0], rows[-1]
-            after = last.optime
-        invariant(first is not None and last is not None, "something lies behind the common point")
-        assert first is not None and last is not None  # noqa: PT018  # for the type checker
-        when = utc_text(self.wall_ms)
-        return Manifest(
-            id="",
-            state=state,
-            reason=self.reason,
-            set_name=self.identity.set_name,
-            member=self.identity.member,
-            when=when,
-            source=self.source,
-            common_point=self.common,
-            first=first.optime,
-            last=last.optime,
-            first_wall_ms=first.wall_ms,
-            last_wall_ms=last.wall_ms,
-            entries=operations.total(),
-            operations=operations,
-            files=(),
-            settled=when if state is RollbackState.EXPORTED else None,
-        )
-
-    def _documents(self, snapshot: Snapshot, writer: RollbackWriter) -> None:
-        """Each document that is here, was written behind the common point and differs from what it was there."""
-        if self.common.ts < snapshot.pruned_through:
-            self._documents_as_they_are(snapshot, writer)
-            return
-        place: tuple[bytes, bytes] | None = None
-        while touched := snapshot.touched_after(self.common.ts, place, TOUCHED_PAGE):
-            for uuid, key in touched:
-                coll = snapshot.collection_by_uuid(uuid)
-                if coll is not None and coll.dropped_ts is None:
-                    self._document(snapshot, writer, coll, key)
-            place = touched[-1]
-
-    def _document(self, snapshot: Snapshot, writer: RollbackWriter, coll: Collection, key: bytes) -> None:
-        now = snapshot.get(coll, key)
-        before = snapshot.get(coll, key, self.common) if coll.created_ts <= self.common.ts else None
-        if now is None or now == before:
-            return
-        uuid = UUID(bytes=coll.uuid)
-        self._add(writer, FileKind.DOCUMENTS, coll.ns, uuid, now)
-        self.progress.documents += 1
-        if before is not None:
-            self._add(writer, FileKind.BEFORE, coll.ns, uuid, before)
-
-    def _documents_as_they_are(self, snapshot: Snapshot, writer: RollbackWriter) -> None:
-        """For an export from before what the undo knows: what the documents were at the common point is gone."""
-        place: tuple[str, bytes] | None = None
-        while written := snapshot.written_after(self.common.ts, place, WRITTEN_PAGE):
-            for ns, key in written:
-                coll = snapshot.collection(ns)
-                now = None if coll is None else snapshot.get(coll, key)
-                if coll is not None and now is not None:
-                    self._add(writer, FileKind.DOCUMENTS, ns, UUID(bytes=coll.uuid), now)
-                    self.progress.documents += 1
-            place = written[-1]
-
-    def _add(self, writer: RollbackWriter, kind: FileKind, ns: str, uuid: UUID | None, document: bytes) -> None:
-        writer.add(kind, ns, uuid, document)
-        self.progress.size += len(document)

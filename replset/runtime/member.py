@@ -68,9 +68,10 @@ from replset.replication.fetcher import Fetcher
 from replset.replication.initial_sync import InitialSync, Marker
 from replset.replication.ports import Clock, Network, Workers
 from replset.replication.progress import ProgressReporter
-from replset.replication.rollback import Identity, Rollback, finish_interrupted_rollback
+from replset.replication.rollback import Rollback, settle
 from replset.replication.rollback_progress import RollbackProgress
 from replset.replication.rollback_tally import RollbackTally
+from replset.replication.rollback_writing import Identity
 from replset.replication.sync_progress import SyncProgress
 from replset.runtime.admission import Admission
 from replset.runtime.durability import Durability
@@ -172,7 +173,7 @@ class RunningMember:
     async def _finished_rollback(self) -> bool:
         """Whether what a crash left of a rollback is at its end; if it needs room it goes on once others are heard."""
         try:
-            await finish_interrupted_rollback(self.store, self._disk, self._dbpath, self.clock, self._threads)
+            await settle(self.store, self._disk, self._dbpath, self.clock, self._threads)
         except (ReplError, OSError) as error:
             if not is_no_room(error):
                 raise

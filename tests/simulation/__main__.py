@@ -1,4 +1,4 @@
-"""`./dev sim [--seeds N] [--start S] [--jobs J] [--rollbacks | --mutants]`: run seeds, or show that mutants are caught."""
+"""`./dev sim [--seeds N] [--start S] [--rollbacks | --mutants]`: run seeds, or show that each mutant is caught."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_a_start_without_room_shows_rollback_and_finishes_it_later(monkeypatch: 
         stage.heal()
         cluster.run_until(lambda: machine.life is None, 30, "the old primary dies in its rollback")
         assert interrupted == [True]
-        finish = member_module.finish_interrupted_rollback
+        finish = member_module.settle
         tries = 0
 
         async def without_room(*arguments: Any) -> Any:
@@ -90,7 +90,7 @@ def test_a_start_without_room_shows_rollback_and_finishes_it_later(monkeypatch: 
                 raise OutOfDiskSpaceError("replset.db: no space left on the disk")
             return await finish(*arguments)
 
-        monkeypatch.setattr(member_module, "finish_interrupted_rollback", without_room)
+        monkeypatch.setattr(member_module, "settle", without_room)
         states: list[MemberState] = []
 
         def watch() -> None:

@@ -20,7 +20,7 @@ from replset.bson import decode
 from replset.core.effects import LastVote
 from replset.ids import OpTime
 from replset.oplog_entry import OplogEntry
-from replset.replication.rollback import finish_interrupted_rollback
+from replset.replication.rollback import settle
 from replset.storage.copies import check_database
 from replset.storage.member_file import MemberFile
 from replset.storage.store import Store
@@ -112,7 +112,7 @@ class Album:
         expect_vote(file.last_vote, self.votes.get(self.name))
         store = Store.open(disk, disk.folder)
         clock = self.cluster.machines[self.name].clock
-        drive(finish_interrupted_rollback(store, disk, disk.folder, clock, AtOnce()))
+        drive(settle(store, disk, disk.folder, clock, AtOnce()))
         assert store.rollback_in_progress() is None
         assert store.rollback_done_marks() == []
         states = {manifest["state"] for manifest in manifests(disk)}

@@ -26,7 +26,8 @@ from replset.query.diff import update_entry_object
 from replset.replication.applier import apply_entry
 from replset.replication.fetcher import Fetcher, FetchOptions
 from replset.replication.initial_sync import InitialSync, InitialSyncOptions, Marker
-from replset.replication.rollback import Identity, Rollback, RollbackOptions
+from replset.replication.rollback import Rollback, RollbackOptions
+from replset.replication.rollback_writing import Identity
 from replset.storage.copies import install_copy
 from replset.storage.disk import Disk, RealDisk
 from replset.storage.store import Store, StoreOptions

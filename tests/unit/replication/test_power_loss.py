@@ -18,8 +18,8 @@ from replset.replication import rollback as rollback_module
 from replset.replication.rollback import settle
 from replset.replication.rollback_files import FOLDER, FileKind, Manifest, RollbackState, manifests_on
 from tests.simulation.kit.disk import SimDisk
+from tests.unit.replication.diverged import MINE, SOURCE, Crash, diverge, two_members
 from tests.unit.replication.kit import Member, Network, split_bson
-from tests.unit.replication.test_rollback import MINE, SOURCE, Crash, diverge, two_members
 
 OWN_FILES = ("write_file", "sync_file", "rename", "sync_folder", "make_folder")
 

@@ -22,9 +22,9 @@ from replset.storage.copies import install_copy
 from replset.storage.member_file import MemberFile
 from replset.storage.store import Store
 from tests.simulation.kit.disk import SimDisk
+from tests.unit.replication.diverged import Crash
 from tests.unit.replication.kit import OPTIONS, Member, Network, copy_log, numbered
 from tests.unit.replication.test_power_loss import entries_in
-from tests.unit.replication.test_rollback import Crash
 
 SOURCE, MINE = HostPort("source:1"), HostPort("mine:1")
 NS = "app.orders"

@@ -1,0 +1,98 @@
+"""The search for the newest entry that two members share."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from replset.errors import UnrecoverableRollbackError
+from replset.ids import OPTIME_NULL, OpTime
+from replset.replication.common_point import CommonPoint, NoCommonPointError, SourceChangedError
+from tests.unit.replication.diverged import (
+    MINE,
+    NS,
+    SOURCE,
+    diverge,
+    two_members,
+)
+from tests.unit.replication.kit import Member, Network, copy_log
+
+
+@pytest.mark.parametrize("shared", [1, 2, 3, 17, 64, 299])
+def test_common_point_is_found_with_few_probes(tmp_path: Path, shared: int) -> None:
+    network = Network()
+    source, mine = Member(SOURCE, tmp_path, network), Member(MINE, tmp_path, network)
+    source.create(NS)
+    for number in range(shared - 1):
+        source.clock.ms += (number % 7) * 1_000 * (number % 5)
+        source.insert(NS, {"_id": number})
+    copy_log(source, mine)
+    common = mine.store.last_applied
+    mine.clock.ms = source.clock.ms
+    for number in range(300 - shared):
+        mine.clock.ms += (number % 3) * 2_000
+        mine.insert(NS, {"_id": f"mine {number}"})
+    source.node.term = 2
+    for number in range(50):
+        source.clock.ms += 3_000
+        source.insert(NS, {"_id": f"theirs {number}"})
+
+    found = asyncio.run(CommonPoint(network, mine.store, SOURCE).find())
+
+    assert found == (common if shared < 300 else mine.store.last_applied)
+    assert len(network.calls) <= 10
+
+
+def test_common_point_when_the_source_trimmed_its_oldest(tmp_path: Path) -> None:
+    source, mine = two_members(tmp_path)
+    mine.insert(NS, {"_id": "mine"})
+    source.node.term = 2
+    newest = source.noop()
+    trim(source, newest)
+    oldest = source.store.oldest
+    assert mine.store.oldest < oldest <= mine.store.last_applied
+    assert (
+        asyncio.run(CommonPoint(mine.network, mine.store, SOURCE).find())
+        == mine.store.row_at_or_before(OpTime(1, mine.store.last_applied.ts - 1)).optime
+    )  # type: ignore[union-attr]
+
+
+def trim(member: Member, commit_point: OpTime) -> None:
+    """Drop the oldest half of the oplog."""
+    rows = member.store.oplog_after(OPTIME_NULL, limit=10_000, max_bytes=1 << 30)
+    keep = sum(len(row.entry) for row in rows[len(rows) // 2 :])
+    object.__setattr__(member.store.options, "oplog_max_bytes", keep)
+    member.store.set_commit_point(commit_point)
+    while member.store.housekeeping(member.clock.wall_ms()):
+        pass
+
+
+def test_common_point_trimmed_away_is_too_stale(tmp_path: Path) -> None:
+    source, mine = two_members(tmp_path)
+    mine.insert(NS, {"_id": "mine"})
+    source.clock.ms += 100_000
+    source.node.term = 2
+    for number in range(100):
+        source.insert(NS, {"_id": f"theirs {number}"})
+    trim(source, source.store.last_applied)
+    assert source.store.oldest > mine.store.last_applied
+    with pytest.raises(NoCommonPointError):
+        asyncio.run(CommonPoint(mine.network, mine.store, SOURCE).find())
+
+
+def test_common_point_with_an_unreachable_source(tmp_path: Path) -> None:
+    source, mine = two_members(tmp_path)
+    diverge(source, mine)
+    mine.network.down.add(SOURCE)
+    with pytest.raises(SourceChangedError):
+        asyncio.run(CommonPoint(mine.network, mine.store, SOURCE).find())
+
+
+def test_the_store_refuses_to_undo_below_the_commit_point(tmp_path: Path) -> None:
+    _, mine = two_members(tmp_path)
+    mine.store.set_commit_point(mine.store.last_applied)
+    common = mine.store.oldest
+    with pytest.raises(UnrecoverableRollbackError):
+        mine.store.undo_step(common, stem="x")
