@@ -8,6 +8,7 @@ Numbers of hash and chain are signed 64-bit everywhere.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from bisect import bisect_right
@@ -31,6 +32,8 @@ from replset.storage.snapshot import Snapshot
 from replset.storage.sqlite import check_sqlite_version, first_row, storage_error, transaction
 from replset.storage.txn import Head, Txn, read_meta, write_meta
 from replset.storage.undo import RollbackMark
+
+log = logging.getLogger("replset.storage")
 
 LOCK_FILE = "replset.lock"
 _BUSY_MS = 2000
@@ -535,7 +538,10 @@ class Store:
         return copies.copy_database(self.disk, self.path, path, pause)
 
     def close(self) -> None:
-        """Close all connections, with a checkpoint; the lock stays the caller's. Open snapshots are cut off."""
+        """Close all connections, with a checkpoint; the lock stays the caller's. Open snapshots are cut off.
+
+        Without room for the checkpoint what is committed stays in the WAL, synced, and the next start reads it there.
+        """
         if self._closed:
             return
         with suppress(StorageError, OutOfDiskSpaceError):  # only spares the next start a count
@@ -545,10 +551,17 @@ class Store:
         self._close_readers()
         try:
             self._checkpointer.close(True)
-            self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            self._last_checkpoint()
             self._connection.close(True)
         except apsw.Error as error:
             raise storage_error(error, self.path) from error
+
+    def _last_checkpoint(self) -> None:
+        try:
+            self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)  # its first step syncs the WAL
+        except apsw.FullError:
+            log.warning("%s is closed without a checkpoint: no space left on the disk", self.path)
+            self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # or closing tries once more
 
     def _close_readers(self) -> None:
         with self._guard:

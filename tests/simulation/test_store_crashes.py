@@ -81,6 +81,20 @@ class Life:
 
 
 @pytest.mark.parametrize("seed", range(10))
+def test_a_store_closes_on_a_full_disk_and_keeps_what_was_committed(new_folder: NewFolder, seed: int) -> None:
+    life = Life(SimDisk(new_folder()), random.Random(seed))
+    life.live()
+    life.write_group()
+    before = life.entries()
+    life.disk.is_full = True
+    life.store.close()
+    life = life.crash(new_folder(), power_loss=True)
+    assert life.entries() == before
+    life.store.close()
+    life.disk.close()
+
+
+@pytest.mark.parametrize("seed", range(10))
 def test_durable_entries_survive_and_documents_fit_the_oplog(new_folder: NewFolder, seed: int) -> None:
     rng = random.Random(seed)
     life = Life(SimDisk(new_folder()), rng)

@@ -261,6 +261,7 @@ class SimDisk:
         if self._closed:
             return
         self._closed = True
+        self.is_full = False  # SQLite may have a page left to write; the run has its verdict already
         for _, reference in self._connections:
             connection = reference()
             if connection is not None:
