@@ -1,175 +1,31 @@
-"""The serving end of the wire port on real loopback sockets, with a dispatcher that the test answers for."""
+"""The serving end of the wire port on real loopback sockets."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
-import itertools
 import logging
 import struct
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
 from replset.bson import MAX_MESSAGE_SIZE, Int64, ObjectId, RawDocument, encode
 from replset.commands.ports import CommandRequest, Reply
 from replset.errors import InvariantError
-from replset.ids import HostPort
-from replset.runtime import server
-from replset.runtime.admission import MAX_HELD_BYTES, Admission
-from replset.runtime.network import RealNetwork
-from replset.runtime.server import MAX_QUEUED, MAX_QUEUED_BYTES, TURN, WireServer
-from replset.wire.framing import EXHAUST_ALLOWED, MORE_TO_COME, OP_QUERY, FrameReader, WireMessage, encode_msg
-
-OTHER = "127.0.0.1:27999"
-PATIENCE_S = 10
-QUIET_S = 0.1
-"""How long a test listens when it expects to hear nothing."""
-
-
-class Dispatcher:
-    """Answers {ok: 1, n: <n of the command>}; commands named in `answers` answer as the test says."""
-
-    def __init__(self) -> None:
-        self.asked: list[CommandRequest] = []
-        self.answers: dict[str, Callable[[CommandRequest], Awaitable[Reply]]] = {}
-        self.running = 0
-        self.most_at_once = 0
-        self.cancelled = asyncio.Event()
-
-    async def run(self, request: CommandRequest) -> Reply:
-        self.asked.append(request)
-        self.running += 1
-        self.most_at_once = max(self.most_at_once, self.running)
-        try:
-            answer = self.answers.get(request.body.first_key or "")
-            if answer is not None:
-                return await answer(request)
-            return {"ok": 1.0, "n": request.body.get("n")}
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
-        finally:
-            self.running -= 1
-
-    @property
-    def names(self) -> list[str | None]:
-        return [request.body.first_key for request in self.asked]
-
-
-class Client:
-    """A raw connection: frames out, messages in."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self.writer = reader, writer
-        self._frames = FrameReader()
-        self._got: list[WireMessage] = []
-        self._ids = itertools.count(1)
-
-    def send(self, command: Mapping[str, object], *, flags: int = 0) -> int:
-        request_id = next(self._ids)
-        self.writer.write(encode_msg(request_id, 0, encode(command), flags=flags))
-        return request_id
-
-    async def receive(self) -> WireMessage:
-        async with asyncio.timeout(PATIENCE_S):
-            while not self._got:
-                data = await self._reader.read(1 << 16)
-                assert data, "the server closed the connection"
-                self._got += self._frames.feed(data)
-        return self._got.pop(0)
-
-    async def ask(self, command: Mapping[str, object]) -> dict[str, Any]:
-        request_id = self.send(command)
-        answer = await self.receive()
-        assert answer.response_to == request_id
-        return answer.body.decode()
-
-    async def is_closed(self) -> bool:
-        """Wait until the server closes the connection."""
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                return await self._reader.read() == b""
-        except ConnectionResetError:
-            return True
-
-    async def hears_nothing(self) -> bool:
-        try:
-            async with asyncio.timeout(QUIET_S):
-                return not await self._reader.read(1)
-        except TimeoutError:
-            return True
-
-
-class Served:
-    """A listening server and the cuts that it asks about."""
-
-    def __init__(self, max_connections: int = 100, most_held: int = MAX_HELD_BYTES) -> None:
-        self.admission = Admission(most_held)
-        self.dispatcher = Dispatcher()
-        self.dropped_in: set[str] = set()
-        self.dropped_out: set[str] = set()
-        self.clients: list[Client] = []
-        self.address = HostPort("127.0.0.1:0")
-        network = RealNetwork()
-
-        class Listening:
-            """RealNetwork, on a port that the system picks."""
-
-            @staticmethod
-            async def serve(address: HostPort, factory: Callable[[], asyncio.Protocol]) -> asyncio.Server:
-                server = await network.serve(address, factory)
-                self.address = HostPort(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
-                return server
-
-        self.server = WireServer(
-            Listening(),
-            self.dispatcher,
-            drops_inbound=self.dropped_in.__contains__,
-            drops_outbound=self.dropped_out.__contains__,
-            max_connections=max_connections,
-            admission=self.admission,
-        )
-
-    async def client(self) -> Client:
-        host, _, port = self.address.rpartition(":")
-        client = Client(*await asyncio.open_connection(host, int(port)))
-        self.clients.append(client)
-        return client
-
-
-@asynccontextmanager
-async def serving(**options: Any) -> Any:
-    served = Served(**options)
-    await served.server.start(served.address)
-    try:
-        yield served
-    finally:
-        await served.server.close()
-        for client in served.clients:
-            client.writer.close()
-            try:
-                await client.writer.wait_closed()
-            except OSError:
-                continue
-
-
-def on_sockets(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def run(**fixtures: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(**fixtures), 30))
-
-    return run
-
-
-def ping(number: int) -> dict[str, object]:
-    return {"ping": 1, "n": number, "$db": "admin"}
-
-
-HELLO = {"hello": 1, "$db": "admin"}
+from replset.runtime.server import MAX_QUEUED, MAX_QUEUED_BYTES, TURN
+from replset.wire.framing import EXHAUST_ALLOWED, MORE_TO_COME, OP_QUERY, encode_msg
+from tests.unit.runtime.served import (
+    HELLO,
+    OTHER,
+    PATIENCE_S,
+    QUIET_S,
+    Client,
+    Dispatcher,
+    Served,
+    on_sockets,
+    ping,
+    serving,
+)
 
 
 @on_sockets
@@ -677,98 +533,3 @@ def test_closing_ends_every_connection_and_its_command(commands: int, caplog: py
     with caplog.at_level(logging.ERROR):
         asyncio.run(asyncio.wait_for(main(), 30))
     assert caplog.records == []
-
-
-# --- overload -----------------------------------------------------------------------------------------------------
-
-OVERLOADED = (0.0, 462, ["SystemOverloadedError", "RetryableError"])
-
-
-def large(number: int) -> dict[str, object]:
-    return {"work": 1, "n": number, "pad": "x" * 1_000_000, "$db": "admin"}
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - what a server counts has no event
-        await asyncio.sleep(0.001)
-
-
-def told(answer: Mapping[str, Any]) -> tuple[Any, ...]:
-    return answer["ok"], answer["code"], answer["errorLabels"]
-
-
-@on_sockets
-async def test_a_large_command_too_many_is_refused_and_heartbeats_pass() -> None:
-    async with serving(most_held=1_500_000) as served:
-        go_on = asyncio.Event()
-
-        async def work(_: CommandRequest) -> Reply:
-            await go_on.wait()
-            return {"ok": 1.0}
-
-        served.dispatcher.answers["work"] = work
-        busy, other = await served.client(), await served.client()
-        busy.send(large(1))
-        await until(lambda: bool(served.dispatcher.asked))
-        assert told(await other.ask(large(2))) == OVERLOADED
-        assert (await other.ask(ping(3)))["n"] == 3
-        assert [request.body.get("n") for request in served.dispatcher.asked] == [1, 3]
-        go_on.set()
-        assert (await busy.receive()).body.get("ok") == 1.0
-        assert (await other.ask(large(4)))["ok"] == 1.0
-        assert (served.admission.held, served.admission.refused) == (0, 1)
-
-
-@on_sockets
-async def test_what_a_connection_held_is_given_back_when_it_goes() -> None:
-    async with serving(most_held=1_500_000) as served:
-
-        async def never(_: CommandRequest) -> Reply:
-            await asyncio.Event().wait()
-            return {"ok": 1.0}
-
-        served.dispatcher.answers["work"] = never
-        running, sending = await served.client(), await served.client()
-        running.send(large(1))
-        await until(lambda: bool(served.dispatcher.asked))
-        running.writer.close()
-        await until(lambda: not served.admission.held)
-        sending.writer.write(encode_msg(1, 0, encode(large(2)))[:500_000])  # and the rest never comes
-        await until(lambda: bool(served.admission.held))
-        sending.writer.close()
-        await until(lambda: not served.admission.held)
-
-
-@on_sockets
-async def test_answers_that_nobody_reads_count_and_their_reader_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "STALLED_S", 0.3)
-    async with serving(most_held=1_000_000) as served:
-
-        async def much(_: CommandRequest) -> Reply:
-            return {"ok": 1.0, "pad": "x" * 15_000_000}
-
-        served.dispatcher.answers["much"] = much
-        slow, other, member = await served.client(), await served.client(), await served.client()
-        assert (await member.ask({**HELLO, "replsetMember": OTHER}))["ok"] == 1.0
-        slow.send({"much": 1, "$db": "admin"})
-        await until(lambda: bool(served.admission.is_full))
-        assert told(await other.ask({"find": "c", "$db": "d"})) == OVERLOADED
-        assert (await other.ask(HELLO))["ok"] == 1.0
-        assert (await member.ask({"find": "c", "$db": "d"}))["ok"] == 1.0
-        await until(lambda: not served.admission.held)
-        assert (await other.ask({"find": "c", "$db": "d"}))["ok"] == 1.0
-        assert served.server.connection_count == 2
-
-
-@on_sockets
-async def test_a_message_that_stops_coming_makes_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "STALLED_S", 0.3)
-    async with serving(most_held=1_500_000) as served:
-        stalled, other = await served.client(), await served.client()
-        stalled.writer.write(encode_msg(1, 0, encode(large(1)))[:100_000])
-        await until(lambda: bool(served.admission.held))
-        assert told(await other.ask(large(2))) == OVERLOADED
-        await asyncio.sleep(0.4)
-        assert told(await other.ask(large(3))) == OVERLOADED
-        assert await stalled.is_closed()
-        assert (await other.ask(large(4)))["ok"] == 1.0

@@ -1,0 +1,163 @@
+"""A wire server on real loopback sockets, with a dispatcher that the test answers for, and its clients."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from replset.bson import encode
+from replset.commands.ports import CommandRequest, Reply
+from replset.ids import HostPort
+from replset.runtime.admission import MAX_HELD_BYTES, Admission
+from replset.runtime.network import RealNetwork
+from replset.runtime.server import WireServer
+from replset.wire.framing import FrameReader, WireMessage, encode_msg
+
+HELLO = {"hello": 1, "$db": "admin"}
+OTHER = "127.0.0.1:27999"
+PATIENCE_S = 10
+QUIET_S = 0.1
+"""How long a test listens when it expects to hear nothing."""
+
+
+class Dispatcher:
+    """Answers {ok: 1, n: <n of the command>}; commands named in `answers` answer as the test says."""
+
+    def __init__(self) -> None:
+        self.asked: list[CommandRequest] = []
+        self.answers: dict[str, Callable[[CommandRequest], Awaitable[Reply]]] = {}
+        self.running = 0
+        self.most_at_once = 0
+        self.cancelled = asyncio.Event()
+
+    async def run(self, request: CommandRequest) -> Reply:
+        self.asked.append(request)
+        self.running += 1
+        self.most_at_once = max(self.most_at_once, self.running)
+        try:
+            answer = self.answers.get(request.body.first_key or "")
+            if answer is not None:
+                return await answer(request)
+            return {"ok": 1.0, "n": request.body.get("n")}
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        finally:
+            self.running -= 1
+
+    @property
+    def names(self) -> list[str | None]:
+        return [request.body.first_key for request in self.asked]
+
+
+class Client:
+    """A raw connection: frames out, messages in."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self.writer = reader, writer
+        self._frames = FrameReader()
+        self._got: list[WireMessage] = []
+        self._ids = itertools.count(1)
+
+    def send(self, command: Mapping[str, object], *, flags: int = 0) -> int:
+        request_id = next(self._ids)
+        self.writer.write(encode_msg(request_id, 0, encode(command), flags=flags))
+        return request_id
+
+    async def receive(self) -> WireMessage:
+        async with asyncio.timeout(PATIENCE_S):
+            while not self._got:
+                data = await self._reader.read(1 << 16)
+                assert data, "the server closed the connection"
+                self._got += self._frames.feed(data)
+        return self._got.pop(0)
+
+    async def ask(self, command: Mapping[str, object]) -> dict[str, Any]:
+        request_id = self.send(command)
+        answer = await self.receive()
+        assert answer.response_to == request_id
+        return answer.body.decode()
+
+    async def is_closed(self) -> bool:
+        """Wait until the server closes the connection."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await self._reader.read() == b""
+        except ConnectionResetError:
+            return True
+
+    async def hears_nothing(self) -> bool:
+        try:
+            async with asyncio.timeout(QUIET_S):
+                return not await self._reader.read(1)
+        except TimeoutError:
+            return True
+
+
+class Served:
+    """A listening server and the cuts that it asks about."""
+
+    def __init__(self, max_connections: int = 100, most_held: int = MAX_HELD_BYTES) -> None:
+        self.admission = Admission(most_held)
+        self.dispatcher = Dispatcher()
+        self.dropped_in: set[str] = set()
+        self.dropped_out: set[str] = set()
+        self.clients: list[Client] = []
+        self.address = HostPort("127.0.0.1:0")
+        network = RealNetwork()
+
+        class Listening:
+            """RealNetwork, on a port that the system picks."""
+
+            @staticmethod
+            async def serve(address: HostPort, factory: Callable[[], asyncio.Protocol]) -> asyncio.Server:
+                server = await network.serve(address, factory)
+                self.address = HostPort(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+                return server
+
+        self.server = WireServer(
+            Listening(),
+            self.dispatcher,
+            drops_inbound=self.dropped_in.__contains__,
+            drops_outbound=self.dropped_out.__contains__,
+            max_connections=max_connections,
+            admission=self.admission,
+        )
+
+    async def client(self) -> Client:
+        host, _, port = self.address.rpartition(":")
+        client = Client(*await asyncio.open_connection(host, int(port)))
+        self.clients.append(client)
+        return client
+
+
+@asynccontextmanager
+async def serving(**options: Any) -> Any:
+    served = Served(**options)
+    await served.server.start(served.address)
+    try:
+        yield served
+    finally:
+        await served.server.close()
+        for client in served.clients:
+            client.writer.close()
+            try:
+                await client.writer.wait_closed()
+            except OSError:
+                continue
+
+
+def on_sockets(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(**fixtures), 30))
+
+    return run
+
+
+def ping(number: int) -> dict[str, object]:
+    return {"ping": 1, "n": number, "$db": "admin"}

@@ -1,0 +1,107 @@
+"""More than a member can take, on real loopback sockets: refused early, held no longer than needed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from replset.bson import encode
+from replset.commands.ports import CommandRequest, Reply
+from replset.runtime import server
+from replset.wire.framing import encode_msg
+from tests.unit.runtime.served import HELLO, OTHER, on_sockets, ping, serving
+
+OVERLOADED = (0.0, 462, ["SystemOverloadedError", "RetryableError"])
+
+
+def large(number: int) -> dict[str, object]:
+    return {"work": 1, "n": number, "pad": "x" * 1_000_000, "$db": "admin"}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - what a server counts has no event
+        await asyncio.sleep(0.001)
+
+
+def told(answer: Mapping[str, Any]) -> tuple[Any, ...]:
+    return answer["ok"], answer["code"], answer["errorLabels"]
+
+
+@on_sockets
+async def test_a_large_command_too_many_is_refused_and_heartbeats_pass() -> None:
+    async with serving(most_held=1_500_000) as served:
+        go_on = asyncio.Event()
+
+        async def work(_: CommandRequest) -> Reply:
+            await go_on.wait()
+            return {"ok": 1.0}
+
+        served.dispatcher.answers["work"] = work
+        busy, other = await served.client(), await served.client()
+        busy.send(large(1))
+        await until(lambda: bool(served.dispatcher.asked))
+        assert told(await other.ask(large(2))) == OVERLOADED
+        assert (await other.ask(ping(3)))["n"] == 3
+        assert [request.body.get("n") for request in served.dispatcher.asked] == [1, 3]
+        go_on.set()
+        assert (await busy.receive()).body.get("ok") == 1.0
+        assert (await other.ask(large(4)))["ok"] == 1.0
+        assert (served.admission.held, served.admission.refused) == (0, 1)
+
+
+@on_sockets
+async def test_what_a_connection_held_is_given_back_when_it_goes() -> None:
+    async with serving(most_held=1_500_000) as served:
+
+        async def never(_: CommandRequest) -> Reply:
+            await asyncio.Event().wait()
+            return {"ok": 1.0}
+
+        served.dispatcher.answers["work"] = never
+        running, sending = await served.client(), await served.client()
+        running.send(large(1))
+        await until(lambda: bool(served.dispatcher.asked))
+        running.writer.close()
+        await until(lambda: not served.admission.held)
+        sending.writer.write(encode_msg(1, 0, encode(large(2)))[:500_000])  # and the rest never comes
+        await until(lambda: bool(served.admission.held))
+        sending.writer.close()
+        await until(lambda: not served.admission.held)
+
+
+@on_sockets
+async def test_answers_that_nobody_reads_count_and_their_reader_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "STALLED_S", 0.3)
+    async with serving(most_held=1_000_000) as served:
+
+        async def much(_: CommandRequest) -> Reply:
+            return {"ok": 1.0, "pad": "x" * 15_000_000}
+
+        served.dispatcher.answers["much"] = much
+        slow, other, member = await served.client(), await served.client(), await served.client()
+        assert (await member.ask({**HELLO, "replsetMember": OTHER}))["ok"] == 1.0
+        slow.send({"much": 1, "$db": "admin"})
+        await until(lambda: bool(served.admission.is_full))
+        assert told(await other.ask({"find": "c", "$db": "d"})) == OVERLOADED
+        assert (await other.ask(HELLO))["ok"] == 1.0
+        assert (await member.ask({"find": "c", "$db": "d"}))["ok"] == 1.0
+        await until(lambda: not served.admission.held)
+        assert (await other.ask({"find": "c", "$db": "d"}))["ok"] == 1.0
+        assert served.server.connection_count == 2
+
+
+@on_sockets
+async def test_a_message_that_stops_coming_makes_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "STALLED_S", 0.3)
+    async with serving(most_held=1_500_000) as served:
+        stalled, other = await served.client(), await served.client()
+        stalled.writer.write(encode_msg(1, 0, encode(large(1)))[:100_000])
+        await until(lambda: bool(served.admission.held))
+        assert told(await other.ask(large(2))) == OVERLOADED
+        await asyncio.sleep(0.4)
+        assert told(await other.ask(large(3))) == OVERLOADED
+        assert await stalled.is_closed()
+        assert (await other.ask(large(4)))["ok"] == 1.0
