@@ -26,10 +26,8 @@ class Once:
         """While a rollback is read. HttpError 503 (462) where enough are read already."""
         with self._lock:
             if self._running >= MOST_AT_ONCE:
-                text = (
-                    f"this member is overloaded: it works on {self._running} rollbacks; nothing was applied, try again"
-                )
-                raise overloaded(OverloadedError(text))
+                many = f"it works on {self._running} rollbacks"
+                raise overloaded(OverloadedError(f"this member is overloaded: {many}; nothing was applied, try again"))
             self._running += 1
         try:
             yield

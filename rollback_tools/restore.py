@@ -6,7 +6,7 @@ import datetime
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,7 +58,8 @@ def restore(
         choose = Asking(chosen).choose if interactive else None
         restoring = Restoring(lost, live, chosen, collection=collection, choose=choose)
         record = None if dry_run else stack.enter_context(_audit(manifest, path, audit))
-        _tell(restoring.run(record, _now), restoring, restoring.head(record), as_json=as_json)
+        outcomes = stack.enter_context(closing(restoring.run(record, _now)))
+        _tell(outcomes, restoring, restoring.head(record), as_json=as_json)
         counts = restoring.counts
         if not as_json:
             _sum_up(counts, manifest, record)

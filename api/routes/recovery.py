@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,8 @@ def router(member: ApiMember) -> APIRouter:
             live = stack.enter_context(Live(primary, found.set_name))
             restoring = Restoring(lost, live, policy, collection=collection)
             record = None if is_dry else stack.enter_context(Audit.beside(path, stamp_of(now())))
-            rows = (outcome.row() for outcome in restoring.run(record, now))
+            outcomes = stack.enter_context(closing(restoring.run(record, now)))
+            rows = (outcome.row() for outcome in outcomes)
             return Telling(restoring.head(record), rows, restoring.counts, lambda: restoring.has_written)
 
         return await streamed(report(begin))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 from replset.commands.namespaces import writable_namespace
-from replset.errors import BadValueError, CorruptDataError, IllegalOperationError, ReplError
+from replset.errors import BadValueError, CorruptDataError, IllegalOperationError
 from replset.recovery.audit import Audit
 from replset.recovery.comparing import Comparing
 from replset.recovery.live import Live
@@ -83,8 +83,8 @@ class Restoring:
             "audit": None if record is None else str(record.path),
         }
 
-    def run(self, record: Audit | None, now: Callable[[], datetime.datetime]) -> Iterator[Outcome]:
-        """Each outcome once it is certain. record: None is a dry run."""
+    def run(self, record: Audit | None, now: Callable[[], datetime.datetime]) -> Generator[Outcome]:
+        """Each outcome once it is certain. record: None is a dry run; else close this before it."""
         self._run = PuttingBack(
             self._comparing,
             self._live,
@@ -99,9 +99,10 @@ class Restoring:
             for outcome in self._run.run():
                 self.counts[outcome.result.value] += 1
                 yield outcome
-        except ReplError as error:
+        except BaseException as error:  # also when nobody wants to hear more
             if record is not None:
-                record.add({"error": error.message, "counts": dict(self.counts), "at": now().isoformat()})
+                why = str(error) or type(error).__name__
+                record.add({"error": why, "counts": dict(self.counts), "at": now().isoformat()})
             raise
         if record is not None:
             record.add({"counts": dict(self.counts), "at": now().isoformat()})

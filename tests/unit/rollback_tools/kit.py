@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 from uuid import UUID
 
 from replset.bson import decode, encode, encode_key
@@ -117,6 +119,20 @@ class FakeSet:
     def drop(self, ns: str) -> None:
         self.data.pop(ns, None)
         self.uuids.pop(ns, None)
+
+
+class OpenSet(FakeSet):
+    """As `live.Live` looks to the commands and routes."""
+
+    primary = "127.0.0.1:27018"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
 
 
 def unreachable() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -19,8 +18,8 @@ from tests.unit.rollback_tools.kit import (
     ORDERS,
     UUID_OF_ORDERS,
     Doc,
-    FakeSet,
     LostHistory,
+    OpenSet,
     live_at,
     lost_at,
     unreachable,
@@ -29,20 +28,6 @@ from tests.unit.rollback_tools.kit import (
 Capture = pytest.CaptureFixture[str]
 BEFORE: dict[int, Doc] = {number: {"_id": number, "a": 1, "b": 1} for number in range(1, 7)}
 SESSION = Binary(bytes(range(16)), 4)
-
-
-class OpenSet(FakeSet):
-    """As `live.Live` looks to the commands."""
-
-    primary = "127.0.0.1:27018"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
 
 
 @pytest.fixture

@@ -1,0 +1,442 @@
+"""The routes that check, compare and put back a rollback, on files of a rollback and a set in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from api import once, streamed
+from api.routes import recovery
+from replset.errors import BadValueError, HostUnreachableError, ReplError
+from replset.recovery import comparing
+from replset.recovery.audit import Audit
+from replset.recovery.live import Write
+from replset.replication.rollback_files import RollbackState
+from rollback_tools import diff, main, restore
+from tests.unit.api.kit import ME, Api, plain, refused
+from tests.unit.rollback_tools.kit import ORDERS, Doc, LostHistory, OpenSet, live_at
+
+BEFORE: dict[int, Doc] = {number: {"_id": number, "a": 1, "b": 1} for number in range(1, 5)}
+
+
+@pytest.fixture
+def live(monkeypatch: pytest.MonkeyPatch) -> OpenSet:
+    """The set in which, meanwhile, 3 got another `a`."""
+    found = OpenSet({ORDERS: BEFORE.values()})
+    found.put(ORDERS, {**BEFORE[3], "a": 9}, live_at(1))
+    for module in (diff, restore, recovery):
+        monkeypatch.setattr(module, "Live", lambda host, set_name: found)
+    return found
+
+
+def history() -> LostHistory:
+    """Lost: insert 10, updates of `a` in 2 and 3, a delete of 4."""
+    lost = LostHistory(BEFORE)
+    lost.insert({"_id": 10, "text": "\u00fc"})
+    for number in (2, 3):
+        lost.update({**BEFORE[number], "a": 2})
+    lost.delete(4)
+    return lost
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    return history().write(tmp_path)
+
+
+@pytest.fixture
+def held(manifest: Path) -> Api:
+    """The API of the member that holds it."""
+    return Api(str(manifest.parent))
+
+
+def place(manifest: Path, what: str) -> str:
+    return f"/v1/replset/rollbacks/{manifest.stem}/{what}"
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """What the tool prints."""
+    main.main([*map(str, arguments), "--json"])
+    return capsys.readouterr().out
+
+
+def restored(api: Api, manifest: Path, **wanted: object) -> dict[str, Any]:
+    response = api.post(place(manifest, "restore"), wanted)
+    assert response.status_code == 200, response.text
+    document: dict[str, Any] = response.json()
+    return document
+
+
+def records(manifest: Path) -> list[Path]:
+    return sorted(manifest.parent.glob("restore.*"))
+
+
+# --- verify -------------------------------------------------------------------------------------------------------
+
+
+def test_verify_says_what_the_tool_says(held: Api, manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = plain(held.get(place(manifest, "verify")))
+    assert found == json.loads(told(capsys, "verify", manifest))
+    assert found["ok"] is True
+    file = next(manifest.parent.glob("shop.orders.*.bson"))
+    file.write_bytes(file.read_bytes()[:-1])
+    found = plain(held.get(place(manifest, "verify")))
+    assert found == json.loads(told(capsys, "verify", manifest))
+    assert found["ok"] is False
+
+
+def test_a_missing_file_is_part_of_the_verdict(held: Api, manifest: Path) -> None:
+    next(manifest.parent.glob("local.oplog.rs.*.bson")).unlink()
+    found = plain(held.get(place(manifest, "verify")))
+    assert "missing" in str(found["files"])
+    assert found["ok"] is False
+
+
+# --- diff ---------------------------------------------------------------------------------------------------------
+
+
+def test_diff_says_what_the_tool_says(
+    held: Api, live: OpenSet, manifest: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    response = held.get(place(manifest, "diff"), headers={"accept": "application/bson"})
+    assert (response.status_code, response.headers["content-type"]) == (200, "application/json")
+    assert response.text == told(capsys, "diff", manifest)
+    assert response.json()["counts"] == {"there": 0, "clean": 3, "conflict": 1}
+
+
+def test_an_answer_comes_in_pieces(
+    held: Api, live: OpenSet, manifest: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streamed, "PIECE_CHARS", 1)
+    pieces = exchange(held, "GET", place(manifest, "diff"))
+    assert len(pieces) == 4 + 1
+    assert b"".join(pieces).decode() == told(capsys, "diff", manifest)
+
+
+def exchange(api: Api, method: str, path: str, take: Callable[[bytes], bool] = lambda body: True) -> list[bytes]:
+    """The pieces of the answer. take: False as soon as the client goes away, before the next piece is made."""
+    pieces: list[bytes] = []
+    ended: list[bool] = []
+
+    async def run() -> None:
+        gone = asyncio.Event()
+        is_read = False
+
+        async def receive() -> dict[str, Any]:
+            nonlocal is_read
+            if not is_read:
+                is_read = True
+                return {"type": "http.request", "body": b""}
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if message["type"] != "http.response.body":
+                return
+            if not message.get("more_body"):
+                ended.append(True)
+                return
+            pieces.append(message["body"])
+            if not take(message["body"]):
+                gone.set()
+                await asyncio.sleep(0)
+
+        scope = {"type": "http", "path": path, "method": method, "headers": [], "query_string": b""}
+        await api.app(scope, receive, send)
+
+    asyncio.run(run())
+    assert bool(ended) == pieces[-1].endswith(b"}\n"), "an answer that is not whole is not ended"
+    return pieces
+
+
+# --- restore ------------------------------------------------------------------------------------------------------
+
+
+def test_restore_says_what_the_tool_says_and_twice_changes_nothing(
+    held: Api, live: OpenSet, manifest: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dry = restored(held, manifest, dryRun=True)
+    assert dry == json.loads(told(capsys, "restore", manifest, "--dry-run"))
+    assert (live.writes, records(manifest), dry["audit"]) == (0, [], None)
+
+    done = restored(held, manifest)
+    assert done["counts"] == {"done": 3, "there": 0, "would": 0, "left": 1}
+    assert done["writes"] == [{**row, "result": row["result"].replace("would", "done")} for row in dry["writes"]]
+    assert [Path(done["audit"])] == records(manifest)
+    notes = [json.loads(line) for line in records(manifest)[0].read_text().splitlines()]
+    assert notes[0]["restore"] == {**{name: done[name] for name in dry if name not in ("writes", "counts")}, "at": AT}
+    assert notes[-1] == {"counts": done["counts"], "at": AT}
+
+    after, writes = live.rows(), live.writes
+    again = restored(held, manifest)
+    assert (again["counts"], live.rows(), live.writes) == ({**done["counts"], "done": 0, "there": 3}, after, writes)
+    assert held.member.admission.held == 0
+
+
+AT = "2023-11-14T22:13:20+00:00"
+"""The time that the member tells."""
+
+
+def test_a_policy_decides_on_conflicts(held: Api, live: OpenSet, manifest: Path) -> None:
+    assert restored(held, manifest, policy="overwrite")["counts"]["left"] == 0
+    assert {"_id": 3, "a": 2, "b": 1} in live.rows()
+    copied = restored(held, manifest, policy="to-collection", collection="saved")
+    assert copied["policy"] == "to-collection saved"
+    assert {row["_id"] for row in live.rows("shop.saved")} == {2, 3, 10}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "code", "words"),
+    [
+        ({"policy": "sometimes"}, 2, "no policy 'sometimes'"),
+        ({"policy": "merge", "collection": "x"}, 2, "merge takes no NAME"),
+        ({"collection": "x"}, 2, "skip takes no NAME"),
+        ({"policy": "to-collection"}, 2, "takes the NAME"),
+        ({"policy": "to-collection", "collection": "$x"}, 73, "Invalid namespace"),
+        ({"policy": "to-collection", "collection": "system.x"}, 73, "system collections"),
+        ({"policy": "to-collection", "collection": "x" * 300}, 73, "Invalid namespace"),
+        ({"policy": 1}, 14, "'policy' must be a string"),
+        ({"policy": None}, 14, "'policy' must be a string"),
+        ({"collection": []}, 14, "'collection' must be a string"),
+        ({"dryRun": 1}, 14, "'dryRun' must be a boolean"),
+        ({"dryrun": True}, 40415, "unknown field 'dryrun'; there are: policy, collection, dryRun"),
+    ],
+)
+def test_wishes_that_cannot_be(
+    held: Api, live: OpenSet, manifest: Path, wanted: dict[str, object], code: int, words: str
+) -> None:
+    refused(held.post(place(manifest, "restore"), wanted), 400, code, words)
+    assert (live.writes, records(manifest)) == (0, [])
+
+
+@pytest.mark.parametrize("what", ["verify", "diff", "restore"])
+@pytest.mark.parametrize("name", ["rollback-nothing", "..%2Frollback%2F{id}", "notes"])
+def test_a_rollback_that_this_member_does_not_hold(
+    held: Api, live: OpenSet, manifest: Path, what: str, name: str
+) -> None:
+    path = f"/v1/replset/rollbacks/{name.format(id=manifest.stem)}/{what}"
+    response = held.post(path) if what == "restore" else held.get(path)
+    assert response.status_code == 404
+    assert response.json()["code"] in (26, 59)
+
+
+@pytest.mark.parametrize("what", ["verify", "diff", "restore"])
+def test_a_damaged_manifest(held: Api, live: OpenSet, manifest: Path, what: str) -> None:
+    manifest.write_text("{")
+    response = held.post(place(manifest, what)) if what == "restore" else held.get(place(manifest, what))
+    refused(response, 400, 2, manifest.name)
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [(RollbackState.PLANNED, "planned, not settled yet"), (RollbackState.ABANDONED, "nothing was undone")],
+)
+def test_a_rollback_that_is_not_over(tmp_path: Path, live: OpenSet, state: RollbackState, words: str) -> None:
+    manifest = history().write(tmp_path, state)
+    refused(Api(str(manifest.parent)).post(place(manifest, "restore")), 400, 20, words)
+    assert (live.writes, records(manifest)) == (0, [])
+
+
+def test_damaged_files(held: Api, live: OpenSet, manifest: Path) -> None:
+    file = next(manifest.parent.glob("shop.orders.*.bson"))
+    file.write_bytes(file.read_bytes()[:-1])
+    refused(held.post(place(manifest, "restore")), 400, 2, file.name)
+    refused(held.get(place(manifest, "diff")), 400, 2, f"{file.name}: the document at byte")
+    file.unlink()
+    refused(held.post(place(manifest, "restore")), 400, 2, file.name)
+    refused(held.get(place(manifest, "diff")), 400, 2, "missing")
+    assert (live.writes, records(manifest)) == (0, [])
+
+
+@pytest.mark.parametrize("what", ["diff", "restore"])
+def test_no_primary(held: Api, live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    def asked() -> httpx.Response:
+        return held.post(place(manifest, what)) if what == "restore" else held.get(place(manifest, what))
+
+    held.member.become_secondary(primary=None)
+    refused(asked(), 503, 10107, "knows no primary")
+    held.member.become_secondary()
+    for error, status, code in (
+        (HostUnreachableError("nobody answers"), 503, 6),
+        (BadValueError("a member of another set"), 400, 2),
+    ):
+        connect_to(monkeypatch, error)
+        refused(asked(), status, code, error.message)
+    assert (live.writes, records(manifest)) == (0, [])
+
+
+def connect_to(monkeypatch: pytest.MonkeyPatch, error: ReplError) -> None:
+    def fail(host: str, set_name: str) -> OpenSet:
+        assert (host, set_name) == ("127.0.0.1:27018", "rs0")
+        raise error
+
+    monkeypatch.setattr(recovery, "Live", fail)
+
+
+# --- failures on the way ------------------------------------------------------------------------------------------
+
+
+def test_a_failure_behind_the_first_row_stands_in_the_answer(
+    held: Api, live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparing, "BATCH_DOCUMENTS", 1)
+
+    def fail(writes: Sequence[Write]) -> None:
+        if live.writes == 2:
+            raise ReplError("no more", code=13)
+
+    live.before_write = fail
+    answer = restored(held, manifest)
+    assert [row["_id"] for row in answer["writes"]] == [{"$numberInt": "10"}]
+    assert list(answer)[-1] == "error"
+    assert answer["error"] == {"ok": 0, "code": 13, "codeName": "Unauthorized", "errmsg": "no more"}
+    last = json.loads(records(manifest)[0].read_text().splitlines()[-1])
+    assert (last["error"], last["counts"]["done"]) == ("no more", 1)
+    live.before_write = lambda writes: None
+    assert restored(held, manifest)["counts"] == {"done": 2, "there": 1, "would": 0, "left": 1}
+
+
+def test_a_failure_before_the_first_row_tells_whether_anything_was_sent(
+    held: Api, live: OpenSet, manifest: Path
+) -> None:
+    def fail(*_: object) -> None:
+        raise ReplError("not now", code=262)
+
+    live.before_write = fail
+    response = held.post(place(manifest, "restore"))
+    assert (response.status_code, response.headers["x-replset-applied"]) == (504, "unknown")
+    answer = plain(response)
+    assert (answer["code"], answer["applied"], answer["audit"]) == (262, "unknown", str(records(manifest)[0]))
+    live.documents = fail  # type: ignore[method-assign, assignment]
+    refused(held.post(place(manifest, "restore")), 503, 262, "not now")
+
+
+@pytest.mark.parametrize(("number", "status", "code"), [(errno.ENOSPC, 503, 14031), (errno.EROFS, 503, 1)])
+def test_a_record_that_cannot_be_made(
+    held: Api, live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: int, code: int
+) -> None:
+    def fail(*_: object) -> Audit:
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(Audit, "beside", fail)
+    refused(held.post(place(manifest, "restore")), status, code)
+    assert live.writes == 0
+
+
+def test_a_record_that_finds_no_room_on_the_way(
+    held: Api, live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written of which no record is on disk."""
+
+    def fail(_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Audit, "sync", fail)
+    refused(held.post(place(manifest, "restore")), 503, 14031, "No space left")
+    assert live.writes == 0
+
+
+# --- how many at once ---------------------------------------------------------------------------------------------
+
+
+class Gate:
+    """Holds the writes of a restore up until it is opened."""
+
+    def __init__(self, live: OpenSet) -> None:
+        self.reached, self.opened = threading.Event(), threading.Event()
+        live.before_write = self._wait
+
+    def _wait(self, _: Sequence[Write]) -> None:
+        self.reached.set()
+        assert self.opened.wait(20)
+
+
+def at_once(api: Api, gate: Gate, path: str, *others: tuple[str, str, object]) -> tuple[httpx.Response, ...]:
+    """The answers to a restore, and to other requests while it waits at the gate."""
+
+    async def main() -> tuple[httpx.Response, ...]:
+        transport = httpx.ASGITransport(app=api.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://member") as client:
+            first = asyncio.create_task(client.post(path))
+            assert await asyncio.to_thread(gate.reached.wait, 20)
+            found = [await client.request(method, where, json=body) for method, where, body in others]
+            gate.opened.set()
+            return await first, *found
+
+    return asyncio.run(main())
+
+
+def test_a_rollback_is_put_back_once_at_a_time(held: Api, live: OpenSet, manifest: Path) -> None:
+    path = place(manifest, "restore")
+    dry = {"dryRun": True}
+    first, second, other, health = at_once(
+        held, Gate(live), path, ("POST", path, {}), ("POST", path, dry), ("GET", "/health", None)
+    )
+    answer = refused(second, 409, 117, "under way on this member")
+    assert answer["codeName"] == "ConflictingOperationInProgress"
+    assert (other.status_code, health.status_code) == (200, 200)
+    assert first.json()["counts"]["done"] == 3
+    assert restored(held, manifest)["counts"]["there"] == 3
+
+
+def test_few_rollbacks_are_read_at_once(
+    held: Api, live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(once, "MOST_AT_ONCE", 1)
+    others = [("GET", place(manifest, what), None) for what in ("diff", "verify")]
+    first, *rest = at_once(held, Gate(live), place(manifest, "restore"), *others)
+    for response in rest:
+        answer = refused(response, 503, 462, "it works on 1 rollbacks")
+        assert answer["errorLabels"] == ["SystemOverloadedError", "RetryableError"]
+    assert first.status_code == 200
+    assert held.get(place(manifest, "diff")).status_code == 200
+
+
+def test_what_a_comparison_takes_is_counted(
+    held: Api, live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    live.before_write = lambda writes: seen.append(held.member.admission.held)
+    restored(held, manifest)
+    assert (seen, held.member.admission.held) == ([4 * recovery.RECORD_BYTES], 0)
+    monkeypatch.setattr(recovery, "MOST_KEPT", 500)
+    restored(held, manifest, policy="overwrite")
+    assert seen[1:] == [500]
+    held.member.admission.hold(128 << 20)
+    refused(held.get(place(manifest, "diff")), 503, 462)
+
+
+def test_a_client_that_goes_away_stops_the_restore(
+    held: Api, live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparing, "BATCH_DOCUMENTS", 1)
+    monkeypatch.setattr(streamed, "PIECE_CHARS", 1)
+    pieces = exchange(held, "POST", place(manifest, "restore"), take=lambda body: False)
+    assert not b"".join(pieces).endswith(b"}\n")
+    assert live.writes < 3
+    for thread in threading.enumerate():
+        if thread.name == "replset-rollback":
+            thread.join(20)
+    last = json.loads(records(manifest)[0].read_text().splitlines()[-1])
+    assert last["error"] == "GeneratorExit"
+    assert restored(held, manifest)["counts"]["left"] == 1
+
+
+def test_a_failure_that_is_a_fault_of_ours_is_not_hidden(
+    held: Api, live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise KeyError("a fault")
+
+    live.before_write = fail
+    with pytest.raises(KeyError, match="a fault"):
+        held.post(place(manifest, "restore"))
+    assert str(ME) == held.member.host
