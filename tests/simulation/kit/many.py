@@ -81,7 +81,11 @@ def _begin(mutant: str, folder: str) -> None:
 
 def _timed(draw: Draw, seed: int) -> Timed:
     began = time.process_time()
-    outcome = run_seed(seed, draw(seed))
+    plan = draw(seed)
+    try:
+        outcome = run_seed(seed, plan)
+    except Exception as broken:  # of the kit itself: one failed run, and not the end of all the others
+        outcome = Outcome(seed, f"the kit: {type(broken).__name__}: {broken}", "", (), "", Counter(), plan.option)
     return Timed(outcome, time.process_time() - began)
 
 
