@@ -51,7 +51,7 @@ from spark.digests import (
     numbers,
     whole_groups,
 )
-from spark.jobs import ROWS_PER_TASK, map_spans
+from spark.jobs import ROWS_PER_TASK, map_spans, table_of
 from spark.places import ALL, EVERYTHING, Only, Place, Span
 
 if TYPE_CHECKING:
@@ -113,14 +113,14 @@ def diff(
         tally = added({(one, other): Tally(*values)} for what, one, other, values in said if what == "tally")
         found = rows.mapInArrow(_classified(facts, only), ddl_of(ENTRIES)).persist()
     else:
-        found = session.createDataFrame([], ddl_of(ENTRIES))
+        found = table_of(session, [], ddl_of(ENTRIES))
     told.unpersist()
     digests.unpersist()
     pairs = pair_rows(facts, tally, chains_at(members.pinned, facts), counted)
     of_members = member_rows(facts, members.bounds, counted, left_out)
     return Diff(
-        session.createDataFrame([tuple(row.values()) for row in of_members], ddl_of(MEMBERS)),
-        session.createDataFrame([tuple(row.values()) for row in pairs], ddl_of(PAIRS)),
+        table_of(session, [tuple(row.values()) for row in of_members], ddl_of(MEMBERS)),
+        table_of(session, [tuple(row.values()) for row in pairs], ddl_of(PAIRS)),
         found.orderBy(*ENTRY_ORDER),
         _by_namespace(found),
         _by_document(found),

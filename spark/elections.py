@@ -19,7 +19,7 @@ from replset.bson import RawDocument
 from replset.errors import CorruptDataError
 from replset.ids import OpTime
 from replset.replication.rollback_files import Manifest, list_manifests
-from spark.jobs import map_spans, pinned, scan
+from spark.jobs import map_spans, pinned, scan, table_of
 from spark.places import Only, Place, PlaceError, Span
 from spark.readers.sqlite import SqlitePlace
 
@@ -75,13 +75,13 @@ def elections(spark: SparkSession, places: Sequence[Place]) -> Elections:
     stretches = stretches_of(spark, places)
     winner = winner_of(stretches)
     manifests = [(place.name, manifest) for place in places for manifest in manifests_of(place)]
-    rollbacks = spark.createDataFrame([_rollback_row(*pair) for pair in manifests], ROLLBACKS_SCHEMA)
+    rollbacks = table_of(spark, [_rollback_row(*pair) for pair in manifests], ROLLBACKS_SCHEMA)
     lost = _lost_entries(spark, places, stretches, winner, manifests)
     held = _holders(lost) if lost is not None else []
     rows = term_rows(stretches, winner, _openings(spark, places), held, manifests)
     columns = [field.strip().partition(" ")[0] for field in LOST_SCHEMA.split(",")]
-    shown = spark.createDataFrame([], LOST_SCHEMA) if lost is None else lost.select(*columns).orderBy("member", "ts")
-    return Elections(winner, spark.createDataFrame(rows, TERMS_SCHEMA), shown, rollbacks)
+    shown = table_of(spark, [], LOST_SCHEMA) if lost is None else lost.select(*columns).orderBy("member", "ts")
+    return Elections(winner, table_of(spark, rows, TERMS_SCHEMA), shown, rollbacks)
 
 
 class Stretch(NamedTuple):

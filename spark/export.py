@@ -30,7 +30,7 @@ from replset.bson import RawDocument, to_ejson
 from replset.errors import ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from spark.columns import COLUMNS, MEMBER, SPARK_SCHEMA, arrow_schema
-from spark.jobs import map_spans, pinned, with_member
+from spark.jobs import map_spans, pinned, table_of, with_member
 from spark.places import EVERYTHING, Place, PlaceError, Span
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def export(
     finally:
         target.drop(run)
     target.mark()
-    return spark.createDataFrame(sorted(shown), FILES_SCHEMA)
+    return table_of(spark, sorted(shown), FILES_SCHEMA)
 
 
 # --- pure ------------------------------------------------------------------------------------------------------

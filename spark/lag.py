@@ -26,7 +26,7 @@ from replset.client import HttpClient
 from replset.errors import BadValueError, ReplError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from spark.elections import Stretch, fork_of, winner_of
-from spark.jobs import map_spans, pinned
+from spark.jobs import map_spans, pinned, table_of
 from spark.places import EVERYTHING, Only, Place, PlaceError, Span
 from spark.readers.live import LivePlace
 
@@ -68,7 +68,7 @@ def lag(
     ]
     ordered = sorted(rows, key=lambda row: (row.source, row.at, row.member or "", row.term, row.ts))
     shown = [(*row, str(OpTime(row.term, row.ts))) for row in ordered]
-    return spark.createDataFrame(shown, LAG_SCHEMA)
+    return table_of(spark, shown, LAG_SCHEMA)
 
 
 class Lag(NamedTuple):

@@ -20,7 +20,7 @@ from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import COMMAND, DELETE, INSERT, UPDATE, OplogEntry
 from replset.query.diff import apply_update_object, is_diff
 from spark.entries import Heads
-from spark.jobs import ROWS_PER_TASK, map_spans
+from spark.jobs import ROWS_PER_TASK, map_spans, table_of
 from spark.places import Bounds, Only, Place, PlaceError, Span
 from spark.readers.sqlite import SqlitePlace
 from spark.replay_base import Base, DbpathBase, Start
@@ -81,7 +81,7 @@ def replay(
         elif not _is_whole(place, bounds):
             raise PlaceError(place.name, f"the oplog begins at {bounds.oldest}, after {ns} was made: give a base")
     if life is None:
-        return spark.createDataFrame([], DOCUMENTS_SCHEMA)
+        return table_of(spark, [], DOCUMENTS_SCHEMA)
     steps = _entries(spark, place, ns, Span(life.after_ts + 1, until.ts + 1), rows_per_task)
     if life.from_base and base is not None and begin is not None and begin.parts:
         steps = _base_steps(spark, base, begin, ns, until).unionByName(steps)

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from replset.errors import BadValueError
 from replset.ids import OpTime
 from spark.columns import MEMBER, SPARK_TYPES, arrow_schema
-from spark.jobs import ROWS_PER_TASK, Task, plan, read_what_is_left
+from spark.jobs import ROWS_PER_TASK, Task, plan, read_what_is_left, settle
 from spark.members import open_members
 from spark.places import (
     ALL,
@@ -262,6 +262,7 @@ class _Reading:
     skip_trimmed: bool
 
     def read(self, place: Place, span: Span) -> Iterator[pa.RecordBatch]:
+        settle()
         stored = [name for name in self.columns if name != MEMBER] or ["ts"]
         schema = arrow_schema(self.columns)
         batches = place.read(span, stored, self.only)

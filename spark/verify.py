@@ -31,7 +31,7 @@ from spark.digests import is_among
 from spark.elections import INITIATING
 from spark.entries import Heads, collection_of, id_text
 from spark.idempotence import Change, Documents, Fault, NotIdempotentError
-from spark.jobs import ROWS_PER_TASK, map_spans, pinned
+from spark.jobs import ROWS_PER_TASK, map_spans, pinned, table_of
 from spark.local_jobs import run_spans
 from spark.places import EVERYTHING, Only, Place, Span
 
@@ -129,7 +129,7 @@ def verify(
     faults = done.where(F.col("tag") == _FAULT).withColumn("optime", optime).select(*FAULT_COLUMNS)
     sums = [F.sum(F.when(F.col("kind") == name, F.col("n")).otherwise(0)).alias(name) for name in COUNTS]
     counts = done.where(F.col("tag") == _COUNT).groupBy("member").agg(*sums)
-    members = spark.createDataFrame([(place.name,) for place in places], "member string")
+    members = table_of(spark, [(place.name,) for place in places], "member string")
     checked = members.join(counts, "member", "left").na.fill(0).select("member", *COUNTS)
     return Verification(faults.orderBy("member", "ts", "term", "kind", "detail"), checked.orderBy("member"))
 

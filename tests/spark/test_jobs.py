@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -12,7 +13,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from spark.columns import COLUMNS
-from spark.jobs import map_spans, place_error, plan, scan, with_member, worker
+from spark.jobs import map_spans, place_error, plan, scan, table_of, with_member, worker
 from spark.places import EVERYTHING, Only, Span
 from spark.readers.sqlite import SqlitePlace
 from tests.spark.kit import insert, write_oplog
@@ -69,6 +70,34 @@ def test_map_spans_works_behind_the_reader_once_a_task(spark: SparkSession, plac
     found = map_spans(spark, places, ("hash",), count, schema, rows_per_task=500).collect()
     assert {name: sum(row.entries for row in found if row.who == name) for name in "ab"} == {"a": N, "b": N // 2}
     assert len(found) == len(plan(places, EVERYTHING, 500)) > 4
+
+
+def test_a_worker_looks_for_garbage_among_what_its_tasks_made_alone(
+    spark: SparkSession, places: list[SqlitePlace]
+) -> None:
+    def count(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        left = len(gc.get_objects())
+        yield pa.RecordBatch.from_pydict({"kept": pa.array([gc.get_freeze_count()]), "left": pa.array([left])})
+
+    for row in map_spans(spark, places[:1], (), count, "kept bigint, left bigint", rows_per_task=1000).collect():
+        assert row.kept > 10 * row.left
+
+
+def test_a_table_of_the_drivers_is_shown_without_a_job(spark: SparkSession) -> None:
+    ddl = "name string, n bigint, key binary, many array<string>, pair struct<a: bigint, b: string>"
+    rows = [("x", 1, b"k", ["y"], {"a": 1, "b": "z"}), (None, None, None, None, None)]
+    context = spark.sparkContext
+    context.setJobGroup("table_of", "")
+    try:
+        found = table_of(spark, rows, ddl).collect()
+        assert list(map(tuple, found)) == [("x", 1, b"k", ["y"], (1, "z")), rows[1]]
+        assert table_of(spark, [], ddl).collect() == []
+        jobs = context.statusTracker().getJobIdsForGroup
+        assert jobs("table_of") == []
+        assert spark.range(2).count() == 2
+        assert jobs("table_of") != []
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
 
 
 def test_a_members_error_comes_home(spark: SparkSession, places: list[SqlitePlace], tmp_path: Path) -> None:
