@@ -1,14 +1,15 @@
 """Stories told by processes of their own, which need a session that no other test may share, beside the other tests.
 
 They begin, one after the other, with the first Spark test of a run, and the tests that ask for them come last: on two
-cores they cost the run next to no time.
+cores they cost the run next to no time. What a story that yields has set up stands until all tests are over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from inspect import isgeneratorfunction
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ _stories: dict[str, Callable[[Path], Any]] = {}
 
 
 def told_beside(story: Callable[[Path], Any]) -> Any:
-    """A fixture of this name: what `story` gave back, told in a folder of its own. What it raises fails the tests."""
+    """A fixture of this name: what `story` gave back or yields, told in a folder of its own. What it raises fails the
+    tests.
+    """
     name = story.__name__
     _stories[name] = story
 
@@ -39,8 +42,14 @@ def asks(item: pytest.Item) -> bool:
 def telling(items: Iterable[pytest.Item], folders: pytest.TempPathFactory) -> Iterator[Told]:
     """The stories that these tests ask for, begun. At the end none goes on."""
     asked = _asked(items)
-    with ThreadPoolExecutor(1) as teller:
-        yield {name: teller.submit(_stories[name], folders.mktemp(name)) for name in _stories if name in asked}
+    with ExitStack() as standing, ThreadPoolExecutor(1) as teller:
+
+        def tell(story: Callable[[Path], Any], folder: Path) -> Any:
+            if isgeneratorfunction(story):
+                return standing.enter_context(contextmanager(story)(folder))
+            return story(folder)
+
+        yield {name: teller.submit(tell, _stories[name], folders.mktemp(name)) for name in _stories if name in asked}
         teller.shutdown(cancel_futures=True)
 
 

@@ -9,11 +9,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark.session import spark_session
-from tests.integration.conftest import make_set
 from tests.spark.beside import Told, asks, telling
 from tests.spark.cluster import SHORT_LIVED
 
-__all__ = ["make_set"]
 HERE = Path(__file__).parent
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,14 +13,15 @@ from pyspark.sql import SparkSession
 
 from replset.bson import RawDocument, to_ejson_value
 from replset.cli.demo import copy_database
-from replset.cli.local_set import LocalMember, wait_until
+from replset.cli.local_set import LocalMember, LocalSet, running_set, wait_until
 from replset.replication.rollback_files import FileKind, Manifest, RollbackState, list_manifests
 from replset.storage.layout import DATABASE_FILE
 from spark.cli import main
 from spark.replay_base import bson_documents
 from spark.running import Run
-from tests.integration.conftest import MakeSet
-from tests.integration.talk import cut, heal, insert, run, same_everywhere, state
+from tests.integration.conftest import FAST, next_ports
+from tests.integration.talk import all_counted, cut, heal, insert, run, same_everywhere, state
+from tests.spark.beside import told_beside
 
 WITHIN_S = 60
 WRITTEN_ALONE = [("i", 666), ("u", 1), ("d", 2)]
@@ -44,8 +47,27 @@ def diff(spark: SparkSession, capsys: pytest.CaptureFixture[str], monkeypatch: p
     return by
 
 
-def test_the_writes_that_a_rollback_takes_are_named_before_it_and_behind_it(make_set: MakeSet, diff: Diff) -> None:
-    local = make_set(electionTimeoutMillis=3000)
+@dataclass(frozen=True)
+class Parted:
+    """A set whose primary was cut off, wrote on alone and stepped down; the others have one of their own."""
+
+    local: LocalSet
+    old: LocalMember
+    rest: list[LocalMember]
+
+
+@told_beside
+def parted(folder: Path) -> Iterator[Parted]:
+    with running_set(folder) as local:
+        for port in next_ports(3):
+            local.add(port, flags=["--enable-test-commands"])
+        local.initiate({**FAST, "electionTimeoutMillis": 5000})  # what is left to a primary that was cut off
+        local.wait_for_primary()
+        all_counted(local)
+        yield cut_off(local)
+
+
+def cut_off(local: LocalSet) -> Parted:
     old = local.wait_for_primary()
     rest = [member for member in local.members if member is not old]
     insert(old, *range(1, 6))
@@ -55,7 +77,11 @@ def test_the_writes_that_a_rollback_takes_are_named_before_it_and_behind_it(make
     write_alone(old, delete="orders", deletes=[{"q": {"_id": 2}, "limit": 1}])
     insert(local.wait_for_primary(among=rest), 777)
     wait_until(lambda: state(old) == "SECONDARY", WITHIN_S, "the cut-off primary to step down")
+    return Parted(local, old, rest)
 
+
+def test_the_writes_that_a_rollback_takes_are_named_before_it_and_behind_it(parted: Parted, diff: Diff) -> None:
+    local, old, rest = parted.local, parted.old, parted.rest
     beside = [f"{rest[0].name}={rest[0].http}", f"{rest[1].name}={rest[1].dbpath}"]
     named, *again = [diff(engine, 1, f"cut={old.http}", *beside) for engine in ("spark", "local")]
     candidates = losing_branch(named)
