@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from fastapi import APIRouter, Request, Response
 
@@ -16,7 +17,7 @@ from api.openapi import answers, body
 from api.ports import ApiMember
 from api.routes.rollbacks import find
 from api.streamed import Telling, in_thread, problem_of, report, streamed
-from replset.errors import ReplError
+from replset.errors import ReplError, ShutdownInProgressError
 from replset.ids import HostPort
 from replset.recovery.audit import Audit
 from replset.recovery.checking import Verdict, verdict
@@ -27,6 +28,7 @@ from replset.replication.lost_writes import LostWrites
 from replset.replication.put_back import Policy
 from replset.replication.rollback_files import read_manifest
 
+Row: TypeAlias = dict[str, Any]
 RECORD_BYTES = 1000
 """What a lost entry takes while its rollback is compared."""
 MOST_KEPT = 48 << 20
@@ -82,7 +84,7 @@ def router(member: ApiMember) -> APIRouter:
             found = read_manifest(path)
             lost = stack.enter_context(LostWrites(path.parent, found))
             diffing = Diffing(lost, stack.enter_context(Live(primary, found.set_name)))
-            rows = (difference.row() for difference in diffing.run())
+            rows = _while_it_runs(member, (difference.row() for difference in diffing.run()))
             return Telling(diffing.head(), rows, diffing.counts)
 
         return await streamed(report(begin))
@@ -115,7 +117,7 @@ def router(member: ApiMember) -> APIRouter:
             restoring = Restoring(lost, live, policy, collection=collection)
             record = None if is_dry else stack.enter_context(Audit.beside(path, stamp_of(now())))
             outcomes = stack.enter_context(closing(restoring.run(record, now)))
-            rows = (outcome.row() for outcome in outcomes)
+            rows = _while_it_runs(member, (outcome.row() for outcome in outcomes))
             return Telling(restoring.head(record), rows, restoring.counts, lambda: restoring.has_written)
 
         return await streamed(report(begin))
@@ -132,6 +134,16 @@ async def _wanted(asked: Asked, request: Request) -> tuple[Policy, str, bool]:
             raise failure(TYPE_MISMATCH, f"field {name!r} must be a {known[name]['type']}")
     collection = fields.get("collection", "")
     return policy_of(fields.get("policy", Policy.SKIP.value), collection), collection, fields.get("dryRun", False)
+
+
+def _while_it_runs(member: ApiMember, rows: Iterator[Row]) -> Iterator[Row]:
+    """The rows, until the member stops: its end waits for nobody."""
+    while not member.shutting_down:
+        row = next(rows, None)
+        if row is None:
+            return
+        yield row
+    raise ShutdownInProgressError("this member is shutting down; ask again when it is back")
 
 
 def _primary(member: ApiMember) -> HostPort:

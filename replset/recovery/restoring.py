@@ -101,8 +101,7 @@ class Restoring:
                 yield outcome
         except BaseException as error:  # also when nobody wants to hear more
             if record is not None:
-                why = str(error) or type(error).__name__
-                record.add({"error": why, "counts": dict(self.counts), "at": now().isoformat()})
+                record.add({"error": str(error) or "broken off", "counts": dict(self.counts), "at": now().isoformat()})
             raise
         if record is not None:
             record.add({"counts": dict(self.counts), "at": now().isoformat()})

@@ -426,8 +426,23 @@ def test_a_client_that_goes_away_stops_the_restore(
         if thread.name == "replset-rollback":
             thread.join(20)
     last = json.loads(records(manifest)[0].read_text().splitlines()[-1])
-    assert last["error"] == "GeneratorExit"
+    assert last["error"] == "broken off"
     assert restored(held, manifest)["counts"]["left"] == 1
+
+
+def test_a_member_that_stops_ends_what_is_under_way(
+    held: Api, live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparing, "BATCH_DOCUMENTS", 1)
+
+    def stop() -> None:
+        held.member.shutting_down = True
+
+    live.after_write = stop
+    answer = restored(held, manifest)
+    assert (len(answer["writes"]), answer["error"]["code"], live.writes) == (1, 91, 1)
+    assert json.loads(records(manifest)[0].read_text().splitlines()[-1])["error"] == "broken off"
+    refused(held.get(place(manifest, "diff")), 503, 91)
 
 
 def test_a_failure_that_is_a_fault_of_ours_is_not_hidden(
