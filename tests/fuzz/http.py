@@ -42,9 +42,13 @@ ROLES = ("/health", "/ready", "/primary", "/secondary", "/arbiter")
 PLAIN = [
     *(f"/v1/replset/{name}" for name in ("status", "config", "oplog", "oplog/info", "rollbacks", "rollbacks/x")),
     *("/v1/replset/rollbacks/x/writes", "/v1/replset/rollbacks/x/test.c.bson", "/v1/replset/rollbacks/../x"),
+    *("/v1/replset/rollbacks/x/verify", "/v1/replset/rollbacks/x/diff"),
     *(*ROLES, "/metrics", "/docs", "/openapi.json", "/", "//"),
 ]
-POSTS = ["initiate", "reconfig", "stepDown", "freeze", "members", "syncFrom", "maintenance", "rollbacks/x/ack"]
+POSTS = [
+    *("initiate", "reconfig", "stepDown", "freeze", "members", "syncFrom", "maintenance"),
+    *("rollbacks/x/ack", "rollbacks/x/restore"),
+]
 QUERIES = st.dictionaries(
     st.sampled_from(["forward", "from", "after", "before", "limit", "follow", "db", "ns", "op", "canonical", "x"]),
     st.one_of(st.sampled_from(["", "0", "-1", "true", "1:1:1", "9" * 30, "1:4294967296:1", "x"]), st.text(max_size=5)),
