@@ -1,7 +1,8 @@
 """Stories told by processes of their own, which need a session that no other test may share, beside the other tests.
 
 They begin, one after the other, with the first Spark test of a run, and the tests that ask for them come last: on two
-cores they cost the run next to no time. What a story that yields has set up stands until all tests are over.
+cores they cost the run next to no time. What a story that yields has set up stands until all tests are over; it is told
+last, so as to stand no longer than it must.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ def telling(items: Iterable[pytest.Item], folders: pytest.TempPathFactory) -> It
                 return standing.enter_context(contextmanager(story)(folder))
             return story(folder)
 
-        yield {name: teller.submit(tell, _stories[name], folders.mktemp(name)) for name in _stories if name in asked}
+        told = sorted(
+            (name for name in _stories if name in asked), key=lambda name: isgeneratorfunction(_stories[name])
+        )
+        yield {name: teller.submit(tell, _stories[name], folders.mktemp(name)) for name in told}
         teller.shutdown(cancel_futures=True)
 
 
