@@ -322,6 +322,7 @@ _MEANINGS = {
     "no such table": "is no member's database",
     "no such column": "is no member's database",
     "malformed": "is damaged",
+    "readonly database": "was left by a member that died in the middle of a write; start it once, then read",
     "Type mismatch": "is damaged: a column holds another type than it should",
     "locked": "is locked by another process",
     "unable to open": "cannot be opened",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -389,6 +390,23 @@ def test_a_dead_members_wal_is_read(tmp_path: Path) -> None:
     read = dead_member(tmp_path)
     Path(read.path + "-shm").unlink()
     assert len(stamps(read)) == 900
+
+
+def test_a_member_that_died_before_its_wal(tmp_path: Path) -> None:
+    """In its first start, or behind an initial sync: there is a journal that only the member's start plays back."""
+    alive, dead = write_oplog(tmp_path / "alive", map(insert, range(1000))), tmp_path / "dead"
+    with closing(sqlite3.connect(alive / "replset.db", isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = delete")
+        connection.execute("PRAGMA cache_size = 1")
+        connection.execute("BEGIN")
+        connection.execute("UPDATE oplog SET wall = 1")  # more than the cache holds: written before the COMMIT
+        shutil.copytree(alive, dead)
+    assert (dead / "replset.db-journal").stat().st_size > 0
+    path = dead / "replset.db"
+    reason = said(SqlitePlace("m1", str(path)))
+    assert reason.startswith(
+        f"{path} was left by a member that died in the middle of a write; start it once, then read"
+    )
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
