@@ -99,6 +99,28 @@ def test_an_answer_that_nobody_takes_is_given_up(monkeypatch: pytest.MonkeyPatch
     assert api.member.admission.held == 0
 
 
+def test_an_answer_in_small_pieces_that_nobody_takes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded, "STALLED_S", 0.05)
+    asked = 0
+
+    async def rest(_scope: Any, _receive: Any, send: Send) -> None:
+        nonlocal asked
+        while True:
+            asked += 1
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+
+    async def send(_: MutableMapping[str, Any]) -> None:
+        if asked == 3:
+            await asyncio.Event().wait()
+
+    async def receive() -> MutableMapping[str, Any]:
+        return {"type": "http.request", "body": b""}
+
+    scope = {"type": "http", "path": "/v1/replset/oplog", "headers": [], "method": "GET"}
+    asyncio.run(bounded.Bounded(rest, Api().member)(scope, receive, send))
+    assert asked == 3
+
+
 def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "STALLED_S", 0.05)
     api = Api()
