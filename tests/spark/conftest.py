@@ -13,6 +13,14 @@ from tests.spark.beside import Told, asks, telling
 from tests.spark.cluster import SHORT_LIVED
 
 HERE = Path(__file__).parent
+FEW_ROWS = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""To compile each of some hundred plans for a hundred rows is a tenth of the work. What runs beside (the cluster, the
+commands) has the product's own settings.
+"""
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +32,7 @@ def beside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="session")
 def spark(beside: Told) -> Iterator[SparkSession]:
     """local[2] with a heap of 1 GiB."""
-    conf = {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": SHORT_LIVED}
+    conf = {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": SHORT_LIVED, **FEW_ROWS}
     session = spark_session(master="local[2]", app="tests", conf=conf)
     yield session
     session.stop()
