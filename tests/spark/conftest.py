@@ -13,8 +13,7 @@ from tests.spark.beside import Told, asks, telling
 from tests.spark.cluster import SHORT_LIVED
 
 HERE = Path(__file__).parent
-FEW_ROWS = {
-    "spark.sql.shuffle.partitions": "2",
+NO_CODE = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
@@ -32,7 +31,7 @@ def beside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="session")
 def spark(beside: Told) -> Iterator[SparkSession]:
     """local[2] with a heap of 1 GiB."""
-    conf = {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": SHORT_LIVED, **FEW_ROWS}
+    conf = {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": SHORT_LIVED, **NO_CODE}
     session = spark_session(master="local[2]", app="tests", conf=conf)
     yield session
     session.stop()
