@@ -126,7 +126,7 @@ class Elections:
             self._end_campaign("it is not electable any more")
         if m.state is not MemberState.SECONDARY:
             return
-        if m.is_electable and self._is_only_voter():
+        if self._may_elect_itself():
             self.stand("singleNodePromptElection")
         elif m.now >= m.election_due:
             self.stand("electionTimeout")
@@ -140,7 +140,7 @@ class Elections:
         due = NEVER if self.campaign is None else self.campaign.deadline
         if m.state is MemberState.SECONDARY:
             due = min(due, m.election_due, self._takeover_due)
-            if m.is_electable and self._is_only_voter():
+            if self._may_elect_itself():
                 due = m.now
             if m.frozen_until > m.now:
                 due = min(due, m.frozen_until)
@@ -191,12 +191,14 @@ class Elections:
             return f"it sees {up} of {len(m.config.voters)} voters"
         return None
 
-    def _is_only_voter(self) -> bool:
-        config = self.m.config
-        return config is not None and [voter.host for voter in config.voters] == [self.m.host]
+    def _may_elect_itself(self) -> bool:
+        """The only voter, which waits for nobody, but for its own vote to be saved."""
+        m, config = self.m, self.m.config
+        only_voter = config is not None and [voter.host for voter in config.voters] == [m.host]
+        return only_voter and m.is_electable and self.campaign is None
 
     def _ask_for_votes(self, reason: str) -> None:
-        """The real round: a new term, my own vote durable before anybody is asked (map E3)."""
+        """The real round: a new term, my own vote durable before it counts and before anybody is asked (map E3)."""
         m = self.m
         me = m.self_id
         invariant(me is not None, "a candidate is in its configuration")
@@ -216,7 +218,8 @@ class Elections:
             return
         timeout = m.settings.election_timeout_ms
         request_id = None if self.campaign is None else self.campaign.request_id
-        campaign = Campaign(reason, m.term, dry_run, config.majority_vote_count, Millis(m.now + timeout), {me})
+        own = {me} if dry_run else set()  # a real one counts when it is saved
+        campaign = Campaign(reason, m.term, dry_run, config.majority_vote_count, Millis(m.now + timeout), own)
         campaign.request_id = request_id
         self.campaign = campaign
         self.last_needed = campaign.needed
@@ -238,6 +241,13 @@ class Elections:
 
     def is_asked(self, request_id: int) -> bool:
         return self.campaign is not None and request_id in self.campaign.asked
+
+    def on_vote_saved(self, term: int) -> None:
+        """My own vote counts: a member that leads alone must not lead in one term twice, whenever its power goes."""
+        campaign, me = self.campaign, self.m.self_id
+        if campaign is not None and me is not None and not campaign.dry_run and campaign.term == term:
+            campaign.granted.add(me)
+            self._count(campaign)
 
     def on_vote_reply(self, request_id: int, reply: VoteReply | None, why_not: str) -> None:
         """Count an answer; `reply` None: the voter could not be reached."""
@@ -267,7 +277,7 @@ class Elections:
                 self._ask_for_votes(campaign.reason)
             else:
                 self._win(campaign)
-        elif len(campaign.granted) + len(campaign.asked) < campaign.needed:
+        elif len(campaign.granted | {m.self_id}) + len(campaign.asked) < campaign.needed:
             self._end_campaign(f"{len(campaign.granted)} of {campaign.needed} votes")
 
     def _win(self, campaign: Campaign) -> None:

@@ -300,6 +300,13 @@ class DiskStalled:
 
 
 @dataclass(frozen=True, slots=True)
+class VoteSaved:
+    """The vote that was cast in `term` is durable; one for the member itself counts from here on."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
 class DrainFinished:
     """The shell has applied everything that was fetched before the node won `term`."""
 
@@ -319,6 +326,7 @@ Report = (
     | InitialSyncEnded
     | InitialSyncBegun
     | DiskStalled
+    | VoteSaved
     | DrainFinished
     | ShutdownBegins
 )

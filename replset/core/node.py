@@ -45,6 +45,7 @@ from replset.core.messages import (
     StepUpRequest,
     VoteReply,
     VoteRequest,
+    VoteSaved,
 )
 from replset.core.reconfig import Reconfigs
 from replset.core.status import Status, describe
@@ -173,6 +174,8 @@ class Node:
                 self._following.on_sync_ended(message)
             case DiskStalled(stalled):
                 m.disk_stalled = stalled
+            case VoteSaved(term):
+                self._elections.on_vote_saved(term)
             case DrainFinished(term):
                 self._leading.on_drained(term)
             case ShutdownBegins():

@@ -14,8 +14,8 @@ from collections.abc import Callable, Coroutine
 from itertools import count
 from typing import Any, Final, Protocol
 
-from replset.core.effects import Effect, ElectionRecord, Journal, Persist, PersistedRecord, Reply, Send
-from replset.core.messages import Message, ReplyBody, Request, RequestBody, Response
+from replset.core.effects import Effect, ElectionRecord, Journal, LastVote, Persist, PersistedRecord, Reply, Send
+from replset.core.messages import Message, ReplyBody, Request, RequestBody, Response, VoteSaved
 from replset.core.node import Node
 from replset.errors import OutOfDiskSpaceError, ReplError, ShutdownInProgressError
 from replset.ids import Millis
@@ -168,6 +168,8 @@ class Shell:
             self._broken(error)
             return
         self._persisting = False
+        if isinstance(record, LastVote):
+            self.feed(VoteSaved(record.term))
         self._pump()
         self._schedule()
 

@@ -46,6 +46,7 @@ from replset.core.messages import (
     SourceBatch,
     SourceFailed,
     SourceProblem,
+    VoteSaved,
 )
 from replset.core.node import Node
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
@@ -277,6 +278,8 @@ class CoreMember:
         else:
             self.held.pending = False
         self.persisting = False
+        if isinstance(record, LastVote):
+            self.feed(VoteSaved(record.term))
         self.take([])
 
     def send(self, effect: Send) -> None:

@@ -59,6 +59,7 @@ from replset.core.messages import (
     SourceFailed,
     SourceProblem,
     StepDownRequest,
+    VoteSaved,
 )
 from replset.core.node import Node
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, pack_ts
@@ -194,6 +195,8 @@ class Box:
             case InitialSyncNotNeeded():
                 self.disk.marker = False
         self.persisting = False
+        if isinstance(effect.record, LastVote):
+            self.feed(VoteSaved(effect.record.term))
         self.pump()
 
     def carry_out(self, effect: Effect) -> None:
@@ -635,11 +638,16 @@ def named(*members: Member, version: int = 1, term: int = 1, settings: Settings 
 
 
 class Lone(Node):
-    """A node whose open questions are known, so that a test can answer them."""
+    """A node whose open questions are known, so that a test can answer them. disk_is_fast: a vote is saved at once."""
+
+    disk_is_fast = True
 
     def _take(self) -> list[Effect]:
         effects = super()._take()
         self.sent = [*getattr(self, "sent", []), *only(effects, Send)]
+        for persist in only(effects, Persist):
+            if self.disk_is_fast and isinstance(persist.record, LastVote):
+                effects += self.receive(VoteSaved(persist.record.term), self._m.now)
         return effects
 
     def open(self, number: int, kind: type) -> Send:

@@ -37,6 +37,7 @@ from replset.core.messages import (
     StepUpRequest,
     VoteReply,
     VoteRequest,
+    VoteSaved,
 )
 from replset.ids import OPTIME_NULL, MemberId, Millis
 from tests.unit.core.kit import NOW, Cluster, Lone, asked, at, config_of, host, lone, members_of, named, only, place
@@ -205,6 +206,19 @@ def test_one_member_elects_itself_at_once() -> None:
     cluster = Cluster(1)
     cluster.initiate(*members_of(1), settings=Settings())
     cluster.until(lambda: cluster.primary, 50)
+
+
+def test_a_member_alone_leads_once_its_own_vote_is_durable() -> None:
+    """Else power that goes in this moment lets it lead twice in one term."""
+    node = lone(config=named(*members_of(1)), start=False)
+    node.disk_is_fast = False
+    effects = node.start(NOW)
+    assert LastVote(2, MemberId(0)) in [persist.record for persist in only(effects, Persist)]
+    assert (node.term, node.state) == (2, MemberState.SECONDARY)
+    assert not only(node.receive(VoteSaved(1), NOW), AcceptWrites)
+    assert node.state is MemberState.SECONDARY
+    node.receive(VoteSaved(2), NOW)
+    assert node.state is MemberState.PRIMARY
 
 
 def test_a_campaign_ends_when_the_member_may_not_lead_any_more() -> None:
