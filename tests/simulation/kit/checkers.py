@@ -358,8 +358,9 @@ class Checkers:
             if deed.concern == "w1" and mark in self.lost_in_crashes:
                 continue
             self.fail("4", f"neither in the set nor in a rollback file: {deed}")
+        recorded = kept | files | self.erased_by_hand
         for entry in self.undone.values():
-            if not {entry.marks[0]} & (kept | files | self.erased_by_hand):
+            if entry.marks[0] not in recorded:
                 self.fail("4", f"undone, and in no rollback file: {entry.body}")
 
     def documents_are_the_oplog(self) -> None:
