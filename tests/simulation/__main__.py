@@ -1,12 +1,12 @@
-"""`./dev sim [--seeds N] [--start S] [--rollbacks | --mutants]`: run seeds, or show that each mutant is caught."""
+"""`./dev sim [--seeds N] [--start S] [--rollbacks | --core | --mutants]`: runs seeds, or mutants, each to be caught."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
+from tests.simulation.kit.kinds import CORE_ALONE, DOOMED, WHOLE
 from tests.simulation.kit.many import processors, report_many
-from tests.simulation.kit.runs import ROLLBACKS, draw_plan, rollback_plan
 
 A_LINE_EACH = 50
 
@@ -17,8 +17,9 @@ def main() -> int:
     parser.add_argument("--start", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--jobs", type=int, default=processors(), help="processes at once (one for each core)")
     parser.add_argument(
-        ROLLBACKS, action="store_true", help="seeds that roll back doomed operations of every kind, again and again"
+        DOOMED.option, action="store_true", help="seeds that roll back doomed operations of every kind, again and again"
     )
+    parser.add_argument(CORE_ALONE.option, action="store_true", help="seeds of the core alone, without bytes and disks")
     parser.add_argument("--mutants", action="store_true", help="break one rule at a time; each must be caught")
     parser.add_argument("--only", default="", help="with --mutants: those whose name has this in it")
     parser.add_argument("--trace", action="store_true", help="print the whole trace of every run")
@@ -30,8 +31,8 @@ def main() -> int:
     seeds = range(options.start, options.start + options.seeds)
     jobs = max(1, min(options.jobs, options.seeds))
     each = options.seeds <= A_LINE_EACH and not options.trace
-    draw = rollback_plan if options.rollbacks else draw_plan
-    return 1 if report_many(seeds, jobs, each=each, trace=options.trace, draw=draw).failed else 0
+    kind = DOOMED if options.rollbacks else CORE_ALONE if options.core else WHOLE
+    return 1 if report_many(seeds, jobs, each=each, trace=options.trace, kind=kind).failed else 0
 
 
 if __name__ == "__main__":

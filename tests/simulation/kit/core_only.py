@@ -1,14 +1,14 @@
 """The core alone, without bytes and disks: nodes, a log that is a list, and messages that are values.
 
-Some hundred times faster than whole members, so it goes through many more schedules. What it leaves out (codec, files,
-SQLite, the applying) whole members bring in.
+Several times faster than whole members, so it goes through many more schedules. What it leaves out (codec, files,
+SQLite, the applying) whole members bring in. `core_runs` plays with them.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -36,7 +36,6 @@ from replset.core.messages import (
     DrainFinished,
     InitialSyncBegun,
     InitialSyncEnded,
-    InitiateRequest,
     LocalPosition,
     Message,
     Position,
@@ -51,8 +50,6 @@ from replset.core.messages import (
 from replset.core.node import Node
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from tests.simulation.kit.errors import SimulationError
-
-Reached = Callable[["CoreMember | None"], None]
 
 
 @dataclass(slots=True)
@@ -83,6 +80,8 @@ class World:
     primaries: dict[int, tuple[HostPort, int]] = field(default_factory=dict)
     committed: list[OpTime] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)
+    done: Counter[str] = field(default_factory=Counter)
+    on_persist: list[Callable[[CoreMember], None]] = field(default_factory=list)
 
     def at(self, delay: float, event: Callable[[], None]) -> None:
         heapq.heappush(self.events, (self.now + max(0, round(delay)), next(self.sequence), event))
@@ -97,8 +96,8 @@ class World:
     def note(self, who: str, what: str) -> None:
         self.trace.append(f"{self.now:>7} {who:<4} {what}")
 
-    def fail(self, why: str) -> None:
-        raise SimulationError(f"at {self.now} ms: {why}")
+    def fail(self, invariant: str, why: str) -> None:
+        raise SimulationError(f"invariant {invariant} broken at {self.now} ms: {why}")
 
     def deliver(self, source: HostPort, target: HostPort, do: Callable[[], None]) -> None:
         """Bring a message over, late, or not at all."""
@@ -117,7 +116,7 @@ class World:
         prefix = [entry for entry in member.held.log if entry <= point]
         for mine, theirs in zip(prefix, self.committed, strict=False):
             if mine != theirs:
-                self.fail(f"{member.host} commits {mine} where {theirs} was committed")
+                self.fail("3", f"{member.host} commits {mine} where {theirs} was committed")
         self.note(member.host, f"commit point {point}, log {len(prefix)} of {len(member.held.log)}")
         self.committed.extend(prefix[len(self.committed) :])
 
@@ -221,9 +220,9 @@ class CoreMember:
         if node.state is MemberState.PRIMARY:
             first = world.primaries.setdefault(node.term, (self.host, self.life))
             if first != (self.host, self.life):
-                world.fail(f"{first} and {(self.host, self.life)} are both primary in term {node.term}")
+                world.fail("1", f"{first} and {(self.host, self.life)} are both primary in term {node.term}")
         if node.commit_point < self.commit_point:
-            world.fail(f"{self.host}'s commit point moved back from {self.commit_point} to {node.commit_point}")
+            world.fail("8", f"{self.host}'s commit point went back from {self.commit_point} to {node.commit_point}")
         if node.commit_point != self.commit_point:
             self.commit_point = node.commit_point
             if not self.arbiter:
@@ -234,6 +233,8 @@ class CoreMember:
         match effect:
             case Persist(record):
                 self.persisting = True
+                for hook in [*world.on_persist]:
+                    hook(self)
                 self.later(
                     world.rng.uniform(0, 6) + (world.rng.random() < world.slow_disk) * 300, lambda: self.save(record)
                 )
@@ -314,7 +315,7 @@ class CoreMember:
         log = self.held.log
         optime = OpTime(term, max(self.world.now << 31, log[-1].ts + 1 if log else 1))
         if log and term < log[-1].term:
-            self.world.fail(f"{self.host} appends {optime} behind {log[-1]}")
+            self.world.fail("2", f"{self.host} appends {optime} behind {log[-1]}")
         log.append(optime)
         self.moved()
         return optime
@@ -402,11 +403,12 @@ class CoreMember:
             kept += 1
         common = held.log[kept - 1] if kept else OPTIME_NULL
         if common < self.node.commit_point:
-            world.fail(f"{self.host} would roll back to {common}, below its commit point {self.node.commit_point}")
+            world.fail("3", f"{self.host} would roll back to {common}, below its commit point {self.node.commit_point}")
         for undone in held.log[kept:]:
             if undone in world.committed:
-                world.fail(f"{self.host} rolls back {undone}, which was committed")
+                world.fail("3", f"{self.host} rolls back {undone}, which was committed")
         world.note(self.host, f"undoes {len(held.log) - kept} entries")
+        world.done["undo steps"] += 1
         del held.log[kept:]
         held.durable = min(held.durable, kept)
         held.rollback_id += 1
@@ -418,133 +420,10 @@ class CoreMember:
         if not there.alive or (self.host, source) in self.world.cuts or there.node.state is MemberState.ROLLBACK:
             self.feed(InitialSyncEnded(source, ok=False, detail="broke"))
             return
+        self.world.done["copies"] += 1
         self.held.log = list(there.held.log)
         self.held.durable = len(self.held.log)
         self.held.rollback_id = max(self.held.rollback_id, there.held.rollback_id) + 1
         self.held.pending = False
         self.feed(LocalPosition(self.position()))
         self.feed(InitialSyncEnded(source, ok=True, detail=""))
-
-
-def run_core_seed(seed: int, *, wipes: bool = True, faults_ms: int = 60_000) -> World:
-    """Faults and writes, then heal; SimulationError when something does not hold or does not get well again."""
-    rng = random.Random(seed)
-    world = World(rng)
-    data, arbiters = rng.choice(((3, 0), (3, 0), (2, 1), (3, 2), (5, 0), (4, 1)))
-    hosts = [HostPort(f"{name}:1") for name in "abcdefg"[: data + arbiters]]
-    world.members = {host: CoreMember(world, host, arbiter=n >= data) for n, host in enumerate(hosts)}
-    for member in world.members.values():
-        member.start()
-    settings = {"electionTimeoutMillis": 2000, "heartbeatIntervalMillis": 500, "heartbeatTimeoutSecs": 2}
-    settings["catchUpTimeoutMillis"] = rng.choice((-1, 0, 2000))
-    config = ReplSetConfig.parse(
-        {
-            "_id": "rs0",
-            "version": 1,
-            "members": [{"_id": n, "host": host, "arbiterOnly": n >= data} for n, host in enumerate(hosts)],
-            "settings": settings,
-        }
-    )
-    first = world.members[hosts[0]]
-    answers: list[Any] = []
-    first.next_request = 1
-    first.answers[1] = answers.append
-    first.feed(Request(1, InitiateRequest(config)))
-    wait_well(world, 60_000)
-    write(world)
-    ends = world.now + faults_ms
-    while world.now < ends:
-        world.run_for(rng.randrange(300, 5000))
-        one_fault(world, wipes)
-    world.cuts.clear()
-    world.loss = world.slow_disk = 0.0
-    for member in world.members.values():
-        if not member.alive:
-            member.start()
-    wait_well(world, 90_000)
-    for member in world.members.values():
-        if not member.arbiter and member.held.log[: len(world.committed)] != world.committed:
-            world.fail(f"{member.host} lacks committed entries")
-    return world
-
-
-def write(world: World) -> None:
-    """Somebody writes wherever writes are accepted, now and then."""
-    for member in world.members.values():
-        if member.alive and member.accepts and world.rng.random() < 0.7:
-            member.append(member.accepts)
-    world.at(world.rng.uniform(5, 200), lambda: write(world))
-
-
-def one_fault(world: World, wipes: bool) -> None:
-    rng = world.rng
-    alive = [member for member in world.members.values() if member.alive]
-    primary = next((member for member in alive if member.accepts), None)
-    hosts = list(world.members)
-    kind = rng.choice(
-        ("kill", "power", "primary", "cut", "cut", "one way", "heal", "heal", "loss", "disk", "all", "wipe")
-    )
-    if kind in ("kill", "power") and alive:
-        stop(world, rng.choice(alive), power_loss=kind == "power")
-    elif kind == "primary" and primary is not None:
-        stop(world, primary, power_loss=rng.random() < 0.5)
-    elif kind == "all":
-        for member in alive:
-            stop(world, member, power_loss=True)
-    elif kind == "wipe" and wipes and len(alive) == len(hosts) and is_well(world):
-        stop(world, rng.choice([member for member in alive if member is not primary]), power_loss=False, wipe=True)
-    elif kind == "cut":
-        inside = (
-            {primary.host}
-            if primary is not None and rng.random() < 0.5
-            else set(rng.sample(hosts, rng.randrange(1, len(hosts))))
-        )
-        world.note("net", f"cut {sorted(inside)}")
-        world.cuts |= {(a, b) for a in hosts for b in hosts if (a in inside) != (b in inside)}
-    elif kind == "one way":
-        one = rng.choice(hosts)
-        out = rng.random() < 0.5
-        world.note("net", f"cut {one} {'out' if out else 'in'}")
-        world.cuts |= {(one, other) if out else (other, one) for other in hosts if other != one}
-    elif kind == "loss":
-        world.loss = rng.choice((0.0, 0.05, 0.2))
-    elif kind == "disk":
-        world.slow_disk = rng.choice((0.0, 0.1, 0.4))
-    else:
-        world.note("net", "healed")
-        world.cuts.clear()
-
-
-def stop(world: World, member: CoreMember, *, power_loss: bool, wipe: bool = False) -> None:
-    member.die(power_loss=power_loss, wipe=wipe)
-    world.at(world.rng.uniform(50, 8000), lambda: None if member.alive else member.start())
-
-
-def is_well(world: World) -> bool:
-    """One writable primary, everybody in place and named, all logs the same and committed but for the last moments."""
-    members = list(world.members.values())
-    if not all(member.alive for member in members) or sum(member.node.writable for member in members) != 1:
-        return False
-    good = (MemberState.PRIMARY, MemberState.SECONDARY, MemberState.ARBITER)
-    primary = next(member for member in members if member.node.writable)
-    config = primary.node.config
-    if config is None or any(m.newly_added or m.incarnation is None for m in config.members):
-        return False
-    point = primary.node.commit_point
-    return point.term == primary.node.term and all(
-        member.node.state in good and member.node.config == config and (member.arbiter or point in member.held.log)
-        for member in members
-    )
-
-
-def wait_well(world: World, within_ms: int) -> None:
-    ends = world.now + within_ms
-    while not is_well(world):
-        if world.now >= ends:
-            states = [
-                f"{m.host}: {m.node.state.name} term {m.node.term} log {len(m.held.log)} {m.position().last_applied}"
-                f" commit {m.node.commit_point} source {m.node.sync_source} {m.node.quarantine}"
-                for m in world.members.values()
-            ]
-            world.fail("not well in time\n" + "\n".join(states))
-        world.run_for(100)

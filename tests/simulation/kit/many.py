@@ -10,12 +10,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
 from tests.simulation.kit import cluster
-from tests.simulation.kit.runs import Outcome, Plan, draw_plan, run_seed
+from tests.simulation.kit.kinds import WHOLE, Kind
+from tests.simulation.kit.runs import Outcome
 
 PROCESS_RUNS_MAX = 200
 REPORTS_MAX = 5
@@ -55,18 +56,14 @@ class Sums:
         return self.held + len(self.failed)
 
 
-Draw = Callable[[int], Plan]
-"""What a seed's run is made of; a function of a module, since it goes to other processes."""
-
-
-def run_many(seeds: Iterable[int], jobs: int, mutant: str = "", draw: Draw = draw_plan) -> Generator[Timed, None, None]:
+def run_many(seeds: Iterable[int], jobs: int, mutant: str = "", kind: Kind = WHOLE) -> Generator[Timed, None, None]:
     """Outcomes in the order in which they come. jobs: processes. mutant: the rule that is broken in all of them."""
     context = multiprocessing.get_context("spawn")
     with (
         tempfile.TemporaryDirectory(prefix="replset-sims-", dir=cluster.FASTEST_FOLDER) as folder,  # goes in any case
         context.Pool(jobs, _begin, (mutant, folder), maxtasksperchild=PROCESS_RUNS_MAX) as pool,
     ):
-        yield from pool.imap_unordered(partial(_timed, draw), seeds)
+        yield from pool.imap_unordered(partial(_timed, kind), seeds)
 
 
 def _begin(mutant: str, folder: str) -> None:
@@ -79,23 +76,18 @@ def _begin(mutant: str, folder: str) -> None:
     gc.freeze()  # what was imported is there for good
 
 
-def _timed(draw: Draw, seed: int) -> Timed:
+def _timed(kind: Kind, seed: int) -> Timed:
     began = time.process_time()
-    plan = draw(seed)
-    try:
-        outcome = run_seed(seed, plan)
-    except Exception as broken:  # of the kit itself: one failed run, and not the end of all the others
-        outcome = Outcome(seed, f"the kit: {type(broken).__name__}: {broken}", "", (), "", Counter(), plan.option)
-    return Timed(outcome, time.process_time() - began)
+    return Timed(kind.outcome(seed), time.process_time() - began)
 
 
-def report_many(seeds: range, jobs: int, *, each: bool, trace: bool, draw: Draw = draw_plan) -> Sums:
+def report_many(seeds: range, jobs: int, *, each: bool, trace: bool, kind: Kind = WHOLE) -> Sums:
     """Run and print. each: a line for every seed. trace: its whole trace too."""
     sums = Sums()
     began = said = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as `timeout` ends it: what ran so far is told of
     try:
-        for timed in run_many(seeds, jobs, draw=draw):
+        for timed in run_many(seeds, jobs, kind=kind):
             sums.add(timed)
             outcome = timed.outcome
             if trace:

@@ -121,6 +121,11 @@ def rollback_plan(seed: int) -> Plan:
     return Plan(members, arbiters, weather, faults, load, deeds=deeds, faults_s=25.0, option=ROLLBACKS)
 
 
+def run_rollbacks(seed: int) -> Outcome:
+    """The run of doomed operations that this seed draws."""
+    return run_seed(seed, rollback_plan(seed))
+
+
 def classic_plan(seed: int) -> Plan:
     """As seeds were drawn before there were clock jumps, slow disks, registers and the like: recorded ones need it."""
     members, arbiters = SHAPES[seed % len(SHAPES)]

@@ -471,9 +471,9 @@ def no_loop_of_sources() -> list[str]:
             stage.say(f"{{{name}}} has from {{{source}}} what {{{d}}} has")
         stage.uncut_pair(b, d)
         cluster.run_for(5)
-        stage.expect(not rings, f"nobody followed himself: {rings[:1]}")
+        stage.expect(not rings, f"invariant 9, nobody follows himself: {rings[:1]}")
         told = stage.heal_all_and_judge()
-        stage.expect(not rings, f"nobody followed himself: {rings[:1]}")
+        stage.expect(not rings, f"invariant 9, nobody follows himself: {rings[:1]}")
         return told
 
 

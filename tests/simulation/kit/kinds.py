@@ -1,0 +1,34 @@
+"""The ways in which a run is drawn from a seed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.simulation.kit.core_runs import CORE, run_core
+from tests.simulation.kit.runs import ROLLBACKS, Outcome, run_rollbacks, run_seed
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """option: of `./dev sim`, "" for the usual way. run: a function of a module, since it goes to other processes."""
+
+    option: str
+    run: Callable[[int], Outcome]
+
+    def outcome(self, seed: int) -> Outcome:
+        """What became of it. A fault of the kit itself is one failed run, and not the end of all the others."""
+        try:
+            return self.run(seed)
+        except Exception as broken:
+            return Outcome(seed, f"the kit: {type(broken).__name__}: {broken}", "", (), "", Counter(), self.option)
+
+    def told(self, seed: int) -> str:
+        """`seed 7`, `core seed 7`."""
+        return f"{self.option.removeprefix('--')} seed {seed}".strip()
+
+
+WHOLE = Kind("", run_seed)
+DOOMED = Kind(ROLLBACKS, run_rollbacks)
+CORE_ALONE = Kind(CORE, run_core)
