@@ -26,6 +26,7 @@ CLIENTS = 500
 SLOW_READERS = 20
 SMALLEST, LARGEST = 1_000, 15_000_000
 OPLOG_MB = 64
+FLAT = 0.05
 DOCUMENTS = 50_000
 """So many documents the soak keeps changing: its data stays as large as it is."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -248,15 +249,22 @@ def soak(folder: Path, seconds: float, connections: int) -> int:
     print(f"{found.most_oplog_bytes / (1 << 20):.1f} MiB of {OPLOG_MB}")
     for name, samples in found.samples.items():
         kept = samples[len(samples) // 10 :]
-        half = len(kept) // 2
-        before, after = (sum(one.rss for one in part) / max(1, len(part)) for part in (kept[:half], kept[half:]))
+        memory = _by_quarter([one.rss for one in kept])
         descriptors = [one.descriptors for one in kept]
+        growth = memory[3] / memory[1] - 1
         print(
-            f"{name}: {before / (1 << 20):.0f} MiB in the first half, {after / (1 << 20):.0f} in the second"
-            f" ({after / before - 1:+.1%}); {min(descriptors)} to {max(descriptors)} descriptors"
+            f"{name}: {', '.join(f'{part / (1 << 20):.0f}' for part in memory)} MiB by quarter"
+            f" ({growth:+.1%} from the second to the last); {min(descriptors)} to {max(descriptors)} descriptors"
         )
-        good = good and after < before * 1.1 and max(descriptors) - min(descriptors) <= 8
+        good = good and growth < FLAT and max(descriptors) - min(descriptors) <= 8
     return 0 if good and found.most_oplog_bytes < OPLOG_MB * 1.2 * (1 << 20) else 1
+
+
+def _by_quarter(values: list[int]) -> list[float]:
+    """The mean of each quarter; all the same where there are too few."""
+    size = max(1, len(values) // 4)
+    parts = [values[n * size : (n + 1) * size] or values for n in range(4)]
+    return [sum(part) / len(part) for part in parts]
 
 
 async def _change(port: int, seconds: float, connections: int, rate: float | None) -> tuple[int, float]:
