@@ -18,7 +18,7 @@ from replset.bson import ObjectId, Timestamp
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.messages import parse_reply, request_document
 from replset.commands.oplog_serving import SnapshotServer
-from replset.commands.ports import Level, WriteConcernFailure, Writing
+from replset.commands.ports import Writing
 from replset.commands.write_concern import default_is_set
 from replset.config import ReplSetConfig
 from replset.core.effects import (
@@ -52,18 +52,14 @@ from replset.core.messages import (
     StepDownRequest,
 )
 from replset.core.node import Node
-from replset.core.write_concern import WriteConcern, unsatisfiable
 from replset.errors import (
-    MaxTimeMSExpiredError,
     NotPrimaryOrSecondaryError,
-    NotWritablePrimaryError,
     OutOfDiskSpaceError,
-    PrimarySteppedDownError,
     ReplError,
     ShutdownInProgressError,
     StorageError,
 )
-from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
+from replset.ids import HostPort, Millis, OpTime
 from replset.replication.fetcher import Fetcher
 from replset.replication.initial_sync import InitialSync, Marker
 from replset.replication.ports import Clock, Network, Workers
@@ -74,6 +70,7 @@ from replset.replication.rollback_tally import RollbackTally
 from replset.replication.rollback_writing import Identity
 from replset.replication.sync_progress import SyncProgress
 from replset.runtime.admission import Admission
+from replset.runtime.concerns import Concerns
 from replset.runtime.durability import Durability
 from replset.runtime.housekeeping import Housekeeper
 from replset.runtime.machine import KeptWorkers, LimitedWorkers
@@ -81,7 +78,7 @@ from replset.runtime.options import MONGODB_LAYOUT, MemberOptions
 from replset.runtime.server import WireServer
 from replset.runtime.shell import Shell
 from replset.runtime.transport import Transport
-from replset.runtime.waiters import Bell, Waiters, done_within
+from replset.runtime.waiters import Bell
 from replset.runtime.writer import Writer
 from replset.storage.copies import install_copy
 from replset.storage.disk import Disk
@@ -95,7 +92,6 @@ T = TypeVar("T")
 HAND_OVER_S = 10
 LOOK_EVERY_S = 10
 CLIENT_THREADS = 8
-_STEPPED_DOWN = 189
 
 
 class RunningMember:
@@ -128,7 +124,6 @@ class RunningMember:
         self._disk = disk
         self._network = network
         self._dbpath = str(options.dbpath)
-        self._waiters = Waiters()
         self._news = Bell()
         self._topology = Bell()
         self.rollbacks = RollbackTally(disk, self._dbpath, self._threads)
@@ -232,6 +227,9 @@ class RunningMember:
             default_write_concern_set=self._default_is_set,
             allow_multiple_arbiters=self.options.allow_multiple_arbiters,
         )
+        self._concerns = Concerns(self.node, lambda: self.store, self.clock, self._news)
+        self.wait_for_write_concern = self._concerns.wait_for_write_concern
+        self.wait_for_read = self._concerns.wait_for_read
         self.shell = Shell(self.node, self, self.clock, self._threads, self._break)
         self._writer = Writer(
             lambda: self.store, self.clock, self.rng, lambda: self.node.primary_host, self._committed, self._break
@@ -377,7 +375,7 @@ class RunningMember:
     def _moved(self) -> None:
         """last_applied or last_durable moved."""
         self.shell.feed(LocalPosition(self.durability.position()))
-        self._waiters.release()
+        self._concerns.release()
         self._progress.poke()
 
     def _undone(self) -> None:
@@ -400,7 +398,7 @@ class RunningMember:
         match effect:
             case BecomeState(state=state):
                 if state is not MemberState.PRIMARY:
-                    self._waiters.fail_all(lambda: PrimarySteppedDownError("the primary stepped down"))
+                    self._concerns.stepped_down()
                 self._topology_changed()
                 self._news.ring()
             case ConfigInstalled():
@@ -410,10 +408,10 @@ class RunningMember:
                 self._topology_changed()
             case CommitPointMoved(commit_point):
                 self.store.set_commit_point(min(commit_point, self.store.last_applied))
-                self._waiters.release()
+                self._concerns.release()
                 self._news.ring()
             case ProgressMoved():
-                self._waiters.release()
+                self._concerns.release()
             case StartFetching(source):
                 self._fetcher.start(source)
                 self._progress.poke()
@@ -558,68 +556,6 @@ class RunningMember:
         if not self._begun:  # it listens already, but the core does not know yet what it found on disk
             raise NotPrimaryOrSecondaryError("this member is starting")
         return await self.shell.ask(body)
-
-    async def wait_for_write_concern(
-        self, optime: OpTime, concern: WriteConcern, deadline: Millis | None
-    ) -> WriteConcernFailure | None:
-        config = self.node.config
-        if config is not None and (refusal := unsatisfiable(config, concern)) is not None:
-            return WriteConcernFailure(refusal.code, refusal.reason)
-        wait = WriteConcern(concern.w, concern.j, 0, "")
-        # An entry of an earlier term may have been rolled back before this member led again.
-        if optime.term >= self.node.term and self.node.is_satisfied(wait, optime):
-            return None
-        if optime.term < self.node.term or self.node.state is not MemberState.PRIMARY:
-            return WriteConcernFailure(_STEPPED_DOWN, "the primary stepped down", progress=self._progress_rows())
-        timeout_ms = concern.wtimeout_ms or None
-        by_deadline = False
-        if deadline is not None:
-            left = max(0, deadline - self.clock.now())
-            by_deadline = timeout_ms is None or left < timeout_ms
-            timeout_ms = left if by_deadline else timeout_ms
-        key = (wait.w, bool(wait.j))
-        future = self._waiters.add(key, optime, lambda reached: self.node.is_satisfied(wait, reached))
-        try:
-            if await done_within(future, timeout_ms):
-                return None
-        except PrimarySteppedDownError as error:
-            return WriteConcernFailure(_STEPPED_DOWN, error.message, progress=self._progress_rows())
-        if by_deadline:
-            return WriteConcernFailure(50, "operation exceeded time limit", progress=self._progress_rows())
-        text = "waiting for replication timed out"
-        return WriteConcernFailure(64, text, timed_out=True, progress=self._progress_rows())
-
-    def _progress_rows(self) -> list[dict[str, object]]:
-        return self.node.progress_of()
-
-    async def wait_for_read(self, level: Level, after: int | None, deadline: Millis | None) -> OpTime | None:
-        while True:
-            if level == "linearizable" and self.node.state is not MemberState.PRIMARY:
-                raise NotWritablePrimaryError(
-                    "cannot satisfy linearizable read concern on non-primary node", primary=self.node.primary_host
-                )
-            if not self.node.state.is_readable:
-                raise NotPrimaryOrSecondaryError(f"this member is in {self.node.state.name}: it serves no reads now")
-            point = self._read_point(level)
-            if point is not None and (after is None or point.ts >= after):
-                return point if level == "majority" else None
-            left = None if deadline is None else deadline - self.clock.now()
-            if left is not None and left <= 0:
-                raise MaxTimeMSExpiredError("operation exceeded time limit while waiting for the read concern")
-            await self._news.wait(left)
-
-    def _read_point(self, level: Level) -> OpTime | None:
-        """Up to where a read may see now; None: nowhere yet. A primary's majority and linearizable reads wait for its
-        own term.
-        """
-        if level == "local":
-            return self.store.last_applied
-        if level == "linearizable" and not self.node.writable:
-            return None
-        point = min(self.node.commit_point, self.store.last_applied)
-        if point == OPTIME_NULL or (self.node.state is MemberState.PRIMARY and point.term != self.node.term):
-            return None
-        return point
 
     async def wait_for_news(self, timeout_ms: int) -> bool:
         return await self._news.wait(timeout_ms)

@@ -5,13 +5,13 @@ A deed is kept by the entry that its answer names: it has to be in the set at th
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from replset.ids import OPTIME_NULL, HostPort, OpTime, pack_ts
+from tests.simulation.kit.clients import Clients
 from tests.simulation.kit.loop import SimLoop
 from tests.simulation.kit.wire import NoAnswerError, SimClient
 from tests.simulation.kit.workload import CONCERNS
@@ -45,7 +45,7 @@ class Deed:
         return self.optime != OPTIME_NULL
 
 
-class Deeds:
+class Deeds(Clients):
     """Runs the clients until `stop`; each stays with its member for as long as that one does what it is told."""
 
     def __init__(
@@ -56,30 +56,19 @@ class Deeds:
         new_client: Callable[[], SimClient],
         mix: DeedMix,
     ) -> None:
-        self._loop = loop
-        self._hosts = hosts
-        self._rng = rng
-        self._new_client = new_client
-        self._mix = mix
-        self._stopped = False
-        self._tasks: list[asyncio.Task[None]] = []
+        super().__init__(loop, hosts, rng, new_client, mix.pause_ms)
+        self._number = mix.clients
         self.history: list[Deed] = []
 
     def start(self) -> None:
-        for _ in range(self._mix.clients):
-            self._tasks.append(self._loop.create_task(self._client(random.Random(self._rng.getrandbits(64)))))
-
-    async def stop(self) -> None:
-        self._stopped = True
-        for task in self._tasks:
-            await task
+        for _ in range(self._number):
+            self._launch(self._client)
 
     async def _client(self, rng: random.Random) -> None:
         client = self._new_client()
         target = rng.choice(self._hosts)
-        low, high = self._mix.pause_ms
         while not self._stopped:
-            await asyncio.sleep(rng.uniform(low, high) / 1000)
+            await self._pause(rng)
             kind, command = draw_command(rng)
             deed = Deed(kind, rng.choice(DOOMED), target)
             self.history.append(deed)

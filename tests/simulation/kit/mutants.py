@@ -32,8 +32,8 @@ from replset.replication import applier
 from replset.replication.fetcher import Fetcher
 from replset.replication.private_commands import FetchReply
 from replset.replication.rollback_files import FileKind, RollbackWriter
+from replset.runtime.concerns import Concerns
 from replset.runtime.durability import Durability
-from replset.runtime.member import RunningMember
 from replset.runtime.waiters import Waiters
 from replset.storage import housekeeping
 from replset.storage.catalog import Collection
@@ -127,7 +127,7 @@ def any_incarnation_votes(patch: pytest.MonkeyPatch) -> None:
 
 def majority_reads_of_anything(patch: pytest.MonkeyPatch) -> None:
     """A majority read shows what is applied, committed or not."""
-    patch.setattr(RunningMember, "_read_point", lambda self, _level: self.store.last_applied)
+    patch.setattr(Concerns, "_read_point", lambda self, _level: self._store().last_applied)
 
 
 def manifest_without_entries(patch: pytest.MonkeyPatch) -> None:
@@ -255,12 +255,12 @@ def linearizable_read_unproven(patch: pytest.MonkeyPatch) -> None:
 
 def cluster_time_ignored(patch: pytest.MonkeyPatch) -> None:
     """A read with afterClusterTime does not wait for it."""
-    real = RunningMember.wait_for_read
+    real = Concerns.wait_for_read
 
-    async def wait_for_read(self: RunningMember, level: Any, _after: Any, deadline: Any) -> OpTime | None:
+    async def wait_for_read(self: Concerns, level: Any, _after: Any, deadline: Any) -> OpTime | None:
         return await real(self, level, None, deadline)
 
-    patch.setattr(RunningMember, "wait_for_read", wait_for_read)
+    patch.setattr(Concerns, "wait_for_read", wait_for_read)
 
 
 def rollback_files_not_synced(patch: pytest.MonkeyPatch) -> None:

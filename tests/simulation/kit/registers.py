@@ -7,15 +7,16 @@ told: such a read must not miss what one of them knew before it began.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from replset.bson import Timestamp
 from replset.ids import HostPort, pack_ts
+from tests.simulation.kit.clients import Clients
 from tests.simulation.kit.linearizability import ABSENT, Kind, Operation
 from tests.simulation.kit.loop import SimLoop
 from tests.simulation.kit.wire import NoAnswerError, SimClient
@@ -35,7 +36,7 @@ class RegisterMix:
     pause_ms: tuple[int, int] = (80, 600)
 
 
-class Registers:
+class Registers(Clients):
     """Runs the clients until `stop`; `history` is what can be said of what they did."""
 
     def __init__(
@@ -46,15 +47,10 @@ class Registers:
         new_client: Callable[[], SimClient],
         mix: RegisterMix,
     ) -> None:
-        self._loop = loop
-        self._hosts = hosts
-        self._rng = rng
-        self._new_client = new_client
+        super().__init__(loop, hosts, rng, new_client, mix.pause_ms)
         self._mix = mix
         self._values = itertools.count(1)
         self._instants = itertools.count(1)  # one loop: calls and answers have an order even in one moment
-        self._stopped = False
-        self._tasks: list[asyncio.Task[None]] = []
         self._primary: HostPort | None = None
         self._known: dict[str, str | None] = {}  # what a client saw last
         self._newest = 0  # the highest operationTime told to anybody
@@ -63,13 +59,7 @@ class Registers:
 
     def start(self) -> None:
         for n in range(self._mix.clients):
-            rng = random.Random(self._rng.getrandbits(64))
-            self._tasks.append(self._loop.create_task(self._client(f"client {n}", rng)))
-
-    async def stop(self) -> None:
-        self._stopped = True
-        for task in self._tasks:
-            await task
+            self._launch(partial(self._client, f"client {n}"))
 
     async def read_all(self, primary: HostPort) -> None:
         """One last read of each document, on a set that is well: what was lost shows there."""
@@ -80,9 +70,8 @@ class Registers:
 
     async def _client(self, who: str, rng: random.Random) -> None:
         client = self._new_client()
-        low, high = self._mix.pause_ms
         while not self._stopped:
-            await asyncio.sleep(rng.uniform(low, high) / 1000)
+            await self._pause(rng)
             key = f"r{rng.randrange(self._mix.documents)}"
             target = self._primary if self._primary and rng.random() < 0.7 else rng.choice(self._hosts)
             draw = rng.random()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from replset.bson import Timestamp
 from replset.ids import HostPort, pack_ts
+from tests.simulation.kit.clients import Clients
 from tests.simulation.kit.loop import SimLoop
 from tests.simulation.kit.wire import NoAnswerError, SimClient
 
@@ -81,45 +81,34 @@ class Mix:
     pause_ms: tuple[int, int] = (50, 350)
 
 
-class Workload:
+class Workload(Clients):
     """Runs the clients until `stop`."""
 
     def __init__(
-        self, loop: SimLoop, hosts: list[HostPort], rng: random.Random, new_client: Any, mix: Mix | None = None
+        self,
+        loop: SimLoop,
+        hosts: list[HostPort],
+        rng: random.Random,
+        new_client: Callable[[], SimClient],
+        mix: Mix | None = None,
     ) -> None:
-        """new_client: a function that makes a SimClient."""
-        self._loop = loop
-        self._hosts = hosts
-        self._rng = rng
-        self._new_client = new_client
         self._mix = mix or Mix()
+        super().__init__(loop, hosts, rng, new_client, self._mix.pause_ms)
         self._numbers = itertools.count(1)
-        self._stopped = False
-        self._tasks: list[asyncio.Task[None]] = []
         self._mine: list[int] = []  # ids that may be deleted, each once
         self.history = History()
         self.primary: HostPort | None = None
 
     def start(self) -> None:
         for _ in range(self._mix.writers):
-            self._tasks.append(self._loop.create_task(self._writer(random.Random(self._rng.getrandbits(64)))))
+            self._launch(self._writer)
         for _ in range(self._mix.readers):
-            self._tasks.append(self._loop.create_task(self._reader(random.Random(self._rng.getrandbits(64)))))
-
-    async def stop(self) -> None:
-        """Let what is under way end, then return."""
-        self._stopped = True
-        for task in self._tasks:
-            await task
-
-    async def _pause(self, rng: random.Random) -> None:
-        low, high = self._mix.pause_ms
-        await asyncio.sleep(rng.uniform(low, high) / 1000)
+            self._launch(self._reader)
 
     # --- writing
 
     async def _writer(self, rng: random.Random) -> None:
-        client: SimClient = self._new_client()
+        client = self._new_client()
         while not self._stopped:
             await self._pause(rng)
             # A client mostly goes where the primary is; now and then to somebody who may think that he is.
@@ -177,7 +166,7 @@ class Workload:
     # --- reading
 
     async def _reader(self, rng: random.Random) -> None:
-        client: SimClient = self._new_client()
+        client = self._new_client()
         while not self._stopped:
             await self._pause(rng)
             await self._pause(rng)
