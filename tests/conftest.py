@@ -11,7 +11,7 @@ settings.register_profile("replset", deadline=None, print_blob=True)
 settings.load_profile("replset")
 
 HERE = Path(__file__).parent
-SLOW = (HERE / "property", HERE / "fuzz", HERE / "integration", HERE / "unit/core/test_schedules.py")
+SLOW = (HERE / "property", HERE / "fuzz", HERE / "integration")
 """Searches over many examples and real sets of processes; `./dev test --quick` leaves them to the full run."""
 
 

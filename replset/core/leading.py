@@ -160,9 +160,15 @@ class Leading:
         return has_majority(votes, len(m.config.voters))
 
     def advance_commit_point(self) -> None:
-        """Move the commit point to what enough voters hold on disk; it never moves back (map K1)."""
+        """Move the commit point to what enough voters hold on disk; it never moves back (map K1).
+
+        Where arbiters make a write majority smaller than a majority of votes, those who do not have the configuration
+        yet could elect somebody without what it takes for committed: it counts once a majority has it.
+        """
         m = self.m
-        if m.config is None or m.state is not MemberState.PRIMARY:
+        if m.config is None or m.state is not MemberState.PRIMARY or m.commit_point_waits:
+            return
+        if m.config.write_majority < m.config.majority_vote_count and not m.is_config_committed:
             return
         holders = [member.id for member in m.config.data_voters]
         journal = m.config.write_concern_majority_journal_default

@@ -99,6 +99,7 @@ class Memory:
     state: MemberState = MemberState.STARTUP
     primary_id: MemberId | None = None
     commit_point: OpTime = OPTIME_NULL
+    commit_point_waits: bool = False  # for a member that is about to get its vote; on the primary
     writable: bool = False
     peers: dict[HostPort, Peer] = field(default_factory=dict)
     election_due: Millis = NEVER
@@ -202,6 +203,21 @@ class Memory:
             if peer is not None and (self.is_peer_named(peer) or (member.votes == 0 and not member.newly_added)):
                 found[member.id] = peer.position
         return found
+
+    @property
+    def is_config_committed(self) -> bool:
+        """Whether a majority of the voters has the configuration in force, as far as this member knows (map C11)."""
+        if self.config is None:
+            return False
+        holders = 0
+        for voter in self.config.voters:
+            if voter.host == self.host:
+                holders += 1
+                continue
+            peer = self.peers.get(voter.host)
+            if peer is not None and (peer.config_version, peer.config_term) == self.config.version_and_term:
+                holders += self.is_peer_named(peer)
+        return holders >= self.config.majority_vote_count
 
     def told_position(self) -> Position:
         """What I say of my place: nothing while my data is not mine yet (map S5)."""

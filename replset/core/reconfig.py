@@ -3,7 +3,8 @@
 A change needs the current configuration committed and the previous term's writes too (map C10, C11). The primary's own
 changes keep votes where the data is: a voter that tells another incarnation first becomes `newlyAdded` (no vote);
 once that is committed and the member has reached the primary's newest entry of that moment (an arbiter: at once), the
-new incarnation is named and the vote given back. One voter at a time.
+new incarnation is named and the vote given back. One voter at a time. Beside arbiters a primary can commit alone, so a
+vote comes only where no election can pass by what is committed; the commit point waits for that.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from replset.core.effects import AppendNoop, ConfigInstalled, InitialSyncNotNeed
 from replset.core.election import Elections
 from replset.core.leading import Leading, Phase
 from replset.core.member_state import MemberState
-from replset.core.memory import NEVER, Memory, Peer
+from replset.core.memory import NEVER, NO_POSITION, Memory, Peer
 from replset.core.messages import (
     Done,
     HeartbeatReply,
@@ -246,6 +247,7 @@ class Reconfigs:
 
     def tick(self) -> None:
         self.advance()
+        self.m.commit_point_waits = False
         if self._change is None:
             self._change_by_itself()
 
@@ -266,7 +268,7 @@ class Reconfigs:
         elif change.stage is Stage.WAITING and self.is_committed():
             change.stage = Stage.CHECKING
             self._ask_members(change)
-        elif change.stage is Stage.PROPAGATING and self._is_config_committed():
+        elif change.stage is Stage.PROPAGATING and self.m.is_config_committed:
             self._end(change, Done())
         elif m.now >= change.deadline:
             self._end(change, Refused(NOT_COMMITTED_YET, f"out of time while {change.stage.value}"))
@@ -370,21 +372,7 @@ class Reconfigs:
 
     def is_committed(self) -> bool:
         """Whether the next change may come: this configuration, and the writes before it, are on majorities (C11)."""
-        return self._is_config_committed() and self._is_oplog_committed(self.m.config)
-
-    def _is_config_committed(self) -> bool:
-        m = self.m
-        if m.config is None:
-            return False
-        holders = 0
-        for voter in m.config.voters:
-            if voter.host == m.host:
-                holders += 1
-                continue
-            peer = m.peers.get(voter.host)
-            if peer is not None and (peer.config_version, peer.config_term) == m.config.version_and_term:
-                holders += m.is_peer_named(peer)
-        return holders >= m.config.majority_vote_count
+        return self.m.is_config_committed and self._is_oplog_committed(self.m.config)
 
     def _is_oplog_committed(self, config: ReplSetConfig | None) -> bool:
         """Whether an entry of my term, and with it all that came before the last change, is on a write majority."""
@@ -478,7 +466,7 @@ class Reconfigs:
 
     def _change_by_itself(self) -> None:
         m = self.m
-        if not m.writable or m.config is None or not self._is_config_committed():
+        if not m.writable or m.config is None or not self.m.is_config_committed:
             return
         for member in m.config.members:
             peer = m.peers.get(member.host)
@@ -516,6 +504,25 @@ class Reconfigs:
                 return None
         elif peer.state is not MemberState.ARBITER:
             return None
+        voting = replace(member, newly_added=False, incarnation=peer.incarnation)
+        if not self._elections_meet_commit_point(m.config.with_member(voting)):
+            m.commit_point_waits = True  # or who writes all the time would stay ahead of it for ever
+            return None
         self._targets.pop(member.id, None)
         m.journal("reconfig", f"{member.host} has caught up: it votes")
-        return replace(member, newly_added=False, incarnation=peer.incarnation)
+        return voting
+
+    def _elections_meet_commit_point(self, config: ReplSetConfig) -> bool:
+        """Whether `config` can elect nobody who lacks what is committed: too few voters would be left, or none of them
+        holds data.
+        """
+        m = self.m
+        journal = config.write_concern_majority_journal_default
+        holders = 0
+        for member in config.data_voters:
+            peer = m.peers.get(member.host)
+            place = m.position if member.host == m.host else NO_POSITION if peer is None else peer.position
+            is_told = peer is None or peer.incarnation == member.incarnation
+            holders += is_told and (place.last_durable if journal else place.last_applied) >= m.commit_point
+        others = len(config.voters) - holders
+        return holders == len(config.data_voters) or others < config.majority_vote_count

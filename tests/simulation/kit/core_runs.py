@@ -1,234 +1,251 @@
-"""One seeded run of the core alone: faults and writes, then heal and judgement."""
+"""One seeded run of the core alone (`tests/unit/core/kit.py`): faults and writes, then heal and judgement.
+
+The kit judges after every event. Here are the faults, what comes after them, and rings of members that follow others.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import random
 from collections import Counter
-from typing import Any
+from dataclasses import replace
 
-from replset.config import ReplSetConfig
+from replset.config import Member, ReplSetConfig
+from replset.core.effects import PersistedRecord
 from replset.core.member_state import MemberState
-from replset.core.messages import InitiateRequest, Request
+from replset.core.messages import Done, FreezeRequest, ReconfigRequest, StepDownRequest
+from replset.errors import ReplError
 from replset.ids import HostPort
-from tests.simulation.kit.core_only import CoreMember, World
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.runs import Outcome
+from tests.unit.core.kit import Box, Cluster, host, members_of
 
 CORE = "--core"
-SHAPES = ((3, 0), (3, 0), (2, 1), (3, 2), (5, 0), (4, 1), (1, 0))
-"""Data-bearing members and arbiters."""
+SHAPES = ((3, 0), (3, 0), (3, 1), (3, 1), (5, 0), (5, 1), (4, 0), (2, 0), (5, 2), (1, 0))
+"""Members, and how many of them are arbiters."""
 FAULTS = (
-    *("kill", "power", "primary", "cut", "cut", "one way", "heal", "heal", "loss", "disk", "all"),
-    *("wipe", "wipe and cut", "while it saves", "while it saves"),
+    *("kill", "power", "kill primary", "power of all", "while it saves", "while it saves"),
+    *("lose disk",) * 4,
+    *("isolate", "isolate primary", "one way", "heal", "heal", "loss", "late", "stalls"),
+    *("step down", "freeze", "reconfig", "reconfig", "cut in reconfig", "cut in reconfig"),
 )
-FAULTS_MS = 60_000
-RING_LOOK_MS = 250
-RING_LOOKS_MAX = 16
-"""A ring stays until a member gives up on a source that it does not reach, 1.5 s each; four seconds are too long."""
+FAULTS_MS = 30_000
+WELL_WITHIN_MS = 60_000
+RING_LOOK_MS = 100
+RING_LOOKS_MAX = 20
+"""A ring stays until a member gives up on a source that it does not reach, half a second each; two are too long."""
 
 
 def run_core(seed: int) -> Outcome:
     """Run one seed to its end or to the first broken invariant."""
-    world = World(random.Random(seed))
+    run = CoreRun(seed)
     error: str | None = None
     try:
-        play(world)
+        run.to_the_end()
     except Exception as broken:  # whatever stops a run is its verdict
         error = f"{type(broken).__name__}: {broken}"
-    counts = world.done
-    counts["simulated seconds"] = world.now // 1000
-    counts["terms"] = len(world.primaries)
-    counts["entries committed"] = len(world.committed)
-    arbiters = sum(member.arbiter for member in world.members.values())
-    facts = (
-        f"{len(world.members) - arbiters}+{arbiters} members, {world.now / 1000:.0f} s, {counts['terms']} terms,"
-        f" {counts['entries committed']} entries committed, {counts['undo steps']} undo steps,"
-        f" {counts['copies']} copies"
-    )
-    digest = hashlib.sha256("\n".join(world.trace).encode()).hexdigest()
-    return Outcome(seed, error, digest, tuple(world.trace), facts, counts, CORE)
+    return run.outcome(error)
 
 
-def play(world: World) -> None:
-    """Two phases: faults and writes, then everything whole and well in time; SimulationError when something breaks."""
-    begin(world)
-    wait_well(world, 60_000)
-    write(world)
-    look_for_rings(world, Counter())
-    ends = world.now + FAULTS_MS
-    while world.now < ends:
-        world.run_for(world.rng.randrange(300, 5000))
-        one_fault(world)
-    world.cuts.clear()
-    world.loss = world.slow_disk = 0.0
-    for member in world.members.values():
-        if not member.alive:
-            member.start()
-    healed = world.now
-    wait_well(world, 90_000)
-    world.done["ms until well"] = world.now - healed
-    for member in world.members.values():
-        if not member.arbiter and member.held.log[: len(world.committed)] != world.committed:
-            world.fail("3", f"{member.host} lacks committed entries")
+class CoreRun:
+    """One seed: a set of some shape, and what happens to it."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = rng = random.Random(seed)
+        self.size, self.arbiters = rng.choice(SHAPES)
+        self.cluster = Cluster(self.size, seed=seed, latency_ms=(1, rng.choice((3, 40))))
+        self.cluster.default_write_concern_set = True
+        self.cluster.persist_ms = rng.choice((0, 2, 30))
+        self.cluster.sync_ms = rng.choice((1, 5, 60))
+        self.cluster.pages = rng.choice(((), (1, 3, 100)))
+        self.writes = 0
+        self.is_over = False
+        self._rings: Counter[frozenset[HostPort]] = Counter()
+
+    def to_the_end(self) -> None:
+        """Two phases: faults and writes, then everything whole and well in time; fails when something breaks."""
+        cluster = self.cluster
+        answer = cluster.initiate(*self._rows())
+        if not isinstance(answer, Done):
+            raise SimulationError(f"initiate: {answer}")
+        cluster.until(cluster.is_quiet, WELL_WITHIN_MS)
+        self._write()
+        self._look_for_rings()
+        ends = cluster.now + FAULTS_MS
+        while cluster.now < ends:
+            cluster.run(self.rng.choice((5, 50, 300, 1_000, 3_000)))
+            self._fault(self.rng.choice(FAULTS))
+        self._make_whole()
+        healed = cluster.now
+        cluster.until(cluster.is_quiet, WELL_WITHIN_MS)
+        cluster.done["ms until well"] = cluster.now - healed
+        log = cluster.elect().disk.log
+        if log[: len(cluster.committed_log)] != cluster.committed_log:
+            raise SimulationError("invariant 3 broken at the end: committed entries are missing")
+
+    def outcome(self, error: str | None) -> Outcome:
+        cluster, counts = self.cluster, self.cluster.done
+        counts["simulated seconds"] = cluster.now // 1000
+        counts["terms"] = len(cluster.primaries)
+        counts["entries committed"] = len(cluster.committed_log)
+        facts = (
+            f"{self.size - self.arbiters}+{self.arbiters} members, {cluster.now / 1000:.0f} s, {counts['terms']} terms,"
+            f" {counts['entries committed']} entries committed, {counts['undo steps']} undo steps,"
+            f" {counts['copies']} copies"
+        )
+        digest = hashlib.sha256("\n".join(cluster.trace).encode()).hexdigest()
+        return Outcome(self.seed, error, digest, tuple(cluster.trace), facts, counts, CORE)
+
+    def _rows(self) -> tuple[Member, ...]:
+        rows = members_of(self.size, arbiters=self.arbiters)
+        return tuple(
+            row if row.arbiter_only or not row.id else replace(row, priority=float(self.rng.choice((0, 1, 1, 2))))
+            for row in rows
+        )
+
+    def _write(self) -> None:
+        """From now on somebody writes wherever writes are accepted, now and then; not when all shall be quiet."""
+        for box in self.cluster.boxes.values():
+            if self.rng.random() < 0.7:
+                self.writes += 1
+                box.write(f"{self.seed}.{self.writes}")
+        if not self.is_over:
+            self.cluster.at(self.rng.randint(5, 200), self._write)
+
+    def _make_whole(self) -> None:
+        cluster = self.cluster
+        self.is_over = True
+        cluster.loss = cluster.late = cluster.stalls = 0.0
+        cluster.on_persist.clear()
+        cluster.heal()
+        for box in cluster.boxes.values():
+            if not box.alive:
+                box.boot()
+
+    # --- faults --------------------------------------------------------------------------------------------------
+
+    def _fault(self, kind: str) -> None:
+        cluster, rng = self.cluster, self.rng
+        number = rng.randrange(self.size)
+        box, primary = cluster[number], cluster.primary
+        cluster.done[f"fault {kind}"] += 1
+        match kind:
+            case "kill" | "power" if box.alive:
+                self._stop(box, power=kind == "power")
+            case "kill primary" if primary is not None:
+                self._stop(primary, power=rng.random() < 0.5)
+            case "power of all":
+                for one in cluster.boxes.values():
+                    if one.alive:
+                        self._stop(one, power=True)
+            case "while it saves" if self._ambush not in cluster.on_persist:
+                cluster.on_persist.append(self._ambush)
+            case "cut in reconfig" if self._cut_in_reconfig not in cluster.on_persist:
+                cluster.on_persist.append(self._cut_in_reconfig)
+            case "lose disk" if self._may_lose_disk(box):
+                self._stop(box, wipe=True)
+                if primary is not None and primary is not box and rng.random() < 0.5:
+                    cluster.isolate(cluster.number_of(primary))
+            case "isolate":
+                cluster.isolate(*rng.sample(range(self.size), rng.randint(1, max(1, self.size // 2))))
+            case "isolate primary" if primary is not None:
+                cluster.isolate(cluster.number_of(primary))
+            case "one way":
+                cluster.cut.add((host(rng.randrange(self.size)), box.host))
+            case "heal":
+                cluster.heal()
+            case "loss":
+                cluster.loss = rng.choice((0.0, 0.05, 0.2))
+            case "late":
+                cluster.late = rng.choice((0.0, 0.05))
+            case "stalls":
+                cluster.stalls = rng.choice((0.0, 0.1, 0.4))
+            case "step down" if box.alive:
+                cluster.ask(number, StepDownRequest(1_000, rng.choice((0, 500)), rng.random() < 0.3))
+            case "freeze" if box.alive:
+                cluster.ask(number, FreezeRequest(rng.choice((0, 1_000))))
+            case "reconfig" if primary is not None and primary.node.config is not None:
+                self._reconfig(cluster.number_of(primary), primary.node.config)
+            case _:
+                cluster.done[f"fault {kind}"] -= 1
+                return
+        cluster.note("fault", f"{kind} {box.host}")
+
+    def _stop(self, box: Box, *, power: bool = False, wipe: bool = False) -> None:
+        """It comes back at once, as a supervisor sees to, or after a while."""
+        box.crash(power=power, kept=self.rng.randint(0, len(box.disk.log) - box.disk.durable))
+        if wipe:
+            box.wipe()
+        self.cluster.note(box.host, "loses its disk" if wipe else "loses its power" if power else "is killed")
+        at_once = self.rng.random() < 0.4
+        self.cluster.at(self.rng.randint(10, 300 if at_once else 4_000), lambda: None if box.alive else box.boot())
+
+    def _ambush(self, box: Box, _record: PersistedRecord) -> None:
+        """The next member that saves something loses its power before that is on disk, or right after."""
+        self.cluster.on_persist.remove(self._ambush)
+        delay = self.rng.randint(0, self.cluster.persist_ms + 4)
+        self.cluster.at(delay, lambda: self._stop(box, power=True) if box.alive and not self.is_over else None)
+
+    def _cut_in_reconfig(self, box: Box, record: PersistedRecord) -> None:
+        """The next primary that changes the configuration is cut off when few or all have heard of it."""
+        if not isinstance(record, ReplSetConfig) or box.node.state is not MemberState.PRIMARY:
+            return
+        self.cluster.on_persist.remove(self._cut_in_reconfig)
+        delay = self.rng.randint(0, self.rng.choice((5, 50, 500)))
+        self.cluster.at(delay, lambda: None if self.is_over else self.cluster.isolate(self.cluster.number_of(box)))
+
+    def _may_lose_disk(self, box: Box) -> bool:
+        """A majority has named everybody's data, and others can lead. On even seeds: odd ones move votes."""
+        configs = [one.disk.config for one in self.cluster.boxes.values() if one.disk.config is not None]
+        if self.seed % 2 or not box.alive or not configs:
+            return False
+        newest = max(configs, key=lambda config: config.version_and_term[::-1])
+        named = {member.host: member.incarnation for member in newest.members if not member.newly_added}
+        return (
+            2 * configs.count(newest) > self.size
+            and all(named.get(one.host) == one.disk.incarnation for one in self.cluster.boxes.values())
+            and len(newest.voters) - 1 >= newest.majority_vote_count
+            and any(member.is_electable and member.host != box.host for member in newest.voters)
+        )
+
+    def _reconfig(self, number: int, config: ReplSetConfig) -> None:
+        """Another priority for somebody; on odd seeds a vote taken or given, too."""
+        rows = list(config.members)
+        place = self.rng.randrange(len(rows))
+        row = rows[place]
+        if row.arbiter_only:
+            return
+        votes = self.rng.choice((0, 1)) if row.id and self.seed % 2 else row.votes
+        rows[place] = replace(row, votes=votes, priority=float(self.rng.choice((0, 1, 2))) if votes else 0.0)
+        try:
+            wanted = ReplSetConfig.parse(self.cluster.user_config(number, *rows).document())
+        except ReplError:
+            return  # nobody electable left
+        self.cluster.ask(number, ReconfigRequest(wanted, False, 2_000))
+
+    # --- rings ---------------------------------------------------------------------------------------------------
+
+    def _look_for_rings(self) -> None:
+        """From now on: a ring of members each of which follows the next one passes; it brings nobody anything."""
+        found = rings(self.cluster)
+        self._rings = Counter({ring: self._rings[ring] + 1 for ring in found})
+        for ring, looks in self._rings.items():
+            if looks > RING_LOOKS_MAX:
+                raise SimulationError(f"invariant 9 broken at {self.cluster.now} ms: {sorted(ring)} follow each other")
+        self.cluster.at(RING_LOOK_MS, self._look_for_rings)
 
 
-def begin(world: World) -> None:
-    """Members of a shape that is drawn, and their configuration."""
-    rng = world.rng
-    data, arbiters = rng.choice(SHAPES)
-    hosts = [HostPort(f"{name}:1") for name in "abcdefg"[: data + arbiters]]
-    world.members = {host: CoreMember(world, host, arbiter=n >= data) for n, host in enumerate(hosts)}
-    for member in world.members.values():
-        member.start()
-    settings = {"electionTimeoutMillis": 2000, "heartbeatIntervalMillis": 500, "heartbeatTimeoutSecs": 2}
-    settings["catchUpTimeoutMillis"] = rng.choice((-1, 0, 2000))
-    config = ReplSetConfig.parse(
-        {
-            "_id": "rs0",
-            "version": 1,
-            "members": [{"_id": n, "host": host, "arbiterOnly": n >= data} for n, host in enumerate(hosts)],
-            "settings": settings,
-        }
-    )
-    first = world.members[hosts[0]]
-    answers: list[Any] = []
-    first.next_request = 1
-    first.answers[1] = answers.append
-    first.feed(Request(1, InitiateRequest(config)))
-
-
-def write(world: World) -> None:
-    """Somebody writes wherever writes are accepted, now and then."""
-    for member in world.members.values():
-        if member.alive and member.accepts and world.rng.random() < 0.7:
-            member.append(member.accepts)
-    world.at(world.rng.uniform(5, 200), lambda: write(world))
-
-
-# --- faults
-
-
-def one_fault(world: World) -> None:
-    rng = world.rng
-    alive = [member for member in world.members.values() if member.alive]
-    primary = next((member for member in alive if member.accepts), None)
-    hosts = list(world.members)
-    kind = rng.choice(FAULTS)
-    world.done[f"fault {kind}"] += 1
-    if kind in ("kill", "power") and alive:
-        stop(world, rng.choice(alive), power_loss=kind == "power")
-    elif kind == "primary" and primary is not None:
-        stop(world, primary, power_loss=rng.random() < 0.5)
-    elif kind == "all":
-        for member in alive:
-            stop(world, member, power_loss=True)
-    elif kind in ("wipe", "wipe and cut") and primary is not None and len(alive) > 1 and all_are_named(world):
-        stop(world, rng.choice([member for member in alive if member is not primary]), power_loss=False, wipe=True)
-        if kind == "wipe and cut":
-            world.cuts.clear()
-            cut(world, {primary.host})
-    elif kind == "cut" and len(hosts) > 1:
-        alone = primary is not None and rng.random() < 0.5
-        cut(world, {primary.host} if primary and alone else set(rng.sample(hosts, rng.randrange(1, len(hosts)))))
-    elif kind == "one way":
-        one = rng.choice(hosts)
-        out = rng.random() < 0.5
-        world.note("net", f"cut {one} {'out' if out else 'in'}")
-        world.cuts |= {(one, other) if out else (other, one) for other in hosts if other != one}
-    elif kind == "loss":
-        world.loss = rng.choice((0.0, 0.05, 0.2))
-    elif kind == "disk":
-        world.slow_disk = rng.choice((0.0, 0.1, 0.4))
-    elif kind == "while it saves":
-        world.on_persist.append(lambda member: ambush(world, member))
-    elif kind == "heal":
-        world.note("net", "healed")
-        world.cuts.clear()
-
-
-def ambush(world: World, member: CoreMember) -> None:
-    """The next member that saves something loses its power before that is on disk, or right after."""
-    world.on_persist.clear()
-    world.at(world.rng.uniform(0, 6), lambda: stop(world, member, power_loss=True) if member.alive else None)
-
-
-def cut(world: World, inside: set[HostPort]) -> None:
-    world.note("net", f"cut {sorted(inside)}")
-    world.cuts |= {(a, b) for a in world.members for b in world.members if (a in inside) != (b in inside)}
-
-
-def stop(world: World, member: CoreMember, *, power_loss: bool, wipe: bool = False) -> None:
-    member.die(power_loss=power_loss, wipe=wipe)
-    at_once = world.rng.random() < 0.4  # as a supervisor does it
-    world.at(world.rng.uniform(10, 300 if at_once else 8000), lambda: None if member.alive else member.start())
-
-
-def all_are_named(world: World) -> bool:
-    """The configuration of a majority names everybody's data, so one disk more may be lost."""
-    configs = [member.held.config for member in world.members.values() if member.held.config is not None]
-    newest = max(configs, key=lambda config: config.version_and_term[::-1])
-    named = {member.host: member.incarnation for member in newest.members if not member.newly_added}
-    return 2 * configs.count(newest) > len(world.members) and all(
-        named.get(host) == member.held.incarnation for host, member in world.members.items()
-    )
-
-
-# --- judgement
-
-
-def is_well(world: World) -> bool:
-    """One writable primary, everybody in place and named, all logs the same and committed but for the last moments."""
-    members = list(world.members.values())
-    if not all(member.alive for member in members) or sum(member.node.writable for member in members) != 1:
-        return False
-    good = (MemberState.PRIMARY, MemberState.SECONDARY, MemberState.ARBITER)
-    primary = next(member for member in members if member.node.writable)
-    config = primary.node.config
-    if config is None or any(m.newly_added or m.incarnation is None for m in config.members):
-        return False
-    point = primary.node.commit_point
-    return point.term == primary.node.term and all(
-        member.node.state in good and member.node.config == config and (member.arbiter or point in member.held.log)
-        for member in members
-    )
-
-
-def wait_well(world: World, within_ms: int) -> None:
-    ends = world.now + within_ms
-    while not is_well(world):
-        if world.now >= ends:
-            states = [
-                f"{m.host}: {m.node.state.name} term {m.node.term} log {len(m.held.log)} {m.position().last_applied}"
-                f" commit {m.node.commit_point} source {m.node.sync_source} {m.node.quarantine}"
-                for m in world.members.values()
-            ]
-            raise SimulationError(f"at {world.now} ms: not well in time\n" + "\n".join(states))
-        world.run_for(100)
-
-
-def look_for_rings(world: World, seen: Counter[frozenset[HostPort]]) -> None:
-    """From now on: a ring of members each of which follows the next one passes, since it brings nobody anything."""
-    found = rings(world)
-    for ring in [*seen]:
-        if ring not in found:
-            del seen[ring]
-    for ring in found:
-        seen[ring] += 1
-        if seen[ring] > RING_LOOKS_MAX:
-            world.fail("9", f"{sorted(ring)} follow each other")
-    world.at(RING_LOOK_MS, lambda: look_for_rings(world, seen))
-
-
-def rings(world: World) -> set[frozenset[HostPort]]:
+def rings(cluster: Cluster) -> set[frozenset[HostPort]]:
+    """Members each of which follows the next one, and the last one the first."""
     found = set()
-    for host in world.members:
+    for start in cluster.boxes:
         path: list[HostPort] = []
-        at: HostPort | None = host
+        at: HostPort | None = start
         while at is not None and at not in path:
             path.append(at)
-            member = world.members[at]
-            at = member.node.sync_source if member.alive else None
+            box = cluster.boxes[at]
+            at = box.node.sync_source if box.alive else None
         if at is not None:
             found.add(frozenset(path[path.index(at) :]))
     return found

@@ -3,7 +3,8 @@
 Each member has a log of (optime, text), a durable part of it, and a member file; the effects of its node are carried
 out in order, and those behind a Persist wait until it is durable. Replication is a plain copy of log entries. After
 every event the invariants of the core are checked: one primary per term, one vote per member and term, a commit point
-that never moves back, nothing committed that is not in every later primary's log.
+that never moves back, one committed history that no rollback touches. `tests/simulation/kit/core_runs.py` plays with it
+by chance.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 import heapq
 import random
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any
 
 from replset.config import Member, ReplSetConfig, Settings
 from replset.core.effects import (
@@ -29,6 +30,7 @@ from replset.core.effects import (
     Journal,
     LastVote,
     Persist,
+    PersistedRecord,
     ProgressMoved,
     Reply,
     Send,
@@ -41,8 +43,6 @@ from replset.core.member_state import MemberState
 from replset.core.messages import (
     DrainFinished,
     FreezeRequest,
-    HeartbeatReply,
-    HeartbeatRequest,
     InitialSyncBegun,
     InitialSyncEnded,
     InitiateRequest,
@@ -64,10 +64,10 @@ from replset.core.messages import (
 from replset.core.node import Node
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, pack_ts
 
-T = TypeVar("T")
 WALL = 1_700_000_000_000
 FAST = Settings(heartbeat_interval_ms=Millis(200), heartbeat_timeout_secs=1, election_timeout_ms=Millis(1_000))
 POLL_MS = 5
+FETCH_TIMEOUT_MS = 500
 Entry = tuple[OpTime, str]
 
 
@@ -97,6 +97,7 @@ class Disk:
     last_vote: LastVote | None = None
     log: list[Entry] = field(default_factory=list)
     durable: int = 0
+    rollback_id: int = 1
     rollbacks: list[Entry] = field(default_factory=list)
 
 
@@ -138,7 +139,7 @@ class Box:
             last_vote=disk.last_vote,
             position=self.position(),
             initial_sync_pending=disk.marker,
-            rollback_id=lambda: 1,
+            rollback_id=lambda: self.disk.rollback_id,
             wall_ms=lambda: WALL + self.cluster.now,
             default_write_concern_set=lambda: self.cluster.default_write_concern_set,
             allow_multiple_arbiters=True,
@@ -146,11 +147,11 @@ class Box:
         self.committed = OPTIME_NULL
         self.take(self.node.start(self.cluster.now))
 
-    def crash(self, *, power: bool = False) -> None:
-        """Kill the process; with `power` everything that was not synced is gone too."""
+    def crash(self, *, power: bool = False, kept: int = 0) -> None:
+        """Kill the process; with `power` what was not synced is gone too, but for its first `kept` entries."""
         self.alive = False
         if power:
-            del self.disk.log[self.disk.durable :]
+            del self.disk.log[self.disk.durable + kept :]
 
     def wipe(self) -> None:
         """The disk is replaced by an empty one."""
@@ -179,7 +180,11 @@ class Box:
             effect = self.queue.popleft()
             if isinstance(effect, Persist):
                 self.persisting = True
-                self.later(self.cluster.persist_ms, lambda effect=effect: self.persisted(effect))
+                self.later(
+                    self.cluster.persist_ms + self.cluster.stall_ms(), lambda effect=effect: self.persisted(effect)
+                )
+                for hook in [*self.cluster.on_persist]:
+                    hook(self, effect.record)
             else:
                 self.carry_out(effect)
         if self.alive:
@@ -212,6 +217,7 @@ class Box:
                     self.cluster.answer(self, asked, body)
             case BecomeState(state=state):
                 self.states.append(state)
+                self.cluster.note(self.host, f"{state.name} term {node.term}")
             case Journal(record=record):
                 self.journal.append(f"{self.cluster.now} {record.event}: {record.detail}")
             case AppendNoop(term, text):
@@ -235,8 +241,10 @@ class Box:
             case StartInitialSync(source):
                 self.later(10, lambda: self.begin_sync(source))
             case CommitPointMoved(commit_point):
-                assert commit_point > self.committed, "a running member's commit point never moves back"
+                assert commit_point > self.committed, "invariant 8: a running member's commit point never moves back"
                 self.committed = commit_point
+                self.cluster.note(self.host, f"commit point {commit_point}")
+                self.cluster.check_history(self)
             case ConfigInstalled() | ProgressMoved():
                 pass
 
@@ -265,7 +273,7 @@ class Box:
         self.report()
         count = len(self.disk.log)
         log = self.disk.log
-        self.later(self.cluster.sync_ms, lambda: self.synced(log, count))
+        self.later(self.cluster.sync_ms + self.cluster.stall_ms(), lambda: self.synced(log, count))
 
     def synced(self, log: list[Entry], count: int) -> None:
         if log is self.disk.log and count <= len(log) and count > self.disk.durable:
@@ -279,51 +287,72 @@ class Box:
             self.cluster.send(self, Send(0, self.source, request, Millis(500)))
 
     def fetch(self, session: int) -> None:
-        if session != self.session or self.source is None:
+        """One page, then the next one."""
+        cluster, address = self.cluster, self.source
+        if session != self.session or address is None:
             return
-        source = self.cluster.boxes[self.source]
-        if not source.alive or not self.cluster.is_open(self.host, source.host):
-            self.fail(SourceProblem.UNREACHABLE, source)
-            return
-        if source.node.state not in (MemberState.PRIMARY, MemberState.SECONDARY, MemberState.RECOVERING):
-            self.fail(SourceProblem.NOT_READABLE, source)
-            return
+        source = cluster.boxes[address]
         mine = self.disk.log[-1] if self.disk.log else None
-        if mine is not None and mine not in source.disk.log:
-            self.fail(SourceProblem.DIVERGED, source)
-            return
-        after = 0 if mine is None else source.disk.log.index(mine) + 1
-        batch = source.disk.log[after:]
-        node = source.node
-        point = min(node.commit_point, node.position.last_applied)
-        self.cluster.at(
-            1, lambda: self.apply(session, source.host, batch, node.term, point, node.state is MemberState.PRIMARY)
-        )
+        answered: list[bool] = []
 
-    def apply(
-        self, session: int, source: HostPort, batch: list[Entry], term: int, point: OpTime, is_primary: bool
-    ) -> None:
-        if session != self.session or not self.alive:
-            return
+        def answer(then: Callable[[], None]) -> None:
+            if not answered and session == self.session:
+                answered.append(True)
+                then()
+
+        def back(then: Callable[[], None]) -> None:
+            if cluster.passes(source.host, self.host):
+                self.later(cluster.delay(), lambda: answer(then))
+
+        def serve() -> None:
+            node, log = source.node, source.disk.log
+            if not source.alive:
+                back(lambda: self.fail(SourceProblem.UNREACHABLE, address))
+            elif node.state not in (MemberState.PRIMARY, MemberState.SECONDARY, MemberState.RECOVERING):
+                back(lambda: self.fail(SourceProblem.NOT_READABLE, address))
+            elif mine is not None and mine not in log:
+                told = (node.term, log[-1][0], log[0][0]) if log else (node.term, OPTIME_NULL, OPTIME_NULL)
+                back(lambda: self.fail(SourceProblem.DIVERGED, address, *told))
+            else:
+                after = 0 if mine is None else log.index(mine) + 1
+                batch = log[after : after + cluster.page()]
+                point = min(node.commit_point, node.position.last_applied)
+                found = SourceBatch(address, node.term, point, node.state is MemberState.PRIMARY)
+                back(lambda: self.apply(session, batch, found))
+
+        self.later(FETCH_TIMEOUT_MS, lambda: answer(lambda: self.fail(SourceProblem.UNREACHABLE, address)))
+        if cluster.passes(self.host, address):
+            self.later(cluster.delay(), serve)
+
+    def apply(self, session: int, batch: list[Entry], found: SourceBatch) -> None:
         if batch:
             self.disk.log = [*self.disk.log, *batch]
             self.moved()
         if session == self.session:
-            self.feed(SourceBatch(source, term, point, is_primary))
+            self.feed(found)
         self.later(POLL_MS, lambda: self.fetch(session))
 
-    def fail(self, problem: SourceProblem, source: Box) -> None:
-        address = source.host
+    def fail(
+        self,
+        problem: SourceProblem,
+        address: HostPort,
+        term: int = 0,
+        newest: OpTime = OPTIME_NULL,
+        oldest: OpTime = OPTIME_NULL,
+    ) -> None:
         self.source = None
         self.session += 1
-        log = source.disk.log
-        newest, oldest = (log[-1][0], log[0][0]) if log and problem is SourceProblem.DIVERGED else (OPTIME_NULL,) * 2
-        term = source.node.term if problem is SourceProblem.DIVERGED else 0
         self.feed(SourceFailed(address, problem, problem.value, term, newest, oldest))
+
+    def serves(self, other: Box) -> bool:
+        """Whether `other` can have more of this member than pages: a search for the common point, a copy."""
+        return (
+            self.alive and self.node.state is not MemberState.ROLLBACK and self.cluster.is_open(self.host, other.host)
+        )
 
     def roll_back(self, address: HostPort) -> None:
         source = self.cluster.boxes[address]
-        if not source.alive or not self.cluster.is_open(self.host, address):
+        if not source.serves(self):
             self.feed(RollbackEnded(address, False, True, False, "the source is gone"))
             return
         common = [entry for entry in self.disk.log if entry in source.disk.log]
@@ -332,12 +361,17 @@ class Box:
             return
         assert self.node.state is MemberState.ROLLBACK
         point = common[-1][0]
+        undone = self.disk.log[len(common) :]
+        self.cluster.check_undone(self, undone, point)
         if point < self.committed:
             self.feed(RollbackEnded(address, False, False, False, "below the commit point"))
             return
-        self.disk.rollbacks += self.disk.log[len(common) :]
+        self.cluster.note(self.host, f"undoes {len(undone)} entries")
+        self.cluster.done["undo steps"] += 1
+        self.disk.rollbacks += undone
         self.disk.log = common
         self.disk.durable = min(self.disk.durable, len(common))
+        self.disk.rollback_id += 1
         self.feed(LocalPosition(self.position()))
         self.feed(RollbackEnded(address, True, False, False, f"undone down to {point}"))
 
@@ -350,10 +384,12 @@ class Box:
 
     def end_sync(self, address: HostPort) -> None:
         source = self.cluster.boxes[address]
-        if not source.alive or not source.disk.log or not self.cluster.is_open(self.host, address):
+        if not source.serves(self) or not source.disk.log:
             self.feed(InitialSyncEnded(address, False, "the source is gone"))
             return
         self.disk.rollbacks += [entry for entry in self.disk.log if entry not in source.disk.log]
+        self.cluster.done["copies"] += 1
+        self.disk.rollback_id = max(self.disk.rollback_id, source.disk.rollback_id) + 1
         self.disk.log = list(source.disk.log)
         self.disk.durable = len(self.disk.log)
         self.disk.marker = False
@@ -368,7 +404,13 @@ class Cluster:
         self.rng = random.Random(seed)
         self.now = Millis(1_000)
         self.latency_ms = latency_ms
-        self.loss = 0.0
+        self.loss = 0.0  # of messages
+        self.late = 0.0  # of messages: they take up to a second and a half
+        self.stalls = 0.0  # of what a disk saves or syncs: it takes 300 ms more
+        self.pages: tuple[int, ...] = ()  # how many entries a fetch may bring, one of them; none: all
+        self.on_persist: list[Callable[[Box, PersistedRecord], None]] = []
+        self.trace: list[str] = []
+        self.done: Counter[str] = Counter()
         self.persist_ms = 2
         self.sync_ms = 3
         self.copy_ms = 50
@@ -379,7 +421,7 @@ class Cluster:
         self._incarnations = 0
         self._requests = 1_000_000
         self._waiting: dict[int, Callable[[ReplyBody | None, str], None]] = {}
-        self.primaries: dict[int, HostPort] = {}
+        self.primaries: dict[int, tuple[HostPort, int]] = {}
         self.votes: dict[tuple[HostPort, str, int], MemberId | None] = {}
         self.committed_log: list[Entry] = []
         self.exempt = False  # a forced reconfig voids the invariants
@@ -398,6 +440,9 @@ class Cluster:
 
     def __getitem__(self, number: int) -> Box:
         return self.boxes[host(number)]
+
+    def note(self, who: str, what: str) -> None:
+        self.trace.append(f"{self.now:>7} {who:<9} {what}")
 
     # --- events --------------------------------------------------------------------------------------------------
 
@@ -465,7 +510,15 @@ class Cluster:
         self.cut = set()
 
     def delay(self) -> int:
+        if self.late and self.rng.random() < self.late:
+            return self.rng.randint(10, 1_500)
         return self.rng.randint(*self.latency_ms)
+
+    def stall_ms(self) -> int:
+        return 300 if self.stalls and self.rng.random() < self.stalls else 0
+
+    def page(self) -> int:
+        return self.rng.choice(self.pages) if self.pages else 1 << 30
 
     def passes(self, one: HostPort, other: HostPort) -> bool:
         return (one, other) not in self.cut and self.rng.random() >= self.loss
@@ -590,142 +643,62 @@ class Cluster:
         key = (box.host, box.disk.incarnation, vote.term)
         if vote.candidate is not None:
             before = self.votes.setdefault(key, vote.candidate)
-            assert before == vote.candidate, f"{box.host} voted twice in term {vote.term}"
+            assert before == vote.candidate, f"invariant 1: {box.host} voted twice in term {vote.term}"
 
     def check(self, box: Box) -> None:
         node = box.node
         if node.state is MemberState.PRIMARY and not self.exempt:
-            leader = self.primaries.setdefault(node.term, box.host)
-            assert leader == box.host, f"two primaries in term {node.term}: {leader} and {box.host}"
+            leader, me = self.primaries.setdefault(node.term, (box.host, box.life)), (box.host, box.life)
+            assert leader == me, f"invariant 1: two primaries in term {node.term}, {leader} and {me} (member, life)"
         if node.state is MemberState.PRIMARY and node.commit_point.term == node.term and not self.exempt:
             self.check_committed(box)
 
     def check_committed(self, box: Box) -> None:
-        """What this primary says is committed goes on from what was committed before."""
+        """A primary has what it says is committed."""
         log, point = box.disk.log, box.node.commit_point
         place = bisect_right(log, point, key=lambda entry: entry[0])
-        assert place, f"{box.host} commits {point}, its log is empty up to there"
-        assert log[place - 1][0] == point, f"{box.host} commits {point}, which it does not have"
-        known = self.committed_log
-        shared = min(place, len(known))
-        if shared:
-            assert log[shared - 1] == known[shared - 1], f"{box.host} commits another history than was committed"
-        if place > len(known):
-            self.committed_log = log[:place]
+        assert place, f"invariant 3: {box.host} commits {point}, its log is empty up to there"
+        assert log[place - 1][0] == point, f"invariant 3: {box.host} commits {point}, which it does not have"
+
+    def check_history(self, box: Box) -> None:
+        """What this member knows to be committed goes on from what was committed before."""
+        if self.exempt:
+            return
+        log, known = box.disk.log, self.committed_log
+        place = bisect_right(log, box.node.commit_point, key=lambda entry: entry[0])
+        for mine, theirs in zip(log[:place], known, strict=False):
+            assert mine == theirs, f"invariant 3: {box.host} commits {mine} where {theirs} was committed"
+        known.extend(log[len(known) : place])
+
+    def check_undone(self, box: Box, undone: list[Entry], down_to: OpTime) -> None:
+        if self.exempt:
+            return
+        below = f"{box.host} would roll back to {down_to}, below its commit point {box.committed}"
+        assert down_to >= box.committed, f"invariant 3: {below}"
+        lost = [entry for entry in undone if entry in self.committed_log]
+        assert not lost, f"invariant 3: {box.host} rolls back {lost[0]}, which was committed"
 
 
-# --- one node alone, for rules ----------------------------------------------------------------------------------------
-
-NOW = Millis(100_000)
+# --- sets at rest, and changes of them --------------------------------------------------------------------------------
 
 
-def at(term: int, number: int = 1) -> OpTime:
-    """The optime of entry `number` of `term`."""
-    return OpTime(term, pack_ts(1_700_000_000, number))
+def running(count: int = 3, *, arbiters: int = 0, seed: int = 1, extra: int = 0) -> Cluster:
+    """A set at rest; `extra` members are started but not in it."""
+    cluster = Cluster(count + extra, seed=seed)
+    cluster.initiate(*members_of(count, arbiters=arbiters))
+    cluster.until(cluster.is_quiet)
+    return cluster
 
 
-def place(applied: OpTime, durable: OpTime | None = None) -> Position:
-    return Position(applied, applied if durable is None else durable, 0, 0)
+def leader_number(cluster: Cluster) -> int:
+    return cluster.number_of(cluster.elect())
 
 
-def named(*members: Member, version: int = 1, term: int = 1, settings: Settings | None = None) -> ReplSetConfig:
-    """A configuration that names incarnation iN for every voter N."""
-    rows = tuple(
-        replace(member, incarnation=f"i{member.id}") if member.votes and not member.newly_added else member
-        for member in members
-    )
-    return ReplSetConfig("rs0", version, term, rows, settings or Settings())
+def the_config(box: Box) -> ReplSetConfig:
+    assert box.node.config is not None
+    return box.node.config
 
 
-class Lone(Node):
-    """A node whose open questions are known, so that a test can answer them. disk_is_fast: a vote is saved at once."""
-
-    disk_is_fast = True
-
-    def _take(self) -> list[Effect]:
-        effects = super()._take()
-        self.sent = [*getattr(self, "sent", []), *only(effects, Send)]
-        for persist in only(effects, Persist):
-            if self.disk_is_fast and isinstance(persist.record, LastVote):
-                effects += self.receive(VoteSaved(persist.record.term), self._m.now)
-        return effects
-
-    def open(self, number: int, kind: type) -> Send:
-        """The newest question of this kind to member `number`."""
-        return [send for send in self.sent if send.to == host(number) and isinstance(send.body, kind)][-1]
-
-    def answer(self, number: int, kind: type, body: ReplyBody | None, now: int = NOW, error: str = "") -> list[Effect]:
-        send = self.open(number, kind)
-        return self.receive(Response(send.request_id, send.to, body, error, Millis(2)), Millis(now))
-
-    def hear(self, number: int, now: int = NOW, **told: object) -> list[Effect]:
-        """Member `number` answers the newest heartbeat: up, SECONDARY, my term and configuration unless told."""
-        config = self.config
-        reply = HeartbeatReply(
-            set_name="rs0",
-            term=self.term,
-            state=MemberState.SECONDARY,
-            member_id=MemberId(number),
-            config_version=-2 if config is None else config.version,
-            config_term=-1 if config is None else config.term,
-            config=None,
-            primary_id=None,
-            position=place(at(1)),
-            commit_point=OPTIME_NULL,
-            electable=True,
-            election_wall_ms=None,
-            sync_source=None,
-            incarnation=f"i{number}",
-            rollback_id=1,
-            http_address=f"http://{host(number)}",
-            has_data=True,
-        )
-        return self.answer(number, HeartbeatRequest, replace(reply, **told), now)  # type: ignore[arg-type]
-
-
-def lone(
-    number: int = 0,
-    *,
-    config: ReplSetConfig | None,
-    position: Position | None = None,
-    last_vote: LastVote | None = None,
-    incarnation: str | None = None,
-    initial_sync_pending: bool = False,
-    default_write_concern_set: bool = False,
-    allow_multiple_arbiters: bool = True,
-    unacknowledged_rollbacks: int = 0,
-    rolling_back: bool = False,
-    start: bool = True,
-) -> Lone:
-    """Member `number`, started at NOW, SECONDARY when it is in `config` and bears data."""
-    node = Lone(
-        host=host(number),
-        set_name="rs0",
-        http_address=f"http://{host(number)}",
-        incarnation=f"i{number}" if incarnation is None else incarnation,
-        rng=random.Random(number),
-        config=config,
-        last_vote=last_vote,
-        position=place(at(1)) if position is None else position,
-        initial_sync_pending=initial_sync_pending,
-        rollback_id=lambda: 1,
-        wall_ms=lambda: WALL,
-        default_write_concern_set=lambda: default_write_concern_set,
-        allow_multiple_arbiters=allow_multiple_arbiters,
-        unacknowledged_rollbacks=lambda: unacknowledged_rollbacks,
-        rolling_back=rolling_back,
-    )
-    if start:
-        node.start(NOW)
-    return node
-
-
-def asked(node: Node, body: RequestBody, now: int = NOW) -> ReplyBody:
-    """The node's answer, which must come at once."""
-    return next(
-        e.body for e in node.receive(Request(77, body), Millis(now)) if isinstance(e, Reply) and e.request_id == 77
-    )
-
-
-def only(effects: list[Effect], kind: type[T]) -> list[T]:
-    return [effect for effect in effects if isinstance(effect, kind)]
+def change(cluster: Cluster, *members: Member, **options: Any) -> object:
+    number = leader_number(cluster)
+    return cluster.reconfig(number, cluster.user_config(number, *members), **options)

@@ -1,4 +1,4 @@
-"""Standing, winning, catching up, stepping down: one test a rule (map A4)."""
+"""Standing, winning, catching up: one test a rule (map A4)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from replset.core.messages import (
     DiskStalled,
     Done,
     DrainFinished,
-    FreezeRequest,
     LocalPosition,
     MemberProgress,
     ProgressRequest,
@@ -35,43 +34,38 @@ from replset.core.messages import (
     SourceProblem,
     StepDownRequest,
     StepUpRequest,
-    VoteReply,
-    VoteRequest,
     VoteSaved,
 )
 from replset.ids import OPTIME_NULL, MemberId, Millis
-from tests.unit.core.kit import NOW, Cluster, Lone, asked, at, config_of, host, lone, members_of, named, only, place
-from tests.unit.core.test_reconfig import lead, leading_three
-
-CONFIG = named(*members_of(3))
-
-
-def ready(**fields: Any) -> Lone:
-    """Member 0 of three that hears both others."""
-    node = lone(**{"config": CONFIG, **fields})
-    for number in (1, 2):
-        node.hear(number)
-    return node
-
-
-def requests(effects: list[Any]) -> list[VoteRequest]:
-    return [send.body for send in only(effects, Send) if isinstance(send.body, VoteRequest)]
+from tests.unit.core.kit import Cluster, config_of, host, members_of
+from tests.unit.core.lone import (
+    CONFIG,
+    FROM_1,
+    NOW,
+    Lone,
+    asked,
+    at,
+    grant,
+    lead,
+    leading_three,
+    lone,
+    named,
+    only,
+    place,
+    ready,
+    vote_requests,
+)
 
 
 def until_it_stands(node: Lone, limit: int = 30_000) -> tuple[int, list[Any]]:
     """Tick by tick, the others answering heartbeats, until it asks for votes: when, and the effects."""
     for now in range(NOW, NOW + limit, 10):
         effects = node.tick(Millis(now))
-        if requests(effects):
+        if vote_requests(effects):
             return now - NOW, effects
         for send in only(effects, Send):
             node.hear(int(send.to[1]), now=now)
     raise AssertionError("it does not stand")
-
-
-def grant(node: Lone, number: int, **changes: Any) -> list[Any]:
-    reply = VoteReply(node.term, True, "", MemberId(number), f"i{number}")
-    return node.answer(number, VoteRequest, replace(reply, **changes))
 
 
 # --- standing --------------------------------------------------------------------------------------------------------
@@ -98,11 +92,11 @@ def test_a_dry_run_first_and_only_then_a_new_term() -> None:
     """Map E3."""
     node = ready()
     _, effects = until_it_stands(node)
-    assert [request.dry_run for request in requests(effects)] == [True, True]
+    assert [request.dry_run for request in vote_requests(effects)] == [True, True]
     assert node.term == 1
     assert not only(effects, Persist)
     effects = grant(node, 1)
-    assert [request.dry_run for request in requests(effects)] == [False, False]
+    assert [request.dry_run for request in vote_requests(effects)] == [False, False]
     assert node.term == 2
 
 
@@ -162,7 +156,7 @@ def test_who_does_not_stand(fields: dict[str, Any]) -> None:
     found = []
     for now in range(NOW, NOW + 25_000, 50):
         effects = node.tick(Millis(now))
-        found += requests(effects)
+        found += vote_requests(effects)
         for send in only(effects, Send):
             node.hear(int(send.to[1]), now=now)
     assert found == []
@@ -174,10 +168,10 @@ def test_who_does_not_stand(fields: dict[str, Any]) -> None:
 def test_nobody_stands_who_cannot_see_a_majority() -> None:
     """Map E2."""
     node = lone(config=CONFIG)
-    assert not requests(node.tick(Millis(NOW + 11_600)))
+    assert not vote_requests(node.tick(Millis(NOW + 11_600)))
     node.hear(1, now=NOW + 11_600)
     _, effects = NOW, node.tick(Millis(NOW + 23_200))
-    assert requests(effects)
+    assert vote_requests(effects)
 
 
 @pytest.mark.parametrize("message", [DiskStalled(True), ShutdownBegins()])
@@ -185,7 +179,7 @@ def test_a_stalled_disk_and_a_shutdown_do_not_stand(message: Any) -> None:
     """DESIGN: no sync finished for half an election timeout: refuse writes, step down, don't stand."""
     node = ready()
     node.receive(message, NOW)
-    assert not requests(node.tick(Millis(NOW + 11_600)))
+    assert not vote_requests(node.tick(Millis(NOW + 11_600)))
 
 
 def test_a_stalled_disk_ends_a_primary() -> None:
@@ -241,17 +235,11 @@ def test_a_new_config_ends_a_campaign() -> None:
     node = ready()
     until_it_stands(node)
     node.receive(Request(8, StepDownRequest(0, 0, force=False)), NOW)
-    node.receive(Request(9, replace(heartbeat_of_1(), config_version=2)), NOW)
+    node.receive(Request(9, replace(FROM_1, config_version=2)), NOW)
     node.tick(Millis(NOW + 1_000))
     node.hear(1, config=replace(CONFIG, version=2), config_version=2)
-    assert not requests(grant(node, 1))
+    assert not vote_requests(grant(node, 1))
     assert node.term == 1
-
-
-def heartbeat_of_1() -> Any:
-    from tests.unit.core.test_heartbeats import FROM_1
-
-    return FROM_1
 
 
 # --- becoming primary ------------------------------------------------------------------------------------------------
@@ -356,171 +344,6 @@ def test_an_idle_primary_writes_a_no_op_each_ten_seconds() -> None:
         if AppendNoop(2, "periodic noop") in effects:
             found.append(now - NOW)
     assert found == [10_000, 20_000]
-
-
-# --- stepping down ---------------------------------------------------------------------------------------------------
-
-
-def following(node: Lone, one: int = 1, two: int = 1) -> None:
-    """The others are at entries `one` and `two` of term 2."""
-    node.hear(1, position=place(at(2, one)), config_term=2)
-    node.hear(2, position=place(at(2, two)), config_term=2)
-
-
-def next_round(node: Lone, now: int = NOW + 2_000) -> None:
-    node.tick(Millis(now))
-
-
-@pytest.mark.parametrize(
-    ("request_", "code"),
-    [
-        (StepDownRequest(-1, 0, False), 2),
-        (StepDownRequest(10_000, -1, False), 2),
-        (StepDownRequest(1_000, 2_000, False), 2),
-    ],
-)
-def test_bad_stepdowns(request_: StepDownRequest, code: int) -> None:
-    """Map E11."""
-    answer = asked(leading_three(), request_)
-    assert isinstance(answer, Refused)
-    assert answer.code == code
-
-
-def test_only_a_primary_steps_down() -> None:
-    answer = asked(ready(), StepDownRequest(60_000, 10_000, False))
-    assert isinstance(answer, Refused)
-    assert answer.code == 10107
-
-
-def test_a_stepdown_hands_over_to_the_best_member_that_has_everything() -> None:
-    """Map E11, E12: highest priority, lowest index on ties."""
-    rows = [replace(row, priority=float(1 + (row.id == 2))) for row in members_of(3)]
-    node = lone(config=named(*rows))
-    lead(node)
-    node.receive(LocalPosition(place(at(2))), NOW)
-    following(node)
-    effects = node.receive(Request(5, StepDownRequest(60_000, 10_000, False)), NOW)
-    asks = [send for send in only(effects, Send) if isinstance(send.body, StepUpRequest)]
-    assert [(send.to, send.body) for send in asks] == [(host(2), StepUpRequest(skip_dry_run=True))]
-    assert node.state is MemberState.SECONDARY
-    assert Done() in [getattr(effect, "body", None) for effect in effects]
-    assert not requests(node.tick(Millis(NOW + 59_999)))
-
-
-def test_a_stepdown_waits_for_others_and_takes_no_writes_meanwhile() -> None:
-    """Map E11."""
-    node = lone(config=CONFIG)
-    lead(node)
-    node.receive(LocalPosition(place(at(2, 3))), NOW)
-    following(node, 2, 1)
-    effects = node.receive(Request(5, StepDownRequest(60_000, 5_000, False)), NOW)
-    assert AcceptWrites(False, 2) in effects
-    assert not node.writable
-    assert node.state is MemberState.PRIMARY
-    next_round(node)
-    following(node, 3, 1)
-    node.tick(Millis(NOW + 2_001))
-    assert node.state is MemberState.SECONDARY
-
-
-def test_a_stepdown_gives_up_at_its_deadline_and_takes_writes_again() -> None:
-    """Map E11: 262."""
-    node = lone(config=CONFIG)
-    lead(node)
-    node.receive(LocalPosition(place(at(2, 3))), NOW)
-    following(node)
-    node.receive(Request(5, StepDownRequest(60_000, 5_000, False)), NOW)
-    next_round(node)
-    following(node)
-    effects = node.tick(Millis(NOW + 5_000))
-    answers = [getattr(effect, "body", None) for effect in effects]
-    assert [answer.code for answer in answers if isinstance(answer, Refused)] == [262]
-    assert AcceptWrites(True, 2) in effects
-    assert node.writable
-
-
-def test_force_steps_down_at_the_deadline_and_hands_over_to_nobody() -> None:
-    node = lone(config=CONFIG)
-    lead(node)
-    node.receive(LocalPosition(place(at(2, 3))), NOW)
-    effects = node.receive(Request(5, StepDownRequest(60_000, 0, True)), NOW)
-    assert node.state is MemberState.SECONDARY
-    assert not [send for send in only(effects, Send) if isinstance(send.body, StepUpRequest)]
-
-
-def test_a_stepdown_needs_somebody_electable() -> None:
-    """Map E11: a majority that has everything is not enough."""
-    rows = members_of(3)
-    node = lone(config=named(rows[0], *(replace(row, priority=0.0) for row in rows[1:])))
-    lead(node)
-    node.receive(LocalPosition(place(at(2))), NOW)
-    following(node)
-    answer = asked(node, StepDownRequest(60_000, 0, False))
-    assert isinstance(answer, Refused)
-    assert answer.code == 262
-
-
-def test_leaving_primary_ends_writes_before_anything_else() -> None:
-    """DESIGN: on leaving PRIMARY every waiter fails at once."""
-    node = leading_three()
-    effects = node.receive(Request(9, replace(heartbeat_of_1(), term=9)), NOW)
-    kinds = [effect for effect in effects if isinstance(effect, AcceptWrites | BecomeState)]
-    assert kinds[0] == AcceptWrites(False, 2)
-    assert kinds[1] == BecomeState(MemberState.SECONDARY, 2, None)
-    assert kinds[-1] == BecomeState(MemberState.SECONDARY, 9, None)
-
-
-# --- freeze and step up ----------------------------------------------------------------------------------------------
-
-
-def test_freeze() -> None:
-    """Map E13."""
-    node = ready()
-    assert asked(node, FreezeRequest(20_000)) == Done("")
-    assert not requests(node.tick(Millis(NOW + 12_000)))
-    for number in (1, 2):
-        node.hear(number, now=NOW + 12_000)
-    assert asked(node, FreezeRequest(0), NOW + 12_000) == Done("unfrozen")
-    node.tick(Millis(NOW + 13_000))
-    for number in (1, 2):
-        node.hear(number, now=NOW + 13_000)
-    assert requests(node.tick(Millis(NOW + 24_000)))
-    refused = asked(leading_three(), FreezeRequest(1_000))
-    assert isinstance(refused, Refused)
-    assert refused.code == 95
-
-
-def test_a_single_member_leads_again_when_its_freeze_ends() -> None:
-    """Map E15."""
-    node = lone(config=named(*members_of(1)))
-    node.receive(DrainFinished(2), NOW)
-    node.receive(Request(5, StepDownRequest(3_000, 0, True)), NOW)
-    assert node.state is MemberState.SECONDARY
-    assert node.next_tick_at() == NOW + 3_000
-    node.tick(Millis(NOW + 2_999))
-    assert node.state is MemberState.SECONDARY
-    node.tick(Millis(NOW + 3_000))
-    assert node.state is MemberState.PRIMARY
-
-
-def test_step_up_is_answered_when_the_election_has_ended() -> None:
-    """Map E14."""
-    cluster = Cluster(3)
-    cluster.initiate(*members_of(3))
-    cluster.until(cluster.is_quiet)
-    leader = cluster.elect()
-    other = next(number for number in range(3) if cluster[number] is not leader)
-    assert cluster.ask_and_wait(other, StepUpRequest(skip_dry_run=False)) == Done()
-    cluster.until(lambda: cluster.primary is cluster[other])
-    assert leader.node.state is MemberState.SECONDARY
-    lost = cluster.ask(other, StepUpRequest(skip_dry_run=False))
-    assert cluster.answer_of(other, lost) == Done()
-    node = ready()
-    node.receive(Request(5, StepUpRequest(skip_dry_run=False)), NOW)
-    grant(node, 1, granted=False, reason="no")
-    effects = grant(node, 2, granted=False, reason="no")
-    answers = [getattr(effect, "body", None) for effect in effects]
-    assert [answer.code for answer in answers if isinstance(answer, Refused)] == [125]
 
 
 # --- priorities ------------------------------------------------------------------------------------------------------

@@ -24,7 +24,8 @@ from replset.core.messages import (
     SourceProblem,
 )
 from replset.ids import OPTIME_NULL, MemberId, Millis, OpTime
-from tests.unit.core.kit import NOW, Cluster, Lone, asked, at, host, lone, members_of, named, only, place
+from tests.unit.core.kit import Cluster, host, members_of
+from tests.unit.core.lone import NOW, Lone, asked, at, lone, named, only, place
 
 CONFIG = named(*members_of(3))
 MINE = at(2, 5)

@@ -27,11 +27,10 @@ from replset.core.messages import (
     VoteRequest,
 )
 from replset.ids import OPTIME_NULL, MemberId, Millis
-from tests.unit.core.kit import NOW, Cluster, Lone, asked, at, host, lone, members_of, named, only, place
-from tests.unit.core.test_reconfig import lead, leading_three
+from tests.unit.core.kit import Cluster, host, members_of
+from tests.unit.core.lone import FROM_1, NOW, Lone, asked, at, lead, leading_three, lone, named, only, place
 
 CONFIG = named(*members_of(3))
-FROM_1 = HeartbeatRequest("rs0", host(1), MemberId(1), 1, 1, 1, None, "i1")
 
 
 def beats(node: Lone, since: int, state: MemberState = MemberState.SECONDARY) -> list[int]:
@@ -339,18 +338,6 @@ def test_a_member_that_is_not_named_does_not_keep_a_primary() -> None:
         node.receive(Request(9, replace(FROM_1, term=2, config_term=2, incarnation="another")), now)
         node.tick(now)
     assert node.state is MemberState.SECONDARY
-
-
-def test_one_way_cuts_do_not_unseat_a_primary_that_is_heard() -> None:
-    cluster = Cluster(3)
-    cluster.initiate(*members_of(3))
-    cluster.until(cluster.is_quiet)
-    leader = cluster.elect()
-    other = next(box for box in cluster.boxes.values() if box is not leader)
-    cluster.cut = {(other.host, leader.host)}
-    cluster.run(5_000)
-    assert cluster.elect() is leader
-    assert leader.node.state is MemberState.PRIMARY
 
 
 def test_a_member_that_does_not_have_the_configuration_is_not_shown_as_counted() -> None:

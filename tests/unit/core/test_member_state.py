@@ -10,7 +10,8 @@ import pytest
 
 from replset.core.member_state import LEGAL_TRANSITIONS, MemberState, diagram, is_legal
 from replset.errors import InvariantError
-from tests.unit.core.kit import lone, members_of, named
+from tests.unit.core.kit import members_of
+from tests.unit.core.lone import lone, named
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/core.md").read_text(encoding="utf-8")
@@ -65,7 +66,8 @@ def test_every_test_that_the_page_names_exists() -> None:
     """One row for each sentence of the design that the core has to hold."""
     table = PAGE[PAGE.index("## Which test holds which sentence") :]
     wanted = set(re.findall(r"`(test_\w+)`", table))
-    sources = [*(ROOT / "tests/unit/core").glob("test_*.py"), ROOT / "tests/unit/test_config.py"]
+    others = (ROOT / "tests/unit/test_config.py", ROOT / "tests/simulation/test_core_only.py")
+    sources = [*(ROOT / "tests/unit/core").glob("test_*.py"), *others]
     defined = {name for path in sources for name in re.findall(r"^def (test_\w+)", path.read_text("utf-8"), re.M)}
     assert wanted - defined == set()
     rows = [row for row in table.splitlines() if row.startswith("| ")][2:]

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import combinations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replset.config import Member, ReplSetConfig
 from replset.core.quorum import commit_point, electable_majority, has_majority
 from replset.errors import InvariantError
 from replset.ids import OPTIME_NULL, MemberId, OpTime
-from tests.unit.core.kit import at, members_of, named
+from tests.unit.core.lone import at, shaped
 
 A, B, C, D = (MemberId(number) for number in range(4))
 OLD, NEW, NEWER = at(1), at(2, 1), at(2, 2)
-
-
-def shaped(shape: str) -> ReplSetConfig:
-    """One letter a member: P or S bear data and vote, A is an arbiter, N has no vote, + is newlyAdded."""
-    rows: list[Member] = []
-    for letter, row in zip(shape, members_of(len(shape)), strict=True):
-        changes: dict[str, dict[str, object]] = {
-            "A": {"arbiter_only": True, "priority": 0.0},
-            "N": {"votes": 0, "priority": 0.0},
-            "+": {"newly_added": True},
-        }
-        rows.append(replace(row, **changes.get(letter, {})))  # type: ignore[arg-type]
-    return named(*rows)
 
 
 @pytest.mark.parametrize(

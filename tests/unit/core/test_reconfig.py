@@ -1,48 +1,28 @@
-"""Initiate and reconfig: each rule (map C9 to C16), the primary's own changes, incarnations."""
+"""Reconfig: each rule (map C10 to C16), and the primary's own changes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from replset.bson import ObjectId
 from replset.config import Member, ReplSetConfig
-from replset.core.effects import AppendNoop, ConfigInstalled, Persist, Reply, Send
+from replset.core.effects import ConfigInstalled, Persist, Reply, Send
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     Done,
-    DrainFinished,
     HeartbeatRequest,
-    InitiateRequest,
     LocalPosition,
     ReconfigRequest,
     Refused,
     Request,
-    StepUpRequest,
-    VoteReply,
-    VoteRequest,
 )
 from replset.core.reconfig import completed, reconfig_refusal
-from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis
-from tests.unit.core.kit import (
-    NOW,
-    Box,
-    Cluster,
-    Lone,
-    asked,
-    at,
-    config_of,
-    host,
-    lone,
-    members_of,
-    named,
-    only,
-    place,
-)
-from tests.unit.core.test_quorum import shaped
+from replset.ids import OPTIME_NULL, HostPort, MemberId
+from tests.unit.core.kit import change, config_of, host, leader_number, members_of, running, the_config
+from tests.unit.core.lone import NOW, Lone, asked, at, lead, leading_three, lone, named, only, place, shaped
 
 ARBITER: dict[str, Any] = {"arbiter_only": True, "priority": 0.0}
 
@@ -177,105 +157,7 @@ def test_a_member_that_gets_its_vote_back_starts_as_newly_added() -> None:
     assert back.members[2].newly_added
 
 
-# --- initiate --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("config", "code"),
-    [
-        pytest.param(replace(config_of(*members_of(3)), set_name="other"), 93, id="other-set"),
-        pytest.param(config_of(*members_of(3), version=2), 103, id="version"),
-        pytest.param(config_of(*members_of(3)[1:]), 74, id="runner-missing"),
-        pytest.param(config_of(replace(members_of(1)[0], priority=0.0), members_of(2)[1]), 104, id="not-electable"),
-        pytest.param(config_of(members_of(1)[0], replace(members_of(2)[1], newly_added=True)), 93, id="newly-added"),
-        pytest.param(config_of(*members_of(3, arbiters=2)), 2, id="C6-two-arbiters"),
-    ],
-)
-def test_what_cannot_initiate(config: ReplSetConfig, code: int) -> None:
-    """Map C9."""
-    node = lone(config=None, initial_sync_pending=True, position=place(OPTIME_NULL), allow_multiple_arbiters=False)
-    answer = asked(node, InitiateRequest(config))
-    assert isinstance(answer, Refused)
-    assert answer.code == code
-
-
-def test_initiate_end_to_end() -> None:
-    """DESIGN: initiate names those that its check found. Map C9: version 1, term 1, a set id, "initiating set"."""
-    cluster = Cluster(4)
-    answer = cluster.initiate(*members_of(4, arbiters=1))
-    assert isinstance(answer, Done)
-    config = cluster[0].node.config
-    assert config is not None
-    assert config.version_and_term == (1, 1)
-    assert config.settings.replica_set_id is not None
-    assert [member.incarnation for member in config.members] == ["i1", "i2", "i3", "i4"]
-    assert cluster[0].disk.log[0][1] == "initiating set"
-    assert cluster[0].disk.log[0][0].term == 1
-    assert not cluster[0].disk.marker
-    cluster.until(cluster.is_quiet)
-    leader = cluster.elect()
-    assert leader is cluster[0]
-    assert leader.node.term == 2
-    assert [entry[1] for entry in leader.disk.log] == ["initiating set", "new primary"]
-    assert [box.disk.incarnation for box in cluster.boxes.values()] == ["i1", "i2", "i3", "i4"]
-    assert cluster[3].node.state is MemberState.ARBITER
-    assert not cluster[3].disk.log
-
-
-def test_initiate_twice() -> None:
-    cluster = Cluster(1)
-    assert isinstance(cluster.initiate(*members_of(1)), Done)
-    again = cluster.initiate(*members_of(1))
-    assert isinstance(again, Refused)
-    assert again.code == 23
-
-
-def test_initiate_needs_every_member_and_every_one_empty() -> None:
-    cluster = Cluster(3)
-    cluster[2].crash()
-    answer = cluster.initiate(*members_of(3))
-    assert isinstance(answer, Refused)
-    assert answer.code == 74
-    assert "m2" in answer.reason
-    assert cluster[0].node.state is MemberState.STARTUP
-
-    other = Cluster(2)
-    other.ask_and_wait(1, InitiateRequest(config_of(members_of(2)[1])))
-    answer = other.initiate(*members_of(2))
-    assert isinstance(answer, Refused)
-    assert answer.code == 110
-
-
-def test_a_crash_between_the_first_configuration_and_the_first_entry() -> None:
-    """The initiator alone has neither marker nor data: at its start it writes the entry that was lost."""
-    node = lone(0, config=named(*members_of(3)), position=place(OPTIME_NULL), start=False)
-    assert only(node.start(NOW), AppendNoop) == [AppendNoop(1, "initiating set")]
-    assert not only(lone(0, config=named(*members_of(3)), start=False).start(NOW), AppendNoop)
-
-
 # --- reconfig --------------------------------------------------------------------------------------------------------
-
-
-def running(count: int = 3, *, arbiters: int = 0, seed: int = 1, extra: int = 0) -> Cluster:
-    """A set at rest; `extra` members are started but not in it."""
-    cluster = Cluster(count + extra, seed=seed)
-    cluster.initiate(*members_of(count, arbiters=arbiters))
-    cluster.until(cluster.is_quiet)
-    return cluster
-
-
-def leader_number(cluster: Cluster) -> int:
-    return cluster.number_of(cluster.elect())
-
-
-def the_config(box: Box) -> ReplSetConfig:
-    assert box.node.config is not None
-    return box.node.config
-
-
-def change(cluster: Cluster, *members: Member, **options: Any) -> object:
-    number = leader_number(cluster)
-    return cluster.reconfig(number, cluster.user_config(number, *members), **options)
 
 
 def test_only_the_primary_reconfigures() -> None:
@@ -382,18 +264,6 @@ def new_config(node: Lone, rows: tuple[Member, ...]) -> ReplSetConfig:
     return replace(node.config, version=node.config.version + 1, members=rows)
 
 
-def leading_three() -> Lone:
-    """Member 0 of three leads term 2; its first entry and its configuration are committed."""
-    node = lone(config=named(*members_of(3)))
-    lead(node)
-    own = place(at(2))
-    node.receive(LocalPosition(own), NOW)
-    for number in (1, 2):
-        node.hear(number, config_term=2, position=own)
-    assert node.commit_point == at(2)
-    return node
-
-
 def test_one_reconfig_at_a_time() -> None:
     node = leading_three()
     request = ReconfigRequest(new_config(node, members_of(3)), False, 0)
@@ -464,19 +334,25 @@ def test_a_new_primary_must_commit_in_its_own_term_first() -> None:
     ]
 
 
-def lead(node: Lone) -> None:
-    """Make `node`, member 0, primary of the next term; its first entry is applied, not yet synced."""
-    others = [int(member.id) for member in (node.config.members[1:] if node.config else ())]
-    for number in others:
-        node.hear(number)
-    node.receive(Request(3, StepUpRequest(skip_dry_run=True)), NOW)
-    node.answer(1, VoteRequest, VoteReply(node.term, True, "", MemberId(1), "i1"))
-    assert node.state is MemberState.PRIMARY
-    for number in others:
-        node.hear(number)
-    node.receive(DrainFinished(node.term), NOW)
-    node.receive(LocalPosition(place(at(node.term), at(1))), NOW)
-    assert node.writable
+def test_a_primary_beside_arbiters_commits_alone_once_a_majority_knows_that_it_may() -> None:
+    """Until the arbiter has the configuration that takes the secondary's vote, both could elect the secondary."""
+    rows = members_of(3, arbiters=1)
+    node = lone(config=named(*rows))
+    lead(node)
+    own = place(at(2))
+    node.receive(LocalPosition(own), NOW)
+    node.hear(1, config_term=2, position=own)
+    node.hear(2, config_term=2, position=place(OPTIME_NULL), state=MemberState.ARBITER)
+    assert node.commit_point == at(2)
+    request = ReconfigRequest(new_config(node, (rows[0], replace(rows[1], votes=0, priority=0.0), rows[2])), False, 0)
+    node.receive(Request(5, request), NOW)
+    node.hear(2, config_term=2, position=place(OPTIME_NULL), state=MemberState.ARBITER)
+    assert node.config is not None
+    assert node.config.write_majority == 1
+    node.receive(LocalPosition(place(at(2, 2))), NOW)
+    assert node.commit_point == at(2)
+    node.hear(2, config_version=2, config_term=2, position=place(OPTIME_NULL), state=MemberState.ARBITER)
+    assert node.commit_point == at(2, 2)
 
 
 def test_the_term_in_the_config_moves_at_step_up() -> None:
@@ -546,144 +422,3 @@ def test_a_primary_that_force_makes_unelectable_steps_down() -> None:
     assert leader.node.state is MemberState.SECONDARY
     cluster.until(cluster.is_quiet)
     assert cluster.elect() is not leader
-
-
-# --- incarnations ----------------------------------------------------------------------------------------------------
-
-
-def test_a_wiped_member_loses_its_vote_and_gets_it_back() -> None:
-    """DESIGN: the primary that sees another one reconfigs by itself: newlyAdded, then named and given its vote back."""
-    cluster = running(3)
-    leader = cluster.elect()
-    leader.write("before")
-    cluster.until(cluster.is_quiet)
-    wiped = next(box for box in cluster.boxes.values() if box is not leader)
-    before = the_config(leader).version
-    wiped.wipe()
-    cluster.copy_ms = 2_000
-    wiped.boot()
-    cluster.until(lambda: the_config(leader).version == before + 1)
-    member = the_config(leader).member_at(wiped.host)
-    assert member is not None
-    assert (member.newly_added, member.is_voter, member.incarnation) == (True, False, None)
-    cluster.until(cluster.is_quiet)
-    member = the_config(leader).member_at(wiped.host)
-    assert member is not None
-    assert (member.newly_added, member.incarnation) == (False, wiped.disk.incarnation)
-    assert the_config(leader).version == before + 2
-    assert leader.node.term == 2  # no election is needed or waited for
-
-
-def test_a_wiped_arbiter_too() -> None:
-    cluster = running(3, arbiters=1)
-    leader = cluster.elect()
-    cluster[2].wipe()
-    cluster[2].boot()
-    cluster.until(cluster.is_quiet)
-    assert the_config(leader).version == 3
-
-
-def test_a_wiped_secondary_of_psa_comes_back_even_after_an_election() -> None:
-    """The write majority is then waited for among those who stay, or it could not come back at all."""
-    cluster = running(3, arbiters=1)
-    leader = cluster.elect()
-    other = cluster[1] if leader is cluster[0] else cluster[0]
-    other.wipe()
-    cluster.run(1)
-    leader.crash()
-    leader.boot()
-    cluster.elect()
-    other.boot()
-    cluster.until(cluster.is_quiet)
-
-
-def test_a_lost_disk_holds_nothing_any_more() -> None:
-    """DESIGN: told in heartbeats and progress, where it voids older values."""
-    node = lone(config=named(*members_of(3)))
-    node.hear(1, position=place(at(1, 9)))
-    assert node.peer_at(host(1)).position == place(at(1, 9))  # type: ignore[union-attr]
-    asked(node, HeartbeatRequest("rs0", host(1), MemberId(1), 1, 1, 1, None, "another"))
-    peer = node.peer_at(host(1))
-    assert peer is not None
-    assert (peer.position, peer.incarnation) == (place(OPTIME_NULL), "another")
-
-
-def test_one_voter_at_a_time() -> None:
-    """DESIGN: C10, C11, one voter at a time."""
-    cluster = running(5)
-    leader = cluster.elect()
-    wiped = [box for box in cluster.boxes.values() if box is not leader][:2]
-    seen: list[int] = []
-    for box in wiped:
-        box.wipe()
-        box.boot()
-    for _ in range(4_000):
-        cluster.run(1)
-        voters = len(the_config(leader).voters)
-        if not seen or seen[-1] != voters:
-            seen.append(voters)
-        if len(seen) > 2 and cluster.all_counted():
-            break
-    assert all(abs(one - other) == 1 for one, other in pairwise(seen))
-    assert seen[0] == seen[-1] == 5
-    cluster.until(cluster.is_quiet)
-
-
-def test_the_marker_keeps_a_member_from_voting_and_acknowledging() -> None:
-    """DESIGN: while the marker is set: no vote, no acknowledgement, no read."""
-    node = lone(config=named(*members_of(3)), initial_sync_pending=True, position=place(at(1, 5)))
-    assert node.state is MemberState.STARTUP2
-    assert node.progress_request() is None
-    reply = asked(node, HeartbeatRequest("rs0", host(1), MemberId(1), 1, 1, 1, None, "i1"))
-    assert reply.position == place(OPTIME_NULL)  # type: ignore[union-attr]
-    assert not reply.electable  # type: ignore[union-attr]
-
-
-def test_a_member_that_is_not_named_acknowledges_nothing() -> None:
-    """DESIGN: by its own judgement and by everybody's."""
-    assert lone(config=named(*members_of(3)), incarnation="another").progress_request() is None
-    assert lone(config=named(*members_of(3))).progress_request() is not None
-
-
-def test_the_vote_comes_with_what_the_primary_had_when_newly_added_was_committed() -> None:
-    """DESIGN: once that is committed and its last_applied has reached the primary's of that moment; not later ones."""
-    rows = members_of(4)
-    node = lone(config=named(*rows[:3], replace(rows[3], newly_added=True)))
-    lead(node)
-    node.receive(LocalPosition(place(at(2, 5))), NOW)
-
-    def hear(number: int, entry: int, now: int, **told: Any) -> bool:
-        """Whether that made the primary give the vote."""
-        node.tick(Millis(now))
-        effects = node.hear(number, position=place(at(2, entry)), config_term=2, now=now, **told)
-        return bool(only(effects, Persist))
-
-    hear(1, 5, NOW + 2_000)
-    hear(2, 5, NOW + 2_000)
-    assert not hear(3, 4, NOW + 2_000)
-    node.receive(LocalPosition(place(at(2, 9))), Millis(NOW + 2_100))
-    assert not hear(3, 4, NOW + 4_000)
-    assert not hear(3, 9, NOW + 6_000, state=MemberState.STARTUP2)
-    assert hear(3, 5, NOW + 8_000)
-    member = node.config.member(MemberId(3)) if node.config else None
-    assert member is not None
-    assert (member.newly_added, member.incarnation) == (False, "i3")
-
-
-def test_a_change_that_would_leave_the_majority_to_an_emptied_disk_is_refused() -> None:
-    """The quorum check counts a voter only by the data that has its vote: else nobody could be elected afterwards."""
-    cluster = running()
-    number = leader_number(cluster)
-    emptied, other = (n for n in range(3) if n != number)
-    cluster[emptied].crash()
-    cluster[emptied].wipe()
-    cluster[emptied].boot()
-    rows = [
-        replace(member, votes=0, priority=0.0) if member.id == other else member
-        for member in cluster.user_config(number).members
-    ]
-    answer = cluster.reconfig(number, cluster.user_config(number, *rows))
-    assert isinstance(answer, Refused)
-    assert answer.code == 74
-    assert "other data" in answer.reason
-    cluster.until(cluster.all_counted)

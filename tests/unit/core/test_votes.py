@@ -11,7 +11,8 @@ from replset.core.member_state import MemberState
 from replset.core.messages import Request, VoteReply, VoteRequest
 from replset.core.node import Node
 from replset.ids import MemberId, Millis, OpTime
-from tests.unit.core.kit import NOW, asked, at, lone, members_of, named, only, place
+from tests.unit.core.kit import members_of
+from tests.unit.core.lone import NOW, asked, at, lone, named, only, place
 
 CONFIG = named(*members_of(3), version=4, term=1)
 WITH_ARBITER = named(*members_of(3, arbiters=1), version=4, term=1)

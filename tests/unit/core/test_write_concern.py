@@ -9,8 +9,8 @@ import pytest
 from replset.core.messages import LocalPosition, Position
 from replset.core.write_concern import WriteConcern, implicit_default, satisfied, unsatisfiable
 from replset.ids import OPTIME_NULL, OpTime
-from tests.unit.core.kit import Cluster, at, lone, members_of, named, place
-from tests.unit.core.test_quorum import shaped
+from tests.unit.core.kit import Cluster, members_of
+from tests.unit.core.lone import at, lone, named, place, shaped
 
 W, OLDER = at(2, 5), at(2, 4)
 

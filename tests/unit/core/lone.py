@@ -1,0 +1,205 @@
+"""One node alone, for rules: what it is told, what it asks, what it answers at once."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from replset.config import Member, ReplSetConfig, Settings
+from replset.core.effects import Effect, LastVote, Persist, Reply, Send
+from replset.core.member_state import MemberState
+from replset.core.messages import (
+    DrainFinished,
+    HeartbeatReply,
+    HeartbeatRequest,
+    LocalPosition,
+    Position,
+    ReplyBody,
+    Request,
+    RequestBody,
+    Response,
+    StepUpRequest,
+    VoteReply,
+    VoteRequest,
+    VoteSaved,
+)
+from replset.core.node import Node
+from replset.ids import OPTIME_NULL, MemberId, Millis, OpTime, pack_ts
+from tests.unit.core.kit import WALL, host, members_of
+
+T = TypeVar("T")
+NOW = Millis(100_000)
+
+
+def at(term: int, number: int = 1) -> OpTime:
+    """The optime of entry `number` of `term`."""
+    return OpTime(term, pack_ts(1_700_000_000, number))
+
+
+def place(applied: OpTime, durable: OpTime | None = None) -> Position:
+    return Position(applied, applied if durable is None else durable, 0, 0)
+
+
+def named(*members: Member, version: int = 1, term: int = 1, settings: Settings | None = None) -> ReplSetConfig:
+    """A configuration that names incarnation iN for every voter N."""
+    rows = tuple(
+        replace(member, incarnation=f"i{member.id}") if member.votes and not member.newly_added else member
+        for member in members
+    )
+    return ReplSetConfig("rs0", version, term, rows, settings or Settings())
+
+
+def shaped(shape: str) -> ReplSetConfig:
+    """One letter a member: P or S bear data and vote, A is an arbiter, N has no vote, + is newlyAdded."""
+    rows: list[Member] = []
+    for letter, row in zip(shape, members_of(len(shape)), strict=True):
+        changes: dict[str, dict[str, object]] = {
+            "A": {"arbiter_only": True, "priority": 0.0},
+            "N": {"votes": 0, "priority": 0.0},
+            "+": {"newly_added": True},
+        }
+        rows.append(replace(row, **changes.get(letter, {})))  # type: ignore[arg-type]
+    return named(*rows)
+
+
+CONFIG = named(*members_of(3))
+FROM_1 = HeartbeatRequest("rs0", host(1), MemberId(1), 1, 1, 1, None, "i1")
+
+
+class Lone(Node):
+    """A node whose open questions are known, so that a test can answer them. disk_is_fast: a vote is saved at once."""
+
+    disk_is_fast = True
+
+    def _take(self) -> list[Effect]:
+        effects = super()._take()
+        self.sent = [*getattr(self, "sent", []), *only(effects, Send)]
+        for persist in only(effects, Persist):
+            if self.disk_is_fast and isinstance(persist.record, LastVote):
+                effects += self.receive(VoteSaved(persist.record.term), self._m.now)
+        return effects
+
+    def open(self, number: int, kind: type) -> Send:
+        """The newest question of this kind to member `number`."""
+        return [send for send in self.sent if send.to == host(number) and isinstance(send.body, kind)][-1]
+
+    def answer(self, number: int, kind: type, body: ReplyBody | None, now: int = NOW, error: str = "") -> list[Effect]:
+        send = self.open(number, kind)
+        return self.receive(Response(send.request_id, send.to, body, error, Millis(2)), Millis(now))
+
+    def hear(self, number: int, now: int = NOW, **told: object) -> list[Effect]:
+        """Member `number` answers the newest heartbeat: up, SECONDARY, my term and configuration unless told."""
+        config = self.config
+        reply = HeartbeatReply(
+            set_name="rs0",
+            term=self.term,
+            state=MemberState.SECONDARY,
+            member_id=MemberId(number),
+            config_version=-2 if config is None else config.version,
+            config_term=-1 if config is None else config.term,
+            config=None,
+            primary_id=None,
+            position=place(at(1)),
+            commit_point=OPTIME_NULL,
+            electable=True,
+            election_wall_ms=None,
+            sync_source=None,
+            incarnation=f"i{number}",
+            rollback_id=1,
+            http_address=f"http://{host(number)}",
+            has_data=True,
+        )
+        return self.answer(number, HeartbeatRequest, replace(reply, **told), now)  # type: ignore[arg-type]
+
+
+def lone(
+    number: int = 0,
+    *,
+    config: ReplSetConfig | None,
+    position: Position | None = None,
+    last_vote: LastVote | None = None,
+    incarnation: str | None = None,
+    initial_sync_pending: bool = False,
+    default_write_concern_set: bool = False,
+    allow_multiple_arbiters: bool = True,
+    unacknowledged_rollbacks: int = 0,
+    rolling_back: bool = False,
+    start: bool = True,
+) -> Lone:
+    """Member `number`, started at NOW, SECONDARY when it is in `config` and bears data."""
+    node = Lone(
+        host=host(number),
+        set_name="rs0",
+        http_address=f"http://{host(number)}",
+        incarnation=f"i{number}" if incarnation is None else incarnation,
+        rng=random.Random(number),
+        config=config,
+        last_vote=last_vote,
+        position=place(at(1)) if position is None else position,
+        initial_sync_pending=initial_sync_pending,
+        rollback_id=lambda: 1,
+        wall_ms=lambda: WALL,
+        default_write_concern_set=lambda: default_write_concern_set,
+        allow_multiple_arbiters=allow_multiple_arbiters,
+        unacknowledged_rollbacks=lambda: unacknowledged_rollbacks,
+        rolling_back=rolling_back,
+    )
+    if start:
+        node.start(NOW)
+    return node
+
+
+def ready(**fields: Any) -> Lone:
+    """Member 0 of three that hears both others."""
+    node = lone(**{"config": CONFIG, **fields})
+    for number in (1, 2):
+        node.hear(number)
+    return node
+
+
+def vote_requests(effects: list[Any]) -> list[VoteRequest]:
+    return [send.body for send in only(effects, Send) if isinstance(send.body, VoteRequest)]
+
+
+def grant(node: Lone, number: int, **changes: Any) -> list[Any]:
+    reply = VoteReply(node.term, True, "", MemberId(number), f"i{number}")
+    return node.answer(number, VoteRequest, replace(reply, **changes))
+
+
+def asked(node: Node, body: RequestBody, now: int = NOW) -> ReplyBody:
+    """The node's answer, which must come at once."""
+    return next(
+        e.body for e in node.receive(Request(77, body), Millis(now)) if isinstance(e, Reply) and e.request_id == 77
+    )
+
+
+def lead(node: Lone) -> None:
+    """Make `node`, member 0, primary of the next term; its first entry is applied, not yet synced."""
+    others = [int(member.id) for member in (node.config.members[1:] if node.config else ())]
+    for number in others:
+        node.hear(number)
+    node.receive(Request(3, StepUpRequest(skip_dry_run=True)), NOW)
+    node.answer(1, VoteRequest, VoteReply(node.term, True, "", MemberId(1), "i1"))
+    assert node.state is MemberState.PRIMARY
+    for number in others:
+        node.hear(number)
+    node.receive(DrainFinished(node.term), NOW)
+    node.receive(LocalPosition(place(at(node.term), at(1))), NOW)
+    assert node.writable
+
+
+def leading_three() -> Lone:
+    """Member 0 of three leads term 2; its first entry and its configuration are committed."""
+    node = lone(config=named(*members_of(3)))
+    lead(node)
+    own = place(at(2))
+    node.receive(LocalPosition(own), NOW)
+    for number in (1, 2):
+        node.hear(number, config_term=2, position=own)
+    assert node.commit_point == at(2)
+    return node
+
+
+def only(effects: list[Effect], kind: type[T]) -> list[T]:
+    return [effect for effect in effects if isinstance(effect, kind)]

@@ -1,0 +1,194 @@
+"""Incarnations (DESIGN): an emptied disk loses its vote and gets it back; who is not named promises nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from replset.core.effects import Persist
+from replset.core.member_state import MemberState
+from replset.core.messages import (
+    DrainFinished,
+    HeartbeatRequest,
+    LocalPosition,
+    Refused,
+    Request,
+    StepUpRequest,
+    VoteReply,
+    VoteRequest,
+)
+from replset.ids import OPTIME_NULL, MemberId, Millis
+from tests.unit.core.kit import host, leader_number, members_of, running, the_config
+from tests.unit.core.lone import NOW, asked, at, lead, lone, named, only, place
+
+
+def test_a_wiped_member_loses_its_vote_and_gets_it_back() -> None:
+    """DESIGN: the primary that sees another one reconfigs by itself: newlyAdded, then named and given its vote back."""
+    cluster = running(3)
+    leader = cluster.elect()
+    leader.write("before")
+    cluster.until(cluster.is_quiet)
+    wiped = next(box for box in cluster.boxes.values() if box is not leader)
+    before = the_config(leader).version
+    wiped.wipe()
+    cluster.copy_ms = 2_000
+    wiped.boot()
+    cluster.until(lambda: the_config(leader).version == before + 1)
+    member = the_config(leader).member_at(wiped.host)
+    assert member is not None
+    assert (member.newly_added, member.is_voter, member.incarnation) == (True, False, None)
+    cluster.until(cluster.is_quiet)
+    member = the_config(leader).member_at(wiped.host)
+    assert member is not None
+    assert (member.newly_added, member.incarnation) == (False, wiped.disk.incarnation)
+    assert the_config(leader).version == before + 2
+    assert leader.node.term == 2  # no election is needed or waited for
+
+
+def test_a_wiped_arbiter_too() -> None:
+    cluster = running(3, arbiters=1)
+    leader = cluster.elect()
+    cluster[2].wipe()
+    cluster[2].boot()
+    cluster.until(cluster.is_quiet)
+    assert the_config(leader).version == 3
+
+
+def test_a_wiped_secondary_of_psa_comes_back_even_after_an_election() -> None:
+    """The write majority is then waited for among those who stay, or it could not come back at all."""
+    cluster = running(3, arbiters=1)
+    leader = cluster.elect()
+    other = cluster[1] if leader is cluster[0] else cluster[0]
+    other.wipe()
+    cluster.run(1)
+    leader.crash()
+    leader.boot()
+    cluster.elect()
+    other.boot()
+    cluster.until(cluster.is_quiet)
+
+
+def test_a_lost_disk_holds_nothing_any_more() -> None:
+    """DESIGN: told in heartbeats and progress, where it voids older values."""
+    node = lone(config=named(*members_of(3)))
+    node.hear(1, position=place(at(1, 9)))
+    assert node.peer_at(host(1)).position == place(at(1, 9))  # type: ignore[union-attr]
+    asked(node, HeartbeatRequest("rs0", host(1), MemberId(1), 1, 1, 1, None, "another"))
+    peer = node.peer_at(host(1))
+    assert peer is not None
+    assert (peer.position, peer.incarnation) == (place(OPTIME_NULL), "another")
+
+
+def test_one_voter_at_a_time() -> None:
+    """DESIGN: C10, C11, one voter at a time."""
+    cluster = running(5)
+    leader = cluster.elect()
+    wiped = [box for box in cluster.boxes.values() if box is not leader][:2]
+    seen: list[int] = []
+    for box in wiped:
+        box.wipe()
+        box.boot()
+    for _ in range(4_000):
+        cluster.run(1)
+        voters = len(the_config(leader).voters)
+        if not seen or seen[-1] != voters:
+            seen.append(voters)
+        if len(seen) > 2 and cluster.all_counted():
+            break
+    assert all(abs(one - other) == 1 for one, other in pairwise(seen))
+    assert seen[0] == seen[-1] == 5
+    cluster.until(cluster.is_quiet)
+
+
+def test_the_marker_keeps_a_member_from_voting_and_acknowledging() -> None:
+    """DESIGN: while the marker is set: no vote, no acknowledgement, no read."""
+    node = lone(config=named(*members_of(3)), initial_sync_pending=True, position=place(at(1, 5)))
+    assert node.state is MemberState.STARTUP2
+    assert node.progress_request() is None
+    reply = asked(node, HeartbeatRequest("rs0", host(1), MemberId(1), 1, 1, 1, None, "i1"))
+    assert reply.position == place(OPTIME_NULL)  # type: ignore[union-attr]
+    assert not reply.electable  # type: ignore[union-attr]
+
+
+def test_a_member_that_is_not_named_acknowledges_nothing() -> None:
+    """DESIGN: by its own judgement and by everybody's."""
+    assert lone(config=named(*members_of(3)), incarnation="another").progress_request() is None
+    assert lone(config=named(*members_of(3))).progress_request() is not None
+
+
+def test_the_vote_comes_with_what_the_primary_had_when_newly_added_was_committed() -> None:
+    """DESIGN: once that is committed and its last_applied has reached the primary's of that moment; not later ones."""
+    rows = members_of(4)
+    node = lone(config=named(*rows[:3], replace(rows[3], newly_added=True)))
+    lead(node)
+    node.receive(LocalPosition(place(at(2, 5))), NOW)
+
+    def hear(number: int, entry: int, now: int, **told: Any) -> bool:
+        """Whether that made the primary give the vote."""
+        node.tick(Millis(now))
+        effects = node.hear(number, position=place(at(2, entry)), config_term=2, now=now, **told)
+        return bool(only(effects, Persist))
+
+    hear(1, 5, NOW + 2_000)
+    hear(2, 5, NOW + 2_000)
+    assert not hear(3, 4, NOW + 2_000)
+    node.receive(LocalPosition(place(at(2, 9))), Millis(NOW + 2_100))
+    assert not hear(3, 4, NOW + 4_000)
+    assert not hear(3, 9, NOW + 6_000, state=MemberState.STARTUP2)
+    assert hear(3, 5, NOW + 8_000)
+    member = node.config.member(MemberId(3)) if node.config else None
+    assert member is not None
+    assert (member.newly_added, member.incarnation) == (False, "i3")
+
+
+def test_a_vote_beside_an_arbiter_waits_for_what_was_committed_without_it() -> None:
+    """Of primary, newlyAdded and arbiter the primary commits alone; with its vote the member and the arbiter elect."""
+    rows = members_of(3, arbiters=1)
+    node = lone(config=named(rows[0], replace(rows[1], newly_added=True), rows[2]))
+    node.hear(1)
+    node.hear(2, state=MemberState.ARBITER)
+    node.receive(Request(3, StepUpRequest(skip_dry_run=True)), NOW)
+    node.answer(2, VoteRequest, VoteReply(node.term, True, "", MemberId(2), "i2"))
+    node.hear(1)
+    node.hear(2, state=MemberState.ARBITER)
+    node.receive(DrainFinished(2), NOW)
+    node.receive(LocalPosition(place(at(2, 3))), NOW)
+
+    def hear(entry: int, now: int) -> bool:
+        """Whether the vote was given when the member was heard to have this entry."""
+        node.tick(Millis(now))
+        node.hear(2, state=MemberState.ARBITER, config_term=2, position=place(OPTIME_NULL), now=now)
+        effects = node.hear(1, position=place(at(2, entry)), config_term=2, now=now)
+        return bool(only(effects, Persist))
+
+    assert not hear(2, NOW + 2_000)  # it lacks what was there when newlyAdded was committed
+    node.receive(LocalPosition(place(at(2, 4))), Millis(NOW + 3_000))
+    assert node.commit_point == at(2, 4)
+    assert not hear(3, NOW + 4_000)  # it has that, and lacks what was committed since
+    node.receive(LocalPosition(place(at(2, 5))), Millis(NOW + 5_000))
+    assert node.commit_point == at(2, 4)  # or it might never have all of it
+    assert hear(4, NOW + 6_000)
+    node.hear(1, position=place(at(2, 4)), config_version=2, config_term=2, now=NOW + 6_001)
+    assert node.commit_point == at(2, 4)
+    node.hear(1, position=place(at(2, 5)), config_version=2, config_term=2, now=NOW + 8_000)
+    assert node.commit_point == at(2, 5)
+
+
+def test_a_change_that_would_leave_the_majority_to_an_emptied_disk_is_refused() -> None:
+    """The quorum check counts a voter only by the data that has its vote: else nobody could be elected afterwards."""
+    cluster = running()
+    number = leader_number(cluster)
+    emptied, other = (n for n in range(3) if n != number)
+    cluster[emptied].crash()
+    cluster[emptied].wipe()
+    cluster[emptied].boot()
+    rows = [
+        replace(member, votes=0, priority=0.0) if member.id == other else member
+        for member in cluster.user_config(number).members
+    ]
+    answer = cluster.reconfig(number, cluster.user_config(number, *rows))
+    assert isinstance(answer, Refused)
+    assert answer.code == 74
+    assert "other data" in answer.reason
+    cluster.until(cluster.all_counted)

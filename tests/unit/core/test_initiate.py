@@ -1,0 +1,92 @@
+"""Initiate (map C9): what cannot, and what it leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from replset.config import ReplSetConfig
+from replset.core.effects import AppendNoop
+from replset.core.member_state import MemberState
+from replset.core.messages import (
+    Done,
+    InitiateRequest,
+    Refused,
+)
+from replset.ids import OPTIME_NULL
+from tests.unit.core.kit import Cluster, config_of, members_of
+from tests.unit.core.lone import NOW, asked, lone, named, only, place
+
+
+@pytest.mark.parametrize(
+    ("config", "code"),
+    [
+        pytest.param(replace(config_of(*members_of(3)), set_name="other"), 93, id="other-set"),
+        pytest.param(config_of(*members_of(3), version=2), 103, id="version"),
+        pytest.param(config_of(*members_of(3)[1:]), 74, id="runner-missing"),
+        pytest.param(config_of(replace(members_of(1)[0], priority=0.0), members_of(2)[1]), 104, id="not-electable"),
+        pytest.param(config_of(members_of(1)[0], replace(members_of(2)[1], newly_added=True)), 93, id="newly-added"),
+        pytest.param(config_of(*members_of(3, arbiters=2)), 2, id="C6-two-arbiters"),
+    ],
+)
+def test_what_cannot_initiate(config: ReplSetConfig, code: int) -> None:
+    """Map C9."""
+    node = lone(config=None, initial_sync_pending=True, position=place(OPTIME_NULL), allow_multiple_arbiters=False)
+    answer = asked(node, InitiateRequest(config))
+    assert isinstance(answer, Refused)
+    assert answer.code == code
+
+
+def test_initiate_end_to_end() -> None:
+    """DESIGN: initiate names those that its check found. Map C9: version 1, term 1, a set id, "initiating set"."""
+    cluster = Cluster(4)
+    answer = cluster.initiate(*members_of(4, arbiters=1))
+    assert isinstance(answer, Done)
+    config = cluster[0].node.config
+    assert config is not None
+    assert config.version_and_term == (1, 1)
+    assert config.settings.replica_set_id is not None
+    assert [member.incarnation for member in config.members] == ["i1", "i2", "i3", "i4"]
+    assert cluster[0].disk.log[0][1] == "initiating set"
+    assert cluster[0].disk.log[0][0].term == 1
+    assert not cluster[0].disk.marker
+    cluster.until(cluster.is_quiet)
+    leader = cluster.elect()
+    assert leader is cluster[0]
+    assert leader.node.term == 2
+    assert [entry[1] for entry in leader.disk.log] == ["initiating set", "new primary"]
+    assert [box.disk.incarnation for box in cluster.boxes.values()] == ["i1", "i2", "i3", "i4"]
+    assert cluster[3].node.state is MemberState.ARBITER
+    assert not cluster[3].disk.log
+
+
+def test_initiate_twice() -> None:
+    cluster = Cluster(1)
+    assert isinstance(cluster.initiate(*members_of(1)), Done)
+    again = cluster.initiate(*members_of(1))
+    assert isinstance(again, Refused)
+    assert again.code == 23
+
+
+def test_initiate_needs_every_member_and_every_one_empty() -> None:
+    cluster = Cluster(3)
+    cluster[2].crash()
+    answer = cluster.initiate(*members_of(3))
+    assert isinstance(answer, Refused)
+    assert answer.code == 74
+    assert "m2" in answer.reason
+    assert cluster[0].node.state is MemberState.STARTUP
+
+    other = Cluster(2)
+    other.ask_and_wait(1, InitiateRequest(config_of(members_of(2)[1])))
+    answer = other.initiate(*members_of(2))
+    assert isinstance(answer, Refused)
+    assert answer.code == 110
+
+
+def test_a_crash_between_the_first_configuration_and_the_first_entry() -> None:
+    """The initiator alone has neither marker nor data: at its start it writes the entry that was lost."""
+    node = lone(0, config=named(*members_of(3)), position=place(OPTIME_NULL), start=False)
+    assert only(node.start(NOW), AppendNoop) == [AppendNoop(1, "initiating set")]
+    assert not only(lone(0, config=named(*members_of(3)), start=False).start(NOW), AppendNoop)

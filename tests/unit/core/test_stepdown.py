@@ -1,0 +1,205 @@
+"""Stepping down, freeze and step up, as administrators ask for them (map E11, E13, E14)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from replset.core.effects import (
+    AcceptWrites,
+    BecomeState,
+    Send,
+)
+from replset.core.member_state import MemberState
+from replset.core.messages import (
+    Done,
+    DrainFinished,
+    FreezeRequest,
+    LocalPosition,
+    Refused,
+    Request,
+    StepDownRequest,
+    StepUpRequest,
+)
+from replset.ids import Millis
+from tests.unit.core.kit import Cluster, host, members_of
+from tests.unit.core.lone import (
+    CONFIG,
+    FROM_1,
+    NOW,
+    Lone,
+    asked,
+    at,
+    grant,
+    lead,
+    leading_three,
+    lone,
+    named,
+    only,
+    place,
+    ready,
+    vote_requests,
+)
+
+
+def following(node: Lone, one: int = 1, two: int = 1) -> None:
+    """The others are at entries `one` and `two` of term 2."""
+    node.hear(1, position=place(at(2, one)), config_term=2)
+    node.hear(2, position=place(at(2, two)), config_term=2)
+
+
+def next_round(node: Lone, now: int = NOW + 2_000) -> None:
+    node.tick(Millis(now))
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (StepDownRequest(-1, 0, False), 2),
+        (StepDownRequest(10_000, -1, False), 2),
+        (StepDownRequest(1_000, 2_000, False), 2),
+    ],
+)
+def test_bad_stepdowns(request_: StepDownRequest, code: int) -> None:
+    """Map E11."""
+    answer = asked(leading_three(), request_)
+    assert isinstance(answer, Refused)
+    assert answer.code == code
+
+
+def test_only_a_primary_steps_down() -> None:
+    answer = asked(ready(), StepDownRequest(60_000, 10_000, False))
+    assert isinstance(answer, Refused)
+    assert answer.code == 10107
+
+
+def test_a_stepdown_hands_over_to_the_best_member_that_has_everything() -> None:
+    """Map E11, E12: highest priority, lowest index on ties."""
+    rows = [replace(row, priority=float(1 + (row.id == 2))) for row in members_of(3)]
+    node = lone(config=named(*rows))
+    lead(node)
+    node.receive(LocalPosition(place(at(2))), NOW)
+    following(node)
+    effects = node.receive(Request(5, StepDownRequest(60_000, 10_000, False)), NOW)
+    asks = [send for send in only(effects, Send) if isinstance(send.body, StepUpRequest)]
+    assert [(send.to, send.body) for send in asks] == [(host(2), StepUpRequest(skip_dry_run=True))]
+    assert node.state is MemberState.SECONDARY
+    assert Done() in [getattr(effect, "body", None) for effect in effects]
+    assert not vote_requests(node.tick(Millis(NOW + 59_999)))
+
+
+def test_a_stepdown_waits_for_others_and_takes_no_writes_meanwhile() -> None:
+    """Map E11."""
+    node = lone(config=CONFIG)
+    lead(node)
+    node.receive(LocalPosition(place(at(2, 3))), NOW)
+    following(node, 2, 1)
+    effects = node.receive(Request(5, StepDownRequest(60_000, 5_000, False)), NOW)
+    assert AcceptWrites(False, 2) in effects
+    assert not node.writable
+    assert node.state is MemberState.PRIMARY
+    next_round(node)
+    following(node, 3, 1)
+    node.tick(Millis(NOW + 2_001))
+    assert node.state is MemberState.SECONDARY
+
+
+def test_a_stepdown_gives_up_at_its_deadline_and_takes_writes_again() -> None:
+    """Map E11: 262."""
+    node = lone(config=CONFIG)
+    lead(node)
+    node.receive(LocalPosition(place(at(2, 3))), NOW)
+    following(node)
+    node.receive(Request(5, StepDownRequest(60_000, 5_000, False)), NOW)
+    next_round(node)
+    following(node)
+    effects = node.tick(Millis(NOW + 5_000))
+    answers = [getattr(effect, "body", None) for effect in effects]
+    assert [answer.code for answer in answers if isinstance(answer, Refused)] == [262]
+    assert AcceptWrites(True, 2) in effects
+    assert node.writable
+
+
+def test_force_steps_down_at_the_deadline_and_hands_over_to_nobody() -> None:
+    node = lone(config=CONFIG)
+    lead(node)
+    node.receive(LocalPosition(place(at(2, 3))), NOW)
+    effects = node.receive(Request(5, StepDownRequest(60_000, 0, True)), NOW)
+    assert node.state is MemberState.SECONDARY
+    assert not [send for send in only(effects, Send) if isinstance(send.body, StepUpRequest)]
+
+
+def test_a_stepdown_needs_somebody_electable() -> None:
+    """Map E11: a majority that has everything is not enough."""
+    rows = members_of(3)
+    node = lone(config=named(rows[0], *(replace(row, priority=0.0) for row in rows[1:])))
+    lead(node)
+    node.receive(LocalPosition(place(at(2))), NOW)
+    following(node)
+    answer = asked(node, StepDownRequest(60_000, 0, False))
+    assert isinstance(answer, Refused)
+    assert answer.code == 262
+
+
+def test_leaving_primary_ends_writes_before_anything_else() -> None:
+    """DESIGN: on leaving PRIMARY every waiter fails at once."""
+    node = leading_three()
+    effects = node.receive(Request(9, replace(FROM_1, term=9)), NOW)
+    kinds = [effect for effect in effects if isinstance(effect, AcceptWrites | BecomeState)]
+    assert kinds[0] == AcceptWrites(False, 2)
+    assert kinds[1] == BecomeState(MemberState.SECONDARY, 2, None)
+    assert kinds[-1] == BecomeState(MemberState.SECONDARY, 9, None)
+
+
+# --- freeze and step up ----------------------------------------------------------------------------------------------
+
+
+def test_freeze() -> None:
+    """Map E13."""
+    node = ready()
+    assert asked(node, FreezeRequest(20_000)) == Done("")
+    assert not vote_requests(node.tick(Millis(NOW + 12_000)))
+    for number in (1, 2):
+        node.hear(number, now=NOW + 12_000)
+    assert asked(node, FreezeRequest(0), NOW + 12_000) == Done("unfrozen")
+    node.tick(Millis(NOW + 13_000))
+    for number in (1, 2):
+        node.hear(number, now=NOW + 13_000)
+    assert vote_requests(node.tick(Millis(NOW + 24_000)))
+    refused = asked(leading_three(), FreezeRequest(1_000))
+    assert isinstance(refused, Refused)
+    assert refused.code == 95
+
+
+def test_a_single_member_leads_again_when_its_freeze_ends() -> None:
+    """Map E15."""
+    node = lone(config=named(*members_of(1)))
+    node.receive(DrainFinished(2), NOW)
+    node.receive(Request(5, StepDownRequest(3_000, 0, True)), NOW)
+    assert node.state is MemberState.SECONDARY
+    assert node.next_tick_at() == NOW + 3_000
+    node.tick(Millis(NOW + 2_999))
+    assert node.state is MemberState.SECONDARY
+    node.tick(Millis(NOW + 3_000))
+    assert node.state is MemberState.PRIMARY
+
+
+def test_step_up_is_answered_when_the_election_has_ended() -> None:
+    """Map E14."""
+    cluster = Cluster(3)
+    cluster.initiate(*members_of(3))
+    cluster.until(cluster.is_quiet)
+    leader = cluster.elect()
+    other = next(number for number in range(3) if cluster[number] is not leader)
+    assert cluster.ask_and_wait(other, StepUpRequest(skip_dry_run=False)) == Done()
+    cluster.until(lambda: cluster.primary is cluster[other])
+    assert leader.node.state is MemberState.SECONDARY
+    lost = cluster.ask(other, StepUpRequest(skip_dry_run=False))
+    assert cluster.answer_of(other, lost) == Done()
+    node = ready()
+    node.receive(Request(5, StepUpRequest(skip_dry_run=False)), NOW)
+    grant(node, 1, granted=False, reason="no")
+    effects = grant(node, 2, granted=False, reason="no")
+    answers = [getattr(effect, "body", None) for effect in effects]
+    assert [answer.code for answer in answers if isinstance(answer, Refused)] == [125]
