@@ -45,6 +45,7 @@ CANNOT_INITIALIZE = 110
 STEPPED_DOWN = 189
 NOT_COMMITTED_YET = 308
 NOT_WRITABLE = 10107
+LOOK_AGAIN_MS = 100
 MANY_ARBITERS = "more than one arbiter needs --allow-multiple-arbiters on every member"
 
 
@@ -507,6 +508,7 @@ class Reconfigs:
         voting = replace(member, newly_added=False, incarnation=peer.incarnation)
         if not self._elections_meet_commit_point(m.config.with_member(voting)):
             m.commit_point_waits = True  # or who writes all the time would stay ahead of it for ever
+            peer.heartbeat_due = Millis(min(peer.heartbeat_due, m.now + LOOK_AGAIN_MS))
             return None
         self._targets.pop(member.id, None)
         m.journal("reconfig", f"{member.host} has caught up: it votes")

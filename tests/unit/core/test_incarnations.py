@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from replset.core.effects import Persist
+from replset.core.effects import Persist, Send
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     DrainFinished,
@@ -166,6 +166,7 @@ def test_a_vote_beside_an_arbiter_waits_for_what_was_committed_without_it() -> N
     node.receive(LocalPosition(place(at(2, 4))), Millis(NOW + 3_000))
     assert node.commit_point == at(2, 4)
     assert not hear(3, NOW + 4_000)  # it has that, and lacks what was committed since
+    assert host(1) in [send.to for send in only(node.tick(Millis(NOW + 4_100)), Send)]  # soon asked again
     node.receive(LocalPosition(place(at(2, 5))), Millis(NOW + 5_000))
     assert node.commit_point == at(2, 4)  # or it might never have all of it
     assert hear(4, NOW + 6_000)
