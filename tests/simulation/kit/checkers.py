@@ -93,7 +93,7 @@ class Checkers:
         self.commit_points: dict[str, OpTime] = {}  # by life
         self.votes: dict[str, tuple[Any, Any]] = {}  # by member: term, candidate
         self.committed: list[OpTime] = []
-        self.committed_optimes: set[OpTime] = set()
+        self.committed_in: dict[OpTime, int] = {}  # the term of the commit point that covered it first
         self.lost_in_crashes: set[str] = set()  # marks of entries that a power loss took, unsynced
         self.erased_by_hand: set[str] = set()  # marks of entries that only a wiped disk held
         self.undone: dict[OpTime, Entry] = {}
@@ -195,8 +195,12 @@ class Checkers:
         return removed
 
     def note_undone(self, name: str, removed: list[Entry]) -> None:
+        """removed: newest first. Who has nothing of the term in which an entry was committed was not counted for it; its
+        copy may go, on its way to another history while no primary is known.
+        """
+        newest = removed[0].optime.term if removed else 0
         for entry in removed:
-            if entry.optime in self.committed_optimes:
+            if self.committed_in.get(entry.optime, newest + 1) <= newest:
                 self.fail("3", f"{name} rolled back {entry.optime}, which was below a commit point")
             self.undone[entry.optime] = entry
 
@@ -244,7 +248,7 @@ class Checkers:
         """A copy whose source had trimmed its oplog: what is missing at the head was committed, and is known."""
         if not self.committed or oldest == self.committed[0]:
             return
-        if oldest not in self.committed_optimes:
+        if oldest not in self.committed_in:
             self.fail("3", f"the oplog of {name} begins at {oldest}, which was never committed")
         place = self.committed.index(oldest)
         mirror.entries = [self.known[optime] for optime in self.committed[:place]]
@@ -258,7 +262,7 @@ class Checkers:
             place, optime = mirror.committed, mirror.entries[mirror.committed].optime
             if place == len(self.committed):
                 self.committed.append(optime)
-                self.committed_optimes.add(optime)
+                self.committed_in[optime] = point.term
             elif self.committed[place] != optime:
                 self.fail("3", f"{name} has committed {optime} where {self.committed[place]} was committed before")
             mirror.committed += 1

@@ -122,7 +122,7 @@ class Album:
         saved = dict(saved_entries(disk))
         for optime, entry in owed.items():
             if held.get(optime) != entry.hash and saved.get(optime) != entry.body:
-                trimmed = optime in self.checkers.committed_optimes and optime.ts <= store.trimmed_through
+                trimmed = optime in self.checkers.committed_in and optime.ts <= store.trimmed_through
                 assert trimmed, f"the entry {optime} is neither in the oplog nor in a rollback's files"
         found, expected = documents_of(disk), replay(entries)
         assert found == expected, first_difference(expected, found)
