@@ -195,8 +195,8 @@ class Checkers:
         return removed
 
     def note_undone(self, name: str, removed: list[Entry]) -> None:
-        """removed: newest first. Who has nothing of the term in which an entry was committed was not counted for it: its
-        copy may go.
+        """removed: newest first. Who has nothing of the term in which an entry was committed was not counted for it.
+        Its copy may go.
         """
         newest = removed[0].optime.term if removed else 0
         for entry in removed:
