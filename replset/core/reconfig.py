@@ -247,10 +247,13 @@ class Reconfigs:
     # --- a change on its way -------------------------------------------------------------------------------------
 
     def tick(self) -> None:
+        m = self.m
         self.advance()
-        self.m.commit_point_waits = False
+        waited, m.commit_point_waits = m.commit_point_waits, False
         if self._change is None:
             self._change_by_itself()
+        if m.commit_point_waits and not waited:
+            m.journal("reconfig", "majority writes wait for a member that is about to get its vote")
 
     def next_due(self) -> Millis:
         return NEVER if self._change is None else self._change.deadline

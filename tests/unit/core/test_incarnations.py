@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from replset.core.effects import Persist, Send
+from replset.core.effects import Journal, Persist, Send
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     DrainFinished,
@@ -155,11 +155,14 @@ def test_a_vote_beside_an_arbiter_waits_for_what_was_committed_without_it() -> N
     node.receive(DrainFinished(2), NOW)
     node.receive(LocalPosition(place(at(2, 3))), NOW)
 
+    journal: list[str] = []
+
     def hear(entry: int, now: int) -> bool:
         """Whether the vote was given when the member was heard to have this entry."""
         node.tick(Millis(now))
         node.hear(2, state=MemberState.ARBITER, config_term=2, position=place(OPTIME_NULL), now=now)
         effects = node.hear(1, position=place(at(2, entry)), config_term=2, now=now)
+        journal.extend(line.record.detail for line in only(effects, Journal))
         return bool(only(effects, Persist))
 
     assert not hear(2, NOW + 2_000)  # it lacks what was there when newlyAdded was committed
@@ -170,6 +173,10 @@ def test_a_vote_beside_an_arbiter_waits_for_what_was_committed_without_it() -> N
     node.receive(LocalPosition(place(at(2, 5))), Millis(NOW + 5_000))
     assert node.commit_point == at(2, 4)  # or it might never have all of it
     assert hear(4, NOW + 6_000)
+    assert journal == [
+        "majority writes wait for a member that is about to get its vote",
+        "m1:27017 has caught up: it votes",
+    ]
     node.hear(1, position=place(at(2, 4)), config_version=2, config_term=2, now=NOW + 6_001)
     assert node.commit_point == at(2, 4)
     node.hear(1, position=place(at(2, 5)), config_version=2, config_term=2, now=NOW + 8_000)
