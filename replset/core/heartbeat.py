@@ -192,6 +192,7 @@ class Heartbeats:
                 peer.state = MemberState.SECONDARY  # it stepped down; an arbiter shall not wait for its next answer
                 if m.primary_id == peer.id:
                     m.set_primary(None)
+            self._leading.advance_commit_point()  # it may be the one by which a majority has the configuration
             self._reconfigs.advance()
         if not request.check_empty and self._knows_newer_config(request):
             self._fetch_config(request.sender, peer)

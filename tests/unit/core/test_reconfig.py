@@ -351,7 +351,7 @@ def test_a_primary_beside_arbiters_commits_alone_once_a_majority_knows_that_it_m
     assert node.config.write_majority == 1
     node.receive(LocalPosition(place(at(2, 2))), NOW)
     assert node.commit_point == at(2)
-    node.hear(2, config_version=2, config_term=2, position=place(OPTIME_NULL), state=MemberState.ARBITER)
+    node.receive(Request(9, HeartbeatRequest("rs0", host(2), MemberId(2), 2, 2, 2, None, "i2")), NOW)
     assert node.commit_point == at(2, 2)
 
 
