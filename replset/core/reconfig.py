@@ -470,7 +470,7 @@ class Reconfigs:
 
     def _change_by_itself(self) -> None:
         m = self.m
-        if not m.writable or m.config is None or not self.m.is_config_committed:
+        if not m.writable or m.config is None or not m.is_config_committed:
             return
         for member in m.config.members:
             peer = m.peers.get(member.host)

@@ -27,6 +27,7 @@ SLOW_READERS = 20
 SMALLEST, LARGEST = 1_000, 15_000_000
 OPLOG_MB = 64
 FLAT = 0.05
+"""So much may memory grow from the second quarter of the soak to the last."""
 DOCUMENTS = 50_000
 """So many documents the soak keeps changing: its data stays as large as it is."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")

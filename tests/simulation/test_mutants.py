@@ -15,13 +15,13 @@ ROWS = [f"| {(inspect.getdoc(m.break_rule) or '').rstrip('.')} | {m.killed_by} |
 
 @pytest.mark.parametrize("mutant", [pytest.param(m, id=f"{m.name} by {m.killed_by}") for m in MUTANTS])
 def test_a_mutant_is_caught(mutant: Mutant) -> None:
-    assert mutant.caught() is not None, f"nobody noticed {mutant.name}"
+    assert mutant.caught_by() is not None, f"nobody noticed {mutant.name}"
 
 
 @pytest.mark.parametrize("mutant", [pytest.param(m, id=m.name) for m in MUTANTS if m.story is not None])
 def test_a_story_notices_it_too(mutant: Mutant) -> None:
     assert mutant.story is not None
-    assert mutant.is_caught_by(mutant.story)
+    assert mutant.is_caught_in(*mutant.story)
 
 
 def test_the_documentation_lists_each_mutant_and_what_caught_it() -> None:
