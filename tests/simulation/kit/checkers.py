@@ -93,6 +93,7 @@ class Checkers:
         self.commit_points: dict[str, OpTime] = {}  # by life
         self.votes: dict[str, tuple[Any, Any]] = {}  # by member: term, candidate
         self.committed: list[OpTime] = []
+        self.uncounted_undone = 0
         self.committed_in: dict[OpTime, int] = {}  # the term of the commit point that covered it first
         self.lost_in_crashes: set[str] = set()  # marks of entries that a power loss took, unsynced
         self.erased_by_hand: set[str] = set()  # marks of entries that only a wiped disk held
@@ -203,6 +204,7 @@ class Checkers:
             if self.committed_in.get(entry.optime, newest + 1) <= newest:
                 self.fail("3", f"{name} rolled back {entry.optime}, which was below a commit point")
             self.undone[entry.optime] = entry
+            self.uncounted_undone += entry.optime in self.committed_in
 
     def _judge_death(self, name: str, machine: Machine, removed: list[Entry]) -> None:
         """What a restart may have lost: with the power what was not synced, else nothing."""

@@ -266,6 +266,7 @@ class _Run:
         counts["writes acknowledged"] = len(history.acknowledged())
         counts["terms"] = len(checkers.primaries)
         counts["undo steps"] = checkers.rollbacks
+        counts["uncounted copies undone"] = checkers.uncounted_undone
         counts["copies"] = checkers.copies
         counts["resyncs of a stale member"] = self.cluster.resyncs
         counts["ms until well"] = max(0, self.well_ms - self.healed_ms)

@@ -682,6 +682,7 @@ class Cluster:
         newest = undone[-1][0].term if undone else 0
         lost = [entry for entry in undone if self.committed_in.get(entry[0], newest + 1) <= newest]
         assert not lost, f"invariant 3: {box.host} rolls back {lost[0]}, which was committed"
+        self.done["uncounted copies undone"] += sum(entry[0] in self.committed_in for entry in undone)
 
 
 # --- sets at rest, and changes of them --------------------------------------------------------------------------------
