@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Final
 
 import regex
@@ -167,7 +167,7 @@ _WALKS_ONCE = re.compile(r"[^\\*+?{}()|\[\]#]*")
 
 
 def _compiled(pattern: str, options: str) -> tuple[Search | None, Search]:
-    """The search of `re` where it is safe, and that of `regex`."""
+    """The search of `re` where it is safe, and that of `regex`, read when first used if there are both."""
     flags = re.NOFLAG
     for option in options:
         if option not in _FLAGS:
@@ -178,8 +178,15 @@ def _compiled(pattern: str, options: str) -> tuple[Search | None, Search]:
     if len(pattern.encode(errors="replace")) > LONGEST_PATTERN:
         raise PatternError(f"Regular expression is longer than {LONGEST_PATTERN} bytes")
     text, nodes = translated(pattern, verbose="x" in options)
-    compiled = _kept(text, flags) if nodes <= _LARGEST_KEPT else _compile(text, flags)
-    return _plain(pattern, flags) if _WALKS_ONCE.fullmatch(pattern) else None, compiled
+    compile_ = _kept if nodes <= _LARGEST_KEPT else _compile
+    if not _WALKS_ONCE.fullmatch(pattern):
+        return None, compile_(text, flags)
+
+    @cache
+    def compiled() -> Search:
+        return compile_(text, flags)
+
+    return _plain(pattern, flags), lambda *text, **timeout: compiled()(*text, **timeout)
 
 
 def _compile(pattern: str, flags: re.RegexFlag) -> Search:

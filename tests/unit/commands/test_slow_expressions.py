@@ -89,10 +89,11 @@ def test_others_get_their_turn_while_an_expression_is_slow(client: Client, name:
     client.ok({"insert": "c", "documents": [{"_id": "y", "a": "xxy", "list": ["xxy"]}]})
     began = time.thread_time()
     reply, longest = run(client, make(), db)
+    took = time.thread_time() - began
     assert reply["ok"] == 1.0, reply
     assert "writeErrors" not in reply
-    assert time.thread_time() - began > 0.1, "all of it is slow"
-    assert longest < 0.1
+    assert took > 5 * regex.TURN_S, "all of it is slow"
+    assert longest < took / 2
 
 
 @pytest.mark.parametrize("name", WORKS)
