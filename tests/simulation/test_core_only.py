@@ -10,7 +10,8 @@ import pytest
 from replset.core.effects import LastVote, Persist, Reply, Send
 from replset.ids import MemberId
 from tests.simulation.kit.core_runs import CoreRun, run_core
-from tests.unit.core.kit import Cluster, members_of
+from tests.unit.core.box import members_of
+from tests.unit.core.kit import Cluster
 
 QUICK = range(8)
 SLOW = range(8, 80)
@@ -49,4 +50,4 @@ def test_the_kit_sees_a_second_vote() -> None:
     last = box.disk.last_vote
     assert isinstance(last, LastVote)
     with pytest.raises(AssertionError, match="voted twice"):
-        cluster.vote_cast(box, replace(last, candidate=MemberId(99)))
+        cluster.judge.vote(box, replace(last, candidate=MemberId(99)))

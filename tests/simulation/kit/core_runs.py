@@ -18,7 +18,8 @@ from replset.errors import ReplError
 from replset.ids import HostPort
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.runs import Outcome
-from tests.unit.core.kit import Box, Cluster, host, members_of
+from tests.unit.core.box import Box, host, members_of
+from tests.unit.core.kit import Cluster
 
 CORE = "--core"
 SHAPES = ((3, 0), (3, 0), (3, 1), (3, 1), (5, 0), (5, 1), (4, 0), (2, 0), (5, 2), (1, 0))
@@ -81,14 +82,15 @@ class CoreRun:
         cluster.until(cluster.is_quiet, WELL_WITHIN_MS)
         cluster.done["ms until well"] = cluster.now - healed
         log = cluster.elect().disk.log
-        if log[: len(cluster.committed_log)] != cluster.committed_log:
+        if log[: len(cluster.judge.committed_log)] != cluster.judge.committed_log:
             raise SimulationError("invariant 3 broken at the end: committed entries are missing")
 
     def outcome(self, error: str | None) -> Outcome:
         cluster, counts = self.cluster, self.cluster.done
         counts["simulated seconds"] = cluster.now // 1000
-        counts["terms"] = len(cluster.primaries)
-        counts["entries committed"] = len(cluster.committed_log)
+        counts["terms"] = len(cluster.judge.primaries)
+        counts["entries committed"] = len(cluster.judge.committed_log)
+        counts["uncounted copies undone"] = cluster.judge.uncounted_undone
         facts = (
             f"{self.size - self.arbiters}+{self.arbiters} members, {cluster.now / 1000:.0f} s, {counts['terms']} terms,"
             f" {counts['entries committed']} entries committed, {counts['undo steps']} undo steps,"

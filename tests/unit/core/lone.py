@@ -26,7 +26,7 @@ from replset.core.messages import (
 )
 from replset.core.node import Node
 from replset.ids import OPTIME_NULL, MemberId, Millis, OpTime, pack_ts
-from tests.unit.core.kit import WALL, host, members_of
+from tests.unit.core.box import WALL, host, members_of
 
 T = TypeVar("T")
 NOW = Millis(100_000)

@@ -24,7 +24,8 @@ from replset.core.messages import (
     SourceProblem,
 )
 from replset.ids import OPTIME_NULL, MemberId, Millis, OpTime
-from tests.unit.core.kit import Cluster, host, members_of
+from tests.unit.core.box import host, members_of
+from tests.unit.core.kit import Cluster
 from tests.unit.core.lone import NOW, Lone, asked, at, lone, named, only, place
 
 CONFIG = named(*members_of(3))
@@ -397,8 +398,8 @@ def test_a_member_that_was_away_too_long_exports_and_copies() -> None:
         if box is not away:
             box.disk.log = box.disk.log[-3:]
             box.disk.durable = 3
-    cluster.committed_log = []
-    cluster.exempt = True  # the kit compares whole logs; these have lost their beginnings
+    cluster.judge.committed_log = []
+    cluster.judge.exempt = True  # the kit compares whole logs; these have lost their beginnings
     away.boot()
     cluster.until(cluster.is_quiet)
     assert MemberState.STARTUP2 in away.states

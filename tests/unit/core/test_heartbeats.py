@@ -27,7 +27,8 @@ from replset.core.messages import (
     VoteRequest,
 )
 from replset.ids import OPTIME_NULL, MemberId, Millis
-from tests.unit.core.kit import Cluster, host, members_of
+from tests.unit.core.box import host, members_of
+from tests.unit.core.kit import Cluster
 from tests.unit.core.lone import FROM_1, NOW, Lone, asked, at, lead, leading_three, lone, named, only, place
 
 CONFIG = named(*members_of(3))

@@ -19,7 +19,8 @@ from replset.core.messages import (
     VoteRequest,
 )
 from replset.ids import OPTIME_NULL, MemberId, Millis
-from tests.unit.core.kit import host, leader_number, members_of, running, the_config
+from tests.unit.core.box import host, members_of
+from tests.unit.core.kit import leader_number, running, the_config
 from tests.unit.core.lone import NOW, asked, at, lead, lone, named, only, place
 
 

@@ -15,7 +15,8 @@ from replset.core.messages import (
     Refused,
 )
 from replset.ids import OPTIME_NULL
-from tests.unit.core.kit import Cluster, config_of, members_of
+from tests.unit.core.box import config_of, members_of
+from tests.unit.core.kit import Cluster
 from tests.unit.core.lone import NOW, asked, lone, named, only, place
 
 

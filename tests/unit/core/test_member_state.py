@@ -10,7 +10,7 @@ import pytest
 
 from replset.core.member_state import LEGAL_TRANSITIONS, MemberState, diagram, is_legal
 from replset.errors import InvariantError
-from tests.unit.core.kit import members_of
+from tests.unit.core.box import members_of
 from tests.unit.core.lone import lone, named
 
 ROOT = Path(__file__).parents[3]

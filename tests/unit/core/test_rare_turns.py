@@ -26,7 +26,7 @@ from replset.core.messages import (
 from replset.core.reconfig import reconfig_refusal
 from replset.core.write_concern import WriteConcern
 from replset.ids import OPTIME_NULL, MemberId, Millis
-from tests.unit.core.kit import config_of, host, members_of
+from tests.unit.core.box import config_of, host, members_of
 from tests.unit.core.lone import NOW, Lone, asked, at, lone, named, only, place
 
 EMPTY = HeartbeatReply(

@@ -21,7 +21,8 @@ from replset.core.messages import (
 )
 from replset.core.reconfig import completed, reconfig_refusal
 from replset.ids import OPTIME_NULL, HostPort, MemberId
-from tests.unit.core.kit import change, config_of, host, leader_number, members_of, running, the_config
+from tests.unit.core.box import config_of, host, members_of
+from tests.unit.core.kit import change, leader_number, running, the_config
 from tests.unit.core.lone import NOW, Lone, asked, at, lead, leading_three, lone, named, only, place, shaped
 
 ARBITER: dict[str, Any] = {"arbiter_only": True, "priority": 0.0}
@@ -390,7 +391,7 @@ def test_force_on_a_secondary_of_a_set_that_lost_its_majority() -> None:
         if number != left:
             cluster[number].crash()
     cluster.until(lambda: cluster.primary is None)
-    cluster.exempt = True
+    cluster.judge.exempt = True
     answer = cluster.reconfig(left, cluster.user_config(left, members_of(3)[left]), force=True)
     assert isinstance(answer, Done)
     config = the_config(cluster[left])
@@ -406,7 +407,7 @@ def test_a_forced_config_is_taken_by_the_others() -> None:
     cluster = running(3)
     leader = cluster.elect()
     number = next(number for number in range(3) if cluster[number] is not leader)
-    cluster.exempt = True
+    cluster.judge.exempt = True
     cluster.reconfig(number, cluster.user_config(number), force=True)
     cluster.until(cluster.is_quiet)
     assert {the_config(box).term for box in cluster.boxes.values()} == {-1}

@@ -23,7 +23,8 @@ from replset.core.messages import (
     StepUpRequest,
 )
 from replset.ids import Millis
-from tests.unit.core.kit import Cluster, host, members_of
+from tests.unit.core.box import host, members_of
+from tests.unit.core.kit import Cluster
 from tests.unit.core.lone import (
     CONFIG,
     FROM_1,

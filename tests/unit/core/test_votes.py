@@ -11,7 +11,7 @@ from replset.core.member_state import MemberState
 from replset.core.messages import Request, VoteReply, VoteRequest
 from replset.core.node import Node
 from replset.ids import MemberId, Millis, OpTime
-from tests.unit.core.kit import members_of
+from tests.unit.core.box import members_of
 from tests.unit.core.lone import NOW, asked, at, lone, named, only, place
 
 CONFIG = named(*members_of(3), version=4, term=1)

@@ -9,7 +9,8 @@ import pytest
 from replset.core.messages import LocalPosition, Position
 from replset.core.write_concern import WriteConcern, implicit_default, satisfied, unsatisfiable
 from replset.ids import OPTIME_NULL, OpTime
-from tests.unit.core.kit import Cluster, members_of
+from tests.unit.core.box import members_of
+from tests.unit.core.kit import Cluster
 from tests.unit.core.lone import at, lone, named, place, shaped
 
 W, OLDER = at(2, 5), at(2, 4)
