@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+from replset.errors import OutOfDiskSpaceError
 from replset.replication.ports import Clock, Workers
 from replset.runtime.writer import Writer
 from replset.storage.store import Store
@@ -34,23 +36,43 @@ class Housekeeper:
         self.busy = asyncio.Lock()
         self._writer = writer
         self._on_room = on_room
+        self._waits = False
 
     async def run(self) -> None:
-        """For as long as the member runs; a storage error is raised, the member must stop then."""
+        """For as long as the member runs. What finds no room on the disk is left as it was and tried again later; any
+        other storage error is raised, the member must stop then.
+        """
         rounds = 0
         while True:
             await asyncio.sleep(INTERVAL_S)
             rounds += 1
+            looks_for_room = rounds % ROOM_EVERY == 0
             async with self.busy:
                 store = self._store()
-                if rounds % ROOM_EVERY == 0 and store.has_room():
+                if looks_for_room and store.has_room():
                     self._on_room()
-                if store.housekeeping(self._clock.wall_ms()):
-                    await self._more_slices(store)
-                if store.needs_checkpoint:
-                    await self._workers.run(store.checkpoint)
-                if store.needs_last_pass:
-                    await self._last_pass(store)
+                if looks_for_room or not self._waits:
+                    await self._round(store)
+
+    async def _round(self, store: Store) -> None:
+        """Each part by itself: a checkpoint may make the room in the WAL that pruning needs, and the other way."""
+        self._waits = False
+        with self._unless_full("pruning and trimming"):
+            if store.housekeeping(self._clock.wall_ms()):
+                await self._more_slices(store)
+        with self._unless_full("the checkpoint"):
+            if store.needs_checkpoint:
+                await self._workers.run(store.checkpoint)
+            if store.needs_last_pass:
+                await self._last_pass(store)
+
+    @contextmanager
+    def _unless_full(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OutOfDiskSpaceError as error:
+            log.warning("%s: %s waits", error.message, what)
+            self._waits = True
 
     async def _more_slices(self, store: Store) -> None:
         for _ in range(20):

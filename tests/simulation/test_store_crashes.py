@@ -11,12 +11,13 @@ import pytest
 
 from replset.bson import encode
 from replset.core.effects import LastVote
+from replset.errors import OutOfDiskSpaceError
 from replset.ids import OPTIME_NULL, MemberId, OpTime, pack_ts
 from replset.oplog_entry import OplogEntry, command_entry, delete_entry, insert_entry
 from replset.replication.applier import apply_entry
 from replset.storage.copies import check_database, install_copy
 from replset.storage.member_file import MemberFile
-from replset.storage.store import Store
+from replset.storage.store import Store, StoreOptions
 from tests.simulation.kit.checkers import documents_of, read_entry, replay
 from tests.simulation.kit.disk import SimDisk
 
@@ -34,10 +35,10 @@ def new_folder(tmp_path: Path) -> NewFolder:
 class Life:
     """A store that is written at random, and what was promised of it."""
 
-    def __init__(self, disk: SimDisk, rng: random.Random) -> None:
+    def __init__(self, disk: SimDisk, rng: random.Random, options: StoreOptions | None = None) -> None:
         self.disk = disk
         self.rng = rng
-        self.store = Store.open(disk, disk.folder)
+        self.store = Store.open(disk, disk.folder, options)
         self.durable = self.store.last_applied
 
     def write_group(self) -> None:
@@ -80,6 +81,14 @@ class Life:
         return [(row.term, row.ts, row.hash, row.entry) for row in rows]
 
 
+def undo_rows(life: Life) -> int:
+    connection = life.disk.connect(life.store.path)
+    try:
+        return int(connection.execute("SELECT count(*) FROM undo").get)
+    finally:
+        connection.close()
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_a_store_closes_on_a_full_disk_and_keeps_what_was_committed(new_folder: NewFolder, seed: int) -> None:
     life = Life(SimDisk(new_folder()), random.Random(seed))
@@ -91,6 +100,39 @@ def test_a_store_closes_on_a_full_disk_and_keeps_what_was_committed(new_folder: 
     life = life.crash(new_folder(), power_loss=True)
     assert life.entries() == before
     life.store.close()
+    life.disk.close()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_pruning_and_trimming_without_room_leave_what_was_there_and_go_on_with_room(
+    new_folder: NewFolder, seed: int
+) -> None:
+    options = StoreOptions(min_free_bytes=0, snapshot_history_s=0, oplog_max_bytes=2_000)
+    life = Life(SimDisk(new_folder()), random.Random(seed), options)
+    for _ in range(20):
+        life.write_group()
+    life.store.close()
+    life = Life(life.disk, life.rng, options)  # with a WAL that has yet to grow
+    store = life.store
+    store.set_commit_point(store.last_applied)
+    before, documents, undo = life.entries(), documents_of(life.disk), undo_rows(life)
+    life.disk.is_full = True
+    with pytest.raises(OutOfDiskSpaceError):
+        store.housekeeping(0)
+    assert (life.entries(), documents_of(life.disk), undo_rows(life)) == (before, documents, undo)
+    assert (store.pruned_through, store.trimmed_through) == (0, 0)
+    life.disk.is_full = False
+    while store.housekeeping(0):
+        pass
+    assert undo_rows(life) < undo
+    assert store.oplog_bytes <= options.oplog_max_bytes + 1_000
+    said = store.pruned_through, store.trimmed_through, store.oldest, store.oplog_bytes
+    life.write_group()
+    life = Life(life.disk.crash(new_folder(), life.rng, power_loss=False), life.rng, options)
+    store = life.store
+    assert (store.pruned_through, store.trimmed_through, store.oldest) == said[:3]
+    store.close()
+    check_database(life.disk, store.path, 100_000)
     life.disk.close()
 
 

@@ -66,7 +66,7 @@ class Machine:
     durable_at_death: OpTime | None = None
     state_at_death: MemberState | None = None
     slowness: float = 1.0  # how many times as long as ever its disk takes
-    may_stop: bool = False  # its disk takes nothing more: the process may end by itself
+    may_not_start: bool = False  # its disk takes nothing more
 
     @property
     def running(self) -> RunningMember | None:
@@ -292,7 +292,7 @@ class SimCluster:
             return
         if task.cancelled() or task.exception() is not None:
             error = "cancelled" if task.cancelled() else task.exception()
-            if machine.may_stop:
+            if machine.may_not_start:
                 self.trace.add(machine.name, f"cannot start: {error}")
                 self.kill(machine.name)
                 return
@@ -307,11 +307,7 @@ class SimCluster:
     def _broke(self, machine: Machine, life: Life, why: asyncio.Future[Any]) -> None:
         if machine.life is not life or why.cancelled():
             return
-        if machine.may_stop:
-            self.trace.add(machine.name, f"stops itself: {why.result()}")
-            self.kill(machine.name)
-        else:
-            self.broken.append(f"{machine.name} stopped itself: {why.result()}")
+        self.broken.append(f"{machine.name} stopped itself: {why.result()}")
 
     def kill(self, name: str, *, power_loss: bool = False, wipe: bool = False) -> None:
         """The process dies at once, or its machine loses power; with `wipe` the next life finds an empty disk."""

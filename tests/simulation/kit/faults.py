@@ -233,7 +233,7 @@ class Faults:
         self._later(self._rng.uniform(1.0, 8.0), fast_again)
 
     def _out_of_space(self) -> None:
-        """No file grows for a while: commits fail. The process may end itself; it is started when there is room."""
+        """No file grows for a while: commits fail, and a start may. Who runs has to wait for room."""
         alive = self._cluster.alive()
         if not alive:
             return
@@ -242,17 +242,17 @@ class Faults:
         disk = machine.disk
         if disk.is_full:
             return
-        disk.is_full = machine.may_stop = True
+        disk.is_full = machine.may_not_start = True
         self._cluster.trace.add(name, "is out of space")
 
         def make_room() -> None:
             disk.is_full = machine.disk.is_full = False
             self._cluster.trace.add(name, "has space again")
-            self._later(1.0, settle)  # what failed a moment ago may only now end the process
+            self._later(1.0, settle)  # a start that failed a moment ago may only now say so
 
         def settle() -> None:
             if not machine.disk.is_full:
-                machine.may_stop = False
+                machine.may_not_start = False
                 self._revive(name)
 
         self._later(self._rng.uniform(0.5, 5.0), make_room)

@@ -1,0 +1,147 @@
+"""Keeping house on a disk that fills up: it waits, part by part, and the member goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import pytest
+
+from replset.errors import OutOfDiskSpaceError, StorageError
+from replset.runtime.housekeeping import INTERVAL_S, ROOM_EVERY, Housekeeper
+from tests.simulation.kit.clock import SimClock
+from tests.unit.runtime.kit import on_virtual_time
+
+T = TypeVar("T")
+NO_ROOM = OutOfDiskSpaceError("replset.db: no space left on the disk")
+
+
+class FakeStore:
+    """Notes what is asked of it; `errors` says what fails."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.errors: dict[str, Exception] = {}
+        self.needs_checkpoint = True
+        self.needs_last_pass = False
+        self.free = True
+
+    def has_room(self) -> bool:
+        return self.free
+
+    def _do(self, what: str) -> bool:
+        self.done.append(what)
+        if what in self.errors:
+            raise self.errors[what]
+        return False
+
+    def housekeeping(self, now_wall_ms: int) -> bool:
+        return self._do("slice")
+
+    def checkpoint(self) -> bool:
+        return self._do("checkpoint")
+
+    def cut_readers(self) -> int:
+        self.done.append("cut")
+        return 0
+
+    def last_pass(self) -> bool:
+        return self._do("last pass")
+
+
+class AtOnce:
+    """The Workers port without threads."""
+
+    async def run(self, work: Callable[[], T]) -> T:
+        return work()
+
+
+class FakeWriter:
+    held = False
+
+    def hold(self) -> None:
+        self.held = True
+
+    def go_on(self) -> None:
+        self.held = False
+
+
+class Rig:
+    def __init__(self, clock: SimClock) -> None:
+        self.store, self.writer = FakeStore(), FakeWriter()
+        self.rooms = 0
+        self.keeper = Housekeeper(
+            lambda: self.store,  # type: ignore[arg-type,return-value]
+            clock,
+            AtOnce(),
+            self.writer,  # type: ignore[arg-type]
+            self.room,
+        )
+        self.task = asyncio.ensure_future(self.keeper.run())
+
+    def room(self) -> None:
+        self.rooms += 1
+
+    async def rounds(self, number: int) -> list[str]:
+        """What was done in so many rounds."""
+        self.store.done.clear()
+        await asyncio.sleep(number * INTERVAL_S)
+        return list(self.store.done)
+
+
+def with_rig(scenario: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
+    async def main(clock: SimClock) -> None:
+        rig = Rig(clock)
+        await asyncio.sleep(INTERVAL_S / 2)  # the test looks between two rounds
+        await scenario(rig)
+        rig.task.cancel()
+        await asyncio.gather(rig.task, return_exceptions=True)
+
+    on_virtual_time(main)
+
+
+@pytest.mark.parametrize("part", ["slice", "checkpoint"])
+def test_what_finds_no_room_waits_and_the_other_part_goes_on(part: str) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.store.errors, rig.store.free = {part: NO_ROOM}, False
+        assert await rig.rounds(1) == ["slice", "checkpoint"]
+        assert await rig.rounds(ROOM_EVERY - 2) == []
+        assert await rig.rounds(ROOM_EVERY + 1) == ["slice", "checkpoint"] * 2, "tried again every two seconds"
+        assert rig.rooms == 0
+        rig.store.errors, rig.store.free = {}, True
+        await rig.rounds(ROOM_EVERY)
+        assert rig.rooms == 1
+        assert await rig.rounds(2) == ["slice", "checkpoint"] * 2
+        assert not rig.task.done()
+
+    with_rig(scenario)
+
+
+def test_readers_are_not_cut_for_a_last_pass_that_has_no_room() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.store.errors, rig.store.needs_last_pass = {"checkpoint": NO_ROOM}, True
+        assert await rig.rounds(1) == ["slice", "checkpoint"]
+
+    with_rig(scenario)
+
+
+def test_commits_go_on_after_a_last_pass_that_found_no_room() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.store.needs_checkpoint, rig.store.needs_last_pass = False, True
+        rig.store.errors = {"last pass": NO_ROOM}
+        assert await rig.rounds(1) == ["slice", "cut", "last pass"]
+        assert not rig.writer.held
+        assert not rig.task.done()
+
+    with_rig(scenario)
+
+
+@pytest.mark.parametrize("part", ["slice", "checkpoint"])
+def test_any_other_error_of_the_storage_is_raised(part: str) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.store.errors = {part: StorageError("replset.db: disk I/O error")}
+        await rig.rounds(1)
+        assert rig.task.exception() is rig.store.errors[part]
+
+    with_rig(scenario)
