@@ -23,6 +23,7 @@ from replset.errors import ReplError
 
 DISK_MB = 512
 """An initial sync wants 256 MB free beside what it copies."""
+BALLAST = "ballast"
 OWN_NAMESPACE = "REPLSET_CHAOS_MOUNTS"
 FLAGS = ("--enable-test-commands", "--min-free-mb", "4", "--oplog-size-mb", "16")
 
@@ -136,9 +137,8 @@ def full_disk(world: World) -> tuple[str, Mend]:
     if not world.own_disks:
         raise CannotError("no file systems can be mounted here")
     member = world.a_member()
-    ballast = member.dbpath / "ballast"
-    fill(ballast)
-    return f"the disk of {member.name} is full", lambda: ballast.unlink(missing_ok=True)
+    fill(member.dbpath / BALLAST)
+    return f"the disk of {member.name} is full", lambda: make_room(member)
 
 
 def read_only(world: World) -> tuple[str, Mend]:
@@ -170,6 +170,12 @@ FAULTS: tuple[Fault, ...] = (
 )
 """What is there twice is drawn more often."""
 NEEDS_DISKS = frozenset({full_disk, read_only})
+
+
+def make_room(member: LocalMember) -> None:
+    """While the disk is read-only nothing can be removed: who mends that starts the member again, and that does."""
+    with contextlib.suppress(OSError):
+        (member.dbpath / BALLAST).unlink()
 
 
 def fill(ballast: Path) -> None:
@@ -245,6 +251,7 @@ def _started_again(world: World, member: LocalMember) -> Mend:
     world.down.add(member.name)
 
     def start() -> None:
+        make_room(member)  # a start needs some
         world.local.start(member)
         world.down.discard(member.name)
 

@@ -138,8 +138,9 @@ def _wait_until_well(local: LocalSet) -> None:
 def _unclean(local: LocalSet) -> Iterator[str]:
     for member in local.members:
         text = member.log.read_text(encoding="utf-8", errors="replace")
-        if "Traceback" in text:
-            yield f"the log of {member.name} has a traceback: {text[text.index('Traceback') :][:2000]}"
+        for words in ("Traceback", "replset start: stopped: "):
+            if words in text:
+                yield f"the log of {member.name} says that it broke: {text[text.index(words) :][:2000]}"
 
 
 def _end_of(local: LocalSet) -> End:
