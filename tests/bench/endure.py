@@ -8,6 +8,7 @@ import random
 import sys
 import threading
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ CLIENTS = 500
 SLOW_READERS = 20
 SMALLEST, LARGEST = 1_000, 15_000_000
 OPLOG_MB = 64
+EVERY_S = 5.0
+"""So often the soak looks at its members."""
 FLAT = 0.05
 """So much may memory grow from the second quarter of the soak to the last."""
 DOCUMENTS = 50_000
@@ -82,8 +85,15 @@ class Members:
     most_lag_s: float = 0.0
     most_oplog_bytes: int = 0
     silent: int = 0
+    most_stolen: float = 0.0
+    """Share of the CPU that the host gave to other machines between two looks, where it did most."""
+    _ticks: tuple[int, int] | None = None
 
     def look(self) -> None:
+        before, self._ticks = self._ticks, _cpu_ticks()
+        if before is not None and self._ticks[1] > before[1]:
+            stolen = (self._ticks[0] - before[0]) / (self._ticks[1] - before[1])
+            self.most_stolen = max(self.most_stolen, stolen)
         for member in self.members:
             folder = Path(f"/proc/{member.pid}")
             rss = int((folder / "statm").read_text().split()[1]) * _PAGE
@@ -99,6 +109,12 @@ class Members:
             self.most_oplog_bytes = max(self.most_oplog_bytes, oplog["bytes"])
             behind = status["date"].ms - status["optimes"]["lastAppliedWallTime"].ms
             self.most_lag_s = max(self.most_lag_s, behind / 1000)
+
+
+def _cpu_ticks() -> tuple[int, int]:
+    """Stolen ones, all of them."""
+    ticks = [int(value) for value in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return ticks[7], sum(ticks)
 
 
 @contextmanager
@@ -237,11 +253,13 @@ def soak(folder: Path, seconds: float, connections: int) -> int:
     """Half of what the set can do, for `seconds`; its first tenth warms it up."""
     with three_members(folder, ["--oplog-size-mb", str(OPLOG_MB)]) as (local, primary):
         term = primary.command({"replSetGetStatus": 1})["term"]
-        most = asyncio.run(_change(primary.port, 5.0, connections, None))[0] / 5.0
-        with looking(local.members, 5.0) as found:
-            done, late = asyncio.run(_change(primary.port, seconds, connections, most / 2))
-    print(f"{done:,} changes in {seconds:.0f} s, {done / seconds:,.0f}/s (half of {most:,.0f}/s), ", end="")
-    print(f"late by at most {late:.2f} s")
+        most = len(asyncio.run(_change(primary.port, 5.0, connections, None))) / 5.0
+        with looking(local.members, EVERY_S) as found:
+            late = sorted(asyncio.run(_change(primary.port, seconds, connections, most / 2)))
+    print(f"{len(late):,} changes in {seconds:.0f} s, {len(late) / seconds:,.0f}/s (half of {most:,.0f}/s)")
+    p50, p99 = (late[int(len(late) * share)] for share in (0.5, 0.99))
+    print(f"late, p50: {p50:.2f} s, p99: {p99:.2f} s, at most: {late[-1]:.2f} s", end="; ")
+    print(f"the host kept back at most {found.most_stolen:.0%} of the CPU in {EVERY_S:.0f} s")
     good = found.terms == {term}
     print(
         f"terms seen: {sorted(found.terms)} (before: {term}); lag at most {found.most_lag_s:.1f} s; oplog at most ",
@@ -268,14 +286,13 @@ def _by_quarter(values: list[int]) -> list[float]:
     return [sum(part) / len(part) for part in parts]
 
 
-async def _change(port: int, seconds: float, connections: int, rate: float | None) -> tuple[int, float]:
-    """Updates by `connections` clients, all in all `rate` a second (None: as many as they can). How many; how late."""
+async def _change(port: int, seconds: float, connections: int, rate: float | None) -> array[float]:
+    """Updates by `connections` clients, all in all `rate` a second (None: as many as they can). How late each was."""
     began = time.monotonic()
     numbers = count()
-    done, late = 0, 0.0
+    late = array("d")
 
     async def client() -> None:
-        nonlocal done, late
         connection = await Client.to(port)
         while True:
             number = next(numbers)
@@ -288,12 +305,11 @@ async def _change(port: int, seconds: float, connections: int, rate: float | Non
             reply = await connection.ask(command)
             if reply.get("ok") != 1 or "writeConcernError" in reply:
                 raise RuntimeError(f"a write failed: {reply.decode()}")
-            done += 1
-            late = max(late, time.monotonic() - due)
+            late.append(time.monotonic() - due)
         connection.close()
 
     await asyncio.gather(*(client() for _ in range(connections)))
-    return done, late
+    return late
 
 
 BENCHES: dict[str, Callable[[Path, float, int], int]] = {"crowd": crowd, "soak": soak}
