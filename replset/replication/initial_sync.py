@@ -19,7 +19,7 @@ import apsw
 
 from replset.bson import RawDocument
 from replset.core.messages import InitialSyncBegun, InitialSyncEnded, Report
-from replset.errors import RemoteProtocolError, ReplError
+from replset.errors import OutOfDiskSpaceError, RemoteProtocolError, ReplError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.replication.ports import Clock, Peer, Workers
 from replset.replication.private_commands import SnapshotReply, SnapshotRequest
@@ -295,6 +295,17 @@ class InitialSync:
                 self.progress.waiting_for = ""
                 return
             await self._pause_for_room(f"{needed} bytes are still to come, the disk has {free} left")
+
+    async def once_there_is_room(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Try `work` until the disk has room for it: for what has no way back."""
+        while True:
+            try:
+                await work()
+            except OutOfDiskSpaceError as error:
+                await self._pause_for_room(error.message)
+            else:
+                self.progress.waiting_for = ""
+                return
 
     async def _pause_for_room(self, why: str) -> None:
         if not self.progress.waiting_for:

@@ -504,18 +504,29 @@ class RunningMember:
         return await self._threads.run(lambda: self._file.claim_copy(newest))
 
     async def _install(self, copy: str) -> None:
-        """Put the copy in the place of the data. Once the store is closed, a failure stops the member."""
+        """Put the copy in the place of the data. Once the store is closed, a full disk is waited for, and any other
+        failure stops the member.
+        """
         async with self.durability.busy, self._housekeeper.busy:
             await self.snapshots.close()
             self.dispatcher.cursors.close_all()
             floor = max(self.store.rollback_id, self._file.rollback_id_floor)
-            try:
-                self.store.close()
+
+            async def install() -> None:
                 await self._threads.run(
                     lambda: install_copy(self._disk, self._dbpath, copy, rollback_id_before=floor, check_entries=0)
                 )
+
+            async def clear_marker() -> None:
                 await self._threads.run(self._file.end_initial_sync)
+
+            async def open_again() -> None:
                 self.store = self._open_store()
+
+            try:
+                self.store.close()
+                for step in (install, clear_marker, open_again):
+                    await self.initial_sync.once_there_is_room(step)
             except (ReplError, OSError) as error:
                 self._break(error)
                 raise
