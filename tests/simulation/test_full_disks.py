@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from tests.simulation.kit.scenarios import staged
+from tests.simulation.kit.cluster import Machine
+from tests.simulation.kit.scenarios import Stage, staged
 
 
-@pytest.mark.parametrize("steps", range(80))
-def test_a_disk_that_fills_up_at_any_moment_of_an_initial_sync_is_waited_for(steps: int) -> None:
-    with staged(seed=steps) as stage:
+@contextmanager
+def filled_up(seed: int, steps: int) -> Iterator[tuple[Stage, Machine]]:
+    """A set, and a member of it whose disk took so many steps of an initial sync, from the first byte of the copy, and no more."""
+    with staged(seed=seed) as stage:
         cluster = stage.cluster
         for _ in range(5):
             stage.write(stage.primary)
-        name = stage.others[0]
-        machine = cluster.machines[name]
-        cluster.kill(name, wipe=True)
-        cluster.restart(name)
+        machine = cluster.machines[stage.others[0]]
+        cluster.kill(machine.name, wipe=True)
+        cluster.restart(machine.name)
         left = steps
 
         def fill() -> None:
-            """So many steps after the first byte of the copy."""
             nonlocal left
             if left < steps or os.path.exists(os.path.join(machine.disk.folder, "initial-sync.db")):
                 left -= 1
@@ -32,8 +34,26 @@ def test_a_disk_that_fills_up_at_any_moment_of_an_initial_sync_is_waited_for(ste
 
         cluster.on_step.append(fill)
         cluster.run_until(lambda: machine.disk.is_full, 60, "the copy is under way and the disk fills up")
-        cluster.run_for(10)
-        cluster.check_unbroken()
-        assert cluster.command(name, {"replSetGetStatus": 1, "initialSync": 1})["ok"] == 1.0
+        yield stage, machine
+
+
+@pytest.mark.parametrize("steps", range(80))
+def test_a_disk_that_fills_up_at_any_moment_of_an_initial_sync_is_waited_for(steps: int) -> None:
+    with filled_up(steps, steps) as (stage, machine):
+        stage.cluster.run_for(10)
+        stage.cluster.check_unbroken()
+        assert stage.cluster.command(machine.name, {"replSetGetStatus": 1})["ok"] == 1.0
         machine.disk.is_full = False
+        stage.heal_all_and_judge()
+
+
+@pytest.mark.parametrize("steps", range(50, 80, 3))
+def test_a_member_that_waits_for_room_for_its_copy_can_be_stopped(steps: int) -> None:
+    with filled_up(steps, steps) as (stage, machine):
+        cluster = stage.cluster
+        cluster.run_for(5)
+        cluster.loop.create_task(cluster.stop(machine.name))
+        cluster.run_until(lambda: machine.life is None, 30, "the member stops")
+        machine.disk.is_full = False
+        cluster.restart(machine.name)
         stage.heal_all_and_judge()
