@@ -14,7 +14,7 @@ from tests.simulation.kit.scenarios import Stage, staged
 
 @contextmanager
 def filled_up(seed: int, steps: int) -> Iterator[tuple[Stage, Machine]]:
-    """A set, and a member of it whose disk took only so many steps of an initial sync from the first byte of the copy on."""
+    """A set, and a member whose disk took only so many steps of an initial sync from the first byte of the copy on."""
     with staged(seed=seed) as stage:
         cluster = stage.cluster
         for _ in range(5):
