@@ -47,6 +47,13 @@ def test_a_disk_that_fills_up_at_any_moment_of_an_initial_sync_is_waited_for(ste
         stage.heal_all_and_judge()
 
 
+def test_the_status_says_what_a_member_waits_for_behind_the_swap() -> None:
+    with filled_up(60, 60) as (stage, machine):
+        stage.cluster.run_for(10)
+        status = stage.cluster.command(machine.name, {"replSetGetStatus": 1, "initialSync": 1})
+        assert "no space left on the disk" in status["initialSyncStatus"]["waitingFor"]
+
+
 @pytest.mark.parametrize("steps", range(50, 80, 3))
 def test_a_member_that_waits_for_room_for_its_copy_can_be_stopped(steps: int) -> None:
     with filled_up(steps, steps) as (stage, machine):
