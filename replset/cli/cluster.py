@@ -9,49 +9,113 @@ from typing import Annotated
 import typer
 
 from replset.cli.local_set import LocalMember, LocalSet, LocalSetError, free_ports, wait_until
+from replset.cli.processes import lock_holder
+from replset.errors import ReplError
 
 app = typer.Typer(help="A local set as separate processes.", no_args_is_help=True)
 Folder = Annotated[Path, typer.Option("--dir", help="folder of the set's files")]
 DEFAULT_FOLDER = Path("replset-data")
+DEFAULT_NAME, DEFAULT_MEMBERS, DEFAULT_PORT = "rs0", 3, 27017
 
 
 @app.command()
 def up(
-    members: Annotated[int, typer.Option(min=1, max=50, help="data-bearing members")] = 3,
-    arbiters: Annotated[int, typer.Option(min=0, max=7, help="members that vote and hold no data")] = 0,
-    base_port: Annotated[int, typer.Option(min=1, max=60000, help="first wire port; the others follow")] = 27017,
+    members: Annotated[int | None, typer.Option(min=1, max=50, help="data-bearing members (3)")] = None,
+    arbiters: Annotated[int | None, typer.Option(min=0, max=7, help="members that vote, without data (0)")] = None,
+    base_port: Annotated[
+        int | None, typer.Option(min=1, max=60000, help="first wire port; the others follow (27017)")
+    ] = None,
     folder: Folder = DEFAULT_FOLDER,
-    name: Annotated[str, typer.Option(help="the set's name")] = "rs0",
+    name: Annotated[str | None, typer.Option(help="the set's name (rs0)")] = None,
     test_commands: Annotated[bool, typer.Option("--enable-test-commands", help="open replSetTestCut")] = False,
 ) -> None:
-    """Start a set, or start again what `down` stopped."""
+    """Start a set, start again what `down` stopped, or go on where an earlier `up` failed."""
     if (folder / "set.json").exists():
         local = LocalSet.load(folder)
-        for member in local.members:
-            if not member.is_running():
-                local.start(member)
+        refuse_other_options(local, members, arbiters, base_port, name, test_commands)
+        if not local.initiated:
+            local.leave_taken_ports()
     else:
-        folder = folder.resolve()
-        local = LocalSet(folder, name)
-        flags = ["--enable-test-commands"] if test_commands else []
-        if arbiters > 1:
-            flags.append("--allow-multiple-arbiters")
-        for number, port in enumerate(free_ports(members + arbiters, base_port)):
-            local.add(port, flags=flags, arbiter=number >= members)
-        local.initiate()
-    primary = local.wait_for_primary()
+        local = planned_set(
+            folder.resolve(),
+            name or DEFAULT_NAME,
+            DEFAULT_MEMBERS if members is None else members,
+            arbiters or 0,
+            DEFAULT_PORT if base_port is None else base_port,
+            test_commands,
+        )
+    try:
+        primary = bring_up(local)
+    except ReplError as error:
+        raise LocalSetError(
+            f"{error.message}; when that is mended, `replset cluster up --dir {folder}` goes on from here, and"
+            f" `replset cluster down --dir {folder}` stops what runs"
+        ) from error
     for member in local.members:
         role = "primary" if member is primary else "arbiter" if member.arbiter else "secondary"
         typer.echo(f"{member.name}  {member.host}  {member.http}  {role}")
 
 
+def planned_set(folder: Path, name: str, members: int, arbiters: int, base_port: int, test_commands: bool) -> LocalSet:
+    """A new set, all of it in `set.json` before the first process starts: whoever comes again knows what is missing."""
+    local = LocalSet(folder, name)
+    local.base_port = base_port
+    flags = ["--enable-test-commands"] if test_commands else []
+    if arbiters > 1:
+        flags.append("--allow-multiple-arbiters")
+    for number, port in enumerate(free_ports(members + arbiters, base_port)):
+        local.plan(port, flags=flags, arbiter=number >= members)
+    return local
+
+
+def bring_up(local: LocalSet) -> LocalMember:
+    """Start who does not run, initiate a set that is not; the primary."""
+    for member in local.members:
+        if not member.is_running():
+            local.start(member)
+        elif (pid := wait_until(member.answering_pid, 60, f"{member.name} to answer")) != member.pid:
+            raise LocalSetError(f"on {member.host} answers another process than {member.name} (pid {pid})")
+    if not local.has_config():
+        local.initiate()
+    return local.wait_for_primary()
+
+
+def refuse_other_options(
+    local: LocalSet,
+    members: int | None,
+    arbiters: int | None,
+    base_port: int | None,
+    name: str | None,
+    test_commands: bool,
+) -> None:
+    """The set in the folder is as it was made: an option that asks for another one is refused, not ignored."""
+    has_arbiters = sum(member.arbiter for member in local.members)
+    has = {
+        "--members": (members, len(local.members) - has_arbiters),
+        "--arbiters": (arbiters, has_arbiters),
+        "--base-port": (base_port, local.base_port or base_port),
+        "--name": (name, local.name),
+    }
+    for option, (asked, is_so) in has.items():
+        if asked is not None and asked != is_so:
+            raise LocalSetError(
+                f"{option} {asked}: the set in {local.folder} was made with {is_so}; leave the option out, or make"
+                " another set with --dir"
+            )
+    if test_commands and not all("--enable-test-commands" in member.flags for member in local.members):
+        raise LocalSetError(f"--enable-test-commands: the set in {local.folder} was made without; make another one")
+
+
 @app.command()
-def down(folder: Folder = DEFAULT_FOLDER) -> None:
-    """Stop the set's processes; its files stay."""
+def down(folder: Folder = DEFAULT_FOLDER) -> int:
+    """Stop the set's processes; its files stay. Exit status 1 when a process was left alone."""
     local = LocalSet.load(folder)
     running = sum(member.is_running() for member in local.members)
-    local.stop_all()
-    typer.echo(f"{running} members stopped")
+    refused = local.stop_all()
+    for reason in refused:
+        typer.echo(reason, err=True)
+    typer.echo(f"{running - sum(member.is_running() for member in local.members)} members stopped")
+    return 1 if refused else 0
 
 
 @app.command()
@@ -74,10 +138,13 @@ def status(
 
 
 def state_of(member: LocalMember) -> str:
-    """One word for people: primary, secondary, arbiter, starting, stopped; or that it does not answer."""
+    """One word for people: primary, secondary, arbiter, starting, stopped; or what is wrong with its process."""
     if not member.is_running():
-        return "stopped"
+        other = lock_holder(member.dbpath)
+        return f"runs as process {other}, not started here" if other else "stopped"
     try:
+        if wait_until(member.answering_pid, 3, "an answer") != member.pid:
+            return "another process answers"
         hello = wait_until(lambda: member.command({"hello": 1}), 3, "an answer")
     except LocalSetError:
         return "does not answer"

@@ -2,6 +2,9 @@
 
 A set lives in one folder: `m1/`, `m2/` ... are the dbpaths, `m1.log` ... what the members print, `set.json` who they
 are. A member is a process of its own session, so that it outlives the command that started it.
+
+A process counts as a member only by proof. The pid in `set.json` may be another's by now: it must have started when it
+was noted, hold the lock of the dbpath, and be the one that answers on the member's port. No other one gets a signal.
 """
 
 from __future__ import annotations
@@ -19,11 +22,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from replset.cli.processes import lock_holder, start_mark
 from replset.client import WireClient
 from replset.errors import HostUnreachableError, ReplError
 
 T = TypeVar("T")
 HTTP_OFFSET = 1000
+LOCK_WITHIN_S = 10.0
 
 
 class LocalSetError(ReplError):
@@ -32,13 +37,14 @@ class LocalSetError(ReplError):
 
 @dataclass(slots=True)
 class LocalMember:
-    """One member's process. `pid` 0: not running."""
+    """One member's process. `pid` 0: not running. started: its `start_mark`; empty where an older release wrote."""
 
     name: str
     port: int
     dbpath: Path
     log: Path
     pid: int = 0
+    started: str = ""
     arbiter: bool = False
     flags: list[str] = field(default_factory=list)
 
@@ -58,7 +64,19 @@ class LocalMember:
             return client.command(database, document)
 
     def is_running(self) -> bool:
-        return self.pid > 0 and _is_alive(self.pid)
+        """Whether the process that was started for this member still runs, and not a later one with its pid."""
+        mark = start_mark(self.pid)
+        return bool(mark) and (mark == self.started if self.started else self.holds_lock())
+
+    def holds_lock(self) -> bool:
+        """Whether its process holds the lock of its dbpath."""
+        return lock_holder(self.dbpath) == self.pid
+
+    def answering_pid(self) -> int:
+        """The process that answers on this member's port, by its own word; HostUnreachableError: none does."""
+        reply = self.command({"serverStatus": 1, "metrics": 0, "oplog": 0}, timeout_s=3)
+        pid = reply.get("pid")
+        return pid if isinstance(pid, int) else -1
 
     def last_words(self) -> str:
         """The last line that the member printed, for an error message."""
@@ -75,8 +93,11 @@ class LocalSet:
     def __init__(self, folder: Path, name: str = "rs0") -> None:
         self.folder = folder
         self.name = name
+        self.base_port = 0
+        self.initiated = False
         self.members: list[LocalMember] = []
         self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._own: set[int] = set()
 
     # --- the set's file ------------------------------------------------------------------------------------------
 
@@ -86,6 +107,8 @@ class LocalSet:
         try:
             document = json.loads((folder / "set.json").read_text(encoding="utf-8"))
             loaded = cls(folder, document["name"])
+            loaded.base_port = int(document.get("basePort", 0))
+            loaded.initiated = bool(document.get("initiated", True))
             for row in document["members"]:
                 loaded.members.append(LocalMember(**{**row, "dbpath": Path(row["dbpath"]), "log": Path(row["log"])}))
         except FileNotFoundError:
@@ -96,26 +119,33 @@ class LocalSet:
 
     def save(self) -> None:
         rows = [{**asdict(member), "dbpath": str(member.dbpath), "log": str(member.log)} for member in self.members]
-        text = json.dumps({"name": self.name, "members": rows}, indent=2)
+        head = {"name": self.name, "basePort": self.base_port, "initiated": self.initiated}
+        text = json.dumps({**head, "members": rows}, indent=2)
         temporary = self.folder / "set.json.tmp"
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(self.folder / "set.json")
 
     # --- processes -----------------------------------------------------------------------------------------------
 
-    def add(self, port: int, *, flags: Sequence[str] = (), arbiter: bool = False) -> LocalMember:
-        """Start one more member and wait until it answers."""
+    def plan(self, port: int, *, flags: Sequence[str] = (), arbiter: bool = False) -> LocalMember:
+        """Note one more member in `set.json`; `start` starts it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         name = f"m{len(self.members) + 1}"
         member = LocalMember(
             name, port, self.folder / name, self.folder / f"{name}.log", arbiter=arbiter, flags=list(flags)
         )
         self.members.append(member)
+        self.save()
+        return member
+
+    def add(self, port: int, *, flags: Sequence[str] = (), arbiter: bool = False) -> LocalMember:
+        """Start one more member and wait until it answers."""
+        member = self.plan(port, flags=flags, arbiter=arbiter)
         self.start(member)
         return member
 
     def start(self, member: LocalMember) -> None:
-        """Start (again) the process of `member` and wait until its wire port answers."""
+        """Start (again) the process of `member` and wait until it, and no other process, answers on its wire port."""
         command = [sys.executable, "-m", "replset.cli.main", "start", "--replSet", self.name]
         command += ["--dbpath", str(member.dbpath), "--port", str(member.port), *member.flags]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("REPLSET_")}
@@ -124,49 +154,76 @@ class LocalSet:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment
             )
         self._children[process.pid] = process
-        member.pid = process.pid
+        self.note_started(member, process.pid)
         self.save()
 
         def answers() -> bool:
             if process.poll() is not None:
                 raise LocalSetError(f"{member.name} did not start: {member.last_words()}")
-            return member.command({"ping": 1}).get("ok") == 1.0
+            return member.answering_pid() == process.pid
 
         wait_until(answers, 60, f"{member.name} to answer on {member.host}")
 
+    def note_started(self, member: LocalMember, pid: int) -> None:
+        """Take `pid`, which this process has just started, for the process of `member`."""
+        member.pid, member.started = pid, start_mark(pid)
+        self._own.add(pid)
+
     def stop(self, member: LocalMember, *, how: signal.Signals = signal.SIGTERM, within_s: float = 40.0) -> None:
-        """End the process of `member` and wait for its end; one that ignores SIGTERM is killed."""
-        if member.is_running():
-            os.kill(member.pid, how)
+        """End the process of `member` and wait for its end; one that ignores SIGTERM is killed.
+
+        LocalSetError, and no signal, where the process is not known to be this member's.
+        """
+        if self._signal(member, how):
             deadline = time.monotonic() + within_s
-            while self._alive(member.pid):
+            while member.is_running():
                 if time.monotonic() > deadline:
-                    os.kill(member.pid, signal.SIGKILL)
+                    self._signal(member, signal.SIGKILL)
                     deadline = time.monotonic() + 10
                 time.sleep(0.02)
         child = self._children.pop(member.pid, None)
         if child is not None:
             child.wait(timeout=10)
-        member.pid = 0
+        self._own.discard(member.pid)
+        member.pid, member.started = 0, ""
         self.save()
 
     def kill(self, member: LocalMember) -> None:
         """kill -9."""
         self.stop(member, how=signal.SIGKILL)
 
-    def stop_all(self) -> None:
-        """SIGTERM to everybody; the members end side by side."""
-        running = [member for member in self.members if member.is_running()]
-        for member in running:
-            os.kill(member.pid, signal.SIGTERM)
-        for member in running:
-            self.stop(member, how=signal.SIGTERM)
+    def stop_all(self) -> list[str]:
+        """SIGTERM to everybody; the members end side by side. Returns why a process was left alone, for each such."""
+        refused: list[str] = []
+        told: list[LocalMember] = []
+        for member in self.members:
+            try:
+                self._signal(member, signal.SIGTERM)
+                told.append(member)
+            except LocalSetError as error:
+                refused.append(error.message)
+        for member in told:
+            self.stop(member)
+        return refused
 
-    def _alive(self, pid: int) -> bool:
-        child = self._children.get(pid)
-        if child is not None:
-            return child.poll() is None
-        return _is_alive(pid)
+    def _signal(self, member: LocalMember, how: signal.Signals) -> bool:
+        """Send a signal to the process of `member`; False: it does not run. LocalSetError: it is not proved to be it.
+
+        A set.json outlives its processes: after a reboot, or once enough others were started, its pids are those of
+        other programs. To signal one of them would end somebody else's work, so each proof is asked for right here.
+        """
+        if not member.is_running():
+            other = lock_holder(member.dbpath)
+            if other:
+                raise LocalSetError(f"{member.name} runs as process {other}, which was not started here: not stopped")
+            return False
+        if member.pid not in self._own:
+            refusal = _not_proved(member)
+            if refusal:
+                raise LocalSetError(f"{member.name}: {refusal}: not stopped")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(member.pid, how)
+        return True
 
     # --- the set -------------------------------------------------------------------------------------------------
 
@@ -184,6 +241,19 @@ class LocalSet:
         reply = self.members[0].command({"replSetInitiate": config}, timeout_s=60)
         if reply.get("ok") != 1.0:
             raise LocalSetError(f"replSetInitiate was refused: {reply.get('errmsg')}")
+        self.initiated = True
+        self.save()
+
+    def has_config(self) -> bool:
+        """Whether some member has a configuration: the set was initiated."""
+        return any(member.command({"replSetGetConfig": 1}).get("ok") == 1.0 for member in self.members)
+
+    def leave_taken_ports(self) -> None:
+        """Give members that do not run, of a set that was never initiated, other ports where theirs are taken."""
+        for member in self.members:
+            if not member.is_running() and not are_free(member.port):
+                member.port = free_ports(1, max(each.port for each in self.members) + 1)[0]
+        self.save()
 
     def primary(self, *, among: Sequence[LocalMember] | None = None) -> LocalMember | None:
         """The member that says it is the writable primary, of the newest term if two say so; None: nobody does."""
@@ -237,10 +307,15 @@ def free_ports(count: int, base: int = 27017) -> list[int]:
     first = base
     while first + count + HTTP_OFFSET < 65536:
         block = range(first, first + count)
-        if all(_is_free(port) and _is_free(port + HTTP_OFFSET) for port in block):
+        if all(map(are_free, block)):
             return list(block)
         first += count
     raise LocalSetError(f"no {count} neighbouring free ports from {base}")
+
+
+def are_free(port: int) -> bool:
+    """Whether a member's wire port and the HTTP port that goes with it are free."""
+    return _is_free(port) and _is_free(port + HTTP_OFFSET)
 
 
 def _is_free(port: int) -> bool:
@@ -253,14 +328,20 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _is_alive(pid: int) -> bool:
-    """Whether the process runs (one that ended and waits for its parent to look does not)."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return True
+def _not_proved(member: LocalMember) -> str:
+    """Why a process with the right start time is still not known to be this member; empty: it is.
+
+    One that has just started takes its lock in a moment. One that hangs does not answer: lock and start time suffice.
+    """
+    deadline = time.monotonic() + LOCK_WITHIN_S
+    while not member.holds_lock():
+        if not member.is_running():
+            return ""
+        if time.monotonic() > deadline:
+            return f"process {member.pid} does not hold the lock of {member.dbpath}"
+        time.sleep(0.05)
+    with contextlib.suppress(ReplError):
+        pid = member.answering_pid()
+        if pid != member.pid:
+            return f"on {member.host} answers another process than {member.pid} (pid {pid})"
+    return ""

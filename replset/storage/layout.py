@@ -5,3 +5,5 @@ from __future__ import annotations
 DATABASE_FILE = "replset.db"
 DATA_APPLICATION_ID = 0x72706C73
 """SQLite's application_id of the file that holds what is replicated."""
+LOCK_FILE = "replset.lock"
+"""In the dbpath: locked by the member that runs there, and holds its pid."""

@@ -26,7 +26,7 @@ from replset.storage import copies, housekeeping, oplog, undo
 from replset.storage.catalog import Catalog, Collection, load_catalog
 from replset.storage.copies import CopyInfo
 from replset.storage.disk import WAL_SUFFIX, Disk, Lock
-from replset.storage.layout import DATABASE_FILE
+from replset.storage.layout import DATABASE_FILE, LOCK_FILE
 from replset.storage.schema import DATA_SCHEMA, check_schema, ensure_schema
 from replset.storage.snapshot import Snapshot
 from replset.storage.sqlite import check_sqlite_version, first_row, storage_error, transaction
@@ -35,7 +35,6 @@ from replset.storage.undo import RollbackMark
 
 log = logging.getLogger("replset.storage")
 
-LOCK_FILE = "replset.lock"
 _BUSY_MS = 2000
 _MAX_IDLE_READERS = 4
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from replset.cli.local_set import LocalMember, LocalSet, wait_until
+from replset.cli.local_set import LocalMember, LocalSet, LocalSetError, wait_until
 from tests.integration.conftest import next_ports
 
 pytestmark = pytest.mark.slow
@@ -96,3 +96,35 @@ def test_administration_of_nothing(tmp_path: Path) -> None:
         assert error.startswith("replset: ")
         assert words in error
         assert error.count("\n") == 1
+
+
+def test_a_process_that_listens_on_a_members_port_is_not_taken_for_it(folder: Path, tmp_path: Path) -> None:
+    port = next_ports(1)[0]
+    local = LocalSet(tmp_path / "one")
+    other = LocalSet(folder)
+    try:
+        stranger = local.add(port)
+        with pytest.raises(LocalSetError, match="cannot listen"):
+            other.add(port)
+        assert stranger.is_running()
+        error = replset("cluster", "up", "--dir", str(folder), "--members", "1", status=0)
+        assert error.split()[1] != stranger.host  # this set was never initiated: it goes to another port
+        assert replset("cluster", "down", "--dir", str(folder)) == "1 members stopped\n"
+        assert stranger.is_running()
+    finally:
+        for member in local.members:
+            local.kill(member)
+
+
+def test_what_a_failed_up_left_is_brought_up_by_the_next(folder: Path) -> None:
+    """m2 cannot start, so nothing is initiated; once its place is free, the same command makes the whole set."""
+    folder.mkdir()
+    (folder / "m2").write_text("no folder")
+    command = ("cluster", "up", "--members", "2", "--arbiters", "1", "--dir", str(folder))
+    error = replset(*command, "--base-port", str(next_ports(3)[0]), status=2)
+    assert "m2 did not start" in error
+    assert "goes on from here" in error
+    (folder / "m2").unlink()
+    up = replset(*command)
+    assert sorted(line.split()[-1] for line in up.splitlines()) == ["arbiter", "primary", "secondary"]
+    assert replset("cluster", "down", "--dir", str(folder)) == "3 members stopped\n"

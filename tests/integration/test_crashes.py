@@ -57,7 +57,7 @@ def starting(local: LocalSet, member: LocalMember) -> Iterator[None]:
     process = FORKS.Process(target=start_member, args=(arguments,))
     process.start()
     assert process.pid is not None
-    member.pid = process.pid
+    local.note_started(member, process.pid)
     try:
         yield
     finally:

@@ -1,0 +1,146 @@
+"""Which process is a member's: no other one is signalled, whatever `set.json` says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from replset.cli import local_set
+from replset.cli.local_set import LocalSet, LocalSetError
+from replset.cli.main import main
+from replset.cli.processes import lock_holder, start_mark
+from replset.storage.disk import RealDisk
+from replset.storage.store import lock_dbpath
+
+Capture = pytest.CaptureFixture[str]
+HOLD_A_LOCK = (
+    "import sys, time\n"
+    "from replset.storage.disk import RealDisk\n"
+    "from replset.storage.store import lock_dbpath\n"
+    "lock = lock_dbpath(RealDisk(), sys.argv[1])\n"
+    "print('locked', flush=True)\n"
+    "time.sleep(600)\n"
+)
+
+
+@pytest.fixture
+def stranger() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has nothing to do with any set."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    yield process
+    process.kill()
+    process.wait(timeout=20)
+
+
+def write_set(folder: Path, pid: int, **more: object) -> LocalSet:
+    row: dict[str, object] = {
+        "name": "m1",
+        "port": 1,
+        "dbpath": str(folder / "m1"),
+        "log": str(folder / "m1.log"),
+        "pid": pid,
+        "arbiter": False,
+        "flags": [],
+        **more,
+    }
+    (folder / "m1").mkdir(exist_ok=True)
+    (folder / "set.json").write_text(json.dumps({"name": "rs0", "members": [row]}))
+    return LocalSet.load(folder)
+
+
+def test_a_process_without_the_lock_is_not_signalled_by_the_file_of_an_older_release(
+    tmp_path: Path, stranger: subprocess.Popen[bytes], capsys: Capture
+) -> None:
+    write_set(tmp_path, stranger.pid)
+    assert main(["cluster", "status", "--json", "--dir", str(tmp_path)]) == 1
+    assert json.loads(capsys.readouterr().out)["members"][0]["state"] == "stopped"
+    assert main(["cluster", "down", "--dir", str(tmp_path)]) == 0
+    assert "0 members stopped" in capsys.readouterr().out
+    assert stranger.poll() is None
+
+
+def test_a_pid_that_was_given_away_again_is_not_signalled(tmp_path: Path, stranger: subprocess.Popen[bytes]) -> None:
+    local = write_set(tmp_path, stranger.pid, started=f"{start_mark(os.getpid())}0")
+    (tmp_path / "m1" / "replset.lock").write_text(f"{stranger.pid}\n")
+    assert not local.members[0].is_running()
+    assert local.stop_all() == []
+    assert stranger.poll() is None
+    assert local.members[0].pid == 0
+
+
+def test_a_process_that_holds_no_lock_is_left_alone_and_named(
+    tmp_path: Path, stranger: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(local_set, "LOCK_WITHIN_S", 0.0)
+    local = write_set(tmp_path, stranger.pid, started=start_mark(stranger.pid))
+    with pytest.raises(LocalSetError, match=f"process {stranger.pid} does not hold the lock"):
+        local.kill(local.members[0])
+    assert main(["cluster", "down", "--dir", str(tmp_path)]) == 1
+    assert f"process {stranger.pid} does not hold the lock" in capsys.readouterr().err
+    assert stranger.poll() is None
+
+
+def test_a_member_that_hangs_is_known_by_its_lock_and_its_start(tmp_path: Path) -> None:
+    """It answers nobody; it is still this folder's member, and `down` must be able to end it."""
+    holder = subprocess.Popen([sys.executable, "-c", HOLD_A_LOCK, str(tmp_path / "m1")], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        assert lock_holder(tmp_path / "m1") == holder.pid
+        local = write_set(tmp_path, holder.pid, started=start_mark(holder.pid))
+        assert local.members[0].is_running()
+        assert local.stop_all() == []
+        assert holder.wait(timeout=20) == -15
+    finally:
+        holder.kill()
+        holder.wait(timeout=20)
+        holder.stdout.close()
+
+
+def test_a_member_that_was_started_by_hand_is_not_stopped_but_named(tmp_path: Path) -> None:
+    local = write_set(tmp_path, 0)
+    lock = lock_dbpath(RealDisk(), tmp_path / "m1")
+    assert local.stop_all() == [f"m1 runs as process {os.getpid()}, which was not started here: not stopped"]
+    lock.release()
+    assert local.stop_all() == []
+
+
+def test_the_holder_of_a_lock() -> None:
+    assert lock_holder(Path("/no/such/folder")) == 0
+
+
+def test_a_start_mark_is_of_one_process(stranger: subprocess.Popen[bytes]) -> None:
+    mark = start_mark(stranger.pid)
+    assert mark
+    assert mark != start_mark(os.getpid())
+    stranger.kill()
+    os.waitid(os.P_PID, stranger.pid, os.WEXITED | os.WNOWAIT)
+    assert start_mark(stranger.pid) == ""  # it waits for its parent to look
+    assert start_mark(0) == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--members", "3"], "--members 3: the set in "),
+        (["--arbiters", "1"], "--arbiters 1: the set in "),
+        (["--name", "other"], "--name other: the set in "),
+        (["--base-port", "27117"], "--base-port 27117: the set in "),
+        (["--enable-test-commands"], "--enable-test-commands: the set in "),
+    ],
+)
+def test_options_that_an_existing_set_would_ignore_are_refused(
+    tmp_path: Path, options: list[str], words: str, capsys: Capture
+) -> None:
+    local = write_set(tmp_path, 0)
+    local.base_port = 1
+    local.save()
+    assert main(["cluster", "up", "--dir", str(tmp_path), *options]) == 2
+    assert capsys.readouterr().err.startswith(f"replset: {words}")
+    assert LocalSet.load(tmp_path).members[0].pid == 0
