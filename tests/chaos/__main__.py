@@ -19,7 +19,17 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=2.0, help="how long to break things (2)")
     parser.add_argument("--seed", type=int, default=None, help="draw the same faults as an earlier run")
     parser.add_argument("--keep", action="store_true", help="leave history, logs and databases in their folder")
+    parser.add_argument(
+        "--faults",
+        nargs="+",
+        default=(),
+        metavar="FAULT",
+        help=f"draw these only, of {', '.join(faults.BY_NAME)} (all)",
+    )
     options = parser.parse_args()
+    unknown = set(options.faults) - set(faults.BY_NAME)
+    if unknown:
+        parser.error(f"no such fault: {', '.join(sorted(unknown))}")
     own_disks = faults.enter_own_mounts()
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
     folder = Path(tempfile.mkdtemp(prefix="replset-chaos-"))
@@ -31,7 +41,9 @@ def main() -> int:
         print(line, flush=True)
 
     try:
-        result = run(folder, seconds=options.minutes * 60, seed=seed, own_disks=own_disks, say=say)
+        result = run(
+            folder, seconds=options.minutes * 60, seed=seed, own_disks=own_disks, say=say, names=options.faults
+        )
     except (AssertionError, ReplError) as error:
         print(f"BROKEN: {error}\nfiles are in {folder}")
         return 1

@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -170,6 +170,16 @@ FAULTS: tuple[Fault, ...] = (
 )
 """What is there twice is drawn more often."""
 NEEDS_DISKS = frozenset({full_disk, read_only})
+BY_NAME: dict[str, Fault] = {fault.__name__: fault for fault in FAULTS}
+
+
+def drawn(rng: random.Random, own_disks: bool, names: Sequence[str] = ()) -> Iterator[Fault]:
+    """Faults without end, like cards of a deck: each was there once before any comes again. names: only these."""
+    kinds = [BY_NAME[name] for name in names] or list(FAULTS)
+    deck = [kind for kind in kinds if own_disks or kind not in NEEDS_DISKS]
+    while deck:
+        rng.shuffle(deck)
+        yield from deck
 
 
 def make_room(member: LocalMember) -> None:
@@ -206,18 +216,25 @@ def unmount_disks(folder: Path) -> None:
         held.rename(path)
 
 
+def can_mount() -> tuple[str, ...]:
+    """The options with which `unshare` lets this user mount a file system of his own; empty where it does not."""
+    if shutil.which("unshare") is not None:
+        for options in (("--mount",), ("--mount", "--map-root-user")):
+            probe = ["unshare", *options, "sh", "-c", "mount -t tmpfs -o size=1m tmpfs /mnt"]
+            if subprocess.run(probe, capture_output=True, check=False).returncode == 0:
+                return options
+    return ()
+
+
 def enter_own_mounts() -> bool:
     """Start this program again where mounts are its own and end with it; False where the machine does not allow it."""
     if os.environ.get(OWN_NAMESPACE):
         return os.environ[OWN_NAMESPACE] == "yes"
-    os.environ[OWN_NAMESPACE] = "no"
-    if shutil.which("unshare") is not None:
-        for options in (["--mount"], ["--mount", "--map-root-user"]):
-            probe = ["unshare", *options, "sh", "-c", "mount -t tmpfs -o size=1m tmpfs /mnt"]
-            if subprocess.run(probe, capture_output=True, check=False).returncode == 0:
-                os.environ[OWN_NAMESPACE] = "yes"
-                sys.stdout.flush()
-                os.execvp("unshare", ["unshare", *options, sys.executable, "-m", "tests.chaos", *sys.argv[1:]])
+    options = can_mount()
+    os.environ[OWN_NAMESPACE] = "yes" if options else "no"
+    if options:
+        sys.stdout.flush()
+        os.execvp("unshare", ["unshare", *options, sys.executable, "-m", "tests.chaos", *sys.argv[1:]])
     return False
 
 

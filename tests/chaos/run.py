@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,9 +49,20 @@ class Result:
 
 
 def run(
-    folder: Path, *, seconds: float, seed: int, own_disks: bool, say: Say, base_port: int = 27017, members: int = 3
+    folder: Path,
+    *,
+    seconds: float,
+    seed: int,
+    own_disks: bool,
+    say: Say,
+    base_port: int = 27017,
+    members: int = 3,
+    names: Sequence[str] = (),
 ) -> Result:
-    """Break things for so long. AssertionError or ReplError: the set did not start, or did not become well again."""
+    """Break things for so long. AssertionError or ReplError: the set did not start, or did not become well again.
+
+    names: draw these faults only.
+    """
     rng = random.Random(seed)
     history = History(folder / "history.jsonl")
     with running_set(folder) as local:
@@ -65,7 +76,7 @@ def run(
         clients = Clients(local.members, history, random.Random(rng.getrandbits(64)))
         clients.start()
         world = faults.World(local, rng, own_disks)
-        count = _break(world, seconds, say)
+        count = _break(world, seconds, say, faults.drawn(rng, own_disks, names))
         began = time.monotonic()
         clients.stop()
         _wait_until_well(local)
@@ -79,10 +90,9 @@ def run(
     return Result(found, len(history.writes), acknowledged, reads, rollbacks, count, terms, well_after_s)
 
 
-def _break(world: faults.World, seconds: float, say: Say) -> int:
+def _break(world: faults.World, seconds: float, say: Say, drawn: Iterator[faults.Fault]) -> int:
     """Faults until the time is up, then mend what is broken; how many there were."""
     rng, count = world.rng, 0
-    kinds = [kind for kind in faults.FAULTS if world.own_disks or kind not in faults.NEEDS_DISKS]
     began = time.monotonic()
     waiting: list[tuple[float, str, faults.Mend]] = []  # when to mend, what
 
@@ -96,7 +106,7 @@ def _break(world: faults.World, seconds: float, say: Say) -> int:
     while (now := time.monotonic()) < began + seconds:
         if len(waiting) < rng.choice((1, 1, 2)):
             with contextlib.suppress(faults.CannotError):
-                what, mend = rng.choice(kinds)(world)
+                what, mend = next(drawn)(world)
                 count += 1
                 if mend is not None:
                     waiting.append((now + rng.uniform(0.5, 6.0), what, mend))

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import random
+import re
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +17,7 @@ import pytest
 
 from replset.bson import Timestamp
 from replset.replication.rollback_files import FileKind, list_manifests
+from tests.chaos.faults import FAULTS, NEEDS_DISKS, OWN_NAMESPACE, can_mount, drawn, kill
 from tests.chaos.history import History, Read, Write, fill_in
 from tests.chaos.judge import End, RolledBack, judge
 from tests.chaos.run import run
@@ -177,3 +185,32 @@ def test_a_short_run_is_clean(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         for manifest in list_manifests(tmp_path / f"m{number}"):
             assert any(file.kind is FileKind.OPLOG for file in manifest.files)
+
+
+@pytest.mark.slow
+def test_a_short_run_with_full_and_read_only_disks_is_clean() -> None:
+    """In a process of its own, which enters a mount namespace; it says so where the machine allows nobody to mount."""
+    command = [sys.executable, "-m", "tests.chaos", "--minutes", "0.25", "--seed", "7"]
+    done = subprocess.run(
+        [*command, "--faults", "full_disk", "read_only", "kill"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={name: value for name, value in os.environ.items() if name != OWN_NAMESPACE},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "every acknowledged write is in the set or in a rollback file" in done.stdout
+    if can_mount():
+        assert re.search("the disk of m[123] is full", done.stdout), done.stdout
+        assert re.search("the dbpath of m[123] is read-only: replset start: ", done.stdout), done.stdout
+    else:
+        assert "left out: full and read-only disks" in done.stdout
+
+
+def test_each_kind_of_fault_is_drawn_before_any_comes_again() -> None:
+    kinds = list(itertools.islice(drawn(random.Random(5), own_disks=True), 3 * len(FAULTS)))
+    for number in range(3):
+        assert Counter(kinds[number * len(FAULTS) :][: len(FAULTS)]) == Counter(FAULTS)
+    assert not NEEDS_DISKS & set(itertools.islice(drawn(random.Random(5), own_disks=False), 50))
+    assert set(itertools.islice(drawn(random.Random(5), own_disks=True, names=["kill"]), 9)) == {kill}
