@@ -21,13 +21,16 @@ from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from tests.simulation.kit.deeds import Deed
 from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.errors import SimulationError
-from tests.simulation.kit.workload import COLLECTION, DATABASE, History, Write
+from tests.simulation.kit.workload import COLLECTION, DATABASE, UNSYNCED, History, Read, Write
 
 if TYPE_CHECKING:
     from tests.simulation.kit.cluster import Live, Machine, SimCluster
 
 NAMESPACE = f"{DATABASE}.{COLLECTION}"
 _TOKEN = re.compile(rb"token-\d+-")
+_NEVER = 1 << 63
+WHOLE_LOOK_EVERY = 4
+"""Thousands of steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,10 @@ class Checkers:
         self.undone: dict[OpTime, Entry] = {}
         self.rollbacks = 0
         self.copies = 0
+        self.replaced_ms: dict[str, list[int]] = {name: [] for name in self.mirrors}  # when it lost entries, or all
+        self.holders: dict[OpTime, set[str]] = {}  # who ever had the entry
+        self.wiped: set[str] = set()
+        self._whole_looks = 0
         self._seen_lives: dict[str, str] = {}
         self._last_points: dict[str, OpTime] = {}
         cluster.on_change.append(self.look_at)
@@ -169,18 +176,24 @@ class Checkers:
         mirror = self.mirrors[name]
         is_new_life = self._seen_lives.get(name) != machine.life.name
         database = machine.disk.tree.names.get("replset.db")
+        before: list[Entry] = []
         if not is_new_life and mirror.database is not database:
+            before = list(mirror.entries)
             mirror.clear()  # an initial sync put another file there
             self.copies += 1
+            self.replaced_ms[name].append(self.cluster.loop.now_ms)
+        was_there_at_death = machine.dead_disk is None or mirror.database is machine.database_at_death
         mirror.database = database
         removed = self._take_back(mirror, connection)
         if is_new_life:
             self._seen_lives[name] = machine.life.name
-            self._judge_death(name, machine, removed)
+            self._judge_death(name, machine, removed, was_there_at_death)
         elif removed:
             self.rollbacks += 1
+            self.replaced_ms[name].append(self.cluster.loop.now_ms)
             self.note_undone(name, removed)
         self._read_on(name, mirror, connection)
+        self._note_replaced(mirror, before)
 
     def _take_back(self, mirror: Mirror, connection: apsw.Connection) -> list[Entry]:
         """Drop what the store has no more; returns it, newest first."""
@@ -206,15 +219,32 @@ class Checkers:
             self.undone[entry.optime] = entry
             self.uncounted_undone += entry.optime in self.committed_in
 
-    def _judge_death(self, name: str, machine: Machine, removed: list[Entry]) -> None:
-        """What a restart may have lost: with the power what was not synced, else nothing."""
-        if machine.state_at_death is MemberState.ROLLBACK and not machine.lost_power:
-            self.note_undone(name, removed)  # the start went on with it
-        if not removed or machine.state_at_death not in (MemberState.PRIMARY, MemberState.SECONDARY):
-            return  # a rollback or an initial sync was under way, and the start went on with it
+    def _note_replaced(self, mirror: Mirror, before: list[Entry]) -> None:
+        """What a copy does not have of the data that it replaced went into a rollback's files, unless it is committed:
+        then it comes again.
+        """
+        kept = {entry.optime for entry in mirror.entries} if before else set()
+        for entry in before:
+            if entry.optime not in kept and entry.optime not in self.committed_in:
+                self.undone[entry.optime] = entry
+
+    def _judge_death(self, name: str, machine: Machine, removed: list[Entry], was_there_at_death: bool) -> None:
+        """What a restart may have lost: with the power what was not synced, else nothing.
+
+        was_there_at_death: the database that was followed, not a copy that was put in its place just before.
+        """
+        state, durable = machine.state_at_death, machine.durable_at_death
+        if state is None or not was_there_at_death:
+            return  # its disk was emptied, or a copy is there now
+        if state is MemberState.ROLLBACK:
+            # The start goes on with it. What was synced can have gone by the undo only, so it is in the files.
+            synced = [entry for entry in removed if durable is None or entry.optime <= durable]
+            self.note_undone(name, removed if not machine.lost_power else synced)
+            removed = [entry for entry in removed if entry not in synced] if machine.lost_power else []
+        if not removed:
+            return
         if not machine.lost_power:
-            self.fail("4", f"{name} lost {removed[0].optime} by being killed")
-        durable = machine.durable_at_death
+            self.fail("4", f"{name} lost {removed[0].optime} by being killed in {state.name}")
         if durable is not None and any(entry.optime <= durable for entry in removed):
             self.fail("4", f"{name} had reported {durable} as durable and lost {removed[-1].optime} with the power")
         for entry in removed:
@@ -245,6 +275,7 @@ class Checkers:
                 self.fail("2", f"{name} appended {optime} behind {mirror.newest()}")
             mirror.entries.append(entry)
             mirror.marks.update(entry.marks)
+            self.holders.setdefault(optime, set()).add(name)
 
     def _add_trimmed(self, name: str, mirror: Mirror, oldest: OpTime) -> None:
         """A copy whose source had trimmed its oplog: what is missing at the head was committed, and is known."""
@@ -271,6 +302,7 @@ class Checkers:
 
     def note_wipe(self, name: str) -> None:
         """A disk was emptied by hand: what only it held is nobody's to keep."""
+        self.wiped.add(name)
         self.votes.pop(name, None)
         if name not in self.mirrors:
             return
@@ -279,11 +311,39 @@ class Checkers:
         self.erased_by_hand |= (self.mirrors[name].marks | files) - elsewhere
         self.mirrors[name].clear()
 
+    # --- when a client was told something
+
+    def note_acknowledged(self, write: Write) -> None:
+        """Invariant 4: what `w: 2` says of an entry is so: two members have it, with `j: true` on their disks."""
+        if not write.concern.startswith("two") or self.wiped:
+            return
+        entry = self.known.get(write.optime)
+        holders = self.holders.get(write.optime, set())
+        if entry is None or len(holders) < 2:
+            self.fail("4", f"{write} is acknowledged, and {sorted(holders)} have it")
+        if write.concern == "two journaled" and write.optime not in self.undone and write.optime not in self._lost():
+            durable = [name for name in self.mirrors if self._durable(name) >= write.optime]
+            if len(durable) < 2:
+                self.fail("4", f"{write} is acknowledged, and {durable} have it on their disks")
+
+    def _lost(self) -> set[OpTime]:
+        """Entries that some loss of power took."""
+        return {optime for optime in self.holders if mark_of_optime(optime) in self.lost_in_crashes}
+
+    def _durable(self, name: str) -> OpTime:
+        """The newest entry that it told to be on its disk, in this life or in the one before."""
+        machine = self.cluster.machines[name]
+        now = OPTIME_NULL if machine.running is None else machine.running.node.position.last_durable
+        return max(now, machine.durable_at_death or OPTIME_NULL)
+
     # --- every thousand steps
 
     def every_thousand(self) -> None:
-        """Invariant 3 on the primary, as soon as it may write in the newest term."""
+        """Invariant 3 on the primary, as soon as it may write in the newest term; now and then invariants 5 and 6."""
         self.cluster.check_unbroken()
+        self._whole_looks += 1
+        if self._whole_looks % WHOLE_LOOK_EVERY == 0:
+            self.is_whole_on_the_way()
         name = self.cluster.primary()
         if name is None:
             return
@@ -294,6 +354,29 @@ class Checkers:
         self.follow(name, machine)
         self.majority_writes_are_on(name)
 
+    def is_whole_on_the_way(self) -> None:
+        """Invariants 5 and 6 in the middle of everything: the next member's documents are its oplog, in whatever state
+        it is, and up to the newest entry that it shares with another member both have the same ones.
+        """
+        rows = [row for row in self.cluster.live if row.name in self.mirrors]
+        if not rows:
+            return
+        row = rows[self._whole_looks // WHOLE_LOOK_EVERY % len(rows)]
+        self.follow(row.name, row.machine)
+        found = documents_of(row.machine.disk)
+        if found is None:
+            return
+        mine = self.mirrors[row.name].entries
+        expected = replay(mine)
+        if found != expected:
+            self.fail("5", f"{row.name} in {row.memory.state.name}: {first_difference(expected, found)}")
+        places = {entry.optime: place for place, entry in enumerate(mine)}
+        for other, mirror in self.mirrors.items():
+            theirs = mirror.entries
+            last = next((n for n in range(len(theirs) - 1, -1, -1) if theirs[n].optime in places), -1)
+            if last >= 0 and theirs[: last + 1] != mine[: places[theirs[last].optime] + 1]:
+                self.fail("6", f"{row.name} and {other} share {theirs[last].optime} and differ before it")
+
     def majority_writes_are_on(self, name: str) -> None:
         marks = self.mirrors[name].marks
         for write in self.history.acknowledged("majority"):
@@ -303,6 +386,8 @@ class Checkers:
     # --- at the end, after heal and quiet
 
     def at_the_end(self) -> None:
+        for name in [name for name in self.mirrors if self.cluster.machines[name].is_spare]:
+            del self.mirrors[name]  # nobody added it
         for name in self.mirrors:
             machine = self.cluster.machines[name]
             machine.disk.changed = True
@@ -318,22 +403,42 @@ class Checkers:
         self.members_are_equal()
 
     def reads_were_right(self, primary: str) -> None:
-        """Invariant 3: a majority read shows what a majority acknowledged before, and nothing that did not stay."""
-        stayed = self.mirrors[primary].marks
-        deletes = {w.id: w.invoked_ms for w in self.history.writes if w.kind == "delete"}
+        """Invariant 3: a majority read shows the collection as it was at one moment of the final history, and not
+        before what a majority had acknowledged: no insert, update or delete is missing, and none is there too early.
+        """
+        moments = moments_of(self.mirrors[primary].entries)
+        refused = {write.token for write in self.history.writes if write.outcome == "fail"}
+        seen = {mark for entry in self.known.values() for mark in entry.marks}
         for read in self.history.reads:
             if read.found is None:
                 continue
+            self._cursor_ended_in_time(read)
+            if read.level == "majority":
+                if moments.get(frozenset(read.found.items()), -1) < read.after:
+                    self.fail("3", f"{read}: {self._why_wrong(read, primary)}")
+                continue
             for token in read.found.values():
-                if f"w {token}" not in stayed:
-                    self.fail("3", f"a majority read returned {token}, which is not in the final history: {read}")
-            for write in self.history.acknowledged("majority"):
-                if write.kind != "insert" or write.done_ms > read.invoked_ms or write.ts > read.after:
-                    continue
-                if write.id not in read.found and deletes.get(write.id, read.done_ms + 1) > read.done_ms:
-                    self.fail(
-                        "3", f"a majority read after {read.after} misses {write}; {read.target} {read.invoked_ms}"
-                    )
+                if token in refused or f"w {token}" not in seen:
+                    self.fail("4", f"a local read returned {token}, which was refused or never written: {read}")
+
+    def _cursor_ended_in_time(self, read: Read) -> None:
+        """A cursor does not go on in what a rollback or a copy has put in the place of what it began with."""
+        name = self.cluster.name_of(read.target)
+        if any(read.first_ms < when < read.asked_ms for when in self.replaced_ms[name]):
+            self.fail("3", f"a cursor of {name} outlived a rollback or a copy: {read}")
+
+    def _why_wrong(self, read: Read, primary: str) -> str:
+        """In words, for a person: what is wrong with a majority read."""
+        found = read.found or {}
+        entries = self.mirrors[primary].entries
+        stayed = self.mirrors[primary].marks
+        wrong = [token for token in found.values() if f"w {token}" not in stayed]
+        if wrong:
+            return f"{wrong} are not in the final history"
+        held = state_at(entries, read.after)
+        missing = {key: token for key, token in held.items() if found.get(key) != token}
+        more = {key: token for key, token in found.items() if held.get(key) != token}
+        return f"at {read.after} there was {missing}, and it found {more}"
 
     def promise(self, primary: str) -> None:
         """Invariant 4: every acknowledged write is in the history or in a finished rollback's oplog file.
@@ -348,7 +453,7 @@ class Checkers:
                 self.fail("4", f"refused, and yet applied: {write}")
             if not write.acknowledged or mark in kept or mark in files:
                 continue
-            if write.concern == "w1" and mark in self.lost_in_crashes:
+            if write.concern in UNSYNCED and mark in self.lost_in_crashes:
                 continue  # T2: not synced on any holder when the power went
             if write.concern != "majority" and mark in self.erased_by_hand:
                 continue
@@ -373,14 +478,19 @@ class Checkers:
         """Invariant 5."""
         for name, mirror in self.mirrors.items():
             expected = replay(mirror.entries)
-            found = documents_of(self.cluster.machines[name].disk)
+            found = self._documents(name)
             if found != expected:
                 self.fail("5", f"{name}: {first_difference(expected, found)}")
+
+    def _documents(self, name: str) -> Documents:
+        found = documents_of(self.cluster.machines[name].disk)
+        assert found is not None, f"{name} runs and nothing is under way"
+        return found
 
     def members_are_equal(self) -> None:
         """Invariant 6."""
         logs = {name: [(e.optime, e.hash) for e in mirror.entries] for name, mirror in self.mirrors.items()}
-        documents = {name: documents_of(self.cluster.machines[name].disk) for name in self.mirrors}
+        documents = {name: self._documents(name) for name in self.mirrors}
         first, *others = self.mirrors
         for other in others:
             if logs[other] != logs[first]:
@@ -404,15 +514,45 @@ Documents = dict[str, dict[str, dict[str, Any]]]
 """Namespace -> text of _id -> document."""
 
 
-def documents_of(disk: SimDisk) -> Documents:
-    """All documents of a running member, by SQL."""
+def documents_of(disk: SimDisk) -> Documents | None:
+    """All documents of a running member, by SQL; None when it has no connection to spare just now."""
     connection = disk.reader(os.path.join(disk.folder, "replset.db"))
-    assert connection is not None
+    if connection is None:
+        return None
     found: Documents = {}
     for uuid, ns in connection.execute("SELECT uuid, ns FROM catalog WHERE dropped_ts IS NULL").fetchall():
         rows = connection.execute(f"SELECT doc FROM d_{uuid.hex()}").fetchall()
         found[ns] = {repr(document["_id"]): document for document in (decode(raw) for (raw,) in rows)}
     return found
+
+
+def moments_of(entries: list[Entry]) -> dict[frozenset[tuple[int, str]], int]:
+    """What the workload's collection held at each moment -> the last moment at which it held just that."""
+    held: dict[int, str] = {}
+    moments: dict[frozenset[tuple[int, str]], int] = {}
+    for entry in entries:
+        if entry.body["ns"] == NAMESPACE and entry.body["op"] != "c":
+            moments[frozenset(held.items())] = entry.optime.ts - 1
+            _apply_token(held, entry)
+    moments[frozenset(held.items())] = _NEVER
+    return moments
+
+
+def state_at(entries: list[Entry], ts: int) -> dict[int, str]:
+    """What the workload's collection held then: _id -> token."""
+    held: dict[int, str] = {}
+    for entry in entries:
+        if entry.optime.ts <= ts and entry.body["ns"] == NAMESPACE and entry.body["op"] != "c":
+            _apply_token(held, entry)
+    return held
+
+
+def _apply_token(held: dict[int, str], entry: Entry) -> None:
+    body = entry.body
+    if body["op"] == "d":
+        held.pop(int(body["o"]["_id"]), None)
+    elif body["op"] in ("i", "u"):
+        held[int(body["o2" if body["op"] == "u" else "o"]["_id"])] = entry.marks[1].removeprefix("w ")
 
 
 def replay(entries: list[Entry]) -> Documents:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from replset.commands import insert, write_batch
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.memory import Memory
@@ -38,6 +39,7 @@ from tests.simulation.kit.workers import SimWorkers
 
 T = TypeVar("T")
 SET_NAME = "rs0"
+SPARE = "n"
 SETTINGS: dict[str, object] = {
     "electionTimeoutMillis": 2_000,
     "heartbeatIntervalMillis": 500,
@@ -62,11 +64,14 @@ class Machine:
     started: bool = False  # this life's start() came to its end
     dead_disk: SimDisk | None = None  # of the life before
     lives: int = 0
-    lost_power: bool = False  # at the last death
+    # At the last death of a life that had come up; a start that did not come to its end adds a loss of power only.
+    database_at_death: object = None
+    lost_power: bool = False
     durable_at_death: OpTime | None = None
     state_at_death: MemberState | None = None
     slowness: float = 1.0  # how many times as long as ever its disk takes
     may_not_start: bool = False  # its disk takes nothing more
+    is_spare: bool = False  # it has not been added to the set yet
 
     @property
     def running(self) -> RunningMember | None:
@@ -115,6 +120,7 @@ class Weather:
     oplog_bytes: above it the oplog's head is trimmed. history_s: how long undo is kept for reads. checkpoint_bytes: of
     WAL between two checkpoints; a last pass, which holds commits, comes at eight times as much. page_bytes: of an oplog
     page; chunk_bytes: of a piece of a copy. undo_step: entries that a rollback takes away in one transaction.
+    group_statements: of one command in one group.
     """
 
     worker_ms: float = 4.0
@@ -126,6 +132,7 @@ class Weather:
     chunk_bytes: int = 4 << 20
     undo_step: int = 200
     skew_ms: int = 200
+    group_statements: int = 500
 
 
 FAIR = Weather()
@@ -152,13 +159,31 @@ class _SmallMember(RunningMember):
 
 
 class SimCluster:
-    """Use as a context manager. `members` data-bearing ones named a, b, c...; arbiters x, y..."""
+    """Use as a context manager. `members` data-bearing ones named a, b, c...; arbiters x, y...; a spare one n."""
 
-    def __init__(self, members: int = 3, arbiters: int = 0, seed: int = 0, *, weather: Weather = FAIR) -> None:
+    def __init__(
+        self,
+        members: int = 3,
+        arbiters: int = 0,
+        seed: int = 0,
+        *,
+        weather: Weather = FAIR,
+        spare: bool = False,
+        options: Mapping[str, Mapping[str, object]] | None = None,
+        journal_default: bool = True,
+    ) -> None:
+        """spare: one more machine, which is no member until it is added. options: of members, in the configuration.
+        journal_default: writeConcernMajorityJournalDefault.
+        """
         self.seed = seed
         self.loop = SimLoop()
         self.weather = weather
+        self._options = options or {}
+        self.has_delayed = any("secondaryDelaySecs" in row for row in self._options.values())
+        self.journal_default = journal_default
         self._undo_step_before, rollback.UNDO_STEP_ENTRIES = rollback.UNDO_STEP_ENTRIES, weather.undo_step
+        self._statements_before, insert.GROUP_STATEMENTS = insert.GROUP_STATEMENTS, weather.group_statements
+        write_batch.GROUP_STATEMENTS = weather.group_statements
         self.rng_faults = self.random_for("faults")
         self.rng_crashes = self.random_for("crashes")
         self.network = SimNetwork(self.loop, self.random_for("network"))
@@ -168,6 +193,9 @@ class SimCluster:
         for n in range(members + arbiters):
             name = "abcdefg"[n] if n < members else "xyz"[n - members]
             self.machines[name] = self._new_machine(name, arbiter=n >= members)
+        if spare:
+            self.machines[SPARE] = self._new_machine(SPARE, arbiter=False)
+            self.machines[SPARE].is_spare = True
         self.clients = Life("clients")
         self.broken: list[str] = []
         self.primaries_ever: list[str] = []  # who became primary, in order
@@ -314,9 +342,13 @@ class SimCluster:
         machine = self.machines[name]
         life, member = machine.life, machine.running
         assert life is not None, f"{name} is dead already"
-        machine.lost_power = power_loss
-        machine.durable_at_death = None if member is None else member.node.position.last_durable
-        machine.state_at_death = None if member is None else member.node.state
+        if member is None:
+            machine.lost_power |= power_loss
+        else:
+            machine.lost_power = power_loss
+            machine.durable_at_death = member.node.position.last_durable
+            machine.state_at_death = member.node.state
+            machine.database_at_death = machine.disk.tree.names.get("replset.db")
         self.trace.add(name, "is wiped" if wipe else "loses power" if power_loss else "is killed")
         self.loop.kill(life)
         self.network.die(life, silently=power_loss)
@@ -429,19 +461,21 @@ class SimCluster:
         self, *, settings: Mapping[str, object] | None = None, priorities: Mapping[str, float] | None = None
     ) -> None:
         """Start everybody, initiate through the first member, wait until all are counted and one is primary."""
-        for name in self.machines:
-            self.start(name)
-        self.run_until(lambda: all(m.started for m in self.machines.values()) or bool(self.broken), 10, "all started")
+        for machine in self.members():
+            self.start(machine.name)
+        self.run_until(lambda: all(m.started for m in self.members()) or bool(self.broken), 10, "all started")
         self.check_unbroken()
         members = []
-        for n, machine in enumerate(self.machines.values()):
-            member: dict[str, object] = {"_id": n, "host": str(machine.host)}
+        for n, machine in enumerate(self.members()):
+            member: dict[str, object] = {"_id": n, "host": str(machine.host), **self._options.get(machine.name, {})}
             if machine.arbiter:
                 member["arbiterOnly"] = True
             elif priorities and machine.name in priorities:
                 member["priority"] = priorities[machine.name]
             members.append(member)
         config = {"_id": SET_NAME, "version": 1, "members": members, "settings": self._settings(settings)}
+        if not self.journal_default:
+            config["writeConcernMajorityJournalDefault"] = False
         first = next(iter(self.machines))
         reply = self.command(first, {"replSetInitiate": config}, timeout_s=30)
         if reply["ok"] != 1:
@@ -463,7 +497,11 @@ class SimCluster:
             return False
         if any(member.incarnation is None for member in config.voters):
             return False
-        return all(m.running is not None and m.running.node.state in states for m in self.machines.values())
+        return all(m.running is not None and m.running.node.state in states for m in self.members())
+
+    def members(self) -> list[Machine]:
+        """All machines but a spare one that nobody has added yet."""
+        return [machine for machine in self.machines.values() if not machine.is_spare]
 
     def primary(self) -> str | None:
         """The writable primary of the newest term, if there is one."""
@@ -488,7 +526,7 @@ class SimCluster:
         """One writable primary, everybody well, all data-bearing members at one optime, which is committed."""
         if not self.all_counted():
             return False
-        data = [m.running for m in self.machines.values() if m.running is not None and not m.arbiter]
+        data = [m.running for m in self.members() if m.running is not None and not m.arbiter]
         positions = {member.node.position.last_applied for member in data}
         points = {member.node.commit_point for member in data}
         return len(positions) == 1 and points == positions
@@ -530,6 +568,7 @@ class SimCluster:
     def close(self) -> None:
         """End every life, close every disk, remove the folders."""
         rollback.UNDO_STEP_ENTRIES = self._undo_step_before
+        insert.GROUP_STATEMENTS = write_batch.GROUP_STATEMENTS = self._statements_before
         self.loop.on_step = None
         for machine in self.machines.values():
             if machine.life is not None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from replset.core.member_state import MemberState
-from tests.simulation.kit.cluster import Live, SimCluster
+from replset.ids import HostPort, OpTime
+from tests.simulation.kit.cluster import SPARE, Live, SimCluster
 from tests.simulation.kit.disk import PLENTY
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.network import QUIET, LinkFaults
@@ -53,6 +54,11 @@ class FaultMix:
     reconfigure: int = 0
     remove_and_add: int = 0
     ambush: int = 0
+    hit_undo: int = 0
+    resync: int = 0
+    freeze: int = 0
+    bridge: int = 0
+    add_new: int = 0
     pause_s: tuple[float, float] = (0.5, 5.0)
 
 
@@ -66,7 +72,10 @@ NEW_KINDS = (
 )
 
 
-NO_FAULTS = FaultMix(**dict.fromkeys(OLD_KINDS + NEW_KINDS, 0))  # type: ignore[arg-type]
+NEWER_KINDS = ("hit_undo", "resync", "freeze", "bridge", "add_new")
+
+
+NO_FAULTS = FaultMix(**dict.fromkeys(OLD_KINDS + NEW_KINDS + NEWER_KINDS, 0))  # type: ignore[arg-type]
 
 
 def draw_mix(rng: random.Random) -> FaultMix:
@@ -76,14 +85,18 @@ def draw_mix(rng: random.Random) -> FaultMix:
     chosen["ambush"] *= 2
     if not any(chosen.values()):
         chosen["kill"] = 1
+    chosen |= {name: rng.choice((0, 0, 1, 1, 2)) for name in NEWER_KINDS}
+    chosen["hit_undo"] *= 2
     return FaultMix(**chosen, pause_s=rng.choice(((0.5, 5.0), (0.2, 2.0), (1.0, 7.0))))  # type: ignore[arg-type]
 
 
 class Faults:
     """Runs faults until `stop`, then puts everything right."""
 
-    def __init__(self, cluster: SimCluster, mix: FaultMix | None = None) -> None:
+    def __init__(self, cluster: SimCluster, mix: FaultMix | None = None, hosts: list[HostPort] | None = None) -> None:
+        """hosts: where clients go; a member that is added joins them."""
         self._cluster = cluster
+        self._hosts = [] if hosts is None else hosts
         self._mix = mix or FaultMix()
         self._rng: random.Random = cluster.rng_faults
         self._repairs: set[asyncio.Task[None]] = set()  # restarts and heals on their way
@@ -120,6 +133,11 @@ class Faults:
             self._reconfigure: mix.reconfigure,
             self._remove_and_add: mix.remove_and_add,
             self._ambush: mix.ambush,
+            self._hit_undo: mix.hit_undo,
+            self._resync: mix.resync,
+            self._freeze: mix.freeze,
+            self._bridge: mix.bridge,
+            self._add_new: mix.add_new,
         }
         self._ends = cluster.loop.time() + seconds
         while cluster.loop.time() < self._ends:
@@ -170,7 +188,7 @@ class Faults:
     def _kill(self, name: str, *, power_loss: bool) -> None:
         if not name:
             return
-        self._cluster.kill(name, power_loss=power_loss)
+        self._cluster.kill(name, power_loss=power_loss and self._cluster.journal_default)
         self._later(self._rng.uniform(0.2, 7.0), lambda: self._revive(name))
 
     def _revive(self, name: str) -> None:
@@ -199,7 +217,7 @@ class Faults:
         if config is None or len(config.voters) - 1 < config.majority_vote_count:
             return  # without that voter's data nobody could be elected any more: a person's decision, not a fault
         self._wiped = True
-        name = self._rng.choice([name for name in cluster.machines if name != primary])
+        name = self._rng.choice([machine.name for machine in cluster.members() if machine.name != primary])
         cluster.kill(name, wipe=True)
         self._later(self._rng.uniform(0.2, 7.0), lambda: self._revive(name))
 
@@ -265,6 +283,8 @@ class Faults:
             self._later(self._rng.uniform(0.5, 8.0), lambda: self._set_clock(name, -by_ms))
 
     def _set_clock(self, name: str, by_ms: int) -> None:
+        if self._cluster.has_delayed:
+            return  # it would be delayed by as much as clocks are wrong
         self._cluster.machines[name].clock.jump(by_ms)
         self._cluster.trace.add(name, f"has its clock set by {by_ms} ms")
 
@@ -295,6 +315,38 @@ class Faults:
 
         self._cluster.on_change.append(look)
         self._later(self._at_most(15.0), end)
+
+    def _hit_undo(self) -> None:
+        """The primary is cut off, to be doomed; the next member of which an undo step is done, and more are to come,
+        dies between the two.
+        """
+        primary = self._cluster.primary()
+        if primary is not None:
+            self._cut_for_a_while([primary], "both", (4.0, 9.0))
+        newest: dict[str, OpTime] = {}
+        deed, delay_s = self._rng.choice(("kill", "power")), self._rng.choice((0.0, 0.0, 0.002, 0.02))
+        waiting = [True]
+
+        def look(row: Live) -> None:
+            member = row.machine.running
+            if row.state is not MemberState.ROLLBACK or member is None or row.machine.arbiter:
+                newest.pop(row.name, None)
+                return
+            now = member.store.last_applied
+            before = newest.setdefault(row.name, now)
+            newest[row.name] = now
+            if waiting[0] and now < before and member.store.rollback_in_progress() is not None:
+                end()
+                self.done["struck between undo steps"] += 1
+                self._later(delay_s, lambda: self._strike(row.name, deed))
+
+        def end() -> None:
+            if waiting[0]:
+                waiting[0] = False
+                self._cluster.loop.call_soon(self._cluster.on_change.remove, look)
+
+        self._cluster.on_change.append(look)
+        self._later(self._at_most(20.0), end)
 
     def _strike(self, name: str, deed: str) -> None:
         cluster = self._cluster
@@ -369,13 +421,61 @@ class Faults:
             command = {"replSetStepDown": self._rng.choice((2, 10)), "secondaryCatchUpPeriodSecs": 1}
             self._background(self._ask(primary, {**command, "force": self._rng.random() < 0.3}))
 
+    def _freeze(self) -> None:
+        """Somebody must not stand for election for a while; now and then he may again before that."""
+        name, seconds = self._rng.choice(list(self._cluster.machines)), self._rng.choice((2, 8))
+        self._background(self._ask(name, {"replSetFreeze": seconds}))
+        if self._rng.random() < 0.3:
+            self._later(1.0, lambda: self._background(self._ask(name, {"replSetFreeze": 0})))
+
+    def _resync(self) -> None:
+        """A secondary is asked to copy another member's data, in a set that is well and can do without its vote."""
+        cluster = self._cluster
+        primary, config = cluster.primary(), cluster.config()
+        others = [machine.name for machine in cluster.members() if not machine.arbiter and machine.name != primary]
+        if primary is None or config is None or self._wiped or self._reconfiguring or not cluster.all_counted():
+            return
+        if len(config.voters) - 1 >= config.majority_vote_count and others:
+            self._background(self._ask(self._rng.choice(others), {"replSetResync": 1}))
+
+    def _add_new(self) -> None:
+        """The spare machine becomes a member, once a run; who adds it does not give up."""
+        cluster = self._cluster
+        spare = cluster.machines.get(SPARE)
+        if spare is None or not spare.is_spare or self._reconfiguring or cluster.primary() is None:
+            return
+        spare.is_spare = False
+        self._hosts.append(spare.host)
+        cluster.start(SPARE)
+        row: dict[str, object] = {"host": spare.host}
+        if self._rng.random() < 0.3:
+            row |= {"votes": 0, "priority": 0}
+        self._reconfiguring = True
+        self._background(self._add(row))
+
+    async def _add(self, row: dict[str, object]) -> None:
+        try:
+            while True:
+                leader, config = self._cluster.primary(), self._cluster.config()
+                if config is not None and config.member_at(self._cluster.host(SPARE)) is not None:
+                    return
+                if leader is not None:
+                    self._cluster.trace.add(leader, f"is asked to add {row}")
+                    reply = await self._ask(leader, {"replSetAddMember": row, "maxTimeMS": 4_000})
+                    if reply is not None and reply.get("code") == NOT_SAFE_TO_ADD:
+                        row["priority"] = 0
+                await asyncio.sleep(1.0)
+        finally:
+            self._reconfiguring = False
+
     def _reconfigure(self) -> None:
         """Another priority, another election timeout, another catch-up."""
         primary = self._cluster.primary()
         if primary is None or self._reconfiguring:
             return
         draw = self._rng.random()
-        name, priority = self._rng.choice(list(self._cluster.machines)), self._rng.choice((0.5, 1, 2, 5))
+        names = [machine.name for machine in self._cluster.members()]
+        name, priority = self._rng.choice(names), self._rng.choice((0.5, 1, 2, 5))
         timeout, catch_up = self._rng.choice((1_000, 2_000, 3_000)), self._rng.choice((-1, 0, 1_000))
 
         def change(config: dict[str, Any]) -> str:
@@ -395,7 +495,7 @@ class Faults:
         """A secondary is taken out of the set, and taken in again after a while."""
         cluster = self._cluster
         primary, config = cluster.primary(), cluster.config()
-        others = [name for name, m in cluster.machines.items() if not m.arbiter and name != primary]
+        others = [machine.name for machine in cluster.members() if not machine.arbiter and machine.name != primary]
         if primary is None or config is None or self._wiped or self._reconfiguring or len(others) < 2:
             return
         name, pause = self._rng.choice(others), self._rng.uniform(0.5, 5.0)
@@ -435,7 +535,9 @@ class Faults:
     def _change_votes(self) -> None:
         """A secondary loses its vote, or gets it back, by a safe reconfig."""
         primary = self._cluster.primary()
-        others = [name for name, m in self._cluster.machines.items() if not m.arbiter and name != primary]
+        others = [
+            machine.name for machine in self._cluster.members() if not machine.arbiter and machine.name != primary
+        ]
         if primary is not None and others and not self._wiped and not self._reconfiguring:
             self._reconfiguring = True
             host = self._cluster.host(self._rng.choice(others))
@@ -501,6 +603,21 @@ class Faults:
             self._cluster.trace.add("network", f"{target} hears {source} again")
 
         self._later(self._at_most(self._rng.uniform(8.0, 25.0)), uncut)
+
+    def _bridge(self) -> None:
+        """Two members do not hear each other for long, while everybody else hears both."""
+        one, other = self._rng.sample(list(self._cluster.machines), 2)
+        network = self._cluster.network
+        network.cut(one, other)
+        network.cut(other, one)
+        self._cluster.trace.add("network", f"{one} and {other} do not hear each other")
+
+        def whole() -> None:
+            network.uncut(one, other)
+            network.uncut(other, one)
+            self._cluster.trace.add("network", f"{one} and {other} hear each other again")
+
+        self._later(self._at_most(self._rng.uniform(8.0, 25.0)), whole)
 
     def _cut_for_a_while(self, group: list[str], direction: str, seconds: tuple[float, float] = (0.5, 9.0)) -> None:
         self._cluster.cut(group, direction=direction)

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +17,7 @@ from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.faults import NO_FAULTS, FaultMix, Faults, draw_mix
 from tests.simulation.kit.linearizability import violation
 from tests.simulation.kit.registers import RegisterMix, Registers
-from tests.simulation.kit.workload import Mix, Workload
+from tests.simulation.kit.workload import ALL_CONCERNS, OLD_CONCERNS, Mix, Workload
 
 FAULTS_S = 40.0
 CONVERGES_WITHIN_S = 90.0
@@ -28,6 +28,7 @@ ROLLBACKS = "--rollbacks"
 ROLLBACK_FAULTS = {
     "isolate_primary": 8,
     "ambush": 6,
+    "hit_undo": 4,
     "isolate_someone": 2,
     "kill_primary": 2,
     "lasting_one_way": 1,
@@ -41,6 +42,9 @@ ROLLBACK_FAULTS = {
 class Plan:
     """What a run is made of; what happens in it is drawn from the seed. registers, deeds: None runs without.
 
+    options: of members in the configuration. spare: one more machine, for the fault that adds a member.
+    journal_default: where it is False, what a majority acknowledged need not be on disks, and nobody loses power.
+
     option: of `./dev sim`, for a run that is drawn in another way than most.
     """
 
@@ -51,6 +55,9 @@ class Plan:
     load: Mix = field(default_factory=Mix)
     registers: RegisterMix | None = None
     deeds: DeedMix | None = None
+    options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    spare: bool = False
+    journal_default: bool = True
     faults_s: float = FAULTS_S
     option: str = ""
 
@@ -90,9 +97,10 @@ def draw_weather(seed: int) -> Weather:
         checkpoint_bytes=rng.choice((64 << 10, 256 << 10, 1 << 20)),
         page_bytes=rng.choice((300, 2_000, 4 << 20)),
         chunk_bytes=rng.choice((20_000, 4 << 20)),
-        undo_step=rng.choice((1, 3, 200)),
+        undo_step=rng.choice((1, 2, 3, 200)),
         catch_up_ms=rng.choice((-1, 0, 500, 2_000)),
         skew_ms=rng.choice((200, 200, 3_000, 120_000)),
+        group_statements=rng.choice((1, 3, 500)),
     )
 
 
@@ -100,7 +108,7 @@ def draw_plan(seed: int) -> Plan:
     """Everything about a run that its number decides before it begins."""
     rng = random.Random(f"{seed} plan")
     members, arbiters = SHAPES[seed % len(SHAPES)]
-    return Plan(
+    plan = Plan(
         members,
         arbiters,
         draw_weather(seed),
@@ -108,6 +116,35 @@ def draw_plan(seed: int) -> Plan:
         Mix(*rng.choice(((4, 2), (2, 1), (2, 1), (1, 1))), pause_ms=rng.choice(((50, 350), (100, 700), (100, 1_500)))),
         RegisterMix(*rng.choice(((3, 1), (3, 2), (2, 2)))),
     )
+    load = random.Random(f"{seed} load")
+    concerns = load.choice((OLD_CONCERNS, ALL_CONCERNS, ALL_CONCERNS))
+    several, cursors, local = load.choice((0.0, 0.15)), load.choice((0.0, 0.5)), load.choice((0.0, 0.3))
+    shape = random.Random(f"{seed} shape")
+    options = draw_options(shape, members)
+    if any("secondaryDelaySecs" in row for row in options.values()):  # it waits for its own wall clock
+        plan = replace(plan, weather=replace(plan.weather, skew_ms=200))
+    return replace(
+        plan,
+        load=replace(plan.load, concerns=concerns, several=several, cursors=cursors, local=local),
+        options=options,
+        spare=shape.random() < 0.3,
+        journal_default=shape.random() >= 0.12,
+    )
+
+
+def draw_options(rng: random.Random, members: int) -> dict[str, dict[str, object]]:
+    """Now and then the last data-bearing member is hidden, delayed, without a vote, or all of it."""
+    kind = rng.choice(("", "", "", "hidden", "delayed", "no vote", "all"))
+    if not kind or members < 3:
+        return {}
+    row: dict[str, object] = {"priority": 0}
+    if kind in ("hidden", "delayed", "all"):
+        row["hidden"] = True
+    if kind in ("delayed", "all"):
+        row["secondaryDelaySecs"] = rng.choice((1, 3))
+    if kind in ("no vote", "all"):
+        row["votes"] = 0
+    return {"abcdefg"[members - 1]: row}
 
 
 def rollback_plan(seed: int) -> Plan:
@@ -136,7 +173,18 @@ def run_seed(seed: int, plan: Plan | None = None) -> Outcome:
     """Run one seed to its end or to the first broken invariant. Without a plan the seed draws it."""
     quiet_logs()
     plan = plan or draw_plan(seed)
-    with _without_collector(), SimCluster(plan.members, plan.arbiters, seed=seed, weather=plan.weather) as cluster:
+    with (
+        _without_collector(),
+        SimCluster(
+            plan.members,
+            plan.arbiters,
+            seed=seed,
+            weather=plan.weather,
+            spare=plan.spare,
+            options=plan.options,
+            journal_default=plan.journal_default,
+        ) as cluster,
+    ):
         run = _Run(cluster, plan)
         error: str | None = None
         try:
@@ -162,7 +210,7 @@ class _Run:
     def __init__(self, cluster: SimCluster, plan: Plan) -> None:
         self.cluster = cluster
         self.plan = plan
-        hosts = [machine.host for machine in cluster.machines.values() if not machine.arbiter]
+        hosts = [machine.host for machine in cluster.members() if not machine.arbiter]
         self.workload = Workload(cluster.loop, hosts, cluster.random_for("workload"), cluster.client, plan.load)
         self.registers: Registers | None = None
         if plan.registers is not None:
@@ -173,7 +221,8 @@ class _Run:
             rng = cluster.random_for("deeds")
             self.deeds = Deeds(cluster.loop, hosts, rng, cluster.client, plan.deeds)
         self.checkers = Checkers(cluster, self.workload.history, self.deeds.history if self.deeds else None)
-        self.faults = Faults(cluster, plan.faults)
+        self.workload.on_acknowledged = self.checkers.note_acknowledged
+        self.faults = Faults(cluster, plan.faults, hosts)
         self.healed_ms = self.well_ms = 0
 
     def to_the_end(self) -> None:
@@ -268,7 +317,11 @@ class _Run:
         counts["undo steps"] = checkers.rollbacks
         counts["uncounted copies undone"] = checkers.uncounted_undone
         counts["copies"] = checkers.copies
-        counts["resyncs of a stale member"] = self.cluster.resyncs
+        counts["resyncs of a member with data"] = self.cluster.resyncs
+        reads = [read for read in history.reads if read.found is not None]
+        counts["reads"] = len(reads)
+        counts["reads by cursor"] = sum(read.asked_ms >= 0 for read in reads)
+        counts["local reads"] = sum(read.level == "local" for read in reads)
         counts["ms until well"] = max(0, self.well_ms - self.healed_ms)
         if self.registers is not None:
             for kind, n in self.registers.answered.items():

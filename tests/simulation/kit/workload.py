@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 from collections.abc import Callable, Mapping
@@ -9,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from replset.bson import Timestamp
-from replset.ids import HostPort, pack_ts
+from replset.bson import Int64, Timestamp
+from replset.ids import OPTIME_NULL, HostPort, OpTime, pack_ts
 from tests.simulation.kit.clients import Clients
 from tests.simulation.kit.loop import SimLoop
 from tests.simulation.kit.wire import NoAnswerError, SimClient
@@ -18,12 +19,20 @@ from tests.simulation.kit.wire import NoAnswerError, SimClient
 DATABASE = "app"
 COLLECTION = "things"
 SHARED_KEYS = 4
+SEVERAL_MAX = 9
+"""Documents of one insert."""
 
 CONCERNS: dict[str, dict[str, object]] = {
     "w1": {"w": 1, "j": False},
     "journaled": {"w": 1, "j": True},
     "majority": {"w": "majority", "wtimeout": 5_000},
+    "two": {"w": 2, "j": False, "wtimeout": 5_000},
+    "two journaled": {"w": 2, "j": True, "wtimeout": 5_000},
 }
+OLD_CONCERNS = ("w1", "journaled", "majority")
+ALL_CONCERNS = tuple(CONCERNS)
+UNSYNCED = frozenset({"w1", "two"})
+"""What a loss of power may take from all who had it."""
 NOT_APPLIED = frozenset({10107, 13435, 13436, 11600, 94, 14031})
 """Error codes that say that nothing was done."""
 
@@ -43,6 +52,7 @@ class Write:
     done_ms: int = -1
     ts: int = 0  # operationTime of the reply, packed
     detail: str = ""
+    optime: OpTime = OPTIME_NULL  # of the reply, once it is acknowledged
 
     @property
     def acknowledged(self) -> bool:
@@ -51,12 +61,18 @@ class Write:
 
 @dataclass(slots=True)
 class Read:
-    """One majority read of the whole collection with afterClusterTime. found: _id -> token."""
+    """One read of the whole collection, a majority read with afterClusterTime. found: _id -> token.
+
+    first_ms, asked_ms: of a cursor, when its first batch was there and when its last one was asked for.
+    """
 
     target: HostPort
     after: int
     invoked_ms: int
+    level: str = "majority"
     done_ms: int = -1
+    first_ms: int = -1
+    asked_ms: int = -1
     found: dict[int, str] | None = field(default=None, repr=False)
     detail: str = ""
 
@@ -74,11 +90,19 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """How many clients, and how often each does something."""
+    """How many clients, and how often each does something.
+
+    concerns: of a write, each as likely as the others. several: how many of the inserts are of several documents.
+    cursors: how many of the reads go through a cursor, in small batches. local: how many are at `local`.
+    """
 
     writers: int = 4
     readers: int = 2
     pause_ms: tuple[int, int] = (50, 350)
+    concerns: tuple[str, ...] = OLD_CONCERNS
+    several: float = 0.0
+    cursors: float = 0.0
+    local: float = 0.0
 
 
 class Workload(Clients):
@@ -98,6 +122,7 @@ class Workload(Clients):
         self._mine: list[int] = []  # ids that may be deleted, each once
         self.history = History()
         self.primary: HostPort | None = None
+        self.on_acknowledged: Callable[[Write], None] | None = None
 
     def start(self) -> None:
         for _ in range(self._mix.writers):
@@ -115,6 +140,8 @@ class Workload(Clients):
             target = self.primary if self.primary and rng.random() < 0.7 else rng.choice(self._hosts)
             if rng.random() < 0.08:
                 await self._scratch(client, target, rng)
+            elif self._mix.several and rng.random() < self._mix.several:
+                await self._insert_several(client, target, rng)
             else:
                 await self.write(client, self._draw(rng, target))
         client.close()
@@ -135,7 +162,7 @@ class Workload(Clients):
 
     def _draw(self, rng: random.Random, target: HostPort) -> Write:
         number = next(self._numbers)
-        concern = rng.choice(tuple(CONCERNS))
+        concern = rng.choice(self._mix.concerns)
         draw = rng.random()
         if draw < 0.1 and self._mine:
             kind, key = "delete", self._mine.pop(rng.randrange(len(self._mine)))
@@ -147,21 +174,41 @@ class Workload(Clients):
 
     async def write(self, client: SimClient, write: Write) -> Write:
         """Send one write and note what was told of it."""
-        self.history.writes.append(write)
-        try:
-            reply = await client.call(write.target, DATABASE, command_of(write))
-        except NoAnswerError as error:
-            write.outcome, write.detail = "fail" if error.unsent else "unknown", str(error)
-        else:
-            judge(write, reply)
-        write.done_ms = self._loop.now_ms
-        if write.acknowledged:
-            self.primary = write.target
-            if write.kind == "insert" and write.concern == "majority":
-                self._mine.append(write.id)
-        elif self.primary == write.target:
-            self.primary = None
+        await self._send(client, [write], command_of(write))
         return write
+
+    async def _insert_several(self, client: SimClient, target: HostPort, rng: random.Random) -> None:
+        """One insert of several documents: it is committed in several groups where those are small."""
+        concern, number = rng.choice(self._mix.concerns), rng.randrange(2, SEVERAL_MAX + 1)
+        writes = []
+        for n in itertools.islice(self._numbers, number):
+            writes.append(Write(n, "insert", 1000 + n, f"token-{n}-", concern, target, self._loop.now_ms))
+        documents = [{"_id": write.id, "token": write.token} for write in writes]
+        command: dict[str, object] = {"insert": COLLECTION, "documents": documents, "writeConcern": CONCERNS[concern]}
+        await self._send(client, writes, command)
+
+    async def _send(self, client: SimClient, writes: list[Write], command: Mapping[str, object]) -> None:
+        """Send what these writes ask for, in one command."""
+        self.history.writes += writes
+        target = writes[0].target
+        try:
+            reply = await client.call(target, DATABASE, command)
+        except NoAnswerError as error:
+            for write in writes:
+                write.outcome, write.detail = "fail" if error.unsent else "unknown", str(error)
+        else:
+            for write in writes:
+                judge(write, reply, len(writes))
+        for write in writes:
+            write.done_ms = self._loop.now_ms
+            if write.acknowledged:
+                self.primary = target
+                if write.kind == "insert" and write.concern == "majority":
+                    self._mine.append(write.id)
+            elif self.primary == target:
+                self.primary = None
+        if writes[-1].acknowledged and self.on_acknowledged is not None:
+            self.on_acknowledged(writes[-1])
 
     # --- reading
 
@@ -170,36 +217,66 @@ class Workload(Clients):
         while not self._stopped:
             await self._pause(rng)
             await self._pause(rng)
-            await self.read(client, rng.choice(self._hosts))
+            level = "local" if self._mix.local and rng.random() < self._mix.local else "majority"
+            by_cursor = bool(self._mix.cursors) and rng.random() < self._mix.cursors
+            await self.read(client, rng.choice(self._hosts), level, rng if by_cursor else None)
         client.close()
 
-    async def read(self, client: SimClient, target: HostPort) -> Read:
-        """A majority read of everything, not older than the newest write that a majority acknowledged."""
+    async def read(
+        self, client: SimClient, target: HostPort, level: str = "majority", batches: random.Random | None = None
+    ) -> Read:
+        """A read of everything; at majority not older than the newest write that a majority acknowledged.
+
+        batches: draws the sizes of a cursor's batches and the pauses between them; None: all in the first one.
+        """
         after = max((write.ts for write in self.history.acknowledged("majority")), default=0)
-        read = Read(target, after, self._loop.now_ms)
+        read = Read(target, after if level == "majority" else 0, self._loop.now_ms, level)
         self.history.reads.append(read)
-        concern: dict[str, object] = {"level": "majority"}
-        if after:
+        concern: dict[str, object] = {"level": level}
+        if read.after:
             concern["afterClusterTime"] = Timestamp(after >> 31, after & ((1 << 31) - 1))
         command = {
             "find": COLLECTION,
             "filter": {},
-            "batchSize": 100_000,
+            "batchSize": 100_000 if batches is None else batches.choice((1, 3, 10)),
             "readConcern": concern,
             "maxTimeMS": 4_000,
             "$readPreference": {"mode": "secondaryPreferred"},
         }
         try:
-            reply = await client.call(target, DATABASE, command)
+            documents = await self._all_batches(client, read, command, batches)
         except NoAnswerError as error:
             read.detail = str(error)
         else:
-            if reply["ok"] == 1:
-                read.found = {int(d["_id"]): str(d.get("token")) for d in reply["cursor"]["firstBatch"]}
-            else:
-                read.detail = f"{reply.get('code')}: {reply.get('errmsg')}"
+            if documents is not None:
+                read.found = {int(d["_id"]): str(d.get("token")) for d in documents}
         read.done_ms = self._loop.now_ms
         return read
+
+    async def _all_batches(
+        self, client: SimClient, read: Read, command: Mapping[str, object], batches: random.Random | None
+    ) -> list[dict[str, Any]] | None:
+        """The documents; None when some batch was refused, with the reason in `read.detail`."""
+        reply = await client.call(read.target, DATABASE, command)
+        if reply["ok"] != 1:
+            read.detail = f"{reply.get('code')}: {reply.get('errmsg')}"
+            return None
+        documents: list[dict[str, Any]] = reply["cursor"]["firstBatch"]
+        cursor_id = reply["cursor"]["id"]
+        read.first_ms = self._loop.now_ms
+        while cursor_id:
+            assert batches is not None, "everything fits the first batch"
+            await asyncio.sleep(batches.choice((0.0, 0.0, 0.02, 0.5, 4.0)) * batches.random())
+            read.asked_ms = self._loop.now_ms
+            size = max(batches.choice((1, 10, 100)), len(documents) // 4)
+            more = {"getMore": Int64(cursor_id), "collection": COLLECTION, "batchSize": size}
+            reply = await client.call(read.target, DATABASE, more)
+            if reply["ok"] != 1:
+                read.detail = f"{reply.get('code')}: {reply.get('errmsg')}"
+                return None
+            documents += reply["cursor"]["nextBatch"]
+            cursor_id = reply["cursor"]["id"]
+        return documents
 
 
 def command_of(write: Write) -> dict[str, object]:
@@ -219,8 +296,8 @@ def command_of(write: Write) -> dict[str, object]:
             return {"delete": COLLECTION, "deletes": [{"q": {"_id": write.id}, "limit": 1}], **concern}
 
 
-def judge(write: Write, reply: Mapping[str, Any]) -> None:
-    """Fill in the outcome from the reply."""
+def judge(write: Write, reply: Mapping[str, Any], number: int = 1) -> None:
+    """Fill in the outcome from the reply to a command of so many writes."""
     if reply["ok"] != 1:
         write.outcome = "fail" if reply.get("code") in NOT_APPLIED else "unknown"
         write.detail = f"{reply.get('code')}: {reply.get('errmsg')}"
@@ -230,9 +307,10 @@ def judge(write: Write, reply: Mapping[str, Any]) -> None:
         write.detail = str(error)
     elif reply.get("writeConcernError"):
         write.outcome, write.detail = "unknown", str(reply["writeConcernError"].get("errmsg"))
-    elif reply.get("n") != 1:
+    elif reply.get("n") != number:
         write.outcome, write.detail = "unknown", f"n: {reply.get('n')}"
     else:
         write.outcome = "ok"
-        when = reply["operationTime"]
+        when, told = reply["operationTime"], reply["opTime"]
         write.ts = pack_ts(when.time, when.inc)
+        write.optime = OpTime(int(told["t"]), pack_ts(told["ts"].time, told["ts"].inc))
