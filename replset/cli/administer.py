@@ -12,6 +12,7 @@ import typer
 
 from replset.bson import from_ejson, to_ejson
 from replset.cli import cluster, oplog, show
+from replset.cli.host_option import Host
 from replset.client import WireClient
 from replset.errors import HostUnreachableError, ReplError
 from replset.terminal import run_app
@@ -25,13 +26,11 @@ app = typer.Typer(
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(oplog.app, name="oplog")
 
-Host = Annotated[str, typer.Option("--host", metavar="HOST:PORT", help="a member of the set (its wire port)")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON for scripts instead of a table")]
 Wait = Annotated[int, typer.Option("--wait", metavar="SECONDS", help="wait so long for the members to answer")]
 IfNeeded = Annotated[bool, typer.Option("--if-needed", help="it is no error when it is done already")]
 NewMember = Annotated[str, typer.Argument(metavar="HOST:PORT", help="as the other members are to reach it")]
-DEFAULT_HOST = "127.0.0.1:27017"
-ALREADY_INITIALIZED = 23
+ALREADY_INITIALIZED, NOT_YET_INITIALIZED = 23, 94
 
 
 class CommandFailedError(ReplError):
@@ -49,9 +48,15 @@ def start() -> None:
 
 
 @app.command()
-def status(host: Host = DEFAULT_HOST, json: AsJson = False) -> None:
+def status(host: Host, json: AsJson = False) -> None:
     """Who is in the set, in which state, how far behind, and what is wrong."""
-    reply = ask(host, {"replSetGetStatus": 1})
+    try:
+        reply = ask(host, {"replSetGetStatus": 1})
+    except CommandFailedError as error:
+        if error.code != NOT_YET_INITIALIZED:
+            raise
+        hint = f"make a set: replset initiate --host {host}; or have it added: replset add {host} --host MEMBER"
+        raise CommandFailedError(f"{error.message}; {hint}", code=NOT_YET_INITIALIZED) from error
     if json:
         typer.echo(to_ejson(reply))
     else:
@@ -59,15 +64,15 @@ def status(host: Host = DEFAULT_HOST, json: AsJson = False) -> None:
 
 
 @app.command()
-def conf(host: Host = DEFAULT_HOST) -> None:
+def conf(host: Host) -> None:
     """The configuration, as JSON (edit it and give it to `reconfig`)."""
     typer.echo(show.pretty(ask(host, {"replSetGetConfig": 1})["config"]))
 
 
 @app.command()
 def initiate(
+    host: Host,
     members: Annotated[list[str] | None, typer.Argument(help="HOST:PORT of each member; none: this one alone")] = None,
-    host: Host = DEFAULT_HOST,
     config: Annotated[Path | None, typer.Option("--config", help="a whole configuration as a JSON file")] = None,
     wait: Wait = 0,
     if_needed: IfNeeded = False,
@@ -93,7 +98,7 @@ def initiate(
 @app.command()
 def add(
     member: NewMember,
-    host: Host = DEFAULT_HOST,
+    host: Host,
     priority: Annotated[float | None, typer.Option(help="0 to 1000; 0: never primary")] = None,
     votes: Annotated[int | None, typer.Option(help="0 or 1")] = None,
     hidden: Annotated[bool, typer.Option("--hidden", help="not told to clients (needs --priority 0)")] = False,
@@ -115,7 +120,7 @@ def add(
 
 
 @app.command("add-arbiter")
-def add_arbiter(member: NewMember, host: Host = DEFAULT_HOST) -> None:
+def add_arbiter(member: NewMember, host: Host) -> None:
     """Add an arbiter: a vote without data."""
     tell(on_primary(host, {"replSetAddMember": {"host": member, "arbiterOnly": True}}), f"{member} is added as arbiter")
 
@@ -123,7 +128,7 @@ def add_arbiter(member: NewMember, host: Host = DEFAULT_HOST) -> None:
 @app.command()
 def remove(
     member: Annotated[str, typer.Argument(metavar="HOST:PORT", help="as the configuration names it")],
-    host: Host = DEFAULT_HOST,
+    host: Host,
 ) -> None:
     """Take a member out of the set; its files stay where they are."""
     tell(on_primary(host, {"replSetRemoveMember": member}), f"{member} is removed")
@@ -132,7 +137,7 @@ def remove(
 @app.command()
 def reconfig(
     file: Annotated[Path, typer.Argument(help="the new configuration as JSON, - for standard input")],
-    host: Host = DEFAULT_HOST,
+    host: Host,
     force: Annotated[bool, typer.Option("--force", help="without a majority: may lose acknowledged writes")] = False,
 ) -> None:
     """Install an edited configuration; its version is raised for you."""
@@ -146,7 +151,7 @@ def reconfig(
 
 @app.command("step-down")
 def step_down(
-    host: Host = DEFAULT_HOST,
+    host: Host,
     seconds: Annotated[int, typer.Option(help="how long it may not be elected again")] = 60,
     catch_up: Annotated[int, typer.Option(help="seconds to wait for an electable secondary")] = 10,
     force: Annotated[bool, typer.Option("--force", help="step down even if nobody caught up")] = False,
@@ -163,7 +168,7 @@ def step_down(
 @app.command()
 def freeze(
     seconds: Annotated[int, typer.Argument(help="0 ends it")],
-    host: Host = DEFAULT_HOST,
+    host: Host,
 ) -> None:
     """Keep this member from standing for election for a while."""
     tell(ask(host, {"replSetFreeze": seconds}), f"{host} does not stand for {seconds} s" if seconds else "unfrozen")
@@ -171,7 +176,7 @@ def freeze(
 
 @app.command()
 def resync(
-    host: Host = DEFAULT_HOST,
+    host: Host,
     wait: Annotated[int, typer.Option("--wait", metavar="SECONDS", help="return once it has its data again")] = 0,
 ) -> None:
     """Throw a member's data away, once what only it has is exported, and copy another member's; ends a quarantine."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from replset.cli.local_set import LocalMember, LocalSet, LocalSetError, free_ports, wait_until
+from replset.cli.local_set import DEFAULT_FOLDER, LocalMember, LocalSet, LocalSetError, free_ports, wait_until
 from replset.cli.processes import lock_holder
 from replset.errors import ReplError
 
 app = typer.Typer(help="A local set as separate processes.", no_args_is_help=True)
 Folder = Annotated[Path, typer.Option("--dir", help="folder of the set's files")]
-DEFAULT_FOLDER = Path("replset-data")
 DEFAULT_NAME, DEFAULT_MEMBERS, DEFAULT_PORT = "rs0", 3, 27017
 
 
@@ -77,7 +77,18 @@ def bring_up(local: LocalSet) -> LocalMember:
             raise LocalSetError(f"on {member.host} answers another process than {member.name} (pid {pid})")
     if not local.has_config():
         local.initiate()
-    return local.wait_for_primary()
+    try:
+        return local.wait_for_primary()
+    except LocalSetError as error:
+        raise LocalSetError(f"{error.message}{why_no_primary(local)}") from error
+
+
+def why_no_primary(local: LocalSet) -> str:
+    """What a member's status says is wrong, as the end of a message; empty when it says nothing."""
+    with contextlib.suppress(ReplError):
+        reply: dict[str, Any] = local.members[0].command({"replSetGetStatus": 1})
+        return "".join(f": {remark['why']} (next: {remark['next']})" for remark in reply.get("remarks", ())[:1])
+    return ""
 
 
 def refuse_other_options(

@@ -28,6 +28,8 @@ from replset.errors import HostUnreachableError, ReplError
 
 T = TypeVar("T")
 HTTP_OFFSET = 1000
+DEFAULT_FOLDER = Path("replset-data")
+DEFAULT_HOST = "127.0.0.1:27017"
 LOCK_WITHIN_S = 10.0
 
 
@@ -269,6 +271,15 @@ class LocalSet:
 
     def wait_for_primary(self, *, among: Sequence[LocalMember] | None = None, within_s: float = 60) -> LocalMember:
         return wait_until(lambda: self.primary(among=among), within_s, "a primary")
+
+
+def default_host() -> str:
+    """The member that a command asks without --host: one that runs, of the set in `replset-data` if there is one."""
+    if not (DEFAULT_FOLDER / "set.json").exists():
+        return DEFAULT_HOST
+    members = LocalSet.load(DEFAULT_FOLDER).members
+    running = [member for member in members if member.is_running()]
+    return next((member.host for member in [*running, *members]), DEFAULT_HOST)
 
 
 @contextlib.contextmanager

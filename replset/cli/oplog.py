@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from replset.bson import DateTime, RawDocument, from_ejson_value, to_ejson
+from replset.cli.host_option import Host
 from replset.client import HttpClient, WireClient
 from replset.errors import BadValueError, ReplError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
@@ -23,8 +24,6 @@ from replset.terminal import console
 
 app = typer.Typer(help="Look at the oplog.", no_args_is_help=True)
 Place = Annotated[Path | None, typer.Argument(help="a dbpath, or its database file; nothing: ask --host")]
-Host = Annotated[str, typer.Option("--host", metavar="HOST:PORT", help="a live member (its wire port)")]
-DEFAULT_HOST = "127.0.0.1:27017"
 PAGE = 500
 FIRST_LOOK_BACK_S = 30
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -32,8 +31,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @app.command()
 def info(
+    host: Host,
     place: Place = None,
-    host: Host = DEFAULT_HOST,
     as_json: Annotated[bool, typer.Option("--json", help="JSON for scripts instead of a table")] = False,
 ) -> None:
     """First and last entry, the window of time between them, entries and bytes."""
@@ -50,8 +49,8 @@ def info(
 
 @app.command()
 def tail(
+    host: Host,
     place: Place = None,
-    host: Host = DEFAULT_HOST,
     lines: Annotated[int, typer.Option("-n", "--lines", min=1, help="how many of the newest entries")] = 10,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="go on with what comes")] = False,
     after: Annotated[str | None, typer.Option(help="begin behind this optime (TERM:SECONDS:INC)")] = None,

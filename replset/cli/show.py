@@ -52,6 +52,9 @@ def status(reply: Mapping[str, Any]) -> None:
         )
     out.print(table)
     _print_rollbacks(reply)
+    for remark in reply.get("remarks", ()):
+        out.print(f"[bold yellow]{escape(str(remark['why']))}[/]", highlight=False)
+        out.print(f"  next: {escape(str(remark['next']))}", highlight=False)
     optimes = reply.get("optimes", {})
     out.print(
         f"commit point {optime_text(optimes.get('lastCommittedOpTime'))}; a majority write needs "

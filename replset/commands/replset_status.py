@@ -10,8 +10,9 @@ from replset.commands.ports import MemberPort, Reply
 from replset.commands.replies import optime_document
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
+from replset.core.remarks import Remark
 from replset.core.status import MemberStatus, Status
-from replset.errors import NotYetInitializedError
+from replset.errors import NotYetInitializedError, StorageError
 from replset.ids import Millis
 from replset.replication.rollback_progress import RollbackProgress
 from replset.replication.sync_progress import SyncProgress
@@ -98,9 +99,27 @@ def status_document(member: MemberPort) -> dict[str, object]:
         reply["blocking"] = status.blocking
     if member.rollback_progress.running:
         reply["rollbackStatus"] = _rollback_document(member.rollback_progress)
+    reply["remarks"] = [{"why": remark.why, "next": remark.then} for remark in _remarks(status, member)]
     reply["unacknowledgedRollbacks"] = sum(row.unacknowledged_rollbacks for row in status.members)
     reply["members"] = [_member_document(row, member) for row in status.members]
     return reply
+
+
+def _remarks(status: Status, member: MemberPort) -> tuple[Remark, ...]:
+    """The core's, and before them that this member's own disk is too full: then it takes no writes and cannot lead."""
+    store = member.store
+    try:
+        if store.has_room():
+            return status.remarks
+    except StorageError:  # the disk is gone: the member stops by itself, and a status is still an answer
+        return status.remarks
+    least_mb = store.options.min_free_bytes >> 20
+    full = Remark(
+        f"the disk of {store.dbpath} on {member.host} has less than {least_mb} MiB free: this member takes no"
+        " writes and is not elected",
+        f"make room there, or start the member again with a --min-free-mb below {least_mb}",
+    )
+    return (full, *status.remarks)
 
 
 def _rollback_document(progress: RollbackProgress) -> dict[str, object]:

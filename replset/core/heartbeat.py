@@ -118,6 +118,7 @@ class Heartbeats:
         peer.sync_source = reply.sync_source
         peer.election_wall_ms = reply.election_wall_ms
         peer.has_data = reply.has_data
+        peer.electable = reply.electable
         peer.heartbeat_due = Millis(m.now + self.interval_ms())
         self._learn_primary(peer, reply)
         self.accept_commit_point(reply.commit_point)

@@ -49,6 +49,7 @@ class Peer:
     sync_source: HostPort | None = None
     election_wall_ms: int | None = None
     has_data: bool = False
+    electable: bool = False  # by its own word
     ping_ms: int = 0
     message: str = ""
     last_reply_wall_ms: int = 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from replset.core.member_state import MemberState
 from replset.core.memory import Memory, Peer
 from replset.core.messages import Position
+from replset.core.remarks import Remark, remarks
 from replset.ids import HostPort, MemberId, Millis, OpTime
 
 
@@ -42,7 +43,10 @@ class MemberStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The set as this node sees it. `blocking`: who keeps the commit point from moving, in words, empty when nobody."""
+    """The set as this node sees it.
+
+    blocking: who keeps the commit point from moving, in words, empty when nobody. remarks: what is wrong, what is next.
+    """
 
     set_name: str
     state: MemberState
@@ -61,6 +65,7 @@ class Status:
     quarantine: str
     election_reason: str
     election_votes_needed: int
+    remarks: tuple[Remark, ...] = ()
 
 
 def describe(m: Memory, now: Millis, reason: str, needed: int) -> Status | None:
@@ -93,6 +98,7 @@ def describe(m: Memory, now: Millis, reason: str, needed: int) -> Status | None:
         m.quarantine,
         reason,
         needed,
+        remarks(m, now),
     )
 
 

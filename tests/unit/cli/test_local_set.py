@@ -144,3 +144,21 @@ def test_options_that_an_existing_set_would_ignore_are_refused(
     assert main(["cluster", "up", "--dir", str(tmp_path), *options]) == 2
     assert capsys.readouterr().err.startswith(f"replset: {words}")
     assert LocalSet.load(tmp_path).members[0].pid == 0
+
+
+def test_without_host_the_set_in_the_folder_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert local_set.default_host() == "127.0.0.1:27017"
+    place = tmp_path / "replset-data"
+    place.mkdir()
+    write_set(place, 0)
+    for command in (["status"], ["conf"], ["remove", "x:1"], ["oplog", "info"], ["step-down"]):
+        assert main(command) == 2
+        assert capsys.readouterr().err.startswith("replset: 127.0.0.1:1 cannot be reached"), command
+    (place / "set.json").write_text("[]")
+    assert main(["status"]) == 2
+    assert "is not what `cluster up` writes" in capsys.readouterr().err
+    assert main(["status", "--host", "127.0.0.1:2"]) == 2
+    assert capsys.readouterr().err.startswith("replset: 127.0.0.1:2 cannot be reached")

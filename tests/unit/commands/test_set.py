@@ -25,6 +25,7 @@ from replset.core.messages import (
     VoteReply,
     VoteRequest,
 )
+from replset.core.remarks import Remark
 from replset.core.status import MemberStatus, Status
 from replset.ids import HostPort, MemberId, Millis, OpTime, pack_ts
 from replset.replication.sync_progress import FailedAttempt
@@ -208,6 +209,19 @@ def test_status(client: Client, member: FakeMember) -> None:
     assert (third["stateStr"], third["health"]) == ("(not reachable/healthy)", 0.0)
     assert (third["lastHeartbeatMessage"], third["counted"]) == ("no answer", False)
     assert "optime" not in third
+
+
+def test_status_says_what_is_wrong_and_what_is_next(
+    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is nearly full comes first: it is why this member is not elected, and no other remark says so."""
+    member.node.status_value = replace(STATUS, remarks=(Remark("why", "replset status"),))
+    assert client.ok({"replSetGetStatus": 1}, "admin")["remarks"] == [{"why": "why", "next": "replset status"}]
+    monkeypatch.setattr(member.store, "has_room", lambda: False)
+    first, second = client.ok({"replSetGetStatus": 1}, "admin")["remarks"]
+    assert member.store.dbpath in first["why"]
+    assert "--min-free-mb" in first["next"]
+    assert second["why"] == "why"
 
 
 def test_status_of_an_initial_sync(client: Client, member: FakeMember) -> None:

@@ -1,0 +1,110 @@
+"""What `status` says is wrong, and what to do: never empty when nobody leads or majority writes wait."""
+
+from __future__ import annotations
+
+from replset.config import Member
+from replset.core.messages import DiskStalled
+from replset.core.remarks import Remark
+from replset.ids import MemberId
+from tests.unit.core.box import Box, host, members_of
+from tests.unit.core.kit import Cluster, change, running
+
+
+def remarks_of(cluster: Cluster, box: Box) -> tuple[Remark, ...]:
+    status = box.node.status(cluster.now)
+    assert status is not None
+    return status.remarks
+
+
+def others_of(cluster: Cluster, leader: Box) -> list[Box]:
+    return [box for box in cluster.boxes.values() if box is not leader]
+
+
+def test_a_healthy_set_gives_no_remark() -> None:
+    cluster = running(3)
+    assert [remarks_of(cluster, box) for box in cluster.boxes.values()] == [()] * 3
+
+
+def test_too_few_votes() -> None:
+    cluster = running(3)
+    leader = cluster.elect()
+    gone = others_of(cluster, leader)
+    for box in gone:
+        box.crash()
+    cluster.run(10_000)
+    first, *others = remarks_of(cluster, leader)
+    assert "an election takes 2 of 3 votes" in first.why
+    assert all(str(box.host) in first.why for box in gone)
+    assert "start these members again" in first.then
+    assert [str(box.host) in remark.why for box, remark in zip(gone, others, strict=True)] == [True, True]
+
+
+def test_an_arbiter_and_one_copy_too_few() -> None:
+    """P, S and an arbiter: without S there is a primary, and no majority write ends."""
+    cluster = running(3, arbiters=1)
+    leader = cluster.elect()
+    other = next(box for box in (cluster[0], cluster[1]) if box is not leader)
+    other.crash()
+    cluster.run(10_000)
+    first, second = remarks_of(cluster, leader)
+    assert "they need 2 copies, and 1 of 2" in first.why
+    assert f"replset remove {other.host} --accept" in first.then
+    assert f"{other.host} is not reachable" in second.why
+
+
+def test_nobody_stands_because_of_the_disks() -> None:
+    cluster = running(3)
+    leader = cluster.elect()
+    one, two = others_of(cluster, leader)
+    for box in (one, two):
+        box.feed(DiskStalled(True))
+    cluster.run(1_000)  # a heartbeat tells it
+    leader.crash()
+    cluster.run(15_000)
+    first = remarks_of(cluster, one)[0]
+    assert "no member stands for election" in first.why
+    assert f"{leader.host} cannot be reached" in first.why
+    assert f"{one.host} has no room on its disk, or its disk does not sync" in first.why
+    assert f"{two.host} does not stand now (its disk is full or slow, or it is frozen)" in first.why
+
+
+def test_a_frozen_member_says_for_how_long_and_how_to_end_it() -> None:
+    cluster = running(3, arbiters=1)
+    leader = cluster.elect()
+    other = next(box for box in (cluster[0], cluster[1]) if box is not leader)
+    cluster.freeze(cluster.number_of(other), 60)
+    leader.crash()
+    cluster.run(10_000)
+    first = remarks_of(cluster, other)[0]
+    assert "does not stand for 5" in first.why
+    assert f"replset freeze 0 --host {other.host}" in first.why
+
+
+def test_an_election_that_comes() -> None:
+    cluster = running(3)
+    leader = cluster.elect()
+    other = others_of(cluster, leader)[0]
+    leader.crash()
+    cluster.until(lambda: other.node.primary is None)
+    assert "the next election begins within" in remarks_of(cluster, other)[0].why
+
+
+def test_a_member_that_never_answered() -> None:
+    """A wrong port in the configuration: nothing has ever run there."""
+    cluster = running(2)
+    change(cluster, *members_of(2), Member(MemberId(7), host(7)))
+    cluster.run(10_000)
+    (remark,) = remarks_of(cluster, cluster.elect())
+    assert f"{host(7)} has not answered since" in remark.why
+    assert f"replset remove {host(7)}" in remark.then
+
+
+def test_a_member_that_was_removed() -> None:
+    cluster = running(3)
+    leader = cluster.elect()
+    other = others_of(cluster, leader)[0]
+    change(cluster, *(member for member in members_of(3) if member.host != other.host))
+    cluster.until(lambda: other.node.state.name == "REMOVED")
+    (remark,) = remarks_of(cluster, other)
+    assert f"{other.host} is not in the set's configuration" in remark.why
+    assert f"replset add {other.host} --host" in remark.then
