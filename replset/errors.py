@@ -362,6 +362,10 @@ class CorruptDataError(StorageError):
     """A file of this member does not hold what it must: name and reason in the message (1)."""
 
 
+class StoreBusyError(StorageError):
+    """Another connection holds SQLite's write lock. Nothing was done: try again (1)."""
+
+
 class DbPathLockedError(ReplError):
     """Another process holds the data folder (98)."""
 

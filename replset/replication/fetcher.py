@@ -18,6 +18,7 @@ from replset.errors import HostUnreachableError, OutOfDiskSpaceError, RemoteProt
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.oplog_entry import OplogEntry
 from replset.replication.applier import apply_batch
+from replset.replication.gate import WriteGate
 from replset.replication.ports import Clock, Peer
 from replset.replication.private_commands import FetchReply, FetchRequest
 from replset.storage.store import Store
@@ -65,6 +66,7 @@ class Fetcher:
         peer: Peer,
         clock: Clock,
         store: Callable[[], Store],
+        gate: WriteGate,
         term: Callable[[], int],
         commit_point: Callable[[], OpTime],
         await_ms: Callable[[], Millis],
@@ -81,6 +83,7 @@ class Fetcher:
         self._peer = peer
         self._clock = clock
         self._store = store
+        self._gate = gate
         self._term = term
         self._commit_point = commit_point
         self._await_ms = await_ms
@@ -248,7 +251,6 @@ class Fetcher:
             while done < len(page.entries):
                 ripe = await self._ripe(session, page, done)
                 done += await self._apply_slice(session, page.entries, done, ripe)
-                self._applied()
                 if session.stopped:
                     return None
                 if done < len(page.entries):
@@ -275,10 +277,16 @@ class Fetcher:
         """Commit one group of entries[start:stop]. A full disk is waited out, but not by a drain, which has to end:
         what this member never applied it never acknowledged.
         """
-        while True:
+
+        def apply() -> int:
             until = self._clock.now() + APPLY_SLICE_MS
+            done = apply_batch(self._store(), entries, start, stop, lambda: self._clock.now() >= until)
+            self._applied()
+            return done
+
+        while True:
             try:
-                return apply_batch(self._store(), entries, start, stop, lambda: self._clock.now() >= until)  # noqa: B023
+                return await self._gate.write(apply)
             except OutOfDiskSpaceError as error:
                 if session.draining:
                     raise

@@ -21,6 +21,7 @@ from replset.bson import RawDocument
 from replset.core.messages import InitialSyncBegun, InitialSyncEnded, Report
 from replset.errors import OutOfDiskSpaceError, RemoteProtocolError, ReplError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
+from replset.replication.gate import WriteGate
 from replset.replication.ports import Clock, Peer, Workers
 from replset.replication.private_commands import SnapshotReply, SnapshotRequest
 from replset.replication.rollback import export_before_wipe, settle
@@ -78,6 +79,7 @@ class InitialSync:
         disk: Disk,
         dbpath: str,
         store: Callable[[], Store],
+        gate: WriteGate,
         identity: Callable[[], Identity],
         commit_point: Callable[[], OpTime],
         set_marker: Callable[[], Awaitable[Marker]],
@@ -99,6 +101,7 @@ class InitialSync:
         self._dbpath = dbpath
         self._copy = PartialCopy(disk, dbpath)
         self._store = store
+        self._gate = gate
         self._identity = identity
         self._commit_point = commit_point
         self._set_marker = set_marker
@@ -147,7 +150,7 @@ class InitialSync:
     async def _export(self, source: HostPort, reason: str, sync_id: str) -> None:
         """Settle the rollbacks of this member and export what the copy would replace."""
         store = self._store()
-        await settle(store, self._disk, self._dbpath, self._clock, self._workers, self._undone)
+        await settle(store, self._disk, self._dbpath, self._clock, self._workers, self._undone, self._gate)
         with store.read() as snapshot:
             if snapshot.meta(_COPY_FOR) == sync_id:
                 return  # this attempt's own copy, installed just before a crash: nothing of mine is in it

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from replset.core.messages import Report, RollbackEnded
@@ -22,6 +23,7 @@ from replset.errors import (
 )
 from replset.ids import OPTIME_NULL, HostPort, OpTime
 from replset.replication.common_point import CommonPoint, NoCommonPointError
+from replset.replication.gate import WriteGate
 from replset.replication.ports import Clock, Peer, Workers
 from replset.replication.rollback_files import (
     Manifest,
@@ -71,6 +73,7 @@ class Rollback:
         disk: Disk,
         dbpath: str,
         store: Callable[[], Store],
+        gate: WriteGate,
         identity: Callable[[], Identity],
         commit_point: Callable[[], OpTime],
         undone: Callable[[], None],
@@ -87,6 +90,7 @@ class Rollback:
         self._disk = disk
         self._dbpath = dbpath
         self._store = store
+        self._gate = gate
         self._identity = identity
         self._commit_point = commit_point
         self._undone = undone
@@ -127,7 +131,7 @@ class Rollback:
             self.progress.undo(manifest.id)
             before = self._store().undone_entries
             await self._when_room(
-                lambda: undo(self._store(), manifest.common_point, manifest.id, self._on_undone(before))
+                lambda: undo(self._store(), self._gate, manifest.common_point, manifest.id, self._on_undone(before))
             )
             await self._settle()
         return ended
@@ -147,7 +151,9 @@ class Rollback:
         self.progress.phase = RollbackPhase.SETTLING
         store = self._store()
         told = self._on_undone(store.undone_entries)
-        await self._when_room(lambda: settle(store, self._disk, self._dbpath, self._clock, self._workers, told))
+        await self._when_room(
+            lambda: settle(store, self._disk, self._dbpath, self._clock, self._workers, told, self._gate)
+        )
 
     async def _prepared(self, source: HostPort) -> tuple[RollbackEnded, Manifest | None]:
         """What to report, at once or once everything behind the manifest's common point is undone."""
@@ -277,12 +283,17 @@ class Rollback:
 # --- undoing and finishing --------------------------------------------------------------------------------------
 
 
-async def undo(store: Store, common: OpTime, stem: str, undone: Callable[[], None]) -> None:
+async def undo(store: Store, gate: WriteGate, common: OpTime, stem: str, undone: Callable[[], None]) -> None:
     """Undo everything behind `common` in bounded steps; the first writes the mark, the last the done mark."""
-    more = True
-    while more:
+
+    def step() -> bool:
         more = store.undo_step(common, stem=stem, limit=UNDO_STEP_ENTRIES)
         undone()
+        return more
+
+    more = True
+    while more:
+        more = await gate.write(step)
         await asyncio.sleep(0)
 
 
@@ -293,23 +304,26 @@ async def settle(
     clock: Clock,
     workers: Workers,
     undone: Callable[[], None] = lambda: None,
+    gate: WriteGate | None = None,
 ) -> list[Manifest]:
-    """Bring every rollback of this member to its end; returns the manifests that changed.
+    """Bring every rollback of this member to its end; returns the manifests that changed. gate: None while nothing else
+    can write the store.
 
     At a start before anything else, and before a copy is installed: a rollback in progress is undone down to its
     recorded common point; one that is undone gets its manifest finished; a planned manifest without any committed
     step is abandoned (nothing of it happened). ReplError and OSError: storage failed; call again at the next start.
     """
+    gate = gate or WriteGate()
     mark = store.rollback_in_progress()
     if mark is not None:
         log.warning("finishing rollback %s, down to %s", mark.stem, mark.common_point)
-        await undo(store, mark.common_point, mark.stem, undone)
+        await undo(store, gate, mark.common_point, mark.stem, undone)
     done = [mark.stem for mark in store.rollback_done_marks()]
     if done:
         await workers.run(store.sync_wal)  # the undo is durable before anything says that it is finished
     settled = await workers.run(lambda: _settle_manifests(disk, dbpath, frozenset(done), clock.wall_ms()))
     for stem in done:
-        store.clear_rollback_done(stem)
+        await gate.write(partial(store.clear_rollback_done, stem))
     return settled
 
 

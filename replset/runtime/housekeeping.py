@@ -8,14 +8,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from replset.errors import OutOfDiskSpaceError
+from replset.ids import Millis
+from replset.replication.gate import WriteGate
 from replset.replication.ports import Clock, Workers
-from replset.runtime.writer import Writer
 from replset.storage.store import Store
 
 log = logging.getLogger("replset.housekeeping")
 
 INTERVAL_S = 0.25
 ROOM_EVERY = 8
+READER_PAUSE_MS = 5_000
+"""After a last pass that an old reader kept from its end: commits are not held again and again for nothing."""
 
 
 class Housekeeper:
@@ -26,7 +29,7 @@ class Housekeeper:
         store: Callable[[], Store],
         clock: Clock,
         workers: Workers,
-        writer: Writer,
+        gate: WriteGate,
         on_room: Callable[[], None],
     ) -> None:
         """on_room: told now and then while the disk has room to write. Who replaces the store takes `busy` first."""
@@ -34,7 +37,8 @@ class Housekeeper:
         self._clock = clock
         self._workers = workers
         self.busy = asyncio.Lock()
-        self._writer = writer
+        self._gate = gate
+        self._last_pass_due = Millis(0)
         self._on_room = on_room
         self._waits = False
 
@@ -58,12 +62,12 @@ class Housekeeper:
         """Each part by itself: a checkpoint may make the room in the WAL that pruning needs, and the other way."""
         self._waits = False
         with self._unless_full("pruning and trimming"):
-            if store.housekeeping(self._clock.wall_ms()):
+            if await self._slice(store):
                 await self._more_slices(store)
         with self._unless_full("the checkpoint"):
             if store.needs_checkpoint:
                 await self._workers.run(store.checkpoint)
-            if store.needs_last_pass:
+            if store.needs_last_pass and self._clock.now() >= self._last_pass_due:
                 await self._last_pass(store)
 
     @contextmanager
@@ -74,19 +78,30 @@ class Housekeeper:
             log.warning("%s: %s waits", error.message, what)
             self._waits = True
 
+    async def _slice(self, store: Store) -> bool:
+        return await self._gate.write(lambda: store.housekeeping(self._clock.wall_ms()))
+
     async def _more_slices(self, store: Store) -> None:
         for _ in range(20):
             await asyncio.sleep(0)
-            if not store.housekeeping(self._clock.wall_ms()):
+            if not await self._slice(store):
                 return
 
     async def _last_pass(self, store: Store) -> None:
         """Passive checkpoints alone never start the WAL anew under load: hold commits for one pass to its end."""
         began = self._clock.now()
-        self._writer.hold()
+        self._gate.hold()
         try:
             cut = store.cut_readers()
             done = await self._workers.run(store.last_pass)
         finally:
-            self._writer.go_on()
-        log.info("last pass: %s, %d ms, %d readers cut", "done" if done else "not done", self._clock.now() - began, cut)
+            self._gate.release()
+        now = self._clock.now()
+        log.info("last pass: %s, %d ms, %d readers cut", "done" if done else "not done", now - began, cut)
+        if not done:
+            self._last_pass_due = Millis(now + READER_PAUSE_MS)
+            log.warning(
+                "the WAL of %s has %d MiB and cannot start anew: something else reads the database, or a disk is slow",
+                store.path,
+                store.wal_bytes >> 20,
+            )

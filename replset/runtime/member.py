@@ -58,9 +58,11 @@ from replset.errors import (
     ReplError,
     ShutdownInProgressError,
     StorageError,
+    StoreBusyError,
 )
 from replset.ids import HostPort, Millis, OpTime
 from replset.replication.fetcher import Fetcher
+from replset.replication.gate import WriteGate
 from replset.replication.initial_sync import InitialSync, Marker
 from replset.replication.ports import Clock, Network, Workers
 from replset.replication.progress import ProgressReporter
@@ -128,6 +130,7 @@ class RunningMember:
         self._topology = Bell()
         self.rollbacks = RollbackTally(disk, self._dbpath, self._threads)
         self._unsettled = False
+        self._gate = WriteGate()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._begun = False
@@ -232,9 +235,15 @@ class RunningMember:
         self.wait_for_read = self._concerns.wait_for_read
         self.shell = Shell(self.node, self, self.clock, self._threads, self._break)
         self._writer = Writer(
-            lambda: self.store, self.clock, self.rng, lambda: self.node.primary_host, self._committed, self._break
+            lambda: self.store,
+            self._gate,
+            self.clock,
+            self.rng,
+            lambda: self.node.primary_host,
+            self._committed,
+            self._break,
         )
-        self._housekeeper = Housekeeper(lambda: self.store, self.clock, self._threads, self._writer, self._on_room)
+        self._housekeeper = Housekeeper(lambda: self.store, self.clock, self._threads, self._gate, self._on_room)
         self.snapshots = SnapshotServer(
             clock=self.clock, rng=self.rng, workers=self._threads, disk=self._disk, dbpath=self._dbpath
         )
@@ -257,6 +266,7 @@ class RunningMember:
             peer=self.peer,
             clock=self.clock,
             store=lambda: self.store,
+            gate=self._gate,
             term=lambda: self.node.term,
             commit_point=lambda: self.node.commit_point,
             await_ms=lambda: Millis(self.node.election_timeout_ms() // 2),
@@ -280,6 +290,7 @@ class RunningMember:
             disk=self._disk,
             dbpath=self._dbpath,
             store=lambda: self.store,
+            gate=self._gate,
             identity=self._identity,
             commit_point=lambda: self.node.commit_point,
             undone=self._undone,
@@ -293,6 +304,7 @@ class RunningMember:
             disk=self._disk,
             dbpath=self._dbpath,
             store=lambda: self.store,
+            gate=self._gate,
             identity=self._identity,
             commit_point=lambda: self.node.commit_point,
             set_marker=self._set_marker,
@@ -342,6 +354,7 @@ class RunningMember:
         self.dispatcher.cursors.close_all()
         await self._server.close()
         await self.peer.close()
+        self._gate.close()
         async with self.durability.busy, self._housekeeper.busy:
             self.store.close()
         self._file.close()
@@ -420,7 +433,7 @@ class RunningMember:
             case Drain(term):
                 self._spawn(self._drain(term, self._fetcher.drain()))
             case AppendNoop(term, message):
-                self._append_noop(term, message)
+                self._gate.submit(lambda: self._append_noop(term, message))
             case StartRollback(source):
                 self._spawn(self._then_counted(lambda: self._rollback.run(source)))
             case StartInitialSync(source, reason):
@@ -472,6 +485,8 @@ class RunningMember:
             log.warning("%s; this member cannot lead", error.message)
             self._disk_full = True
             asyncio.get_running_loop().call_soon(self.shell.feed, DiskStalled(True))
+        except StoreBusyError:
+            raise  # the gate calls again
         except StorageError as error:
             self._break(error)
 

@@ -2,7 +2,7 @@
 
 An operation runs synchronously inside the open group, under a savepoint: one that fails is undone and fails alone.
 A failed COMMIT fails the whole group. Only a member that accepts writes runs client operations; no-op entries of the
-core go through `append_noop`, in a group of their own.
+core go through `append_noop`, in a group of their own. Groups pass the gate that all writers of the store share.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from replset.errors import (
     ReplError,
     ShutdownInProgressError,
     StorageError,
+    StoreBusyError,
 )
 from replset.oplog_entry import noop_entry
+from replset.replication.gate import WriteGate
 from replset.replication.ports import Clock
 from replset.storage.store import Store
 
@@ -42,6 +44,7 @@ class Writer:
     def __init__(
         self,
         store: Callable[[], Store],
+        gate: WriteGate,
         clock: Clock,
         rng: random.Random,
         primary_host: Callable[[], str | None],
@@ -50,13 +53,13 @@ class Writer:
     ) -> None:
         """on_committed: called after each group that wrote entries. on_broken: storage failed; the member stops."""
         self._store = store
+        self._gate = gate
         self._clock = clock
         self._rng = rng
         self._primary_host = primary_host
         self._on_committed = on_committed
         self._on_broken = on_broken
         self._term: int | None = None
-        self._held = False
         self._closed = False
         self._queue: list[tuple[Callable[[Writing], Any], asyncio.Future[Any]]] = []
         self._scheduled = False
@@ -64,14 +67,6 @@ class Writer:
     def accept(self, term: int | None) -> None:
         """Take clients' writes in `term`; None: refuse them from here on, those in the queue included."""
         self._term = term
-
-    def hold(self) -> None:
-        """Commit nothing until `go_on` (the last pass of a checkpoint); what arrives waits."""
-        self._held = True
-
-    def go_on(self) -> None:
-        self._held = False
-        self._schedule()
 
     def close(self) -> None:
         """Refuse everything from here on."""
@@ -88,7 +83,7 @@ class Writer:
         return await future
 
     def append_noop(self, term: int, message: Mapping[str, object]) -> None:
-        """Write a no-op entry now, in a group of its own."""
+        """Write a no-op entry now, in a group of its own. Work for the gate; raises what storage raises."""
         wall_ms = self._clock.wall_ms()
         with self._store().group() as txn:
             optime = txn.next_optime(term, wall_ms)
@@ -97,9 +92,9 @@ class Writer:
         self._on_committed()
 
     def _schedule(self) -> None:
-        if self._queue and not self._scheduled and not self._held:
+        if self._queue and not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self._gate.submit, self._flush)
 
     def _refusal(self) -> ReplError:
         if self._closed:
@@ -108,8 +103,6 @@ class Writer:
 
     def _flush(self) -> None:
         self._scheduled = False
-        if self._held and not self._closed:
-            return
         queue, self._queue = self._queue, []
         queue = [row for row in queue if not row[1].done()]  # whose client has gone
         if not queue:
@@ -121,6 +114,9 @@ class Writer:
             return
         try:
             outcomes, wrote = self._run_group(term, queue)
+        except StoreBusyError:  # no operation ran: the gate calls again
+            self._queue = queue + self._queue
+            raise
         except InvariantError as broken:
             self._fail(queue, broken)
             self._on_broken(broken)

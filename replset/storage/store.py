@@ -19,7 +19,7 @@ from types import TracebackType
 
 import apsw
 
-from replset.errors import CorruptDataError, OutOfDiskSpaceError, StorageError
+from replset.errors import CorruptDataError, OutOfDiskSpaceError, SnapshotCutError, StorageError, StoreBusyError
 from replset.ids import OPTIME_NULL, OpTime, invariant
 from replset.oplog_row import OplogRow, TermSpan
 from replset.storage import copies, housekeeping, oplog, undo
@@ -117,6 +117,7 @@ class Store:
         self._snapshots: set[Snapshot] = set()
         self._idle_readers: list[apsw.Connection] = []
         self._guard = threading.Lock()
+        self._copy_limits: dict[object, int] = {}
         self._tail: list[OplogRow] = []
         self._tail_size = 0
         self.oplog_bytes = 0
@@ -168,6 +169,8 @@ class Store:
         self._checkpointer.pragma("wal_autocheckpoint", 0)
         connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         self.disk.sync_folder(self.dbpath)
+        # From here on this connection is used on the loop, which never waits for a lock: see StoreBusyError.
+        connection.set_busy_timeout(0)
         self._wal_pages = 0
         self._page_size = int(first_row(connection, "PRAGMA page_size")[0])
         self._load()
@@ -254,6 +257,8 @@ class Store:
         invariant(not self._in_group and not self._closed, "one group at a time, on an open store")
         try:
             self._connection.execute("BEGIN IMMEDIATE")
+        except apsw.BusyError as error:
+            raise StoreBusyError(f"{self.path}: another connection holds the write lock") from error
         except apsw.Error as error:
             raise storage_error(error, self.path) from error
         self._in_group = True
@@ -458,8 +463,10 @@ class Store:
 
     @property
     def needs_last_pass(self) -> bool:
-        """The WAL is over its limit: hold commits, then run `cut_readers` and (in a worker) `last_pass`."""
-        return self.wal_bytes > self.options.wal_limit_bytes
+        """The WAL is over its limit: hold commits, then run `cut_readers` and (in a worker) `last_pass`. A copy that is
+        being made may let it grow further, see `snapshot_to`.
+        """
+        return self.wal_bytes > max(self.options.wal_limit_bytes, *tuple(self._copy_limits.values()), 0)
 
     def checkpoint(self) -> bool:
         """Fold the WAL into the database while commits go on. For a worker, never two at once.
@@ -469,7 +476,14 @@ class Store:
         return self._checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def last_pass(self) -> bool:
-        """As `checkpoint`, while the loop holds commits; True when the WAL starts anew with the next commit."""
+        """As `checkpoint`, while the loop holds commits; True when the WAL starts anew with the next commit.
+
+        The long part, folding and syncing, is a passive pass, which takes no lock that a writer needs: were it a
+        restarting one, whoever writes meanwhile would find the store busy for as long as a slow disk syncs. Behind it
+        only the readers at the WAL's end are left to wait for.
+        """
+        if not self._checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE):
+            return False
         done = self._checkpoint(apsw.SQLITE_CHECKPOINT_RESTART)
         if done:
             self._wal_pages = self._passed_pages = 0
@@ -533,8 +547,24 @@ class Store:
         """Write a consistent copy of everything to `path`, synced. For a worker; commits go on meanwhile.
 
         pause: called after each few MiB; it may wait (rate) or raise (space, cancelled), which removes the copy.
+        The copy reads in one transaction, behind which the WAL cannot start anew. SnapshotCutError once the WAL is
+        over its limit by as much as the database has: writing outruns copying, and the WAL must not fill the disk.
         """
-        return copies.copy_database(self.disk, self.path, path, pause)
+        job = object()
+        limit = self._copy_limits[job] = self.options.wal_limit_bytes + self.disk.size(self.path)
+
+        def go_on() -> None:
+            if self.wal_bytes > limit:
+                raise SnapshotCutError(
+                    f"the copy is given up: the WAL has grown to {self.wal_bytes >> 20} MiB behind it"
+                )
+            if pause is not None:
+                pause()
+
+        try:
+            return copies.copy_database(self.disk, self.path, path, go_on)
+        finally:
+            del self._copy_limits[job]
 
     def close(self) -> None:
         """Close all connections, with a checkpoint; the lock stays the caller's. Open snapshots are cut off.
@@ -550,6 +580,7 @@ class Store:
         self._close_readers()
         try:
             self._checkpointer.close(True)
+            self._connection.set_busy_timeout(_BUSY_MS)
             self._last_checkpoint()
             self._connection.close(True)
         except apsw.Error as error:
@@ -561,6 +592,8 @@ class Store:
         except apsw.FullError:
             log.warning("%s is closed without a checkpoint: no space left on the disk", self.path)
             self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # or closing tries once more
+        except apsw.BusyError:  # somebody still reads: what is committed stays in the WAL
+            self.sync_wal()
 
     def _close_readers(self) -> None:
         with self._guard:

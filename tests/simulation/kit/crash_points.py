@@ -22,6 +22,7 @@ import replset.storage.housekeeping as housekeeping_module
 import replset.storage.member_file as member_file_module
 import replset.storage.store as store_module
 from replset.core.effects import LastVote
+from replset.replication.gate import WriteGate
 from replset.replication.rollback import Rollback
 from replset.replication.rollback_files import RollbackWriter
 from replset.replication.transfer import PartialCopy
@@ -158,7 +159,7 @@ CRASH_POINTS: tuple[CrashPoint, ...] = (
     C(P.CHECKPOINT, "a page is folded", disk_module._RecordingFile, "xWrite", after=True, when=_writes_database),
     C(P.CHECKPOINT, "the pass is done", Store, "checkpoint", after=True),
     C(P.CHECKPOINT, "a last pass is done, commits are held", Store, "last_pass", after=True),
-    C(P.CHECKPOINT, "the first commit into the new WAL", Writer, "go_on", after=True),
+    C(P.CHECKPOINT, "the first commit into the new WAL", WriteGate, "release", after=True),
     C(P.CHECKPOINT, "undo is pruned", housekeeping_module, "_prune", after=True, nth=2),
     C(P.CHECKPOINT, "the oplog is trimmed", housekeeping_module, "_trim", after=True, nth=2),
     # An old primary with entries of its own.

@@ -25,6 +25,7 @@ from replset.oplog_entry import (
 from replset.query.diff import update_entry_object
 from replset.replication.applier import apply_entry
 from replset.replication.fetcher import Fetcher, FetchOptions
+from replset.replication.gate import WriteGate
 from replset.replication.initial_sync import InitialSync, InitialSyncOptions, Marker
 from replset.replication.rollback import Rollback, RollbackOptions
 from replset.replication.rollback_writing import Identity
@@ -116,6 +117,7 @@ class Member:
         self.broken: list[BaseException] = []
         self.moves = 0
         self.incarnation = "first"
+        self.gate = WriteGate()
         self.marker = False
         self.syncs = 0
         self.claimed: list[OpTime] = []
@@ -127,6 +129,7 @@ class Member:
             peer=network,
             clock=self.clock,
             store=lambda: self.store,
+            gate=self.gate,
             term=lambda: self.node.term,
             commit_point=lambda: self.node.commit_point,
             await_ms=lambda: Millis(200),
@@ -151,6 +154,7 @@ class Member:
             disk=self.disk,
             dbpath=self.dbpath,
             store=lambda: self.store,
+            gate=self.gate,
             identity=lambda: Identity("rs0", self.host),
             commit_point=lambda: self.node.commit_point,
             undone=self.moved,
@@ -165,6 +169,7 @@ class Member:
             disk=self.disk,
             dbpath=self.dbpath,
             store=lambda: self.store,
+            gate=self.gate,
             identity=lambda: Identity("rs0", self.host),
             commit_point=lambda: self.node.commit_point,
             set_marker=self.set_marker,

@@ -22,6 +22,7 @@ from replset.errors import (
     StorageError,
 )
 from replset.ids import OPTIME_NULL, OpTime
+from replset.replication.gate import WriteGate
 from replset.replication.write_ops import do_create, do_insert
 from replset.runtime import writer
 from replset.runtime.writer import Writer
@@ -40,8 +41,15 @@ class Rig:
         self.store = Store.open(RealDisk(), str(folder), StoreOptions(min_free_bytes=0))
         self.commits = 0
         self.broken: list[BaseException] = []
+        self.gate = WriteGate()
         self.writer = Writer(
-            lambda: self.store, clock, random.Random(1), lambda: "b:27017", self._committed, self.broken.append
+            lambda: self.store,
+            self.gate,
+            clock,
+            random.Random(1),
+            lambda: "b:27017",
+            self._committed,
+            self.broken.append,
         )
         with self.store.group() as txn:
             do_create(Writing(txn, 1, clock.wall_ms(), random.Random(2)), NS)
@@ -172,10 +180,10 @@ def test_refused_with_the_primary_when_it_does_not_accept_writes(with_rig: Run) 
 def test_stepping_down_refuses_what_is_in_the_queue(with_rig: Run) -> None:
     async def scenario(rig: Rig) -> None:
         task = rig.submit(rig.insert(1))[0]
-        rig.writer.hold()
+        rig.gate.hold()
         await settle()
         rig.writer.accept(None)
-        rig.writer.go_on()
+        rig.gate.release()
         with pytest.raises(NotWritablePrimaryError):
             await task
         assert rig.numbers() == []
@@ -193,28 +201,28 @@ def test_entries_carry_the_term_in_which_writes_are_accepted(with_rig: Run) -> N
     with_rig(scenario)
 
 
-def test_hold_keeps_writes_waiting_until_go_on(with_rig: Run) -> None:
+def test_a_held_gate_keeps_writes_waiting(with_rig: Run) -> None:
     async def scenario(rig: Rig) -> None:
-        rig.writer.hold()
+        rig.gate.hold()
         tasks = rig.submit(rig.insert(1), rig.insert(2))
         await asyncio.sleep(1)
         assert not any(task.done() for task in tasks)
         assert rig.numbers() == []
-        rig.writer.go_on()
+        rig.gate.release()
         await asyncio.gather(*tasks)
         assert rig.commits == 1
 
     with_rig(scenario)
 
 
-def test_hold_comes_before_a_group_that_is_scheduled_already(with_rig: Run) -> None:
+def test_a_gate_is_held_before_a_group_that_is_scheduled_already(with_rig: Run) -> None:
     async def scenario(rig: Rig) -> None:
         task = rig.submit(rig.insert(1))[0]
         await asyncio.sleep(0)  # in the queue, the group runs in the next turn
-        rig.writer.hold()
+        rig.gate.hold()
         await settle()
         assert not task.done()
-        rig.writer.go_on()
+        rig.gate.release()
         await task
 
     with_rig(scenario)
@@ -222,12 +230,12 @@ def test_hold_comes_before_a_group_that_is_scheduled_already(with_rig: Run) -> N
 
 def test_the_write_of_a_client_that_went_away_is_not_done(with_rig: Run) -> None:
     async def scenario(rig: Rig) -> None:
-        rig.writer.hold()
+        rig.gate.hold()
         gone, stays = rig.submit(rig.insert(1), rig.insert(2))
         await settle()
         gone.cancel()
         await settle()
-        rig.writer.go_on()
+        rig.gate.release()
         await stays
         assert rig.numbers() == [2]
 
@@ -306,7 +314,7 @@ def test_a_broken_invariant_inside_an_operation_stops_the_member(with_rig: Run) 
 
 def test_closing_refuses_what_waits_and_what_comes(with_rig: Run) -> None:
     async def scenario(rig: Rig) -> None:
-        rig.writer.hold()
+        rig.gate.hold()
         waiting = rig.submit(rig.insert(1))[0]
         await settle()
         rig.writer.close()
