@@ -10,7 +10,7 @@ import pytest
 
 from replset.errors import OutOfDiskSpaceError, StorageError
 from replset.replication.gate import WriteGate
-from replset.runtime.housekeeping import INTERVAL_S, ROOM_EVERY, Housekeeper
+from replset.runtime.housekeeping import INTERVAL_S, READER_PAUSE_MS, ROOM_EVERY, Housekeeper
 from tests.simulation.kit.clock import SimClock
 from tests.unit.runtime.kit import on_virtual_time
 
@@ -28,6 +28,7 @@ class FakeStore:
         self.needs_last_pass = False
         self.free = True
         self.path, self.wal_bytes = "replset.db", 1 << 30
+        self.is_read = False
 
     def has_room(self) -> bool:
         return self.free
@@ -49,7 +50,8 @@ class FakeStore:
         return 0
 
     def last_pass(self) -> bool:
-        return self._do("last pass")
+        self._do("last pass")
+        return not self.is_read
 
 
 class AtOnce:
@@ -127,6 +129,27 @@ def test_commits_go_on_after_a_last_pass_that_found_no_room() -> None:
         rig.gate.submit(lambda: passed.append("a write"))
         assert passed == ["a write"]
         assert not rig.task.done()
+
+    with_rig(scenario)
+
+
+def test_commits_are_not_held_again_and_again_for_a_reader_that_stays() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.store.needs_checkpoint, rig.store.needs_last_pass, rig.store.is_read = False, True, True
+        rounds = int(READER_PAUSE_MS / 1000 / INTERVAL_S)
+        assert (await rig.rounds(rounds)).count("last pass") == 1
+        rig.store.is_read = False
+        assert (await rig.rounds(3)).count("last pass") == 3
+
+    with_rig(scenario)
+
+
+def test_pruning_waits_at_the_gate_that_other_writers_wait_at() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.gate.hold()
+        assert await rig.rounds(3) == []
+        rig.gate.release()
+        assert rig.store.done[:1] == ["slice"]
 
     with_rig(scenario)
 
