@@ -146,17 +146,17 @@ class ReplSetConfig:
     members: tuple[Member, ...]
     settings: Settings = Settings()
     write_concern_majority_journal_default: bool = True
+    # Asked for with every message, so counted once.
+    voters: tuple[Member, ...] = field(init=False, repr=False, compare=False)
+    data_voters: tuple[Member, ...] = field(init=False, repr=False, compare=False)
+    """Voting data-bearing members: who can hold an entry for the commit point."""
+
+    def __post_init__(self) -> None:
+        voters = tuple(member for member in self.members if member.is_voter)
+        object.__setattr__(self, "voters", voters)
+        object.__setattr__(self, "data_voters", tuple(member for member in voters if member.bears_data))
 
     # --- counts (map C8) -----------------------------------------------------------------------------------------
-
-    @property
-    def voters(self) -> tuple[Member, ...]:
-        return tuple(member for member in self.members if member.is_voter)
-
-    @property
-    def data_voters(self) -> tuple[Member, ...]:
-        """Voting data-bearing members: who can hold an entry for the commit point."""
-        return tuple(member for member in self.members if member.is_voter and member.bears_data)
 
     @property
     def majority_vote_count(self) -> int:

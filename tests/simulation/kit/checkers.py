@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 NAMESPACE = f"{DATABASE}.{COLLECTION}"
 _TOKEN = re.compile(rb"token-\d+-")
 _NEVER = 1 << 63
+_MEMBER_ONLY = {"member.db"}
 WHOLE_LOOK_EVERY = 4
 """Thousands of steps."""
 
@@ -126,11 +127,14 @@ class Checkers:
             self.cluster.check_unbroken()
         if row.state is MemberState.PRIMARY:
             self.note_primary(row.term, machine)
-        if machine.disk.changed:
-            self.look_at_vote(row.name, machine)
-            if row.name in self.mirrors:
+        disk = machine.disk
+        if disk.changed:
+            if "member.db" in disk.written:
+                self.look_at_vote(row.name, machine)
+            if row.name in self.mirrors and (disk.written != _MEMBER_ONLY or row.changed):
                 self.follow(row.name, machine)
-            machine.disk.changed = False
+            disk.changed = False
+            disk.written.clear()
         if row.point is not self._last_points.get(row.name):
             self.note_commit_point(row.name, machine, row.point)
 

@@ -21,6 +21,7 @@ import apsw
 from replset.errors import DbPathLockedError
 from replset.ids import invariant
 
+DATABASES = ("replset.db", "member.db")
 PLENTY = 100 << 30
 """What a disk has free, as a rule."""
 _numbers = itertools.count(1)
@@ -136,7 +137,8 @@ class _SimLock:
 class SimDisk:
     """storage/disk.py Disk on a recorder. `folder`: where the member's files are, for as long as this disk lives.
 
-    changed: set whenever SQLite wrote; whoever checks the stores resets it. free: what free_bytes answers.
+    changed: set whenever SQLite wrote; whoever checks the stores resets it. written: into which of its databases, since
+    the last reset. free: what free_bytes answers.
     is_full: no file grows any more (ENOSPC), SQLite's included.
     """
 
@@ -144,6 +146,7 @@ class SimDisk:
         self.folder = os.path.abspath(folder)
         self.tree = tree or FolderNode()
         self.changed = True
+        self.written = set(DATABASES)
         self.free = PLENTY
         self.is_full = False
         self.syncs = 0
@@ -439,6 +442,7 @@ class _RecordingFile(apsw.VFSFile):
         is_new = os.path.basename(path) not in disk._folder_of(path).names
         self._disk = disk
         self._path = path
+        self._database = os.path.basename(path).removesuffix("-wal").removesuffix("-journal")
         self._node = disk.created(path)
         # As SQLite's own VFS: the first sync of a new journal or WAL syncs its folder too.
         self._folder_to_sync = is_new and bool(flags[0] & _DIRSYNC_TYPES)
@@ -450,6 +454,7 @@ class _RecordingFile(apsw.VFSFile):
         super().xWrite(raw, offset)
         self._node.pending.append((offset, raw))
         self._disk.changed = True
+        self._disk.written.add(self._database)
 
     def xTruncate(self, newsize: int) -> None:
         super().xTruncate(newsize)
