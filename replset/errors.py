@@ -56,6 +56,7 @@ CODE_NAMES: dict[int, str] = {
     112: "WriteConflict",
     115: "CommandNotSupported",
     117: "ConflictingOperationInProgress",
+    119: "InvalidSyncSource",
     120: "OplogStartMissing",
     125: "CommandFailed",
     127: "UnrecoverableRollbackError",
@@ -328,6 +329,12 @@ class OutOfDiskSpaceError(ReplError):
     """The disk is nearly full: writes are refused before anything is damaged (14031)."""
 
     code = 14031
+
+
+class InvalidSyncSourceError(ReplError):
+    """The source lacks what this member acknowledged or knows to be committed; nothing of it is copied (119)."""
+
+    code = 119
 
 
 class OplogStartMissingError(ReplError):

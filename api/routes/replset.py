@@ -144,11 +144,11 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
         "/resync",
         summary="Let this member export what only it has, and copy another member's data; also ends a quarantine.",
         responses=answers(200, *ERRORS),
-        openapi_extra=body({"type": "object", "properties": {}}, required=False),
+        openapi_extra=body({"type": "object", "properties": {"force": {"type": "boolean"}}}, required=False),
     )
     async def resync(request: Request) -> Response:
-        await body_of(request, frozenset())
-        return await here(request, {"replSetResync": 1})
+        fields = await body_of(request, frozenset({"force"}))
+        return await here(request, {"replSetResync": 1, **fields})
 
     @routes.post(
         "/members",

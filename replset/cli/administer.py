@@ -178,9 +178,12 @@ def freeze(
 def resync(
     host: Host,
     wait: Annotated[int, typer.Option("--wait", metavar="SECONDS", help="return once it has its data again")] = 0,
+    force: Annotated[
+        bool, typer.Option("--force", help="also of a member that lacks what this one acknowledged or knows committed")
+    ] = False,
 ) -> None:
     """Throw a member's data away, once what only it has is exported, and copy another member's; ends a quarantine."""
-    tell(ask(host, {"replSetResync": 1}), f"{host} copies another member's data")
+    tell(ask(host, {"replSetResync": 1, **({"force": True} if force else {})}), f"{host} copies another member's data")
     deadline = time.monotonic() + wait
     while wait:
         state = state_of(host)

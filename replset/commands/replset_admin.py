@@ -155,8 +155,11 @@ async def step_down(ctx: CommandContext) -> Reply:
 
 
 async def resync(ctx: CommandContext) -> Reply:
-    """Export what only this member has, then copy another member's data; also ends a quarantine."""
-    return await ask(ctx, ResyncRequest())
+    """Export what only this member has, then copy another member's data; also ends a quarantine.
+
+    force: also the data of a member that lacks what this one acknowledged or knows to be committed.
+    """
+    return await ask(ctx, ResyncRequest(fields.boolean(ctx.body, "force", ctx.name)))
 
 
 async def freeze(ctx: CommandContext) -> Reply:
@@ -225,7 +228,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("replSetRemoveMember", remove_member, admin_only=True),
     Command("replSetStepDown", step_down, frozenset({"secondaryCatchUpPeriodSecs", "force"}), admin_only=True),
     Command("replSetFreeze", freeze, admin_only=True),
-    Command("replSetResync", resync, admin_only=True),
+    Command("replSetResync", resync, frozenset({"force"}), admin_only=True),
     Command(
         "replSetTestCut", test_cut, frozenset({"hosts", "direction", "delayMillis"}), admin_only=True, test_only=True
     ),

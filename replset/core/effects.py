@@ -40,7 +40,9 @@ class ElectionRecord:
 
 @dataclass(frozen=True, slots=True)
 class InitialSyncNotNeeded:
-    """This member initiates the set: its (empty) data is the set's, so its initial-sync marker goes."""
+    """The initial-sync marker goes: this member initiates the set with its (empty) data, or gives up a resync and goes
+    on with the data that it has.
+    """
 
 
 PersistedRecord = LastVote | ReplSetConfig | InitialSyncNotNeeded
@@ -155,11 +157,12 @@ class StartRollback:
 class StartInitialSync:
     """Set the marker, export what would be lost, copy `source`, install.
 
-    Reports `InitialSyncBegun` and then `InitialSyncEnded`.
+    Reports `InitialSyncBegun` and then `InitialSyncEnded`. forced: the copy may lack what this member acknowledged.
     """
 
     source: HostPort
     reason: str
+    forced: bool = False
 
 
 Effect = (

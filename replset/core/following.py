@@ -6,7 +6,14 @@ is of a higher term than mine: then it holds all that was committed before (Raft
 
 from __future__ import annotations
 
-from replset.core.effects import StartFetching, StartInitialSync, StartRollback, StopFetching
+from replset.core.effects import (
+    InitialSyncNotNeeded,
+    Persist,
+    StartFetching,
+    StartInitialSync,
+    StartRollback,
+    StopFetching,
+)
 from replset.core.leading import Leading
 from replset.core.member_state import MemberState
 from replset.core.memory import NEVER, Memory, Peer
@@ -15,15 +22,18 @@ from replset.core.messages import (
     InitialSyncBegun,
     InitialSyncEnded,
     Refused,
+    ResyncRequest,
     RollbackEnded,
     SourceBatch,
     SourceFailed,
     SourceProblem,
 )
-from replset.ids import HostPort, Millis
+from replset.core.quorum import has_majority
+from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 
 MAX_RETRY_MS = 1_000
-NODE_NOT_FOUND, NOT_YET_INITIALIZED, NOT_SECONDARY = 74, 94, 95
+NODE_NOT_FOUND, NOT_YET_INITIALIZED, NOT_SECONDARY, INVALID_SYNC_SOURCE = 74, 94, 95, 119
+_NOBODY = "no member whose data could be copied is known"
 
 
 class Following:
@@ -35,6 +45,11 @@ class Following:
         self._retry_at = Millis(0)
         self._failed: HostPort | None = None  # the pause is for this source; another one is tried at once
         self._syncing = False  # an initial sync runs
+        self._has_marker = False  # the one that runs, or ran last, has set its marker
+        self._asked_for = False  # somebody asked for this resync; the data that it replaces is sound
+        self._resync_request: tuple[int, HostPort] | None = None  # answered once the marker is set, or it is refused
+        self._forced = False
+        self._no_source_since: Millis | None = None
         self._too_stale = ""
 
     def tick(self) -> None:
@@ -157,20 +172,55 @@ class Following:
         self._stop()
         m.become(MemberState.RECOVERING)
 
-    def on_resync(self, request_id: int) -> None:
-        """A person wants this member's data replaced; also the way out of a quarantine."""
+    def on_resync(self, request_id: int, request: ResyncRequest) -> None:
+        """A person wants this member's data replaced; also the way out of a quarantine. Answered once it has begun."""
         m = self.m
         refusal = self._resync_refusal()
-        source = self._choose_sync_source()
         if refusal is not None:
             m.reply(request_id, refusal)
         elif m.state is MemberState.STARTUP2:
+            self._forced = self._forced or request.force
             m.reply(request_id, Done("this member copies another one's data already"))
-        elif source is None:
-            m.reply(request_id, Refused(NODE_NOT_FOUND, "no member whose data could be copied is known"))
         else:
-            self._resync(source, "asked for")
-            m.reply(request_id, Done(f"this member exports what only it has, and copies the data of {source}"))
+            source = self._choose_sync_source(forced=request.force)
+            refusal = self._source_refusal(source, request)
+            if source is None or refusal is not None:
+                m.reply(request_id, refusal or Refused(NODE_NOT_FOUND, _NOBODY))
+                return
+            self._asked_for, self._forced, self._resync_request = True, request.force, (request_id, source)
+            self._resync(source, "forced" if request.force else "asked for")
+
+    def _source_refusal(self, source: HostPort | None, request: ResyncRequest) -> Refused | None:
+        """Why this member's data is not to be replaced by that of anybody in sight."""
+        m = self.m
+        behind = self._choose_sync_source(forced=True)
+        if behind is None:
+            return Refused(NODE_NOT_FOUND, _NOBODY)
+        peer = m.peers[behind]
+        lack = f"{behind} is at {peer.position.last_applied}, this member holds {self._floor()}"
+        if source is None:
+            return Refused(
+                INVALID_SYNC_SOURCE,
+                f"{lack}: its copy may lack what was acknowledged here; wait until it has caught up, or use force to"
+                " keep what is missing in a rollback file only",
+            )
+        if request.force and not self._reaches(peer) and not self._others_can_elect():
+            # The copy makes this member another incarnation, which a primary has to name anew. A set whose others are
+            # no majority would have no primary, and so nobody who could.
+            return Refused(
+                INVALID_SYNC_SOURCE,
+                f"{lack}: with such a copy its vote is void, and the others elect no primary without it; take its vote"
+                " away first (replSetReconfig with force on another member)",
+            )
+        return None
+
+    def _others_can_elect(self) -> bool:
+        m = self.m
+        if m.config is None:
+            return False
+        peers = [m.peers.get(voter.host) for voter in m.config.voters]
+        votes = sum(peer is not None and peer.is_up and m.is_peer_named(peer) for peer in peers)
+        return has_majority(votes, len(m.config.voters))
 
     def _resync_refusal(self) -> Refused | None:
         m = self.m
@@ -199,16 +249,63 @@ class Following:
         m = self.m
         if self._syncing or m.now < self._retry_at:
             return
-        source = self._choose_sync_source()
+        source = self._choose_sync_source(forced=self._forced)
         if source is None:
             self._retry_at = self._later()
+            if self._no_source_since is None:
+                self._no_source_since = m.now
+            elif self._asked_for and self._is_vote_missed(self._no_source_since):
+                self._give_up("nobody can be reached who holds what this member acknowledged")
             return
         self._start_sync(source, self._too_stale or "this member has no data yet")
 
-    def _choose_sync_source(self) -> HostPort | None:
+    def _is_vote_missed(self, since: Millis) -> bool:
+        """Whether others are there, and no primary among them, for an election timeout: my vote, or my data, may be
+        what they lack.
+        """
+        m = self.m
+        waited = m.now - since >= m.settings.election_timeout_ms
+        return waited and m.primary_id is None and any(peer.is_up for peer in m.peers.values())
+
+    def _give_up(self, why: str) -> None:
+        """End a resync that was asked for; the data is still whole, and this member goes on with it.
+
+        While it waits for a source it neither votes nor stands. If the source died, this member may be the only one
+        that holds the newest committed entries: without this nobody could be elected, and no source would ever come.
+        """
+        m = self.m
+        m.journal("resync given up", why)
+        if self._has_marker:
+            m.emit(Persist(InitialSyncNotNeeded()))
+        m.initial_sync_pending = False
+        self._end_sync()
+        m.become(MemberState.RECOVERING if m.quarantine else MemberState.SECONDARY)
+        m.push_election_timer()
+
+    def _end_sync(self) -> None:
+        self._asked_for = self._forced = self._has_marker = False
+        self._too_stale = ""
+        self._no_source_since = None
+        self._retry_at = self.m.now
+
+    def _floor(self) -> OpTime:
+        """What a copy must reach: the newest entry here, which this member may have acknowledged."""
+        return max(self.m.position.last_applied, self.m.commit_point)
+
+    def _reaches(self, peer: Peer) -> bool:
+        """Whether this member's log reaches mine, as far as is known: what I hold of its term came from the primary.
+
+        A copy of a member that is behind would take back what I acknowledged, and name an entry as committed that is
+        not. The initial sync asks the source itself, and looks into the copy before it is installed.
+        """
+        floor = self._floor()
+        return peer.position.last_applied >= floor or (peer.id == self.m.primary_id and floor.term == self.m.term)
+
+    def _choose_sync_source(self, *, forced: bool) -> HostPort | None:
         """The primary, else the data-bearing member that is furthest and readable (the initiator at first)."""
         m = self.m
         able = [peer for peer in m.sorted_peers() if peer.has_data and peer.state.is_readable]
+        able = [peer for peer in able if forced or self._reaches(peer)]
         if not able:
             return None
 
@@ -219,14 +316,19 @@ class Following:
 
     def _start_sync(self, source: HostPort, why: str) -> None:
         self._syncing = True
+        self._no_source_since = None
         self.m.initial_sync_pending = True  # before the marker is: no vote and no acknowledgement from here on
         self.m.journal("initial sync", f"from {source}: {why}")
-        self.m.emit(StartInitialSync(source, why))
+        self.m.emit(StartInitialSync(source, why, self._forced))
 
     def on_sync_begun(self, begun: InitialSyncBegun) -> None:
         m = self.m
         m.incarnation = begun.incarnation
         m.initial_sync_pending = True
+        self._has_marker = True
+        if self._resync_request is not None:
+            source = self._resync_request[1]
+            self._answer_resync(Done(f"this member exports what only it has, and copies the data of {source}"))
 
     def on_sync_ended(self, ended: InitialSyncEnded) -> None:
         m = self.m
@@ -234,11 +336,22 @@ class Following:
         m.journal("initial sync ended", ended.detail)
         if not ended.ok:
             self._retry_at = self._later()
+            self._answer_resync(Refused(INVALID_SYNC_SOURCE if ended.refused else NODE_NOT_FOUND, ended.detail))
+            if self._asked_for and m.state is MemberState.STARTUP2 and (ended.refused or not self._has_marker):
+                self._give_up(ended.detail)
             return
         m.initial_sync_pending = False
-        self._too_stale = ""
         m.quarantine = ""
-        self._retry_at = m.now
+        self._end_sync()
+        if not ended.holds_committed:
+            # What was known as committed is not in this data: an entry of it that stands at or below that optime may
+            # never have been committed, and must not be shown to a majority read.
+            m.commit_point = OPTIME_NULL
         if m.state is MemberState.STARTUP2:
             m.become(MemberState.SECONDARY)
             m.push_election_timer()
+
+    def _answer_resync(self, answer: Done | Refused) -> None:
+        if self._resync_request is not None:
+            self.m.reply(self._resync_request[0], answer)
+            self._resync_request = None

@@ -140,9 +140,11 @@ class Heartbeats:
             m.set_primary(None)
 
     def accept_commit_point(self, optime: OpTime) -> None:
-        """From a heartbeat only in the term of my newest entry, and never beyond it (map K2); arbiters take all."""
+        """From a heartbeat only in the term of my newest entry, and never beyond it (map K2); arbiters take all. In an
+        initial sync none: it would speak of entries that are about to be replaced.
+        """
         m = self.m
-        if m.state is MemberState.PRIMARY:
+        if m.state is MemberState.PRIMARY or m.must_sync:
             return
         if m.is_arbiter:
             self._leading.move_commit_point(optime)

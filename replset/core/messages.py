@@ -162,7 +162,12 @@ class FreezeRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResyncRequest:
-    """replSetResync: throw this member's data away, once it is exported, and copy another member's."""
+    """replSetResync: throw this member's data away, once it is exported, and copy another member's.
+
+    force: also of a source that lacks what this member acknowledged or knows to be committed.
+    """
+
+    force: bool = False
 
 
 # --- answers to requests ---------------------------------------------------------------------------------------
@@ -278,11 +283,17 @@ class RollbackEnded:
 
 @dataclass(frozen=True, slots=True)
 class InitialSyncEnded:
-    """The snapshot is installed (`ok`) or the attempt failed and may be tried again."""
+    """The snapshot is installed (`ok`) or the attempt failed and may be tried again.
+
+    refused: the source lacks what this member acknowledged or knows to be committed. holds_committed: False when the
+    copy that was installed, by force, lacks it.
+    """
 
     source: HostPort
     ok: bool
     detail: str
+    refused: bool = False
+    holds_committed: bool = True
 
 
 @dataclass(frozen=True, slots=True)

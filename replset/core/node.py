@@ -204,7 +204,7 @@ class Node:
             case FreezeRequest():
                 self._stepdowns.on_freeze(request_id, body)
             case ResyncRequest():
-                self._following.on_resync(request_id)
+                self._following.on_resync(request_id, body)
 
     def _on_response(self, response: Response) -> None:
         body = response.body

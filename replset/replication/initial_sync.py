@@ -3,7 +3,8 @@
 The marker in member.db is set first; while it is set the member neither votes nor acknowledges nor serves reads, and
 whatever a crash leaves, the next start begins again. What the copy would replace is exported as a rollback before the
 first byte is fetched. A transfer that broke goes on where it stopped as long as the source has that very copy
-(`transfer.py`). The other end is `commands/oplog_serving.py`; the swap of the files is the storage's.
+(`transfer.py`). A source that lacks what this member acknowledged or knows to be committed is refused, unless an
+operator forces the copy. The other end is `commands/oplog_serving.py`; the swap of the files is the storage's.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ import apsw
 
 from replset.bson import RawDocument
 from replset.core.messages import InitialSyncBegun, InitialSyncEnded, Report
-from replset.errors import OutOfDiskSpaceError, RemoteProtocolError, ReplError
+from replset.errors import InvalidSyncSourceError, OutOfDiskSpaceError, RemoteProtocolError, ReplError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.replication.gate import WriteGate
 from replset.replication.ports import Clock, Peer, Workers
-from replset.replication.private_commands import SnapshotReply, SnapshotRequest
+from replset.replication.private_commands import ProbeReply, ProbeRequest, SnapshotReply, SnapshotRequest
 from replset.replication.rollback import export_before_wipe, settle
 from replset.replication.rollback_writing import Identity
 from replset.replication.sync_progress import FailedAttempt, SyncProgress
 from replset.replication.transfer import PartialCopy, Transfer
 from replset.storage.copies import check_database
 from replset.storage.disk import Disk
-from replset.storage.oplog import newest_row
+from replset.storage.oplog import newest_row, oldest_row, row_at
 from replset.storage.sqlite import storage_error, transaction
 from replset.storage.store import Store
 from replset.storage.txn import write_meta
@@ -50,6 +51,29 @@ class Marker(NamedTuple):
 
     sync_id: str
     incarnation: str
+
+
+class Known(NamedTuple):
+    """What a copy must hold. held: the newest entry of the data that it replaces, which this member may have
+    acknowledged. committed: the newest entry that it knows to be committed.
+    """
+
+    held: OpTime
+    committed: OpTime
+
+
+def newest_held(store: Store) -> OpTime:
+    """The newest entry that stays: a rollback that is not at its end takes back what lies behind its common point."""
+    mark = store.rollback_in_progress()
+    return store.last_applied if mark is None else mark.common_point
+
+
+class CopyEnds(NamedTuple):
+    """Of an oplog: its newest and oldest entry, and whether the entry that was asked about is in it."""
+
+    newest: OpTime
+    oldest: OpTime
+    has_committed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +105,18 @@ class InitialSync:
         store: Callable[[], Store],
         gate: WriteGate,
         identity: Callable[[], Identity],
-        commit_point: Callable[[], OpTime],
-        set_marker: Callable[[], Awaitable[Marker]],
+        known: Callable[[], Known],
+        set_marker: Callable[[Known], Awaitable[Marker]],
         claim: Callable[[OpTime], Awaitable[str]],
         install: Callable[[str], Awaitable[None]],
         undone: Callable[[], None],
         report: Callable[[Report], None],
         options: InitialSyncOptions | None = None,
     ) -> None:
-        """store: the one that is open now. commit_point: the core's. set_marker: `MemberFile.begin_initial_sync`, and
-        claim: `MemberFile.claim_copy`, each in a worker; claim returns the incarnation. install: given the path
-        of a copy that passed its checks, closes the store, installs the copy (`install_copy`), opens it again and
-        clears the marker. undone: see Rollback. report: feeds the core.
+        """store: the one that is open now. known: also what an earlier attempt noted with the marker. set_marker:
+        `MemberFile.begin_initial_sync`, and claim: `MemberFile.claim_copy`, each in a worker; claim returns the
+        incarnation. install: given the path of a copy that passed its checks, closes the store, installs the copy
+        (`install_copy`), opens it again and clears the marker. undone: see Rollback. report: feeds the core.
         """
         self._peer = peer
         self._clock = clock
@@ -103,7 +127,7 @@ class InitialSync:
         self._store = store
         self._gate = gate
         self._identity = identity
-        self._commit_point = commit_point
+        self._known = known
         self._set_marker = set_marker
         self._claim = claim
         self._install = install
@@ -116,21 +140,36 @@ class InitialSync:
         """At start, when no marker is set: nothing of an earlier transfer is of use any more."""
         self._copy.discard()
 
-    async def run(self, source: HostPort, reason: str) -> None:
-        """One attempt; reports InitialSyncBegun once the marker is durable, and InitialSyncEnded."""
+    def forget(self) -> None:
+        """The resync was given up: what came of the copy is of no use. For a worker."""
+        try:
+            self._copy.discard()
+        except OSError as error:
+            log.warning("%s", error)
+
+    async def run(self, source: HostPort, reason: str, *, forced: bool = False) -> None:
+        """One attempt; reports InitialSyncBegun once the marker is durable, and InitialSyncEnded.
+
+        forced: the source may lack what this member acknowledged or knows to be committed.
+        """
+        known = self._known()
         began = self._clock.now()
         self.progress.begin(source, began, self._clock.wall_ms())
         try:
-            marker = await self._set_marker()
+            if not forced:
+                await self._ask_for_known(source, known)
+            marker = await self._set_marker(known)
             self._report(InitialSyncBegun(marker.incarnation))
-            await self._export(source, reason, marker.sync_id)
+            await self._export(source, reason, marker.sync_id, known.committed)
             transfer = await self._fetch(source, marker.sync_id)
             try:
-                newest = await self._workers.run(lambda: self._check(marker.sync_id))
+                copy = await self._workers.run(lambda: self._check(marker.sync_id, known.committed))
+                if not forced:
+                    _refuse_unless_reached(transfer.source, copy, known)
             except ReplError as error:
                 await self._give_up_unless_passing(transfer, error)
                 raise
-            incarnation = await self._claim(newest)
+            incarnation = await self._claim(copy.newest)
             if incarnation != marker.incarnation:
                 self._report(InitialSyncBegun(incarnation))
             await self._install(self._copy.path)
@@ -138,16 +177,27 @@ class InitialSync:
             detail = error.message if isinstance(error, ReplError) else str(error)
             log.warning("initial sync from %s failed: %s", source, detail)
             self.progress.fail(FailedAttempt(source, self._clock.now() - began, detail))
-            self._report(InitialSyncEnded(source, ok=False, detail=detail))
+            refused = isinstance(error, InvalidSyncSourceError)
+            self._report(InitialSyncEnded(source, ok=False, detail=detail, refused=refused))
             return
         self.progress.succeed(self._clock.now(), self._clock.wall_ms())
         detail = f"{self.progress.copied} bytes in {self._clock.now() - began} ms"
         log.info("initial sync from %s done: %s", transfer.source, detail)
-        self._report(InitialSyncEnded(source, ok=True, detail=detail))
+        holds_committed = _has_reached(copy, known)
+        self._report(InitialSyncEnded(source, ok=True, detail=detail, holds_committed=holds_committed))
         await self._discard()
         await self._let_go(transfer)
 
-    async def _export(self, source: HostPort, reason: str, sync_id: str) -> None:
+    async def _ask_for_known(self, source: HostPort, known: Known) -> None:
+        """InvalidSyncSourceError: the source lacks what a copy must hold. Asked before anything is changed here."""
+        if known == (OPTIME_NULL, OPTIME_NULL):
+            return
+        reply = ProbeReply.parse(await self._call(source, ProbeRequest([known.committed])))
+        if len(reply.chains) != 1:
+            raise RemoteProtocolError(f"{source} answered {len(reply.chains)} of 1 question")
+        _refuse_unless_reached(source, CopyEnds(reply.newest, reply.oldest, reply.chains[0] is not None), known)
+
+    async def _export(self, source: HostPort, reason: str, sync_id: str, committed: OpTime) -> None:
         """Settle the rollbacks of this member and export what the copy would replace."""
         store = self._store()
         await settle(store, self._disk, self._dbpath, self._clock, self._workers, self._undone, self._gate)
@@ -161,7 +211,7 @@ class InitialSync:
             self._workers,
             self._clock.wall_ms(),
             self._identity(),
-            self._commit_point(),
+            committed,
             reason,
             source,
         )
@@ -282,11 +332,11 @@ class InitialSync:
             raise RemoteProtocolError(f"{transfer.source} sent {len(reply.data)} bytes of its copy instead of {length}")
         return reply.data
 
-    def _check(self, sync_id: str) -> OpTime:
-        """The copy is a sound database; its newest optime."""
-        newest = name_copy(self._disk, self._copy.path, sync_id)
+    def _check(self, sync_id: str, committed: OpTime) -> CopyEnds:
+        """The copy is a sound database; what its oplog holds."""
+        ends = name_copy(self._disk, self._copy.path, sync_id, committed)
         check_database(self._disk, self._copy.path, CHECKED_ENTRIES)
-        return newest
+        return ends
 
     # --- room ---------------------------------------------------------------------------------------------------
 
@@ -336,7 +386,7 @@ class InitialSync:
             raise RemoteProtocolError(f"{transfer.source} rolled back while its copy was fetched")
         return reply
 
-    async def _call(self, source: HostPort, request: SnapshotRequest) -> RawDocument:
+    async def _call(self, source: HostPort, request: SnapshotRequest | ProbeRequest) -> RawDocument:
         timeout_ms = Millis(self._options.call_timeout_ms)
         return await self._peer.call(source, request.document(), timeout_ms=timeout_ms)
 
@@ -365,10 +415,35 @@ def _is_same(transfer: Transfer, reply: SnapshotReply) -> bool:
     return (reply.snapshot_id, reply.size, reply.sha256) == (transfer.snapshot_id, transfer.size, transfer.sha256)
 
 
-def name_copy(disk: Disk, path: str, sync_id: str) -> OpTime:
+def _has_reached(source: CopyEnds, known: Known) -> bool:
+    """Whether it holds all that this member acknowledged or knows to be committed.
+
+    A log whose newest entry is of a later term, or of the same one and not before, holds what was committed by the time
+    of mine (Raft, 5.4.3), but for entries that only a later term committed: so the commit point itself must be there
+    too, or lie before the oldest entry. The oplog is trimmed only before the commit point.
+    """
+    newest_reaches = source.newest >= max(known.held, known.committed)
+    return newest_reaches and (
+        source.has_committed or known.committed == OPTIME_NULL or known.committed.ts < source.oldest.ts
+    )
+
+
+def _refuse_unless_reached(source: HostPort, ends: CopyEnds, known: Known) -> None:
+    if _has_reached(ends, known):
+        return
+    # Installed, such a copy would take back what this member acknowledged, and the commit point that it knows would
+    # name an entry that may never have been committed: majority reads would show it.
+    if ends.newest < known.held:
+        lack = f"{source} is at {ends.newest}, behind {known.held}, the newest entry of this member"
+    else:
+        lack = f"{source} does not hold {known.committed}, which this member knows to be committed"
+    raise InvalidSyncSourceError(f"{lack}; its data is not copied unless that is forced (replset resync --force)")
+
+
+def name_copy(disk: Disk, path: str, sync_id: str, committed: OpTime) -> CopyEnds:
     """Note in a fetched copy for which initial sync it is, so that a restart does not take it for data of its own.
 
-    Returns its newest optime, OPTIME_NULL of an empty one.
+    Returns what its oplog holds, `committed` asked for; OPTIME_NULL of an empty one.
     """
     try:
         connection = disk.connect(path)
@@ -376,8 +451,12 @@ def name_copy(disk: Disk, path: str, sync_id: str) -> OpTime:
             connection.pragma("journal_mode", "delete")
             with transaction(connection):
                 write_meta(connection, _COPY_FOR, sync_id)
-            newest = newest_row(connection)
-            return OPTIME_NULL if newest is None else newest.optime
+            newest, oldest = newest_row(connection), oldest_row(connection)
+            return CopyEnds(
+                OPTIME_NULL if newest is None else newest.optime,
+                OPTIME_NULL if oldest is None else oldest.optime,
+                row_at(connection, committed) is not None,
+            )
         finally:
             connection.close(True)
     except apsw.Error as error:

@@ -63,7 +63,7 @@ from replset.errors import (
 from replset.ids import HostPort, Millis, OpTime
 from replset.replication.fetcher import Fetcher
 from replset.replication.gate import WriteGate
-from replset.replication.initial_sync import InitialSync, Marker
+from replset.replication.initial_sync import InitialSync, Known, Marker, newest_held
 from replset.replication.ports import Clock, Network, Workers
 from replset.replication.progress import ProgressReporter
 from replset.replication.rollback import Rollback, settle
@@ -306,7 +306,7 @@ class RunningMember:
             store=lambda: self.store,
             gate=self._gate,
             identity=self._identity,
-            commit_point=lambda: self.node.commit_point,
+            known=self._known,
             set_marker=self._set_marker,
             claim=self._claim_copy,
             install=self._install,
@@ -436,9 +436,9 @@ class RunningMember:
                 self._gate.submit(lambda: self._append_noop(term, message))
             case StartRollback(source):
                 self._spawn(self._then_counted(lambda: self._rollback.run(source)))
-            case StartInitialSync(source, reason):
+            case StartInitialSync(source, reason, forced):
                 self._fetcher.stop()
-                self._spawn(self._then_counted(lambda: self.initial_sync.run(source, reason)))
+                self._spawn(self._then_counted(lambda: self.initial_sync.run(source, reason, forced=forced)))
             case _:
                 raise TypeError(f"no hand for {effect}")
 
@@ -454,6 +454,7 @@ class RunningMember:
                 self._file.save_config(record)
             case InitialSyncNotNeeded():
                 self._file.end_initial_sync()
+                self.initial_sync.forget()
 
     def note(self, records: list[ElectionRecord], wall_ms: int) -> None:
         for record in records:
@@ -510,9 +511,18 @@ class RunningMember:
     def _identity(self) -> Identity:
         return Identity(self.set_name, self.host, self.options.rollback_layout == MONGODB_LAYOUT)
 
-    async def _set_marker(self) -> Marker:
-        held, rollback_id = self.store.last_applied, self.store.rollback_id
-        sync_id = await self._threads.run(lambda: self._file.begin_initial_sync(held=held, rollback_id=rollback_id))
+    def _known(self) -> Known:
+        file = self._file
+        return Known(
+            max(newest_held(self.store), file.initial_sync_held),
+            max(self.node.commit_point, file.initial_sync_committed),
+        )
+
+    async def _set_marker(self, known: Known) -> Marker:
+        held, committed, rollback_id = known.held, known.committed, self.store.rollback_id
+        sync_id = await self._threads.run(
+            lambda: self._file.begin_initial_sync(held=held, committed=committed, rollback_id=rollback_id)
+        )
         return Marker(sync_id, self._file.incarnation)
 
     async def _claim_copy(self, newest: OpTime) -> str:

@@ -53,6 +53,8 @@ class MemberFile:
         """Of the initial sync whose marker is set; empty when none is."""
         self.initial_sync_held = OPTIME_NULL
         """The newest entry of the data that an initial sync replaces: what this incarnation may have acknowledged."""
+        self.initial_sync_committed = OPTIME_NULL
+        """The newest entry that this member knew to be committed when its initial sync began."""
         self.rollback_id_floor = 0
         """The rollback id of the data that an initial sync replaces: the copy's must rise above it."""
 
@@ -107,6 +109,7 @@ class MemberFile:
             self.incarnation = str(values["incarnation"])
             self.initial_sync_id = str(values.get("initial_sync", ""))
             self.initial_sync_held = OpTime.parse(str(values.get("initial_sync_held", OPTIME_NULL)))
+            self.initial_sync_committed = OpTime.parse(str(values.get("initial_sync_committed", OPTIME_NULL)))
             self.rollback_id_floor = int(values.get("rollback_id_floor", 0))
             if "vote_term" in values:
                 candidate = values.get("vote_candidate")
@@ -146,11 +149,14 @@ class MemberFile:
         self._put({"config": encode(config.document(internal=True))})
         self.config = config
 
-    def begin_initial_sync(self, *, held: OpTime = OPTIME_NULL, rollback_id: int = 0) -> str:
+    def begin_initial_sync(
+        self, *, held: OpTime = OPTIME_NULL, committed: OpTime = OPTIME_NULL, rollback_id: int = 0
+    ) -> str:
         """Set the marker; returns the id of this initial sync. One that was begun before goes on under its id.
 
         held: the newest entry of the data that will be replaced. OPTIME_NULL: what this member acknowledged is lost,
-        so it is another incarnation. rollback_id: of that data; `rollback_id_floor` keeps the highest until the end.
+        so it is another incarnation. committed: the newest entry known to be committed. rollback_id: of that data. The
+        highest of each is kept until the end.
         """
         floor = max(rollback_id, self.rollback_id_floor)
         sync_id, incarnation = self.initial_sync_id, self.incarnation
@@ -158,18 +164,18 @@ class MemberFile:
             sync_id = self._new_incarnation()
             if held == OPTIME_NULL:
                 incarnation = sync_id
-        else:
-            held = self.initial_sync_held
+        held, committed = max(held, self.initial_sync_held), max(committed, self.initial_sync_committed)
         self._put(
             {
                 "incarnation": incarnation,
                 "initial_sync": sync_id,
                 "initial_sync_held": str(held),
+                "initial_sync_committed": str(committed),
                 "rollback_id_floor": floor,
             }
         )
         self.incarnation, self.initial_sync_id = incarnation, sync_id
-        self.initial_sync_held, self.rollback_id_floor = held, floor
+        self.initial_sync_held, self.initial_sync_committed, self.rollback_id_floor = held, committed, floor
         return sync_id
 
     def claim_copy(self, newest: OpTime) -> str:
@@ -186,8 +192,10 @@ class MemberFile:
 
     def end_initial_sync(self) -> None:
         """Clear the marker: the data is this member's and whole."""
-        self._put({"initial_sync": None, "initial_sync_held": None, "rollback_id_floor": None})
-        self.initial_sync_id, self.initial_sync_held, self.rollback_id_floor = "", OPTIME_NULL, 0
+        names = ("initial_sync", "initial_sync_held", "initial_sync_committed", "rollback_id_floor")
+        self._put(dict.fromkeys(names))
+        self.initial_sync_id, self.rollback_id_floor = "", 0
+        self.initial_sync_held = self.initial_sync_committed = OPTIME_NULL
 
     def append_journal(self, *, wall_ms: int, term: int, event: str, detail: str) -> None:
         """Add a line; see `append_lines`."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
+from replset.bson import Timestamp
 from replset.core.member_state import MemberState
 from replset.errors import OutOfDiskSpaceError
 from replset.runtime import member as member_module
-from tests.simulation.kit.cluster import SimCluster, Weather, quiet_logs
+from tests.simulation.kit.checkers import Checkers
+from tests.simulation.kit.cluster import FAIR, SimCluster, Weather, quiet_logs
 from tests.simulation.kit.scenarios import Stage, staged
 
 
@@ -174,7 +177,11 @@ def test_behind_the_commit_point_after_a_forced_reconfig_members_keep_out_and_on
             kinds = {(file["kind"], file["ns"]): file["count"] for file in row["files"]}
             assert kinds["documents", "shop.orders"] == 2, "the whole divergent slice, what was committed once too"
         for name in (old, other):
-            assert cluster.command(name, {"replSetResync": 1})["ok"] == 1
+            # What it knows as committed is not in the set any more: that is for a person to say.
+            refused = cluster.command(name, {"replSetResync": 1})
+            assert (refused["ok"], refused["code"]) == (0, 119)
+            assert is_in(cluster, name, MemberState.RECOVERING)
+            assert cluster.command(name, {"replSetResync": 1, "force": True})["ok"] == 1
             cluster.run_until(partial(is_in, cluster, name, MemberState.SECONDARY), 60, "resynced")
         cluster.run_until(cluster.converged, 60, "all the same")
         cluster.check_unbroken()
@@ -195,3 +202,71 @@ def test_a_resync_of_a_member_that_is_well_loses_nothing() -> None:
         cluster.run_until(cluster.converged, 60, "all the same")
         assert orders(cluster, name) == [1, 2, 3]
         assert cluster.command(primary, {"replSetResync": 1})["code"] == 95
+
+
+def test_a_resync_whose_source_dies_never_copies_a_member_that_lacks_what_is_committed() -> None:
+    """b copies c, c dies, and a, cut off until then, holds a write of its own that looks newer than what b knows as
+    committed. A majority read on b shows what was acknowledged and nothing else, and a primary is elected.
+    """
+    quiet_logs()
+    slow = replace(FAIR, chunk_bytes=20_000, worker_ms=40.0, skew_ms=200)
+    with SimCluster(3, seed=1, weather=slow) as cluster:
+        Checkers(cluster)
+        cluster.initiate(priorities={"a": 2})
+        cluster.run_until(lambda: cluster.primary() == "a", 60)
+        insert(cluster, "a", *range(10))
+        cluster.run_for(1)
+        cluster.cut(["a"])
+        cluster.machines["a"].clock.jump(120_000)  # its entries look newer
+        insert(cluster, "a", 666, w=1)
+        cluster.run_until(lambda: cluster.primary() in ("b", "c"), 60)
+        primary = cluster.primary() or ""
+        other = "b" if primary == "c" else "c"
+        insert(cluster, primary, 100)
+        written = cluster.machines[primary].running.node.commit_point  # type: ignore[union-attr]
+        cluster.run_for(1)
+        assert cluster.command(other, {"replSetResync": 1})["ok"] == 1
+        member = cluster.machines[other].running
+        assert member is not None
+        assert member.node.state is MemberState.STARTUP2
+        assert member.node.commit_point == written
+        cluster.kill(primary)
+        cluster.heal()
+        cluster.run_until(lambda: member.node.state.is_readable, 120, "it goes on with the data that it has")
+        reply = cluster.command(
+            other,
+            {
+                "find": "orders",
+                "filter": {"_id": {"$gte": 100}},
+                "readConcern": {"level": "majority", "afterClusterTime": Timestamp(written.seconds, written.increment)},
+                "$readPreference": {"mode": "secondaryPreferred"},
+                "maxTimeMS": 5_000,
+            },
+            "shop",
+        )
+        assert [document["_id"] for document in reply["cursor"]["firstBatch"]] == [100]
+        cluster.restart(primary)
+        cluster.run_until(cluster.all_counted, 120, "well again")
+        cluster.run_until(cluster.converged, 60, "all the same")
+        assert not member.node.quarantine
+
+
+def test_in_a_set_of_two_a_resync_is_refused_while_the_other_is_behind_and_a_primary_is_elected() -> None:
+    quiet_logs()
+    with SimCluster(2, seed=4, weather=replace(FAIR, skew_ms=200)) as cluster:
+        Checkers(cluster)
+        cluster.initiate(priorities={"a": 2})
+        cluster.run_until(lambda: cluster.primary() == "a", 60)
+        cluster.run_for(2)
+        cluster.cut(["a"])
+        insert(cluster, "a", 1, w=1)
+        cluster.run_until(partial(is_in, cluster, "a", MemberState.SECONDARY), 30)
+        cluster.heal()
+        cluster.run_for(0.1)
+        for force in (False, True):
+            refused = cluster.command("a", {"replSetResync": 1, **({"force": True} if force else {})})
+            assert refused["ok"] == 0
+            assert refused["code"] in (74, 119)  # 74: it has not heard of the other one yet
+        cluster.run_until(cluster.all_counted, 120, "a primary, and both vote")
+        cluster.run_until(cluster.converged, 60, "all the same")
+        assert orders(cluster, "b") == [1]

@@ -228,8 +228,8 @@ class Box:
                 self.later(1, lambda: self.feed(DrainFinished(term)))
             case StartRollback(source):
                 self.later(20, lambda: self.roll_back(source))
-            case StartInitialSync(source):
-                self.later(10, lambda: self.begin_sync(source))
+            case StartInitialSync(source, forced=forced):
+                self.later(10, lambda: self.begin_sync(source, forced))
             case CommitPointMoved(commit_point):
                 assert commit_point > self.committed, "invariant 8: a running member's commit point never moves back"
                 self.committed = commit_point
@@ -365,23 +365,36 @@ class Box:
         self.feed(LocalPosition(self.position()))
         self.feed(RollbackEnded(address, True, False, False, f"undone down to {point}"))
 
-    def begin_sync(self, address: HostPort) -> None:
+    def begin_sync(self, address: HostPort, forced: bool) -> None:
         if not self.disk.marker:
-            self.disk.incarnation = self.cluster.new_incarnation()
+            if not self.disk.log:
+                self.disk.incarnation = self.cluster.new_incarnation()
             self.disk.marker = True
         self.feed(InitialSyncBegun(self.disk.incarnation))
-        self.later(self.cluster.copy_ms, lambda: self.end_sync(address))
+        self.later(self.cluster.copy_ms, lambda: self.end_sync(address, forced))
 
-    def end_sync(self, address: HostPort) -> None:
+    def end_sync(self, address: HostPort, forced: bool) -> None:
         source = self.cluster.boxes[address]
         if not source.serves(self) or not source.disk.log:
             self.feed(InitialSyncEnded(address, False, "the source is gone"))
             return
+        held, committed = self.position().last_applied, self.node.commit_point
+        newest = source.disk.log[-1][0]
+        holds_committed = committed < source.disk.log[0][0] or committed in [optime for optime, _ in source.disk.log]
+        reached = newest >= held and holds_committed
+        if not reached and not forced:
+            self.feed(InitialSyncEnded(address, False, "the source is behind", refused=True))
+            return
+        if newest < held:
+            self.disk.incarnation = self.cluster.new_incarnation()
+            self.feed(InitialSyncBegun(self.disk.incarnation))
         self.disk.rollbacks += [entry for entry in self.disk.log if entry not in source.disk.log]
         self.cluster.done["copies"] += 1
         self.disk.rollback_id = max(self.disk.rollback_id, source.disk.rollback_id) + 1
         self.disk.log = list(source.disk.log)
         self.disk.durable = len(self.disk.log)
         self.disk.marker = False
+        if not reached:
+            self.committed = OPTIME_NULL
         self.feed(LocalPosition(self.position()))
-        self.feed(InitialSyncEnded(address, True, "copied"))
+        self.feed(InitialSyncEnded(address, True, "copied", holds_committed=reached))

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from replset.core.effects import BecomeState, Reply, StartFetching, StartInitialSync, StartRollback, StopFetching
+from replset.core.effects import (
+    BecomeState,
+    InitialSyncNotNeeded,
+    Persist,
+    Reply,
+    StartFetching,
+    StartInitialSync,
+    StartRollback,
+    StopFetching,
+)
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     Done,
@@ -20,6 +29,7 @@ from replset.core.messages import (
     Request,
     ResyncRequest,
     RollbackEnded,
+    SourceBatch,
     SourceFailed,
     SourceProblem,
 )
@@ -250,7 +260,8 @@ def test_a_resync_copies_the_primary_s_data() -> None:
     assert node.state is MemberState.STARTUP2
     assert [effect.source for effect in only(effects, StartInitialSync)] == [host(1)]
     assert only(effects, StopFetching) == [StopFetching()]
-    (reply,) = only(effects, Reply)
+    assert not only(effects, Reply)  # the source is asked first whether it holds enough
+    (reply,) = only(node.receive(InitialSyncBegun("i0"), NOW), Reply)
     assert isinstance(reply.body, Done)
     assert str(host(1)) in reply.body.info
     again = asked(node, ResyncRequest())
@@ -261,7 +272,7 @@ def test_a_resync_copies_the_primary_s_data() -> None:
 def test_a_resync_ends_a_quarantine() -> None:
     node = following()
     failed(node, SourceProblem.CHAIN_DIFFERS, at(3), at(1))
-    assert isinstance(asked(node, ResyncRequest()), Done)
+    node.receive(Request(5, ResyncRequest()), NOW)
     node.receive(InitialSyncBegun("another"), NOW)
     node.receive(InitialSyncEnded(host(1), ok=True, detail="copied"), NOW)
     assert node.state is MemberState.SECONDARY
@@ -274,6 +285,106 @@ def test_a_resync_without_anybody_to_copy_from_is_refused_and_changes_nothing() 
     assert isinstance(answer, Refused)
     assert answer.code == 74
     assert node.state is MemberState.SECONDARY
+
+
+def test_a_member_that_is_behind_is_not_copied() -> None:
+    """It may lack what was acknowledged here; where two vote, nobody could be elected any more."""
+    node = lone(config=CONFIG, position=place(at(2, 5)))
+    for number in (1, 2):
+        node.hear(number, position=place(at(2, 4)))
+    answer = asked(node, ResyncRequest())
+    assert isinstance(answer, Refused)
+    assert answer.code == 119
+    assert node.state is MemberState.SECONDARY
+    assert node.progress_request() is not None
+    node.tick(Millis(NOW + 2_000))
+    node.hear(2, now=NOW + 2_000, position=place(at(2, 5)))
+    effects = node.receive(Request(5, ResyncRequest()), Millis(NOW + 2_000))
+    assert [effect.source for effect in only(effects, StartInitialSync)] == [host(2)]
+
+
+def test_the_primary_of_the_term_is_copied_though_its_last_heartbeat_is_older_than_what_came_of_it() -> None:
+    node = lone(config=named(*members_of(3)), position=place(at(2, 5)))
+    node.hear(1, state=MemberState.PRIMARY, term=2, position=place(at(2, 4)))
+    effects = node.receive(Request(5, ResyncRequest()), NOW)
+    assert [effect.source for effect in only(effects, StartInitialSync)] == [host(1)]
+
+
+def test_a_member_that_is_behind_is_copied_by_force_if_the_others_can_elect_without_this_one() -> None:
+    node = lone(config=CONFIG, position=place(at(2, 5)))
+    node.hear(1, position=place(at(2, 4)))
+    answer = asked(node, ResyncRequest(force=True))
+    assert isinstance(answer, Refused)
+    assert answer.code == 119
+    assert "replSetReconfig" in answer.reason
+    assert node.state is MemberState.SECONDARY
+    node.hear(2, position=place(at(2, 3)))
+    effects = node.receive(Request(5, ResyncRequest(force=True)), NOW)
+    assert [(sync.source, sync.forced) for sync in only(effects, StartInitialSync)] == [(host(1), True)]
+
+
+def test_a_resync_that_the_source_refuses_changes_nothing() -> None:
+    node = following()
+    node.receive(Request(5, ResyncRequest()), NOW)
+    effects = node.receive(InitialSyncEnded(host(1), ok=False, detail="it lacks 2:1", refused=True), NOW)
+    assert [reply.body for reply in only(effects, Reply)] == [Refused(119, "it lacks 2:1")]
+    assert not only(effects, Persist)  # no marker was set
+    assert node.state is MemberState.SECONDARY
+    assert node.progress_request() is not None
+    assert not only(node.tick(Millis(NOW + 2_000)), StartInitialSync)
+
+
+def test_a_refused_resync_leaves_a_quarantine_as_it_is() -> None:
+    node = following()
+    failed(node, SourceProblem.CHAIN_DIFFERS, at(3), at(1))
+    why = node.quarantine
+    node.receive(Request(5, ResyncRequest()), NOW)
+    node.receive(InitialSyncBegun("i0"), NOW)
+    effects = node.receive(InitialSyncEnded(host(1), ok=False, detail="it lacks 2:1", refused=True), NOW)
+    assert [persist.record for persist in only(effects, Persist)] == [InitialSyncNotNeeded()]
+    assert node.state is MemberState.RECOVERING
+    assert node.quarantine == why
+
+
+def test_a_resync_whose_source_is_gone_is_given_up_when_only_this_member_can_be_elected() -> None:
+    """Its own data is whole: waiting for a source that is as far, it would keep everybody from electing one."""
+    cluster = Cluster(3)
+    cluster.initiate(*members_of(3))
+    cluster.until(cluster.is_quiet)
+    leader = cluster.elect()
+    mine, behind = (box for box in cluster.boxes.values() if box is not leader)
+    cluster.isolate(cluster.number_of(behind))
+    written = leader.write("committed")
+    cluster.until(lambda: mine.node.commit_point == written)
+    cluster.ask(cluster.number_of(mine), ResyncRequest())
+    cluster.until(lambda: mine.disk.marker)
+    leader.crash()
+    cluster.heal()
+    cluster.until(lambda: cluster.primary in (mine, behind), 60_000)
+    cluster.until(lambda: behind.disk.log == mine.disk.log)
+    assert written in [optime for optime, _ in mine.disk.log]
+    assert not mine.disk.marker
+    assert any("resync given up" in line for line in mine.journal)
+
+
+def test_after_a_copy_that_lacks_what_was_committed_no_entry_of_it_is_taken_for_committed() -> None:
+    node = following(position=place(at(2, 5)))
+    node.receive(SourceBatch(host(1), 2, at(2, 5), True), NOW)
+    assert node.commit_point == at(2, 5)
+    node.receive(Request(5, ResyncRequest(force=True)), NOW)
+    node.receive(InitialSyncBegun("i9"), NOW)
+    node.receive(LocalPosition(place(at(2, 4))), NOW)
+    node.receive(InitialSyncEnded(host(1), ok=True, detail="copied", holds_committed=False), NOW)
+    assert node.state is MemberState.SECONDARY
+    assert node.commit_point == OPTIME_NULL
+
+
+def test_a_commit_point_that_is_told_while_the_data_is_replaced_is_not_taken() -> None:
+    node = following(position=place(at(2, 5)))
+    node.receive(Request(5, ResyncRequest()), NOW)
+    node.tick(Millis(NOW + 2_000))
+    node.hear(1, now=NOW + 2_000, state=MemberState.PRIMARY, term=2, commit_point=at(2, 5))
+    assert node.commit_point == OPTIME_NULL
 
 
 def test_who_does_not_resync() -> None:
@@ -403,5 +514,5 @@ def test_a_member_that_was_away_too_long_exports_and_copies() -> None:
     away.boot()
     cluster.until(cluster.is_quiet)
     assert MemberState.STARTUP2 in away.states
-    assert away.disk.incarnation != before
+    assert away.disk.incarnation == before  # the copy holds all that it acknowledged
     assert away.disk.log == leader.disk.log

@@ -26,7 +26,7 @@ from replset.query.diff import update_entry_object
 from replset.replication.applier import apply_entry
 from replset.replication.fetcher import Fetcher, FetchOptions
 from replset.replication.gate import WriteGate
-from replset.replication.initial_sync import InitialSync, InitialSyncOptions, Marker
+from replset.replication.initial_sync import InitialSync, InitialSyncOptions, Known, Marker, newest_held
 from replset.replication.rollback import Rollback, RollbackOptions
 from replset.replication.rollback_writing import Identity
 from replset.storage.copies import install_copy
@@ -171,7 +171,7 @@ class Member:
             store=lambda: self.store,
             gate=self.gate,
             identity=lambda: Identity("rs0", self.host),
-            commit_point=lambda: self.node.commit_point,
+            known=lambda: Known(newest_held(self.store), self.node.commit_point),
             set_marker=self.set_marker,
             claim=self.claim,
             install=self.install,
@@ -204,7 +204,7 @@ class Member:
         self._news.set()
         self._news = asyncio.Event()
 
-    async def set_marker(self) -> Marker:
+    async def set_marker(self, _known: Known) -> Marker:
         if not self.marker:
             self.syncs += 1
         self.marker = True

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from replset.bson import RawDocument, encode
+from replset.bson import Int64, RawDocument, encode
 from replset.commands.oplog_serving import SnapshotOptions
 from replset.core.member_state import MemberState
 from replset.core.messages import InitialSyncBegun, InitialSyncEnded
 from replset.errors import BadValueError, CursorNotFoundError, NotPrimaryOrSecondaryError, ReplError
-from replset.ids import HostPort
-from replset.replication.private_commands import SnapshotReply, SnapshotRequest
+from replset.ids import HostPort, OpTime
+from replset.replication.private_commands import SnapshotReply, SnapshotRequest, optime_document
 from replset.replication.rollback_files import FileKind, RollbackState, list_manifests
 from tests.unit.replication.kit import Member, Network, copy_log, numbered, until
 
@@ -39,8 +40,8 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(within())
 
 
-def sync(mine: Member, reason: str = "first sync") -> InitialSyncEnded:
-    asyncio.run(mine.initial_sync.run(SOURCE, reason))
+def sync(mine: Member, reason: str = "first sync", *, forced: bool = False) -> InitialSyncEnded:
+    asyncio.run(mine.initial_sync.run(SOURCE, reason, forced=forced))
     ended = mine.reports[-1]
     assert isinstance(ended, InitialSyncEnded)
     return ended
@@ -107,6 +108,102 @@ def test_nothing_is_wiped_when_the_export_fails(members: tuple[Member, Member]) 
     assert mine.documents(NS) == {"only here": {"_id": "only here"}}
 
 
+# --- a source that lacks what this member acknowledged or knows to be committed --------------------------------------
+
+
+def test_a_source_that_is_behind_is_refused_and_nothing_is_changed(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    copy_log(source, mine)
+    mine.insert(NS, {"_id": "acknowledged"})
+    ended = sync(mine)
+    assert (ended.ok, ended.refused) == (False, True)
+    assert "force" in ended.detail
+    assert mine.reports == [ended]
+    assert not mine.marker
+    assert list_manifests(mine.dbpath) == []
+    assert copies_asked(mine) == 0
+
+
+def diverged(source: Member, mine: Member) -> OpTime:
+    """Both go on alone: what this member has is committed, the source's newest entry is of an old primary's term. The
+    commit point.
+    """
+    copy_log(source, mine)
+    source.insert(NS, {"_id": "doomed"}, term=2)
+    mine.insert(NS, {"_id": "committed"}, term=1)
+    mine.node.commit_point = mine.store.last_applied
+    return mine.node.commit_point
+
+
+def test_a_source_that_lacks_the_commit_point_is_refused_though_its_newest_entry_is_newer(
+    members: tuple[Member, Member],
+) -> None:
+    source, mine = members
+    committed = diverged(source, mine)
+    assert source.store.last_applied > committed
+    ended = sync(mine)
+    assert (ended.ok, ended.refused) == (False, True)
+    assert str(committed) in ended.detail
+    assert not mine.marker
+    assert mine.documents(NS)["committed"] == {"_id": "committed"}
+
+
+@pytest.mark.parametrize("lacks", ["newest", "commit point"])
+def test_the_copy_is_looked_at_again_before_it_is_installed(members: tuple[Member, Member], lacks: str) -> None:
+    """The source answered well and went back after it."""
+    source, mine = members
+    if lacks == "newest":
+        copy_log(source, mine)
+        mine.insert(NS, {"_id": "acknowledged"})
+    else:
+        diverged(source, mine)
+    mine_before, known = mine.everything(), mine.store.last_applied
+
+    def agree(command: dict[str, object], reply: dict[str, object]) -> None:
+        if "replSetOplogProbe" in command:
+            reply["chains"] = [Int64(1)]
+            reply["lastApplied"] = optime_document(known)
+
+    mine.network.before_reply = agree
+    ended = sync(mine)
+    assert (ended.ok, ended.refused) == (False, True)
+    assert copies_asked(mine) == 1
+    assert mine.marker  # the core takes it back, or tries another source
+    assert mine.everything() == mine_before
+    assert not list(mine.folder.glob("initial-sync*"))
+
+
+def test_an_operator_may_force_it_and_the_core_is_told_what_is_missing(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    diverged(source, mine)
+    ended = sync(mine, forced=True)
+    assert (ended.ok, ended.holds_committed) == (True, False)
+    assert mine.everything() == source.everything()
+
+
+def test_a_copy_whose_oplog_begins_behind_the_commit_point_holds_it(members: tuple[Member, Member]) -> None:
+    """The oplog is trimmed before the commit point only: what is not there any more was committed."""
+    source, mine = members
+    copy_log(source, mine)
+    mine.node.commit_point = mine.store.last_applied
+    source.insert(NS, *numbered(range(1_000, 1_020)))
+    trim_to(source, source.store.last_applied)
+    assert source.store.oldest > mine.node.commit_point
+    ended = sync(mine, "too stale")
+    assert (ended.ok, ended.holds_committed) == (True, True)
+
+
+def trim_to(member: Member, commit_point: OpTime) -> None:
+    member.store.set_commit_point(commit_point)
+    member.store.options = replace(member.store.options, oplog_max_bytes=500)
+    while member.store.housekeeping(member.clock.wall_ms()):
+        pass
+
+
+def copies_asked(mine: Member) -> int:
+    return sum(call.get("step") == "begin" and not call["id"] for call in mine.network.calls)
+
+
 def test_an_interrupted_rollback_is_finished_before_the_copy(members: tuple[Member, Member]) -> None:
     source, mine = members
     copy_log(source, mine)
@@ -157,7 +254,7 @@ def test_a_damaged_copy_is_never_installed(members: tuple[Member, Member]) -> No
 
     def damage(command: dict[str, object], reply: dict[str, object]) -> None:
         data = reply.get("data")
-        if command["offset"] and isinstance(data, bytes) and data:
+        if command.get("offset") and isinstance(data, bytes) and data:
             reply["data"] = data[:-1] + bytes([data[-1] ^ 1])
 
     mine.network.before_reply = damage

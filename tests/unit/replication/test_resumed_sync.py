@@ -49,18 +49,18 @@ async def sync(mine: Member, source: HostPort = SOURCE) -> InitialSyncEnded:
 
 def chunks_asked(mine: Member) -> list[int]:
     """The offsets of all pieces that were asked for so far."""
-    return [int(call["offset"]) for call in mine.network.calls if call["step"] == "chunk"]  # type: ignore[call-overload]
+    return [int(call["offset"]) for call in mine.network.calls if call.get("step") == "chunk"]  # type: ignore[call-overload]
 
 
 def copies_made(mine: Member) -> int:
-    return sum(call["step"] == "begin" and not call["id"] for call in mine.network.calls)
+    return sum(call.get("step") == "begin" and not call["id"] for call in mine.network.calls)
 
 
 def lose_after(mine: Member, chunks: int) -> None:
     """The source goes out of reach with the answer to so many pieces."""
 
     def lose(command: dict[str, object], reply: dict[str, object]) -> None:
-        if command["step"] == "chunk" and len(chunks_asked(mine)) > chunks:
+        if command.get("step") == "chunk" and len(chunks_asked(mine)) > chunks:
             mine.network.down.add(SOURCE)
 
     mine.network.before_reply = lose

@@ -15,7 +15,7 @@ import pytest
 
 from replset.core.messages import InitialSyncEnded
 from replset.ids import HostPort
-from replset.replication.initial_sync import InitialSyncOptions, Marker
+from replset.replication.initial_sync import InitialSyncOptions, Known, Marker
 from replset.replication.rollback import settle
 from replset.replication.rollback_files import RollbackState, manifests_on
 from replset.storage.copies import install_copy
@@ -42,9 +42,10 @@ class DurableMember(Member):
         if not self.file.initial_sync_pending:
             self.initial_sync.clear_leftovers()
 
-    async def set_marker(self) -> Marker:
-        held, rollback_id = self.store.last_applied, self.store.rollback_id
-        return Marker(self.file.begin_initial_sync(held=held, rollback_id=rollback_id), self.file.incarnation)
+    async def set_marker(self, known: Known) -> Marker:
+        held, committed = known
+        sync_id = self.file.begin_initial_sync(held=held, committed=committed, rollback_id=self.store.rollback_id)
+        return Marker(sync_id, self.file.incarnation)
 
     async def claim(self, newest: Any) -> str:
         return self.file.claim_copy(newest)

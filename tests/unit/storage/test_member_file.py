@@ -70,11 +70,14 @@ def test_an_initial_sync_keeps_its_id_until_it_ends(open_file: Callable[[], Memb
     file.end_initial_sync()
     file = open_file()
     assert (file.incarnation, file.initial_sync_pending) == ("i1", False)
-    assert file.begin_initial_sync(held=OpTime(3, 7), rollback_id=4) == "i2"
+    assert file.begin_initial_sync(held=OpTime(3, 7), committed=OpTime(3, 5), rollback_id=4) == "i2"
     file = open_file()
+    assert file.initial_sync_committed == OpTime(3, 5)
     assert (file.initial_sync_id, file.initial_sync_held, file.rollback_id_floor) == ("i2", OpTime(3, 7), 4)
     assert file.begin_initial_sync(held=OpTime(1, 1), rollback_id=3) == "i2"
     assert (open_file().initial_sync_held, open_file().rollback_id_floor) == (OpTime(3, 7), 4)
+    assert open_file().begin_initial_sync(held=OpTime(3, 9)) == "i2"  # acknowledged since, by a resync given up
+    assert (open_file().initial_sync_held, open_file().initial_sync_committed) == (OpTime(3, 9), OpTime(3, 5))
     open_file().end_initial_sync()
     file = open_file()
     assert (file.incarnation, file.initial_sync_pending, file.initial_sync_held, file.rollback_id_floor) == (
