@@ -137,6 +137,14 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How many data-bearing members may fail, whichever they are, before majority writes and elections stop."""
+
+    majority_writes: int
+    elections: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReplSetConfig:
     """A whole configuration. Ordered by (term, version); a term of -1 (forced) compares by version alone (map C13)."""
 
@@ -169,6 +177,13 @@ class ReplSetConfig:
     @property
     def data_bearing(self) -> tuple[Member, ...]:
         return tuple(member for member in self.members if member.bears_data)
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """What the set survives while its arbiters are up. A write needs a primary, so it never survives more."""
+        electable = sum(member.is_electable for member in self.voters)
+        elections = max(0, min(len(self.voters) - self.majority_vote_count, electable - 1))
+        return Tolerance(min(elections, len(self.data_voters) - self.write_majority), elections)
 
     # --- finding members -----------------------------------------------------------------------------------------
 
@@ -249,6 +264,12 @@ class ReplSetConfig:
         )
         _validate(config, allow_multiple_arbiters)
         return config
+
+
+def is_weaker(new: ReplSetConfig, old: ReplSetConfig) -> bool:
+    """Whether fewer members may fail with `new` than with `old` before majority writes or elections stop."""
+    after, before = new.tolerance, old.tolerance
+    return after.majority_writes < before.majority_writes or after.elections < before.elections
 
 
 def normal_host(text: str, place: str = "host") -> HostPort:

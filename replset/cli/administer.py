@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from replset.bson import from_ejson, to_ejson
 from replset.cli import cluster, oplog, show
+from replset.cli.changes import NotAcceptedError, check_effect, effect_of, with_members, without_member
 from replset.cli.host_option import Host
 from replset.client import WireClient
+from replset.config import ReplSetConfig, normal_host
 from replset.errors import HostUnreachableError, ReplError
 from replset.terminal import run_app
 
+T = TypeVar("T")
 app = typer.Typer(
     help="A MongoDB-style replica set: run members and look after them.",
     no_args_is_help=True,
@@ -30,6 +33,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON for scripts instead o
 Wait = Annotated[int, typer.Option("--wait", metavar="SECONDS", help="wait so long for the members to answer")]
 IfNeeded = Annotated[bool, typer.Option("--if-needed", help="it is no error when it is done already")]
 NewMember = Annotated[str, typer.Argument(metavar="HOST:PORT", help="as the other members are to reach it")]
+Accept = Annotated[
+    bool, typer.Option("--accept", help="do it although fewer members may fail then, or the new one does not answer")
+]
 ALREADY_INITIALIZED, NOT_YET_INITIALIZED = 23, 94
 
 
@@ -105,6 +111,7 @@ def add(
     arbiter: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="and then this arbiter")] = None,
     wait: Wait = 0,
     if_needed: IfNeeded = False,
+    accept: Accept = False,
 ) -> None:
     """Add a data-bearing member; it votes once it has caught up."""
     options: dict[str, object] = {"host": member}
@@ -114,23 +121,28 @@ def add(
         options["votes"] = votes
     if hidden:
         options["hidden"] = True
-    add_one(host, options, f"{member} is added; it copies the data, then it votes", wait, if_needed)
-    if arbiter is not None:
-        add_one(host, {"host": arbiter, "arbiterOnly": True}, f"{arbiter} is added as arbiter", wait, if_needed)
+    rows = [options] if arbiter is None else [options, {"host": arbiter, "arbiterOnly": True}]
+    add_all(host, rows, wait, if_needed, accept)
 
 
 @app.command("add-arbiter")
-def add_arbiter(member: NewMember, host: Host) -> None:
+def add_arbiter(
+    member: NewMember, host: Host, wait: Wait = 0, if_needed: IfNeeded = False, accept: Accept = False
+) -> None:
     """Add an arbiter: a vote without data."""
-    tell(on_primary(host, {"replSetAddMember": {"host": member, "arbiterOnly": True}}), f"{member} is added as arbiter")
+    add_all(host, [{"host": member, "arbiterOnly": True}], wait, if_needed, accept)
 
 
 @app.command()
 def remove(
     member: Annotated[str, typer.Argument(metavar="HOST:PORT", help="as the configuration names it")],
     host: Host,
+    accept: Accept = False,
 ) -> None:
     """Take a member out of the set; its files stay where they are."""
+    config = counted_config(host)
+    if effect := check_effect(config, without_member(config, normal_host(member)), accept=accept):
+        typer.echo(effect)
     tell(on_primary(host, {"replSetRemoveMember": member}), f"{member} is removed")
 
 
@@ -139,11 +151,14 @@ def reconfig(
     file: Annotated[Path, typer.Argument(help="the new configuration as JSON, - for standard input")],
     host: Host,
     force: Annotated[bool, typer.Option("--force", help="without a majority: may lose acknowledged writes")] = False,
+    accept: Accept = False,
 ) -> None:
     """Install an edited configuration; its version is raised for you."""
     document = read_document(file)
-    current = ask(host, {"replSetGetConfig": 1})["config"]
+    current = counted_config(host)
     document["version"] = int(current["version"]) + 1
+    if effect := check_effect(current, document, accept=accept):
+        typer.echo(effect)
     command: dict[str, object] = {"replSetReconfig": document, "force": force}
     reply = ask(host, command) if force else on_primary(host, command)
     tell(reply, f"configuration {document['version']} is in force")
@@ -204,23 +219,78 @@ def state_of(host: str) -> str:
     return next((str(row["stateStr"]) for row in members if row.get("self")), "unknown")
 
 
-def add_one(host: str, options: dict[str, object], done: str, wait_s: int, if_needed: bool) -> None:
-    """Add one member; wait up to `wait_s` for it to answer, for a primary, and for an earlier change to be done."""
-    member = str(options["host"])
-    wait_for_answer(member, wait_s)
+def add_all(host: str, rows: list[dict[str, Any]], wait_s: int, if_needed: bool, accept: bool) -> None:
+    """Add members one after the other; what all of them together mean is said, and accepted, before the first.
+
+    Waits up to `wait_s` for them to answer, for a primary, and for an earlier change to be done.
+    """
+    silent = {str(row["host"]): silence for row in rows if (silence := silence_of(str(row["host"]), wait_s))}
+    for reason in silent.values():
+        if not accept:
+            raise NotAcceptedError(f"{reason}; start it first (--wait SECONDS waits for it), or add it with --accept")
+        typer.echo(f"{reason}; it is added all the same")
     deadline = time.monotonic() + wait_s
+    missing = until_done(deadline, lambda: missing_rows(host, rows, if_needed, accept))
+    for row in rows:
+        member = str(row["host"])
+        if row not in missing:
+            typer.echo(f"{member} is in the set already")
+            continue
+        reply = until_done(deadline, lambda: on_primary(host, {"replSetAddMember": row}))  # noqa: B023
+        done = f"{member} is added as arbiter" if row.get("arbiterOnly") else f"{member} is added"
+        if member in silent:
+            done += ", not reachable yet"
+        elif not row.get("arbiterOnly"):
+            done += "; it copies the data, then it votes"
+        if reply.get("info"):
+            typer.echo(reply["info"])
+        typer.echo(done)
+
+
+def silence_of(host: str, wait_s: int) -> str:
+    """Why `host` does not answer within `wait_s`; empty: it does."""
+    try:
+        wait_for_answer(host, wait_s)
+    except HostUnreachableError as error:
+        return error.message
+    return ""
+
+
+def missing_rows(host: str, rows: list[dict[str, Any]], if_needed: bool, accept: bool) -> list[dict[str, Any]]:
+    """The rows that are to be added. What that means for how many members may fail is checked, and told."""
+    config = counted_config(host)
+    known = {str(row["host"]) for row in config["members"]}
+    missing = [row for row in rows if not if_needed or normal_host(str(row["host"])) not in known]
+    after = with_members(config, missing)
+    effect = check_effect(config, after, accept=accept)
+    if any(row.get("arbiterOnly") for row in missing):
+        effect = effect_of(ReplSetConfig.parse(config), ReplSetConfig.parse(after))
+    if effect:
+        typer.echo(effect)
+    return missing
+
+
+def until_done(deadline: float, action: Callable[[], T]) -> T:
+    """Try until it succeeds or the deadline has passed; what is not accepted is not tried again."""
     while True:
         try:
-            known = [str(row["host"]) for row in ask(host, {"replSetGetConfig": 1})["config"]["members"]]
-            if if_needed and member in known:
-                typer.echo(f"{member} is in the set already")
-                return
-            tell(on_primary(host, {"replSetAddMember": options}), done)
-            return
+            return action()
+        except NotAcceptedError:
+            raise
         except ReplError:
             if time.monotonic() > deadline:
                 raise
         time.sleep(0.5)
+
+
+def counted_config(host: str) -> dict[str, Any]:
+    """The configuration in force, with newlyAdded where a member has no vote yet."""
+    config: dict[str, Any] = ask(host, {"replSetGetConfig": 1})["config"]
+    waiting = {row["_id"] for row in ask(host, {"replSetGetStatus": 1})["members"] if row.get("newlyAdded")}
+    for row in config["members"]:
+        if row["_id"] in waiting:
+            row["newlyAdded"] = True
+    return config
 
 
 def wait_for_answer(host: str, wait_s: int) -> None:

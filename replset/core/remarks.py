@@ -53,7 +53,7 @@ def _no_primary(m: Memory, config: ReplSetConfig, now: Millis) -> Remark:
             f"no primary: an election takes {config.majority_vote_count} of {len(config.voters)} votes, and only"
             f" {len(up)} voters can be reached from {m.host} (not: {down})",
             "start these members again; if they are gone for good: replset conf, take them out of it, replset reconfig"
-            " FILE --force (acknowledged writes may be lost)",
+            " FILE --force --accept (acknowledged writes may be lost)",
         )
     reasons = [
         f"{member.host} {why}"

@@ -74,7 +74,7 @@ def test_a_set_from_up_to_down(folder: Path) -> None:
     changed = json.loads(replset("conf", "--host", host))
     assert changed["version"] > config["version"]
     assert next(row for row in changed["members"] if row["host"] == victim["host"])["priority"] == 0
-    assert "is removed" in replset("remove", victim["host"], "--host", after.host)
+    assert "is removed" in replset("remove", victim["host"], "--host", after.host, "--accept")
     assert len(json.loads(replset("conf", "--host", after.host))["members"]) == 2
 
     assert replset("cluster", "down", *where) == "3 members stopped\n"

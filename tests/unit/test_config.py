@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from replset.bson import Int64, ObjectId, decode, encode
-from replset.config import Member, ReplSetConfig, Settings, normal_host
+from replset.config import Member, ReplSetConfig, Settings, Tolerance, is_weaker, normal_host
 from replset.errors import BadValueError, ReplError
 from replset.ids import HostPort, MemberId
 
@@ -235,3 +235,47 @@ def test_which_is_newer(one: tuple[int, int], other: tuple[int, int], newer: boo
     base = ReplSetConfig.parse(document())
     first = replace(base, version=one[0], term=one[1])
     assert first.newer_than(replace(base, version=other[0], term=other[1])) is newer
+
+
+@pytest.mark.parametrize(
+    ("kinds", "majority_writes", "elections"),
+    [
+        ("d", 0, 0),
+        ("dd", 0, 0),
+        ("ddd", 1, 1),
+        ("dddd", 1, 1),
+        ("ddddd", 2, 2),
+        ("da", 0, 0),
+        ("dda", 0, 1),  # a primary and no majority write: the arbiter's trap
+        ("ddda", 0, 1),
+        ("dddda", 1, 2),
+        ("dddaa", 0, 2),
+        ("dpp", 0, 0),  # only one may lead
+        ("ddp", 1, 1),
+        ("dddn", 1, 1),  # a member without a vote adds nothing
+        ("ddw", 0, 0),  # newlyAdded: no vote yet
+    ],
+)
+def test_how_many_members_may_fail(kinds: str, majority_writes: int, elections: int) -> None:
+    more: dict[str, dict[str, object]] = {
+        "d": {},
+        "a": {"arbiterOnly": True},
+        "p": {"priority": 0},
+        "n": {"votes": 0, "priority": 0},
+        "w": {"newlyAdded": True},
+    }
+    rows = [{"_id": number, "host": f"m{number}:1", **more[kind]} for number, kind in enumerate(kinds)]
+    config = ReplSetConfig.parse({"_id": "rs0", "version": 1, "members": rows})
+    assert config.tolerance == Tolerance(majority_writes, elections)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "weaker"),
+    [(3, 4, False), (4, 3, False), (3, 2, True), (2, 1, False), (5, 4, True), (1, 2, False), (3, 3, False)],
+)
+def test_which_change_is_weaker(old: int, new: int, weaker: bool) -> None:
+    def of(count: int) -> ReplSetConfig:
+        rows = [{"_id": number, "host": f"m{number}:1"} for number in range(count)]
+        return ReplSetConfig.parse({"_id": "rs0", "version": 1, "members": rows})
+
+    assert is_weaker(of(new), of(old)) is weaker

@@ -1,0 +1,122 @@
+"""What a change means for how many members may fail is said before it is made, and refused unless it is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from replset.cli import administer
+from replset.cli.changes import NotAcceptedError, check_effect, with_members, without_member
+from replset.cli.main import main
+from replset.errors import HostUnreachableError
+
+Capture = pytest.CaptureFixture[str]
+
+
+def config(data: int, arbiters: int = 0) -> dict[str, Any]:
+    rows: list[dict[str, Any]] = [
+        {"_id": number, "host": f"m{number}:1", **({"arbiterOnly": True} if number >= data else {})}
+        for number in range(data + arbiters)
+    ]
+    return {"_id": "rs0", "version": 3, "members": rows}
+
+
+def test_an_arbiter_beside_three_needs_all_copies() -> None:
+    three = config(3)
+    weaker = with_members(three, [{"host": "a:1", "arbiterOnly": True}])
+    with pytest.raises(NotAcceptedError, match="will need 3 of 3 copies and go on with 0 data members down"):
+        check_effect(three, weaker, accept=False)
+    assert "now: 2 of 3, 1 down" in check_effect(three, weaker, accept=True)
+
+
+def test_a_fourth_member_and_an_arbiter_together_are_no_loss() -> None:
+    both = with_members(config(3), [{"host": "m3:1"}, {"host": "a:1", "arbiterOnly": True}])
+    assert check_effect(config(3), both, accept=False) == ""
+
+
+def test_a_member_that_has_no_vote_yet_does_not_count() -> None:
+    """It may never get one: leaning on it, a removal would leave two voters that both must stay up."""
+    before = config(4)
+    before["members"][3]["newlyAdded"] = True
+    with pytest.raises(NotAcceptedError):
+        check_effect(before, without_member(before, "m0:1"), accept=False)
+    edited = without_member(config(4), "m0:1")  # as a person would write it: newlyAdded is not shown
+    with pytest.raises(NotAcceptedError):
+        check_effect(before, edited, accept=False)
+    assert check_effect(before, without_member(before, "m3:1"), accept=False) == ""
+
+
+class FakeSet:
+    """Answers of a set of three, and the changes that were asked for."""
+
+    def __init__(self, silent: tuple[str, ...] = ()) -> None:
+        self.silent = silent
+        self.changes: list[Mapping[str, Any]] = []
+
+    def ask(self, host: str, command: dict[str, Any], timeout_s: float = 30.0) -> dict[str, Any]:
+        if host in self.silent:
+            raise HostUnreachableError(f"{host} cannot be reached: Connection refused")
+        name = next(iter(command))
+        replies: dict[str, Callable[[], dict[str, Any]]] = {
+            "ping": dict,
+            "replSetGetConfig": lambda: {"config": config(3)},
+            "replSetGetStatus": lambda: {"members": [{"_id": 0}]},
+            "hello": lambda: {"primary": "m0:1"},
+        }
+        if name in replies:
+            return replies[name]()
+        self.changes.append(command)
+        return {}
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSet:
+    made = FakeSet(silent=("nobody:1",))
+    monkeypatch.setattr(administer, "ask", made.ask)
+    return made
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["add-arbiter", "a:1"],
+        ["remove", "m2:1"],
+        ["add", "nobody:1"],
+        ["add", "m3:1", "--votes", "0", "--priority", "0", "--arbiter", "a:1"],
+    ],
+)
+def test_what_has_a_price_is_refused_until_it_is_accepted(fake: FakeSet, command: list[str], capsys: Capture) -> None:
+    assert main([*command, "--host", "m0:1"]) == 2
+    assert "--accept" in capsys.readouterr().err
+    assert fake.changes == []
+    assert main([*command, "--host", "m0:1", "--accept"]) == 0
+    assert fake.changes
+
+
+def test_a_reconfig_with_a_price(fake: FakeSet, tmp_path: Any, capsys: Capture) -> None:
+    file = tmp_path / "new.json"
+    file.write_text('{"_id": "rs0", "members": [{"_id": 0, "host": "m0:1"}, {"_id": 1, "host": "m1:1"}]}')
+    for more in ([], ["--force"]):
+        assert main(["reconfig", str(file), "--host", "m0:1", *more]) == 2
+        assert "go on with 0 data members down (now: 2 of 3, 1 down)" in capsys.readouterr().err
+    assert fake.changes == []
+    assert main(["reconfig", str(file), "--host", "m0:1", "--accept"]) == 0
+    assert fake.changes[0]["replSetReconfig"]["version"] == 4
+
+
+def test_an_arbiter_that_nobody_reaches_is_said_before_and_after(fake: FakeSet, capsys: Capture) -> None:
+    assert main(["add-arbiter", "nobody:1", "--host", "m0:1"]) == 2
+    assert "nobody:1 cannot be reached" in capsys.readouterr().err
+    assert main(["add-arbiter", "nobody:1", "--host", "m0:1", "--accept"]) == 0
+    said = capsys.readouterr().out
+    assert "it is added all the same" in said
+    assert "majority writes will need 3 of 3 copies" in said
+    assert said.endswith("nobody:1 is added as arbiter, not reachable yet\n")
+
+
+def test_what_costs_nothing_is_done(fake: FakeSet, capsys: Capture) -> None:
+    assert main(["add", "m3:1", "--host", "m0:1", "--arbiter", "a:1"]) == 0
+    assert [change["replSetAddMember"]["host"] for change in fake.changes] == ["m3:1", "a:1"]
+    assert "majority writes will need 3 of 4 copies and go on with 1 data members down" in capsys.readouterr().out
