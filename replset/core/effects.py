@@ -1,7 +1,8 @@
 """What comes out of the core: a closed union of effects that the shell carries out in list order.
 
 `Persist` is complete when durable. Every effect after it, in its own list and in every later list of the same
-node, waits for that; so what must be durable stands before the message that promises it.
+node, waits for that; so what must be durable stands before the message that promises it. Only what ends writes
+(`ends_writes`) waits for nothing.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class AppendNoop:
 
 @dataclass(frozen=True, slots=True)
 class AcceptWrites:
-    """From here on (True) clients may write in `term`; False ends it at once, even in the same tick."""
+    """From here on (True) clients may write in `term`; False ends it at once, whatever is still being saved."""
 
     accept: bool
     term: int
@@ -182,3 +183,14 @@ Effect = (
     | StartRollback
     | StartInitialSync
 )
+
+
+def ends_writes(effect: Effect) -> bool:
+    """Whether this member takes no writes from here on, or fails those that wait. It promises nothing to anybody."""
+    match effect:
+        case AcceptWrites(accept=accept):
+            return not accept
+        case BecomeState(state=state):
+            return state is not MemberState.PRIMARY
+        case _:
+            return False

@@ -1,7 +1,8 @@
 """Runs the core: feeds it messages and time, and carries its effects out in list order.
 
 Effects are carried out at once, on the loop, until a `Persist` comes: everything behind it waits until the record is
-durable in member.db. Finished work comes back as one more message; a message that arrives while effects are being
+durable in member.db; only the end of writes comes at once.
+Finished work comes back as one more message; a message that arrives while effects are being
 carried out adds its own effects behind them.
 """
 
@@ -14,7 +15,18 @@ from collections.abc import Callable, Coroutine
 from itertools import count
 from typing import Any, Final, Protocol
 
-from replset.core.effects import Effect, ElectionRecord, Journal, LastVote, Persist, PersistedRecord, Reply, Send
+from replset.core.effects import (
+    AcceptWrites,
+    Effect,
+    ElectionRecord,
+    Journal,
+    LastVote,
+    Persist,
+    PersistedRecord,
+    Reply,
+    Send,
+    ends_writes,
+)
 from replset.core.messages import Message, ReplyBody, Request, RequestBody, Response, VoteSaved
 from replset.core.node import Node
 from replset.errors import OutOfDiskSpaceError, ReplError, ShutdownInProgressError
@@ -123,9 +135,26 @@ class Shell:
         self._take(effects)
 
     def _take(self, effects: list[Effect]) -> None:
-        self._effects.extend(effects)
+        for effect in effects:
+            if ends_writes(effect):
+                self._end_writes(effect)
+            else:
+                self._effects.append(effect)
         self._pump()
         self._schedule()
+
+    def _end_writes(self, effect: Effect) -> None:
+        """Carry it out before all that waits for a save, and take back what would allow writes again.
+
+        A save may take seconds on a slow disk. Waiting for it, a primary that has stepped down would go on taking and
+        acknowledging writes that the next primary rolls back.
+        """
+        if isinstance(effect, AcceptWrites):
+            self._effects = deque(waiting for waiting in self._effects if not isinstance(waiting, AcceptWrites))
+        try:
+            self._hands.carry_out(effect)
+        except Exception as broken:
+            self._broken(broken)
 
     def _pump(self) -> None:
         if self._busy or self._persisting:

@@ -32,6 +32,7 @@ from replset.core.effects import (
     StartInitialSync,
     StartRollback,
     StopFetching,
+    ends_writes,
 )
 from replset.core.member_state import MemberState
 from replset.core.messages import (
@@ -161,7 +162,13 @@ class Box:
 
     def take(self, effects: list[Effect]) -> None:
         self.effects.extend(effects)
-        self.queue.extend(effects)
+        for effect in effects:
+            if ends_writes(effect):
+                self.carry_out(effect)
+                if isinstance(effect, AcceptWrites):
+                    self.queue = deque(waiting for waiting in self.queue if not isinstance(waiting, AcceptWrites))
+            else:
+                self.queue.append(effect)
         self.pump()
         self.cluster.wake(self)
 

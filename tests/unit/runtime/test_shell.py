@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from replset.core.effects import (
+    AcceptWrites,
+    BecomeState,
     CommitPointMoved,
     Drain,
     Effect,
@@ -22,6 +24,7 @@ from replset.core.effects import (
     Send,
     StopFetching,
 )
+from replset.core.member_state import MemberState
 from replset.core.messages import (
     DiskStalled,
     Done,
@@ -177,6 +180,35 @@ def test_effects_of_later_messages_wait_for_an_earlier_persist_too() -> None:
         assert len(rig.node.heard) == 2, "the core itself hears every message at once"
         await rig.workers.finish()
         assert rig.done == [("saved", VOTE), StopFetching(), ProgressMoved()]
+
+    with_rig(scenario)
+
+
+def test_the_end_of_writes_waits_for_no_save() -> None:
+    """A save may take seconds; meanwhile a primary that has stepped down must not acknowledge writes."""
+
+    async def scenario(rig: Rig) -> None:
+        stopped = [AcceptWrites(False, 3), BecomeState(MemberState.SECONDARY, 3, None)]
+        rig.answer(DrainFinished, BALLOT, AcceptWrites(True, 3), ProgressMoved())
+        rig.answer(DiskStalled, StopFetching(), *stopped)
+        rig.shell.feed(DrainFinished(1))
+        rig.shell.feed(DiskStalled(True))
+        assert rig.done == stopped
+        await settle()
+        await rig.workers.finish()
+        assert rig.done == [*stopped, ("saved", VOTE), ProgressMoved(), StopFetching()]  # nothing allows them again
+
+    with_rig(scenario)
+
+
+def test_what_allows_writes_waits_for_the_save_and_may_come_behind_an_end() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.answer(DrainFinished, BALLOT, AcceptWrites(False, 3), AcceptWrites(True, 3))
+        rig.shell.feed(DrainFinished(1))
+        assert rig.done == [AcceptWrites(False, 3)]
+        await settle()
+        await rig.workers.finish()
+        assert rig.done == [AcceptWrites(False, 3), ("saved", VOTE), AcceptWrites(True, 3)]
 
     with_rig(scenario)
 
