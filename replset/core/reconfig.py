@@ -46,6 +46,7 @@ STEPPED_DOWN = 189
 NOT_COMMITTED_YET = 308
 NOT_WRITABLE = 10107
 LOOK_AGAIN_MS = 100
+FIRST_TERM = 1  # of the initiate; the first election is for the next one
 MANY_ARBITERS = "more than one arbiter needs --allow-multiple-arbiters on every member"
 
 
@@ -167,7 +168,7 @@ class Reconfigs:
             return
         set_id = ObjectId((m.wall_ms() // 1000).to_bytes(4, "big") + m.rng.getrandbits(64).to_bytes(8, "big"))
         config = replace(
-            request.config, version=1, term=1, settings=replace(request.config.settings, replica_set_id=set_id)
+            request.config, version=1, term=FIRST_TERM, settings=replace(request.config.settings, replica_set_id=set_id)
         )
         self._change = Change(request_id, config, Stage.CHECKING, None, initiating=True)
         self._ask_members(self._change)
@@ -178,6 +179,15 @@ class Reconfigs:
             return Refused(ALREADY_INITIALIZED, "the set is initiated already")
         if self._change is not None:
             return Refused(IN_PROGRESS, "an initiate is under way already")
+        if m.position.last_applied.term > FIRST_TERM:
+            # Its member.db was lost, its data was not: a new set would take entries of another one for its own. In the
+            # first term there is only what an initiate writes, and one that a crash ended may be done again.
+            return Refused(
+                CANNOT_INITIALIZE,
+                f"this member holds the data of a set, up to {m.position.last_applied}, and no configuration: where it"
+                " is still a member, that set finds it and it copies its data anew; to make a new set, start it with an"
+                " empty dbpath",
+            )
         if config.set_name != m.set_name:
             return Refused(INVALID_CONFIG, f"this member was started for set {m.set_name!r}, not {config.set_name!r}")
         if config.version != 1:
@@ -345,7 +355,7 @@ class Reconfigs:
         members = tuple(replace(member, incarnation=found[member.host]) for member in change.config.members)
         # My data is the set's from here on; its first entry stands before the configuration does.
         m.initial_sync_pending = False
-        m.emit(Persist(InitialSyncNotNeeded()), AppendNoop(1, "initiating set"))
+        m.emit(Persist(InitialSyncNotNeeded()), AppendNoop(FIRST_TERM, "initiating set"))
         self.install(replace(change.config, members=members))
         self._end(change, Done())
 

@@ -7,17 +7,18 @@ from dataclasses import replace
 import pytest
 
 from replset.config import ReplSetConfig
-from replset.core.effects import AppendNoop
+from replset.core.effects import AppendNoop, Reply
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     Done,
     InitiateRequest,
     Refused,
+    Request,
 )
 from replset.ids import OPTIME_NULL
 from tests.unit.core.box import config_of, members_of
 from tests.unit.core.kit import Cluster
-from tests.unit.core.lone import NOW, asked, lone, named, only, place
+from tests.unit.core.lone import NOW, asked, at, lone, named, only, place
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,25 @@ def test_what_cannot_initiate(config: ReplSetConfig, code: int) -> None:
     answer = asked(node, InitiateRequest(config))
     assert isinstance(answer, Refused)
     assert answer.code == code
+
+
+def test_a_member_with_the_data_of_a_set_and_no_configuration_does_not_initiate() -> None:
+    """Its member.db was lost. Nothing is changed: the marker stays, so that it copies anew when its set finds it."""
+    node = lone(config=None, initial_sync_pending=True, position=place(at(2, 9)))
+    effects = node.receive(Request(5, InitiateRequest(config_of(*members_of(1)))), NOW)
+    (reply,) = only(effects, Reply)
+    assert isinstance(reply.body, Refused)
+    assert reply.body.code == 110
+    assert effects == [reply]
+    assert node.config is None
+
+
+def test_an_initiate_that_a_crash_ended_may_be_done_again() -> None:
+    """Its first entry was written, its configuration was not."""
+    node = lone(config=None, position=place(at(1, 1)))
+    effects = node.receive(Request(5, InitiateRequest(config_of(*members_of(1)))), NOW)
+    assert [reply.body for reply in only(effects, Reply)] == [Done()]
+    assert only(effects, AppendNoop)[0] == AppendNoop(1, "initiating set")
 
 
 def test_initiate_end_to_end() -> None:
