@@ -14,6 +14,7 @@ import os
 import random
 import shutil
 import tempfile
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,18 +29,22 @@ from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
 from replset.replication import rollback
 from replset.runtime.member import RunningMember
 from replset.runtime.options import MemberOptions
+from replset.storage import member_file, store
 from replset.storage.store import Store
 from tests.simulation.kit.clock import SimClock
 from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.loop import Life, SimLoop, current_life
 from tests.simulation.kit.network import NetworkPort, SimNetwork
+from tests.simulation.kit.threads import SIM_THREADING
 from tests.simulation.kit.wire import NoAnswerError, SimClient
 from tests.simulation.kit.workers import SimWorkers
 
 T = TypeVar("T")
 SET_NAME = "rs0"
 SPARE = "n"
+GUARDED = (member_file, store)
+"""Modules whose locks the loop and its threads share."""
 SETTINGS: dict[str, object] = {
     "electionTimeoutMillis": 2_000,
     "heartbeatIntervalMillis": 500,
@@ -60,6 +65,7 @@ class Machine:
     rng: random.Random
     disk: SimDisk
     life: Life | None = None
+    workers: SimWorkers | None = None
     member: RunningMember | None = None
     started: bool = False  # this life's start() came to its end
     dead_disk: SimDisk | None = None  # of the life before
@@ -120,7 +126,7 @@ class Weather:
     oplog_bytes: above it the oplog's head is trimmed. history_s: how long undo is kept for reads. checkpoint_bytes: of
     WAL between two checkpoints; a last pass, which holds commits, comes at eight times as much. page_bytes: of an oplog
     page; chunk_bytes: of a piece of a copy. undo_step: entries that a rollback takes away in one transaction.
-    group_statements: of one command in one group.
+    group_statements: of one command in one group. overlap: how much of the work in threads overlaps with the loop.
     """
 
     worker_ms: float = 4.0
@@ -133,6 +139,7 @@ class Weather:
     undo_step: int = 200
     skew_ms: int = 200
     group_statements: int = 500
+    overlap: float = 0.0
 
 
 FAIR = Weather()
@@ -184,6 +191,8 @@ class SimCluster:
         self._undo_step_before, rollback.UNDO_STEP_ENTRIES = rollback.UNDO_STEP_ENTRIES, weather.undo_step
         self._statements_before, insert.GROUP_STATEMENTS = insert.GROUP_STATEMENTS, weather.group_statements
         write_batch.GROUP_STATEMENTS = weather.group_statements
+        for module in GUARDED:
+            module.threading = SIM_THREADING  # type: ignore[attr-defined]
         self.rng_faults = self.random_for("faults")
         self.rng_crashes = self.random_for("crashes")
         self.network = SimNetwork(self.loop, self.random_for("network"))
@@ -298,19 +307,18 @@ class SimCluster:
         self.trace.add(name, f"starts, life {machine.lives}")
 
     async def _boot(self, machine: Machine, life: Life, options: MemberOptions) -> None:
+        rng = random.Random(machine.rng.getrandbits(64))
+        workers = SimWorkers(
+            self.loop, life, rng, self.weather.worker_ms, lambda: machine.slowness, self.weather.overlap
+        )
+        machine.workers = workers
         machine.member = _SmallMember(
             self.weather,
             options,
             network=self.network.port(machine.name, life),
             disk=machine.disk,
             clock=machine.clock,
-            workers=SimWorkers(
-                self.loop,
-                life,
-                random.Random(machine.rng.getrandbits(64)),
-                self.weather.worker_ms,
-                lambda: machine.slowness,
-            ),
+            workers=workers,
             rng=random.Random(machine.rng.getrandbits(64)),
         )
         await machine.member.start()
@@ -363,7 +371,9 @@ class SimCluster:
             machine.disk = dead_disk.crash(folder, self.rng_crashes, power_loss=power_loss)
             machine.disk.is_full = dead_disk.is_full
         dead_disk.is_full = False  # what a dead life still writes is nobody's business
-        machine.life = machine.member = None
+        if machine.workers is not None:
+            machine.workers.abandon()
+        machine.life = machine.member = machine.workers = None
         self.live = [row for row in self.live if row.name != name]
         machine.started = False
         self._closing.append(dead_disk)
@@ -569,11 +579,15 @@ class SimCluster:
         """End every life, close every disk, remove the folders."""
         rollback.UNDO_STEP_ENTRIES = self._undo_step_before
         insert.GROUP_STATEMENTS = write_batch.GROUP_STATEMENTS = self._statements_before
+        for module in GUARDED:
+            module.threading = threading  # type: ignore[attr-defined]
         self.loop.on_step = None
         for machine in self.machines.values():
             if machine.life is not None:
                 self.loop.kill(machine.life)
                 self.network.die(machine.life, silently=False)
+                if machine.workers is not None:
+                    machine.workers.abandon()
                 self._closing.append(machine.disk)
         self.clients.alive = False
         for task in asyncio.all_tasks(self.loop):

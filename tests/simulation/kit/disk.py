@@ -20,6 +20,7 @@ import apsw
 
 from replset.errors import DbPathLockedError
 from replset.ids import invariant
+from tests.simulation.kit.threads import sleep, step
 
 DATABASES = ("replset.db", "member.db")
 PLENTY = 100 << 30
@@ -52,11 +53,20 @@ class FileNode:
 
     durable: bytearray = field(default_factory=bytearray)
     pending: list[Change] = field(default_factory=list)
+    synced: int = 0  # how many changes ever were
 
-    def sync(self) -> None:
-        for change in self.pending:
+    def sync(self, changes: int | None = None) -> None:
+        """changes: so many of all that there ever were; None: all."""
+        number = len(self.pending) if changes is None else max(0, changes - self.synced)
+        for change in self.pending[:number]:
             apply_change(self.durable, change)
-        self.pending.clear()
+        del self.pending[:number]
+        self.synced += number
+
+    @property
+    def changes(self) -> int:
+        """How many there ever were."""
+        return self.synced + len(self.pending)
 
     def written(self) -> bytearray:
         """What a reader sees, and what survives the death of the process."""
@@ -168,9 +178,13 @@ class SimDisk:
         self.syncs += 1
         if not path.endswith("-wal"):
             self._refuse_open_database(path)
-        self.file(path).sync()
+        node = self.file(path)
+        changes = node.changes
+        step()
+        node.sync(changes)  # what was written meanwhile may be there, or not
 
     def write_file(self, path: str, chunks: Iterable[bytes], *, append: bool = False) -> None:
+        step()
         self._refuse_open_database(path)
         if self.is_full:
             raise OSError(errno.ENOSPC, "no space left on the disk", path)
@@ -222,6 +236,7 @@ class SimDisk:
             folder = node
 
     def rename(self, source: str, target: str) -> None:
+        step()
         self._refuse_open_database(source)
         self._refuse_open_database(target)
         os.replace(source, target)
@@ -242,6 +257,7 @@ class SimDisk:
         self.removed(path)
 
     def sync_folder(self, path: str) -> None:
+        step()
         node = self.node(path)
         invariant(isinstance(node, FolderNode), f"{path} is a folder")
         assert isinstance(node, FolderNode)
@@ -281,7 +297,7 @@ class SimDisk:
         target = os.path.abspath(path)
         for known, reference in self._connections:
             connection = reference()
-            if known == target and connection is not None and _is_open(connection) and not connection.in_transaction:
+            if known == target and connection is not None and _is_idle(connection):
                 return connection
         return None
 
@@ -403,7 +419,17 @@ def _is_open(connection: apsw.Connection) -> bool:
         connection.in_transaction  # noqa: B018  # only a closed connection raises here
     except apsw.ConnectionClosedError:
         return False
+    except apsw.ThreadingViolationError:  # a thread stands in the middle of a call
+        return True
     return True
+
+
+def _is_idle(connection: apsw.Connection) -> bool:
+    """Open, outside a transaction, and nothing of it under way in a thread."""
+    try:
+        return not connection.in_transaction
+    except (apsw.ConnectionClosedError, apsw.ThreadingViolationError):
+        return False
 
 
 # --- SQLite's files ------------------------------------------------------------------------------------------------
@@ -428,7 +454,11 @@ class _RecordingVFS(apsw.VFS):
             return apsw.VFSFile("", name, flags)
         return _RecordingFile(self.disk(), path, name, flags)
 
+    def xSleep(self, microseconds: int) -> int:
+        return sleep(microseconds)
+
     def xDelete(self, filename: str, syncdir: bool) -> None:
+        step()
         super().xDelete(filename, False)
         disk = self.disk()
         disk.removed(filename)
@@ -448,6 +478,7 @@ class _RecordingFile(apsw.VFSFile):
         self._folder_to_sync = is_new and bool(flags[0] & _DIRSYNC_TYPES)
 
     def xWrite(self, data: Any, offset: int) -> None:
+        step()
         raw = bytes(data)
         if self._disk.is_full and offset + len(raw) > super().xFileSize():
             raise apsw.FullError("no space left on the disk")
@@ -462,7 +493,9 @@ class _RecordingFile(apsw.VFSFile):
 
     def xSync(self, flags: int) -> None:
         self._disk.syncs += 1
-        self._node.sync()
+        changes = self._node.changes
+        step()
+        self._node.sync(changes)
         if self._folder_to_sync:
             self._disk.sync_names_beside(self._path)
             self._folder_to_sync = False

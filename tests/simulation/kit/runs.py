@@ -94,13 +94,14 @@ def draw_weather(seed: int) -> Weather:
         worker_ms=rng.choice((2.0, 4.0, 10.0, 40.0, 120.0)),
         oplog_bytes=rng.choice((8 << 10, 32 << 10, 1 << 30, 1 << 30)),
         history_s=rng.choice((0, 2, 300)),
-        checkpoint_bytes=rng.choice((64 << 10, 256 << 10, 1 << 20)),
+        checkpoint_bytes=rng.choice((16 << 10, 64 << 10, 256 << 10, 1 << 20)),
         page_bytes=rng.choice((300, 2_000, 4 << 20)),
         chunk_bytes=rng.choice((20_000, 4 << 20)),
         undo_step=rng.choice((1, 2, 3, 200)),
         catch_up_ms=rng.choice((-1, 0, 500, 2_000)),
         skew_ms=rng.choice((200, 200, 3_000, 120_000)),
         group_statements=rng.choice((1, 3, 500)),
+        overlap=rng.choice((0.0, 0.0, 0.3, 1.0)),
     )
 
 

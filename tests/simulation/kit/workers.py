@@ -1,4 +1,4 @@
-"""Threads without threads: the work runs on the loop, in one piece, at a drawn moment."""
+"""Threads: the work runs on the loop, in one piece, at a drawn moment; or in a thread that overlaps with the loop."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from tests.simulation.kit.loop import Life, SimLoop
+from tests.simulation.kit.threads import Job
 
 T = TypeVar("T")
 LONGEST_S = 20.0
@@ -19,7 +20,7 @@ class SimWorkers:
     """The Workers port of one life. The work is done even when nobody awaits it any more, as in a thread.
 
     longest_ms: from the call until the work is done; a tenth of the calls takes up to ten times as long. Its result is
-    known up to a millisecond later.
+    known up to a millisecond later. overlap: how many of the calls stop at steps of the disk on their way.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class SimWorkers:
         rng: random.Random,
         longest_ms: float = 4.0,
         slowness: Callable[[], float] = lambda: 1.0,
+        overlap: float = 0.0,
     ) -> None:
         """slowness: how many times as long as ever it takes now."""
         self._loop = loop
@@ -36,6 +38,9 @@ class SimWorkers:
         self._rng = rng
         self._longest_ms = longest_ms
         self._slowness = slowness
+        self._overlap = overlap
+        self._rng_threads = random.Random(rng.getrandbits(64)) if overlap else rng
+        self._jobs: dict[Job, None] = {}
 
     async def run(self, work: Callable[[], T]) -> T:
         if not self._life.alive:
@@ -45,8 +50,33 @@ class SimWorkers:
         before = min(before * self._slowness(), LONGEST_S)
         done: asyncio.Future[T] = self._loop.create_future()
         context = contextvars.copy_context()
-        self._loop.call_later(before, self._do, work, done, after, context=context)
+        if self._overlap and self._rng_threads.random() < self._overlap:
+            job = Job(work, self._rng_threads, before)
+            self._jobs[job] = None
+            begins = before * self._rng_threads.random()
+            self._loop.call_later(begins, self._go_on, job, done, after, context=context)
+        else:
+            self._loop.call_later(before, self._do, work, done, after, context=context)
         return await done
+
+    def _go_on(self, job: Job, done: asyncio.Future[T], after: float) -> None:
+        if not self._life.alive:
+            return  # `abandon` ends it
+        job.go_on()
+        if not job.done:
+            self._loop.call_later(job.waits_s, self._go_on, job, done, after)
+            return
+        self._jobs.pop(job, None)
+        if job.error is not None:
+            self._loop.call_later(after, _fail, done, job.error)
+        else:
+            self._loop.call_later(after, _succeed, done, job.result)
+
+    def abandon(self) -> None:
+        """The process is dead: what its threads still do reaches nobody."""
+        for job in self._jobs:
+            job.to_the_end()
+        self._jobs.clear()
 
     def _do(self, work: Callable[[], T], done: asyncio.Future[T], after: float) -> None:
         if not self._life.alive:

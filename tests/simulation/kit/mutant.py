@@ -1,0 +1,85 @@
+"""A rule that is broken on purpose, and what notices it: seeds, a story, a test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.kit import scenarios
+from tests.simulation.kit.errors import SimulationError
+from tests.simulation.kit.kinds import WHOLE, Kind
+
+Break = Callable[[pytest.MonkeyPatch], None]
+MOVED_WITHIN = 40
+ROOT = Path(__file__).parents[3]
+BROKEN_RULE = "REPLSET_BROKEN_RULE"
+"""The environment variable that tells `broken.py` which one to break in a run of a test."""
+_TESTS_FAILED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A broken rule, and what killed it: seeds of a kind, the first of which is told of, and maybe a scenario as well;
+    or a test, `tests/unit/x/test_y.py::test_z`.
+
+    A change of the engine moves what a seed draws, so one that killed may do so no more. Then the next is tried, and
+    after these the first ones of all. verdict: words that the checkers' answer to a seed must have; behind the scenario
+    stand those that its answer must have.
+    """
+
+    break_rule: Break
+    killers: tuple[int, ...] = ()
+    verdict: str = "invariant"
+    kind: Kind = WHOLE
+    story: tuple[scenarios.Scenario, str] | None = None
+    test: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.break_rule.__name__
+
+    @property
+    def killed_by(self) -> str:
+        told = [self.kind.told(self.killers[0])] if self.killers else []
+        if self.story is not None:
+            told.append(self.story[0].__name__.replace("_", " "))
+        if self.test:
+            told.append(f"`{self.test.rpartition('/')[2]}`")
+        return "; ".join(told)
+
+    def caught_by(self) -> int | None:
+        """The seed that noticed; None when none did."""
+        with pytest.MonkeyPatch.context() as patch:
+            self.break_rule(patch)
+            for seed in dict.fromkeys((*self.killers, *range(MOVED_WITHIN))):
+                if self.is_told_by(self.kind.outcome(seed).error):
+                    return seed
+        return None
+
+    def is_told_by(self, error: str | None) -> bool:
+        return error is not None and self.verdict in error
+
+    def is_caught_in(self, story: scenarios.Scenario, verdict: str) -> bool:
+        with pytest.MonkeyPatch.context() as patch:
+            self.break_rule(patch)
+            try:
+                story()
+            except SimulationError as error:
+                return verdict in str(error)
+        return False
+
+    def is_caught_by_test(self) -> bool:
+        """Whether the test fails with it, in a process of its own: not for want of the test, nor in collecting it."""
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", BROKEN_PLUGIN, self.test]
+        environment = {**os.environ, BROKEN_RULE: self.name, "PYTHONPATH": str(ROOT)}
+        run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        return run.returncode == _TESTS_FAILED and " failed" in run.stdout and " error" not in run.stdout
+
+
+BROKEN_PLUGIN = "tests.simulation.kit.broken"

@@ -1,0 +1,139 @@
+"""Real threads of which one runs at a time, and only while the loop waits for it: they overlap in virtual time.
+
+A job stops at steps of the disk (`step`), in the middle of a checkpoint, a copy or a transaction, with whatever locks
+it holds in SQLite then; the loop goes on meanwhile and resumes it at a drawn moment. Who runs when is drawn, so a seed
+gives the same run again.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tests.simulation.kit.errors import SimulationError
+
+STOPS_MAX = 4
+_here = threading.local()
+
+
+class Job:
+    """One piece of work in a thread of its own. After each `go_on` it is `done`, or waits for so many more seconds."""
+
+    def __init__(self, work: Callable[[], Any], rng: random.Random, longest_s: float) -> None:
+        """longest_s: of one stop."""
+        self._work = work
+        self._rng = rng
+        self._longest_s = longest_s
+        self._stops = rng.choice((0, 1, 2, STOPS_MAX))
+        self._context = contextvars.copy_context()
+        self._may_run = threading.Semaphore(0)
+        self._stopped = threading.Semaphore(0)
+        self._thread: threading.Thread | None = None
+        self.done = False
+        self.abandoned = False
+        self.waits_s = 0.0
+        self.result: Any = None
+        self.error: Exception | None = None
+
+    def go_on(self) -> None:
+        """Let it run until its next stop or its end; for the loop's thread."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._context.run, args=(self._body,), daemon=True)
+            self._thread.start()
+        else:
+            self._may_run.release()
+        self._stopped.acquire()
+
+    def to_the_end(self) -> None:
+        """Its process is dead, or the loop waits for a lock that it holds: no more stops."""
+        self.abandoned = True
+        while not self.done:
+            self.go_on()
+
+    def _body(self) -> None:
+        _here.job = self
+        try:
+            self.result = self._work()
+        except Exception as error:
+            self.error = error
+        self.done = True
+        self._stopped.release()
+
+    def stop(self, seconds: float) -> None:
+        """Wait so long in virtual time; for the job's own thread."""
+        if self.abandoned:
+            return
+        self.waits_s = seconds
+        self._stopped.release()
+        self._may_run.acquire()
+
+    def draw_stop(self) -> None:
+        """Now and then a step of the disk takes its time."""
+        if self._stops and self._rng.random() < 0.3:
+            self._stops -= 1
+            self.stop(self._rng.uniform(0.0, self._longest_s))
+
+
+def current_job() -> Job | None:
+    """The job in whose thread this is; None on the loop."""
+    return getattr(_here, "job", None)
+
+
+def step() -> None:
+    """A step of the disk: whoever else may run now does."""
+    job = current_job()
+    if job is not None:
+        job.draw_stop()
+
+
+def sleep(microseconds: int) -> int:
+    """SQLite waits for a lock. On the loop nobody could ever give it back meanwhile, and all clients would wait too."""
+    job = current_job()
+    if job is None:
+        raise SimulationError(f"the loop waits {microseconds} us for a lock of SQLite's")
+    job.stop(microseconds / 1_000_000)
+    return microseconds
+
+
+class SimLock:
+    """threading.Lock among jobs and the loop. The loop that finds it taken stands still until its holder is done."""
+
+    def __init__(self) -> None:
+        self._held = False
+        self._holder: Job | None = None
+
+    def acquire(self) -> bool:
+        while self._held:
+            job = current_job()
+            if job is not None and not job.abandoned:
+                job.stop(0.001)
+            elif self._holder is not None:
+                self._holder.to_the_end()
+            else:
+                raise SimulationError("a lock is taken twice on the loop")
+        self._held, self._holder = True, current_job()
+        return True
+
+    def release(self) -> None:
+        self._held, self._holder = False, None
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class _Threading:
+    """The module `threading` with locks of the simulation."""
+
+    Lock = SimLock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(threading, name)
+
+
+SIM_THREADING = _Threading()
