@@ -55,7 +55,7 @@ def _misused(program: str, error: Any) -> int:
     message = str(error.format_message())
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
-        print(message, end="", file=sys.stderr)  # empty where rich has printed the help already
+        print(message, file=sys.stderr)
         return 2
     command = context.command_path if context is not None else program
     return refuse(program, f"{message.rstrip('.')} (see `{command} --help`)")

@@ -40,6 +40,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich's tables show a type for flags, which take none
+    context_settings={"max_content_width": 110},
 )
 
 Members = Annotated[list[str], typer.Argument(metavar="MEMBER", help="oplogs: dbpath, file, folder or http://...")]

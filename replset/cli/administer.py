@@ -16,7 +16,7 @@ from replset.cli.changes import NotAcceptedError, check_effect, effect_of, with_
 from replset.cli.host_option import Host
 from replset.client import WireClient
 from replset.config import ReplSetConfig, normal_host
-from replset.errors import HostUnreachableError, ReplError
+from replset.errors import BadValueError, HostUnreachableError, ReplError
 from replset.terminal import run_app
 
 T = TypeVar("T")
@@ -25,6 +25,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich's tables show a type for flags, which take none
+    context_settings={"max_content_width": 110},
 )
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(oplog.app, name="oplog")
@@ -36,6 +38,7 @@ NewMember = Annotated[str, typer.Argument(metavar="HOST:PORT", help="as the othe
 Accept = Annotated[
     bool, typer.Option("--accept", help="do it although fewer members may fail then, or the new one does not answer")
 ]
+DEFAULT_CATCH_UP_S = 10
 ALREADY_INITIALIZED, NOT_YET_INITIALIZED = 23, 94
 
 
@@ -167,17 +170,22 @@ def reconfig(
 @app.command("step-down")
 def step_down(
     host: Host,
-    seconds: Annotated[int, typer.Option(help="how long it may not be elected again")] = 60,
-    catch_up: Annotated[int, typer.Option(help="seconds to wait for an electable secondary")] = 10,
+    seconds: Annotated[int, typer.Option(min=1, help="how long it may not be elected again")] = 60,
+    catch_up: Annotated[
+        int | None, typer.Option(min=0, help="seconds to wait for an electable secondary (10, at most --seconds)")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="step down even if nobody caught up")] = False,
 ) -> None:
     """Let the primary hand over to a secondary that has everything."""
+    waits = min(DEFAULT_CATCH_UP_S, seconds) if catch_up is None else catch_up
+    if waits > seconds and not force:
+        raise BadValueError(f"--catch-up {waits} is longer than --seconds {seconds}: it would wait beyond its end")
     command: dict[str, object] = {
         "replSetStepDown": seconds,
-        "secondaryCatchUpPeriodSecs": 0 if force else catch_up,
+        "secondaryCatchUpPeriodSecs": 0 if force else waits,
         "force": force,
     }
-    tell(on_primary(host, command, timeout_s=catch_up + 30), "the primary stepped down")
+    tell(on_primary(host, command, timeout_s=waits + 30), "the primary stepped down")
 
 
 @app.command()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -118,7 +120,8 @@ def resolve_options(flags: Mapping[str, object], environment: Mapping[str, str])
 def _read_file(path: str, known: list[str]) -> dict[str, object]:
     """Field name -> value. Options may stand there under their flag's name or the field's."""
     try:
-        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        document, tree = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
     except OSError as error:
         raise BadOptionError(f"cannot read the configuration file {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -129,6 +132,10 @@ def _read_file(path: str, known: list[str]) -> dict[str, object]:
         return {}
     if not isinstance(document, dict):
         raise FailedToParseError(f"the configuration file {path} must be a mapping of option names to values")
+    keys = [str(key.value) for key, _ in tree.value] if isinstance(tree, yaml.MappingNode) else []
+    for key in keys:
+        if keys.count(key) > 1:  # YAML's own loader silently takes the last
+            raise BadOptionError(f"{key} is given twice in {path}")
     names = {flag_of(name): name for name in known} | {name: name for name in known}
     found: dict[str, object] = {}
     for key, value in document.items():
@@ -181,6 +188,18 @@ def _boolean(raw: object) -> bool:
     raise ValueError(text)
 
 
+def is_unspecified(host: str) -> bool:
+    """Whether it is 0.0.0.0 or ::, in any way to write them: a socket binds to it, nobody can connect to it."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        pass
+    try:
+        return socket.inet_aton(host) == bytes(4)
+    except OSError:
+        return False
+
+
 def _check(options: MemberOptions) -> None:
     http_port = options.port + 1000 if options.http_port is None else options.http_port
     for flag, port in (("port", options.port), ("http-port", http_port)):
@@ -192,6 +211,15 @@ def _check(options: MemberOptions) -> None:
         raise BadOptionError(f"--bind-ip: {options.bind_ip!r} is not an address")
     if options.advertise is not None and not re.fullmatch(r"[\w.-]{1,255}", options.advertise):
         raise BadOptionError(f"--advertise: {options.advertise!r} is not a host name (without port)")
+    if options.advertise is not None and is_unspecified(options.advertise):
+        raise BadOptionError(
+            f"--advertise: {options.advertise} is every address of a machine, and none that others can reach"
+        )
+    if options.advertise is None and is_unspecified(options.bind_ip):
+        raise BadOptionError(
+            f"--bind-ip: {options.bind_ip} is every address of this machine, and none that others can reach; give"
+            " --advertise HOST"
+        )
     if not re.fullmatch(r"[^\s/,\x00]{1,128}", options.repl_set):
         raise BadOptionError(f"--replSet: {options.repl_set!r} is not a set name")
     for flag, size in (("oplog-size-mb", options.oplog_size_mb), ("max-connections", options.max_connections)):

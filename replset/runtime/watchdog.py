@@ -13,13 +13,38 @@ log = logging.getLogger("replset.watchdog")
 
 LIMIT_S = 0.05
 BEAT_S = 0.02
+REPORT_EVERY_S = 60.0
 
 
-class Watchdog:
-    """A thread that watches the loop's beat and logs the stack of whatever holds it over 50 ms, once for each stall."""
+class StallReports:
+    """Which stalls are written to the log: one a minute, with the number and the longest of those left out before it.
+
+    A slow machine stalls the loop again and again; a stack for each would bury what else the log says.
+    """
 
     def __init__(self) -> None:
         self.stalls = 0
+        self._reported_at: float | None = None
+        self._left_out = 0
+        self._longest_ms = 0
+
+    def on_stall(self, now_s: float, held_ms: int, where: str) -> str | None:
+        """Count one stall; the text for the log, None: it is only counted."""
+        self.stalls += 1
+        if self._reported_at is not None and now_s - self._reported_at < REPORT_EVERY_S:
+            self._left_out += 1
+            self._longest_ms = max(self._longest_ms, held_ms)
+            return None
+        more = f" ({self._left_out} more since the last report, up to {self._longest_ms} ms)" if self._left_out else ""
+        self._reported_at, self._left_out, self._longest_ms = now_s, 0, 0
+        return f"the event loop was held for over {held_ms} ms{more}, at:\n{where}"
+
+
+class Watchdog:
+    """A thread that watches the loop's beat and reports the stack of what holds it over 50 ms, once for each stall."""
+
+    def __init__(self) -> None:
+        self.reports = StallReports()
         self._beat_at = time.monotonic()
         self._stopped = threading.Event()
         self._loop_thread = threading.get_ident()
@@ -44,10 +69,12 @@ class Watchdog:
         reported = 0.0
         while not self._stopped.wait(BEAT_S):
             beat_at = self._beat_at
-            held = time.monotonic() - beat_at - BEAT_S
+            now = time.monotonic()
+            held = now - beat_at - BEAT_S
             if held > LIMIT_S and beat_at != reported:
                 reported = beat_at
-                self.stalls += 1
                 frame = sys._current_frames().get(self._loop_thread)
-                where = "".join(traceback.format_stack(frame)[-3:]) if frame is not None else "?"
-                log.info("the event loop was held for over %d ms, at:\n%s", held * 1000, where.rstrip())
+                where = "".join(traceback.format_stack(frame)[-3:]).rstrip() if frame is not None else "?"
+                text = self.reports.on_stall(now, int(held * 1000), where)
+                if text is not None:
+                    log.info("%s", text)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from replset.errors import FailedToParseError, ReplError
-from replset.runtime.options import BadOptionError, MemberOptions, flag_of, resolve_options, variable_of
+from replset.runtime.options import BadOptionError, MemberOptions, flag_of, is_unspecified, resolve_options, variable_of
 
 BASE = {"repl_set": "rs0", "dbpath": "/data"}
 
@@ -145,6 +145,19 @@ def test_refusals_name_the_option_and_where_it_came_from(
     assert refused.value.message == words
 
 
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "[::]", "0"])
+def test_an_address_that_nobody_can_reach_is_not_advertised(address: str) -> None:
+    with pytest.raises(BadOptionError, match=r"--bind-ip: .* none that others can reach; give --advertise HOST"):
+        resolve_options({**BASE, "bind_ip": address}, {})
+    assert is_unspecified(address)
+
+
+def test_nor_is_it_as_the_name_that_was_given() -> None:
+    with pytest.raises(BadOptionError, match=r"--advertise: 0.0.0.0 is every address"):
+        resolve_options({**BASE, "advertise": "0.0.0.0"}, {})
+    assert not any(map(is_unspecified, ("127.0.0.1", "m1", "::1", "10.0.0.0")))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -155,6 +168,7 @@ def test_refusals_name_the_option_and_where_it_came_from(
         ("port: [1]", "port in FILE: [1] is not a whole number"),
         ("bind-ip: [a]", "bind-ip in FILE: ['a'] is not text"),
         ("port: 1\nhttp_port: 2\nhttp-port: 3", "http-port is given twice in FILE"),
+        ("port: 1\ndbpath: /d\nport: 2", "port is given twice in FILE"),
         ("- a\n- b", "the configuration file FILE must be a mapping of option names to values"),
         ("a: b: c", "the configuration file FILE is not YAML: mapping values are not allowed here"),
     ],

@@ -16,6 +16,7 @@ def test_help(path: tuple[str, ...], capsys: Capture) -> None:
     out, err = capsys.readouterr()
     assert err == ""
     assert f"replset {' '.join(path)}".strip() in out
+    assert "<bool>" not in out, "a flag takes no value"
 
 
 @pytest.mark.parametrize("path", [path for path in COMMANDS if path], ids=" ".join)
