@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from replset.errors import BadValueError
-from replset.terminal import run_app
+from replset.terminal import refuse, run_app
 from spark.render.content import readable
 from spark.running import (
     PROGRAM,
@@ -44,6 +44,7 @@ app = typer.Typer(
     context_settings={"max_content_width": 110},
 )
 
+OF_THE_EXTRA = frozenset({"adbc_driver_manager", "adbc_driver_sqlite", "numpy", "pandas", "pyarrow", "pyspark"})
 Members = Annotated[list[str], typer.Argument(metavar="MEMBER", help="oplogs: dbpath, file, folder or http://...")]
 Member = Annotated[str, typer.Argument(metavar="MEMBER", help="an oplog: dbpath, file, folder or http://...")]
 EngineOption = Annotated[Engine, typer.Option("--engine", help="local: in this process; diff, summary, verify only")]
@@ -62,7 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status. Every failure is one line on standard error and status 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that cannot show a letter stops nothing
-    return run_app(app, PROGRAM, list(sys.argv[1:] if argv is None else argv))
+    try:
+        return run_app(app, PROGRAM, list(sys.argv[1:] if argv is None else argv))
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in OF_THE_EXTRA:
+            raise
+        return refuse(PROGRAM, f"{error.name} is not installed; the extra brings it: pip install 'replset[spark]'")
 
 
 @app.command()

@@ -6,9 +6,11 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,30 @@ def test_the_image_runs_replset_as_a_user_that_owns_the_data() -> None:
     entry = next(line for line in lines if line.startswith("ENTRYPOINT"))
     assert json.loads(entry.removeprefix("ENTRYPOINT")) == ["replset"]
     assert "USER replset" in lines
+
+
+def test_every_program_of_the_project_starts_in_the_image(tmp_path: Path) -> None:
+    """The image holds what COPY names: each entry point's package must be there, with what it needs installed."""
+    lines = (COMPOSE / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    for line in (line for line in lines if line.startswith("COPY")):
+        *sources, target = line.split()[1:]
+        for source in (COMPOSE.parent / name for name in sources):
+            if source.is_dir():
+                shutil.copytree(source, tmp_path / target, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(source, tmp_path / target)
+    project = tomllib.loads((tmp_path / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    install = next(line for line in lines if line.startswith("RUN pip install"))
+    assert ".[spark]" in install
+    for program, entry in project["scripts"].items():
+        module, _, function = entry.partition(":")
+        code = f"import {module} as m; print(m.__file__); raise SystemExit(m.{function}(['--help']))"
+        environment = BARE_ENVIRONMENT | {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
+        )
+        assert done.returncode == 0, f"{program}: {done.stderr}"
+        assert done.stdout.startswith(str(tmp_path)), f"{program} is not in the image"
 
 
 def test_the_services_as_local_processes_make_a_set(

@@ -68,6 +68,22 @@ def test_help_loads_nothing_heavy() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("engine", ["local", "spark"])
+def test_without_the_extra_it_says_what_to_install(engine: str, tmp_path: Path) -> None:
+    """The package installed alone brings `oplog-spark`, and none of what it reads with."""
+    program = (
+        "import sys\n"
+        "for name in ('pyspark', 'pyarrow', 'numpy', 'pandas', 'adbc_driver_sqlite'):\n"
+        "    sys.modules[name] = None\n"
+        "from spark.cli import main\n"
+        f"sys.exit(main(['diff', 'm1', 'm2', '--engine', '{engine}']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.returncode == 2
+    assert "is not installed; the extra brings it: pip install 'replset[spark]'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     "command", [["-m", "spark"], [str(ROOT / "spark/__main__.py")], ["-c", "import spark.cli as c; c.main(['--help'])"]]
 )
