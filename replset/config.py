@@ -17,6 +17,7 @@ from replset.ids import HostPort, MemberId, Millis
 
 MAX_MEMBERS = 50
 MAX_VOTERS = 7
+MAX_MEMBER_ID = 255
 MAX_VERSION = 2_147_483_647
 MAX_DELAY_SECS = 31_622_400
 DEFAULT_PORT = 27017
@@ -299,6 +300,8 @@ def _integer(document: Mapping[str, object], name: str, default: int, place: str
         raise TypeMismatchError(f"{place}{name} must be a number")
     if isinstance(value, float) and not value.is_integer():
         raise BadValueError(f"{place}{name} must be a whole number, not {value}")
+    if not -(1 << 63) <= value < 1 << 63:
+        raise BadValueError(f"{place}{name} must fit into 64 bits")
     return int(value)
 
 
@@ -321,8 +324,8 @@ def _parse_member(row: object, place: str) -> Member:
     if "_id" not in row:
         raise BadValueError(f"{at}_id is missing")
     member_id = _integer(row, "_id", 0, at)
-    if not 0 <= member_id <= 255:
-        raise BadValueError(f"{at}_id must be from 0 to 255, not {member_id}")
+    if not 0 <= member_id <= MAX_MEMBER_ID:
+        raise BadValueError(f"{at}_id must be from 0 to {MAX_MEMBER_ID}, not {member_id}")
     host = row.get("host")
     if not isinstance(host, str):
         raise TypeMismatchError(f"{at}host must be a string HOST:PORT")

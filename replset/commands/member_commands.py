@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from replset.bson import ObjectId
 from replset.commands import oplog_serving
 from replset.commands.command import Command, CommandContext
 from replset.commands.messages import parse_request, reply_document
 from replset.commands.ports import Reply
+from replset.core.heartbeat import SET_NAMES_DIFFER
 from replset.core.messages import Refused
-from replset.errors import ReplError
+from replset.errors import RemoteProtocolError, ReplError
 
 
 async def ask_core(ctx: CommandContext) -> Reply:
@@ -18,18 +20,32 @@ async def ask_core(ctx: CommandContext) -> Reply:
     return reply_document(answer)
 
 
+def _refuse_other_set(ctx: CommandContext) -> None:
+    """Another set of the same name may have this address in its configuration: its members must not take this oplog for
+    that of their own set, nor copy it over their data.
+    """
+    theirs, mine = ctx.body.get("setId"), ctx.member.node.set_id
+    if theirs is not None and not isinstance(theirs, ObjectId):
+        raise RemoteProtocolError("field 'setId' is not an ObjectId")
+    if theirs != mine and None not in (theirs, mine):
+        raise ReplError(f"this member belongs to the set with id {mine}, not {theirs}", code=SET_NAMES_DIFFER)
+
+
 async def oplog_fetch(ctx: CommandContext) -> Reply:
     """Entries of the oplog behind a given one, as soon as there are some."""
+    _refuse_other_set(ctx)
     return await oplog_serving.oplog_fetch(ctx.member, ctx.body)
 
 
 async def oplog_probe(ctx: CommandContext) -> Reply:
     """Which of the given entries are here, and the hash chain at each."""
+    _refuse_other_set(ctx)
     return await oplog_serving.oplog_probe(ctx.member, ctx.body)
 
 
 async def snapshot(ctx: CommandContext) -> Reply:
     """One step of copying the database: begin, chunk, end."""
+    _refuse_other_set(ctx)
     return await ctx.member.snapshots.serve(ctx.member, ctx.body)
 
 

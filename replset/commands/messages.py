@@ -1,16 +1,17 @@
 """Core messages as the documents that members send each other, both directions (map H2, H3, E4, R8).
 
 Who asks and who answers use the same functions. The names are MongoDB's; what it does not have (incarnation,
-rollbackId, httpAddress, commitPoint, hasData, memberId, candidateId, unacknowledgedRollbacks, quarantine) stands beside
-them. Malformed documents are the peer's fault: RemoteProtocolError.
+rollbackId, httpAddress, commitPoint, commitTerm, hasData, memberId, candidateId, unacknowledgedRollbacks, quarantine,
+setId, reason) stands beside them. Malformed documents, and numbers that nobody can mean, are the peer's fault:
+RemoteProtocolError.
 """
 
 from __future__ import annotations
 
 from typing import TypeVar, assert_never
 
-from replset.bson import DateTime, Int64, RawDocument
-from replset.config import ReplSetConfig
+from replset.bson import DateTime, Int64, ObjectId, RawDocument
+from replset.config import MAX_MEMBER_ID, ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     Done,
@@ -40,6 +41,7 @@ HEARTBEAT, VOTES, POSITION, STEP_UP = (
 )
 _NOBODY = -1
 MAX_PROGRESS = 50
+MAX_COUNT = (1 << 31) - 1
 
 
 # --- requests ---------------------------------------------------------------------------------------------------
@@ -61,6 +63,8 @@ def request_document(body: MemberRequest) -> dict[str, object]:
                 "configVersion": Int64(body.config_version),
                 "configTerm": Int64(body.config_term),
                 "lastAppliedOpTime": optime_document(body.last_applied),
+                "reason": body.reason,
+                **_set_id_field(body.set_id),
             }
         case ProgressRequest():
             return {
@@ -70,6 +74,7 @@ def request_document(body: MemberRequest) -> dict[str, object]:
                 "term": Int64(body.term),
                 "configVersion": Int64(body.config_version),
                 "configTerm": Int64(body.config_term),
+                **_set_id_field(body.set_id),
             }
         case StepUpRequest():
             return {STEP_UP: 1, "skipDryRun": body.skip_dry_run}
@@ -91,6 +96,7 @@ def parse_request(body: RawDocument) -> MemberRequest:
                 _member(body, "primaryId"),
                 _field(body, "incarnation", str),
                 body.get("checkEmpty") is True,
+                _set_id(body),
             )
         case "replSetRequestVotes":
             return VoteRequest(
@@ -102,6 +108,8 @@ def parse_request(body: RawDocument) -> MemberRequest:
                 _number(body, "configTerm"),
                 parse_optime(body.get("lastAppliedOpTime")),
                 _field(body, "dryRun", bool),
+                _field(body, "reason", str) if "reason" in body else "",
+                _set_id(body),
             )
         case "replSetUpdatePosition":
             rows = _field(body, "optimes", list)
@@ -113,6 +121,7 @@ def parse_request(body: RawDocument) -> MemberRequest:
                 _number(body, "configVersion"),
                 _number(body, "configTerm"),
                 tuple(_parse_progress(row) for row in rows),
+                _set_id(body),
             )
         case "replSetStepUp":
             return StepUpRequest(body.get("skipDryRun") is True)
@@ -134,7 +143,7 @@ def _heartbeat_request(body: HeartbeatRequest) -> dict[str, object]:
         "primaryId": _id_or_nobody(body.primary_id),
         "incarnation": body.incarnation,
     }
-    return document
+    return document | _set_id_field(body.set_id)
 
 
 def _progress_row(row: MemberProgress, config_version: int) -> dict[str, object]:
@@ -247,6 +256,7 @@ def _heartbeat_reply(body: HeartbeatReply) -> dict[str, object]:
         "hasData": body.has_data,
         "unacknowledgedRollbacks": body.unacknowledged_rollbacks,
         "quarantine": body.quarantine,
+        "commitTerm": Int64(body.commit_term),
         "ok": 1.0,
     }
 
@@ -275,8 +285,9 @@ def _parse_heartbeat_reply(reply: RawDocument) -> HeartbeatReply:
         _number(reply, "rollbackId"),
         _field(reply, "httpAddress", str),
         _field(reply, "hasData", bool),
-        _number(reply, "unacknowledgedRollbacks"),
+        _count(reply, "unacknowledgedRollbacks"),
         _field(reply, "quarantine", str),
+        _number(reply, "commitTerm") if "commitTerm" in reply else 0,
     )
 
 
@@ -297,9 +308,28 @@ def _number(document: RawDocument, name: str) -> int:
     return int(value)
 
 
+def _count(document: RawDocument, name: str) -> int:
+    """A number of things, which others are added to."""
+    number = _number(document, name)
+    if not 0 <= number <= MAX_COUNT:
+        raise RemoteProtocolError(f"field {name!r} is no number of things: {number}")
+    return number
+
+
 def _member(document: RawDocument, name: str) -> MemberId | None:
     number = _number(document, name)
+    if not _NOBODY <= number <= MAX_MEMBER_ID:
+        raise RemoteProtocolError(f"field {name!r} is no member's _id: {number}")
     return None if number == _NOBODY else MemberId(number)
+
+
+def _set_id(document: RawDocument) -> ObjectId | None:
+    """The set that the sender belongs to; absent from a member that has no configuration."""
+    return _field(document, "setId", ObjectId) if "setId" in document else None
+
+
+def _set_id_field(set_id: ObjectId | None) -> dict[str, object]:
+    return {} if set_id is None else {"setId": set_id}
 
 
 def _id_or_nobody(member_id: MemberId | None) -> int:

@@ -59,6 +59,9 @@ class NodeAnswers(Protocol):
     @property
     def commit_point(self) -> OpTime: ...
 
+    @property
+    def commit_term(self) -> int: ...
+
 
 class ServingPort(Protocol):
     """What serving needs of the member."""
@@ -129,6 +132,7 @@ def fetch_now(port: ServingPort, request: FetchRequest) -> FetchReply:
         newest,
         oldest,
         min(node.commit_point, newest),
+        node.commit_term,
     )
 
 

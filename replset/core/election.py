@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from replset.core.bounds import MAX_TERM
 from replset.core.effects import LastVote, Persist
 from replset.core.leading import Leading
 from replset.core.member_state import MemberState
 from replset.core.memory import NEVER, Memory
 from replset.core.messages import Done, Refused, StepUpRequest, VoteReply, VoteRequest
-from replset.ids import MemberId, Millis, OpTime, invariant
+from replset.ids import HostPort, MemberId, Millis, OpTime, invariant
 
 COMMAND_FAILED = 125
+ELECTION_TIMEOUT = "electionTimeout"
 TAKEOVER_FRESHNESS_SECS = 2
 TAKEOVER_FRESHNESS_INCREMENTS = 1000
 
@@ -44,7 +46,10 @@ class Elections:
     # --- terms ---------------------------------------------------------------------------------------------------
 
     def observe_term(self, term: int) -> None:
-        """Take a higher term first of all: a primary then steps down and counts nothing (map H6)."""
+        """Take a higher term first of all: a primary then steps down and counts nothing (map H6).
+
+        For callers that know who speaks; `hear_term` asks that first.
+        """
         m = self.m
         if term <= m.term:
             return
@@ -55,11 +60,21 @@ class Elections:
         self._takeover_due = NEVER
         m.tell_state()
 
+    def hear_term(self, host: HostPort, term: int) -> bool:
+        """Take the term that `host` says, if it is a member of mine and the term can be true; else nothing it says is
+        to be taken (False).
+        """
+        m = self.m
+        if not m.is_member(host) or m.term_refusal(term) is not None:
+            return False
+        self.observe_term(term)
+        return True
+
     # --- voting --------------------------------------------------------------------------------------------------
 
     def on_vote_request(self, request_id: int, request: VoteRequest) -> None:
         m = self.m
-        if request.set_name == m.set_name:
+        if self._is_candidate(request) and m.term_refusal(request.term) is None:
             self.observe_term(request.term)
         refusal = self.vote_refusal(request)
         if refusal is None and not request.dry_run:
@@ -70,6 +85,13 @@ class Elections:
             verdict = "granted" if refusal is None else f"refused: {refusal}"
             m.journal("vote", f"for member {request.candidate} in term {request.term} {verdict}")
         m.reply(request_id, VoteReply(m.term, refusal is None, refusal or "", m.self_id, m.incarnation))
+
+    def _is_candidate(self, request: VoteRequest) -> bool:
+        """Whether a member that my configuration names asks."""
+        m = self.m
+        member = None if m.config is None else m.config.member(request.candidate)
+        is_named = member is not None and member.incarnation == request.candidate_incarnation
+        return is_named and not m.is_other_set(request.set_name, request.set_id)
 
     def vote_refusal(self, request: VoteRequest) -> str | None:
         """Why not, None to grant; changes nothing. In MongoDB's order (map E5)."""
@@ -85,11 +107,12 @@ class Elections:
             )
         if request.term < m.term:
             return f"the candidate's term {request.term} is lower than mine, {m.term}"
-        if request.set_name != m.set_name:
-            return f"the candidate's set {request.set_name!r} is not mine, {m.set_name!r}"
-        candidate = m.config.member(request.candidate)
-        if candidate is None or candidate.incarnation != request.candidate_incarnation:
+        if m.is_other_set(request.set_name, request.set_id):
+            return f"the candidate's set {request.set_name!r} is not mine, {m.set_name!r} with id {m.set_id}"
+        if not self._is_candidate(request):
             return "the configuration does not name the candidate's data"
+        if request.term > m.term:
+            return f"the candidate's {m.term_refusal(request.term)}"
         # An arbiter stands for what it knows to be committed, as MongoDB's does by echoing the commit point (map K1).
         mine = m.commit_point if m.is_arbiter else m.position.last_applied
         if request.last_applied < mine:
@@ -98,7 +121,25 @@ class Elections:
             return f"I voted for member {m.last_vote.candidate} in term {request.term} already"
         if not request.dry_run and m.last_vote.term > request.term:
             return f"I voted in term {m.last_vote.term} already"
-        return self._arbiter_refusal(request)
+        return self._healthy_primary_refusal(request) or self._arbiter_refusal(request)
+
+    def _healthy_primary_refusal(self, request: VoteRequest) -> str | None:
+        """Why a dry run that is held because its candidate hears no primary is refused: I hear one.
+
+        One broken link between the primary and a member would else change the primary again and again. Takeovers and
+        step-up want another primary although there is one; a real vote binds its term and is no place to ask this.
+        """
+        m = self.m
+        if not request.dry_run or request.reason != ELECTION_TIMEOUT:
+            return None
+        peer = m.peer_of(m.primary_id)
+        if m.is_primary:
+            return f"I am a healthy primary: {m.host}"
+        if peer is None or peer.state is not MemberState.PRIMARY or peer.id == request.candidate:
+            return None
+        if m.now - peer.last_contact >= m.settings.election_timeout_ms:
+            return None
+        return f"I hear a healthy primary: {peer.host}"
 
     def _arbiter_refusal(self, request: VoteRequest) -> str | None:
         """An arbiter that sees a healthy primary of no lower priority keeps it (map E5)."""
@@ -129,7 +170,7 @@ class Elections:
         if self._may_elect_itself():
             self.stand("singleNodePromptElection")
         elif m.now >= m.election_due:
-            self.stand("electionTimeout")
+            self.stand(ELECTION_TIMEOUT)
         elif m.now >= self._takeover_due:
             self._takeover_due = NEVER
             if self._takeover_refusal() is None:
@@ -183,6 +224,8 @@ class Elections:
         m = self.m
         if m.config is None or not m.is_electable:
             return "it is not electable now"
+        if m.term >= MAX_TERM:
+            return f"there is no term above {m.term}; `replset repair` puts such a term right"
         up = sum(
             voter.host == m.host or ((peer := m.peers.get(voter.host)) is not None and peer.is_up)
             for voter in m.config.voters
@@ -233,6 +276,8 @@ class Elections:
             config.term,
             m.position.last_applied,
             dry_run,
+            reason,
+            m.set_id,
         )
         for voter in config.voters:
             if voter.host != m.host:
@@ -252,10 +297,14 @@ class Elections:
     def on_vote_reply(self, request_id: int, reply: VoteReply | None, why_not: str) -> None:
         """Count an answer; `reply` None: the voter could not be reached."""
         m = self.m
+        voter = None if self.campaign is None else self.campaign.asked.pop(request_id, None)
         if reply is not None:
-            self.observe_term(reply.term)
+            refusal = m.term_refusal(reply.term)
+            if refusal is None:
+                self.observe_term(reply.term)
+            else:
+                reply, why_not = None, f"its {refusal}"
         campaign = self.campaign
-        voter = None if campaign is None else campaign.asked.pop(request_id, None)
         if campaign is None or voter is None or m.config is None:
             return
         member = m.config.member(voter)

@@ -1,7 +1,9 @@
 """Following: whom to sync from, when to roll back, when to copy everything anew (map R1, Ro1, I1).
 
 Members sync from the primary. A source that does not hold my newest entry is rolled back to only when its newest entry
-is of a higher term than mine: then it holds all that was committed before (Raft, 5.4.3).
+is of a higher term than mine: then it holds all that was committed before that term (Raft, 5.4.3). Entries of an old
+term may be committed later, through a higher one. So a source whose newest entry is of a lower term than the one in
+which my commit point was committed is left alone: it may lack what I know to be committed.
 """
 
 from __future__ import annotations
@@ -86,7 +88,9 @@ class Following:
         ahead = [
             peer
             for peer in m.sorted_peers()
-            if peer.state is MemberState.SECONDARY and peer.position.last_applied > mine
+            if peer.state is MemberState.SECONDARY
+            and peer.position.last_applied > mine
+            and peer.position.last_applied.term >= m.commit_term
         ]
         if m.sync_source in [peer.host for peer in ahead]:
             return m.sync_source
@@ -114,7 +118,8 @@ class Following:
         if batch.source_is_primary and batch.term == m.term and batch.source == m.primary_host:
             m.push_election_timer()
         if m.state is not MemberState.PRIMARY:
-            self._leading.move_commit_point(min(batch.commit_point, m.position.last_applied))
+            term = max(batch.commit_term, batch.commit_point.term)
+            self._leading.move_commit_point(min(batch.commit_point, m.position.last_applied), term)
         if m.state is MemberState.RECOVERING and not m.quarantine:
             m.become(MemberState.SECONDARY)
         self._leading.advance_catch_up()
@@ -137,6 +142,8 @@ class Following:
     def _on_diverged(self, failed: SourceFailed) -> None:
         m = self.m
         mine = m.position.last_applied
+        if failed.newest.term < m.commit_term:
+            return  # it was away while what I know to be committed was committed: nothing of mine goes for it
         if failed.oldest > mine and failed.oldest.ts > mine.ts:
             self._resync(
                 failed.source, f"too stale: the oldest entry of {failed.source} is {failed.oldest}, my newest {mine}"
@@ -346,7 +353,7 @@ class Following:
         if not ended.holds_committed:
             # What was known as committed is not in this data: an entry of it that stands at or below that optime may
             # never have been committed, and must not be shown to a majority read.
-            m.commit_point = OPTIME_NULL
+            m.commit_point, m.commit_term = OPTIME_NULL, 0
         if m.state is MemberState.STARTUP2:
             m.become(MemberState.SECONDARY)
             m.push_election_timer()

@@ -19,7 +19,12 @@ from replset.core.reconfig import Reconfigs
 from replset.ids import HostPort, Millis, OpTime
 
 MAX_RETRIES = 2
-SET_NAMES_DIFFER = 108
+BAD_VALUE, SET_NAMES_DIFFER = 2, 108
+
+
+def other_set(m: Memory) -> Refused:
+    """The answer to another set's member. It has no term: neither set takes the other one's."""
+    return Refused(SET_NAMES_DIFFER, f"this member belongs to set {m.set_name!r} with id {m.set_id}, not to yours")
 
 
 class Heartbeats:
@@ -68,6 +73,7 @@ class Heartbeats:
             m.primary_id,
             m.incarnation,
             check_empty,
+            m.set_id,
         )
 
     def _beat(self, peer: Peer) -> None:
@@ -84,17 +90,34 @@ class Heartbeats:
         m = self.m
         host = self._asked.pop(response.request_id)
         body = response.body
-        if isinstance(body, HeartbeatReply) and body.set_name == m.set_name:
-            self._elections.observe_term(body.term)
-            self._take_config(body)
+        if isinstance(body, HeartbeatReply):
+            refusal = self._reply_refusal(host, body)
+            if refusal is not None:
+                body = Refused(BAD_VALUE, refusal)
+            elif m.is_member(host):
+                self._elections.observe_term(body.term)
+                self._take_config(body)
+            elif m.config is None:
+                self._take_config(body)
         peer = m.peers.get(host)
         if peer is None or peer.heartbeat_id != response.request_id:
             return
         peer.heartbeat_id = None
-        if isinstance(body, HeartbeatReply) and body.set_name == m.set_name:
+        if isinstance(body, HeartbeatReply):
             self._on_alive(peer, body, response.round_trip_ms)
         else:
             self._on_failure(peer, body, response.error)
+
+    def _reply_refusal(self, host: HostPort, reply: HeartbeatReply) -> str | None:
+        """Why nothing of an answer is taken: it cannot be true, or it comes from another set."""
+        m = self.m
+        if reply.set_name != m.set_name:
+            return f"{host} belongs to set {reply.set_name!r}, not {m.set_name!r}"
+        newest = max(reply.position.last_applied, reply.position.last_durable, reply.commit_point).term
+        highest = max(newest, reply.commit_term, -1 if reply.config is None else reply.config.term)
+        if highest > reply.term:
+            return f"{host} is in term {reply.term} and speaks of term {highest}"
+        return m.term_refusal(reply.term)
 
     def _on_alive(self, peer: Peer, reply: HeartbeatReply, round_trip_ms: int) -> None:
         m = self.m
@@ -107,7 +130,7 @@ class Heartbeats:
         peer.last_reply_wall_ms = m.wall_ms()
         peer.state = reply.state
         peer.told_incarnation(reply.incarnation)
-        peer.position = reply.position
+        m.accept_position(peer, reply.position)
         peer.config_version, peer.config_term = reply.config_version, reply.config_term
         peer.term = reply.term
         peer.primary_id = reply.primary_id
@@ -121,7 +144,7 @@ class Heartbeats:
         peer.electable = reply.electable
         peer.heartbeat_due = Millis(m.now + self.interval_ms())
         self._learn_primary(peer, reply)
-        self.accept_commit_point(reply.commit_point)
+        self.accept_commit_point(reply.commit_point, reply.commit_term)
         if before is not peer.state:
             m.journal("member", f"{peer.host} is {peer.state.name}")
         self._leading.progress_moved()
@@ -139,7 +162,7 @@ class Heartbeats:
         elif m.primary_id == peer.id:
             m.set_primary(None)
 
-    def accept_commit_point(self, optime: OpTime) -> None:
+    def accept_commit_point(self, optime: OpTime, term: int = 0) -> None:
         """From a heartbeat only in the term of my newest entry, and never beyond it (map K2); arbiters take all. In an
         initial sync none: it would speak of entries that are about to be replaced.
         """
@@ -147,9 +170,9 @@ class Heartbeats:
         if m.state is MemberState.PRIMARY or m.must_sync:
             return
         if m.is_arbiter:
-            self._leading.move_commit_point(optime)
+            self._leading.move_commit_point(optime, max(term, optime.term))
         elif optime.term == m.position.last_applied.term:
-            self._leading.move_commit_point(min(optime, m.position.last_applied))
+            self._leading.move_commit_point(min(optime, m.position.last_applied), max(term, optime.term))
 
     def _on_failure(self, peer: Peer, body: ReplyBody | None, error: str) -> None:
         """Up to two retries at once, within the timeout; then the member is DOWN until it answers again (map H4)."""
@@ -178,11 +201,15 @@ class Heartbeats:
 
     def on_request(self, request_id: int, request: HeartbeatRequest) -> None:
         m = self.m
-        if request.set_name != m.set_name:
-            reason = f"this member belongs to set {m.set_name!r}, not {request.set_name!r}"
-            m.reply(request_id, Refused(SET_NAMES_DIFFER, reason))
+        if m.is_other_set(request.set_name, request.set_id):
+            m.reply(request_id, other_set(m))
             return
-        self._elections.observe_term(request.term)
+        if m.is_member(request.sender):
+            refusal = m.term_refusal(request.term)
+            if refusal is not None:
+                m.reply(request_id, Refused(BAD_VALUE, refusal))
+                return
+            self._elections.observe_term(request.term)
         peer = m.peers.get(request.sender)
         if peer is not None:
             peer.last_contact = m.now
@@ -226,6 +253,7 @@ class Heartbeats:
             m.has_data,
             m.unacknowledged_rollbacks(),
             m.quarantine,
+            m.commit_term,
         )
 
     def _knows_newer_config(self, request: HeartbeatRequest) -> bool:
@@ -240,30 +268,37 @@ class Heartbeats:
         return newer
 
     def _fetch_config(self, sender: HostPort, peer: Peer | None) -> None:
-        """Ask the sender in return: its answer brings the configuration."""
+        """Ask the sender in return: its answer brings the configuration. A stranger is asked only by a member that has
+        none: else one message would put this member into another set.
+        """
         m = self.m
         if peer is not None:
             if peer.heartbeat_id is None:
                 peer.heartbeat_due = m.now
-        elif sender not in self._asked.values():
+        elif (m.config is None or m.is_member(sender)) and sender not in self._asked.values():
             self._asked[m.send(sender, self.request(), m.settings.heartbeat_timeout_ms)] = sender
 
     # --- progress (map R8) ---------------------------------------------------------------------------------------
 
     def on_progress(self, request_id: int, request: ProgressRequest) -> None:
-        """replSetUpdatePosition: only in my own term does it count."""
+        """replSetUpdatePosition: only a member's, and only in my own term, does it count."""
         m = self.m
-        self._elections.observe_term(request.term)
-        if request.term < m.term or m.config is None:
+        if m.is_other_set(m.set_name, request.set_id):
+            m.reply(request_id, other_set(m))
+            return
+        is_heard = m.config is not None and m.config.member(request.sender_id) is not None
+        if is_heard and m.term_refusal(request.term) is None:
+            self._elections.observe_term(request.term)
+        if not is_heard or request.term != m.term:
             m.reply(request_id, ProgressReply(m.term, accepted=False))
             return
         for progress in request.progress:
-            peer = m.peer_of(progress.member_id)
-            if peer is None:
+            peer, position = m.peer_of(progress.member_id), progress.position
+            if peer is None or max(position.last_applied, position.last_durable).term > request.term:
                 continue
             peer.last_contact = m.now
             peer.told_incarnation(progress.incarnation)
-            peer.position = progress.position
+            m.accept_position(peer, position)
         self._leading.progress_moved()
         self._leading.advance_catch_up()
         self._reconfigs.advance()

@@ -177,7 +177,7 @@ class Leading:
             for member_id, position in m.positions().items()
         }
         if holders:
-            self.move_commit_point(commit_point(durable, holders, m.config.write_majority, m.term))
+            self.move_commit_point(commit_point(durable, holders, m.config.write_majority, m.term), m.term)
 
     def journalled(self) -> OpTime:
         """What of my term a write majority has on its disks; the commit point is no proof of it where the
@@ -190,10 +190,12 @@ class Leading:
         durable = {member_id: position.last_durable for member_id, position in m.positions().items()}
         return commit_point(durable, holders, m.config.write_majority, m.term) if holders else OPTIME_NULL
 
-    def move_commit_point(self, optime: OpTime) -> None:
+    def move_commit_point(self, optime: OpTime, term: int) -> None:
+        """Move it forward. term: of the primary that committed it."""
         m = self.m
         if optime > m.commit_point:
             m.commit_point = optime
+            m.commit_term = max(m.commit_term, term)
             m.emit(CommitPointMoved(optime))
 
     def progress_moved(self) -> None:

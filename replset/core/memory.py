@@ -9,7 +9,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from replset.bson import ObjectId
 from replset.config import Member, ReplSetConfig, Settings
+from replset.core.bounds import is_believable_term
 from replset.core.effects import BecomeState, Effect, ElectionRecord, Journal, LastVote, Reply, Send
 from replset.core.member_state import MemberState, is_legal
 from replset.core.messages import (
@@ -100,6 +102,7 @@ class Memory:
     state: MemberState = MemberState.STARTUP
     primary_id: MemberId | None = None
     commit_point: OpTime = OPTIME_NULL
+    commit_term: int = 0  # of the primary that committed it; the entry itself may be of an older term
     commit_point_waits: bool = False  # for a member that is about to get its vote; on the primary
     writable: bool = False
     peers: dict[HostPort, Peer] = field(default_factory=dict)
@@ -133,6 +136,11 @@ class Memory:
     @property
     def settings(self) -> Settings:
         return Settings() if self.config is None else self.config.settings
+
+    @property
+    def set_id(self) -> ObjectId | None:
+        """settings.replicaSetId: what tells this set from another one of the same name."""
+        return self.settings.replica_set_id
 
     @property
     def has_data(self) -> bool:
@@ -172,6 +180,32 @@ class Memory:
 
     # --- others --------------------------------------------------------------------------------------------------
 
+    def is_other_set(self, set_name: str, set_id: ObjectId | None) -> bool:
+        """Whether somebody who says this belongs to another set; an id that one side does not know yet fits."""
+        return set_name != self.set_name or (None not in (self.set_id, set_id) and set_id != self.set_id)
+
+    def is_member(self, host: HostPort) -> bool:
+        """Whether my configuration names `host`. Nobody else's term, place or configuration counts."""
+        return self.config is not None and self.config.member_at(host) is not None
+
+    def term_refusal(self, term: int) -> str | None:
+        """Why another member's term is not taken, None when it is; in words that name the way out."""
+        if is_believable_term(self.term, term):
+            return None
+        return f"term {term} is too far above mine, {self.term}, to be true; `replset repair` puts such a term right"
+
+    def accept_position(self, peer: Peer, position: Position) -> None:
+        """Take what a member says of its place, unless it cannot be true.
+
+        While I am primary every entry of my term is mine, so nobody has one that I do not have. Counting such a report
+        would acknowledge writes that are on this disk alone. Entries of older terms that I lack are what catch-up is
+        for.
+        """
+        newest = max(position.last_applied, position.last_durable)
+        if self.is_primary and newest.term >= self.term and newest > self.position.last_applied:
+            return
+        peer.position = position
+
     def peer_of(self, member_id: MemberId | None) -> Peer | None:
         return next((peer for peer in self.peers.values() if peer.id == member_id), None)
 
@@ -191,17 +225,24 @@ class Memory:
         return None if member is None else member.host
 
     def positions(self) -> dict[MemberId, Position]:
-        """Of the data-bearing members that count: named voters, and members without a vote."""
+        """Of the data-bearing members that count: named voters, and members without a vote.
+
+        One process under two names holds one copy, so an incarnation counts once.
+        """
         found: dict[MemberId, Position] = {}
         if self.config is None:
             return found
+        counted = {self.incarnation}
         for member in self.config.data_bearing:
             if member.host == self.host:
                 if self.is_named or member.votes == 0:
                     found[member.id] = self.position
                 continue
             peer = self.peers.get(member.host)
-            if peer is not None and (self.is_peer_named(peer) or (member.votes == 0 and not member.newly_added)):
+            if peer is None or peer.incarnation in counted:
+                continue
+            if self.is_peer_named(peer) or (member.votes == 0 and not member.newly_added):
+                counted.add(peer.incarnation)
                 found[member.id] = peer.position
         return found
 

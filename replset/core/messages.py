@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from replset.bson import ObjectId
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.ids import HostPort, MemberId, Millis, OpTime
@@ -29,7 +30,11 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatRequest:
-    """replSetHeartbeat (map H2). `config_version` is -2 and `config_term` -1 while the sender has no config."""
+    """replSetHeartbeat (map H2). `config_version` is -2 and `config_term` -1 while the sender has no config.
+
+    set_id: settings.replicaSetId of the sender's configuration, None while it has none. Who is asked refuses another
+    set's member, so an answer is one of the asker's own set.
+    """
 
     set_name: str
     sender: HostPort
@@ -40,11 +45,15 @@ class HeartbeatRequest:
     primary_id: MemberId | None
     incarnation: str
     check_empty: bool = False
+    set_id: ObjectId | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReply:
-    """Answer to a heartbeat (map H3). `config` is set when the receiver's is newer than the sender's."""
+    """Answer to a heartbeat (map H3). `config` is set when the receiver's is newer than the sender's.
+
+    commit_term: the term of the primary that committed `commit_point`, which may name an entry of an older term.
+    """
 
     set_name: str
     term: int
@@ -65,11 +74,15 @@ class HeartbeatReply:
     has_data: bool  # an oplog entry exists: not empty in the sense of replSetInitiate's check
     unacknowledged_rollbacks: int = 0  # whose files are there and that nobody has acknowledged
     quarantine: str = ""  # why it keeps out of the set
+    commit_term: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class VoteRequest:
-    """replSetRequestVotes (map E4): `candidate` asks for a vote in `term`; a dry run binds nobody."""
+    """replSetRequestVotes (map E4): `candidate` asks for a vote in `term`; a dry run binds nobody.
+
+    reason: why the election is held, as in the candidate's journal; empty from a member that does not say.
+    """
 
     set_name: str
     term: int
@@ -79,6 +92,8 @@ class VoteRequest:
     config_term: int
     last_applied: OpTime
     dry_run: bool
+    reason: str = ""
+    set_id: ObjectId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +125,7 @@ class ProgressRequest:
     config_version: int
     config_term: int
     progress: tuple[MemberProgress, ...]
+    set_id: ObjectId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,13 +261,14 @@ class SourceProblem(Enum):
 class SourceBatch:
     """A batch from the sync source matched my log and was applied (or was empty: a sign of life).
 
-    `term` and `commit_point` are the source's at the time it answered.
+    `term`, `commit_point` and `commit_term` (see HeartbeatReply) are the source's at the time it answered.
     """
 
     source: HostPort
     term: int
     commit_point: OpTime
     source_is_primary: bool
+    commit_term: int = 0
 
 
 @dataclass(frozen=True, slots=True)

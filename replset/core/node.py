@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import assert_never
 
+from replset.bson import ObjectId
 from replset.config import Member, ReplSetConfig
 from replset.core.effects import AppendNoop, Effect, LastVote
 from replset.core.election import Elections
@@ -41,6 +43,7 @@ from replset.core.messages import (
     ShutdownBegins,
     SourceBatch,
     SourceFailed,
+    SourceProblem,
     StepDownRequest,
     StepUpRequest,
     VoteReply,
@@ -161,10 +164,12 @@ class Node:
                 self._stepdowns.advance()
                 return self._take()  # the hot path: no timer can have changed
             case SourceBatch():
-                self._elections.observe_term(message.term)
-                self._following.on_batch(message)
+                if self._elections.hear_term(message.source, message.term):
+                    self._following.on_batch(message)
             case SourceFailed():
-                self._elections.observe_term(message.term)
+                is_true = message.newest.term <= message.term
+                if not (self._elections.hear_term(message.source, message.term) and is_true):
+                    message = replace(message, problem=SourceProblem.NOT_READABLE)
                 self._following.on_source_failed(message)
             case RollbackEnded():
                 self._following.on_rollback_ended(message)
@@ -216,7 +221,7 @@ class Node:
         elif self._reconfigs.is_asked(response.request_id):
             self._reconfigs.on_response(response)
         elif isinstance(body, VoteReply | ProgressReply | HeartbeatReply):
-            self._elections.observe_term(body.term)
+            self._elections.hear_term(response.to, body.term)
 
     def _think(self) -> None:
         """Whatever time or news make due."""
@@ -282,6 +287,16 @@ class Node:
         return self._m.commit_point
 
     @property
+    def commit_term(self) -> int:
+        """The term of the primary that committed what is behind `commit_point`."""
+        return self._m.commit_term
+
+    @property
+    def set_id(self) -> ObjectId | None:
+        """The id of the set in the configuration, None while there is none."""
+        return self._m.set_id
+
+    @property
     def position(self) -> Position:
         return self._m.position
 
@@ -330,7 +345,7 @@ class Node:
         if member is not None and member.votes and not m.is_named:
             return None  # nothing of mine counts; how far I am is told in heartbeats
         own = MemberProgress(me, m.incarnation, m.position)
-        return ProgressRequest(me, m.term, m.config.version, m.config.term, (own,))
+        return ProgressRequest(me, m.term, m.config.version, m.config.term, (own,), m.set_id)
 
     def is_satisfied(self, concern: WriteConcern, optime: OpTime) -> bool:
         """Whether the entry at `optime` meets `concern` by now. Only a primary says yes: after a stepdown the places of

@@ -311,7 +311,7 @@ class Reconfigs:
             return
         host = change.asked.pop(response.request_id)
         if isinstance(response.body, HeartbeatReply):
-            self._elections.observe_term(response.body.term)
+            self._elections.hear_term(host, response.body.term)
             change.answers[host] = response.body
         else:
             change.failures[host] = response.body.reason if isinstance(response.body, Refused) else response.error
@@ -333,7 +333,12 @@ class Reconfigs:
 
     def _veto(self, change: Change) -> Refused | None:
         m = self.m
+        found = {m.incarnation: m.host}
         for host, answer in sorted(change.answers.items()):
+            other = found.setdefault(answer.incarnation, host)
+            if other != host:
+                # One disk under two names would count twice for a majority.
+                return Refused(INVALID_CONFIG, f"the hosts {other} and {host} are the same member")
             if change.initiating:
                 if answer.has_data or answer.config_version > 0:
                     return Refused(CANNOT_INITIALIZE, f"{host} holds data or a configuration already")
@@ -366,6 +371,8 @@ class Reconfigs:
         answered = {member.host for member in config.members if member.host in told}
         votes = sum(told.get(voter.host) == voter.incarnation for voter in config.voters)
         electable = any(member.host in answered and member.is_electable for member in config.members)
+        if self._awaits_new_host(change):
+            return
         if votes >= config.majority_vote_count and electable:
             change.asked.clear()
             change.stage = Stage.PROPAGATING
@@ -382,20 +389,28 @@ class Reconfigs:
             text = f"a majority of the new voters must answer: {'; '.join(lacking)}"
             self._end(change, Refused(NODE_NOT_FOUND, text))
 
+    def _awaits_new_host(self, change: Change) -> bool:
+        """Whether a host that was no member has not answered yet: it may be another name of one that is."""
+        return any(not self.m.is_member(host) for host in change.asked.values())
+
     # --- committed? ----------------------------------------------------------------------------------------------
 
     def is_committed(self) -> bool:
         """Whether the next change may come: this configuration, and the writes before it, are on majorities (C11)."""
         return self.m.is_config_committed and self._is_oplog_committed(self.m.config)
 
-    def _is_oplog_committed(self, config: ReplSetConfig | None) -> bool:
-        """Whether an entry of my term, and with it all that came before the last change, is on a write majority."""
+    def _is_oplog_committed(self, config: ReplSetConfig | None, lost: int = 0) -> bool:
+        """Whether an entry of my term, and with it all that came before the last change, is on a write majority.
+
+        lost: data-bearing voters of `config` whose disk is known to be lost, so that they hold nothing.
+        """
         m = self.m
         if config is None or self._leading.phase is not Phase.LEADING:
             return False
         holders = [member.id for member in config.data_voters]
         durable = {member_id: position.last_durable for member_id, position in m.positions().items()}
-        held = commit_point(durable, holders, config.write_majority, m.term) if holders else OPTIME_NULL
+        needed = max(1, config.write_majority - lost)
+        held = commit_point(durable, holders, needed, m.term) if holders else OPTIME_NULL
         return held != OPTIME_NULL and held >= self._committed_at_install
 
     # --- installing ----------------------------------------------------------------------------------------------
@@ -419,9 +434,10 @@ class Reconfigs:
         m = self.m
         if config.set_name != m.set_name or self._leading.phase in (Phase.CATCHING_UP, Phase.DRAINING):
             return
-        mine, theirs = m.settings.replica_set_id, config.settings.replica_set_id
-        if mine is not None and theirs is not None and mine != theirs:
+        if m.config is not None and m.set_id != config.settings.replica_set_id:
             return  # another set of the same name: neither its members nor its history are mine
+        if m.term_refusal(config.term) is not None:
+            return
         if m.config is None and config.member_at(m.host) is None:
             return  # about to be added: the one that names me comes next
         if m.config is None or config.newer_than(m.config):
@@ -498,10 +514,18 @@ class Reconfigs:
             return None
         # The lost disk holds nothing any more, so what came before must be on a write majority of those who stay: of
         # n - 1 voters, the n // 2 that this means meet every election. Asking for one of all n could wait for ever.
-        if not self._is_oplog_committed(m.config.with_member(replace(member, newly_added=True))):
+        # Another one whose disk is lost as well holds nothing either, and cannot vote: without it on both sides of the
+        # count, what is left still meets every election, and two lost disks do not wait for each other.
+        without = m.config.with_member(replace(member, newly_added=True))
+        if not self._is_oplog_committed(without, sum(self._has_lost_disk(voter) for voter in without.data_voters)):
             return None
         m.journal("reconfig", f"{member.host} has other data than the one that has its vote: newlyAdded")
         return replace(member, newly_added=True, incarnation=None)
+
+    def _has_lost_disk(self, voter: Member) -> bool:
+        """Whether the voter tells another incarnation than the one that has its vote."""
+        peer = self.m.peers.get(voter.host)
+        return peer is not None and bool(peer.incarnation) and peer.incarnation != voter.incarnation
 
     def _promoted(self, member: Member, peer: Peer) -> Member | None:
         """Give the vote (back) once the member has what I had when its newlyAdded was committed."""
@@ -510,6 +534,8 @@ class Reconfigs:
             return None  # it does not take my configuration, so it may be a member of something else
         if not peer.incarnation or not self._is_oplog_committed(m.config):
             return None
+        if peer.quarantine or self._is_somebody_else(peer):
+            return None  # it keeps out of the set; or it has a vote already, under another name
         if not member.arbiter_only:
             if peer.state not in (MemberState.SECONDARY, MemberState.RECOVERING):
                 return None
@@ -526,6 +552,12 @@ class Reconfigs:
         self._targets.pop(member.id, None)
         m.journal("reconfig", f"{member.host} has caught up: it votes")
         return voting
+
+    def _is_somebody_else(self, peer: Peer) -> bool:
+        """Whether another member of the configuration is the same process."""
+        m = self.m
+        others = {other.incarnation for other in m.peers.values() if other is not peer}
+        return peer.incarnation in others | {m.incarnation}
 
     def _elections_meet_commit_point(self, config: ReplSetConfig) -> bool:
         """Whether `config` can elect nobody who lacks what is committed: too few voters would be left, or none of them

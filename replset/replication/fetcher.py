@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from replset.core.bounds import is_believable_term
 from replset.core.messages import Report, SourceBatch, SourceFailed, SourceProblem
 from replset.errors import HostUnreachableError, OutOfDiskSpaceError, RemoteProtocolError, ReplError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
@@ -198,6 +199,7 @@ class Fetcher:
                 source, request.document(), timeout_ms=Millis(wait_ms + self._options.network_ms)
             )
             page = FetchReply.parse(reply)
+            self._check_term(page)
         except HostUnreachableError as error:
             return _failure(source, SourceProblem.UNREACHABLE, error.message)
         except ReplError as error:
@@ -212,6 +214,14 @@ class Fetcher:
             page.newest,
             page.oldest,
         )
+
+    def _check_term(self, page: FetchReply) -> None:
+        """Refuse a page whose terms cannot be true: once applied, its entries would be this member's own term."""
+        newest = OplogEntry(page.entries[-1]).optime.term if page.entries else 0
+        if newest > page.term or not is_believable_term(self._term(), page.term):
+            raise RemoteProtocolError(
+                f"an entry of term {newest} from a source in term {page.term}, mine {self._term()}"
+            )
 
     # --- applying -----------------------------------------------------------------------------------------------
 
@@ -258,7 +268,7 @@ class Fetcher:
         except (RemoteProtocolError, OutOfDiskSpaceError) as error:
             return _failure(session.source, SourceProblem.NOT_READABLE, error.message)
         if not session.draining:
-            self._report(SourceBatch(session.source, page.term, page.commit_point, page.is_primary))
+            self._report(SourceBatch(session.source, page.term, page.commit_point, page.is_primary, page.commit_term))
         return None
 
     def _misfit(self, source: HostPort, page: FetchReply) -> SourceFailed | None:

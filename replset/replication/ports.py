@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar
 
-from replset.bson import RawDocument
+from replset.bson import ObjectId, RawDocument
 from replset.ids import HostPort, Millis
 
 T = TypeVar("T")
@@ -62,3 +62,19 @@ class Peer(Protocol):
         Raises HostUnreachableError: no connection, broken, cut or out of time; the outcome is unknown.
         """
         ...
+
+
+class SetPeer:
+    """The Peer port for what goes on within one set: each command says which set asks, so that another one refuses."""
+
+    def __init__(self, peer: Peer, set_id: Callable[[], ObjectId | None]) -> None:
+        self._peer = peer
+        self._set_id = set_id
+
+    async def call(
+        self, host: HostPort, command: Mapping[str, object], *, timeout_ms: Millis, database: str = "admin"
+    ) -> RawDocument:
+        """See Peer.call."""
+        set_id = self._set_id()
+        told = command if set_id is None else {**command, "setId": set_id}
+        return await self._peer.call(host, told, timeout_ms=timeout_ms, database=database)

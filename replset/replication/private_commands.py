@@ -28,6 +28,8 @@ def parse_optime(value: object) -> OpTime:
     if isinstance(value, dict):
         ts, term = value.get("ts"), value.get("t")
         if isinstance(ts, Timestamp) and isinstance(term, int) and not isinstance(term, bool):
+            if term < 0 or ts.inc >= 1 << 31:
+                raise RemoteProtocolError(f"not an optime that there can be: {value!r:.100}")
             return OpTime(int(term), pack_ts(ts.time, ts.inc))
     raise RemoteProtocolError(f"not an optime: {value!r:.100}")
 
@@ -96,6 +98,7 @@ class FetchReply:
     """A page of the source's oplog. `entries` continue exactly behind `prev`, whose chain is `prev_chain`.
 
     matched: the entry that was asked for is in the source's log; else `entries` is empty and `prev` means nothing.
+    commit_term: the term of the primary that committed `commit_point`.
     """
 
     matched: bool
@@ -109,6 +112,7 @@ class FetchReply:
     newest: OpTime
     oldest: OpTime
     commit_point: OpTime
+    commit_term: int = 0
 
     def document(self) -> dict[str, object]:
         return {
@@ -123,6 +127,7 @@ class FetchReply:
             "lastApplied": optime_document(self.newest),
             "oldest": optime_document(self.oldest),
             "commitPoint": optime_document(self.commit_point),
+            "commitTerm": Int64(self.commit_term),
         }
 
     @classmethod
@@ -150,6 +155,7 @@ class FetchReply:
             parse_optime(reply.get("lastApplied")),
             parse_optime(reply.get("oldest")),
             parse_optime(reply.get("commitPoint")),
+            _field(reply, "commitTerm", int) if "commitTerm" in reply else 0,
         )
 
 

@@ -53,6 +53,7 @@ from replset.core.messages import (
 )
 from replset.core.node import Node
 from replset.errors import (
+    InvalidReplicaSetConfigError,
     NotPrimaryOrSecondaryError,
     OutOfDiskSpaceError,
     ReplError,
@@ -64,7 +65,7 @@ from replset.ids import HostPort, Millis, OpTime
 from replset.replication.fetcher import Fetcher
 from replset.replication.gate import WriteGate
 from replset.replication.initial_sync import InitialSync, Known, Marker, newest_held
-from replset.replication.ports import Clock, Network, Workers
+from replset.replication.ports import Clock, Network, SetPeer, Workers
 from replset.replication.progress import ProgressReporter
 from replset.replication.rollback import Rollback, settle
 from replset.replication.rollback_progress import RollbackProgress
@@ -186,8 +187,17 @@ class RunningMember:
             self._disk, self._dbpath, new_incarnation=lambda: f"{self.rng.getrandbits(64):016x}"
         )
         opened.callback(self._file.close)
+        self._refuse_another_sets_files()
         self.store = self._open_store()
         opened.callback(self.store.close)
+
+    def _refuse_another_sets_files(self) -> None:
+        """Under another name this member would answer for a set whose members do not know it, with data of its own."""
+        config = self._file.config
+        if config is not None and config.set_name != self.set_name:
+            raise InvalidReplicaSetConfigError(
+                f"{self._dbpath} belongs to a member of set {config.set_name!r}, not {self.set_name!r}; see --replSet"
+            )
 
     def _open_store(self) -> Store:
         options = self.options
@@ -259,11 +269,13 @@ class RunningMember:
     def _connect_parts(self) -> None:
         """Replication: needs the peers."""
 
+        set_peer = SetPeer(self.peer, lambda: self.node.set_id)
+
         def report(message: Report) -> None:
             self.shell.feed(message)
 
         self._fetcher = Fetcher(
-            peer=self.peer,
+            peer=set_peer,
             clock=self.clock,
             store=lambda: self.store,
             gate=self._gate,
@@ -284,7 +296,7 @@ class RunningMember:
             report=lambda response: self.shell.feed(response),
         )
         self._rollback = Rollback(
-            peer=self.peer,
+            peer=set_peer,
             clock=self.clock,
             workers=self._threads,
             disk=self._disk,
@@ -298,7 +310,7 @@ class RunningMember:
             on_broken=self._break,
         )
         self.initial_sync = InitialSync(
-            peer=self.peer,
+            peer=set_peer,
             clock=self.clock,
             workers=self._threads,
             disk=self._disk,

@@ -235,9 +235,9 @@ def misfitting_batch_applied(patch: pytest.MonkeyPatch) -> None:
 def commit_point_of_another_history(patch: pytest.MonkeyPatch) -> None:
     """A commit point in a heartbeat is taken whatever the term of a member's own newest entry."""
 
-    def accept(self: Heartbeats, optime: OpTime) -> None:
+    def accept(self: Heartbeats, optime: OpTime, term: int = 0) -> None:
         if self.m.state is not MemberState.PRIMARY:
-            self._leading.move_commit_point(min(optime, self.m.position.last_applied))
+            self._leading.move_commit_point(min(optime, self.m.position.last_applied), term)
 
     patch.setattr(Heartbeats, "accept_commit_point", accept)
 

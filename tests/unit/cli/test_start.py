@@ -18,6 +18,7 @@ import pytest
 from replset.cli.local_set import free_ports
 from replset.cli.main import main
 from replset.client import WireClient
+from replset.config import ReplSetConfig
 from replset.errors import ReplError
 from replset.storage.disk import RealDisk
 from replset.storage.member_file import MemberFile
@@ -157,6 +158,17 @@ def test_a_dbpath_that_another_process_holds(tmp_path: Path, port: int) -> None:
     finally:
         lock.release()
     assert refused(done) == f"another process (pid {os.getpid()}) holds the data folder {dbpath}"
+    assert contents(dbpath) == before
+
+
+def test_a_dbpath_of_another_set(tmp_path: Path, port: int) -> None:
+    dbpath = made_dbpath(tmp_path / "data")
+    file = MemberFile.open(RealDisk(), dbpath)
+    file.save_config(ReplSetConfig.parse({"_id": "other", "members": [{"_id": 0, "host": f"127.0.0.1:{port}"}]}))
+    file.close()
+    before = contents(dbpath)
+    reason = refused(start("--dbpath", str(dbpath), "--port", str(port)))
+    assert reason == f"{dbpath} belongs to a member of set 'other', not 'rs0'; see --replSet"
     assert contents(dbpath) == before
 
 

@@ -79,6 +79,8 @@ class FakeNode:
     self_id: MemberId | None = SELF_ID
     writable: bool = True
     commit_point: OpTime = OPTIME_NULL
+    commit_term: int = 0
+    set_id: ObjectId | None = None
     position: Position = NOWHERE
     sync_source: HostPort | None = None
     quarantine: str = ""

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from replset.bson import Int64, RawDocument, encode
+from replset.bson import Int64, ObjectId, RawDocument, Timestamp, encode
 from replset.commands.messages import MemberRequest, parse_reply, parse_request, reply_document, request_document
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
@@ -24,7 +24,7 @@ from replset.core.messages import (
     VoteReply,
     VoteRequest,
 )
-from replset.errors import RemoteProtocolError
+from replset.errors import BadValueError, RemoteProtocolError
 from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime, pack_ts
 
 HOST = HostPort("a:27017")
@@ -38,9 +38,11 @@ CONFIG = ReplSetConfig.parse(
         "members": [{"_id": 0, "host": "a:1", "incarnation": "i0"}, {"_id": 1, "host": "b:1", "newlyAdded": True}],
     }
 )
+SET_ID = ObjectId(b"a" * 12)
 HEARTBEAT = HeartbeatRequest("rs0", HOST, MemberId(1), 3, 4, 3, None, "inc", check_empty=True)
 VOTE = VoteRequest("rs0", 4, MemberId(2), "inc", 4, 3, NEW, dry_run=True)
 PROGRESS = ProgressRequest(MemberId(1), 3, 4, 3, (MemberProgress(MemberId(1), "inc", POSITION),))
+WITH_SET_ID = [dataclasses.replace(body, set_id=SET_ID) for body in (HEARTBEAT, VOTE, PROGRESS)]
 STEP_UP = StepUpRequest(skip_dry_run=True)
 FULL = HeartbeatReply(
     "rs0",
@@ -62,6 +64,7 @@ FULL = HeartbeatReply(
     True,
     3,
     "it differs",
+    4,
 )
 BARE = dataclasses.replace(
     FULL,
@@ -76,7 +79,11 @@ BARE = dataclasses.replace(
 
 @pytest.mark.parametrize(
     "request_",
-    [HEARTBEAT, dataclasses.replace(HEARTBEAT, sender_id=None, check_empty=False), VOTE, PROGRESS, STEP_UP],
+    [
+        *(HEARTBEAT, dataclasses.replace(HEARTBEAT, sender_id=None, check_empty=False), VOTE, PROGRESS, STEP_UP),
+        *WITH_SET_ID,
+        dataclasses.replace(VOTE, reason="electionTimeout"),
+    ],
 )
 def test_a_request_survives_the_wire(request_: MemberRequest) -> None:
     assert parse_request(RawDocument(encode(request_document(request_)))) == request_
@@ -103,7 +110,7 @@ def test_a_reply_survives_the_wire(request_: MemberRequest, reply: ReplyBody) ->
 def test_a_request_without_one_of_its_fields_is_refused(request_: MemberRequest) -> None:
     whole = request_document(request_)
     for name in list(whole)[1:]:
-        if name in ("checkEmpty", "hbv"):
+        if name in ("checkEmpty", "hbv", "reason"):  # a member of before does not say why it holds an election
             continue
         missing = {key: value for key, value in whole.items() if key != name}
         with pytest.raises(RemoteProtocolError):
@@ -113,7 +120,7 @@ def test_a_request_without_one_of_its_fields_is_refused(request_: MemberRequest)
 def test_a_heartbeat_reply_without_one_of_its_fields_is_refused() -> None:
     whole = reply_document(BARE)
     for name in whole:
-        if name == "ok":
+        if name in ("ok", "commitTerm"):  # a member of before does not know in which term it was committed
             continue
         missing = {key: value for key, value in whole.items() if key != name}
         with pytest.raises(RemoteProtocolError):
@@ -124,6 +131,28 @@ def test_a_state_that_is_none_is_refused() -> None:
     document = reply_document(BARE) | {"state": Int64(77)}
     with pytest.raises(RemoteProtocolError, match="state"):
         parse_reply(HEARTBEAT, RawDocument(encode(document)))
+
+
+@pytest.mark.parametrize(
+    "absurd",
+    [
+        pytest.param({"primaryId": Int64(1 << 40)}, id="an-id-beyond-255"),
+        pytest.param({"memberId": -2}, id="an-id-below-nobody"),
+        pytest.param({"unacknowledgedRollbacks": Int64((1 << 63) - 1)}, id="more-rollbacks-than-a-sum-holds"),
+        pytest.param({"opTime": {"ts": Timestamp(1, 1), "t": Int64(-5)}}, id="a-term-below-zero"),
+        pytest.param({"opTime": {"ts": Timestamp(1, 1 << 31), "t": Int64(1)}}, id="an-increment-beyond-31-bits"),
+        pytest.param({"term": 1e300}, id="a-term-that-is-no-integer"),
+    ],
+)
+def test_numbers_that_nobody_can_mean_are_refused(absurd: dict[str, object]) -> None:
+    with pytest.raises(RemoteProtocolError):
+        parse_reply(HEARTBEAT, RawDocument(encode(reply_document(FULL) | absurd)))
+
+
+@pytest.mark.parametrize("name", ["version", "term"])
+def test_a_configuration_with_a_number_beyond_64_bits_is_refused(name: str) -> None:
+    with pytest.raises(BadValueError, match=name):
+        ReplSetConfig.parse(CONFIG.document(internal=True) | {name: 1e300})
 
 
 def test_another_command_is_no_request_between_members() -> None:

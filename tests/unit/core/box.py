@@ -314,7 +314,7 @@ class Box:
                 after = 0 if mine is None else log.index(mine) + 1
                 batch = log[after : after + cluster.page()]
                 point = min(node.commit_point, node.position.last_applied)
-                found = SourceBatch(address, node.term, point, node.state is MemberState.PRIMARY)
+                found = SourceBatch(address, node.term, point, node.state is MemberState.PRIMARY, node.commit_term)
                 back(lambda: self.apply(session, batch, found))
 
         self.later(FETCH_TIMEOUT_MS, lambda: answer(lambda: self.fail(SourceProblem.UNREACHABLE, address)))

@@ -53,7 +53,7 @@ def following(**fields: Any) -> Lone:
 
 
 def failed(node: Lone, problem: SourceProblem, newest: OpTime = OPTIME_NULL, oldest: OpTime = OPTIME_NULL) -> list[Any]:
-    return node.receive(SourceFailed(host(1), problem, "because", 0, newest, oldest), NOW)
+    return node.receive(SourceFailed(host(1), problem, "because", newest.term, newest, oldest), NOW)
 
 
 # --- the source ------------------------------------------------------------------------------------------------------
@@ -153,6 +153,8 @@ def test_rollback_only_towards_a_higher_term(newest: OpTime, oldest: OpTime, rol
 def test_after_a_rollback_it_is_secondary_and_follows_again() -> None:
     node = following()
     failed(node, SourceProblem.DIVERGED, at(3), at(1))
+    node.tick(Millis(NOW + 2_000))
+    node.hear(1, state=MemberState.PRIMARY)  # it leads term 3
     node.receive(LocalPosition(place(at(2, 1))), NOW)
     effects = node.receive(RollbackEnded(host(1), True, False, False, "undone"), NOW)
     assert node.state is MemberState.SECONDARY
@@ -163,6 +165,8 @@ def test_after_a_rollback_it_is_secondary_and_follows_again() -> None:
 def test_a_rollback_that_could_not_begin_is_tried_again() -> None:
     node = following()
     failed(node, SourceProblem.DIVERGED, at(3), at(1))
+    node.tick(Millis(NOW + 2_000))
+    node.hear(1, state=MemberState.PRIMARY)  # it leads term 3
     node.receive(RollbackEnded(host(1), False, True, False, "the source changed"), NOW)
     assert node.state is MemberState.SECONDARY
     assert only(node.tick(Millis(NOW + 1_000)), StartFetching) == [StartFetching(host(1))]
@@ -271,7 +275,7 @@ def test_a_resync_copies_the_primary_s_data() -> None:
 
 def test_a_resync_ends_a_quarantine() -> None:
     node = following()
-    failed(node, SourceProblem.CHAIN_DIFFERS, at(3), at(1))
+    failed(node, SourceProblem.CHAIN_DIFFERS, at(2, 9), at(1))
     node.receive(Request(5, ResyncRequest()), NOW)
     node.receive(InitialSyncBegun("another"), NOW)
     node.receive(InitialSyncEnded(host(1), ok=True, detail="copied"), NOW)
@@ -336,7 +340,7 @@ def test_a_resync_that_the_source_refuses_changes_nothing() -> None:
 
 def test_a_refused_resync_leaves_a_quarantine_as_it_is() -> None:
     node = following()
-    failed(node, SourceProblem.CHAIN_DIFFERS, at(3), at(1))
+    failed(node, SourceProblem.CHAIN_DIFFERS, at(2, 9), at(1))
     why = node.quarantine
     node.receive(Request(5, ResyncRequest()), NOW)
     node.receive(InitialSyncBegun("i0"), NOW)

@@ -6,6 +6,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import pytest
+
 from replset.core.effects import Journal, Persist, Send
 from replset.core.member_state import MemberState
 from replset.core.messages import (
@@ -18,6 +20,7 @@ from replset.core.messages import (
     VoteReply,
     VoteRequest,
 )
+from replset.core.write_concern import WriteConcern
 from replset.ids import OPTIME_NULL, MemberId, Millis
 from tests.unit.core.box import host, members_of
 from tests.unit.core.kit import leader_number, running, the_config
@@ -141,6 +144,41 @@ def test_the_vote_comes_with_what_the_primary_had_when_newly_added_was_committed
     member = node.config.member(MemberId(3)) if node.config else None
     assert member is not None
     assert (member.newly_added, member.incarnation) == (False, "i3")
+
+
+@pytest.mark.parametrize(
+    ("told", "votes"),
+    [
+        pytest.param({}, True, id="caught-up"),
+        pytest.param({"quarantine": "the oplog differs", "state": MemberState.RECOVERING}, False, id="in-quarantine"),
+        pytest.param({"incarnation": "i1"}, False, id="another-name-of-a-voter"),
+        pytest.param({"incarnation": "i0"}, False, id="another-name-of-the-primary"),
+    ],
+)
+def test_who_gets_no_vote(told: dict[str, Any], votes: bool) -> None:
+    """A quarantined member follows nobody; one process under two names would count twice for a majority."""
+    rows = members_of(4)
+    node = lone(config=named(*rows[:3], replace(rows[3], newly_added=True)))
+    lead(node)
+    for number in (1, 2):
+        node.tick(Millis(NOW + 2_000))
+        node.hear(number, NOW + 2_000, position=place(at(2)), config_term=2)
+    effects = node.hear(3, NOW + 2_000, position=place(at(2)), config_term=2, **told)
+    assert bool(only(effects, Persist)) is votes
+
+
+def test_a_copy_under_two_names_counts_once() -> None:
+    """Also for w: 2, where members without a vote count."""
+    rows = members_of(3)
+    node = lone(config=named(*rows[:2], replace(rows[2], votes=0, priority=0.0)))
+    lead(node)
+    node.receive(LocalPosition(place(at(2))), NOW)
+    node.tick(Millis(NOW + 2_000))
+    node.hear(2, NOW + 2_000, position=place(at(2)), incarnation="i0")
+    assert not node.is_satisfied(WriteConcern(2), at(2))
+    node.tick(Millis(NOW + 4_000))
+    node.hear(2, NOW + 4_000, position=place(at(2)))
+    assert node.is_satisfied(WriteConcern(2), at(2))
 
 
 def test_a_vote_beside_an_arbiter_waits_for_what_was_committed_without_it() -> None:

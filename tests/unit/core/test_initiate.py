@@ -59,6 +59,16 @@ def test_an_initiate_that_a_crash_ended_may_be_done_again() -> None:
     assert only(effects, AppendNoop)[0] == AppendNoop(1, "initiating set")
 
 
+def test_one_member_under_two_names_cannot_initiate() -> None:
+    """As localhost and 127.0.0.1 it would be a majority by itself."""
+    node = lone(config=None, initial_sync_pending=True, position=place(OPTIME_NULL))
+    node.receive(Request(5, InitiateRequest(config_of(*members_of(2), term=-1))), NOW)
+    (reply,) = only(node.hear(1, incarnation="i0", has_data=False, position=place(OPTIME_NULL)), Reply)
+    assert isinstance(reply.body, Refused)
+    assert reply.body.code == 93
+    assert node.config is None
+
+
 def test_initiate_end_to_end() -> None:
     """DESIGN: initiate names those that its check found. Map C9: version 1, term 1, a set id, "initiating set"."""
     cluster = Cluster(4)

@@ -183,11 +183,11 @@ def test_a_member_that_does_not_take_the_configuration_gets_no_vote() -> None:
     for number in (1, 2):
         node.tick(Millis(NOW + 2_000))
         node.hear(number, NOW + 2_000, position=place(at(2)), config_term=2)
-    foreign = {"position": place(at(2, 7)), "config_version": 5, "config_term": 1}
+    foreign = {"position": place(at(2)), "config_version": 5, "config_term": 1}
     node.tick(Millis(NOW + 4_000))
     assert not only(node.hear(3, NOW + 4_000, **foreign), Persist)
     node.tick(Millis(NOW + 6_000))
-    assert only(node.hear(3, NOW + 6_000, position=place(at(2, 7)), config_term=2), Persist)
+    assert only(node.hear(3, NOW + 6_000, position=place(at(2)), config_term=2), Persist)
 
 
 def _swapped(count: int) -> tuple[Member, ...]:

@@ -249,6 +249,30 @@ def test_the_runner_must_find_a_majority_of_the_new_voters() -> None:
     assert answer.code in (74, 189)
 
 
+@pytest.mark.parametrize("twin", [0, 2])
+def test_one_member_under_two_names_is_refused(twin: int) -> None:
+    """It would count twice for a majority. The answer of the new name is waited for, however many others agree."""
+    node = leading_three()
+    node.receive(Request(5, ReconfigRequest(new_config(node, members_of(4)), False, 0)), NOW)
+    assert not only(node.hear(1), Reply)
+    assert not only(node.hear(2), Reply)
+    (answer,) = only(node.hear(3, incarnation=f"i{twin}"), Reply)
+    assert isinstance(answer.body, Refused)
+    assert answer.body.code == 93
+    assert f"{host(twin)} and {host(3)}" in answer.body.reason
+    assert node.config is not None
+    assert len(node.config.members) == 3
+
+
+def test_a_new_member_that_does_not_answer_is_added_all_the_same() -> None:
+    node = leading_three()
+    node.receive(Request(5, ReconfigRequest(new_config(node, members_of(4)), False, 0)), NOW)
+    node.hear(1)
+    node.answer(3, HeartbeatRequest, None, error="connection refused")
+    assert node.config is not None
+    assert len(node.config.members) == 4
+
+
 def test_a_member_of_another_set_vetoes() -> None:
     """Map C12: another set name, as long as the majority has not answered."""
     node = leading_three()

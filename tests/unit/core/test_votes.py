@@ -12,7 +12,7 @@ from replset.core.messages import Request, VoteReply, VoteRequest
 from replset.core.node import Node
 from replset.ids import MemberId, Millis, OpTime
 from tests.unit.core.box import members_of
-from tests.unit.core.lone import NOW, asked, at, lone, named, only, place
+from tests.unit.core.lone import NOW, asked, at, leading_three, lone, named, only, place, ready
 
 CONFIG = named(*members_of(3), version=4, term=1)
 WITH_ARBITER = named(*members_of(3, arbiters=1), version=4, term=1)
@@ -147,6 +147,50 @@ def test_a_newly_added_member_has_no_vote() -> None:
     rows = members_of(3)
     config = named(replace(rows[0], newly_added=True), rows[1], rows[2], version=4)
     assert not vote(lone(config=config), REQUEST).granted
+
+
+# --- a healthy primary ------------------------------------------------------------------------------------------------
+
+STANDING = replace(REQUEST, dry_run=True, reason="electionTimeout")
+
+
+@pytest.mark.parametrize(
+    ("change", "granted"),
+    [
+        pytest.param({}, False, id="election-timeout"),
+        pytest.param({"reason": "priorityTakeover"}, True, id="takeover"),
+        pytest.param({"reason": "stepUpRequest"}, True, id="step-up"),
+        pytest.param({"reason": ""}, True, id="a-member-that-does-not-say"),
+        pytest.param({"dry_run": False, "term": 2}, True, id="a-real-vote"),
+        pytest.param({"candidate": MemberId(2), "candidate_incarnation": "i2"}, True, id="the-primary-itself"),
+    ],
+)
+def test_a_dry_run_is_refused_while_a_primary_is_heard(change: dict[str, object], granted: bool) -> None:
+    node = voter()
+    node.hear(2, state=MemberState.PRIMARY)  # type: ignore[attr-defined]
+    answer = vote(node, replace(STANDING, **change))  # type: ignore[arg-type]
+    assert answer.granted is granted
+    assert ("healthy primary" in answer.reason) is not granted
+
+
+def test_a_primary_that_was_not_heard_for_an_election_timeout_is_none() -> None:
+    node = voter()
+    node.hear(2, state=MemberState.PRIMARY)  # type: ignore[attr-defined]
+    late = NOW + node.election_timeout_ms()
+    assert not asked(node, STANDING, late - 1).granted  # type: ignore[union-attr]
+    assert asked(node, STANDING, late).granted  # type: ignore[union-attr]
+
+
+def test_a_primary_refuses_it_too() -> None:
+    node = leading_three()
+    request = replace(STANDING, term=2, config_version=1, config_term=2, last_applied=at(2))
+    assert "I am a healthy primary" in vote(node, request).reason
+
+
+def test_a_candidate_says_why_it_stands() -> None:
+    node = ready()
+    node.tick(Millis(NOW + 12_000))
+    assert node.open(1, VoteRequest).body.reason == "electionTimeout"  # type: ignore[union-attr]
 
 
 # --- arbiters --------------------------------------------------------------------------------------------------------

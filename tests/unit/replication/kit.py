@@ -66,6 +66,7 @@ class FakeNode:
         self.state = MemberState.SECONDARY
         self.term = 1
         self.commit_point = OPTIME_NULL
+        self.commit_term = 0
 
 
 class Network:
