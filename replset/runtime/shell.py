@@ -1,9 +1,8 @@
 """Runs the core: feeds it messages and time, and carries its effects out in list order.
 
 Effects are carried out at once, on the loop, until a `Persist` comes: everything behind it waits until the record is
-durable in member.db; only the end of writes comes at once.
-Finished work comes back as one more message; a message that arrives while effects are being
-carried out adds its own effects behind them.
+durable in member.db; only the end of writes waits for nothing. Finished work comes back as one more message; a message
+that arrives while effects are being carried out adds its own effects behind them.
 """
 
 from __future__ import annotations

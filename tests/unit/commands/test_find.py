@@ -184,12 +184,6 @@ def test_a_cursor_belongs_to_its_collection(client: Client) -> None:
     assert client.code({"getMore": open_cursor(client), "collection": "other"}) == 13
 
 
-def test_a_rollback_ends_all_cursors(client: Client) -> None:
-    cursor = open_cursor(client)
-    client.dispatcher.cursors.close_all()
-    assert client.code({"getMore": cursor, "collection": "c"}) == 43
-
-
 def test_an_idle_cursor_expires(client: Client, member: FakeMember) -> None:
     idle, kept = open_cursor(client), open_cursor(client, noCursorTimeout=True)
     member.clock.time = type(member.clock.time)(member.clock.time + 11 * 60_000)

@@ -1,0 +1,124 @@
+"""Connections between the parts of a member, taken away on purpose; the check of this number must notice each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import pytest
+
+from replset.core.write_concern import WriteConcern
+from replset.ids import OPTIME_NULL, Millis, OpTime
+from replset.runtime import concerns, shell
+from replset.runtime import member as member_module
+from replset.runtime.concerns import Concerns
+from replset.runtime.member import RunningMember
+from replset.runtime.waiters import Waiters
+from replset.storage.store import Pin, Store
+from tests.simulation.kit import wiring
+
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+def cursor_survives_a_rollback(patch: pytest.MonkeyPatch) -> None:
+    """A cursor goes on in a history that was taken back."""
+
+    def undone(self: RunningMember) -> None:
+        self.durability.undone()
+        self._moved()
+        self._news.ring()
+
+    patch.setattr(RunningMember, "_undone", undone)
+
+
+def entry_of_an_old_term_acknowledged(patch: pytest.MonkeyPatch) -> None:
+    """An entry of an earlier term is acknowledged by where it stands, though it may have been rolled back."""
+    real = Concerns.wait_for_write_concern
+
+    async def wait(self: Concerns, optime: OpTime, concern: WriteConcern, deadline: Millis | None) -> Any:
+        if self._node.is_satisfied(WriteConcern(concern.w, concern.j, 0, ""), optime):
+            return None
+        return await real(self, optime, concern, deadline)
+
+    patch.setattr(Concerns, "wait_for_write_concern", wait)
+
+
+def waiters_without_j(patch: pytest.MonkeyPatch) -> None:
+    """Who waits for disks is released with those who do not."""
+    real = Waiters.add
+
+    def add(self: Waiters, key: Hashable, optime: OpTime, satisfied: Callable[[OpTime], bool]) -> asyncio.Future[None]:
+        assert isinstance(key, tuple)
+        return real(self, key[0], optime, satisfied)
+
+    patch.setattr(Waiters, "add", add)
+
+
+def majority_read_before_the_own_term(patch: pytest.MonkeyPatch) -> None:
+    """A primary's majority read is answered at a commit point of an earlier term."""
+    real = Concerns._read_point
+
+    def read_point(self: Concerns, level: Any) -> OpTime | None:
+        if level != "majority":
+            return real(self, level)
+        point = min(self._node.commit_point, self._store().last_applied)
+        return None if point == OPTIME_NULL else point
+
+    patch.setattr(Concerns, "_read_point", read_point)
+
+
+def majority_cursor_without_its_pin(patch: pytest.MonkeyPatch) -> None:
+    """Undo that a majority cursor still needs is pruned."""
+    patch.setattr(Store, "pin", lambda _self, at: Pin(at, lambda _pin: None))
+
+
+def noop_in_a_past_term(patch: pytest.MonkeyPatch) -> None:
+    """A no-op that waited for a save is written after the stepdown."""
+
+    def append(self: RunningMember, term: int, message: str) -> None:
+        self._writer.append_noop(term, {"msg": message})
+
+    patch.setattr(RunningMember, "_append_noop", append)
+
+
+def writes_end_behind_the_save(patch: pytest.MonkeyPatch) -> None:
+    """A stepdown ends writes only once what is being saved is on disk."""
+    patch.setattr(shell, "ends_writes", lambda _effect: False)
+
+
+def rollback_id_of_the_source(patch: pytest.MonkeyPatch) -> None:
+    """An installed copy takes its rollback id from the source alone."""
+    real = member_module.install_copy
+
+    def install(*arguments: Any, **named: Any) -> None:
+        real(*arguments, **{**named, "rollback_id_before": 0})
+
+    patch.setattr(member_module, "install_copy", install)
+
+
+def wtimeout_answered_as_success(patch: pytest.MonkeyPatch) -> None:
+    """A write concern that was not met in time is answered as met."""
+    real = concerns.done_within
+
+    async def done_within(future: asyncio.Future[None], timeout_ms: int | None) -> bool:
+        await real(future, timeout_ms)
+        return True
+
+    patch.setattr(concerns, "done_within", done_within)
+
+
+WIRING_MUTANTS: tuple[tuple[Break, int], ...] = tuple(
+    (break_rule, wiring.CHECKS.index(check))
+    for break_rule, check in (
+        (cursor_survives_a_rollback, wiring.cursor_of_an_undone_history),
+        (entry_of_an_old_term_acknowledged, wiring.entry_of_an_old_term),
+        (waiters_without_j, wiring.journaled_beside_not_journaled),
+        (majority_read_before_the_own_term, wiring.majority_read_of_a_new_primary),
+        (majority_cursor_without_its_pin, wiring.majority_cursor_with_its_pin),
+        (noop_in_a_past_term, wiring.noop_of_a_past_term),
+        (writes_end_behind_the_save, wiring.writes_behind_a_save),
+        (rollback_id_of_the_source, wiring.rollback_id_of_a_copy),
+        (wtimeout_answered_as_success, wiring.wtimeout_is_no_success),
+    )
+)

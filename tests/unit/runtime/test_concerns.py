@@ -1,0 +1,253 @@
+"""What a client waits for before it is answered: a real core, real waiters, virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from replset.core.effects import BecomeState, CommitPointMoved, Effect, ProgressMoved
+from replset.core.member_state import MemberState
+from replset.core.messages import LocalPosition, Position
+from replset.core.write_concern import WriteConcern
+from replset.errors import (
+    MaxTimeMSExpiredError,
+    NotPrimaryOrSecondaryError,
+    NotWritablePrimaryError,
+)
+from replset.ids import OPTIME_NULL, Millis, OpTime
+from replset.runtime.concerns import Concerns
+from replset.runtime.waiters import Bell
+from tests.simulation.kit.clock import SimClock
+from tests.unit.core.box import members_of
+from tests.unit.core.lone import NOW, Lone, at, lead, leading_three, lone, named, place
+from tests.unit.runtime.kit import on_virtual_time, settle
+
+
+@dataclass
+class Applied:
+    """What concerns read of a store."""
+
+    last_applied: OpTime
+
+
+class Rig:
+    """Member 0 of three, which leads term 2; what its core says reaches the concerns as a member would pass it on."""
+
+    def __init__(self, clock: SimClock, node: Lone) -> None:
+        self.node = node
+        self.store = Applied(node.position.last_applied)
+        self.news = Bell()
+        self.clock = clock
+        self.concerns = Concerns(node, lambda: self.store, clock, self.news)  # type: ignore[arg-type, return-value]
+
+    def take(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case BecomeState(state=state) if state is not MemberState.PRIMARY:
+                    self.concerns.stepped_down()
+                case CommitPointMoved() | ProgressMoved():
+                    self.concerns.release()
+            self.news.ring()
+
+    def apply(self, optime: OpTime) -> None:
+        """Committed here, not synced yet."""
+        self.store.last_applied = optime
+        self.take(self.node.receive(LocalPosition(place(optime, self.node.position.last_durable)), NOW))
+
+    def sync(self) -> None:
+        self.take(self.node.receive(LocalPosition(place(self.store.last_applied)), NOW))
+
+    def hear(self, number: int, position: Position, now: int = NOW) -> None:
+        self.node.tick(Millis(NOW + 2_000))
+        self.take(self.node.hear(number, now, config_term=self.node.term, position=position))
+
+    def write(
+        self, w: int | str, j: bool | None = None, wtimeout_ms: int = 0, deadline_ms: int | None = None
+    ) -> asyncio.Task[Any]:
+        """A client that waits for the newest entry."""
+        deadline = None if deadline_ms is None else Millis(self.clock.now() + deadline_ms)
+        concern = WriteConcern(w, j, wtimeout_ms)
+        return asyncio.get_running_loop().create_task(
+            self.concerns.wait_for_write_concern(self.store.last_applied, concern, deadline)
+        )
+
+    def read(self, level: Any, after: int | None = None, deadline_ms: int | None = None) -> asyncio.Task[Any]:
+        deadline = None if deadline_ms is None else Millis(self.clock.now() + deadline_ms)
+        return asyncio.get_running_loop().create_task(self.concerns.wait_for_read(level, after, deadline))
+
+
+def with_rig(scenario: Callable[[Rig], Coroutine[Any, Any, None]], node: Callable[[], Lone] = leading_three) -> None:
+    on_virtual_time(lambda clock: scenario(Rig(clock, node())))
+
+
+NEXT = at(2, 2)
+
+# --- writes ----------------------------------------------------------------------------------------------------------
+
+
+def test_one_member_is_enough_at_once_and_its_disk_once_it_is_synced() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.apply(NEXT)
+        plain, journaled = rig.write(1), rig.write(1, j=True)
+        await settle()
+        assert plain.result() is None
+        assert not journaled.done()
+        rig.sync()
+        await settle()
+        assert journaled.result() is None
+
+    with_rig(scenario)
+
+
+def test_two_members_and_two_disks_are_waited_for_each_by_itself() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.apply(NEXT)
+        rig.sync()
+        plain, journaled, majority = rig.write(2), rig.write(2, j=True), rig.write("majority")
+        await settle()
+        rig.hear(1, place(NEXT, at(2)))
+        await settle()
+        assert (plain.done(), journaled.done(), majority.done()) == (True, False, False)
+        assert plain.result() is None
+        rig.node.tick(Millis(NOW + 4_000))
+        rig.hear(2, place(NEXT), NOW + 4_000)
+        await settle()
+        assert (journaled.result(), majority.result()) == (None, None)
+
+    with_rig(scenario)
+
+
+def test_what_more_members_than_there_are_should_hold_is_refused_at_once() -> None:
+    async def scenario(rig: Rig) -> None:
+        failure = await rig.write(4)
+        assert (failure.code, failure.timed_out) == (100, False)
+
+    with_rig(scenario)
+
+
+@pytest.mark.parametrize(
+    ("wtimeout_ms", "deadline_ms", "code"),
+    [
+        pytest.param(300, None, 64, id="wtimeout"),
+        pytest.param(0, 300, 50, id="maxTimeMS"),
+        pytest.param(300, 900, 64, id="wtimeout-first"),
+        pytest.param(900, 300, 50, id="maxTimeMS-first"),
+    ],
+)
+def test_who_waits_in_vain_is_told_so_in_time(wtimeout_ms: int, deadline_ms: int | None, code: int) -> None:
+    async def scenario(rig: Rig) -> None:
+        began = rig.clock.now()
+        failure = await rig.write(3, None, wtimeout_ms, deadline_ms)
+        assert (failure.code, failure.timed_out) == (code, code == 64)
+        assert 300 <= rig.clock.now() - began < 320
+        assert [row["_id"] for row in failure.progress] == [0, 1, 2]
+
+    async def after_a_write(rig: Rig) -> None:
+        rig.apply(NEXT)
+        await scenario(rig)
+
+    with_rig(after_a_write)
+
+
+def test_a_stepdown_ends_every_wait_at_once() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.apply(NEXT)
+        waits = [rig.write(3), rig.write("majority"), rig.write(2, j=True)]
+        await settle()
+        rig.take(rig.node.hear(1, term=5))
+        await settle()
+        assert [wait.result().code for wait in waits] == [189, 189, 189]
+        assert (await rig.write(1)).code == 189
+
+    with_rig(scenario)
+
+
+def test_an_entry_of_an_old_term_is_not_acknowledged_by_where_it_stands() -> None:
+    """It may have been rolled back before this member led again."""
+
+    async def scenario(rig: Rig) -> None:
+        assert rig.node.term > 1
+        for w in (1, "majority"):
+            failure = await rig.concerns.wait_for_write_concern(at(1, 1), WriteConcern(w), None)
+            assert failure is not None
+            assert failure.code == 189
+
+    with_rig(scenario)
+
+
+# --- reads -----------------------------------------------------------------------------------------------------------
+
+
+def new_primary() -> Lone:
+    """Leads term 2 and knows what was committed in term 1; nothing of its own is committed yet."""
+    node = lone(config=named(*members_of(3)))
+    node.hear(1, commit_point=at(1))
+    assert node.commit_point == at(1)
+    node.tick(Millis(NOW + 2_000))
+    lead(node)
+    return node
+
+
+def test_a_new_primary_s_majority_read_waits_for_an_entry_of_its_own_term() -> None:
+    async def scenario(rig: Rig) -> None:
+        assert rig.node.commit_point.term < rig.node.term
+        early = rig.read("majority", deadline_ms=100)
+        with pytest.raises(MaxTimeMSExpiredError):
+            await early
+        waiting = rig.read("majority")
+        await settle()
+        assert not waiting.done()
+        rig.sync()
+        rig.node.tick(Millis(NOW + 4_000))
+        for number in (1, 2):
+            rig.take(rig.node.hear(number, NOW + 4_000, config_term=2, position=place(at(2))))
+        await settle()
+        assert waiting.result() == at(2)
+
+    with_rig(scenario, new_primary)
+
+
+def test_a_read_after_a_cluster_time_waits_for_it() -> None:
+    async def scenario(rig: Rig) -> None:
+        local, majority = rig.read("local", NEXT.ts), rig.read("majority", NEXT.ts)
+        assert await rig.read("majority") == at(2)
+        assert await rig.read("local") is None
+        rig.apply(NEXT)
+        await settle()
+        assert (local.done(), majority.done()) == (True, False)
+        rig.sync()
+        rig.hear(1, place(NEXT))
+        await settle()
+        assert majority.result() == NEXT
+
+    with_rig(scenario)
+
+
+def test_a_majority_read_never_sees_beyond_what_is_applied_here() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.store.last_applied = at(1)  # a rollback or a copy took it back; the core hears of it next
+        with pytest.raises(MaxTimeMSExpiredError):
+            await rig.read("majority", deadline_ms=50)
+
+    with_rig(scenario)
+
+
+def test_what_a_member_in_this_state_does_not_answer() -> None:
+    async def secondary(rig: Rig) -> None:
+        with pytest.raises(NotWritablePrimaryError):
+            await rig.read("linearizable")
+        assert await rig.read("local") is None
+
+    async def copying(rig: Rig) -> None:
+        with pytest.raises(NotPrimaryOrSecondaryError):
+            await rig.read("local")
+
+    with_rig(secondary, lambda: lone(config=named(*members_of(3))))
+    with_rig(
+        copying,
+        lambda: lone(config=named(*members_of(3)), position=place(OPTIME_NULL), initial_sync_pending=True),
+    )
