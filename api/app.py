@@ -15,7 +15,7 @@ from api.exchange import Answer, App, Asked, respond
 from api.hot import Actions
 from api.openapi import with_actions
 from api.ports import ApiDispatcher, ApiMember
-from api.routes import command, health, metrics, oplog, recovery, replset, rollbacks
+from api.routes import command, docs, health, metrics, oplog, recovery, replset, rollbacks
 from replset.errors import ReplError
 
 log = logging.getLogger("replset.http")
@@ -26,7 +26,9 @@ type, `Accept: application/bson` gives BSON. `/v1` answers carry `operationTime`
 
 def create_app(dispatcher: ApiDispatcher, member: ApiMember) -> App:
     """The whole API of one member, as an ASGI application."""
-    app = FastAPI(title="replset", description=DESCRIPTION, version="1", redirect_slashes=False)
+    app = FastAPI(
+        title="replset", description=DESCRIPTION, version="1", redirect_slashes=False, docs_url=None, redoc_url=None
+    )
     for router in (
         command.router(dispatcher, member),
         replset.router(dispatcher, member),
@@ -35,6 +37,7 @@ def create_app(dispatcher: ApiDispatcher, member: ApiMember) -> App:
         rollbacks.router(dispatcher, member),
         health.router(member),
         metrics.router(dispatcher, member),
+        docs.router(),
     ):
         app.include_router(router)
     _handle_errors(app, member)
