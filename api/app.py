@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from api.bounded import Bounded
 from api.errors import BAD_VALUE, NOT_BUILT, HttpError, failure, of
 from api.exchange import Answer, App, Asked, respond
+from api.guard import Guard, check_content_type
 from api.hot import Actions
 from api.openapi import with_actions
 from api.ports import ApiDispatcher, ApiMember
-from api.routes import command, docs, health, metrics, oplog, recovery, replset, rollbacks
+from api.routes import command, health, metrics, oplog, recovery, replset, rollbacks
 from replset.errors import ReplError
 
 log = logging.getLogger("replset.http")
@@ -24,10 +26,14 @@ or BSON (`application/bson`). Answers are relaxed Extended JSON; `Accept: applic
 type, `Accept: application/bson` gives BSON. `/v1` answers carry `operationTime` and `$clusterTime`."""
 
 
-def create_app(dispatcher: ApiDispatcher, member: ApiMember) -> App:
-    """The whole API of one member, as an ASGI application."""
+def create_app(dispatcher: ApiDispatcher, member: ApiMember, allowed_hosts: Sequence[str] = ()) -> App:
+    """The whole API of one member, as an ASGI application. allowed_hosts: names that it goes by, beside its own."""
+
+    async def guarded(request: Request) -> None:
+        check_content_type(request.scope)
+
     app = FastAPI(
-        title="replset", description=DESCRIPTION, version="1", redirect_slashes=False, docs_url=None, redoc_url=None
+        title="replset", description=DESCRIPTION, version="1", redirect_slashes=False, dependencies=[Depends(guarded)]
     )
     for router in (
         command.router(dispatcher, member),
@@ -37,7 +43,6 @@ def create_app(dispatcher: ApiDispatcher, member: ApiMember) -> App:
         rollbacks.router(dispatcher, member),
         health.router(member),
         metrics.router(dispatcher, member),
-        docs.router(),
     ):
         app.include_router(router)
     _handle_errors(app, member)
@@ -47,7 +52,7 @@ def create_app(dispatcher: ApiDispatcher, member: ApiMember) -> App:
         return with_actions(plain())
 
     app.openapi = openapi  # type: ignore[method-assign]
-    return Bounded(Actions(app, dispatcher, member), member)
+    return Bounded(Actions(app, dispatcher, member), member, Guard(member, allowed_hosts))
 
 
 def _handle_errors(app: FastAPI, member: ApiMember) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from api.errors import HttpError
 from api.exchange import DRAIN_BYTES, Answer, App, Asked, Receive, Scope, Send, say
+from api.guard import Guard
 from api.held import Held, overloaded
 from api.ports import ApiMember
 from replset.errors import OverloadedError
@@ -29,10 +30,11 @@ class StalledError(Exception):
 
 
 class Bounded:
-    """Refuses at once what is too much."""
+    """Refuses at once what is too much, and what no client of ours sends (guard.py)."""
 
-    def __init__(self, rest: App, member: ApiMember) -> None:
+    def __init__(self, rest: App, member: ApiMember, guard: Guard) -> None:
         self._rest = rest
+        self._guard = guard
         self._member = member
         self._under_way = 0
 
@@ -42,9 +44,10 @@ class Bounded:
             return
         held = scope["held"] = Held(self._member.admission)
         send = _in_pieces(send, held)
-        problem = self._refusal(held) if scope["path"].startswith(LIMITED) else None
+        problem = self._guard.refusal(scope)
+        if problem is None and scope["path"].startswith(LIMITED):
+            problem = self._refusal(held)
         if problem is not None:
-            self._member.admission.refused += 1
             await _drain(receive)
             await say(self._member, Asked(scope), Answer(problem.body, problem.status, problem.headers), send)
             return
@@ -59,8 +62,10 @@ class Bounded:
 
     def _refusal(self, held: Held) -> HttpError | None:
         if self._member.admission.is_full:
+            self._member.admission.refused += 1
             return held.refusal()
         if self._under_way >= MAX_UNDER_WAY:
+            self._member.admission.refused += 1
             many = f"{self._under_way} requests are under way"
             return overloaded(OverloadedError(f"this member is overloaded: {many}; nothing was applied, try again"))
         return None

@@ -115,12 +115,12 @@ _cached_form = lru_cache(maxsize=128)(_form_of)
 
 
 def is_bson(content_type: str) -> bool:
-    """Whether the body is BSON, otherwise it is JSON; 415 for anything else. No content type stands for JSON."""
+    """Whether the body is BSON, otherwise it is JSON; 415 for anything else, no content type included."""
     kind, _, rest = content_type.partition(";")
     kind = kind.strip().lower()
     if kind == BSON:
         return True
-    if kind in ("", JSON, EJSON):
+    if kind in (JSON, EJSON):
         charset = rest.lower().replace(" ", "").replace('"', "").partition("charset=")[2].partition(";")[0]
         if charset in ("", "utf-8", "utf8", "us-ascii"):
             return False
@@ -128,7 +128,7 @@ def is_bson(content_type: str) -> bool:
     raise failure(
         FAILED_TO_PARSE,
         f"content type {kind[:80]!r} is not read; send {JSON}, {EJSON} or {BSON}"
-        + (" (curl: -H 'content-type: application/json')" if "form" in kind else ""),
+        + (" (curl: -H 'content-type: application/json')" if "form" in kind or not kind else ""),
         status=415,
     )
 

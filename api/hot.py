@@ -10,6 +10,7 @@ from api.content import LARGE_BYTES, MAX_ANSWER_BYTES, Documents, read_fields, t
 from api.errors import NOT_BUILT as NOT_BUILT_CODE
 from api.errors import TOO_LARGE, UNKNOWN_FIELD, HttpError, failure
 from api.exchange import Answer, App, Asked, Receive, Scope, Send, read_body, say
+from api.guard import check_content_type
 from api.ports import ApiDispatcher, ApiMember
 from replset.bson import ObjectId
 from replset.errors import ReplError
@@ -31,7 +32,7 @@ class Actions:
             return
         asked = Asked(scope)
         try:
-            answer = await self._answer(asked, receive)
+            answer = await self._answer(scope, asked, receive)
         except HttpError as error:
             answer = Answer(error.body, error.status, error.headers)
         except ReplError as error:
@@ -39,8 +40,9 @@ class Actions:
             answer = Answer(problem.body, problem.status, problem.headers)
         await say(self._member, asked, answer, send)
 
-    async def _answer(self, asked: Asked, receive: Receive) -> Answer:
+    async def _answer(self, scope: Scope, asked: Asked, receive: Receive) -> Answer:
         action = self._action(asked)
+        check_content_type(scope)
         if b"idempotency-key" in asked.headers:
             raise failure(UNKNOWN_FIELD, "the header Idempotency-Key is not built yet")
         data = await read_body(asked, receive)

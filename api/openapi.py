@@ -85,7 +85,7 @@ _TEXTS = {
     202: "w: 0: taken in, nothing is promised",
     307: "with forward=false: the primary is at Location",
     400: "bad input; errmsg names the place",
-    403: "not against this database",
+    403: "a foreign Origin, an unknown Host, or not against this database",
     404: "no such path, cursor or name",
     405: "another method is needed: Allow names it",
     409: "duplicate key; or the same is being done already",
@@ -138,6 +138,12 @@ def with_actions(schema: Schema) -> Schema:
                 "responses": _texts(answers(400, 405)),
             }
         }
+    for path in paths.values():
+        for method, operation in path.items():
+            guarded = (403, 415) if method == "post" else (403,)
+            operation["responses"] |= _texts(
+                answers(*(code for code in guarded if str(code) not in operation["responses"]))
+            )
     return schema
 
 

@@ -8,10 +8,11 @@ from fastapi import APIRouter, Request, Response
 
 from api.ask import check, decoded, run
 from api.content import times_of
-from api.errors import APPLIED, UNKNOWN_FIELD, failure, headers_of, status_of
+from api.errors import APPLIED, UNKNOWN_FIELD, HttpError, failure, headers_of, status_of
 from api.exchange import Answer, Asked, document_of, respond
 from api.openapi import answers
 from api.ports import ApiDispatcher, ApiMember
+from replset.commands.table import PRIVATE
 
 WRITES = frozenset({"insert", "update", "delete", "findAndModify", "bulkWrite", "create", "drop", "dropDatabase"})
 BODY = {
@@ -42,7 +43,12 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
             raise failure(UNKNOWN_FIELD, "the header Idempotency-Key is not built yet")
         document = await document_of(member, asked, request.receive)
         reply = await run(dispatcher, document, db, asked.client)
-        whole = decoded(check(reply, writes=document.first_key in WRITES))
+        try:
+            whole = decoded(check(reply, writes=document.first_key in WRITES))
+        except HttpError as error:
+            if document.first_key in PRIVATE:
+                error.status = 404
+            raise
         status, headers = outcome(whole)
         answer = Answer(whole, status, headers, times_of(reply), heavy="cursor" in whole)
         return await respond(member, asked, answer)

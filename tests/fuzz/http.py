@@ -57,7 +57,7 @@ QUERIES = st.dictionaries(
 HEADERS = st.lists(
     st.tuples(
         st.sampled_from(
-            [b"accept", b"content-type", b"x-replset-forwarded", b"accept-encoding", b"if-none-match", b"range"]
+            [b"accept", b"content-type", b"x-replset-forwarded", b"accept-encoding", b"origin", b"host", b"range"]
         ),
         st.sampled_from(
             [
@@ -69,6 +69,8 @@ HEADERS = st.lists(
                 b"text/event-stream",
                 b"*/*",
                 b"\xff",
+                b"http://[",
+                b"http://example.com:x",
                 b"",
                 b"1",
             ]
@@ -110,6 +112,8 @@ def in_bytes(body: Any) -> bytes:
 def requests(draw: st.DrawFn) -> tuple[str, str, bytes, list[tuple[bytes, bytes]], bytes]:
     """Method, path, query, headers, body."""
     headers = draw(HEADERS)
+    if draw(st.integers(0, 5)):
+        headers = [(b"content-type", b"application/json"), *headers]
     kind = draw(st.integers(0, 9))
     method, body = "POST", b""
     if kind < 5:

@@ -121,7 +121,7 @@ class OneMember:
             "raw_path": quote(path).encode(),
             "root_path": "",
             "query_string": query,
-            "headers": [(b"host", b"member"), (b"content-length", str(len(body)).encode()), *headers],
+            "headers": [(b"host", b"localhost:28017"), (b"content-length", str(len(body)).encode()), *headers],
             "client": ("127.0.0.1", 5),
             "server": ("127.0.0.1", 28017),
         }

@@ -92,12 +92,12 @@ def newest(story: Story) -> tuple[int, int]:
 def test_a_client_that_goes_away_stops_the_restore_and_the_next_one_finishes_it(make_set: MakeSet) -> None:
     story = many_lost(make_set())
     over_http = Rollback(story)
-    with httpx.stream("POST", f"{over_http.url}/restore", timeout=60) as response:
+    with httpx.stream("POST", f"{over_http.url}/restore", json={}, timeout=60) as response:
         assert response.status_code == 200
         assert next(response.iter_raw()).startswith(b"{")
 
     def restored() -> dict[str, Any] | None:
-        response = httpx.post(f"{over_http.url}/restore", timeout=60)
+        response = httpx.post(f"{over_http.url}/restore", json={}, timeout=60)
         if response.status_code == 409:
             assert response.json()["code"] == 117
             return None
@@ -120,7 +120,7 @@ def test_without_a_primary_nothing_is_put_back(make_set: MakeSet) -> None:
             story.local.kill(member)
 
     def refused() -> httpx.Response | None:
-        response = httpx.post(f"{Rollback(story).url}/restore", timeout=60)
+        response = httpx.post(f"{Rollback(story).url}/restore", json={}, timeout=60)
         return response if response.json().get("code") == 10107 else None
 
     response = wait_until(refused, 60, "the member to know no primary any more")

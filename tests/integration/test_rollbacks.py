@@ -125,7 +125,7 @@ def test_one_command_ends_the_quarantine_after_a_forced_reconfig(make_set: MakeS
     shown = program("replset.cli.main", "status", "--host", alone.host)
     assert f"replset resync --host {old.host}" in " ".join(shown.split())
     assert all(member.is_running() for member in local.members)
-    response = httpx.post(f"{other.http}/v1/replset/resync", timeout=20)
+    response = httpx.post(f"{other.http}/v1/replset/resync", json={}, timeout=20)
     assert response.status_code == 200, response.text
     program("replset.cli.main", "resync", "--host", old.host, "--wait", 60)
     wait_until(lambda: state(other) == "SECONDARY", 60, "the other one is back too")

@@ -144,15 +144,19 @@ class FakeMember:
 class Api:
     """The API of a fake member; every request is one whole exchange."""
 
-    def __init__(self, rollback_folder: str = "/nonexistent/rollback") -> None:
+    def __init__(self, rollback_folder: str = "/nonexistent/rollback", allowed_hosts: tuple[str, ...] = ()) -> None:
         self.dispatcher = FakeDispatcher()
         self.member = FakeMember(rollback_folder)
-        self.app = create_app(self.dispatcher, self.member)
+        self.app = create_app(self.dispatcher, self.member, allowed_hosts)
 
     def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """One request; a POST says that it brings JSON unless told otherwise."""
+        if method == "POST":
+            options["headers"] = {"content-type": "application/json", **options.get("headers", {})}
+
         async def main() -> httpx.Response:
             transport = httpx.ASGITransport(app=self.app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://member") as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:28017") as client:
                 return await client.request(method, path, **options)
 
         return asyncio.run(main())
@@ -161,9 +165,8 @@ class Api:
         return self.ask("GET", path, **options)
 
     def post(self, path: str, body: object = None, **options: Any) -> httpx.Response:
-        headers = {"content-type": "application/json", **options.pop("headers", {})}
         content = body if isinstance(body, bytes | str) else b"" if body is None else json.dumps(body)
-        return self.ask("POST", path, content=content, headers=headers, **options)
+        return self.ask("POST", path, content=content, **options)
 
     def act(self, name: str, query: str = "", headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
         """One action on shop.orders."""

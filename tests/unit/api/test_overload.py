@@ -10,6 +10,7 @@ import pytest
 
 from api import bounded, exchange
 from api.exchange import Send
+from api.guard import Guard
 from replset.runtime.admission import MAX_HELD_BYTES, Admission
 from tests.unit.api.kit import Api
 
@@ -64,7 +65,7 @@ def long_answer(api: Api, send: Send) -> None:
         return {"type": "http.request", "body": b""}
 
     scope = {"type": "http", "path": "/v1/replset/oplog", "headers": [], "method": "GET"}
-    asyncio.run(bounded.Bounded(rest, api.member)(scope, receive, send))
+    asyncio.run(bounded.Bounded(rest, api.member, Guard(api.member, ()))(scope, receive, send))
 
 
 def test_a_long_answer_goes_out_in_pieces_and_counts_until_it_is_taken() -> None:
@@ -117,7 +118,8 @@ def test_an_answer_in_small_pieces_that_nobody_takes_is_given_up(monkeypatch: py
         return {"type": "http.request", "body": b""}
 
     scope = {"type": "http", "path": "/v1/replset/oplog", "headers": [], "method": "GET"}
-    asyncio.run(bounded.Bounded(rest, Api().member)(scope, receive, send))
+    member = Api().member
+    asyncio.run(bounded.Bounded(rest, member, Guard(member, ()))(scope, receive, send))
     assert asked == 3
 
 
@@ -156,6 +158,7 @@ def test_the_body_of_a_refused_request_is_read_to_its_end() -> None:
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append((message["type"], left))
 
-    scope = {"type": "http", "path": "/v1/action/find", "headers": [], "method": "POST"}
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "path": "/v1/action/find", "headers": headers, "method": "POST"}
     asyncio.run(api.app(scope, receive, send))
     assert sent == [("http.response.start", 0), ("http.response.body", 0)]

@@ -24,6 +24,7 @@ from rollback_tools import diff, main, restore
 from tests.unit.api.kit import ME, Api, plain, refused
 from tests.unit.rollback_tools.kit import ORDERS, Doc, LostHistory, OpenSet, live_at
 
+JSON_BODY = {"content-type": "application/json"}
 BEFORE: dict[int, Doc] = {number: {"_id": number, "a": 1, "b": 1} for number in range(1, 5)}
 
 
@@ -149,7 +150,8 @@ def exchange(api: Api, method: str, path: str, take: Callable[[bytes], bool] = l
                 gone.set()
                 await asyncio.sleep(0)
 
-        scope = {"type": "http", "path": path, "method": method, "headers": [], "query_string": b""}
+        headers = [(name.encode(), value.encode()) for name, value in JSON_BODY.items()]
+        scope = {"type": "http", "path": path, "method": method, "headers": headers, "query_string": b""}
         await api.app(scope, receive, send)
 
     asyncio.run(run())
@@ -364,7 +366,7 @@ def at_once(api: Api, gate: Gate, path: str, *others: tuple[str, str, object]) -
 
     async def main() -> tuple[httpx.Response, ...]:
         transport = httpx.ASGITransport(app=api.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://member") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=JSON_BODY) as client:
             first = asyncio.create_task(client.post(path))
             assert await asyncio.to_thread(gate.reached.wait, 20)
             found = [await client.request(method, where, json=body) for method, where, body in others]

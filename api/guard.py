@@ -1,0 +1,93 @@
+"""Which requests a web page may not have sent: a foreign Origin, an unknown Host, a POST without a content type.
+
+A browser lets any page send simple requests to any address, this member's on loopback included, and a page whose name
+is made to resolve to this member (DNS rebinding) may even read the answers. So every request must name this member by
+a name that it goes by, must not come from a page of somebody else's, and a POST must carry a content type that no form
+and no plain `fetch` can send.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from functools import cached_property
+from urllib.parse import urlsplit
+
+from api.content import is_bson
+from api.errors import UNAUTHORIZED, HttpError, failure
+from api.exchange import Scope
+from api.ports import ApiMember
+
+WEB = frozenset({"http", "https"})
+
+
+class Guard:
+    """Knows the names of one member. allowed_hosts: further ones, of `--allowed-hosts`."""
+
+    def __init__(self, member: ApiMember, allowed_hosts: Iterable[str]) -> None:
+        self._member = member
+        self._allowed = frozenset(host.lower().strip("[]") for host in allowed_hosts)
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return self._allowed | {_split(address)[0] for address in (self._member.host, self._member.http_address)}
+
+    @cached_property
+    def _port(self) -> str:
+        return _split(self._member.http_address)[1]
+
+    def refusal(self, scope: Scope) -> HttpError | None:
+        """Why this request is not served, before anything of it is carried out: 403 (13)."""
+        hosts = _headers(scope, b"host")
+        for host in hosts:
+            if not self._knows(_split(host)[0]):
+                text = f"the host {host[:80]!r} is none of this member's; see --allowed-hosts"
+                return failure(UNAUTHORIZED, text)
+        for origin in _headers(scope, b"origin"):
+            if not self._is_own(origin, hosts):
+                return failure(UNAUTHORIZED, f"requests of pages from {origin[:80]!r} are refused; see --allowed-hosts")
+        return None
+
+    def _knows(self, name: str) -> bool:
+        return name in self._names or _is_loopback(name)
+
+    def _is_own(self, origin: str, hosts: list[str]) -> bool:
+        """Whether a page from there is this API's own, or one of an allowed host."""
+        scheme, _, address = origin.partition("://")
+        if scheme not in WEB or not address:
+            return False
+        name, port = _split(address)
+        own_address = address.lower() in {host.lower() for host in hosts}
+        return own_address or name in self._allowed or (self._knows(name) and port == self._port)
+
+
+def check_content_type(scope: Scope) -> None:
+    """HttpError 415 for a POST that says nothing of its body, or what a form can say of it; with a body or without."""
+    if scope["method"] == "POST":
+        for content_type in _headers(scope, b"content-type") or [""]:
+            is_bson(content_type)
+
+
+def _headers(scope: Scope, name: bytes) -> list[str]:
+    return [value.decode("latin-1").strip() for header, value in scope["headers"] if header == name]
+
+
+def _split(address: str) -> tuple[str, str]:
+    """Name and port of `NAME[:PORT]`; a name that cannot be read is nobody's."""
+    try:
+        parts = urlsplit(f"//{address}")
+        port = parts.port
+    except ValueError:
+        return "", ""
+    if parts.path or parts.query or parts.username is not None:
+        return "", ""
+    return (parts.hostname or "").rstrip("."), "" if port is None else str(port)
+
+
+def _is_loopback(name: str) -> bool:
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

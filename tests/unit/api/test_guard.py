@@ -1,0 +1,114 @@
+"""What a web page in somebody's browser may not do: every request names this member, no page of others sends any."""
+
+from __future__ import annotations
+
+import pytest
+
+from api.app import create_app
+from replset.bson import RawDocument, encode
+from replset.ids import HostPort
+from tests.unit.api.kit import OK, Api, refused
+
+COMMAND = "/v1/command/shop"
+INSERT = {"insert": "a", "documents": [{"_id": 1}]}
+BARE = ["/stepDown", "/resync", "/initiate", "/freeze", "/members", "/rollbacks/x/ack", "/rollbacks/x/restore"]
+
+
+@pytest.mark.parametrize("path", [COMMAND, "/v1/action/insertOne", *(f"/v1/replset{path}" for path in BARE)])
+@pytest.mark.parametrize(
+    "content_type", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
+)
+@pytest.mark.parametrize("content", [b"", b"{}"])
+def test_what_a_form_can_send_is_refused(api: Api, path: str, content_type: str, content: bytes) -> None:
+    response = api.ask("POST", path, content=content, headers={"content-type": content_type})
+    refused(response, 415, 9, "content type")
+    assert api.dispatcher.asked == []
+
+
+PAGES = {
+    "another-site": "https://example.com",
+    "another-port": "http://127.0.0.1:3000",
+    "no-port": "http://localhost",
+    "a-file": "null",
+    "nothing": "",
+    "a-name-that-begins-alike": "http://127.0.0.1:28017.example.com",
+    "a-user": "http://127.0.0.1:28017@example.com",
+    "another-scheme": "file://127.0.0.1:28017",
+}
+
+
+@pytest.mark.parametrize("origin", PAGES.values(), ids=PAGES)
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "OPTIONS"])
+def test_pages_of_others_are_refused(api: Api, method: str, origin: str) -> None:
+    response = api.ask(method, "/v1/replset/members/127.0.0.1:27019", headers={"origin": origin})
+    refused(response, 403, 13, "--allowed-hosts")
+    assert api.dispatcher.asked == []
+
+
+@pytest.mark.parametrize("host", ["example.com", "127.0.0.1.example.com:28017", "10.0.0.1:28017", "a b", "[::2]"])
+def test_other_hosts_are_refused(api: Api, host: str) -> None:
+    """A page whose name is made to lead here would be of this origin."""
+    for method, path in (("POST", COMMAND), ("GET", "/v1/replset/oplog"), ("DELETE", "/v1/replset/members/a:1")):
+        refused(api.ask(method, path, headers={"host": host}), 403, 13, "host")
+    assert api.dispatcher.asked == []
+
+
+@pytest.mark.parametrize(
+    ("host", "origin"),
+    [
+        ("127.0.0.1:28017", "http://127.0.0.1:28017"),
+        ("localhost:28017", "http://localhost:28017"),
+        ("LOCALHOST", None),
+        ("127.3.2.1:9", None),
+        ("[::1]:28017", "http://[::1]:28017"),
+        ("127.0.0.1:28018", "http://127.0.0.1:28018"),
+        ("127.0.0.1:28017", "http://localhost:28017"),
+        ("db.example.com", "https://db.example.com"),
+        ("127.0.0.1:28017", "https://admin.example.com:8443"),
+    ],
+)
+def test_own_names_and_allowed_ones_are_served(host: str, origin: str | None) -> None:
+    api = Api(allowed_hosts=("db.example.com", "ADMIN.example.com"))
+    api.dispatcher.answers["insert"] = {**OK, "n": 1}
+    headers = {"host": host} if origin is None else {"host": host, "origin": origin}
+    assert api.post(COMMAND, INSERT, headers=headers).status_code == 200
+
+
+def test_the_advertised_names_are_own_ones(api: Api) -> None:
+    api.member.host, api.member.http_address = HostPort("db1.local:27017"), "db1.local:28017"
+    api.app = create_app(api.dispatcher, api.member)
+    assert api.post(COMMAND, INSERT, headers={"host": "db1.local:28017"}).status_code == 200
+
+
+def test_two_hosts_are_both_looked_at(api: Api) -> None:
+    headers = [("host", "127.0.0.1"), ("host", "example.com"), ("content-type", "application/json")]
+    refused(api.ask("GET", "/v1/replset/status", headers=headers), 403, 13)
+
+
+PRIVATE = [
+    "replSetHeartbeat",
+    "replSetRequestVotes",
+    "replSetUpdatePosition",
+    "replSetOplogFetch",
+    "replSetOplogProbe",
+    "replSetSnapshot",
+    "replSetGetRBID",
+]
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_what_members_ask_each_other_is_unknown_over_http(api: Api, name: str) -> None:
+    api.dispatcher.answers[name] = {"ok": 0.0, "code": 59, "errmsg": f"no such command: '{name}'"}
+    refused(api.post("/v1/command/admin", {name: 1}), 404, 59, "no such command")
+    assert api.dispatcher.asked[-1].source == "http"
+
+
+def test_bodies_in_bson_are_read_by_routes_and_actions() -> None:
+    api = Api()
+    headers = {"content-type": "application/bson", "accept": "application/bson"}
+    response = api.post("/v1/replset/freeze", encode({"seconds": 5}), headers=headers)
+    assert (response.status_code, api.dispatcher.command) == (200, {"replSetFreeze": 5})
+    assert RawDocument(response.content).get("ok") == 1.0
+    api.dispatcher.answers["insert"] = {**OK, "n": 1}
+    body = {"database": "shop", "collection": "orders", "document": {"_id": 1}}
+    assert api.post("/v1/action/insertOne", encode(body), headers=headers).status_code == 201
