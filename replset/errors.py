@@ -7,10 +7,6 @@ into a reply. `labels` and `details` travel into the reply document (`errorLabel
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from replset.ids import OpTime
 
 # MongoDB's numbers for the codes that this product answers with (map A8 W4, W5, B3).
 CODE_NAMES: dict[int, str] = {
@@ -21,6 +17,7 @@ CODE_NAMES: dict[int, str] = {
     11: "UserNotFound",
     13: "Unauthorized",
     14: "TypeMismatch",
+    18: "AuthenticationFailed",
     15: "Overflow",
     16: "InvalidLength",
     20: "IllegalOperation",
@@ -164,6 +161,12 @@ class TypeMismatchError(ReplError):
     """A field of the wrong BSON type (14)."""
 
     code = 14
+
+
+class AuthenticationFailedError(ReplError):
+    """Who asks, or who was asked, did not prove that it is a member of the set."""
+
+    code = 18
 
 
 class IllegalOperationError(ReplError):
@@ -371,14 +374,6 @@ class StorageError(ReplError):
 
 class CorruptDataError(StorageError):
     """A file of this member does not hold what it must: name and reason in the message (1)."""
-
-
-class DamagedEntryError(CorruptDataError):
-    """The oplog entry `at` is not the one that was written. Another member has it whole (1)."""
-
-    def __init__(self, message: str, at: OpTime) -> None:
-        super().__init__(message)
-        self.at = at
 
 
 class StoreBusyError(StorageError):

@@ -1,7 +1,7 @@
 """A replica set as separate processes on this machine: for `cluster up`, the demo, the benchmark and the tests.
 
 A set lives in one folder: `m1/`, `m2/` ... are the dbpaths, `m1.log` ... what the members print, `set.json` who they
-are. A member is a process of its own session, so that it outlives the command that started it.
+are, `key` their key file. A member is a process of its own session, so that it outlives the command that started it.
 
 A process counts as a member only by proof. The pid in `set.json` may be another's by now: it must have started when it
 was noted, hold the lock of the dbpath, and be the one that answers on the member's port. No other one gets a signal.
@@ -9,9 +9,11 @@ was noted, hold the lock of the dbpath, and be the one that answers on the membe
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -31,6 +33,8 @@ HTTP_OFFSET = 1000
 DEFAULT_FOLDER = Path("replset-data")
 DEFAULT_HOST = "127.0.0.1:27017"
 LOCK_WITHIN_S = 10.0
+KEY_FILE, KEY_BYTES = "key", 567
+"""Its name, and how many random bytes: MongoDB's manual takes so many."""
 
 
 class LocalSetError(ReplError):
@@ -127,11 +131,24 @@ class LocalSet:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(self.folder / "set.json")
 
+    @property
+    def key_file(self) -> Path:
+        return self.folder / KEY_FILE
+
+    def _make_key_file(self) -> None:
+        """A key of this set's own, readable for its owner alone; one that is there already is kept."""
+        with contextlib.suppress(FileExistsError):
+            key = base64.b64encode(secrets.token_bytes(KEY_BYTES))
+            with open(self.key_file, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+                file.write(key + b"\n")
+
     # --- processes -----------------------------------------------------------------------------------------------
 
     def plan(self, port: int, *, flags: Sequence[str] = (), arbiter: bool = False) -> LocalMember:
         """Note one more member in `set.json`; `start` starts it."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.members:
+            self._make_key_file()
         name = f"m{len(self.members) + 1}"
         member = LocalMember(
             name, port, self.folder / name, self.folder / f"{name}.log", arbiter=arbiter, flags=list(flags)
@@ -150,6 +167,8 @@ class LocalSet:
         """Start (again) the process of `member` and wait until it, and no other process, answers on its wire port."""
         command = [sys.executable, "-m", "replset.cli.main", "start", "--replSet", self.name]
         command += ["--dbpath", str(member.dbpath), "--port", str(member.port), *member.flags]
+        if self.key_file.exists():
+            command += ["--key-file", str(self.key_file)]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("REPLSET_")}
         with member.log.open("ab") as log:
             process = subprocess.Popen(

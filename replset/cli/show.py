@@ -51,6 +51,8 @@ def status(reply: Mapping[str, Any]) -> None:
             escape(str(row.get("infoMessage") or row.get("lastHeartbeatMessage") or "")),
         )
     out.print(table)
+    for warning in reply.get("startupWarnings", ()):
+        out.print(f"[yellow]this member was {escape(str(warning))}[/]", highlight=False)
     _print_rollbacks(reply)
     for remark in reply.get("remarks", ()):
         out.print(f"[bold yellow]{escape(str(remark['why']))}[/]", highlight=False)

@@ -24,6 +24,7 @@ import uvloop
 from api.app import create_app
 from api.serve import HttpServer
 from replset.errors import ReplError
+from replset.key_file import Keys, read_key_file
 from replset.runtime.machine import RealClock, RealWorkers
 from replset.runtime.member import RunningMember
 from replset.runtime.network import RealNetwork, split_host_port
@@ -38,6 +39,9 @@ HELP = {
     "http_port": "HTTP port (the wire port + 1000)",
     "bind_ip": "address to listen on (127.0.0.1)",
     "advertise": "host name under which the other members reach this one (the bind address)",
+    "key_file": "file with the key by which the members prove to each other who they are (none: loopback only)",
+    "insecure_members": "listen beyond loopback without --key-file: anybody there can speak as a member",
+    "allowed_hosts": "names, with commas, by which HTTP requests may call this member beside its own and loopback's",
     "oplog_size_mb": "size at which the oplog's head is trimmed (990)",
     "oplog_min_retention_hours": "keep at least so much of it (0: by size alone)",
     "snapshot_history_secs": "how long reads at an old point stay possible (300)",
@@ -57,6 +61,8 @@ METAVARS = {
     "http_port": "PORT",
     "bind_ip": "ADDRESS",
     "advertise": "HOST",
+    "key_file": "FILE",
+    "allowed_hosts": "HOSTS",
     "oplog_size_mb": "MB",
     "oplog_min_retention_hours": "HOURS",
     "snapshot_history_secs": "SECONDS",
@@ -97,6 +103,7 @@ def main(argv: Sequence[str]) -> int:
     parsed = vars(build_parser().parse_args(argv))
     try:
         options = resolve_options(parsed, os.environ)
+        keys = None if options.key_file is None else read_key_file(options.key_file)
     except ReplError as error:
         return refuse(error.message)
     logging.basicConfig(
@@ -108,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
     logging.Formatter.converter = time.gmtime
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run(options))
+        return runner.run(run(options, keys))
 
 
 def refuse(reason: str) -> int:
@@ -139,7 +146,7 @@ def exit_if_broken(member: RunningMember) -> None:
         os._exit(1)
 
 
-async def run(options: MemberOptions) -> int:
+async def run(options: MemberOptions, keys: Keys | None) -> int:
     taken = taken_port(options)  # looked at first, so that a wrong port leaves the dbpath untouched
     if taken is not None:
         return refuse(taken)
@@ -151,6 +158,7 @@ async def run(options: MemberOptions) -> int:
         clock=RealClock(),
         workers=workers,
         rng=random.SystemRandom(),
+        keys=keys,
     )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -162,7 +170,7 @@ async def run(options: MemberOptions) -> int:
         return refuse(error.message)
     except OSError as error:
         return refuse(f"{error.filename or options.listen}: {reason_of(error)}")
-    http = HttpServer(create_app(member.dispatcher, member), options.http_listen)
+    http = HttpServer(create_app(member.dispatcher, member, options.allowed_hosts), options.http_listen)
     try:
         await http.start()
     except OSError as error:

@@ -48,6 +48,8 @@ GENERIC_FIELDS = frozenset(
     }
 )
 """Fields that every command takes; what they mean is looked at in one place (dispatcher.py) or where they matter."""
+PROVE = "replSetProve"
+"""The one command of members that a connection may say before it has proved that it is one."""
 CONCERNS = ("readConcern", "writeConcern")
 
 
@@ -111,6 +113,7 @@ class Command:
     """One command. fields: those it takes beside its own name and the generic ones; None: any (for internal ones).
 
     admin_only: refused (13) against another database. test_only: only with --enable-test-commands.
+    private: for members among themselves; not served over HTTP, and with a key file only to who proved to be a member.
     read_concern, write_concern: whether it takes one; otherwise one that is given is refused (72).
     """
 
@@ -121,6 +124,7 @@ class Command:
     where: Where = Where.ANYWHERE
     admin_only: bool = False
     test_only: bool = False
+    private: bool = False
     read_concern: bool = False
     write_concern: bool = False
     known: frozenset[str] | None = field(init=False, compare=False)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 
 from replset.commands import fields
-from replset.commands.command import Command, CommandContext, Where
+from replset.commands.command import PROVE, Command, CommandContext, Where
 from replset.commands.cursors import CursorTable
 from replset.commands.ports import CommandRequest, MemberPort, Reply
 from replset.commands.read_concern import check_readable
@@ -66,7 +66,7 @@ class Dispatcher:
         body = request.body
         name = body.first_key
         command = None if name is None else self._commands.get(name)
-        if command is None or name is None or (command.test_only and not self.member.test_commands):
+        if command is None or name is None or self._is_hidden(command, request):
             raise CommandNotFoundError(f"no such command: '{name or ''}'")
         self.counts[command.name] = self.counts.get(command.name, 0) + 1
         if request.legacy and name not in HELLO_NAMES:
@@ -76,6 +76,10 @@ class Dispatcher:
             )
         if command.admin_only and request.database != "admin":
             raise ReplError(f"{name} may only be run against the admin database.", code=UNAUTHORIZED)
+        if self.member.keys is not None and not request.connection.is_member and command.private and name != PROVE:
+            # A stranger's heartbeat, position or vote would count like a member's: with it one could have writes
+            # acknowledged that nobody holds, or depose the primary again and again.
+            raise ReplError(f"{name} is for members, which prove that they know the key file", code=UNAUTHORIZED)
         deadline = None
         if command.known is not None and not command.plain.issuperset(body.keys()):
             fields.check_fields(body, command.known, name)
@@ -91,6 +95,10 @@ class Dispatcher:
             raise NotWritablePrimaryError(primary=self.member.node.primary_host)
         begin_turn()  # for the expressions that compiling a filter reads
         return await command.run(ctx)
+
+    def _is_hidden(self, command: Command, request: CommandRequest) -> bool:
+        """Whether this member says that it does not know the command."""
+        return (command.test_only and not self.member.test_commands) or (command.private and request.source == "http")
 
     def _check_generic(self, command: Command, request: CommandRequest) -> None:
         """What the command does not take of what every command may carry."""

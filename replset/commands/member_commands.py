@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from replset.bson import ObjectId
-from replset.commands import oplog_serving
-from replset.commands.command import Command, CommandContext
+import logging
+
+from replset.bson import Binary, ObjectId
+from replset.commands import fields, oplog_serving
+from replset.commands.command import PROVE, Command, CommandContext
 from replset.commands.messages import parse_request, reply_document
 from replset.commands.ports import Reply
 from replset.core.heartbeat import SET_NAMES_DIFFER
 from replset.core.messages import Refused
-from replset.errors import RemoteProtocolError, ReplError
+from replset.errors import AuthenticationFailedError, FailedToParseError, RemoteProtocolError, ReplError
+from replset.ids import HostPort
+from replset.key_file import MAX_KEYS, NONCE_BYTES, Handshake
+
+log = logging.getLogger("replset.commands")
 
 
 async def ask_core(ctx: CommandContext) -> Reply:
@@ -54,13 +60,49 @@ async def get_rbid(ctx: CommandContext) -> Reply:
     return {"rbid": ctx.member.store.rollback_id}
 
 
+async def prove(ctx: CommandContext) -> Reply:
+    """Let who asks prove that it knows a key of this set, and prove the same to it; once per connection.
+
+    Step 1 takes its address, the one that it connected to, and its nonce; step 2 its proofs. AuthenticationFailedError.
+    """
+    member, connection = ctx.member, ctx.connection
+    if member.keys is None:
+        raise AuthenticationFailedError("this member was started without --key-file")
+    step = fields.whole(ctx.body, ctx.name, ctx.name, least=1, most=2)
+    handshake, connection.handshake = connection.handshake, None
+    if step == 1:
+        asking, asked = (fields.text(ctx.body, name, ctx.name) for name in ("member", "address"))
+        if asked != member.host:
+            raise AuthenticationFailedError(f"this member is {member.host}, not {asked:.200}")
+        (nonce,) = _binaries(ctx, "nonce", 1)
+        connection.handshake = Handshake(HostPort(asking), member.host, nonce, member.rng.randbytes(NONCE_BYTES))
+        return {"nonce": Binary(connection.handshake.asked_nonce)}
+    proof = None if handshake is None else member.keys.answer(handshake, _binaries(ctx, "proofs", MAX_KEYS))
+    if handshake is None or proof is None:
+        log.warning("%s did not prove that it is a member: it knows no key of the key file", connection.peer)
+        raise AuthenticationFailedError("no key of this member's key file was proved")
+    connection.member = handshake.asking
+    return {"proof": Binary(proof)}
+
+
+def _binaries(ctx: CommandContext, name: str, most: int) -> list[bytes]:
+    """One or several nonces or proofs."""
+    value = ctx.body.get(name)
+    rows = value if isinstance(value, list) else [value]
+    found = [bytes(row) for row in rows if isinstance(row, Binary) and len(row) == NONCE_BYTES]
+    if not 0 < len(found) == len(rows) <= most:
+        raise FailedToParseError(f"{ctx.name}.{name} must be {NONCE_BYTES} bytes of binary data")
+    return found
+
+
 COMMANDS: tuple[Command, ...] = (
-    Command("replSetHeartbeat", ask_core, None, admin_only=True),
-    Command("replSetRequestVotes", ask_core, None, admin_only=True),
-    Command("replSetUpdatePosition", ask_core, None, admin_only=True),
+    Command("replSetHeartbeat", ask_core, None, admin_only=True, private=True),
+    Command("replSetRequestVotes", ask_core, None, admin_only=True, private=True),
+    Command("replSetUpdatePosition", ask_core, None, admin_only=True, private=True),
     Command("replSetStepUp", ask_core, frozenset({"skipDryRun"}), admin_only=True),
-    Command("replSetOplogFetch", oplog_fetch, None, admin_only=True),
-    Command("replSetOplogProbe", oplog_probe, None, admin_only=True),
-    Command("replSetSnapshot", snapshot, None, admin_only=True),
-    Command("replSetGetRBID", get_rbid, admin_only=True),
+    Command("replSetOplogFetch", oplog_fetch, None, admin_only=True, private=True),
+    Command("replSetOplogProbe", oplog_probe, None, admin_only=True, private=True),
+    Command("replSetSnapshot", snapshot, None, admin_only=True, private=True),
+    Command(PROVE, prove, frozenset({"member", "address", "nonce", "proofs"}), admin_only=True, private=True),
+    Command("replSetGetRBID", get_rbid, admin_only=True, private=True),
 )

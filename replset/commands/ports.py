@@ -15,6 +15,7 @@ from replset.core.messages import Position, ReplyBody, RequestBody
 from replset.core.status import Status
 from replset.core.write_concern import WriteConcern
 from replset.ids import HostPort, MemberId, Millis, OpTime
+from replset.key_file import Handshake, Keys
 from replset.replication.ports import Clock, Peer, Workers
 from replset.replication.rollback_progress import RollbackProgress
 from replset.replication.rollback_tally import RollbackTally
@@ -40,15 +41,21 @@ Level: TypeAlias = Literal["local", "majority", "linearizable"]
 class ConnectionContext:
     """Who asks. One per connection; the HTTP API makes one per request.
 
-    id: shown as connectionId. peer: `host:port` of the client. is_member: its first hello named a member of the set
-    (`replsetMember`), the wire server sets it. metadata: `client` of the first hello.
+    id: shown as connectionId. peer: `host:port` of the client. member: the member of the set that asks; with a key file
+    the one that has proved itself (`replSetProve`), else the one that its hello names (`replsetMember`). handshake: of
+    a proof that has begun. metadata: `client` of the first hello.
     """
 
     id: int = 0
     peer: str = ""
-    is_member: bool = False
+    member: HostPort | None = None
+    handshake: Handshake | None = None
     metadata: RawDocument | None = None
     app_name: str = ""
+
+    @property
+    def is_member(self) -> bool:
+        return self.member is not None
 
 
 @dataclass(slots=True)
@@ -188,6 +195,16 @@ class MemberPort(Protocol):
     def test_commands(self) -> bool: ...
 
     @property
+    def keys(self) -> Keys | None:
+        """Of the key file; None: members need not prove themselves."""
+        ...
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What is doubtful about how this member was started."""
+        ...
+
+    @property
     def node(self) -> NodeView: ...
 
     @property
@@ -281,14 +298,6 @@ class MemberPort(Protocol):
 
     async def wait_for_news(self, timeout_ms: int) -> bool:
         """Return at the next commit, commit-point move, state change or rollback; False when the time ran out."""
-        ...
-
-    def on_damage(self, detail: str) -> None:
-        """An oplog entry of this member is not the one that was written; it was not served."""
-        ...
-
-    def on_chain_doubt(self, at: OpTime) -> None:
-        """Another member has another hash chain at this entry of mine."""
         ...
 
     def cut(self, hosts: Sequence[HostPort], direction: Literal["both", "in", "out"]) -> None:

@@ -95,6 +95,8 @@ def status_document(member: MemberPort) -> dict[str, object]:
             "electionTerm": Int64(status.term),
             "numVotesNeeded": status.election_votes_needed,
         }
+    if member.warnings:
+        reply["startupWarnings"] = list(member.warnings)
     if status.blocking:
         reply["blocking"] = status.blocking
     if member.rollback_progress.running:

@@ -39,3 +39,5 @@ FAMILIES = (
     update.COMMANDS,
 )
 COMMANDS: dict[str, Command] = {command.name: command for family in FAMILIES for command in family}
+PRIVATE: frozenset[str] = frozenset(command.name for command in COMMANDS.values() if command.private)
+"""What members ask each other; over HTTP nobody knows these."""

@@ -26,7 +26,6 @@ from replset.core.effects import (
     AppendNoop,
     BecomeState,
     CommitPointMoved,
-    CompareChains,
     ConfigInstalled,
     Drain,
     Effect,
@@ -43,8 +42,6 @@ from replset.core.effects import (
 )
 from replset.core.member_state import MemberState
 from replset.core.messages import (
-    ChainDoubted,
-    DamageFound,
     DiskStalled,
     DrainFinished,
     LocalPosition,
@@ -56,7 +53,6 @@ from replset.core.messages import (
 )
 from replset.core.node import Node
 from replset.errors import (
-    DamagedEntryError,
     InvalidReplicaSetConfigError,
     NotPrimaryOrSecondaryError,
     OutOfDiskSpaceError,
@@ -66,7 +62,7 @@ from replset.errors import (
     StoreBusyError,
 )
 from replset.ids import HostPort, Millis, OpTime
-from replset.replication.chain_comparison import ChainComparison
+from replset.key_file import Keys
 from replset.replication.fetcher import Fetcher
 from replset.replication.gate import WriteGate
 from replset.replication.initial_sync import InitialSync, Known, Marker, newest_held
@@ -97,10 +93,9 @@ from replset.storage.store import Store, StoreOptions, lock_dbpath
 log = logging.getLogger("replset.member")
 T = TypeVar("T")
 
+INSECURE = "started with --insecure-members: anybody who reaches the wire port can speak as a member of the set"
 HAND_OVER_S = 10
 LOOK_EVERY_S = 10
-CHECKED_ENTRIES = 1_000
-"""Newest oplog entries that a start checks against hash and chain."""
 CLIENT_THREADS = 8
 
 
@@ -116,8 +111,12 @@ class RunningMember:
         clock: Clock,
         workers: Workers,
         rng: random.Random,
+        keys: Keys | None = None,
     ) -> None:
+        """keys: of `options.key_file`."""
         self.options = options
+        self.keys = keys
+        self.warnings = [INSECURE] if options.insecure_members else []
         self.host = options.host
         self.http_address = options.http_address
         self.set_name = options.repl_set
@@ -155,10 +154,9 @@ class RunningMember:
         with ExitStack() as opened:
             self._open_files(opened)
             self._unsettled = not await self._finished_rollback()
-            damage = await self._threads.run(self._damage_found)
             await self.rollbacks.refresh()
             self._build()
-            self.peer = Transport(self._network, self.clock, self.host)
+            self.peer = Transport(self._network, self.clock, self.host, self.keys, self.rng)
             self._server = WireServer(
                 self._network,
                 self.dispatcher,
@@ -166,14 +164,15 @@ class RunningMember:
                 drops_outbound=self.peer.drops_outbound,
                 max_connections=self.options.max_connections,
                 admission=self.admission,
+                needs_proof=self.keys is not None,
             )
             self._connect_parts()
             await self._server.start(self.options.listen)
             opened.pop_all()
+        for warning in self.warnings:
+            log.warning("%s", warning)
         self._begun = True
         self.shell.start()
-        if damage:
-            self.on_damage(damage)
         for work in (self.durability.run(), self._progress.run(), self._housekeeper.run(), self._look_at_rollbacks()):
             self._spawn(work)
         if self._unsettled:
@@ -188,15 +187,6 @@ class RunningMember:
                 raise
             return False
         return True
-
-    def _damage_found(self) -> str:
-        """What is wrong with the newest entries, to which all later ones are chained; empty when nothing is."""
-        try:
-            with self.store.read() as snapshot:
-                snapshot.check_newest(CHECKED_ENTRIES)
-        except DamagedEntryError as error:
-            return error.message
-        return ""
 
     def _open_files(self, opened: ExitStack) -> None:
         """The lock and both databases; at the end of opening, all that they hold is durable. `opened` closes them."""
@@ -328,7 +318,6 @@ class RunningMember:
             report=report,
             on_broken=self._break,
         )
-        self._chain_comparison = ChainComparison(peer=self.peer, store=lambda: self.store, report=report)
         self.initial_sync = InitialSync(
             peer=set_peer,
             clock=self.clock,
@@ -466,8 +455,6 @@ class RunningMember:
                 self._spawn(self._drain(term, self._fetcher.drain()))
             case AppendNoop(term, message):
                 self._gate.submit(lambda: self._append_noop(term, message))
-            case CompareChains(at, hosts):
-                self._spawn(self._chain_comparison.run(at, hosts))
             case StartRollback(source):
                 self._spawn(self._then_counted(lambda: self._rollback.run(source)))
             case StartInitialSync(source, reason, forced):
@@ -629,13 +616,6 @@ class RunningMember:
 
     async def wait_for_news(self, timeout_ms: int) -> bool:
         return await self._news.wait(timeout_ms)
-
-    def on_damage(self, detail: str) -> None:
-        log.error("%s", detail)
-        self.shell.feed(DamageFound(detail))
-
-    def on_chain_doubt(self, at: OpTime) -> None:
-        self.shell.feed(ChainDoubted(at))
 
     async def wait_topology_change(self, counter: int, timeout_ms: int) -> None:
         deadline = self.clock.now() + timeout_ms

@@ -30,6 +30,8 @@ class MemberOptions:
     """One member. Names on the command line are camelCase as MongoDB's, or the flag that `flag_of` gives.
 
     advertise: the host name that the other members use for this one; default the bind address.
+    key_file: by its keys the members prove to each other who they are. insecure_members: without one, and reachable
+    from other machines all the same. allowed_hosts: names by which HTTP requests may call this member, beside its own.
     oplog_size_mb, oplog_min_retention_hours: when the oplog's head is trimmed (map O9, O11).
     snapshot_history_secs: how long reads at an old point stay possible.
     min_free_mb: writes are refused while the disk has less (before anything is damaged).
@@ -43,6 +45,9 @@ class MemberOptions:
     http_port: int | None = None
     bind_ip: str = "127.0.0.1"
     advertise: str | None = None
+    key_file: Path | None = None
+    insecure_members: bool = False
+    allowed_hosts: tuple[str, ...] = ()
     oplog_size_mb: float = 990.0
     oplog_min_retention_hours: float = 0.0
     snapshot_history_secs: int = 300
@@ -161,11 +166,14 @@ def _convert(name: str, kind: str, raw: object, source: str) -> object:
     except ValueError:
         wanted = {"bool": "true or false", "float": "a number"}.get(kind, "a whole number")
         raise BadOptionError(f"{source}: {raw!r} is not {wanted}") from None
+    if kind.startswith("tuple"):
+        rows = raw if isinstance(raw, list) else str(raw).split(",")
+        return tuple(name for row in rows if (name := str(row).strip()))
     if isinstance(raw, bool) or not isinstance(raw, str | int | float | Path):
         raise BadOptionError(f"{source}: {raw!r} is not text")
-    if kind == "Path":
+    if kind.startswith("Path"):
         if not str(raw):
-            raise BadOptionError(f"{source}: '' is not a folder")
+            raise BadOptionError(f"{source}: '' is not a {'folder' if name == 'dbpath' else 'file'}")
         return Path(os.path.expanduser(str(raw)))
     return str(raw)
 
@@ -220,6 +228,10 @@ def _check(options: MemberOptions) -> None:
             f"--bind-ip: {options.bind_ip} is every address of this machine, and none that others can reach; give"
             " --advertise HOST"
         )
+    _check_exposure(options)
+    for host in options.allowed_hosts:
+        if not re.fullmatch(r"[\w.-]{1,255}|\[?[0-9A-Fa-f:.]{2,45}\]?", host):
+            raise BadOptionError(f"--allowed-hosts: {host!r} is not a host name (without port)")
     if not re.fullmatch(r"[^\s/,\x00]{1,128}", options.repl_set):
         raise BadOptionError(f"--replSet: {options.repl_set!r} is not a set name")
     for flag, size in (("oplog-size-mb", options.oplog_size_mb), ("max-connections", options.max_connections)):
@@ -238,3 +250,25 @@ def _check(options: MemberOptions) -> None:
         )
     if options.log_level not in {"debug", "info", "warning", "error"}:
         raise BadOptionError(f"--log-level: {options.log_level!r} is not debug, info, warning or error")
+
+
+def _check_exposure(options: MemberOptions) -> None:
+    """Without a key anybody who reaches the wire port can speak as a member: acknowledge writes that it does not hold,
+    depose the primary, or hand out a configuration. So such a member is reachable from its own machine only.
+    """
+    if options.key_file is not None and options.insecure_members:
+        raise BadOptionError("--insecure-members: it is for members without --key-file, and one is given")
+    if options.key_file is None and not options.insecure_members and not is_loopback(options.bind_ip):
+        raise BadOptionError(
+            f"--bind-ip: {options.bind_ip} can be reached from other machines; give all members the same --key-file"
+            " (or --insecure-members, and anybody there can speak as a member)"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`, an address or a name. An unknown name cannot be listened on."""
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return True
+    return all(ipaddress.ip_address(str(row[4][0]).partition("%")[0]).is_loopback for row in found)

@@ -54,8 +54,13 @@ class WireServer:
         drops_outbound: Callable[[HostPort], bool],
         max_connections: int,
         admission: Admission,
+        needs_proof: bool = False,
     ) -> None:
-        """drops_inbound, drops_outbound: whether a test cut swallows what a member says, or what it is answered."""
+        """drops_inbound, drops_outbound: whether a test cut swallows what a member says, or what it is answered.
+
+        needs_proof: a hello's word for it makes nobody a member.
+        """
+        self.needs_proof = needs_proof
         self.dispatcher = dispatcher
         self.drops_inbound = drops_inbound
         self.drops_outbound = drops_outbound
@@ -107,7 +112,6 @@ class Connection(asyncio.Protocol):
         self._gone = False  # closed by its client, with commands that nobody waits for still to be carried out
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
-        self._member: HostPort | None = None
         self._context = ConnectionContext(next(server.connection_ids))
 
     # --- the transport's side ------------------------------------------------------------------------------------
@@ -258,7 +262,8 @@ class Connection(asyncio.Protocol):
         except InvalidBSONError as error:
             self._say(message, _refusal(error))
             return
-        if self._member is not None and self._server.drops_inbound(self._member):
+        member = self._context.member
+        if member is not None and self._server.drops_inbound(member):
             return
         reply = await self._run(message)
         if streams and not message.more_to_come:
@@ -268,14 +273,14 @@ class Connection(asyncio.Protocol):
 
     def _say(self, message: WireMessage, reply: bytes) -> None:
         """Answer, unless nobody waits for it or a cut swallows it."""
-        if not message.more_to_come and (self._member is None or not self._server.drops_outbound(self._member)):
+        member = self._context.member
+        if not message.more_to_come and (member is None or not self._server.drops_outbound(member)):
             self._send(message, reply)
 
     def _recognise_member(self, body: RawDocument) -> None:
         host = body.get("replsetMember")
-        if isinstance(host, str):
-            self._member = HostPort(host)
-            self._context.is_member = True
+        if isinstance(host, str) and not self._server.needs_proof:
+            self._context.member = HostPort(host)
 
     async def _run(self, message: WireMessage) -> bytes:
         try:

@@ -1,20 +1,23 @@
 """The asking end of the wire port: commands to other members, on pooled connections (the port `Peer`).
 
 A connection carries one command at a time, so a fetch that waits for news never holds up a heartbeat: concurrent calls
-take a connection each. The first message on each says which member asks. For tests a cut swallows what goes to or
+take a connection each. The first message on each says which member asks; with a key file both ends prove themselves
+first, on every new connection. For tests a cut swallows what goes to or
 comes from named hosts, silently, as a network would, or makes it late; clients' connections are not touched.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Literal, cast
 
-from replset.bson import RawDocument
+from replset.bson import Binary, RawDocument
 from replset.errors import HostUnreachableError, NothingSentError, RemoteProtocolError
 from replset.ids import HostPort, Millis
+from replset.key_file import NONCE_BYTES, Handshake, Keys
 from replset.replication.ports import Clock, Network
 from replset.wire.framing import FrameReader, WireMessage, encode_request
 
@@ -24,7 +27,12 @@ MAX_IDLE = 6
 class Transport:
     """See the module."""
 
-    def __init__(self, network: Network, clock: Clock, local_host: HostPort) -> None:
+    def __init__(
+        self, network: Network, clock: Clock, local_host: HostPort, keys: Keys | None, rng: random.Random
+    ) -> None:
+        """keys: of the key file; None: nobody proves anything."""
+        self._keys = keys
+        self._rng = rng
         self._network = network
         self._clock = clock
         self._local_host = local_host
@@ -77,8 +85,13 @@ class Transport:
         connection = _Connection(host, self._local_host)
         try:
             await self._network.connect(host, lambda: connection)
+            if self._keys is not None:
+                await connection.prove(self._keys, self._rng.randbytes(NONCE_BYTES))
         except ValueError as error:  # what a resolver makes of a name that cannot be one, as a..b
             raise OSError(f"no address can have this name: {error}") from error
+        except BaseException:
+            connection.abort()
+            raise
         if self._closed:
             connection.abort()
             raise ConnectionAbortedError("this member is shutting down")
@@ -175,6 +188,24 @@ class _Connection(asyncio.Protocol):
         answer = await self._answer
         self._answer = None
         return answer.body
+
+    async def prove(self, keys: Keys, nonce: bytes) -> None:
+        """Prove to the other end that this member knows a key, and let it prove the same. PermissionError."""
+        begin = {"replSetProve": 1, "member": self._local_host, "address": self.host, "nonce": Binary(nonce)}
+        their_nonce = self._binary(await self.call(begin, "admin"), "nonce")
+        handshake = Handshake(self._local_host, self.host, nonce, their_nonce)
+        proofs = [Binary(proof) for proof in keys.proofs("asking", handshake)]
+        reply = await self.call({"replSetProve": 2, "proofs": proofs}, "admin")
+        # Whoever took a member's address over could otherwise answer as that member: hand out oplog entries and
+        # configurations that are none of the set's.
+        if not keys.accept(handshake, self._binary(reply, "proof")):
+            raise PermissionError("it did not prove that it knows a key of this member's key file")
+
+    def _binary(self, reply: RawDocument, name: str) -> bytes:
+        value = reply.get(name)
+        if reply.get("ok") == 1 and isinstance(value, Binary):
+            return bytes(value)
+        raise PermissionError(f"the key files do not fit: {reply.get('errmsg')}")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)

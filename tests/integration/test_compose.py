@@ -20,6 +20,7 @@ import yaml
 
 from replset.cli.local_set import wait_until
 from replset.client import WireClient
+from replset.key_file import read_key_file
 from tests.integration.conftest import next_ports
 
 pytestmark = pytest.mark.slow
@@ -49,7 +50,7 @@ def services(variables: dict[str, str]) -> dict[str, Any]:
 
 def local_variables(folder: Path, ports: list[int]) -> dict[str, str]:
     """Values for a set on this machine: every service a port and a folder of its own."""
-    values: dict[str, str] = {}
+    values: dict[str, str] = {"REPLSET_KEY_FILE": str(folder / "key")}
     for name, port in zip((*MEMBERS, "m4", "arbiter"), ports, strict=True):
         prefix = f"REPLSET_{name.upper()}"
         values |= {
@@ -97,6 +98,16 @@ def run_once(service: dict[str, Any]) -> str:
     return done.stdout
 
 
+def made_key(service: dict[str, Any]) -> str:
+    """Run the service that makes the key file; what is in it."""
+    (text,) = service["command"]
+    command = [*service["entrypoint"], text.replace("$$", "$")]
+    subprocess.run(command, check=True, timeout=60, env=BARE_ENVIRONMENT | service["environment"])
+    path = Path(service["environment"]["KEY"])
+    read_key_file(path)
+    return path.read_text()
+
+
 def ask(port: int, command: dict[str, object]) -> dict[str, Any]:
     with WireClient(f"127.0.0.1:{port}") as client:
         reply = client.command("admin", command)
@@ -115,7 +126,9 @@ def test_the_defaults_are_containers_that_know_each_other_by_name() -> None:
         assert environment["REPLSET_ADVERTISE"] == name
         assert environment["REPLSET_BIND_IP"] == "0.0.0.0"
         assert environment["REPLSET_DBPATH"] == "/data"
-        assert found[name]["volumes"] == [f"{name}:/data"]
+        assert found[name]["volumes"] == [f"{name}:/data", "key:/key:ro"]
+        assert environment["REPLSET_KEY_FILE"] == found["key"]["environment"]["KEY"]
+        assert found[name]["depends_on"]["key"]["condition"] == "service_completed_successfully"
     assert found["init"]["command"][1:4] == ["m1:27017", "m2:27017", "m3:27017"]
     assert [name for name, service in found.items() if service.get("profiles")] == ["m4", "arbiter", "more"]
 
@@ -156,6 +169,8 @@ def test_the_services_as_local_processes_make_a_set(
 ) -> None:
     ports = next_ports(5)
     found = services(local_variables(tmp_path, ports))
+    key = made_key(found["key"])
+    assert made_key(found["key"]) == key, "the key of a set that is there is kept"
     for name in MEMBERS:
         up(found[name])
     assert "initiated" in run_once(found["init"])

@@ -33,7 +33,7 @@ def test_the_http_port_is_the_wire_port_and_a_thousand_unless_it_is_given() -> N
 
 
 def test_others_are_told_the_advertised_name_while_the_socket_binds_elsewhere() -> None:
-    options = resolve_options({**BASE, "bind_ip": "0.0.0.0", "advertise": "m1"}, {})
+    options = resolve_options({**BASE, "bind_ip": "0.0.0.0", "advertise": "m1", "key_file": "/k"}, {})
     assert (options.host, options.listen) == ("m1:27017", "0.0.0.0:27017")
     assert (options.http_address, options.http_listen) == ("m1:28017", "0.0.0.0:28017")
 
@@ -67,12 +67,16 @@ def test_names(field: str, flag: str, variable: str) -> None:
 
 def test_every_option_comes_from_the_environment_alone() -> None:
     texts = {"int": "7", "int | None": "9", "float": "1.5", "bool": "true", "Path": "/d", "str": "x", "str | None": "y"}
+    texts |= {"Path | None": "/k", "tuple[str, ...]": "a"}
     values = {field.name: texts[str(field.type)] for field in fields(MemberOptions)} | {
         "log_level": "debug",
         "rollback_layout": "mongodb",
+        "insecure_members": "false",
     }
     options = resolve_options({}, {variable_of(name): text for name, text in values.items()})
-    assert {name: str(getattr(options, name)).lower() for name in values} == values
+    found = {name: str(getattr(options, name)).lower() for name in values}
+    assert found == values | {"allowed_hosts": "('a',)"}
+    assert resolve_options(BASE, {"REPLSET_INSECURE_MEMBERS": "1"}).insecure_members
 
 
 def test_every_option_comes_from_the_file_alone(tmp_path: Path) -> None:
@@ -80,12 +84,50 @@ def test_every_option_comes_from_the_file_alone(tmp_path: Path) -> None:
         tmp_path,
         "replSet: rs7\ndbpath: /d\nport: 1\nhttp-port: 2\nbind-ip: ::1\nadvertise: m\noplog-size-mb: 0.5\n"
         "oplog-min-retention-hours: 1.5\nsnapshot-history-secs: 0\nmin-free-mb: 0\nmax-connections: 5\n"
-        "rollback-layout: mongodb\nallow-multiple-arbiters: yes\nenable-test-commands: true\nlog-level: error\n",
+        "rollback-layout: mongodb\nallow-multiple-arbiters: yes\nenable-test-commands: true\nlog-level: error\n"
+        "key-file: /k\ninsecure-members: false\nallowed-hosts: [a, b.c]\n",
     )
     options = resolve_options({}, {"REPLSET_CONFIG": config})
     assert options == MemberOptions(
-        "rs7", Path("/d"), 1, 2, "::1", "m", 0.5, 1.5, 0, 0, 5, "mongodb", True, True, "error"
+        "rs7",
+        Path("/d"),
+        1,
+        2,
+        "::1",
+        "m",
+        Path("/k"),
+        insecure_members=False,
+        allowed_hosts=("a", "b.c"),
+        oplog_size_mb=0.5,
+        oplog_min_retention_hours=1.5,
+        snapshot_history_secs=0,
+        min_free_mb=0,
+        max_connections=5,
+        rollback_layout="mongodb",
+        allow_multiple_arbiters=True,
+        enable_test_commands=True,
+        log_level="error",
     )
+
+
+@pytest.mark.parametrize("bind_ip", ["127.0.0.1", "127.5.5.5", "::1", "[::1]", "localhost"])
+def test_without_a_key_file_a_member_may_listen_on_loopback(bind_ip: str) -> None:
+    assert resolve_options({**BASE, "bind_ip": bind_ip}, {}).key_file is None
+
+
+@pytest.mark.parametrize("bind_ip", ["0.0.0.0", "::", "192.0.2.1", "10.0.0.1"])
+def test_beyond_loopback_a_member_needs_a_key_file_or_says_that_it_is_insecure(bind_ip: str) -> None:
+    with pytest.raises(BadOptionError, match="--key-file"):
+        resolve_options({**BASE, "advertise": "m1", "bind_ip": bind_ip}, {})
+    assert resolve_options({**BASE, "advertise": "m1", "bind_ip": bind_ip, "key_file": "/k"}, {}).key_file == Path("/k")
+    assert resolve_options(
+        {**BASE, "advertise": "m1", "bind_ip": bind_ip, "insecure_members": True}, {}
+    ).insecure_members
+
+
+def test_both_at_once_contradict_each_other() -> None:
+    with pytest.raises(BadOptionError, match="--insecure-members"):
+        resolve_options({**BASE, "key_file": "/k", "insecure_members": True}, {})
 
 
 def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
@@ -123,6 +165,8 @@ def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         ({**BASE, "repl_set": "a/b"}, {}, "--replSet: 'a/b' is not a set name"),
         ({**BASE, "repl_set": ""}, {}, "--replSet: '' is not a set name"),
         ({**BASE, "dbpath": ""}, {}, "--dbpath: '' is not a folder"),
+        ({**BASE, "key_file": ""}, {}, "--key-file: '' is not a file"),
+        ({**BASE, "allowed_hosts": "a,b c"}, {}, "--allowed-hosts: 'b c' is not a host name (without port)"),
         ({**BASE, "oplog_size_mb": 0}, {}, "--oplog-size-mb: 0 is not above 0"),
         ({**BASE, "oplog_size_mb": "nan"}, {}, "--oplog-size-mb: 'nan' is not a number"),
         (BASE, {"REPLSET_OPLOG_SIZE_MB": "inf"}, "REPLSET_OPLOG_SIZE_MB: 'inf' is not a number"),

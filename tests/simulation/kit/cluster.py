@@ -26,6 +26,7 @@ from replset.core.member_state import MemberState
 from replset.core.memory import Memory
 from replset.core.node import Node
 from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
+from replset.key_file import Keys
 from replset.replication import rollback
 from replset.runtime.member import RunningMember
 from replset.runtime.options import MemberOptions
@@ -127,6 +128,7 @@ class Weather:
     WAL between two checkpoints; a last pass, which holds commits, comes at eight times as much. page_bytes: of an oplog
     page; chunk_bytes: of a piece of a copy. undo_step: entries that a rollback takes away in one transaction.
     group_statements: of one command in one group. overlap: how much of the work in threads overlaps with the loop.
+    keyed: members prove to each other who they are, on every new connection.
     """
 
     worker_ms: float = 4.0
@@ -140,6 +142,7 @@ class Weather:
     skew_ms: int = 200
     group_statements: int = 500
     overlap: float = 0.0
+    keyed: bool = False
 
 
 FAIR = Weather()
@@ -320,6 +323,7 @@ class SimCluster:
             clock=machine.clock,
             workers=workers,
             rng=random.Random(machine.rng.getrandbits(64)),
+            keys=Keys(["c2ltdWxhdGlvbg=="]) if self.weather.keyed else None,
         )
         await machine.member.start()
 

@@ -102,6 +102,7 @@ def draw_weather(seed: int) -> Weather:
         skew_ms=rng.choice((200, 200, 3_000, 120_000)),
         group_statements=rng.choice((1, 3, 500)),
         overlap=rng.choice((0.0, 0.0, 0.3, 1.0)),
+        keyed=rng.random() < 0.25,
     )
 
 

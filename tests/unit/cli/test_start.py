@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -72,10 +73,12 @@ def refused(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @contextmanager
-def running(dbpath: Path, port: int, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    dbpath: Path, port: int, *arguments: str, stderr: IO[bytes] | int = subprocess.DEVNULL
+) -> Iterator[subprocess.Popen[bytes]]:
     """A member as a process, answering; killed at the end if it still runs."""
     command = [*COMMAND, "--dbpath", str(dbpath), "--port", str(port), *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=BARE_ENVIRONMENT)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, env=BARE_ENVIRONMENT)
     try:
         deadline = time.monotonic() + 30
         while True:
@@ -194,8 +197,36 @@ def test_a_dbpath_that_is_a_file(tmp_path: Path, port: int) -> None:
     assert str(path) in refused(start("--dbpath", str(path), "--port", str(port)))
 
 
+def test_beyond_loopback_it_needs_a_key_file(tmp_path: Path, port: int) -> None:
+    arguments = ("--dbpath", str(tmp_path / "data"), "--port", str(port), "--advertise", "m1")
+    reason = refused(start(*arguments, "--bind-ip", "0.0.0.0"))
+    assert reason.startswith("--bind-ip: 0.0.0.0 can be reached from other machines")
+    key = tmp_path / "key"
+    key.write_text("a2V5LWtleQ==")
+    key.chmod(0o644)
+    reason = refused(start(*arguments, environment={"REPLSET_KEY_FILE": str(key)}))
+    assert reason == f"key file {key}: others than its owner may use it (chmod 600 {key})"
+    key.chmod(0o600)
+    key.write_text("-- no")
+    assert refused(start(*arguments, "--bind-ip", "0.0.0.0", "--key-file", str(key))).startswith(f"key file {key}: ")
+    assert not (tmp_path / "data").exists()
+
+
+def test_an_insecure_member_says_so_at_its_start_and_in_its_status(tmp_path: Path, port: int) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as out, running(tmp_path / "data", port, "--insecure-members", stderr=out):
+        assert "anybody who reaches the wire port can speak as a member" in log.read_text()
+        with WireClient(f"127.0.0.1:{port}") as client:
+            (line,) = client.command("admin", {"getLog": "startupWarnings"})["log"]
+            assert "--insecure-members" in line
+            assert client.command("admin", {"replSetInitiate": {}})["ok"] == 1.0
+            assert "--insecure-members" in client.command("admin", {"replSetGetStatus": 1})["startupWarnings"][0]
+        assert main(["status", "--host", f"127.0.0.1:{port}"]) == 0
+
+
 def test_an_address_that_is_not_this_machine_s(tmp_path: Path, port: int) -> None:
-    done = start("--dbpath", str(tmp_path / "data"), "--port", str(port), "--bind-ip", "192.0.2.1")
+    nowhere = ("--bind-ip", "192.0.2.1", "--insecure-members")
+    done = start("--dbpath", str(tmp_path / "data"), "--port", str(port), *nowhere)
     assert refused(done) == f"cannot listen on 192.0.2.1:{port}: Cannot assign requested address"
     assert not (tmp_path / "data").exists()
 

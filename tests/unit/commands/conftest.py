@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -22,6 +23,7 @@ from replset.core.status import Status
 from replset.core.write_concern import WriteConcern
 from replset.errors import HostUnreachableError, NotWritablePrimaryError
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
+from replset.key_file import Keys
 from replset.replication.rollback_progress import RollbackProgress
 from replset.replication.rollback_tally import RollbackTally
 from replset.replication.sync_progress import SyncProgress
@@ -107,6 +109,8 @@ class FakeMember:
     workers: FakeWorkers = field(default_factory=FakeWorkers)
     peer: NoPeer = field(default_factory=NoPeer)
     test_commands: bool = True
+    keys: Keys | None = None
+    warnings: list[str] = field(default_factory=list)
     node: FakeNode = field(default_factory=FakeNode)
     command_line: tuple[Sequence[str], dict[str, object]] = (["replset", "start"], {"replSet": "rs0"})
     shutting_down: bool = False
@@ -155,12 +159,6 @@ class FakeMember:
 
     async def wait_topology_change(self, counter: int, timeout_ms: int) -> None:
         self.clock.time = Millis(self.clock.time + timeout_ms)
-
-    def on_damage(self, detail: str) -> None:
-        raise AssertionError(detail)
-
-    def on_chain_doubt(self, at: OpTime) -> None:
-        raise AssertionError(at)
 
     async def wait_for_news(self, timeout_ms: int) -> bool:
         self.clock.time = Millis(self.clock.time + timeout_ms)
@@ -224,16 +222,21 @@ class Client:
         self.loop.close()
 
 
-@pytest.fixture
-def member(tmp_path: Path) -> Iterator[FakeMember]:
+@contextmanager
+def fake_member(folder: Path) -> Iterator[FakeMember]:
+    """A fake member with a store of its own in `folder`."""
     disk = RealDisk()
     clock = FakeClock()
-    store = Store.open(disk, tmp_path, StoreOptions(min_free_bytes=0))
-    snapshots = SnapshotServer(
-        clock=clock, rng=random.Random(1), workers=FakeWorkers(), disk=disk, dbpath=str(tmp_path)
-    )
+    store = Store.open(disk, folder, StoreOptions(min_free_bytes=0))
+    snapshots = SnapshotServer(clock=clock, rng=random.Random(1), workers=FakeWorkers(), disk=disk, dbpath=str(folder))
     yield FakeMember(store, snapshots, clock=clock)
     store.close()
+
+
+@pytest.fixture
+def member(tmp_path: Path) -> Iterator[FakeMember]:
+    with fake_member(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture

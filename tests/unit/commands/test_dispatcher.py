@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from pathlib import Path
@@ -15,6 +16,8 @@ from replset.commands.dispatcher import Dispatcher
 from replset.commands.ports import CommandRequest
 from replset.commands.table import COMMANDS
 from replset.errors import InvariantError, ReplError
+from replset.ids import HostPort
+from replset.key_file import Keys
 from tests.unit.commands.conftest import Client, FakeMember
 
 DOCS = Path(__file__).parents[3] / "docs" / "commands.md"
@@ -142,6 +145,10 @@ def test_parameters(client: Client) -> None:
 def test_process(client: Client) -> None:
     assert client.ok({"getCmdLineOpts": 1}, "admin")["argv"] == ["replset", "start"]
     assert client.ok({"getLog": "startupWarnings"}, "admin")["log"] == []
+    client.member.warnings = ["insecure"]
+    (line,) = client.ok({"getLog": "startupWarnings"}, "admin")["log"]
+    assert json.loads(line)["msg"] == "insecure"
+    assert client.ok({"getLog": "global"}, "admin")["log"] == []
     assert client.ok({"getLog": "*"}, "admin")["names"] == ["global", "startupWarnings"]
     assert client.code({"getLog": "x"}, "admin") == 2
     assert client.code({"getLog": 1}, "admin") == 14
@@ -164,3 +171,20 @@ def test_sessions_begin_and_end(client: Client) -> None:
     for name in ("endSessions", "refreshSessions", "killSessions", "killAllSessions"):
         client.ok({name: [lsid]})
         assert client.code({name: 1}) == 14
+
+
+PRIVATE_NAMES = sorted(command.name for command in COMMANDS.values() if command.private)
+
+
+@pytest.mark.parametrize("name", PRIVATE_NAMES)
+def test_what_members_ask_each_other_is_unknown_over_http(client: Client, name: str) -> None:
+    assert client.code({name: 1}, "admin", source="http") == 59
+
+
+@pytest.mark.parametrize("name", [name for name in PRIVATE_NAMES if name != "replSetProve"])
+def test_with_a_key_file_members_alone_ask_what_members_ask_each_other(client: Client, name: str) -> None:
+    assert client.run({name: 1, "x": 1}, "admin").get("code") != 13
+    client.member.keys = Keys(["abcdef"])
+    assert client.code({name: 1, "x": 1}, "admin") == 13
+    client.connection.member = HostPort("a:1")
+    assert client.run({name: 1, "x": 1}, "admin").get("code") != 13

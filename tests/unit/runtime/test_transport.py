@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -90,7 +91,7 @@ class World:
         )
         self.answers.server = self.server
         self.clock = RealClock()
-        self.transport = Transport(self.network, self.clock, ME)
+        self.transport = Transport(self.network, self.clock, ME, None, random.Random(1))
 
     @property
     def host(self) -> HostPort:

@@ -1,0 +1,110 @@
+"""A set's keys, and how two members prove to each other that both know one (MongoDB's keyFile, map B7).
+
+A proof is an HMAC-SHA-256 over random numbers of both ends, both addresses and the role of who gives it. So an answer
+of another connection is worth nothing on this one, what one end said cannot be given back to it, and a member that was
+made to connect to a stranger proves itself for the stranger's address alone: nobody can pass that proof on.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+import yaml
+
+from replset.errors import BadValueError
+from replset.ids import HostPort
+
+Role: TypeAlias = Literal["asking", "asked"]
+
+NONCE_BYTES: Final = 32
+LEAST, MOST = 6, 1024
+MAX_KEYS: Final = 8
+MAX_FILE_BYTES: Final = 1 << 16
+_PURPOSE = b"replset member proof 1"
+_KEY = re.compile(rf"[A-Za-z0-9+/=]{{{LEAST},{MOST}}}")
+
+
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """What both ends of one new connection know of it. asked: the address that the asking member connected to."""
+
+    asking: HostPort
+    asked: HostPort
+    asking_nonce: bytes
+    asked_nonce: bytes
+
+
+class Keys:
+    """The keys of one member. The first is no better than the others: any one that both ends know will do."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys = [key.encode("ascii") for key in keys]
+
+    def proofs(self, role: Role, handshake: Handshake) -> list[bytes]:
+        """One proof for each key: who asks cannot tell which of them the other end knows."""
+        return [_proof(key, role, handshake) for key in self._keys]
+
+    def answer(self, handshake: Handshake, proofs: Sequence[bytes]) -> bytes | None:
+        """The asked member's own proof, with the key that one of the asking member's `proofs` shows; None: no key."""
+        found: bytes | None = None
+        for key in self._keys:
+            expected = _proof(key, "asking", handshake)
+            for proof in proofs:
+                if hmac.compare_digest(expected, proof):
+                    found = key
+        return None if found is None else _proof(found, "asked", handshake)
+
+    def accept(self, handshake: Handshake, proof: bytes) -> bool:
+        """Whether the asked member knows one of these keys."""
+        return any([hmac.compare_digest(expected, proof) for expected in self.proofs("asked", handshake)])
+
+
+def _proof(key: bytes, role: Role, handshake: Handshake) -> bytes:
+    texts = (role, handshake.asking, handshake.asked)
+    parts = [_PURPOSE, *(text.encode() for text in texts), handshake.asking_nonce, handshake.asked_nonce]
+    return hmac.digest(key, b"".join(len(part).to_bytes(4, "big") + part for part in parts), "sha256")
+
+
+def read_key_file(path: Path) -> Keys:
+    """The keys of a file: one key, or a YAML list of several. BadValueError names the file and what is wrong.
+
+    Whitespace counts for nothing. Others than its owner may not read it, or the key would be no secret.
+    """
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise BadValueError(f"key file {path}: {error.strerror}") from error
+    if stat.S_IMODE(mode) & (stat.S_IRWXG | stat.S_IRWXO):
+        raise BadValueError(f"key file {path}: others than its owner may use it (chmod 600 {path})")
+    try:
+        return parse_keys(data)
+    except BadValueError as error:
+        raise BadValueError(f"key file {path}: {error.message}") from error
+
+
+def parse_keys(data: bytes) -> Keys:
+    """The keys in the bytes of a key file; the texts of errors hold nothing of the keys."""
+    if len(data) > MAX_FILE_BYTES:
+        raise BadValueError(f"it is longer than {MAX_FILE_BYTES} bytes")
+    try:
+        text = data.decode("ascii").strip()
+        found = yaml.load(text, Loader=yaml.BaseLoader) if text[:1] in ("-", "[") else text
+    except (UnicodeDecodeError, yaml.YAMLError):
+        raise BadValueError("it is neither a key in base64 nor a YAML list of such keys") from None
+    rows = found if isinstance(found, list) else [found]
+    if not 0 < len(rows) <= MAX_KEYS:
+        raise BadValueError(f"it holds {len(rows)} keys, not 1 to {MAX_KEYS}")
+    keys = ["".join(row.split()) if isinstance(row, str) else "" for row in rows]
+    for number, key in enumerate(keys, start=1):
+        if not _KEY.fullmatch(key):
+            raise BadValueError(f"key {number} is not {LEAST} to {MOST} characters of base64")
+    return Keys(keys)

@@ -1,0 +1,239 @@
+"""Members prove themselves to each other on real sockets: who may ask what, and what an impostor gets."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replset.bson import Binary, encode
+from replset.commands.dispatcher import Dispatcher
+from replset.commands.ports import CommandRequest, Reply
+from replset.errors import NothingSentError
+from replset.ids import HostPort, Millis
+from replset.key_file import Keys
+from replset.runtime.machine import RealClock
+from replset.runtime.network import RealNetwork
+from replset.runtime.transport import Transport
+from tests.unit.commands.conftest import FakeMember, fake_member
+from tests.unit.runtime.served import HELLO, OTHER, Client, Served, on_sockets
+
+KEY, WRONG = "a2V5LWtleQ==", "d3Jvbmc9"
+RBID = {"replSetGetRBID": 1, "$db": "admin"}
+FORGED = {"replSetUpdatePosition": 1, "senderId": 1, "term": 1, "optimes": [], "$db": "admin"}
+LONG = Millis(10_000)
+UNAUTHORIZED, AUTHENTICATION_FAILED = 13, 18
+
+
+@pytest.fixture
+def member_fake(tmp_path: Path) -> Iterator[FakeMember]:
+    with fake_member(tmp_path) as made:
+        yield made
+
+
+class Member(Served):
+    """A wire server with the real dispatcher over a fake member that has these keys."""
+
+    def __init__(self, fake: FakeMember, keys: Keys | None) -> None:
+        super().__init__()
+        self.fake = fake
+        fake.keys = keys
+        self.real = Dispatcher(fake)
+        self.server.dispatcher = self
+        self.server.needs_proof = keys is not None
+        self.asked: list[CommandRequest] = []
+
+    async def run(self, request: CommandRequest) -> Reply:
+        self.asked.append(request)
+        return await self.real.run(request)
+
+    async def start(self) -> None:
+        await self.server.start(self.address)
+        self.fake.host = self.address
+
+    def proofs(self) -> int:
+        return sum(request.body.first_key == "replSetProve" for request in self.asked)
+
+
+@asynccontextmanager
+async def member(fake: FakeMember, *keys: str) -> AsyncIterator[Member]:
+    made = Member(fake, Keys(keys) if keys else None)
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.server.close()
+        for client in made.clients:
+            client.writer.close()
+
+
+@asynccontextmanager
+async def asking(*keys: str) -> AsyncIterator[Transport]:
+    known = Keys(keys) if keys else None
+    transport = Transport(RealNetwork(), RealClock(), HostPort(OTHER), known, random.Random(1))
+    try:
+        yield transport
+    finally:
+        await transport.close()
+        await asyncio.sleep(0)
+
+
+async def rbid(transport: Transport, host: HostPort) -> dict[str, Any]:
+    return (await transport.call(host, {"replSetGetRBID": 1}, timeout_ms=LONG)).decode()
+
+
+@on_sockets
+async def test_members_with_one_key_prove_themselves_once_per_connection(member_fake: FakeMember) -> None:
+    async with member(member_fake, KEY) as m, asking(WRONG, KEY) as transport:
+        for _ in range(3):
+            assert (await rbid(transport, m.address))["ok"] == 1.0
+        assert m.proofs() == 2
+        assert m.asked[-1].connection.member == OTHER
+        for connection in list(m.server.connections):
+            connection.end()
+        while (await answered(transport, m.address)).get("ok") != 1.0:
+            pass
+        assert m.proofs() == 4, "a new connection proves itself anew"
+
+
+async def answered(transport: Transport, host: HostPort) -> dict[str, Any]:
+    try:
+        return await rbid(transport, host)
+    except Exception:
+        return {}
+
+
+@on_sockets
+async def test_without_a_key_file_nobody_proves_anything(member_fake: FakeMember) -> None:
+    async with member(member_fake) as m, asking() as transport:
+        assert (await rbid(transport, m.address))["ok"] == 1.0
+        assert m.proofs() == 0
+        assert m.asked[-1].connection.is_member
+
+
+@pytest.mark.parametrize(("own", "theirs"), [((KEY,), (WRONG,)), ((KEY,), ())])
+def test_another_key_or_none_is_told_in_words(
+    member_fake: FakeMember, own: tuple[str, ...], theirs: tuple[str, ...]
+) -> None:
+    @on_sockets
+    async def run() -> None:
+        async with member(member_fake, *theirs) as m, asking(*own) as transport:
+            with pytest.raises(NothingSentError, match="key file"):
+                await rbid(transport, m.address)
+            assert m.asked[-1].body.first_key == "replSetProve", "it is asked nothing more"
+            assert not (theirs and m.asked[-1].connection.is_member)
+
+    run()
+
+
+@on_sockets
+async def test_a_member_without_a_key_is_refused(member_fake: FakeMember) -> None:
+    async with member(member_fake, KEY) as m, asking() as transport:
+        assert (await rbid(transport, m.address))["code"] == UNAUTHORIZED
+
+
+@on_sockets
+async def test_a_stranger_may_ask_what_clients_ask_and_nothing_else(member_fake: FakeMember) -> None:
+    async with member(member_fake, KEY) as m:
+        client = await m.client()
+        assert (await client.ask({**HELLO, "replsetMember": OTHER}))["ok"] == 1.0, "its word makes it no member"
+        assert (await client.ask({"ping": 1, "$db": "admin"}))["ok"] == 1.0
+        for command in (RBID, FORGED):
+            assert (await client.ask(command))["code"] == UNAUTHORIZED
+        assert m.fake.asked == [], "the core never heard of it"
+        assert not any(request.connection.is_member for request in m.asked)
+        m.dropped_in.add(OTHER)
+        assert (await client.ask({"ping": 1, "$db": "admin"}))["ok"] == 1.0, "a cut is not for clients"
+
+
+async def begin(client: Client, m: Member, nonce: bytes = bytes(32)) -> dict[str, Any]:
+    step = {"replSetProve": 1, "member": OTHER, "address": m.address, "nonce": Binary(nonce), "$db": "admin"}
+    return await client.ask(step)
+
+
+def end(*proofs: bytes) -> dict[str, Any]:
+    return {"replSetProve": 2, "proofs": [Binary(proof) for proof in proofs], "$db": "admin"}
+
+
+@on_sockets
+async def test_a_proof_is_taken_once(member_fake: FakeMember) -> None:
+    """Nonces of this connection alone count, and a wrong proof has no second chance."""
+    async with member(member_fake, KEY) as m:
+        client, other = await m.client(), await m.client()
+        first, second = (await begin(client, m))["nonce"], (await begin(other, m))["nonce"]
+        assert first != second
+        assert (await client.ask(end(bytes(32))))["code"] == AUTHENTICATION_FAILED
+        assert (await client.ask(end(bytes(32))))["code"] == AUTHENTICATION_FAILED
+        assert (await client.ask(RBID))["code"] == UNAUTHORIZED
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"replSetProve": 1},
+        {"replSetProve": 3},
+        {"replSetProve": 1, "member": OTHER, "address": "x:1", "nonce": Binary(bytes(32))},
+        {"replSetProve": 1, "member": OTHER, "address": "HERE", "nonce": Binary(bytes(31))},
+        {"replSetProve": 1, "member": OTHER, "address": "HERE", "nonce": "x"},
+        {"replSetProve": 2, "proofs": []},
+        {"replSetProve": 2, "proofs": [Binary(bytes(32))] * 9},
+        {"replSetProve": 2, "proofs": [Binary(bytes(32))]},
+    ],
+)
+def test_malformed_steps_are_refused(member_fake: FakeMember, step: dict[str, object]) -> None:
+    @on_sockets
+    async def run() -> None:
+        async with member(member_fake, KEY) as m:
+            client = await m.client()
+            command = {name: m.address if value == "HERE" else value for name, value in step.items()}
+            assert (await client.ask({**command, "$db": "admin"}))["ok"] == 0.0
+            assert (await client.ask(RBID))["code"] == UNAUTHORIZED
+
+    run()
+
+
+@on_sockets
+async def test_a_proof_cannot_be_passed_on(member_fake: FakeMember) -> None:
+    """A member that is made to connect to a stranger must not open another member's door for it."""
+    async with member(member_fake, KEY) as m, asking(KEY) as victim:
+        relay = Served()
+        client = await m.client()
+
+        async def pass_on(request: CommandRequest) -> Reply:
+            body = {**request.body.decode(), "$db": "admin"}
+            if "address" in body:
+                body["address"] = m.address  # or it is refused at once
+            return encode(await client.ask(body))
+
+        relay.dispatcher.answers["replSetProve"] = pass_on
+        await relay.server.start(relay.address)
+        try:
+            with pytest.raises(NothingSentError):
+                await rbid(victim, relay.address)
+        finally:
+            await relay.server.close()
+        assert m.proofs() == 2, "it got as far as the proof"
+        assert (await client.ask(RBID))["code"] == UNAUTHORIZED
+
+
+@on_sockets
+async def test_an_impostor_at_a_members_address_is_not_asked_anything(member_fake: FakeMember) -> None:
+    async with asking(KEY) as transport:
+        impostor = Served()
+
+        async def answer(request: CommandRequest) -> Reply:
+            return {"ok": 1.0, "nonce": Binary(bytes(32)), "proof": Binary(bytes(32))}
+
+        impostor.dispatcher.answers["replSetProve"] = answer
+        await impostor.server.start(impostor.address)
+        try:
+            with pytest.raises(NothingSentError, match="did not prove"):
+                await rbid(transport, impostor.address)
+        finally:
+            await impostor.server.close()
+        assert "replSetGetRBID" not in impostor.dispatcher.names
