@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 import random
+import resource
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
 from replset.errors import ReplError
-from tests.chaos import faults
-from tests.chaos.run import run
+from tests.chaos import disks, faults
+from tests.chaos.run import SHAPES, run
+
+DESCRIPTORS = 1024
+"""What many systems allow a process, and less than a crowd of connections needs."""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="./dev chaos", description="Break a real three-member set, then judge it.")
+    parser = argparse.ArgumentParser(prog="./dev chaos", description="Break a real set, then judge it.")
     parser.add_argument("--minutes", type=float, default=2.0, help="how long to break things (2)")
     parser.add_argument("--seed", type=int, default=None, help="draw the same faults as an earlier run")
     parser.add_argument("--keep", action="store_true", help="leave history, logs and databases in their folder")
@@ -26,14 +30,17 @@ def main() -> int:
         metavar="FAULT",
         help=f"draw these only, of {', '.join(faults.BY_NAME)} (all)",
     )
+    parser.add_argument("--set", choices=SHAPES, default=None, help="which members the set has (drawn)")
     options = parser.parse_args()
     unknown = set(options.faults) - set(faults.BY_NAME)
     if unknown:
         parser.error(f"no such fault: {', '.join(sorted(unknown))}")
-    own_disks = faults.enter_own_mounts()
+    own_disks = disks.enter_own_mounts()
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
     folder = Path(tempfile.mkdtemp(prefix="replset-chaos-"))
-    print(f"seed {seed}, {options.minutes:g} minutes, files in {folder}")
+    shape = options.set or random.Random(f"{seed} set").choice(list(SHAPES))
+    print(f"seed {seed}, {options.minutes:g} minutes, set: {shape}, files in {folder}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))  # the members inherit it
     if not own_disks:
         print("left out: full and read-only disks (this machine lets nobody mount a file system)")
 
@@ -42,13 +49,19 @@ def main() -> int:
 
     try:
         result = run(
-            folder, seconds=options.minutes * 60, seed=seed, own_disks=own_disks, say=say, names=options.faults
+            folder,
+            seconds=options.minutes * 60,
+            seed=seed,
+            own_disks=own_disks,
+            say=say,
+            shape=shape,
+            names=options.faults,
         )
     except (AssertionError, ReplError) as error:
         print(f"BROKEN: {error}\nfiles are in {folder}")
         return 1
     finally:
-        faults.unmount_disks(folder)
+        disks.unmount_disks(folder)
     print(result.line())
     for line in result.wrong:
         print(f"WRONG: {line}")

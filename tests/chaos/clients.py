@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from replset.bson import Timestamp
@@ -24,7 +24,10 @@ CONCERNS: dict[str, dict[str, object]] = {
     "w1": {"w": 1, "j": False},
     "journaled": {"w": 1, "j": True},
     "majority": {"w": "majority", "wtimeout": 4_000},
+    "two": {"w": 2, "wtimeout": 4_000},
+    "two_journaled": {"w": 2, "j": True, "wtimeout": 4_000},
 }
+DRAWN = ("w1", "w1", "journaled", "journaled", "majority", "majority", "two", "two_journaled")
 
 
 class Clients:
@@ -35,8 +38,9 @@ class Clients:
         self._history = history
         self._rng = rng
         self._numbers = itertools.count(1)
-        self._began = time.monotonic()
         self._stopped = threading.Event()
+        self._may_write = threading.Event()
+        self._may_write.set()
         self._threads: list[threading.Thread] = []
         self._deletable: list[int] = []
         self._primary: LocalMember | None = None
@@ -55,14 +59,21 @@ class Clients:
         for thread in self._threads:
             thread.join()
 
-    def _now(self) -> float:
-        return round(time.monotonic() - self._began, 4)
-
     # --- writing -------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Nobody begins a write in the block."""
+        self._may_write.clear()
+        try:
+            yield
+        finally:
+            self._may_write.set()
 
     def _write_on(self, rng: random.Random) -> None:
         connections = _Connections()
         while not self._stopped.wait(rng.uniform(0.005, 0.05)):
+            self._may_write.wait()
             known = self._primary
             target = known if known is not None and rng.random() < 0.8 else rng.choice(self._members)
             write = self._history.begin(self._drawn(rng, target))
@@ -72,7 +83,7 @@ class Clients:
                 write.outcome, write.detail = "refused", str(error)
             except ReplError as error:
                 write.detail = str(error)
-            write.ended = self._now()
+            write.ended = self._history.now()
             self._history.end(write)
             if write.outcome == "ok":
                 self._primary = target
@@ -90,7 +101,7 @@ class Clients:
             kind, key = "update", number // UPDATES_PER_KEY
         else:
             kind, key = "insert", FIRST_INSERTED + number
-        return Write(number, kind, key, rng.choice(list(CONCERNS)), target.name, self._now())
+        return Write(number, kind, key, rng.choice(DRAWN), target.name, self._history.now())
 
     # --- reading -------------------------------------------------------------------------------------------------
 
@@ -99,7 +110,7 @@ class Clients:
         while not self._stopped.wait(rng.uniform(0.2, 0.6)):
             target = rng.choice(self._members)
             after = self._history.newest_majority_time()
-            read = self._history.begin(Read(target.name, after, self._now()))
+            read = self._history.begin(Read(target.name, after, self._history.now()))
             concern: dict[str, object] = {"level": "majority"}
             if after:
                 concern["afterClusterTime"] = Timestamp(after >> 31, after & 0x7FFFFFFF)
@@ -112,7 +123,7 @@ class Clients:
                     read.detail = f"{reply.get('code')}: {reply.get('errmsg')}"
             except ReplError as error:
                 read.detail = str(error)
-            read.ended = self._now()
+            read.ended = self._history.now()
             self._history.end(read)
         connections.close()
 

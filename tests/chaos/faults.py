@@ -1,89 +1,49 @@
-"""What goes wrong in a chaos run: one fault of each kind, begun and mended again.
+"""What goes wrong in a chaos run with processes, links, clocks and disks, and the table of all faults.
 
 Members stand on their own processes, sockets and disks; a fault uses what an administrator or a machine can do to them,
-but for cuts, late traffic and clocks, which members do to themselves (`--enable-test-commands`).
+but for cuts, late traffic and clocks, which members do to themselves (`--enable-test-commands`). A fault begins, and
+returns what mends it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
+import fcntl
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+import time
+from collections.abc import Iterator, Sequence
 
-from replset.cli.local_set import LocalMember, LocalSet
+from replset.cli.local_set import LocalMember
 from replset.errors import ReplError
+from tests.chaos.damage import damaged_entry, lost_wal, wipe
+from tests.chaos.disks import DISK_MB, fill
+from tests.chaos.hostile import crowd, forged_positions, hostile_query, strangers, web_page
+from tests.chaos.world import BALLAST, CannotError, Fault, Mend, World, answers, told
 
-DISK_MB = 512
-"""An initial sync wants 256 MB free beside what it copies."""
-BALLAST = "ballast"
-OWN_NAMESPACE = "REPLSET_CHAOS_MOUNTS"
 FLAGS = ("--enable-test-commands", "--min-free-mb", "4", "--oplog-size-mb", "16")
-
-
-class CannotError(Exception):
-    """The fault cannot be made now or here; the text says why."""
-
-
-@dataclass
-class World:
-    """The set under attack. own_disks: each dbpath is a small file system of its own."""
-
-    local: LocalSet
-    rng: random.Random
-    own_disks: bool
-    down: set[str] = field(default_factory=set)
-    """Members that a fault keeps from answering."""
-
-    def up(self) -> list[LocalMember]:
-        return [member for member in self.local.members if member.name not in self.down]
-
-    def a_member(self) -> LocalMember:
-        """Half of the time the primary."""
-        chosen = self.up()
-        if not chosen:
-            raise CannotError("no member is left")
-        primary = self.local.primary(among=chosen) if self.rng.random() < 0.5 else None
-        return primary or self.rng.choice(chosen)
-
-    def others(self, member: LocalMember) -> list[LocalMember]:
-        return [other for other in self.local.members if other is not member]
-
-
-Mend = Callable[[], None]
-Fault = Callable[[World], tuple[str, Mend | None]]
-"""Begins; returns what it did, and what mends it; None where it is over by itself."""
+ELECTION_TIMEOUT_S = 1.5
 
 
 def kill(world: World) -> tuple[str, Mend]:
     member = world.a_member()
-    world.local.kill(member)
-    return f"kill -9 {member.name}", _started_again(world, member)
+    absence = world.take_down(member)
+    return f"kill -9 {member.name}", lambda: world.bring_up(member, absence)
 
 
 def terminate(world: World) -> tuple[str, Mend]:
     member = world.a_member()
-    world.local.stop(member)
-    return f"SIGTERM {member.name}", _started_again(world, member)
+    absence = world.take_down(member, signal.SIGTERM)
+    return f"SIGTERM {member.name}", lambda: world.bring_up(member, absence)
 
 
 def pause(world: World) -> tuple[str, Mend]:
     member = world.a_member()
-    os.kill(member.pid, signal.SIGSTOP)
-    world.down.add(member.name)
-
-    def go_on() -> None:
-        os.kill(member.pid, signal.SIGCONT)
-        world.down.discard(member.name)
-
-    return f"SIGSTOP {member.name}", go_on
+    absence = world.freeze_process(member)
+    return f"SIGSTOP {member.name}", lambda: world.thaw_process(member, absence)
 
 
 def cut(world: World) -> tuple[str, Mend]:
@@ -93,7 +53,7 @@ def cut(world: World) -> tuple[str, Mend]:
         others = [world.rng.choice(others)]
     direction = world.rng.choice(("both", "both", "in", "out"))
     hosts = [other.host for other in others]
-    _told(member, {"replSetTestCut": 1, "hosts": hosts, "direction": direction})
+    told(member, {"replSetTestCut": 1, "hosts": hosts, "direction": direction})
     names = ", ".join(other.name for other in others)
     return f"cut {member.name} from {names} ({direction})", _healed(member)
 
@@ -101,44 +61,70 @@ def cut(world: World) -> tuple[str, Mend]:
 def late_traffic(world: World) -> tuple[str, Mend]:
     member, delay_ms = world.a_member(), world.rng.choice((50, 200, 600, 1500))
     hosts = [other.host for other in world.others(member)]
-    _told(member, {"replSetTestCut": 1, "hosts": hosts, "delayMillis": delay_ms})
+    told(member, {"replSetTestCut": 1, "hosts": hosts, "delayMillis": delay_ms})
     return f"calls of {member.name} leave {delay_ms} ms late", _healed(member)
+
+
+def bridge(world: World) -> tuple[str, None]:
+    """One broken link: the secondary behind it hears of a healthy primary through the others, and may not unseat it."""
+    primary, secondary = world.the_primary(), world.a_secondary()
+    # Under writes a member behind a longer way is behind, and not elected for that reason alone.
+    quiet = world.clients.quiet() if world.rng.random() < 0.5 else contextlib.nullcontext()
+    with quiet, world.attack(f"one broken link, {primary.name} to {secondary.name}", most_terms=2):
+        told(primary, {"replSetTestCut": 1, "hosts": [secondary.host]})
+        time.sleep(8 * ELECTION_TIMEOUT_S)
+        _healed(primary)()
+    return f"the link of {primary.name} to {secondary.name} was broken for eight election timeouts", None
 
 
 def clock_step(world: World) -> tuple[str, None]:
     member, ahead_s = world.a_member(), world.rng.choice((-3600, -60, -2, 2, 60, 600))
-    _told(member, {"replSetTestClock": 1, "aheadMillis": ahead_s * 1000})
+    told(member, {"replSetTestClock": 1, "aheadMillis": ahead_s * 1000})
     return f"the clock of {member.name} steps by {ahead_s} s", None
 
 
 def step_down(world: World) -> tuple[str, None]:
-    primary = world.local.primary(among=world.up())
-    if primary is None:
-        raise CannotError("no primary")
+    primary = world.the_primary()
     with contextlib.suppress(ReplError):
         primary.command({"replSetStepDown": 5, "force": world.rng.random() < 0.5}, timeout_s=10)
     return f"{primary.name} is told to step down", None
 
 
 def reconfig(world: World) -> tuple[str, None]:
-    primary = world.local.primary(among=world.up())
-    if primary is None:
-        raise CannotError("no primary")
+    primary = world.the_primary()
     with contextlib.suppress(ReplError, KeyError):
         config = primary.command({"replSetGetConfig": 1}, timeout_s=5)["config"]
-        row = world.rng.choice(config["members"])  # type: ignore[index]
+        row = world.rng.choice([row for row in config["members"] if row["priority"] > 0])  # type: ignore[index]
         row["priority"] = world.rng.choice((0.5, 1, 2))
         config["version"] += 1  # type: ignore[index]
         primary.command({"replSetReconfig": config, "maxTimeMS": 5_000}, timeout_s=10)
     return f"reconfig on {primary.name}: another priority", None
 
 
+def freeze(world: World) -> tuple[str, None]:
+    member, seconds = world.a_secondary(), world.rng.choice((2, 5, 10))
+    told(member, {"replSetFreeze": seconds})
+    return f"{member.name} may not stand for election for {seconds} s", None
+
+
+def resync(world: World) -> tuple[str, None]:
+    member = world.a_secondary()
+    told(member, {"replSetResync": 1})
+    return f"{member.name} is told to copy everything anew", None
+
+
 def full_disk(world: World) -> tuple[str, Mend]:
     if not world.own_disks:
         raise CannotError("no file systems can be mounted here")
     member = world.a_member()
-    fill(member.dbpath / BALLAST)
-    return f"the disk of {member.name} is full", lambda: make_room(member)
+    ballast = member.dbpath / BALLAST
+    fill(ballast)
+
+    def make_room() -> None:
+        with contextlib.suppress(OSError):  # read-only meanwhile; the start behind that makes room
+            ballast.unlink()
+
+    return f"the disk of {member.name} is full", make_room
 
 
 def read_only(world: World) -> tuple[str, Mend]:
@@ -146,31 +132,63 @@ def read_only(world: World) -> tuple[str, Mend]:
     if not world.own_disks:
         raise CannotError("no file systems can be mounted here")
     member = world.a_member()
-    world.local.kill(member)
-    world.down.add(member.name)
+    absence = world.take_down(member)
     subprocess.run(["mount", "-o", "remount,ro", str(member.dbpath)], check=True)
     options = ["--replSet", world.local.name, "--dbpath", str(member.dbpath), "--port", str(member.port), *member.flags]
     command = [sys.executable, "-m", "replset.cli.main", "start", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     said = done.stderr.strip()
     if done.returncode != 2 or "Traceback" in said or len(said.splitlines()) != 1:
-        raise AssertionError(f"started on a read-only dbpath, {member.name} exits with {done.returncode}: {said}")
-    again = _started_again(world, member)
+        world.breach(f"started on a read-only dbpath, {member.name} exits with {done.returncode}: {said}")
 
     def mend() -> None:
         subprocess.run(["mount", "-o", f"remount,rw,size={DISK_MB}m", str(member.dbpath)], check=True)
-        again()
+        world.bring_up(member, absence)
 
     return f"the dbpath of {member.name} is read-only: {said}", mend
 
 
+def unread_log(world: World) -> tuple[str, None]:
+    """Nobody reads what the member prints: it must go on, and end on SIGTERM."""
+    member = world.a_member()
+    file, flags, pipe = member.log, member.flags, world.local.folder / f"{member.name}.pipe"
+    absence = world.take_down(member, signal.SIGTERM)
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR)  # held open, never read
+    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
+    try:
+        member.log, member.flags = pipe, [*flags, "--log-level", "debug"]
+        world.bring_up(member, absence)
+        member.log, member.flags = file, flags
+        for _ in range(10):
+            time.sleep(0.4)
+            if not answers(member):
+                world.breach(f"{member.name} does not answer while nobody reads what it prints")
+                break
+        began = time.monotonic()
+        absence = world.take_down(member, signal.SIGTERM)
+        if (took := time.monotonic() - began) > 30:
+            world.breach(f"{member.name} took {took:.0f} s to end while nobody read what it printed")
+    finally:
+        os.close(reader)
+        pipe.unlink()
+    world.bring_up(member, absence)
+    return f"nobody read what {member.name} printed", None
+
+
 FAULTS: tuple[Fault, ...] = (
     *(kill, kill, terminate, pause, pause, cut, cut, cut, late_traffic),
-    *(clock_step, step_down, reconfig, full_disk, read_only),
+    *(clock_step, step_down, reconfig, freeze, resync, full_disk, read_only, unread_log, wipe),
 )
 """What is there twice is drawn more often."""
+BY_NAME_ONLY: tuple[Fault, ...] = (bridge, damaged_entry, lost_wal, strangers, forged_positions, hostile_query)
+BY_NAME_ONLY += (web_page, crowd)
 NEEDS_DISKS = frozenset({full_disk, read_only})
-BY_NAME: dict[str, Fault] = {fault.__name__: fault for fault in FAULTS}
+ALONE = frozenset(
+    {bridge, unread_log, damaged_entry, lost_wal, wipe, strangers, forged_positions, hostile_query, web_page, crowd}
+)
+"""They begin when everything else is mended and the set is well, so that what follows is their own doing."""
+BY_NAME: dict[str, Fault] = {fault.__name__: fault for fault in FAULTS + BY_NAME_ONLY}
 
 
 def drawn(rng: random.Random, own_disks: bool, names: Sequence[str] = ()) -> Iterator[Fault]:
@@ -182,76 +200,12 @@ def drawn(rng: random.Random, own_disks: bool, names: Sequence[str] = ()) -> Ite
         yield from deck
 
 
-def make_room(member: LocalMember) -> None:
-    """While the disk is read-only nothing can be removed: who mends that starts the member again, and that does."""
-    with contextlib.suppress(OSError):
-        (member.dbpath / BALLAST).unlink()
-
-
-def fill(ballast: Path) -> None:
-    """Until there is no byte left."""
-    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        for size in (1 << 20, 4096, 1):
-            try:
-                while True:
-                    file.write(bytes(size))
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    raise
-
-
-def mount_disks(paths: Sequence[Path]) -> None:
-    for path in paths:
-        path.mkdir(parents=True)
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(path)], check=True)
-
-
-def unmount_disks(folder: Path) -> None:
-    """What the disks hold is put where they were."""
-    for path in [path for path in folder.iterdir() if path.is_mount()]:
-        held = path.with_name(f"{path.name}.held")
-        shutil.copytree(path, held)
-        subprocess.run(["umount", str(path)], check=True)
-        path.rmdir()
-        held.rename(path)
-
-
-def can_mount() -> tuple[str, ...]:
-    """The options with which `unshare` lets this user mount a file system of his own; empty where it does not."""
-    if shutil.which("unshare") is not None:
-        for options in (("--mount",), ("--mount", "--map-root-user")):
-            probe = ["unshare", *options, "sh", "-c", "mount -t tmpfs -o size=1m tmpfs /mnt"]
-            if subprocess.run(probe, capture_output=True, check=False).returncode == 0:
-                return options
-    return ()
-
-
-def enter_own_mounts() -> bool:
-    """Start this program again where mounts are its own and end with it; False where the machine does not allow it."""
-    if os.environ.get(OWN_NAMESPACE):
-        return os.environ[OWN_NAMESPACE] == "yes"
-    options = can_mount()
-    os.environ[OWN_NAMESPACE] = "yes" if options else "no"
-    if options:
-        sys.stdout.flush()
-        os.execvp("unshare", ["unshare", *options, sys.executable, "-m", "tests.chaos", *sys.argv[1:]])
-    return False
-
-
 def make_peace(member: LocalMember) -> None:
     """Its clock right, no cut left."""
-    for command in ({"replSetTestClock": 1}, {"replSetTestCut": 1, "hosts": []}):
+    commands: tuple[dict[str, object], ...] = ({"replSetTestClock": 1}, {"replSetTestCut": 1, "hosts": []})
+    for command in commands:
         with contextlib.suppress(CannotError):
-            _told(member, command)
-
-
-def _told(member: LocalMember, command: dict[str, object]) -> None:
-    try:
-        reply = member.command(command, timeout_s=2)
-    except ReplError as error:
-        raise CannotError(str(error)) from error
-    if reply.get("ok") != 1.0:
-        raise CannotError(str(reply.get("errmsg")))
+            told(member, command)
 
 
 def _healed(member: LocalMember) -> Mend:
@@ -259,17 +213,6 @@ def _healed(member: LocalMember) -> Mend:
 
     def heal() -> None:
         with contextlib.suppress(CannotError):
-            _told(member, {"replSetTestCut": 1, "hosts": []})
+            told(member, {"replSetTestCut": 1, "hosts": []})
 
     return heal
-
-
-def _started_again(world: World, member: LocalMember) -> Mend:
-    world.down.add(member.name)
-
-    def start() -> None:
-        make_room(member)  # a start needs some
-        world.local.start(member)
-        world.down.discard(member.name)
-
-    return start

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-Record = TypeVar("Record", bound="Write | Read")
+Record = TypeVar("Record", bound="Write | Read | Absence | Attack | Loss | Breach")
 
 NOT_APPLIED = frozenset({94, 189, 10107, 11600, 13388, 13435, 13436, 14031, 91})
 """Codes of replies that say that nothing was done."""
@@ -26,7 +28,7 @@ class Write:
     number: int
     kind: str  # insert | update | delete
     key: int
-    concern: str  # w1 | journaled | majority
+    concern: str  # one of clients.CONCERNS
     member: str
     began: float
     ended: float = -1.0
@@ -48,29 +50,97 @@ class Read:
     detail: str = ""
 
 
-class History:
-    """Grows from several threads. Every record is also a line of `path`, written when it is done."""
+@dataclass(slots=True)
+class Absence:
+    """The process of `member` ran not at all from `began` to `ended`: it was dead or stopped."""
 
-    def __init__(self, path: Path | None = None) -> None:
+    member: str
+    began: float
+    ended: float = math.inf
+
+
+@dataclass(slots=True)
+class Attack:
+    """Something that may cause at most `most_terms` elections. terms: the set's term before it and after it.
+
+    stalled_s: how long at most this process was kept from the CPU meanwhile; a machine that stands still elects too.
+    """
+
+    what: str
+    began: float
+    terms: tuple[int, int] = (0, 0)
+    most_terms: int = 0
+    stalled_s: float = 0.0
+    ended: float = math.inf
+
+
+@dataclass(slots=True)
+class Loss:
+    """At `at` the disk of `member` lost what was written last, or all: what that member alone held may be gone."""
+
+    member: str
+    at: float
+    what: str
+
+
+@dataclass(slots=True)
+class Breach:
+    """What a fault saw and must not be."""
+
+    at: float
+    what: str
+
+
+class History:
+    """Grows from several threads. Every record is also a line of `path`, written when it is done.
+
+    members: the names of the data-bearing members.
+    """
+
+    def __init__(self, path: Path | None = None, members: Sequence[str] = ()) -> None:
+        self.members = tuple(members)
         self.writes: list[Write] = []
         self.reads: list[Read] = []
+        self.absences: list[Absence] = []
+        self.attacks: list[Attack] = []
+        self.losses: list[Loss] = []
+        self.breaches: list[Breach] = []
+        self._began = time.monotonic()
         self._lock = threading.Lock()
         self._file = None if path is None else path.open("a", encoding="utf-8")
 
+    def now(self) -> float:
+        """Seconds since the run began."""
+        return round(time.monotonic() - self._began, 4)
+
     def begin(self, record: Record) -> Record:
         with self._lock:
-            if isinstance(record, Write):
-                self.writes.append(record)
-            else:
-                self.reads.append(record)
+            match record:
+                case Write():
+                    self.writes.append(record)
+                case Read():
+                    self.reads.append(record)
+                case Absence():
+                    self.absences.append(record)
+                case Attack():
+                    self.attacks.append(record)
+                case Loss():
+                    self.losses.append(record)
+                case Breach():
+                    self.breaches.append(record)
         return record
 
-    def end(self, record: Write | Read) -> None:
+    def end(self, record: Write | Read | Absence | Attack | Loss | Breach) -> None:
         if self._file is not None:
             line = json.dumps({"record": type(record).__name__, **asdict(record)}) + "\n"
             with self._lock:
                 self._file.write(line)
                 self._file.flush()
+
+    def note(self, record: Absence | Attack | Loss | Breach) -> None:
+        """Add what is over already."""
+        self.begin(record)
+        self.end(record)
 
     def newest_majority_time(self) -> int:
         """The newest operation time that a majority acknowledged."""

@@ -6,10 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from replset.oplog_row import OplogRow, entry_hash, next_chain
 from tests.chaos.clients import numbers_in
-from tests.chaos.history import History, Read, Write
+from tests.chaos.history import Attack, History, Read, Write
 
 MOST_SHOWN = 20
+STALLED_S = 0.5
+"""A third of the election timeout: a machine that stood still so long may have caused an election by itself."""
+NEED_TWO = frozenset({"majority", "two", "two_journaled"})
+"""Write concerns that one member cannot meet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +40,27 @@ class RolledBack:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """documents: of each data-bearing member, after everything was mended."""
+    """documents, oplogs: of each data-bearing member, after everything was mended."""
 
     documents: Mapping[str, Sequence[dict[str, Any]]]
     rolled_back: RolledBack = field(default_factory=RolledBack)
+    oplogs: Mapping[str, Sequence[OplogRow]] = field(default_factory=dict)
 
 
 def judge(history: History, end: End) -> list[str]:
     """What is wrong, a line each; nothing when all promises were kept."""
-    found = [*_members_differ(end)]
+    found = [breach.what for breach in history.breaches]
+    found += [*_members_differ(end), *_oplogs_are_wrong(end.oplogs), *_elections_by_attacks(history.attacks)]
     name, documents = next(iter(end.documents.items()))
     kept = numbers_in(documents)
     if len(kept) != len(set(kept)):
         found.append(f"{name} applied a write twice: {sorted(n for n in set(kept) if kept.count(n) > 1)[:5]}")
     state = _State(frozenset(kept), frozenset(int(document["_id"]) for document in documents), history)
+    if strange := sorted(set(kept) - state.by_number.keys()):
+        found.append(f"{name} holds writes {strange[:5]}, which no client of ours made")
     for write in history.writes:
         found += _write_is_wrong(write, state, end.rolled_back)
+        found += _acknowledged_alone(write, history)
     for read in history.reads:
         if read.found is not None:
             found += _read_is_wrong(read, read.found, state, history)
@@ -64,12 +74,23 @@ class _State:
         self.numbers = numbers
         self.keys = keys
         self.by_number = {write.number: write for write in history.writes}
+        self.losses = history.losses
         self.deletes = {w.key: w for w in history.writes if w.kind == "delete" and w.outcome != "refused"}
 
     def shows(self, write: Write) -> bool:
         if write.kind == "delete":
             return write.key not in self.keys
         return write.number in self.numbers or self.was_deleted(write)
+
+    def may_be_lost(self, write: Write) -> bool:
+        """Whether the disk of the member that acknowledged it was lost, before anybody else needed to have it."""
+        lost = (loss for loss in self.losses if loss.member == write.member and loss.at >= write.began)
+        return write.concern != "majority" and any(lost)
+
+    def explains(self, number: int) -> bool:
+        """Whether a write is not there any more for the reason that a client deleted the document."""
+        write = self.by_number.get(number)
+        return write is not None and self.was_deleted(write)
 
     def was_deleted(self, write: Write) -> bool:
         return write.key in self.deletes and write.key not in self.keys
@@ -85,6 +106,39 @@ def _members_differ(end: End) -> Iterable[str]:
             yield f"{first} and {name} are not the same at the end: {shown}"
 
 
+def _oplogs_are_wrong(oplogs: Mapping[str, Sequence[OplogRow]]) -> Iterable[str]:
+    """Damage that is left or was spread, and two entries at one place."""
+    known: dict[int, tuple[str, bytes]] = {}
+    for name, rows in oplogs.items():
+        before: OplogRow | None = None
+        for row in rows:
+            if entry_hash(row.entry) != row.hash:
+                yield f"{name} holds a damaged entry at {row.optime}"
+            elif before is not None and next_chain(before.chain, row.hash) != row.chain:
+                yield f"the oplog of {name} does not continue at {row.optime}"
+            other, entry = known.setdefault(row.ts, (name, row.entry))
+            if entry != row.entry:
+                yield f"{other} and {name} hold different entries at {row.optime}"
+            before = row
+
+
+def _elections_by_attacks(attacks: Iterable[Attack]) -> Iterable[str]:
+    for attack in attacks:
+        before, after = attack.terms
+        if after > before + attack.most_terms and attack.stalled_s < STALLED_S:
+            yield f"{after - before} elections, at most {attack.most_terms} expected: {attack}"
+
+
+def _acknowledged_alone(write: Write, history: History) -> Iterable[str]:
+    """No two members ran while a write began and was acknowledged that needs two."""
+    if write.outcome != "ok" or write.concern not in NEED_TWO or not history.absences:
+        return
+    away = {row.member for row in history.absences if row.began <= write.began and write.ended <= row.ended}
+    ran = [name for name in history.members if name not in away]
+    if len(ran) < 2:
+        yield f"acknowledged by two members while {', '.join(ran) or 'nobody'} ran alone: {write}"
+
+
 def _write_is_wrong(write: Write, state: _State, rolled_back: RolledBack) -> Iterable[str]:
     shown = state.shows(write)
     if write.outcome == "refused" and write.kind != "delete" and write.number in state.numbers:
@@ -93,13 +147,15 @@ def _write_is_wrong(write: Write, state: _State, rolled_back: RolledBack) -> Ite
         return
     if write.concern == "majority":
         yield f"acknowledged by a majority, and lost: {write}"
+    elif state.may_be_lost(write):
+        return
     elif (write.key not in rolled_back.deleted) if write.kind == "delete" else write.number not in rolled_back.numbers:
         yield f"acknowledged, and neither in the set nor in a rollback file: {write}"
 
 
 def _read_is_wrong(read: Read, numbers: list[int], state: _State, history: History) -> Iterable[str]:
     seen, keys = set(numbers), set(read.keys)
-    if gone := sorted(number for number in seen - state.numbers if not state.was_deleted(state.by_number[number])):
+    if gone := sorted(number for number in seen - state.numbers if not state.explains(number)):
         yield f"a majority read showed writes {gone[:5]}, which did not stay: {read}"
     for write in history.writes:
         if write.outcome != "ok" or write.concern != "majority" or write.ended > read.began:

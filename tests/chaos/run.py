@@ -11,20 +11,31 @@ from pathlib import Path
 from typing import Any
 
 from replset.bson import decode
-from replset.cli.local_set import LocalMember, LocalSet, free_ports, running_set, wait_until
+from replset.cli.local_set import LocalMember, LocalSet, free_ports, running_set
 from replset.errors import ReplError
 from replset.replication.rollback_files import FileKind, RollbackState, list_manifests, rollback_folder
-from tests.chaos import faults
+from replset.storage.offline import open_oplog
+from tests.chaos import disks, faults
 from tests.chaos.clients import COLLECTION, DATABASE, Clients
 from tests.chaos.history import History
 from tests.chaos.judge import End, RolledBack, judge
+from tests.chaos.world import WELL_WITHIN_S, CannotError, Fault, Mend, World, status_of
 
 SETTINGS: dict[str, object] = {
     "electionTimeoutMillis": 1500,
     "heartbeatIntervalMillis": 250,
     "heartbeatTimeoutSecs": 2,
 }
-WELL_WITHIN_S = 90.0
+AGAIN_S = 2.0
+"""After it a mend that could not be made yet is tried again."""
+SHAPES: dict[str, tuple[dict[str, object], ...]] = {
+    "three": ({}, {}, {}),
+    "hidden": ({}, {}, {"priority": 0, "hidden": True}),
+    "non-voting": ({}, {}, {}, {"priority": 0, "votes": 0}),
+    "delayed": ({}, {}, {}, {"priority": 0, "votes": 0, "hidden": True, "secondaryDelaySecs": 2}),
+    "five": ({}, {}, {}, {}, {}),
+}
+"""What the members' rows of the configuration say beside their addresses."""
 Say = Callable[[str], None]
 
 
@@ -56,93 +67,99 @@ def run(
     own_disks: bool,
     say: Say,
     base_port: int = 27017,
-    members: int = 3,
+    shape: str = "three",
     names: Sequence[str] = (),
 ) -> Result:
     """Break things for so long. AssertionError or ReplError: the set did not start, or did not become well again.
 
-    names: draw these faults only.
+    shape: of SHAPES. names: draw these faults only.
     """
     rng = random.Random(seed)
-    history = History(folder / "history.jsonl")
+    rows = SHAPES[shape]
+    members = [f"m{number + 1}" for number in range(len(rows))]
+    history = History(folder / "history.jsonl", members)
     with running_set(folder) as local:
-        paths = [folder / f"m{number + 1}" for number in range(members)]
         if own_disks:
-            faults.mount_disks(paths)
-        for port in free_ports(members, base_port):
+            disks.mount_disks([folder / name for name in members])
+        for port in free_ports(len(rows), base_port):
             local.add(port, flags=faults.FLAGS)
-        local.initiate(SETTINGS)
-        _wait_until_well(local)
+        _initiate(local, rows)
+        voters = sum(row.get("votes", 1) == 1 for row in rows)
         clients = Clients(local.members, history, random.Random(rng.getrandbits(64)))
+        world = World(local, rng, history, clients, own_disks, voters)
+        world.wait_until_well()
         clients.start()
-        world = faults.World(local, rng, own_disks)
         count = _break(world, seconds, say, faults.drawn(rng, own_disks, names))
         began = time.monotonic()
         clients.stop()
-        _wait_until_well(local)
+        world.wait_until_well()
         well_after_s = time.monotonic() - began
-        found = [*_unclean(local), *judge(history, _end_of(local))]
-        terms = int(_status(local.members[0])["term"])
-        rollbacks = sum(len(list_manifests(member.dbpath)) for member in local.members)
+        found = [*_unclean(local), *judge(history, _end_of(world))]
+        terms = int(status_of(local.members[0])["term"])
+        rollbacks = sum(len(list_manifests(place)) for place in _places(world))
     history.close()
     acknowledged = sum(write.outcome == "ok" for write in history.writes)
     reads = sum(read.found is not None for read in history.reads)
     return Result(found, len(history.writes), acknowledged, reads, rollbacks, count, terms, well_after_s)
 
 
-def _break(world: faults.World, seconds: float, say: Say, drawn: Iterator[faults.Fault]) -> int:
+def _initiate(local: LocalSet, rows: Sequence[dict[str, object]]) -> None:
+    members = [
+        {"_id": number, "host": member.host, **row}
+        for number, (member, row) in enumerate(zip(local.members, rows, strict=True))
+    ]
+    config = {"_id": local.name, "version": 1, "members": members, "settings": SETTINGS}
+    reply = local.members[0].command({"replSetInitiate": config}, timeout_s=60)
+    assert reply.get("ok") == 1.0, reply
+
+
+def _break(world: World, seconds: float, say: Say, drawn: Iterator[Fault]) -> int:
     """Faults until the time is up, then mend what is broken; how many there were."""
     rng, count = world.rng, 0
     began = time.monotonic()
-    waiting: list[tuple[float, str, faults.Mend]] = []  # when to mend, what
+    waiting: list[tuple[float, str, Mend]] = []  # when to mend, what
 
     def mend_due(now: float) -> None:
         for row in sorted(waiting, key=lambda row: row[0]):
             if row[0] <= now:
                 waiting.remove(row)
-                row[2]()
-                say(f"{time.monotonic() - began:6.1f} s  mended: {row[1]}")
+                try:
+                    row[2]()
+                except CannotError as error:  # something else has to be mended first
+                    waiting.append((time.monotonic() + AGAIN_S, *row[1:]))
+                    say(f"{time.monotonic() - began:6.1f} s  not yet mended: {row[1]}: {error}")
+                else:
+                    say(f"{time.monotonic() - began:6.1f} s  mended: {row[1]}")
 
-    while (now := time.monotonic()) < began + seconds:
+    def mend_all() -> None:
+        """Clocks right too, no cut forgotten."""
+        deadline = time.monotonic() + WELL_WITHIN_S
+        mend_due(float("inf"))
+        for member in world.local.members:
+            faults.make_peace(member)
+        while waiting:
+            time.sleep(AGAIN_S)
+            mend_due(float("inf"))
+            assert time.monotonic() < deadline, f"{waiting[0][1]} cannot be mended"
+
+    while time.monotonic() < began + seconds:
         if len(waiting) < rng.choice((1, 1, 2)):
-            with contextlib.suppress(faults.CannotError):
-                what, mend = next(drawn)(world)
+            fault = next(drawn)
+            if fault in faults.ALONE:
+                mend_all()
+                world.wait_until_well()
+            with contextlib.suppress(CannotError, ReplError):
+                at = time.monotonic() - began
+                what, mend = fault(world)
                 count += 1
                 if mend is not None:
-                    waiting.append((now + rng.uniform(0.5, 6.0), what, mend))
-                say(f"{now - began:6.1f} s  {what}")
+                    waiting.append((time.monotonic() + rng.uniform(0.5, 6.0), what, mend))
+                say(f"{at:6.1f} s  {what}")
         time.sleep(rng.uniform(0.1, 1.5))
         mend_due(time.monotonic())
-    mend_due(float("inf"))
-    for member in world.local.members:  # clocks right, no cut forgotten
-        faults.make_peace(member)
+    mend_all()
     say(f"{time.monotonic() - began:6.1f} s  peace")
     return count
-
-
-def _wait_until_well(local: LocalSet) -> None:
-    """Every process runs, a primary takes majority writes, all are counted and have applied the newest entry."""
-
-    def well() -> bool:
-        primary = local.primary()
-        if primary is None:
-            return False
-        try:
-            reply = primary.command(
-                {
-                    "appendOplogNote": 1,
-                    "data": {"msg": "well?"},
-                    "writeConcern": {"w": len(local.members), "wtimeout": 5_000},
-                }
-            )
-            rows = _status(primary)["members"]
-        except ReplError:
-            return False
-        return reply.get("ok") == 1.0 and "writeConcernError" not in reply and all(row["counted"] for row in rows)
-
-    for member in local.members:
-        assert member.is_running(), f"{member.name} ended by itself: {member.last_words()}"
-    wait_until(well, WELL_WITHIN_S, "the set to be well again")
 
 
 def _unclean(local: LocalSet) -> Iterator[str]:
@@ -153,10 +170,20 @@ def _unclean(local: LocalSet) -> Iterator[str]:
                 yield f"the log of {member.name} says that it broke: {text[text.index(words) :][:2000]}"
 
 
-def _end_of(local: LocalSet) -> End:
-    documents = {member.name: _documents(member) for member in local.members}
-    entries = [entry for member in local.members for entry in _rolled_back(member)]
-    return End(documents, RolledBack.of(entries))
+def _end_of(world: World) -> End:
+    members = world.local.members
+    documents = {member.name: _documents(member) for member in members}
+    entries = [entry for place in _places(world) for entry in _rolled_back(place)]
+    oplogs = {}
+    for member in members:
+        with open_oplog(member.dbpath) as oplog:
+            oplogs[member.name] = list(oplog.rows())
+    return End(documents, RolledBack.of(entries), oplogs)
+
+
+def _places(world: World) -> list[Path]:
+    """Where rollback files are."""
+    return [*(member.dbpath for member in world.local.members), *world.moved_rollbacks]
 
 
 def _documents(member: LocalMember) -> list[dict[str, Any]]:
@@ -177,20 +204,16 @@ def _documents(member: LocalMember) -> list[dict[str, Any]]:
     return found
 
 
-def _rolled_back(member: LocalMember) -> Iterator[dict[str, Any]]:
+def _rolled_back(dbpath: Path) -> Iterator[dict[str, Any]]:
     """The entries of the collection in finished rollbacks' oplog files."""
-    for manifest in list_manifests(member.dbpath):
+    for manifest in list_manifests(dbpath):
         if manifest.state not in (RollbackState.FINISHED, RollbackState.EXPORTED):
             continue
         for file in manifest.files:
             if file.kind is FileKind.OPLOG:
-                data = (rollback_folder(member.dbpath) / file.name).read_bytes()
+                data = (rollback_folder(dbpath) / file.name).read_bytes()
                 while data:
                     size = int.from_bytes(data[:4], "little")
                     entry, data = decode(data[:size]), data[size:]
                     if entry["ns"] == f"{DATABASE}.{COLLECTION}":
                         yield entry
-
-
-def _status(member: LocalMember) -> dict[str, Any]:
-    return member.command({"replSetGetStatus": 1}, timeout_s=10)

@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 from replset.bson import Timestamp
+from replset.oplog_row import CHAIN_START, OplogRow, chained_rows
 from replset.replication.rollback_files import FileKind, list_manifests
-from tests.chaos.faults import FAULTS, NEEDS_DISKS, OWN_NAMESPACE, can_mount, drawn, kill
-from tests.chaos.history import History, Read, Write, fill_in
+from tests.chaos.disks import OWN_NAMESPACE, can_mount
+from tests.chaos.faults import ALONE, FAULTS, NEEDS_DISKS, drawn, kill, resync
+from tests.chaos.history import Absence, Attack, Breach, History, Loss, Read, Write, fill_in
 from tests.chaos.judge import End, RolledBack, judge
 from tests.chaos.run import run
 from tests.integration.conftest import next_ports
@@ -26,13 +28,19 @@ from tests.integration.conftest import next_ports
 Document = dict[str, Any]
 
 
+def oplog(*entries: bytes) -> list[OplogRow]:
+    pending = [(ts, 1, "n", "", None, 0, entry) for ts, entry in enumerate(entries, start=1)]
+    return chained_rows(pending, CHAIN_START)
+
+
 class Run:
     """A run in which everything went well, to be spoilt. Documents 1 and 3 stay, 2 was deleted, 4 was rolled back."""
 
     def __init__(self) -> None:
-        self.history = History()
+        self.history = History(members=("m1", "m2", "m3"))
         self.documents: dict[str, list[Document]] = {name: [] for name in ("m1", "m2", "m3")}
         self.rolled_back: list[Document] = []
+        self.oplogs = {name: oplog(b"one", b"two", b"three") for name in ("m1", "m2", "m3")}
         self.add(1, "insert", 1, "majority", time=10)
         self.add(2, "insert", 2, "majority", time=11)
         self.add(3, "update", 3, "w1", time=12)
@@ -59,7 +67,7 @@ class Run:
             change(held)
 
     def judged(self) -> list[str]:
-        return judge(self.history, End(self.documents, RolledBack.of(self.rolled_back)))
+        return judge(self.history, End(self.documents, RolledBack.of(self.rolled_back), self.oplogs))
 
 
 def test_a_history_that_kept_the_promises_is_clean() -> None:
@@ -121,6 +129,50 @@ def read_shows_what_was_deleted(run: Run) -> None:
     run.read.found, run.read.keys = [1, 2, 3], [1, 2, 3]
 
 
+def what_nobody_wrote(run: Run) -> None:
+    run.everywhere(lambda held: held.append({"_id": -1, "numbers": [-1]}))
+
+
+def acknowledged_by_one(run: Run) -> None:
+    run.history.begin(Absence("m2", 0.0, 3.0))
+    run.history.begin(Absence("m3", 0.5, 2.0))
+
+
+def elections(run: Run) -> None:
+    run.history.begin(Attack("a stranger", 1.0, (4, 6), most_terms=1))
+
+
+def a_breach(run: Run) -> None:
+    run.history.begin(Breach(1.0, "m1 does not answer"))
+
+
+def lost_though_only_another_disk_was(run: Run) -> None:
+    lost_write(run)
+    run.history.begin(Loss("m2", 9.0, "empty"))
+
+
+def lost_though_the_disk_was_lost_before(run: Run) -> None:
+    lost_write(run)
+    run.history.begin(Loss("m1", 3.5, "empty"))
+
+
+def lost_majority_write_with_a_disk(run: Run) -> None:
+    lost_majority_write(run)
+    run.history.begin(Loss("m1", 9.0, "empty"))
+
+
+def damaged_entry(run: Run) -> None:
+    run.oplogs["m2"][1] = run.oplogs["m2"][1]._replace(entry=b"rotten")
+
+
+def broken_chain(run: Run) -> None:
+    run.oplogs["m2"].pop(1)
+
+
+def different_entries(run: Run) -> None:
+    run.oplogs["m3"] = oplog(b"one", b"deux", b"three")
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
@@ -136,12 +188,42 @@ def read_shows_what_was_deleted(run: Run) -> None:
         (read_of_what_did_not_stay, "a majority read showed writes [4], which did not stay"),
         (read_misses_a_write, "a majority read misses Write(number=1"),
         (read_shows_what_was_deleted, "a majority read shows what was deleted by Write(number=5"),
+        (what_nobody_wrote, "m1 holds writes [-1], which no client of ours made"),
+        (acknowledged_by_one, "acknowledged by two members while m1 ran alone: Write(number=1,"),
+        (elections, "2 elections, at most 1 expected: Attack(what='a stranger'"),
+        (a_breach, "m1 does not answer"),
+        (lost_though_only_another_disk_was, "neither in the set nor in a rollback file: Write(number=4"),
+        (lost_though_the_disk_was_lost_before, "neither in the set nor in a rollback file: Write(number=4"),
+        (lost_majority_write_with_a_disk, "acknowledged by a majority, and lost: Write(number=3"),
+        (damaged_entry, "m2 holds a damaged entry at"),
+        (broken_chain, "the oplog of m2 does not continue at"),
+        (different_entries, "m1 and m3 hold different entries at"),
     ],
 )
 def test_each_broken_promise_is_found(spoil: Callable[[Run], None], said: str) -> None:
     run = Run()
     spoil(run)
     assert any(said in line for line in run.judged()), run.judged()
+
+
+def test_what_one_member_alone_held_may_go_with_its_disk() -> None:
+    run = Run()
+    lost_write(run)
+    run.history.begin(Loss("m1", 9.0, "empty"))
+    assert run.judged() == []
+
+
+def test_two_members_were_there_for_a_part_of_the_time() -> None:
+    run = Run()
+    run.history.begin(Absence("m2", 0.0, 3.0))
+    run.history.begin(Absence("m3", 1.2, 2.4))  # no write of a majority is wholly within both
+    assert run.judged() == []
+
+
+def test_a_machine_that_stood_still_elects_too() -> None:
+    run = Run()
+    run.history.begin(Attack("a stranger", 1.0, (4, 6), most_terms=1, stalled_s=0.6))
+    assert run.judged() == []
 
 
 def test_what_a_rollback_file_holds() -> None:
@@ -177,7 +259,8 @@ def test_what_a_reply_says_of_a_write(reply: Document, outcome: str) -> None:
 def test_a_short_run_is_clean(tmp_path: Path) -> None:
     said: list[str] = []
     ports = next_ports(3)
-    result = run(tmp_path, seconds=20, seed=7, own_disks=False, say=said.append, base_port=ports[0])
+    names = [fault.__name__ for fault in FAULTS if fault not in ALONE | {resync}]  # the others take long
+    result = run(tmp_path, seconds=20, seed=7, own_disks=False, say=said.append, base_port=ports[0], names=names)
     assert result.wrong == [], [*said, *result.wrong]
     assert result.faults > 2, said
     assert result.acknowledged > 100
@@ -190,7 +273,7 @@ def test_a_short_run_is_clean(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_short_run_with_full_and_read_only_disks_is_clean() -> None:
     """In a process of its own, which enters a mount namespace; it says so where the machine allows nobody to mount."""
-    command = [sys.executable, "-m", "tests.chaos", "--minutes", "0.25", "--seed", "7"]
+    command = [sys.executable, "-m", "tests.chaos", "--minutes", "0.25", "--seed", "7", "--set", "three"]
     done = subprocess.run(
         [*command, "--faults", "full_disk", "read_only", "kill"],
         capture_output=True,
