@@ -17,7 +17,7 @@ from api.guard import Guard, check_content_type
 from api.hot import Actions
 from api.openapi import with_actions
 from api.ports import ApiDispatcher, ApiMember
-from api.routes import command, health, metrics, oplog, recovery, replset, rollbacks
+from api.routes import command, docs, health, metrics, oplog, recovery, replset, rollbacks
 from replset.errors import ReplError
 
 log = logging.getLogger("replset.http")
@@ -33,7 +33,13 @@ def create_app(dispatcher: ApiDispatcher, member: ApiMember, allowed_hosts: Sequ
         check_content_type(request.scope)
 
     app = FastAPI(
-        title="replset", description=DESCRIPTION, version="1", redirect_slashes=False, dependencies=[Depends(guarded)]
+        title="replset",
+        description=DESCRIPTION,
+        version="1",
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+        dependencies=[Depends(guarded)],
     )
     for router in (
         command.router(dispatcher, member),
@@ -43,6 +49,7 @@ def create_app(dispatcher: ApiDispatcher, member: ApiMember, allowed_hosts: Sequ
         rollbacks.router(dispatcher, member),
         health.router(member),
         metrics.router(dispatcher, member),
+        docs.router(),
     ):
         app.include_router(router)
     _handle_errors(app, member)

@@ -7,6 +7,10 @@ into a reply. `labels` and `details` travel into the reply document (`errorLabel
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from replset.ids import OpTime
 
 # MongoDB's numbers for the codes that this product answers with (map A8 W4, W5, B3).
 CODE_NAMES: dict[int, str] = {
@@ -374,6 +378,14 @@ class StorageError(ReplError):
 
 class CorruptDataError(StorageError):
     """A file of this member does not hold what it must: name and reason in the message (1)."""
+
+
+class DamagedEntryError(CorruptDataError):
+    """The oplog entry `at` is not the one that was written. Another member has it whole (1)."""
+
+    def __init__(self, message: str, at: OpTime) -> None:
+        super().__init__(message)
+        self.at = at
 
 
 class StoreBusyError(StorageError):

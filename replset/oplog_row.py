@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import NamedTuple
 
@@ -86,3 +86,30 @@ def chained_rows(pending: Iterable[Pending], chain: int) -> list[OplogRow]:
             )
         )
     return rows
+
+
+def chain_after(entries: Iterable[bytes], chain: int) -> int:
+    """The chain behind these entries, signed. chain: before the first."""
+    digest, pack = xxh3_64_intdigest, _two
+    unsigned = chain % _WHOLE
+    for entry in entries:
+        unsigned = digest(pack(unsigned, digest(entry)))
+    return unsigned if unsigned < _SIGN else unsigned - _WHOLE
+
+
+def first_damaged(rows: Sequence[OplogRow], chain: int | None) -> int | None:
+    """Which of these rows, which follow each other, is the first whose hash or chain is not what its bytes give.
+
+    chain: before the first row; None where that is not known, then the first row's own is believed.
+    """
+    digest, pack = xxh3_64_intdigest, _two
+    unsigned = None if chain is None else chain % _WHOLE
+    for index, row in enumerate(rows):
+        hashed = digest(row.entry)
+        if hashed != row.hash % _WHOLE:
+            return index
+        own = row.chain % _WHOLE
+        if unsigned is not None and digest(pack(unsigned, hashed)) != own:
+            return index
+        unsigned = own
+    return None

@@ -14,6 +14,7 @@ from replset.bson import from_ejson, to_ejson
 from replset.cli import cluster, oplog, show
 from replset.cli.changes import NotAcceptedError, check_effect, effect_of, with_members, without_member
 from replset.cli.host_option import Host
+from replset.cli.repair import repair as repair_dbpath
 from replset.client import WireClient
 from replset.config import ReplSetConfig, normal_host
 from replset.errors import BadValueError, HostUnreachableError, ReplError
@@ -216,6 +217,16 @@ def resync(
         if time.monotonic() > deadline:
             raise ReplError(f"{host} is {state} after {wait} s (see `replset status --host {host}`)")
         time.sleep(0.2)
+
+
+@app.command()
+def repair(
+    dbpath: Annotated[Path, typer.Argument(help="the data folder of a member that does not run")],
+    term: Annotated[int | None, typer.Option(help="put it into this term; nothing: only show what it holds")] = None,
+) -> None:
+    """Show the terms that a stopped member's files hold, or put an absurd one right (see docs/core.md)."""
+    for line in repair_dbpath(dbpath, term):
+        typer.echo(line)
 
 
 def state_of(host: str) -> str:

@@ -10,6 +10,8 @@ import asyncio
 import logging
 import os
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,12 +20,14 @@ from replset.core.member_state import MemberState
 from replset.errors import (
     BadValueError,
     CursorNotFoundError,
+    DamagedEntryError,
     HostUnreachableError,
     NotPrimaryOrSecondaryError,
     OutOfDiskSpaceError,
     ReplError,
 )
 from replset.ids import OPTIME_NULL, Millis, OpTime
+from replset.oplog_row import OplogRow
 from replset.replication.ports import Clock, Workers
 from replset.replication.private_commands import (
     FetchReply,
@@ -76,6 +80,14 @@ class ServingPort(Protocol):
         """Return at the next commit, commit-point move, state change or rollback; False when the time ran out."""
         ...
 
+    def on_damage(self, detail: str) -> None:
+        """An entry of this member's is not the one that was written: it was not served."""
+        ...
+
+    def on_chain_doubt(self, at: OpTime) -> None:
+        """Another member has another hash chain at this entry of mine."""
+        ...
+
 
 def _refuse_unless_serving(port: ServingPort) -> None:
     state = port.node.state
@@ -108,23 +120,29 @@ def has_news(reply: FetchReply, request: FetchRequest) -> bool:
 
 
 def fetch_now(port: ServingPort, request: FetchRequest) -> FetchReply:
-    """The answer of this moment; changes nothing and never waits."""
+    """The answer of this moment; never waits. DamagedEntryError: what comes next is damaged here."""
     store, node = port.store, port.node
     after = request.after
     newest, oldest = store.last_applied, store.oldest
     matched, prev_chain = False, 0
-    rows: list[bytes] = []
+    rows: list[OplogRow] = []
     if after == newest and after != OPTIME_NULL:
         matched, prev_chain = True, store.chain
-    elif (row := store.oplog_row_at(after)) is not None:
-        matched, prev_chain = True, row.chain
-        max_bytes = max(1, min(request.max_bytes, MAX_PAGE_BYTES))
-        rows = [found.entry for found in store.oplog_after(after, limit=PAGE_ENTRIES, max_bytes=max_bytes)]
+    else:
+        with _telling_damage(port):
+            row = store.sound_row_at(after)
+            if row is not None:
+                matched, prev_chain = True, row.chain
+                max_bytes = max(1, min(request.max_bytes, MAX_PAGE_BYTES))
+                rows = store.oplog_after(after, limit=PAGE_ENTRIES, max_bytes=max_bytes)
+    if matched and prev_chain != request.chain:
+        port.on_chain_doubt(after)
     return FetchReply(
         matched,
-        rows,
+        [found.entry for found in rows],
         after,
         prev_chain,
+        rows[-1].chain if rows else prev_chain,
         store.rollback_id,
         node.term,
         node.state.value,
@@ -136,6 +154,15 @@ def fetch_now(port: ServingPort, request: FetchRequest) -> FetchReply:
     )
 
 
+@contextmanager
+def _telling_damage(port: ServingPort) -> Iterator[None]:
+    try:
+        yield
+    except DamagedEntryError as error:
+        port.on_damage(error.message)
+        raise
+
+
 async def oplog_probe(port: ServingPort, body: RawDocument) -> dict[str, object]:
     """replSetOplogProbe: which of these entries are here, and the hash chain at each."""
     request = ProbeRequest.parse(body)
@@ -143,7 +170,8 @@ async def oplog_probe(port: ServingPort, body: RawDocument) -> dict[str, object]
         raise BadValueError(f"at most {MAX_PROBES} optimes in one probe, not {len(request.optimes)}")
     _refuse_unless_serving(port)
     store = port.store
-    rows = [store.oplog_row_at(optime) for optime in request.optimes]
+    with _telling_damage(port):
+        rows = [store.sound_row_at(optime) for optime in request.optimes]
     return ProbeReply(
         [None if row is None else row.chain for row in rows],
         store.rollback_id,

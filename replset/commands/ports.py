@@ -300,6 +300,14 @@ class MemberPort(Protocol):
         """Return at the next commit, commit-point move, state change or rollback; False when the time ran out."""
         ...
 
+    def on_damage(self, detail: str) -> None:
+        """An oplog entry of this member is not the one that was written; it was not served."""
+        ...
+
+    def on_chain_doubt(self, at: OpTime) -> None:
+        """Another member has another hash chain at this entry of mine."""
+        ...
+
     def cut(self, hosts: Sequence[HostPort], direction: Literal["both", "in", "out"]) -> None:
         """replSetTestCut: drop member traffic with exactly these hosts from now on; none heals all."""
         ...

@@ -148,6 +148,16 @@ class ConfigInstalled:
 
 
 @dataclass(frozen=True, slots=True)
+class CompareChains:
+    """Check the own entry `at` and ask these members for their hash chain there; report `ChainsCompared`, or
+    `DamageFound` where the own one is damaged.
+    """
+
+    at: OpTime
+    hosts: tuple[HostPort, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StartRollback:
     """Find the common point with `source`, write the files, undo; then report `RollbackEnded`."""
 
@@ -180,6 +190,7 @@ Effect = (
     | CommitPointMoved
     | ProgressMoved
     | ConfigInstalled
+    | CompareChains
     | StartRollback
     | StartInitialSync
 )

@@ -134,9 +134,7 @@ class Following:
         if m.state is MemberState.PRIMARY:
             self._leading.end_catch_up(f"{failed.source}: {failed.detail}")
             return
-        if failed.problem is SourceProblem.CHAIN_DIFFERS:
-            self._quarantine(f"the oplog differs from that of {failed.source}: {failed.detail}")
-        elif failed.problem is SourceProblem.DIVERGED:
+        if failed.problem is SourceProblem.DIVERGED:
             self._on_diverged(failed)
 
     def _on_diverged(self, failed: SourceFailed) -> None:
@@ -169,9 +167,9 @@ class Following:
         elif ended.too_stale:
             self._resync(ended.source, f"too stale: {ended.detail}")
         else:
-            self._quarantine(f"rollback refused: {ended.detail}")
+            self.quarantine(f"rollback refused: {ended.detail}")
 
-    def _quarantine(self, why: str) -> None:
+    def quarantine(self, why: str) -> None:
         """Stay out of the way, say so, and wait for a person; nothing is undone or thrown away."""
         m = self.m
         m.quarantine = why
@@ -348,7 +346,7 @@ class Following:
                 self._give_up(ended.detail)
             return
         m.initial_sync_pending = False
-        m.quarantine = ""
+        m.quarantine = m.damage = ""
         self._end_sync()
         if not ended.holds_committed:
             # What was known as committed is not in this data: an entry of it that stands at or below that optime may

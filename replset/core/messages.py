@@ -284,6 +284,33 @@ class SourceFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class DamageFound:
+    """Something on this member's disk is not what was written: an oplog entry does not give its hash or chain."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChainDoubted:
+    """A member that fetches from this one has another hash chain at the entry `at`."""
+
+    at: OpTime
+
+
+@dataclass(frozen=True, slots=True)
+class ChainsCompared:
+    """What `effects.CompareChains` found at `at`. same: members with this member's chain, itself included. other: the
+    most that share one other chain. silent: members that cannot say, or do not hold the entry.
+    """
+
+    at: OpTime
+    same: int
+    other: int
+    silent: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class RollbackEnded:
     """`ok` False with `retry` True: the source broke or changed; nothing was undone yet, try again.
 
@@ -350,6 +377,9 @@ Report = (
     LocalPosition
     | SourceBatch
     | SourceFailed
+    | DamageFound
+    | ChainDoubted
+    | ChainsCompared
     | RollbackEnded
     | InitialSyncEnded
     | InitialSyncBegun

@@ -12,6 +12,7 @@ from typing import assert_never
 
 from replset.bson import ObjectId
 from replset.config import Member, ReplSetConfig
+from replset.core.damage import Damage
 from replset.core.effects import AppendNoop, Effect, LastVote
 from replset.core.election import Elections
 from replset.core.following import Following
@@ -20,6 +21,9 @@ from replset.core.leading import Leading
 from replset.core.member_state import MemberState
 from replset.core.memory import Memory, Peer
 from replset.core.messages import (
+    ChainDoubted,
+    ChainsCompared,
+    DamageFound,
     DiskStalled,
     DrainFinished,
     FreezeRequest,
@@ -106,6 +110,7 @@ class Node:
         self._reconfigs = Reconfigs(self._m, self._elections, self._leading)
         self._heartbeats = Heartbeats(self._m, self._elections, self._leading, self._reconfigs)
         self._following = Following(self._m, self._leading)
+        self._damage = Damage(self._m, self._leading, self._following)
         self._stepdowns = StepDowns(self._m, self._leading)
         self._reconfigs.check_request = lambda empty: self._heartbeats.request(check_empty=empty)
 
@@ -171,6 +176,14 @@ class Node:
                 if not (self._elections.hear_term(message.source, message.term) and is_true):
                     message = replace(message, problem=SourceProblem.NOT_READABLE)
                 self._following.on_source_failed(message)
+                if message.problem is SourceProblem.CHAIN_DIFFERS:
+                    self._damage.compare(m.position.last_applied)
+            case DamageFound(detail):
+                self._damage.on_found(detail)
+            case ChainDoubted(at):
+                self._damage.compare(at)
+            case ChainsCompared():
+                self._damage.on_compared(message)
             case RollbackEnded():
                 self._following.on_rollback_ended(message)
             case InitialSyncBegun():
@@ -230,6 +243,7 @@ class Node:
         self._elections.tick()
         self._stepdowns.advance()
         self._reconfigs.tick()
+        self._damage.tick()
         self._following.tick()
 
     def _take(self) -> list[Effect]:
@@ -245,6 +259,7 @@ class Node:
             self._stepdowns.next_due(),
             self._reconfigs.next_due(),
             self._following.next_due(),
+            self._damage.next_due(),
         )
 
     # --- answers: nothing below changes anything -----------------------------------------------------------------

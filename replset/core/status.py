@@ -124,7 +124,7 @@ def _own_line(m: Memory, now: Millis, ids: dict[HostPort, int]) -> MemberStatus:
         0,
         0,
         0,
-        m.quarantine,
+        m.quarantine or m.damage,
         m.unacknowledged_rollbacks(),
         m.quarantine,
     )

@@ -98,7 +98,7 @@ class CommonPoint:
         return sorted(found)
 
     def _agreed(self, optime: OpTime, chain: int) -> OpTime:
-        row = self._store.oplog_row_at(optime)
+        row = self._store.sound_row_at(optime)
         invariant(row is not None, "the common point is an entry of mine")
         mine = row.chain if row is not None else 0
         if mine != chain:

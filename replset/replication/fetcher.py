@@ -1,8 +1,9 @@
 """Tails the sync source's oplog: fetching the next batch overlaps applying this one.
 
 One session per source: a task that asks for page after page (long polls, raw bytes) and a task that applies them in
-order, with a small buffer between. Every page is applied only when it continues exactly behind my newest entry, by
-term, timestamp and hash chain. What it means that a source does not fit is the core's to decide.
+order, with a small buffer between. A page is taken only when its entries give the hash chain that it ends with, and
+applied only when it continues exactly behind my newest entry, by term, timestamp and chain. What it means that a source
+does not fit is the core's to decide.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from replset.core.messages import Report, SourceBatch, SourceFailed, SourceProbl
 from replset.errors import HostUnreachableError, OutOfDiskSpaceError, RemoteProtocolError, ReplError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.oplog_entry import OplogEntry
+from replset.oplog_row import CHAIN_START, chain_after
 from replset.replication.applier import apply_batch
 from replset.replication.gate import WriteGate
 from replset.replication.ports import Clock, Peer
@@ -51,6 +53,7 @@ class _Session:
     draining: bool = False
     stopped: bool = False
     last_fetched: OpTime = OPTIME_NULL
+    last_chain: int = CHAIN_START  # at last_fetched
     rollback_id: int = -1
     known_commit_point: OpTime = OPTIME_NULL
     known_term: int = 0
@@ -110,7 +113,7 @@ class Fetcher:
         """Tail `source` from my newest entry; a session with another one ends at once."""
         self.stop()
         session = self._session = _Session(source)
-        session.last_fetched = self._store().last_applied
+        session.last_fetched, session.last_chain = self._store().last_applied, self._store().chain
         loop = asyncio.get_running_loop()
         session.fetching = loop.create_task(self._fetch(session))
         session.applying = loop.create_task(self._apply(session))
@@ -178,7 +181,7 @@ class Fetcher:
             if isinstance(page, SourceFailed):
                 return
             if page.entries:
-                session.last_fetched = OplogEntry(page.entries[-1]).optime
+                session.last_fetched, session.last_chain = OplogEntry(page.entries[-1]).optime, page.end_chain
             session.rollback_id = page.rollback_id
             session.known_commit_point = page.commit_point
             session.known_term = page.term
@@ -187,6 +190,7 @@ class Fetcher:
     async def _ask(self, session: _Session, wait_ms: int) -> FetchReply | SourceFailed:
         request = FetchRequest(
             session.last_fetched,
+            session.last_chain,
             self._options.max_bytes,
             wait_ms,
             max(session.known_term, self._term()),
@@ -204,6 +208,10 @@ class Fetcher:
             return _failure(source, SourceProblem.UNREACHABLE, error.message)
         except ReplError as error:
             return _failure(source, SourceProblem.NOT_READABLE, error.message)
+        if page.matched and chain_after(page.entries, page.prev_chain) != page.end_chain:
+            # Bytes that a memory or a link changed: applied, they would be this member's oplog, acknowledged as the
+            # set's and passed on, and the next page would make this member look like the damaged one.
+            return _failure(source, SourceProblem.NOT_READABLE, "its page is damaged: the hash chain does not fit")
         if page.matched:
             return page
         return SourceFailed(

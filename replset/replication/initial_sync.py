@@ -13,6 +13,7 @@ import asyncio
 import errno
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -20,7 +21,13 @@ import apsw
 
 from replset.bson import RawDocument
 from replset.core.messages import InitialSyncBegun, InitialSyncEnded, Report
-from replset.errors import InvalidSyncSourceError, OutOfDiskSpaceError, RemoteProtocolError, ReplError
+from replset.errors import (
+    DamagedEntryError,
+    InvalidSyncSourceError,
+    OutOfDiskSpaceError,
+    RemoteProtocolError,
+    ReplError,
+)
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.replication.gate import WriteGate
 from replset.replication.ports import Clock, Peer, Workers
@@ -38,7 +45,8 @@ from replset.storage.txn import write_meta
 
 log = logging.getLogger("replset.initial_sync")
 
-CHECKED_ENTRIES = 1000
+CHECKED_ENTRIES = 1 << 60
+"""Of a copy: all that it has. A damaged entry that is copied would be damaged on both."""
 _COPY_FOR = "copy_for"  # meta of an installed copy: the id of the initial sync that it was fetched for
 _UNREACHABLE = frozenset({6, 89})  # HostUnreachable, NetworkTimeout
 _NOT_NOW = _UNREACHABLE | {91, 11600, 11602, 13435, 13436, 14031}
@@ -167,6 +175,8 @@ class InitialSync:
                 if not forced:
                     _refuse_unless_reached(transfer.source, copy, known)
             except ReplError as error:
+                if isinstance(error, DamagedEntryError):
+                    await self._tell_damage(transfer.source, error)
                 await self._give_up_unless_passing(transfer, error)
                 raise
             incarnation = await self._claim(copy.newest)
@@ -397,6 +407,13 @@ class InitialSync:
             return
         await self._discard()
         await self._let_go(transfer)
+
+    async def _tell_damage(self, source: HostPort, error: DamagedEntryError) -> None:
+        """Asked for that entry, the source finds the damage itself; then it is no source any more."""
+        with suppress(ReplError):
+            await self._peer.call(
+                source, ProbeRequest([error.at]).document(), timeout_ms=Millis(self._options.call_timeout_ms)
+            )
 
     async def _discard(self) -> None:
         try:

@@ -57,13 +57,14 @@ def check_ok(reply: RawDocument) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """Give me what follows `after`; wait up to `max_await_ms` for it.
+    """Give me what follows `after`, where my hash chain is `chain`; wait up to `max_await_ms` for it.
 
     Answered at once when the commit point is beyond `known_commit_point` or the rollback id is not
     `known_rollback_id` (-1: unknown, never answers for it alone).
     """
 
     after: OpTime
+    chain: int
     max_bytes: int
     max_await_ms: int
     term: int
@@ -73,7 +74,7 @@ class FetchRequest:
     def document(self) -> dict[str, object]:
         return {
             "replSetOplogFetch": 1,
-            "after": optime_document(self.after),
+            "after": {**optime_document(self.after), "chain": Int64(self.chain)},
             "maxBytes": self.max_bytes,
             "maxAwaitMS": self.max_await_ms,
             "term": Int64(self.term),
@@ -83,8 +84,10 @@ class FetchRequest:
 
     @classmethod
     def parse(cls, body: RawDocument) -> Self:
+        after = _field(body, "after", dict)
         return cls(
-            parse_optime(body.get("after")),
+            parse_optime(after),
+            parse_chain(after.get("chain")),
             _field(body, "maxBytes", int),
             _field(body, "maxAwaitMS", int),
             _field(body, "term", int),
@@ -97,6 +100,7 @@ class FetchRequest:
 class FetchReply:
     """A page of the source's oplog. `entries` continue exactly behind `prev`, whose chain is `prev_chain`.
 
+    end_chain: the chain at the last of them, by which a page proves itself before it is applied.
     matched: the entry that was asked for is in the source's log; else `entries` is empty and `prev` means nothing.
     commit_term: the term of the primary that committed `commit_point`.
     """
@@ -105,6 +109,7 @@ class FetchReply:
     entries: Sequence[bytes]
     prev: OpTime
     prev_chain: int
+    end_chain: int
     rollback_id: int
     term: int
     state: int
@@ -120,6 +125,7 @@ class FetchReply:
             "matched": self.matched,
             "batch": [RawDocument(entry) for entry in self.entries],
             "prev": {**optime_document(self.prev), "chain": Int64(self.prev_chain)},
+            "endChain": Int64(self.end_chain),
             "rbid": self.rollback_id,
             "term": Int64(self.term),
             "state": self.state,
@@ -148,6 +154,7 @@ class FetchReply:
             entries,
             parse_optime(prev),
             parse_chain(prev.get("chain")),
+            parse_chain(reply.get("endChain")),
             _field(reply, "rbid", int),
             _field(reply, "term", int),
             _field(reply, "state", int),

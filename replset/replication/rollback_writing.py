@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from replset.ids import HostPort, OpTime, invariant
-from replset.oplog_row import OplogRow
+from replset.oplog_row import OplogRow, entry_hash
 from replset.replication.rollback_files import (
     OPLOG_NS,
     FileKind,
@@ -25,6 +25,7 @@ PAGE_ENTRIES = 1_000
 PAGE_BYTES = 4 << 20
 TOUCHED_PAGE = 1_000
 WRITTEN_PAGE = 20_000
+_NAMED_ENTRIES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +68,21 @@ class Writing:
             raise
 
     def _entries(self, snapshot: Snapshot, writer: RollbackWriter, state: RollbackState) -> Manifest:
-        """The oplog's part; the manifest without files."""
+        """The oplog's part; the manifest without files.
+
+        An entry that the disk has changed is left out and named in the reason: written as it is, it would be taken for
+        what a client wrote. Its document is in the documents' file, as the member held it.
+        """
         operations: Counter[str] = Counter()
+        damaged: list[OpTime] = []
         first: OplogRow | None = None
         last: OplogRow | None = None
         after = self.common
         while rows := snapshot.oplog_after(after, limit=PAGE_ENTRIES, max_bytes=PAGE_BYTES):
             for row in rows:
+                if entry_hash(row.entry) != row.hash:
+                    damaged.append(row.optime)
+                    continue
                 self._add(writer, FileKind.OPLOG, OPLOG_NS, None, row.entry)
                 operations[row.op] += 1
             self.progress.written = operations.total()
@@ -85,7 +94,7 @@ class Writing:
         return Manifest(
             id="",
             state=state,
-            reason=self.reason,
+            reason=self.reason + _left_out(damaged),
             set_name=self.identity.set_name,
             member=self.identity.member,
             when=when,
@@ -140,3 +149,11 @@ class Writing:
     def _add(self, writer: RollbackWriter, kind: FileKind, ns: str, uuid: UUID | None, document: bytes) -> None:
         writer.add(kind, ns, uuid, document)
         self.progress.size += len(document)
+
+
+def _left_out(damaged: list[OpTime]) -> str:
+    if not damaged:
+        return ""
+    named = ", ".join(str(optime) for optime in damaged[:_NAMED_ENTRIES])
+    more = "" if len(damaged) <= _NAMED_ENTRIES else f" and {len(damaged) - _NAMED_ENTRIES} more"
+    return f"; left out, damaged on this member's disk: {named}{more}"

@@ -26,6 +26,7 @@ from replset.core.effects import (
     AppendNoop,
     BecomeState,
     CommitPointMoved,
+    CompareChains,
     ConfigInstalled,
     Drain,
     Effect,
@@ -42,6 +43,8 @@ from replset.core.effects import (
 )
 from replset.core.member_state import MemberState
 from replset.core.messages import (
+    ChainDoubted,
+    DamageFound,
     DiskStalled,
     DrainFinished,
     LocalPosition,
@@ -53,6 +56,7 @@ from replset.core.messages import (
 )
 from replset.core.node import Node
 from replset.errors import (
+    DamagedEntryError,
     InvalidReplicaSetConfigError,
     NotPrimaryOrSecondaryError,
     OutOfDiskSpaceError,
@@ -63,6 +67,7 @@ from replset.errors import (
 )
 from replset.ids import HostPort, Millis, OpTime
 from replset.key_file import Keys
+from replset.replication.chain_comparison import ChainComparison
 from replset.replication.fetcher import Fetcher
 from replset.replication.gate import WriteGate
 from replset.replication.initial_sync import InitialSync, Known, Marker, newest_held
@@ -96,6 +101,8 @@ T = TypeVar("T")
 INSECURE = "started with --insecure-members: anybody who reaches the wire port can speak as a member of the set"
 HAND_OVER_S = 10
 LOOK_EVERY_S = 10
+CHECKED_ENTRIES = 1_000
+"""Newest oplog entries that a start checks against hash and chain."""
 CLIENT_THREADS = 8
 
 
@@ -154,6 +161,7 @@ class RunningMember:
         with ExitStack() as opened:
             self._open_files(opened)
             self._unsettled = not await self._finished_rollback()
+            damage = await self._threads.run(self._damage_found)
             await self.rollbacks.refresh()
             self._build()
             self.peer = Transport(self._network, self.clock, self.host, self.keys, self.rng)
@@ -173,6 +181,8 @@ class RunningMember:
             log.warning("%s", warning)
         self._begun = True
         self.shell.start()
+        if damage:
+            self.on_damage(damage)
         for work in (self.durability.run(), self._progress.run(), self._housekeeper.run(), self._look_at_rollbacks()):
             self._spawn(work)
         if self._unsettled:
@@ -187,6 +197,15 @@ class RunningMember:
                 raise
             return False
         return True
+
+    def _damage_found(self) -> str:
+        """What is wrong with the newest entries, to which all later ones are chained; empty when nothing is."""
+        try:
+            with self.store.read() as snapshot:
+                snapshot.check_newest(CHECKED_ENTRIES)
+        except DamagedEntryError as error:
+            return error.message
+        return ""
 
     def _open_files(self, opened: ExitStack) -> None:
         """The lock and both databases; at the end of opening, all that they hold is durable. `opened` closes them."""
@@ -318,6 +337,7 @@ class RunningMember:
             report=report,
             on_broken=self._break,
         )
+        self._chain_comparison = ChainComparison(peer=self.peer, store=lambda: self.store, report=report)
         self.initial_sync = InitialSync(
             peer=set_peer,
             clock=self.clock,
@@ -455,6 +475,8 @@ class RunningMember:
                 self._spawn(self._drain(term, self._fetcher.drain()))
             case AppendNoop(term, message):
                 self._gate.submit(lambda: self._append_noop(term, message))
+            case CompareChains(at, hosts):
+                self._spawn(self._chain_comparison.run(at, hosts))
             case StartRollback(source):
                 self._spawn(self._then_counted(lambda: self._rollback.run(source)))
             case StartInitialSync(source, reason, forced):
@@ -616,6 +638,13 @@ class RunningMember:
 
     async def wait_for_news(self, timeout_ms: int) -> bool:
         return await self._news.wait(timeout_ms)
+
+    def on_damage(self, detail: str) -> None:
+        log.error("%s", detail)
+        self.shell.feed(DamageFound(detail))
+
+    def on_chain_doubt(self, at: OpTime) -> None:
+        self.shell.feed(ChainDoubted(at))
 
     async def wait_topology_change(self, counter: int, timeout_ms: int) -> None:
         deadline = self.clock.now() + timeout_ms

@@ -7,9 +7,9 @@ from typing import Any
 
 import apsw
 
-from replset.errors import CappedPositionLostError, CorruptDataError
+from replset.errors import CappedPositionLostError, CorruptDataError, DamagedEntryError
 from replset.ids import OpTime
-from replset.oplog_row import COLUMNS, OplogRow, TermSpan, entry_hash, next_chain
+from replset.oplog_row import COLUMNS, OplogRow, TermSpan, entry_hash, first_damaged, next_chain
 from replset.storage.sqlite import first_row, rows_of
 
 
@@ -72,6 +72,26 @@ def rows_after(
     return rows
 
 
+def undamaged(connection: apsw.Connection, path: str, rows: list[OplogRow]) -> list[OplogRow]:
+    """These rows, which follow each other, up to the first that is damaged. DamagedEntryError when that is the first.
+
+    What a disk changed must not reach another member: it would apply it, acknowledge it and pass it on.
+    """
+    if not rows:
+        return rows
+    previous = first_row(connection, "SELECT chain FROM oplog WHERE ts < ? ORDER BY ts DESC LIMIT 1", (rows[0].ts,))
+    damaged = first_damaged(rows, None if previous is None else previous[0])
+    if damaged == 0:
+        raise _damaged(path, rows[0], "hash or chain")
+    return rows if damaged is None else rows[:damaged]
+
+
+def _damaged(path: str, row: OplogRow, what: str) -> DamagedEntryError:
+    return DamagedEntryError(
+        f"{path}: the oplog entry {row.optime} is not the one that was written ({what})", row.optime
+    )
+
+
 def check_chain(connection: apsw.Connection, path: str, *, after_ts: int, limit: int) -> int | None:
     """Re-hash up to `limit` entries from the first row with ts >= after_ts on. Returns the ts of the last row checked,
     None when only one or none was left. The first row is taken as the base.
@@ -91,10 +111,10 @@ def _check_rows(rows: Iterable[tuple[Any, ...]], path: str) -> int | None:
     for values in rows:
         row = OplogRow._make(values)
         if entry_hash(row.entry) != row.hash:
-            raise CorruptDataError(f"{path}: the oplog entry {row.optime} is not the one that was written (hash)")
+            raise _damaged(path, row, "hash")
         if previous is not None:
             if next_chain(previous.chain, row.hash) != row.chain:
-                raise CorruptDataError(f"{path}: the oplog's chain breaks at {row.optime}")
+                raise DamagedEntryError(f"{path}: the oplog's chain breaks at {row.optime}", row.optime)
             checked = row.ts
         previous = row
     return checked

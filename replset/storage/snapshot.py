@@ -259,6 +259,11 @@ class Snapshot:
         """See oplog.check_chain: one slice of the re-hash."""
         return self._reading(lambda: oplog.check_chain(self.connection, self._path, after_ts=after_ts, limit=limit))
 
+    def check_newest(self, entries: int) -> None:
+        """Check hash and chain of so many of the newest entries. DamagedEntryError."""
+        newest = "SELECT min(ts) FROM (SELECT ts FROM oplog ORDER BY ts DESC LIMIT ?)"
+        self.check_chain(self._execute(newest, (entries,))[0][0] or 0, entries)
+
     # --- inside
 
     def _execute(self, sql: str, values: tuple[object, ...]) -> list[Any]:

@@ -399,7 +399,9 @@ class Store:
     def oplog_after(self, after: OpTime, *, limit: int, max_bytes: int) -> list[OplogRow]:
         """Rows with ts > after.ts, oldest first, until `limit` rows or `max_bytes` of entries; the first one always.
 
-        OPTIME_NULL: from the oldest there is. CappedPositionLostError when something after `after` was trimmed away.
+        Rows from the disk are checked against hash and chain; a page ends before one that is damaged, and
+        DamagedEntryError is raised where it would begin with one. OPTIME_NULL: from the oldest there is.
+        CappedPositionLostError when something after `after` was trimmed away.
         """
         invariant(not self._in_group, "reads never see an open group")
         if after.ts >= self._head.optime.ts:
@@ -411,13 +413,21 @@ class Store:
         if after != OPTIME_NULL and after.ts < self.trimmed_through:
             raise oplog.trimmed_error(after)
         try:
-            return oplog.rows_after(self._connection, after.ts, limit=limit, max_bytes=max_bytes)
+            rows = oplog.rows_after(self._connection, after.ts, limit=limit, max_bytes=max_bytes)
+            return oplog.undamaged(self._connection, self.path, rows)
         except apsw.Error as error:
             raise storage_error(error, self.path) from error
 
     def oplog_row_at(self, optime: OpTime) -> OplogRow | None:
         """The row with exactly this optime."""
         return self._row(lambda connection: oplog.row_at(connection, optime))
+
+    def sound_row_at(self, optime: OpTime) -> OplogRow | None:
+        """As `oplog_row_at`, checked against its hash and the chain before it. DamagedEntryError."""
+        row = self.oplog_row_at(optime)
+        if row is not None:
+            self._row(lambda connection: oplog.undamaged(connection, self.path, [row])[0])
+        return row
 
     def row_at_or_before(self, optime: OpTime) -> OplogRow | None:
         """The newest row with ts <= optime.ts, of whatever term."""

@@ -29,10 +29,21 @@ def refs(node: object) -> Iterator[str]:
             yield from refs(value)
 
 
-def test_the_page_is_served(api: Api) -> None:
+def test_the_page_is_served_with_all_that_it_loads(api: Api) -> None:
+    """A member in a closed network serves its own page, and no browser tells another host of it."""
     response = api.get("/docs")
     assert response.status_code == 200
-    assert "openapi.json" in response.text
+    assert "/openapi.json" in response.text
+    assert re.findall(r"(?:https?:)?//[\w.-]+", response.text) == []
+    assert "'self'" in response.headers["content-security-policy"]
+    parts = re.findall(r'(?:src|href)="([^"]+)"', response.text)
+    assert len(parts) == 3
+    for part in parts:
+        served = api.get(part)
+        assert (served.status_code, len(served.content) > 1000) == (200, True), part
+    assert api.get("/docs/other.js").status_code == 404
+    assert api.get("/docs/..%2fconsts.py").status_code == 404
+    assert api.get("/redoc").status_code == 404
 
 
 def test_asking_twice_gives_the_same(api: Api) -> None:

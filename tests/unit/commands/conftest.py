@@ -160,6 +160,12 @@ class FakeMember:
     async def wait_topology_change(self, counter: int, timeout_ms: int) -> None:
         self.clock.time = Millis(self.clock.time + timeout_ms)
 
+    def on_damage(self, detail: str) -> None:
+        raise AssertionError(detail)
+
+    def on_chain_doubt(self, at: OpTime) -> None:
+        raise AssertionError(at)
+
     async def wait_for_news(self, timeout_ms: int) -> bool:
         self.clock.time = Millis(self.clock.time + timeout_ms)
         before = self.store.last_applied

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from replset.bson import DateTime, Int64, ObjectId, Timestamp
+from replset.bson import DateTime, Int64, ObjectId, RawDocument, Timestamp, encode
 from replset.commands.messages import request_document
 from replset.commands.ports import WriteConcernFailure
 from replset.config import ReplSetConfig
@@ -28,6 +30,7 @@ from replset.core.messages import (
 from replset.core.remarks import Remark
 from replset.core.status import MemberStatus, Status
 from replset.ids import HostPort, MemberId, Millis, OpTime, pack_ts
+from replset.replication.ports import SetPeer
 from replset.replication.sync_progress import FailedAttempt
 from tests.unit.commands.conftest import CONFIG, Client, FakeMember
 
@@ -420,6 +423,43 @@ def test_requests_of_members_go_to_the_core(client: Client, member: FakeMember) 
     heartbeat = HeartbeatRequest("rs1", HostPort("x:1"), None, 1, -2, -1, None, "i")
     assert client.code(request_document(heartbeat), "admin") == 108
     assert member.asked == [vote, heartbeat]
+
+
+PROBE: dict[str, object] = {"replSetOplogProbe": 1, "optimes": []}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        PROBE,
+        {"replSetOplogFetch": 1, "after": {}},
+        {"replSetSnapshot": 1, "step": "begin"},
+    ],
+)
+def test_another_set_of_the_same_name_gets_no_oplog(
+    client: Client, member: FakeMember, command: dict[str, object]
+) -> None:
+    """Its members have this address in their configuration: they must not copy this set's data over their own."""
+    member.node.set_id = ObjectId(b"a" * 12)
+    assert client.code({**command, "setId": ObjectId(b"b" * 12)}, "admin") == 108
+    assert client.code({**command, "setId": "no id"}, "admin") == 9
+    client.ok({**PROBE, "setId": member.node.set_id}, "admin")
+    client.ok(PROBE, "admin")
+
+
+def test_what_goes_on_within_a_set_says_which_one_asks() -> None:
+    told: list[Mapping[str, object]] = []
+
+    class Asked:
+        async def call(self, host: HostPort, command: Mapping[str, object], **_: object) -> RawDocument:
+            told.append(command)
+            return RawDocument(encode({"ok": 1.0}))
+
+    known: list[ObjectId | None] = [None, ObjectId(b"a" * 12)]
+    peer = SetPeer(Asked(), lambda: known[len(told)])
+    for _ in known:
+        asyncio.run(peer.call(HostPort("x:1"), {"ping": 1}, timeout_ms=Millis(1)))
+    assert told == [{"ping": 1}, {"ping": 1, "setId": known[1]}]
 
 
 def test_the_rollback_id(client: Client, member: FakeMember) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from replset.core.effects import (
     BecomeState,
+    CompareChains,
     InitialSyncNotNeeded,
     Persist,
     Reply,
@@ -19,6 +20,7 @@ from replset.core.effects import (
 )
 from replset.core.member_state import MemberState
 from replset.core.messages import (
+    ChainsCompared,
     Done,
     HeartbeatReply,
     HeartbeatRequest,
@@ -194,13 +196,22 @@ def test_a_rollback_without_a_common_point_is_a_resync() -> None:
     assert [effect.source for effect in only(effects, StartInitialSync)] == [host(1)]
 
 
+def outvoted(node: Lone) -> list[Any]:
+    """Its chain differs from the primary's, and the third member has the primary's."""
+    failed(node, SourceProblem.CHAIN_DIFFERS, at(2, 9), at(1))
+    return node.receive(ChainsCompared(MINE, 1, 2, 0, "because"), NOW)
+
+
 def test_corruption_is_not_rolled_back() -> None:
-    """DESIGN: a secondary whose chain differs stops applying; it stays in RECOVERING and says so."""
+    """DESIGN: a secondary whose chain differs stops applying; if it is outvoted it stays in RECOVERING and says so."""
     node = following()
     effects = failed(node, SourceProblem.CHAIN_DIFFERS, at(3), at(1))
     assert not only(effects, StartRollback)
+    assert only(effects, CompareChains) == [CompareChains(MINE, (host(1), host(2)))]
+    assert node.state is MemberState.SECONDARY, "the damage may be the primary's"
+    assert not only(outvoted(node), StartRollback)
     assert node.state is MemberState.RECOVERING
-    assert "differs" in node.quarantine
+    assert "outvoted" in node.quarantine
 
 
 def test_a_member_in_rollback_neither_stands_nor_serves_and_comes_back_as_such_when_reconfigured() -> None:
@@ -239,7 +250,7 @@ def test_an_interrupted_rollback_before_an_initial_sync_ends_in_that_sync() -> N
 
 def test_each_member_tells_its_unacknowledged_rollbacks_and_its_quarantine() -> None:
     node = following(unacknowledged_rollbacks=2)
-    failed(node, SourceProblem.CHAIN_DIFFERS, at(3), at(1))
+    outvoted(node)
     told = asked(node, HeartbeatRequest("rs0", host(1), MemberId(1), 2, 1, 1, None, "i1"))
     assert isinstance(told, HeartbeatReply)
     assert told.unacknowledged_rollbacks == 2
@@ -275,7 +286,7 @@ def test_a_resync_copies_the_primary_s_data() -> None:
 
 def test_a_resync_ends_a_quarantine() -> None:
     node = following()
-    failed(node, SourceProblem.CHAIN_DIFFERS, at(2, 9), at(1))
+    outvoted(node)
     node.receive(Request(5, ResyncRequest()), NOW)
     node.receive(InitialSyncBegun("another"), NOW)
     node.receive(InitialSyncEnded(host(1), ok=True, detail="copied"), NOW)
@@ -340,7 +351,7 @@ def test_a_resync_that_the_source_refuses_changes_nothing() -> None:
 
 def test_a_refused_resync_leaves_a_quarantine_as_it_is() -> None:
     node = following()
-    failed(node, SourceProblem.CHAIN_DIFFERS, at(2, 9), at(1))
+    outvoted(node)
     why = node.quarantine
     node.receive(Request(5, ResyncRequest()), NOW)
     node.receive(InitialSyncBegun("i0"), NOW)

@@ -119,6 +119,8 @@ class Member:
         self.moves = 0
         self.incarnation = "first"
         self.gate = WriteGate()
+        self.damage: list[str] = []
+        self.doubts: list[OpTime] = []
         self.marker = False
         self.syncs = 0
         self.claimed: list[OpTime] = []
@@ -199,6 +201,12 @@ class Member:
         except TimeoutError:
             return False
         return True
+
+    def on_damage(self, detail: str) -> None:
+        self.damage.append(detail)
+
+    def on_chain_doubt(self, at: OpTime) -> None:
+        self.doubts.append(at)
 
     def moved(self) -> None:
         self.moves += 1

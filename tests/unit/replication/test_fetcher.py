@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from replset.bson import Int64, RawDocument, encode
-from replset.commands.oplog_serving import fetch_now, has_news, oplog_fetch
+from replset.bson import Int64, RawDocument, Timestamp, encode
+from replset.commands.oplog_serving import fetch_now, has_news, oplog_fetch, oplog_probe
 from replset.core.member_state import MemberState
 from replset.core.messages import SourceBatch, SourceFailed, SourceProblem
-from replset.errors import NotPrimaryOrSecondaryError, OutOfDiskSpaceError, RemoteProtocolError
+from replset.errors import DamagedEntryError, NotPrimaryOrSecondaryError, OutOfDiskSpaceError, RemoteProtocolError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
+from replset.oplog_row import chain_after
 from replset.replication import fetcher as fetcher_module
 from replset.replication.private_commands import FetchReply, FetchRequest, ProbeReply, ProbeRequest
 from tests.unit.replication.kit import Member, Network, copy_log, numbered, until
@@ -133,14 +134,80 @@ def test_another_chain_at_my_newest_entry_is_corruption(members: tuple[Member, M
     source.insert(NS, {"_id": "next"})
 
     def damage(command: dict[str, object], reply: dict[str, object]) -> None:
-        prev = reply["prev"]
+        prev, batch = reply["prev"], reply["batch"]
         assert isinstance(prev, dict)
+        assert isinstance(batch, list)
         prev["chain"] = Int64(int(prev["chain"]) ^ 1)
+        reply["endChain"] = Int64(chain_after([entry.raw for entry in batch], int(prev["chain"])))
 
     mine.network.before_reply = damage
     before = mine.store.last_applied
     assert failure_of(mine).problem is SourceProblem.CHAIN_DIFFERS
     assert mine.store.last_applied == before
+
+
+@pytest.mark.parametrize("part", ["an entry", "the end"])
+def test_a_page_that_was_changed_on_its_way_is_not_applied(members: tuple[Member, Member], part: str) -> None:
+    source, mine = members
+    before = mine.store.last_applied
+    source.insert(NS, {"_id": "next", "text": "GOOD"}, {"_id": "and the next", "text": "GOOD"})
+
+    def damage(command: dict[str, object], reply: dict[str, object]) -> None:
+        batch, end = reply["batch"], reply["endChain"]
+        assert isinstance(batch, list)
+        assert isinstance(end, int)
+        if part == "an entry":
+            batch[1] = RawDocument(batch[1].raw.replace(b"GOOD", b"FOUL"))
+        else:
+            reply["endChain"] = Int64(end ^ 1)
+
+    mine.network.before_reply = damage
+    failed = failure_of(mine)
+    assert failed.problem is SourceProblem.NOT_READABLE
+    assert "damaged" in failed.detail
+    assert mine.store.last_applied == before, "nothing of it, the sound entry before the other included"
+
+
+def rot(member: Member, place: int, column: str = "entry") -> OpTime:
+    """The disk changes a row, counted from the newest, and the member does not have it in memory any more."""
+    store = member.store
+    row = store.oplog_after(OPTIME_NULL, limit=1_000, max_bytes=1 << 30)[-1 - place]
+    changed = row.entry.replace(b"text", b"tess") if column == "entry" else getattr(row, column) ^ 1
+    store._connection.execute(f"UPDATE oplog SET {column} = ? WHERE ts = ?", (changed, row.ts))
+    store._tail, store._tail_size = [], 0
+    return row.optime
+
+
+@pytest.mark.parametrize("column", ["entry", "hash", "chain"])
+def test_a_source_serves_what_stands_before_a_damaged_entry_and_then_says_so(
+    members: tuple[Member, Member], column: str
+) -> None:
+    source, mine = members
+    source.insert(NS, *numbered(range(100, 110)))
+    rot(source, 4, column)
+    failed = failure_of(mine)
+    assert failed.problem is SourceProblem.NOT_READABLE
+    assert "is not the one that was written" in failed.detail
+    assert mine.store.oplog_after(OPTIME_NULL, limit=100, max_bytes=1 << 30) == [
+        row for row in source.store.oplog_after(OPTIME_NULL, limit=100, max_bytes=1 << 30)
+    ]
+    assert mine.store.last_applied.ts == source.store.last_applied.ts - 5
+    assert source.damage
+    with pytest.raises(DamagedEntryError):
+        asyncio.run(oplog_probe(source, RawDocument(encode(ProbeRequest([failed_at(source)]).document()))))
+
+
+def failed_at(source: Member) -> OpTime:
+    return OpTime(1, source.store.last_applied.ts - 4)
+
+
+def test_a_source_hears_that_the_chain_of_who_fetches_differs(members: tuple[Member, Member]) -> None:
+    source, _ = members
+    newest = source.store.last_applied
+    assert fetch_now(source, request(newest, chain=source.store.chain)).matched
+    assert source.doubts == []
+    assert fetch_now(source, request(newest, chain=source.store.chain ^ 1)).matched
+    assert source.doubts == [newest]
 
 
 def test_a_page_that_does_not_continue_my_log_is_not_applied(members: tuple[Member, Member]) -> None:
@@ -190,7 +257,7 @@ def test_what_came_before_a_failure_is_applied(members: tuple[Member, Member]) -
     target = source.store.last_applied
 
     def later(command: dict[str, object], reply: dict[str, object]) -> None:
-        if command["after"] == ProbeRequest([target]).document()["optimes"][0]:  # type: ignore[index]
+        if FetchRequest.parse(RawDocument(encode(command))).after == target:
             source.node.state = MemberState.ROLLBACK
             mine.network.down.add(SOURCE)
 
@@ -336,7 +403,7 @@ def test_a_delayed_member_holds_entries_back(members: tuple[Member, Member]) -> 
 
 
 def request(after: OpTime, wait_ms: int = 0, **changed: object) -> FetchRequest:
-    fields: dict[str, object] = {"max_bytes": 1 << 20, "term": 1, "known_commit_point": OPTIME_NULL}
+    fields: dict[str, object] = {"chain": 0, "max_bytes": 1 << 20, "term": 1, "known_commit_point": OPTIME_NULL}
     return FetchRequest(after=after, max_await_ms=wait_ms, known_rollback_id=-1, **{**fields, **changed})  # type: ignore[arg-type]
 
 
@@ -357,6 +424,7 @@ def test_private_documents_round_trip(members: tuple[Member, Member]) -> None:
     [
         ("after", 5),
         ("after", {"ts": 5, "t": 1}),
+        ("after", {"ts": Timestamp(5, 1), "t": 1}),
         ("maxBytes", "x"),
         ("maxBytes", True),
         ("term", None),
@@ -387,9 +455,9 @@ def test_a_changed_rollback_id_or_term_is_news(members: tuple[Member, Member]) -
     newest, rollback_id = source.store.last_applied, source.store.rollback_id
     reply = fetch_now(source, request(newest))
     asked = request(newest)
-    known = FetchRequest(asked.after, 1, 1, 1, OPTIME_NULL, rollback_id)
+    known = FetchRequest(asked.after, 0, 1, 1, 1, OPTIME_NULL, rollback_id)
     assert not has_news(reply, known)
-    assert has_news(reply, FetchRequest(asked.after, 1, 1, 1, OPTIME_NULL, rollback_id - 1))
+    assert has_news(reply, FetchRequest(asked.after, 0, 1, 1, 1, OPTIME_NULL, rollback_id - 1))
     source.node.term = 2
     assert has_news(fetch_now(source, asked), asked)
 

@@ -1,0 +1,114 @@
+"""A disk that changes an oplog entry: the damage does not spread, and the damaged member is the one that stops."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from replset.core.member_state import MemberState
+from replset.oplog_row import entry_hash, next_chain
+from replset.runtime.member import RunningMember
+from tests.simulation.kit.cluster import SimCluster
+from tests.simulation.kit.scenarios import Stage, staged
+
+OLD, NEW = b"token-2-", b"token-X-"
+
+
+def member(cluster: SimCluster, name: str) -> RunningMember:
+    running = cluster.machines[name].running
+    assert running is not None
+    return running
+
+
+def rot(stage: Stage, name: str) -> None:
+    """The disk changes the newest entry but three; this member's memory forgets it."""
+    store = member(stage.cluster, name).store
+    sql = "SELECT ts, entry FROM oplog WHERE op = 'i' ORDER BY ts DESC LIMIT 1 OFFSET 3"
+    ts, entry = next(store._connection.execute(sql))
+    assert OLD in entry
+    store._connection.execute("UPDATE oplog SET entry = ? WHERE ts = ?", (entry.replace(OLD, NEW), ts))
+    store._tail, store._tail_size = [], 0
+
+
+def holds_damage(stage: Stage, name: str) -> bool:
+    rows = member(stage.cluster, name).store._connection.execute("SELECT entry FROM oplog")
+    return any(NEW in entry for (entry,) in rows)
+
+
+@pytest.mark.parametrize("behind", [1, 2])
+def test_a_primary_with_a_damaged_entry_hands_over_and_spreads_nothing(behind: int) -> None:
+    with staged(seed=behind) as stage:
+        cluster, old = stage.cluster, stage.primary
+        for name in stage.others[:behind]:
+            stage.kill(name)
+        for _ in range(5):
+            stage.write(old, concern="w1")
+        rot(stage, old)
+        for name in stage.others[:behind]:
+            stage.restart(name)
+        cluster.run_until(lambda: cluster.primary() in stage.others, 60, "another member leads")
+        assert member(cluster, old).node.state is MemberState.RECOVERING
+        assert "not the one that was written" in member(cluster, old).node.quarantine
+        status = cluster.command(cluster.primary() or "", {"replSetGetStatus": 1})
+        assert "not the one that was written" in str(status["members"])
+        journal = member(cluster, old)._file.journal(100)
+        assert {"damage found", "quarantined"} <= {line.event for line in journal}
+        leader = cluster.primary()
+        assert leader is not None
+        assert stage.write(leader).outcome == "ok", "a majority write"
+        assert not any(holds_damage(stage, name) for name in stage.others)
+        for name in stage.others:
+            assert member(cluster, name).node.quarantine == ""
+        assert cluster.command(old, {"replSetResync": 1})["ok"] == 1.0
+        cluster.run_until(lambda: member(cluster, old).node.state is MemberState.SECONDARY, 60, "it copied anew")
+        assert not holds_damage(stage, old)
+        if behind == 1:
+            stage.heal_all_and_judge()
+        else:  # what the damaged member alone held is exported, each document as it was written
+            disk, folder = cluster.machines[old].disk, member(cluster, old).rollback_folder
+            files = {name: disk.read_file(os.path.join(folder, name)) for name in disk.list_folder(folder)}
+            documents = b"".join(data for name, data in files.items() if not name.startswith("local.oplog"))
+            assert all(f"token-{number}-".encode() in documents for number in (2, 3, 4, 5))
+            assert NEW not in b"".join(files.values())
+            assert b"damaged on this member's disk" in b"".join(files.values())
+
+
+def test_a_damaged_entry_is_found_when_a_member_starts() -> None:
+    with staged(seed=5) as stage:
+        cluster, one = stage.cluster, stage.others[0]
+        for _ in range(5):
+            stage.write(stage.primary)
+        rot(stage, one)
+        stage.kill(one)
+        stage.restart(one)
+        cluster.run_until(lambda: cluster.machines[one].running is not None, 10)
+        cluster.run_until(lambda: member(cluster, one).node.state is MemberState.RECOVERING, 60)
+        assert cluster.primary() == stage.primary
+        assert stage.write(stage.primary).outcome == "ok"
+
+
+def test_the_member_whose_history_a_majority_does_not_have_is_the_one_that_stops() -> None:
+    """Each row gives its own hash and chain, and still the primary's are not what the others have."""
+    with staged(seed=6) as stage:
+        cluster, old = stage.cluster, stage.primary
+        for _ in range(5):
+            stage.write(old)
+        store = member(cluster, old).store
+        chain: int | None = None
+        for ts, entry, before, hashed in list(store._connection.execute("SELECT ts, entry, chain, hash FROM oplog")):
+            if chain is None and OLD not in entry:
+                last = before
+                continue
+            entry = entry.replace(OLD, NEW)
+            hashed = entry_hash(entry)
+            chain = next_chain(last if chain is None else chain, hashed)
+            row = (entry, hashed, chain, ts)
+            store._connection.execute("UPDATE oplog SET entry = ?, hash = ?, chain = ? WHERE ts = ?", row)
+        store._load()
+        cluster.run_until(lambda: cluster.primary() in stage.others, 60, "another member leads")
+        assert "outvoted" in member(cluster, old).node.quarantine
+        assert all(member(cluster, name).node.quarantine == "" for name in stage.others)
+        leader = cluster.primary()
+        assert leader is not None
+        assert stage.write(leader).outcome == "ok"

@@ -1,0 +1,136 @@
+"""Who keeps out of the way when entries are damaged or hash chains differ: the one that is outvoted, never the set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from replset.core.effects import AcceptWrites, CompareChains, Journal, StartFetching
+from replset.core.member_state import MemberState
+from replset.core.messages import (
+    ChainDoubted,
+    ChainsCompared,
+    DamageFound,
+    HeartbeatRequest,
+    SourceFailed,
+    SourceProblem,
+)
+from replset.ids import OPTIME_NULL, MemberId, Millis
+from tests.unit.core.box import host, members_of
+from tests.unit.core.lone import NOW, Lone, asked, at, lead, lone, named, only, place
+
+MINE = at(2, 5)
+DAMAGE = DamageFound("replset.db: the oplog entry is not the one that was written")
+
+
+def member(count: int = 3, arbiters: int = 0, **others: Any) -> Lone:
+    """Member 0, at MINE, follows member 1; all the others are up unless `others` says so."""
+    node = lone(config=named(*members_of(count, arbiters=arbiters)), position=place(MINE))
+    for number in range(1, count):
+        state = MemberState.PRIMARY if number == 1 else MemberState.SECONDARY
+        node.hear(number, state=MemberState.ARBITER if number >= count - arbiters else state, **others)
+    return node
+
+
+def leader(count: int) -> Lone:
+    node = lone(config=named(*members_of(count)))
+    lead(node)
+    return node
+
+
+def differs(node: Lone, now: int = NOW) -> list[Any]:
+    problem = SourceFailed(host(1), SourceProblem.CHAIN_DIFFERS, "", 0, OPTIME_NULL, OPTIME_NULL)
+    return node.receive(problem, Millis(now))
+
+
+def compared(node: Lone, same: int, other: int, silent: int) -> list[Any]:
+    return node.receive(ChainsCompared(MINE, same, other, silent, "they say"), NOW)
+
+
+def test_a_member_whose_chain_differs_asks_all_who_hold_data() -> None:
+    node = member(4, arbiters=1)
+    assert only(differs(node), CompareChains) == [CompareChains(MINE, (host(1), host(2)))]
+    assert node.quarantine == ""
+
+
+def test_it_asks_once_at_a_time_and_not_again_and_again() -> None:
+    node = member()
+    assert only(differs(node), CompareChains)
+    assert not only(node.receive(ChainDoubted(MINE), NOW), CompareChains)
+    compared(node, 1, 1, 1)
+    assert not only(node.receive(ChainDoubted(MINE), NOW), CompareChains)
+    assert only(node.receive(ChainDoubted(MINE), Millis(NOW + 20_000)), CompareChains)
+
+
+@pytest.mark.parametrize(
+    ("same", "other", "silent", "leaves"),
+    [
+        pytest.param(1, 2, 0, True, id="outvoted"),
+        pytest.param(2, 1, 0, False, id="the-source-is-outvoted"),
+        pytest.param(1, 1, 1, False, id="one-cannot-say"),
+        pytest.param(1, 1, 0, True, id="nobody-can-say-who-is-right"),
+    ],
+)
+def test_what_a_secondary_makes_of_the_answers(same: int, other: int, silent: int, leaves: bool) -> None:
+    node = member(3 if same + other + silent == 3 else 2)
+    differs(node)
+    compared(node, same, other, silent)
+    assert (node.state is MemberState.RECOVERING) is leaves
+    assert bool(node.quarantine) is leaves
+
+
+@pytest.mark.parametrize(
+    ("same", "other", "silent", "leaves"),
+    [(1, 2, 0, True), (2, 1, 0, False), (1, 1, 1, False), (1, 1, 0, False)],
+)
+def test_a_primary_leaves_only_when_it_is_outvoted(same: int, other: int, silent: int, leaves: bool) -> None:
+    node = leader(3 if same + other + silent == 3 else 2)
+    assert only(node.receive(ChainDoubted(node.position.last_applied), NOW), CompareChains)
+    effects = compared(node, same, other, silent)
+    assert (node.state is MemberState.RECOVERING) is leaves
+    assert (AcceptWrites(False, node.term) in effects) is leaves
+
+
+def test_a_source_that_is_outvoted_is_not_left_for_good() -> None:
+    node = member()
+    differs(node)
+    compared(node, 2, 1, 0)
+    assert only(node.tick(Millis(NOW + 2_000)), StartFetching) == [StartFetching(host(1))]
+
+
+def test_a_damaged_secondary_keeps_out_of_the_way_and_tells_the_others() -> None:
+    node = member()
+    effects = node.receive(DAMAGE, NOW)
+    assert node.state is MemberState.RECOVERING
+    assert "damage found" in [line.record.event for line in only(effects, Journal)]
+    told = asked(node, HeartbeatRequest("rs0", host(1), MemberId(1), 2, 1, 1, None, "i1"))
+    assert getattr(told, "quarantine", None) == DAMAGE.detail
+
+
+def test_a_damaged_primary_hands_over_to_those_who_can_go_on() -> None:
+    node = leader(3)
+    effects = node.receive(DAMAGE, NOW)
+    assert AcceptWrites(False, node.term) in effects
+    assert node.state is MemberState.RECOVERING
+    assert not node.writable
+
+
+def test_a_damaged_member_that_the_others_cannot_do_without_goes_on_and_says_so() -> None:
+    node = leader(2)
+    node.receive(DAMAGE, NOW)
+    assert node.state is MemberState.PRIMARY
+    assert node.writable
+    status = node.status(NOW)
+    assert status is not None
+    assert [line.message for line in status.members if line.is_self] == [DAMAGE.detail]
+
+
+def test_a_damaged_member_leaves_once_the_others_are_back() -> None:
+    node = member(quarantine="they are damaged too")
+    node.receive(DAMAGE, NOW)
+    assert node.state is MemberState.SECONDARY
+    node.tick(Millis(NOW + 2_000))
+    for number in (1, 2):
+        node.hear(number, state=MemberState.SECONDARY, now=NOW + 2_000)
+    assert node.state is MemberState.RECOVERING
