@@ -8,7 +8,7 @@ from replset.core.bounds import MAX_TERM
 from replset.core.effects import LastVote, Persist
 from replset.core.leading import Leading
 from replset.core.member_state import MemberState
-from replset.core.memory import NEVER, Memory
+from replset.core.memory import NEVER, Memory, Peer
 from replset.core.messages import Done, Refused, StepUpRequest, VoteReply, VoteRequest
 from replset.ids import HostPort, MemberId, Millis, OpTime, invariant
 
@@ -137,9 +137,16 @@ class Elections:
             return f"I am a healthy primary: {m.host}"
         if peer is None or peer.state is not MemberState.PRIMARY or peer.id == request.candidate:
             return None
-        if m.now - peer.last_contact >= m.settings.election_timeout_ms:
-            return None
-        return f"I hear a healthy primary: {peer.host}"
+        return f"I hear a healthy primary: {peer.host}" if self._is_heard(peer) else None
+
+    def _is_heard(self, primary: Peer) -> bool:
+        """Whether the primary was heard lately: within an election timeout, less the time between two heartbeats.
+
+        The candidate heard nothing for a whole election timeout. I may have heard the same primary one heartbeat later
+        than it did. Were I to refuse for that, a primary that fell silent would be replaced a whole timeout later.
+        """
+        timeout, interval = self.m.settings.election_timeout_ms, self.m.settings.heartbeat_interval_ms
+        return self.m.now - primary.last_contact < max(timeout // 2, timeout - interval)
 
     def _arbiter_refusal(self, request: VoteRequest) -> str | None:
         """An arbiter that sees a healthy primary of no lower priority keeps it (map E5)."""
@@ -153,7 +160,7 @@ class Elections:
             primary = m.config.member(peer.id)
             if peer.state is not MemberState.PRIMARY or peer.id == request.candidate or primary is None:
                 continue
-            if candidate is not None and primary.priority >= candidate.priority:
+            if candidate is not None and primary.priority >= candidate.priority and self._is_heard(peer):
                 return f"I see a healthy primary of no lower priority: {peer.host}"
         return None
 

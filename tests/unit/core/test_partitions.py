@@ -68,10 +68,12 @@ def test_one_broken_link_changes_no_primary(size: int) -> None:
     cluster.until(cluster.is_quiet)
 
 
-def test_a_primary_that_died_is_no_healthy_one() -> None:
+@pytest.mark.parametrize(("arbiters", "seed"), [(0, 1), *((1, seed) for seed in range(6))])
+def test_a_primary_that_died_is_no_healthy_one(arbiters: int, seed: int) -> None:
     """Whoever heard it a little later than the candidate does not keep the set without a primary for another round."""
-    cluster = running(3)
+    cluster = running(3, arbiters=arbiters, seed=seed)
     leader = cluster.elect()
+    cluster.run(seed * 7)  # somewhere between two heartbeats
     cluster.isolate(cluster.number_of(leader))
     cut_at = cluster.now
     cluster.until(lambda: any(box.node.writable for box in cluster.boxes.values() if box is not leader))
