@@ -8,13 +8,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import logging
 import os
 import random
 import signal
 import socket
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import NoReturn
@@ -25,6 +23,7 @@ from api.app import create_app
 from api.serve import HttpServer
 from replset.errors import ReplError
 from replset.key_file import Keys, read_key_file
+from replset.runtime.log_writer import LogWriter, log_to_stderr
 from replset.runtime.machine import RealClock, RealWorkers
 from replset.runtime.member import RunningMember
 from replset.runtime.network import RealNetwork, split_host_port
@@ -106,16 +105,10 @@ def main(argv: Sequence[str]) -> int:
         keys = None if options.key_file is None else read_key_file(options.key_file)
     except ReplError as error:
         return refuse(error.message)
-    logging.basicConfig(
-        level=options.log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s",
-        datefmt="%Y-%m-%dT%H:%M:%S",
-    )
-    logging.Formatter.converter = time.gmtime
+    writer = log_to_stderr(options.log_level)
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run(options, keys))
+        return runner.run(run(options, keys, writer))
 
 
 def refuse(reason: str) -> int:
@@ -139,14 +132,15 @@ def reason_of(error: OSError) -> str:
     return str(error.strerror or error) if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
 
 
-def exit_if_broken(member: RunningMember) -> None:
+def exit_if_broken(member: RunningMember, writer: LogWriter) -> None:
     """The disk or an invariant failed: nothing more may be written, not even by a clean close."""
     if member.broken.done():
-        print(f"replset start: stopped: {member.broken.result()}", file=sys.stderr, flush=True)
+        writer.write(f"replset start: stopped: {member.broken.result()}")
+        writer.flush()
         os._exit(1)
 
 
-async def run(options: MemberOptions, keys: Keys | None) -> int:
+async def run(options: MemberOptions, keys: Keys | None, writer: LogWriter) -> int:
     taken = taken_port(options)  # looked at first, so that a wrong port leaves the dbpath untouched
     if taken is not None:
         return refuse(taken)
@@ -181,10 +175,10 @@ async def run(options: MemberOptions, keys: Keys | None) -> int:
     watchdog.start()
     member.broken.add_done_callback(lambda _: stop.set())
     await stop.wait()
-    exit_if_broken(member)
+    exit_if_broken(member, writer)
     watchdog.stop()
     await member.hand_over()
-    exit_if_broken(member)
+    exit_if_broken(member, writer)
     await http.stop()
     await member.stop()
     workers.close()
