@@ -42,14 +42,15 @@ class CommonPoint:
         self._source = source
         self._rollback_id: int | None = None
 
-    async def find(self) -> OpTime:
-        """The common point. SourceChangedError: try again. NoCommonPointError: too stale. UnrecoverableRollbackError:
+    async def find(self, *, of_any_term: bool = False) -> OpTime:
+        """The common point. of_any_term: also with a source whose newest entry is not of a later term than mine.
+        SourceChangedError: try again. NoCommonPointError: too stale. UnrecoverableRollbackError:
         the chains there differ, or the source lacks what I know to be committed.
         """
         store = self._store
         mine, my_oldest = store.last_applied, store.oldest
         head = await self._probe([mine, my_oldest])
-        if head.newest.term <= mine.term and head.chains[0] is None:
+        if head.newest.term <= mine.term and head.chains[0] is None and not of_any_term:
             raise SourceChangedError(f"{self._source} ends at {head.newest}, not in a later term than my {mine}")
         if head.chains[0] is not None:
             return self._agreed(mine, head.chains[0])

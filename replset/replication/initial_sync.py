@@ -27,18 +27,22 @@ from replset.errors import (
     OutOfDiskSpaceError,
     RemoteProtocolError,
     ReplError,
+    UnrecoverableRollbackError,
 )
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
+from replset.oplog_row import OplogRow
+from replset.replication.common_point import CommonPoint, NoCommonPointError
 from replset.replication.gate import WriteGate
 from replset.replication.ports import Clock, Peer, Workers
 from replset.replication.private_commands import ProbeReply, ProbeRequest, SnapshotReply, SnapshotRequest
 from replset.replication.rollback import export_before_wipe, settle
+from replset.replication.rollback_files import Manifest, RollbackState, settle_manifest
 from replset.replication.rollback_writing import Identity
 from replset.replication.sync_progress import FailedAttempt, SyncProgress
 from replset.replication.transfer import PartialCopy, Transfer
 from replset.storage.copies import check_database
 from replset.storage.disk import Disk
-from replset.storage.oplog import newest_row, oldest_row, row_at
+from replset.storage.oplog import is_in_history, newest_row, oldest_row, row_at
 from replset.storage.sqlite import storage_error, transaction
 from replset.storage.store import Store
 from replset.storage.txn import write_meta
@@ -77,11 +81,14 @@ def newest_held(store: Store) -> OpTime:
 
 
 class CopyEnds(NamedTuple):
-    """Of an oplog: its newest and oldest entry, and whether the entry that was asked about is in it."""
+    """Of an oplog: its newest and oldest entry, whether the commit point that was asked about is in it, and whether all
+    that was exported is in its history.
+    """
 
     newest: OpTime
     oldest: OpTime
     has_committed: bool
+    holds_exported: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +175,11 @@ class InitialSync:
                 await self._ask_for_known(source, known)
             marker = await self._set_marker(known)
             self._report(InitialSyncBegun(marker.incarnation))
-            await self._export(source, reason, marker.sync_id, known.committed)
+            exported = await self._export(source, reason, marker.sync_id, known.committed, forced)
             transfer = await self._fetch(source, marker.sync_id)
             try:
-                copy = await self._workers.run(lambda: self._check(marker.sync_id, known.committed))
+                newest = None if exported is None else self._store().oplog_row_at(exported.last)
+                copy = await self._workers.run(lambda: self._check(marker.sync_id, known.committed, newest))
                 if not forced:
                     _refuse_unless_reached(transfer.source, copy, known)
             except ReplError as error:
@@ -179,6 +187,8 @@ class InitialSync:
                     await self._tell_damage(transfer.source, error)
                 await self._give_up_unless_passing(transfer, error)
                 raise
+            if exported is not None and copy.holds_exported:
+                await self._withdraw(exported)
             incarnation = await self._claim(copy.newest)
             if incarnation != marker.incarnation:
                 self._report(InitialSyncBegun(incarnation))
@@ -207,14 +217,24 @@ class InitialSync:
             raise RemoteProtocolError(f"{source} answered {len(reply.chains)} of 1 question")
         _refuse_unless_reached(source, CopyEnds(reply.newest, reply.oldest, reply.chains[0] is not None), known)
 
-    async def _export(self, source: HostPort, reason: str, sync_id: str, committed: OpTime) -> None:
-        """Settle the rollbacks of this member and export what the copy would replace."""
+    async def _export(
+        self, source: HostPort, reason: str, sync_id: str, committed: OpTime, forced: bool
+    ) -> Manifest | None:
+        """Settle the rollbacks of this member and export what the copy would replace: what is not known to be
+        committed, and before a forced copy all that the source does not have.
+        """
         store = self._store()
         await settle(store, self._disk, self._dbpath, self._clock, self._workers, self._undone, self._gate)
         with store.read() as snapshot:
             if snapshot.meta(_COPY_FOR) == sync_id:
-                return  # this attempt's own copy, installed just before a crash: nothing of mine is in it
-        await export_before_wipe(
+                return None  # this attempt's own copy, installed just before a crash: nothing of mine is in it
+        common: OpTime | None = None
+        if forced:
+            try:
+                common = await CommonPoint(self._peer, store, source).find(of_any_term=True)
+            except (NoCommonPointError, UnrecoverableRollbackError):
+                committed = OPTIME_NULL  # as far back as the undo reaches: what was committed here may not be there
+        return await export_before_wipe(
             store,
             self._disk,
             self._dbpath,
@@ -224,6 +244,7 @@ class InitialSync:
             committed,
             reason,
             source,
+            common=common,
         )
 
     # --- the copy -----------------------------------------------------------------------------------------------
@@ -342,9 +363,16 @@ class InitialSync:
             raise RemoteProtocolError(f"{transfer.source} sent {len(reply.data)} bytes of its copy instead of {length}")
         return reply.data
 
-    def _check(self, sync_id: str, committed: OpTime) -> CopyEnds:
+    async def _withdraw(self, exported: Manifest) -> None:
+        """Nothing of it is lost: the copy holds it all. Until that was seen the files had to be there."""
+        wall_ms = self._clock.wall_ms()
+        await self._workers.run(
+            lambda: settle_manifest(self._disk, self._dbpath, exported, RollbackState.ABANDONED, wall_ms)
+        )
+
+    def _check(self, sync_id: str, committed: OpTime, exported: OplogRow | None) -> CopyEnds:
         """The copy is a sound database; what its oplog holds."""
-        ends = name_copy(self._disk, self._copy.path, sync_id, committed)
+        ends = name_copy(self._disk, self._copy.path, sync_id, committed, exported)
         check_database(self._disk, self._copy.path, CHECKED_ENTRIES)
         return ends
 
@@ -457,10 +485,12 @@ def _refuse_unless_reached(source: HostPort, ends: CopyEnds, known: Known) -> No
     raise InvalidSyncSourceError(f"{lack}; its data is not copied unless that is forced (replset resync --force)")
 
 
-def name_copy(disk: Disk, path: str, sync_id: str, committed: OpTime) -> CopyEnds:
+def name_copy(
+    disk: Disk, path: str, sync_id: str, committed: OpTime = OPTIME_NULL, exported: OplogRow | None = None
+) -> CopyEnds:
     """Note in a fetched copy for which initial sync it is, so that a restart does not take it for data of its own.
 
-    Returns what its oplog holds, `committed` asked for; OPTIME_NULL of an empty one.
+    Returns what its oplog holds; OPTIME_NULL for the ends of an empty one. exported: the newest entry that was.
     """
     try:
         connection = disk.connect(path)
@@ -473,6 +503,7 @@ def name_copy(disk: Disk, path: str, sync_id: str, committed: OpTime) -> CopyEnd
                 OPTIME_NULL if newest is None else newest.optime,
                 OPTIME_NULL if oldest is None else oldest.optime,
                 row_at(connection, committed) is not None,
+                exported is not None and is_in_history(connection, exported),
             )
         finally:
             connection.close(True)

@@ -355,7 +355,7 @@ def store_manifest(disk: Disk, dbpath: str, manifest: Manifest) -> None:
 
 
 def settle_manifest(disk: Disk, dbpath: str, manifest: Manifest, state: RollbackState, wall_ms: int) -> Manifest:
-    """Move a planned manifest to its last state, durably."""
+    """Move a manifest that is planned or exported to its last state, durably."""
     settled = replace(manifest, state=state, settled=utc_text(wall_ms))
     store_manifest(disk, dbpath, settled)
     return settled

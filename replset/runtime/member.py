@@ -558,7 +558,7 @@ class RunningMember:
         file = self._file
         return Known(
             max(newest_held(self.store), file.initial_sync_held),
-            max(self.node.commit_point, file.initial_sync_committed),
+            max(self.node.commit_point, file.initial_sync_committed, self.store.noted_commit_point()),
         )
 
     async def _set_marker(self, known: Known) -> Marker:

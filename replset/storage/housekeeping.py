@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replset.ids import pack_ts
+from replset.ids import OpTime, pack_ts
 from replset.storage import oplog
 from replset.storage.sqlite import first_row, rows_of
 from replset.storage.txn import Txn, write_meta
@@ -18,7 +18,7 @@ _COUNT_EVERY = 64 << 20
 
 def run_slice(store: Store, now_wall_ms: int) -> bool:
     """One slice of the first of these that has something to do; True when one had."""
-    return _prune(store) or _trim(store, now_wall_ms) or _finish_drop(store) or _count(store)
+    return _prune(store) or _trim(store, now_wall_ms) or _finish_drop(store) or _count(store) or _note(store)
 
 
 def _prune(store: Store) -> bool:
@@ -89,6 +89,24 @@ def _count(store: Store) -> bool:
         return False
     store._run(lambda txn: note_oplog_bytes(store, txn))
     return True
+
+
+def _note(store: Store) -> bool:
+    if _commit_point(store) > store._noted_commit_point:
+        store._run(lambda txn: note_commit_point(store, txn))
+    return False
+
+
+def _commit_point(store: Store) -> OpTime:
+    return min(store.commit_point, store.last_applied)
+
+
+def note_commit_point(store: Store, txn: Txn) -> None:
+    """So that the next start knows what must not be taken for lost, and which source must not be copied."""
+    point = _commit_point(store)
+    if point > store._noted_commit_point:
+        write_meta(txn.connection, "commit_point", str(point))
+        store._noted_commit_point = point
 
 
 def note_oplog_bytes(store: Store, txn: Txn) -> None:

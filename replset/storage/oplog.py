@@ -27,6 +27,21 @@ def row_at(connection: apsw.Connection, optime: OpTime) -> OplogRow | None:
     return row if row is not None and row.term == optime.term else None
 
 
+def is_in_history(connection: apsw.Connection, theirs: OplogRow) -> bool:
+    """Whether this log holds another member's row, with the same chain, or held it before it was trimmed.
+
+    The entries of one term are one primary's: a log that begins later in that term had all before it. False also where
+    it begins in a later term, and it cannot be told.
+    """
+    oldest = oldest_row(connection)
+    if oldest is None:
+        return False
+    if theirs.ts < oldest.ts:
+        return theirs.term == oldest.term
+    row = row_at(connection, theirs.optime)
+    return row is not None and row.chain == theirs.chain
+
+
 def row_at_or_before(connection: apsw.Connection, ts: int) -> OplogRow | None:
     return _one(connection, f"SELECT {COLUMNS} FROM oplog WHERE ts <= ? ORDER BY ts DESC LIMIT 1", (ts,))
 

@@ -197,6 +197,8 @@ class Store:
         self.rollback_id = self._int_meta("rollback_id", 1)
         self.pruned_through = self._int_meta("pruned_through", 0)
         self.trimmed_through = self._int_meta("trimmed_through", 0)
+        noted = read_meta(connection, "commit_point")
+        self._noted_commit_point = OPTIME_NULL if noted is None else OpTime.parse(str(noted))
         self._tail, self._tail_size = [], 0
         counted_to = self._int_meta("oplog_counted_to", 0)
         later = first_row(connection, "SELECT total(length(entry)) FROM oplog WHERE ts > ?", (counted_to,))[0]
@@ -524,6 +526,13 @@ class Store:
         """Never moves back."""
         self.commit_point = max(self.commit_point, optime)
 
+    def noted_commit_point(self) -> OpTime:
+        """The newest entry of this log that was known to be committed when that was last noted, in this life or an
+        earlier one; OPTIME_NULL when the entry was taken back since.
+        """
+        noted = self._noted_commit_point
+        return noted if noted.ts <= self.trimmed_through or self.oplog_row_at(noted) is not None else OPTIME_NULL
+
     def housekeeping(self, now_wall_ms: int) -> bool:
         """One bounded slice of pruning undo, trimming the oplog and removing dropped collections. True: more to do."""
         return housekeeping.run_slice(self, now_wall_ms)
@@ -583,8 +592,8 @@ class Store:
         """
         if self._closed:
             return
-        with suppress(StorageError, OutOfDiskSpaceError):  # only spares the next start a count
-            self._run(lambda txn: housekeeping.note_oplog_bytes(self, txn))
+        with suppress(StorageError, OutOfDiskSpaceError):  # the next start counts, and knows an older commit point
+            self._run(self._note_at_the_end)
         with self._guard:
             self._closed = True
         self._close_readers()
@@ -595,6 +604,10 @@ class Store:
             self._connection.close(True)
         except apsw.Error as error:
             raise storage_error(error, self.path) from error
+
+    def _note_at_the_end(self, txn: Txn) -> None:
+        housekeeping.note_oplog_bytes(self, txn)
+        housekeeping.note_commit_point(self, txn)
 
     def _last_checkpoint(self) -> None:
         try:

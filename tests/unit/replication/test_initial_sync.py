@@ -15,10 +15,11 @@ from replset.commands.oplog_serving import SnapshotOptions
 from replset.core.member_state import MemberState
 from replset.core.messages import InitialSyncBegun, InitialSyncEnded
 from replset.errors import BadValueError, CursorNotFoundError, NotPrimaryOrSecondaryError, ReplError
-from replset.ids import HostPort, OpTime
+from replset.ids import OPTIME_NULL, HostPort, OpTime
 from replset.replication.private_commands import SnapshotReply, SnapshotRequest, optime_document
 from replset.replication.rollback_files import FileKind, RollbackState, list_manifests
-from tests.unit.replication.kit import Member, Network, copy_log, numbered, until
+from replset.storage.store import Store
+from tests.unit.replication.kit import OPTIONS, Member, Network, copy_log, numbered, until
 
 SOURCE = HostPort("source:1")
 NS = "app.orders"
@@ -191,6 +192,83 @@ def test_a_copy_whose_oplog_begins_behind_the_commit_point_holds_it(members: tup
     assert source.store.oldest > mine.node.commit_point
     ended = sync(mine, "too stale")
     assert (ended.ok, ended.holds_committed) == (True, True)
+
+
+# --- what is exported, and what is not lost --------------------------------------------------------------------------
+
+
+def test_what_is_exported_before_a_copy_that_holds_it_is_no_rollback(members: tuple[Member, Member]) -> None:
+    """After a restart nothing is known to be committed, so that everything is exported; the copy tells."""
+    source, mine = members
+    copy_log(source, mine)
+    source.insert(NS, *numbered(range(900, 903)))
+    assert sync(mine).ok
+    (manifest,) = list_manifests(mine.dbpath)
+    assert manifest.state is RollbackState.ABANDONED
+    assert manifest.files
+
+
+@pytest.mark.parametrize(
+    ("term", "state"),
+    [pytest.param(1, RollbackState.ABANDONED, id="told"), pytest.param(2, RollbackState.EXPORTED, id="unknown")],
+)
+def test_a_copy_whose_oplog_begins_later_in_my_term_holds_what_i_have(
+    members: tuple[Member, Member], term: int, state: RollbackState
+) -> None:
+    """One primary wrote all of a term. Where the oplog begins in a later one nobody knows, and it stays exported."""
+    source, mine = members
+    copy_log(source, mine)
+    source.insert(NS, *numbered(range(1_000, 1_020)), term=term)
+    trim_to(source, source.store.last_applied)
+    assert source.store.oldest > mine.store.last_applied
+    assert sync(mine, "too stale").ok
+    assert [manifest.state for manifest in list_manifests(mine.dbpath)] == [state]
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_restart_remembers_what_was_committed(members: tuple[Member, Member], stopped: bool) -> None:
+    """Noted at a clean stop, and about every second before a kill."""
+    source, mine = members
+    copy_log(source, mine)
+    mine.store.set_commit_point(mine.store.last_applied)
+    if not stopped:
+        mine.store.housekeeping(mine.clock.wall_ms())
+        mine.store._note_at_the_end = lambda txn: None  # type: ignore[method-assign]
+    reopen(mine)
+    assert mine.store.noted_commit_point() == mine.store.last_applied
+    source.insert(NS, *numbered(range(1_000, 1_020)), term=2)
+    trim_to(source, source.store.last_applied)
+    assert sync(mine, "too stale").ok
+    assert list_manifests(mine.dbpath) == []
+
+
+def test_a_noted_commit_point_whose_entry_was_taken_back_says_nothing(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    copy_log(source, mine)
+    common = mine.store.last_applied
+    mine.insert(NS, {"_id": "committed once"})
+    mine.store.set_commit_point(mine.store.last_applied)
+    reopen(mine)
+    assert mine.store.noted_commit_point() == mine.store.last_applied
+    while mine.store.undo_step(common, stem="rollback-x.0"):
+        pass
+    assert mine.store.noted_commit_point() == OPTIME_NULL
+
+
+def reopen(member: Member) -> None:
+    member.store.close()
+    member.store = Store.open(member.disk, member.dbpath, OPTIONS)
+
+
+def test_before_a_forced_copy_what_was_committed_is_exported_too(members: tuple[Member, Member]) -> None:
+    """It is nowhere else then."""
+    source, mine = members
+    diverged(source, mine)
+    assert sync(mine, forced=True).ok
+    (manifest,) = list_manifests(mine.dbpath)
+    assert manifest.state is RollbackState.EXPORTED
+    (documents,) = [file for file in manifest.files if file.kind is FileKind.DOCUMENTS]
+    assert mine.rollback_file(documents.name) == [{"_id": "committed"}]
 
 
 def trim_to(member: Member, commit_point: OpTime) -> None:
