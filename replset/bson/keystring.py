@@ -65,6 +65,7 @@ _CODE = b"\xa0"
 _CODE_WITH_SCOPE = b"\xaa"
 _MAX_KEY = b"\xf0"
 
+_PIECE = 1 << 18
 _EXACT_INT = 1 << 53
 _ALL_ONES = (1 << 64) - 1
 _INT64_BIAS = 1 << 63
@@ -131,6 +132,8 @@ def _fields_key(fields: Mapping[str, object], depth: int) -> bytes:
 
 
 def _escaped(text: str) -> bytes:
+    if len(text) > _PIECE:  # one call for all of it would let no other thread run for too long
+        return b"".join([_escaped(text[at : at + _PIECE])[:-1] for at in range(0, len(text), _PIECE)]) + b"\0"
     return text.encode().replace(b"\1", b"\1\2").replace(b"\0", b"\1\1") + b"\0"
 
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 from replset.bson import Binary, Int64, RawDocument, walk
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
+from replset.commands.evaluation import apart
 from replset.commands.namespaces import check_database, collection_field, namespace, writable_namespace
 from replset.commands.ports import Reply, Writing
 from replset.commands.write_batch import check_options, write_times
@@ -131,18 +132,27 @@ async def list_collections(ctx: CommandContext) -> Reply:
     """The collections of the database, filtered."""
     database = check_database(ctx.database)
     name_only = fields.boolean(ctx.body, "nameOnly", ctx.name)
-    query = fields.decoded(ctx.body, "filter", ctx.name)
     documents = [_collection_document(coll, False) for coll in ctx.member.store.collections(database)]
     if database == "local":
         documents.append(
             {"name": OPLOG_UUID_NAME, "type": "collection", "options": {"capped": True}, "info": {"readOnly": True}}
         )
-    if query:
-        matcher = compile_filter(query)
-        documents = [doc for doc in documents if matcher.matches({**doc, "options": _plain(doc["options"])})]
+    documents = await _filtered(ctx, documents)
     if name_only:
         documents = [{"name": doc["name"], "type": doc["type"]} for doc in documents]
     return _cursor_reply(ctx, f"{database}.$cmd.listCollections", documents)
+
+
+async def _filtered(ctx: CommandContext, documents: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Those of a list that the command's `filter` takes."""
+    if fields.is_absent(ctx.body, "filter"):
+        return documents
+
+    def work() -> list[dict[str, object]]:
+        matcher = compile_filter(fields.decoded(ctx.body, "filter", ctx.name))
+        return [doc for doc in documents if matcher.matches({**doc, "options": _plain(doc.get("options"))})]
+
+    return await apart(ctx.member, work)
 
 
 def _plain(options: object) -> object:
@@ -152,7 +162,6 @@ def _plain(options: object) -> object:
 async def list_databases(ctx: CommandContext) -> Reply:
     """The databases that hold a collection, and `local` with the oplog."""
     store = ctx.member.store
-    query = fields.decoded(ctx.body, "filter", ctx.name)
     name_only = fields.boolean(ctx.body, "nameOnly", ctx.name)
     names = sorted({*store.databases(), "local"})
     rows: list[dict[str, object]] = [{"name": name} for name in names]
@@ -162,9 +171,7 @@ async def list_databases(ctx: CommandContext) -> Reply:
             # Collections share one file: only the oplog's share is known apart.
             row["sizeOnDisk"] = Int64(store.oplog_bytes if row["name"] == "local" else 0)
             row["empty"] = False
-    if query:
-        matcher = compile_filter(query)
-        rows = [row for row in rows if matcher.matches(row)]
+    rows = await _filtered(ctx, rows)
     reply: dict[str, object] = {"databases": rows}
     if not name_only:
         reply |= {"totalSize": Int64(total), "totalSizeMb": Int64(total >> 20)}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from replset.bson import MAX_BSON_SIZE, decode, encode
+from replset.bson import MAX_BSON_SIZE, decode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
-from replset.commands.find import check_hint
+from replset.commands.evaluation import compiled, large_reply, read_statement, weight_of
+from replset.commands.hint import hint_of
 from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.ports import Reply
 from replset.commands.read_concern import prove, read_concern_of
 from replset.commands.replies import timestamp
-from replset.commands.scan import Scan, breathe, matcher_of, open_collection
+from replset.commands.scan import Filter, Scan, breathe, filter_of, open_collection
 from replset.commands.write_batch import check_options
 from replset.errors import BadValueError, ReplError, SnapshotCutError, UnknownFieldError
 from replset.ids import OpTime
@@ -18,29 +19,29 @@ from replset.query.distinct import Distinct
 from replset.storage.catalog import Collection
 
 DISTINCT_TOO_BIG = 17217
-SLICE = 128
+SMALL_REPLY = 1000
 
 
 async def count(ctx: CommandContext) -> Reply:
     """How many documents match."""
     body, name = ctx.body, ctx.name
     check_options(ctx, ("collation",))
-    check_hint(ctx)
-    matcher = matcher_of(fields.decoded(body, "query", name))
+    hint_of(body, name)
+    found, weight = await _filter(ctx)
     skip = fields.whole(body, "skip", name, least=0)
     limit = abs(fields.whole(body, "limit", name))
     coll, at = await _open(ctx)
     if coll is None:
         total = 0
-    elif matcher is None:
+    elif found.matcher is None:
         total = await _count_all(ctx, coll, at)
     else:
         total = 0
         pin = None if at is None else ctx.member.store.pin(at)
         try:
-            scan = Scan(ctx.member, coll, at, matcher)
+            scan = Scan(ctx.member, coll, at, found.keys, lambda raw: found.matches(decode(raw)) or None, weight)
             while not scan.exhausted and (not limit or total < skip + limit):
-                total += len(scan.next_slice())
+                total += len(await scan.next_slice())
                 if not scan.exhausted:
                     await breathe(ctx)
         finally:
@@ -49,6 +50,14 @@ async def count(ctx: CommandContext) -> Reply:
     await prove(ctx)
     total = max(0, total - skip)
     return _at({"n": min(total, limit) if limit else total}, at)
+
+
+async def _filter(ctx: CommandContext) -> tuple[Filter, int]:
+    """The command's filter, and what its evaluation weighs."""
+    body = ctx.body
+    query = await read_statement(ctx.member, body, lambda: fields.decoded(body, "query", ctx.name))
+    weight = weight_of(len(body.raw), query)
+    return await compiled(ctx.member, weight, lambda: filter_of(query)), weight
 
 
 async def _open(ctx: CommandContext) -> tuple[Collection | None, OpTime | None]:
@@ -83,29 +92,35 @@ async def distinct(ctx: CommandContext) -> Reply:
     """The different values of a field in the documents that match; 17217 over 16 MiB."""
     body, name = ctx.body, ctx.name
     check_options(ctx, ("collation",))
-    check_hint(ctx)
+    hint_of(body, name)
     key = fields.text(body, "key", name)
     if not key or "\0" in key:
         raise BadValueError("distinct.key must be the path of a field")
-    matcher = matcher_of(fields.decoded(body, "query", name))
+    found, weight = await _filter(ctx)
     values = Distinct(key)
+
+    def add(raw: bytes) -> None:
+        document = decode(raw)
+        if found.matches(document):
+            values.add(document)
+
     coll, at = await _open(ctx)
     if coll is not None:
         pin = None if at is None else ctx.member.store.pin(at)
         try:
-            scan = Scan(ctx.member, coll, at, matcher)
+            scan: Scan[None] = Scan(ctx.member, coll, at, found.keys, add, weight)
             while not scan.exhausted:
-                for raw, document in scan.next_slice(SLICE):
-                    values.add(decode(raw) if document is None else document)
+                await scan.next_slice()
+                if values.size > MAX_BSON_SIZE:
+                    raise ReplError("distinct too big, 16mb cap", code=DISTINCT_TOO_BIG)
                 if not scan.exhausted:
                     await breathe(ctx)
         finally:
             if pin is not None:
                 pin.release()
-    if len(encode({"values": values.values})) > MAX_BSON_SIZE:
-        raise ReplError("distinct too big, 16mb cap", code=DISTINCT_TOO_BIG)
     await prove(ctx)
-    return _at({"values": values.values}, at)
+    reply = _at({"values": values.values}, at)
+    return reply if len(values.values) <= SMALL_REPLY else await large_reply(ctx.member, reply)
 
 
 COMMANDS: tuple[Command, ...] = (

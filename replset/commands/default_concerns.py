@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from replset.bson import DateTime, RawDocument, decode, encode
+from replset.bson import DateTime, RawDocument, encode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.ports import Reply, Writing
@@ -102,7 +102,7 @@ async def store_default(ctx: CommandContext, concern: Mapping[str, object]) -> t
         if before is None:
             do_insert(writing, coll, DEFAULTS_KEY, after)
         else:
-            do_update(writing, coll, DEFAULTS_KEY, before, decode(before), after, document)
+            do_update(writing, coll, DEFAULTS_KEY, before, after, after)
         return writing.txn.last
 
     optime = await ctx.member.write(write)

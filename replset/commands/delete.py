@@ -7,10 +7,20 @@ from dataclasses import dataclass
 from replset.bson import RawDocument, decode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
+from replset.commands.evaluation import weight_of
+from replset.commands.hint import check_hint, given_hint
 from replset.commands.ports import Reply, Writing
-from replset.commands.write_batch import Search, SearchingBatch, check_options, in_slices, run_batch, sub_documents
+from replset.commands.scan import filter_of
+from replset.commands.write_batch import (
+    Match,
+    Search,
+    SearchingBatch,
+    check_options,
+    in_slices,
+    run_batch,
+    sub_documents,
+)
 from replset.errors import FailedToParseError, UnknownFieldError
-from replset.query.regex import turn_is_over
 from replset.replication.write_ops import do_delete
 
 _FIELDS = frozenset({"q", "limit", "hint", "collation"})
@@ -22,6 +32,8 @@ class Statement:
 
     query: dict[str, object]
     multi: bool
+    hint: object
+    weight: int
 
 
 def parse_statement(document: RawDocument, place: str) -> Statement:
@@ -35,7 +47,8 @@ def parse_statement(document: RawDocument, place: str) -> Statement:
     limit = fields.whole(document, "limit", place)
     if limit not in (0, 1):
         raise FailedToParseError(f"The limit field in delete objects must be 0 or 1. Got {limit}")
-    return Statement(fields.decoded(document, "q", place), limit == 0)
+    query = fields.decoded(document, "q", place)
+    return Statement(query, limit == 0, given_hint(document, place), weight_of(len(document.raw), query))
 
 
 class DeleteBatch(SearchingBatch):
@@ -45,28 +58,35 @@ class DeleteBatch(SearchingBatch):
         super().__init__(ctx, len(statements))
         self.statements = statements
 
-    def begin(self) -> Search:
-        return Search(self.statements[self.index].query)
+    @property
+    def weight(self) -> int:
+        return self.statements[self.index].weight
 
-    def go_on(self, writing: Writing, search: Search, budget: int) -> tuple[int, bool]:
-        multi, matcher = self.statements[self.index].multi, search.matcher
+    @property
+    def multi(self) -> bool:
+        return self.statements[self.index].multi
+
+    def begin(self) -> Search:
+        statement = self.statements[self.index]
+        check_hint(statement.hint)
+        return Search(filter_of(statement.query))
+
+    def evaluate(self, search: Search, raw: bytes) -> Match | None:
+        return Match() if search.filter.matcher is None or search.filter.matches(decode(raw)) else None
+
+    def go_on(self, writing: Writing, search: Search) -> None:
         coll = writing.txn.catalog.by_ns.get(self.ns)
         if coll is None:
-            return 0, True
-        seen = removed = 0
-        is_done = True
-        for key, raw in search.candidates(writing.txn, coll):
-            seen += 1
-            if matcher is None or matcher.matches(decode(raw)):
-                do_delete(writing, coll, key, raw)
-                removed += 1
-                if not multi:
-                    break
-            if seen >= budget or turn_is_over():
-                is_done = False
+            search.is_done = True
+            return
+        removed = 0
+        for key, raw, _ in self.matches(writing.txn, coll, search):
+            do_delete(writing, coll, key, raw)
+            removed += 1
+            if not self.multi:
+                search.is_done = True
                 break
         self.n += removed
-        return seen, is_done
 
     def counters(self) -> tuple[tuple[str, int], ...]:
         return (("n", self.n),)

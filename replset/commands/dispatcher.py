@@ -22,7 +22,6 @@ from replset.errors import (
     UnknownFieldError,
 )
 from replset.ids import Millis
-from replset.query.regex import begin_turn
 
 log = logging.getLogger("replset.commands")
 
@@ -93,7 +92,6 @@ class Dispatcher:
             check_readable(ctx)
         elif command.where is Where.PRIMARY and not self.member.node.writable:
             raise NotWritablePrimaryError(primary=self.member.node.primary_host)
-        begin_turn()  # for the expressions that compiling a filter reads
         return await command.run(ctx)
 
     def _is_hidden(self, command: Command, request: CommandRequest) -> bool:

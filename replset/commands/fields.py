@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from replset.bson import Decimal128, InvalidBSONError, RawDocument, Undefined, walk
+from replset.bson import Decimal128, InvalidBSONError, RawDocument, encode, walk
 from replset.bson.decoding import read_value
 from replset.errors import BadValueError, TypeMismatchError, UnknownFieldError
 
@@ -35,6 +35,7 @@ TYPE_NAMES: dict[int, str] = {
     255: "minKey",
 }
 _ABSENT = (None, 6, 10)
+_EMPTY = encode({})
 
 
 def wrong_type(command: str, name: str, kind: int | None, wanted: str) -> TypeMismatchError:
@@ -181,8 +182,10 @@ def values(body: RawDocument, name: str, command: str) -> list[object]:
 
 def given(body: RawDocument, name: str) -> bool:
     """Is the field there with a value that says something (not null, false, 0, "" or an empty document)?"""
-    value = body.get(name)
-    return value is not None and not isinstance(value, Undefined) and bool(value)
+    kind = body.type_of(name)
+    if kind in (3, 4):
+        return len(body.get_raw(name) or b"") > len(_EMPTY)
+    return kind not in _ABSENT and bool(body.get(name))
 
 
 def first_element(raw: bytes) -> tuple[str, object]:

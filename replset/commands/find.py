@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from replset.bson import Int64, RawDocument, decode, encode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.cursors import FIRST_BATCH, MAX_BATCH_BYTES, Cursor
+from replset.commands.evaluation import apart, compiled, evaluate, read_statement, weight_of
+from replset.commands.hint import hint_of
 from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.oplog_cursor import OplogCursor
-from replset.commands.ports import Reply
+from replset.commands.ports import MemberPort, Reply
 from replset.commands.read_concern import LINEARIZABLE, prove, read_concern_of, read_point, refuse_linearizable
 from replset.commands.replies import timestamp
-from replset.commands.scan import Row, Scan, breathe, matcher_of, open_collection
+from replset.commands.scan import SLICE_DECODED, Filter, Scan, breathe, filter_of, open_collection
 from replset.commands.write_batch import check_options
 from replset.errors import BadValueError, NotPrimaryOrSecondaryError, ReplError, UnknownFieldError
 from replset.ids import Millis, OpTime
-from replset.query.match import Matcher
+from replset.query.order import equals
 from replset.query.projection import Projection, compile_projection
-from replset.query.sort import Sort, compile_sort
+from replset.query.sort import RUN, Sort, compile_sort, ordered
+from replset.storage.catalog import Collection
 from replset.storage.store import Pin
 
 SORT_BYTES = 100 << 20
@@ -49,12 +51,17 @@ _FIELDS = frozenset(
 
 @dataclass(slots=True)
 class Query:
-    """A find command, parsed and compiled. limit 0: none."""
+    """A find command, parsed and compiled. limit 0: none.
+
+    sort: None where documents come as they are stored, with `backwards` the last one first. weight: see evaluation.py.
+    """
 
     filter: dict[str, object]
-    matcher: Matcher | None
+    compiled: Filter
     projection: Projection | None
     sort: Sort | None
+    backwards: bool
+    weight: int
     skip: int
     limit: int
     batch_size: int
@@ -64,23 +71,33 @@ class Query:
     keep_forever: bool
 
 
-def parse_find(ctx: CommandContext) -> Query:
+async def parse_find(ctx: CommandContext) -> Query:
     """Raises for what is unknown, of the wrong type, out of range or not built."""
-    body, name = ctx.body, ctx.name
+    body, name, member = ctx.body, ctx.name, ctx.member
     check_options(ctx, _NOT_BUILT)
-    check_hint(ctx)
-    query = fields.decoded(body, "filter", name)
-    projection = fields.decoded(body, "projection", name)
-    sort = fields.decoded(body, "sort", name)
+    hint = hint_of(body, name)
+    query, projection, sort = await read_statement(
+        member, body, lambda: [fields.decoded(body, field, name) for field in ("filter", "projection", "sort")]
+    )
+    weight = weight_of(len(body.raw), query, projection)
     await_data = fields.boolean(body, "awaitData", name)
     tailable = fields.boolean(body, "tailable", name)
     if await_data and not tailable:
         raise BadValueError("Cannot set 'awaitData' without also setting 'tailable'", code=9)
+
+    direction = _direction(sort) if sort else hint
+
+    def compile_() -> tuple[Filter, Projection | None, Sort | None]:
+        return filter_of(query), compile_projection(projection), None if direction else compile_sort(sort)
+
+    found, shown, order = await compiled(member, weight, compile_)
     return Query(
         query,
-        matcher_of(query),
-        compile_projection(projection),
-        compile_sort(sort) if sort and not _is_id_order(sort) else None,
+        found,
+        shown,
+        order,
+        direction < 0,
+        weight if query or projection or order else 0,
         fields.whole(body, "skip", name, least=0),
         fields.whole(body, "limit", name, least=0),
         fields.whole(body, "batchSize", name, FIRST_BATCH, least=0),
@@ -91,38 +108,34 @@ def parse_find(ctx: CommandContext) -> Query:
     )
 
 
-def _is_id_order(sort: dict[str, object]) -> bool:
-    """Documents come in the order of their `_id` anyway."""
-    return sort in ({"_id": 1}, {"$natural": 1})
-
-
-def check_hint(ctx: CommandContext) -> None:
-    """There is one index to hint at, and the natural order."""
-    hint = ctx.body.get("hint")
-    known = hint is None or hint == "_id_" or (isinstance(hint, dict) and list(hint) in ([], ["_id"], ["$natural"]))
-    if not known:
-        raise BadValueError(
-            "error processing query: planner returned error :: caused by :: hint provided does not"
-            " correspond to an existing index"
-        )
+def _direction(sort: dict[str, object]) -> int:
+    """1 or -1 for the order in which documents are stored, that of their `_id`, or backwards; 0: they are sorted."""
+    if list(sort) not in (["_id"], ["$natural"]):
+        return 0
+    compile_sort(sort)  # refuses a direction that is none
+    return 1 if equals(1)(*sort.values()) else -1
 
 
 class FindCursor(Cursor):
     """Documents of one collection that match, in the order of their `_id` or sorted in memory."""
 
-    def __init__(self, ns: str, scan: Scan, query: Query, pin: Pin | None) -> None:
-        super().__init__(ns, keep_forever=query.keep_forever)
-        self._scan = scan
+    def __init__(self, member: MemberPort, coll: Collection, at: OpTime | None, query: Query) -> None:
+        super().__init__(coll.ns, keep_forever=query.keep_forever)
+        self._member = member
         self._query = query
-        self._pin = pin
+        self._pin: Pin | None = None if at is None else member.store.pin(at)
         self._skip = query.skip
         self._left: int | None = query.limit or None
-        self._waiting: list[Row] = []
-        self._sorted = query.sort is None
+        self._waiting: list[bytes] = []
+        keys, weight = query.compiled.keys, query.weight
+        self._scan = Scan(member, coll, at, keys, self._shown_if_matched, weight, query.backwards)
+        self._to_sort = None if query.sort is None else Scan(member, coll, at, keys, self._keyed, weight)
+        self._ordered: list[bytes] | None = None
+        """Of a sorted find: what is still to be shown, the first document last."""
 
     async def batch(self, ctx: CommandContext, limit: int | None, await_ms: int | None) -> list[bytes]:
-        if not self._sorted:
-            await self._sort(ctx)
+        if self._to_sort is not None and self._ordered is None:
+            self._ordered = await self._sort(ctx, self._to_sort)
         documents: list[bytes] = []
         size = slices = 0
         while True:
@@ -132,64 +145,80 @@ class FindCursor(Cursor):
             if room == 0:
                 break
             if not self._waiting:
-                if self._scan.exhausted:
+                if self._is_at_end():
                     break
                 if slices:
                     await breathe(ctx)
                     self.check_alive()
                 slices += 1
-                self._waiting = self._next_rows(room)
+                self._waiting = await self._next_rows(room)
                 self._waiting.reverse()
+                self.check_alive()
                 continue
-            row = self._waiting[-1]
-            raw = self._shape(row)
+            raw = self._waiting[-1]
             size += len(raw) + 16
             if size > MAX_BATCH_BYTES and documents:
                 return documents
-            self._waiting.pop()
-            documents.append(raw)
+            documents.append(self._waiting.pop())
             if self._left is not None:
                 self._left -= 1
-        if self._left == 0 or (self._scan.exhausted and not self._waiting):
+        if self._left == 0 or (self._is_at_end() and not self._waiting):
             self.finished = True
         return documents
 
-    def _next_rows(self, room: int | None) -> list[Row]:
-        rows = self._scan.next_slice(None if room is None else room + self._skip)
+    def _is_at_end(self) -> bool:
+        return self._scan.exhausted if self._ordered is None else not self._ordered
+
+    async def _next_rows(self, room: int | None) -> list[bytes]:
+        if self._ordered is not None:
+            return await self._next_ordered(self._ordered, room)
+        rows = await self._scan.next_slice(None if room is None else room + self._skip)
         if self._skip:
             skipped = min(self._skip, len(rows))
             self._skip -= skipped
             rows = rows[skipped:]
         return rows
 
-    def _shape(self, row: Row) -> bytes:
-        raw, document = row
-        projection = self._query.projection
-        if projection is None:
-            return raw
-        whole = decode(raw) if document is None else document
-        return encode(projection(whole))
+    async def _next_ordered(self, rest: list[bytes], room: int | None) -> list[bytes]:
+        count = SLICE_DECODED if room is None else min(room, SLICE_DECODED)
+        documents = rest[-count:]
+        documents.reverse()
+        shown, looked_at = await evaluate(self._member, self._query.weight, documents, self._shown)
+        del rest[len(rest) - looked_at :]
+        return shown
 
-    async def _sort(self, ctx: CommandContext) -> None:
-        """Take all documents, keep those that the limit lets through, order them. 292 over 100 MiB."""
-        sort = self._query.sort
-        if sort is None:
-            return
+    def _shown_if_matched(self, raw: bytes) -> bytes | None:
+        matcher, projection = self._query.compiled.matcher, self._query.projection
+        if matcher is None:
+            return raw if projection is None else encode(projection(decode(raw)))
+        document = decode(raw)
+        if not matcher.matches(document):
+            return None
+        return raw if projection is None else encode(projection(document))
+
+    def _shown(self, raw: bytes) -> bytes:
+        projection = self._query.projection
+        return raw if projection is None else encode(projection(decode(raw)))
+
+    def _keyed(self, raw: bytes) -> tuple[bytes, bytes] | None:
+        """A document that matches, behind its key in the sort."""
+        sort, document = self._query.sort, decode(raw)
+        if sort is None or not self._query.compiled.matches(document):
+            return None
+        return sort(document), raw
+
+    async def _sort(self, ctx: CommandContext, scan: Scan[tuple[bytes, bytes]]) -> list[bytes]:
+        """All documents that the limit lets through, the last one first. 292 over 100 MiB."""
         wanted = self._skip + self._left if self._left is not None else None
-        kept: list[tuple[bytes | int, Row]] = []
-        size = number = 0
-        while not self._scan.exhausted:
-            for raw, document in self._scan.next_slice():
-                number -= 1
-                if sort.natural:
-                    kept.append((number, (raw, document)))  # only backwards comes here
-                else:
-                    kept.append((sort(decode(raw) if document is None else document), (raw, document)))
-                size += len(raw)
+        kept: list[tuple[bytes, bytes]] = []
+        size = 0
+        while not scan.exhausted:
+            found = await scan.next_slice()
+            kept += found
+            size += sum(len(key) + len(raw) for key, raw in found)
             if wanted is not None and len(kept) > 2 * wanted + 1000:
-                kept.sort(key=_sort_key)
-                del kept[wanted:]
-                size = sum(len(row[0]) for _, row in kept)
+                kept = (await self._in_order(kept))[:wanted]
+                size = sum(len(key) + len(raw) for key, raw in kept)
             if size > SORT_BYTES:
                 raise ReplError(
                     f"Sort exceeded memory limit of {SORT_BYTES} bytes, but did not opt in to external sorting.",
@@ -197,10 +226,17 @@ class FindCursor(Cursor):
                 )
             await breathe(ctx)
             self.check_alive()
-        kept.sort(key=_sort_key)
-        rows = [row for _, row in kept[self._skip : wanted]]
+        rows = [raw for _, raw in (await self._in_order(kept))[self._skip : wanted]]
+        self.check_alive()
         rows.reverse()
-        self._waiting, self._skip, self._sorted = rows, 0, True
+        self._skip = 0
+        return rows
+
+    async def _in_order(self, kept: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        def work() -> list[tuple[bytes, bytes]]:
+            return ordered([(pair[0], pair) for pair in kept])
+
+        return work() if len(kept) <= RUN else await apart(self._member, work)
 
     def close(self) -> None:
         super().close()
@@ -209,30 +245,27 @@ class FindCursor(Cursor):
             self._pin = None
 
 
-def _sort_key(pair: tuple[Any, Row]) -> Any:
-    return pair[0]
-
-
 # --- commands ---------------------------------------------------------------------------------------------------
 
 
 async def find(ctx: CommandContext) -> Reply:
     """Documents that match, in batches."""
-    query = parse_find(ctx)
+    query = await parse_find(ctx)
     name = collection_field(ctx.body, ctx.name)
     ns = namespace(ctx.database, name)
     concern = read_concern_of(ctx)
     if ns == OPLOG:
         refuse_linearizable(concern, ns)
-        if query.sort is not None and not query.sort.natural:
+        if query.sort is not None:
             raise UnknownFieldError("sorting the oplog other than by $natural is not built yet")
         oplog = OplogCursor(
             query.filter,
-            query.matcher,
+            query.compiled.matcher,
             query.projection,
+            query.weight,
             tailable=query.tailable,
             await_data=query.await_data,
-            backwards=query.sort is not None,
+            backwards=query.backwards,
             skip=query.skip,
             limit=query.limit,
         )
@@ -243,9 +276,7 @@ async def find(ctx: CommandContext) -> Reply:
     if coll is None:
         await prove(ctx)
         return _cursor_reply(0, ns, "firstBatch", [], at)
-    pin = None if at is None else ctx.member.store.pin(at)
-    cursor = FindCursor(ns, Scan(ctx.member, coll, at, query.matcher), query, pin)
-    return await _first_batch(ctx, cursor, query, at)
+    return await _first_batch(ctx, FindCursor(ctx.member, coll, at, query), query, at)
 
 
 async def _first_batch(ctx: CommandContext, cursor: Cursor, query: Query, at: OpTime | None) -> Reply:

@@ -8,9 +8,10 @@ from struct import Struct
 from replset.bson import MAX_BSON_SIZE, InvalidBSONError, ObjectId, RawDocument, encode_key, validate, walk
 from replset.bson.decoding import read_value
 from replset.commands.command import Command, CommandContext, Where
+from replset.commands.evaluation import Turn, read_statement
 from replset.commands.ports import MemberPort, Reply, Writing
 from replset.commands.scan import breathe
-from replset.commands.write_batch import GROUP_BYTES, GROUP_STATEMENTS, Batch, run_batch, sub_documents
+from replset.commands.write_batch import GROUP_BYTES, GROUP_MS, GROUP_STATEMENTS, Batch, run_batch, sub_documents
 from replset.errors import BadValueError, DuplicateKeyError, ReplError
 from replset.ids import OpTime
 from replset.replication.write_ops import do_insert
@@ -18,8 +19,6 @@ from replset.replication.write_ops import do_insert
 TOO_LARGE = 10334
 INVALID_ID = 53
 DOLLAR_PREFIX = 52
-WORKER_BYTES = 256 << 10
-"""Documents above this size are checked in a worker: a large one takes longer than the loop has."""
 _ID_FIRST = b"_id\0"
 _NO_ID = frozenset({0x04, 0x06, 0x0B})  # array, undefined, regular expression
 _ID_NAMES = {0x04: "an array", 0x06: "undefined", 0x0B: "a regular expression"}
@@ -112,24 +111,19 @@ async def prepare_all(ctx: CommandContext, documents: list[RawDocument], ordered
     """Prepare the documents in order, up to the first that cannot be where the order counts. Gives others a turn."""
     ready: list[Ready] = []
     member = ctx.member
-    size = 0
+    turn = Turn(member.clock)
     for document in documents:
-        raw = document.raw
-        size += len(raw)
         try:
-            if len(raw) > WORKER_BYTES:
-                ready.append(await member.workers.run(partial(prepare, raw, member)))
-            else:
-                ready.append(prepare(raw, member))
+            ready.append(await read_statement(member, document, partial(prepare, document.raw, member)))
         except InvalidBSONError:
             raise
         except ReplError as error:
             ready.append(error)
             if ordered:
                 break
-        if len(ready) % GROUP_STATEMENTS == 0 or size > WORKER_BYTES:
-            size = 0
+        if turn.is_over() or len(ready) % GROUP_STATEMENTS == 0:
             await breathe(ctx)
+            turn = Turn(member.clock)
     return ready
 
 
@@ -143,8 +137,9 @@ class InsertBatch(Batch):
     def run(self, writing: Writing) -> None:
         coll = None
         size = 0
+        turn = Turn(self.ctx.member.clock, GROUP_MS)
         last = min(self.size, self.index + GROUP_STATEMENTS)
-        while self.index < last and size < GROUP_BYTES and not self.stopped:
+        while self.index < last and size < GROUP_BYTES and not self.stopped and not turn.is_over():
             ready = self.ready[self.index]
             if isinstance(ready, ReplError):
                 self.failed(ready)

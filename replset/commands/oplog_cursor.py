@@ -8,6 +8,7 @@ from __future__ import annotations
 from replset.bson import Timestamp, decode, encode
 from replset.commands.command import CommandContext
 from replset.commands.cursors import MAX_BATCH_BYTES, Cursor
+from replset.commands.evaluation import evaluate
 from replset.commands.namespaces import OPLOG
 from replset.commands.scan import breathe
 from replset.errors import BadValueError, CappedPositionLostError, CursorNotFoundError, NotPrimaryOrSecondaryError
@@ -15,7 +16,6 @@ from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.oplog_row import OplogRow
 from replset.query.match import Matcher
 from replset.query.projection import Projection
-from replset.query.regex import begin_turn, turn_is_over
 
 PAGE_ENTRIES = 512
 PAGE_BYTES = 4 << 20
@@ -51,6 +51,7 @@ class OplogCursor(Cursor):
         query: dict[str, object],
         matcher: Matcher | None,
         projection: Projection | None,
+        weight: int,
         *,
         tailable: bool,
         await_data: bool,
@@ -58,7 +59,7 @@ class OplogCursor(Cursor):
         skip: int,
         limit: int,
     ) -> None:
-        """backwards: newest first, as {$natural: -1} asks; then it cannot tail."""
+        """weight: see evaluation.py. backwards: newest first, as {$natural: -1} asks; then it cannot tail."""
         super().__init__(OPLOG)
         if backwards and tailable:
             raise BadValueError("cannot tail the oplog backwards")
@@ -68,6 +69,7 @@ class OplogCursor(Cursor):
         # A filter on ts alone is met by the position; `$gte` and `$gt` need no decoding of each entry.
         only_ts = set(query) == {"ts"} and isinstance(query["ts"], dict) and set(query["ts"]) <= {"$gt", "$gte"}
         self._matcher = None if only_ts and self._after != OPTIME_NULL else matcher
+        self._weight = weight if self._matcher or projection else 0
         self._tailable = tailable
         self._await_data = await_data
         self._skip = skip
@@ -104,7 +106,7 @@ class OplogCursor(Cursor):
                 return documents
             if self._pending or (limit is not None and len(documents) >= limit):
                 return documents
-            if not self._read_page(ctx):
+            if not await self._read_page(ctx):
                 self.finished = not self._tailable
                 return documents
             await breathe(ctx)
@@ -119,10 +121,10 @@ class OplogCursor(Cursor):
             raise CursorNotFoundError("the member rolled back: the cursor is closed")
         self._rollback_id = rollback_id
 
-    def _read_page(self, ctx: CommandContext) -> bool:
+    async def _read_page(self, ctx: CommandContext) -> bool:
         """Fill `_pending`; False at the end of the oplog."""
         if self._before is not None:
-            return self._read_page_back(ctx, self._before)
+            return await self._read_page_back(ctx, self._before)
         store = ctx.member.store
         after = self._after
         if not self._began and after.ts < store.trimmed_through:
@@ -132,10 +134,10 @@ class OplogCursor(Cursor):
             return False
         if self._began and after.ts < store.trimmed_through:
             raise CappedPositionLostError("the cursor's place in the oplog was trimmed away")
-        self._after = self._keep(rows).optime
+        self._after = (await self._keep(ctx, rows)).optime
         return True
 
-    def _read_page_back(self, ctx: CommandContext, before: OpTime) -> bool:
+    async def _read_page_back(self, ctx: CommandContext, before: OpTime) -> bool:
         """As `_read_page`, towards the oldest entry."""
         store = ctx.member.store
         rows: list[OplogRow] = []
@@ -143,30 +145,26 @@ class OplogCursor(Cursor):
             rows.append(row)
             before = OpTime(row.term, row.ts - 1)
         if rows:
-            last = self._keep(rows)
+            last = await self._keep(ctx, rows)
             self._before = OpTime(last.term, last.ts - 1)
         return bool(rows)
 
-    def _keep(self, rows: list[OplogRow]) -> OplogRow:
+    async def _keep(self, ctx: CommandContext, rows: list[OplogRow]) -> OplogRow:
         """Fill `_pending` with those of `rows` that match; the last one that was looked at."""
-        matcher, last = self._matcher, rows[-1]
-        if matcher is None:
-            found = [row.entry for row in rows]
-        else:
-            begin_turn()
-            found = []
-            for row in rows:
-                if matcher.matches(decode(row.entry)):
-                    found.append(row.entry)
-                if turn_is_over():
-                    last = row
-                    break
+        found, looked_at = await evaluate(ctx.member, self._weight, [row.entry for row in rows], self._shown_if_matched)
+        self._check(ctx)  # a rollback meanwhile took away what was read
         skipped = min(self._skip, len(found))
         self._skip -= skipped
         found = found[skipped:]
-        if self._projection is not None:
-            projection = self._projection
-            found = [encode(projection(decode(raw))) for raw in found]
         found.reverse()
         self._pending = found
-        return last
+        return rows[looked_at - 1]
+
+    def _shown_if_matched(self, entry: bytes) -> bytes | None:
+        matcher, projection = self._matcher, self._projection
+        if matcher is None and projection is None:
+            return entry
+        document = decode(entry)
+        if matcher is not None and not matcher.matches(document):
+            return None
+        return entry if projection is None else encode(projection(document))

@@ -192,6 +192,11 @@ class MemberPort(Protocol):
     def workers(self) -> Workers: ...
 
     @property
+    def evaluations(self) -> Workers:
+        """One thread for all clients: for filters, updates and documents that are too large for the event loop."""
+        ...
+
+    @property
     def test_commands(self) -> bool: ...
 
     @property

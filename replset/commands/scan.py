@@ -1,11 +1,19 @@
-"""Walking a collection for a filter, in slices that fit between two heartbeats, at one point or as it is now."""
+"""Walking a collection for a filter, in slices that fit between two heartbeats, at one point or as it is now.
+
+Documents are read on the event loop, some megabytes at once. What is asked of each, and made of it, is evaluated there
+or in the thread (evaluation.py).
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from replset.bson import decode, encode_key
+from replset.bson import encode_key
 from replset.commands.command import CommandContext
+from replset.commands.evaluation import evaluate
 from replset.commands.namespaces import namespace
 from replset.commands.ports import MemberPort
 from replset.commands.read_concern import ReadConcern, read_point
@@ -13,64 +21,118 @@ from replset.errors import CatalogChangedError, CursorNotFoundError, ReplError
 from replset.ids import OpTime
 from replset.query.match import Matcher, compile_filter
 from replset.query.order import MISSING
-from replset.query.regex import begin_turn, turn_is_over
+from replset.query.sort import ordered
 from replset.storage.catalog import Collection
-from replset.storage.snapshot import Snapshot
 
+T = TypeVar("T")
 SLICE_DECODED = 128
 """Documents decoded and matched without giving others a turn: some 3 ms."""
 SLICE_RAW = 1024
 SLICE_BYTES = 4 << 20
 QUERY_PLAN_KILLED = 175
 
-Row = tuple[bytes, dict[str, object] | None]
-"""A document's bytes, and decoded where matching needed that."""
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A compiled filter. matcher: None for the empty one, which every document matches undecoded.
+
+    keys: those of the only documents that can match, the first one last; None when the filter does not name them.
+    """
+
+    matcher: Matcher | None
+    keys: list[bytes] | None
+
+    def matches(self, document: dict[str, object]) -> bool:
+        return self.matcher is None or self.matcher.matches(document)
 
 
-def matcher_of(query: dict[str, object]) -> Matcher | None:
-    """The compiled filter; None for the empty one, which every document matches undecoded."""
-    return compile_filter(query) if query else None
-
-
-def candidate_keys(matcher: Matcher | None) -> list[bytes] | None:
-    """The keys of the only documents that can match, in order; None when the filter does not name them."""
-    if matcher is None:
-        return None
+def filter_of(query: dict[str, object]) -> Filter:
+    """Raises what compile_filter raises."""
+    if not query:
+        return Filter(None, None)
+    matcher = compile_filter(query)
     if matcher.id_equality is not MISSING:
-        return [encode_key(matcher.id_equality)]
-    if matcher.id_in is not None:
-        return sorted({encode_key(value) for value in matcher.id_in})
-    return None
+        return Filter(matcher, [encode_key(matcher.id_equality)])
+    if matcher.id_in is None:
+        return Filter(matcher, None)
+    keys = ordered([(key, key) for key in {encode_key(value) for value in matcher.id_in}])
+    keys.reverse()
+    return Filter(matcher, keys)
 
 
-class Scan:
+class Scan(Generic[T]):
     """A position in the documents of one collection that match a filter.
 
     at: the point of the read, None for the newest state of each moment. Between slices nothing is held: the position
     is the last key that was seen.
     """
 
-    __slots__ = ("_after", "_coll", "_keys", "_matcher", "_member", "_rollback_id", "at", "exhausted")
+    __slots__ = (
+        "_after",
+        "_backwards",
+        "_coll",
+        "_keys",
+        "_limit",
+        "_member",
+        "_read",
+        "_rollback_id",
+        "_weight",
+        "at",
+        "exhausted",
+    )
 
-    def __init__(self, member: MemberPort, coll: Collection, at: OpTime | None, matcher: Matcher | None) -> None:
+    def __init__(
+        self,
+        member: MemberPort,
+        coll: Collection,
+        at: OpTime | None,
+        keys: list[bytes] | None,
+        read: Callable[[bytes], T | None],
+        weight: int,
+        backwards: bool = False,
+    ) -> None:
+        """keys: see Filter. read: what the caller wants of a document, None when it does not look for this one; it
+        decodes and matches. weight: of what `read` evaluates; 0 for nothing, then documents are not even decoded.
+        backwards: the last document first.
+        """
         self._member = member
         self._rollback_id = member.store.rollback_id
         self._coll = coll
-        self._matcher = matcher
+        self._read = read
+        self._weight = weight
+        self._limit = SLICE_DECODED if weight else SLICE_RAW
         self._after: bytes | None = None
-        self._keys = candidate_keys(matcher)
-        if self._keys is not None:
-            self._keys.reverse()
+        self._keys = keys[:: -1 if backwards else 1] if keys is not None else None
+        self._backwards = backwards
         self.at = at
         self.exhausted = False
 
-    def next_slice(self, want: int | None = None) -> list[Row]:
+    async def next_slice(self, want: int | None = None) -> list[T]:
         """Go on for one slice, until `want` documents match (None: all of the slice). Sets `exhausted` at the end.
 
         CursorNotFoundError after a rollback; SnapshotTooOldError; 175 when the collection was dropped since (unless
         the read is at an older point).
         """
-        begin_turn()
+        self._check()
+        asked: list[bytes] = []
+        if self._keys is None:
+            fetched, is_last = self._walk(want)
+        else:
+            fetched, asked = self._by_keys(self._keys, want)
+            is_last = len(asked) == len(self._keys)
+        documents = [raw for _, raw in fetched]
+        found, looked_at = await evaluate(self._member, self._weight, documents, self._read, want)
+        self._check()  # a rollback meanwhile may have taken away what was read
+        if looked_at:
+            self._after = fetched[looked_at - 1][0]
+        is_all = looked_at == len(fetched)
+        if self._keys is not None:
+            done = len(asked) if is_all or self._after is None else asked.index(self._after) + 1
+            del self._keys[len(self._keys) - done :]
+        self.exhausted = is_last and is_all
+        return found
+
+    def _check(self) -> None:
         store = self._member.store
         if store.rollback_id != self._rollback_id:
             raise CursorNotFoundError("the member rolled back: what was being read does not exist any more")
@@ -78,52 +140,41 @@ class Scan:
             known = store.collection_by_uuid(self._coll.uuid)
             if known is None or known.dropped_ts is not None:
                 raise ReplError(f"collection dropped: {self._coll.ns}", code=QUERY_PLAN_KILLED)
-            if self._keys is not None and len(self._keys) == 1:
-                return self._point_read(self._keys.pop())
+
+    def _by_keys(self, keys: list[bytes], want: int | None) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
+        """(key, document) of those that are there, and the keys that were asked for."""
+        store = self._member.store
+        if self.at is None and len(keys) == 1:
+            only = store.get(self._coll, keys[0])
+            return ([] if only is None else [(keys[0], only)]), keys
+        asked = keys[-(SLICE_DECODED if want is None else min(want, SLICE_DECODED)) :]
+        asked.reverse()
+        fetched: list[tuple[bytes, bytes]] = []
+        size = 0
         with store.read() as snapshot:
-            return self._by_keys(snapshot, want) if self._keys is not None else self._walk(snapshot, want)
+            for number, key in enumerate(asked):
+                raw = snapshot.get(self._coll, key, self.at)
+                if raw is not None:
+                    fetched.append((key, raw))
+                    size += len(raw)
+                    if size > SLICE_BYTES:
+                        return fetched, asked[: number + 1]
+        return fetched, asked
 
-    def _point_read(self, key: bytes) -> list[Row]:
-        self.exhausted = True
-        raw = self._member.store.get(self._coll, key)
-        row = None if raw is None else self._match(raw)
-        return [] if row is None else [row]
-
-    def _match(self, raw: bytes) -> Row | None:
-        matcher = self._matcher
-        if matcher is None:
-            return raw, None
-        document = decode(raw)
-        return (raw, document) if matcher.matches(document) else None
-
-    def _by_keys(self, snapshot: Snapshot, want: int | None) -> list[Row]:
-        keys = self._keys or []
-        rows: list[Row] = []
-        for _ in range(SLICE_DECODED):
-            if not keys or len(rows) == want or turn_is_over():
-                break
-            raw = snapshot.get(self._coll, keys.pop(), self.at)
-            row = None if raw is None else self._match(raw)
-            if row is not None:
-                rows.append(row)
-        self.exhausted = not keys
-        return rows
-
-    def _walk(self, snapshot: Snapshot, want: int | None) -> list[Row]:
-        rows: list[Row] = []
-        limit = SLICE_RAW if self._matcher is None else SLICE_DECODED
-        seen = size = 0
-        for key, raw in snapshot.scan(self._coll, self.at, after_key=self._after, limit=limit):
-            self._after = key
-            seen += 1
-            size += len(raw)
-            row = self._match(raw)
-            if row is not None:
-                rows.append(row)
-            if len(rows) == want or size > SLICE_BYTES or turn_is_over():
-                return rows
-        self.exhausted = seen < limit
-        return rows
+    def _walk(self, want: int | None) -> tuple[list[tuple[bytes, bytes]], bool]:
+        """(key, document) of the next ones, and whether they are the last."""
+        limit = self._limit if want is None or self._weight else min(want, self._limit)
+        fetched: list[tuple[bytes, bytes]] = []
+        size = 0
+        with self._member.store.read() as snapshot:
+            for pair in snapshot.scan(
+                self._coll, self.at, after_key=self._after, limit=limit, backwards=self._backwards
+            ):
+                fetched.append(pair)
+                size += len(pair[1])
+                if size > SLICE_BYTES:
+                    return fetched, False
+        return fetched, len(fetched) < limit
 
 
 async def open_collection(

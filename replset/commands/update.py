@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from replset.bson import MAX_BSON_SIZE, DateTime, RawDocument, Timestamp, decode, encode, encode_key
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
+from replset.commands.evaluation import UNBOUNDED, is_small, weight_of
+from replset.commands.hint import check_hint, given_hint
 from replset.commands.insert import check_id_document, duplicate_key, new_id
 from replset.commands.ports import Reply, Writing
 from replset.commands.replies import timestamp
-from replset.commands.write_batch import Search, SearchingBatch, check_options, in_slices, run_batch, sub_documents
-from replset.errors import BadValueError, FailedToParseError, UnknownFieldError
-from replset.query.regex import turn_is_over
+from replset.commands.scan import filter_of
+from replset.commands.write_batch import (
+    Match,
+    Search,
+    SearchingBatch,
+    check_options,
+    in_slices,
+    run_batch,
+    sub_documents,
+)
+from replset.errors import BadValueError, FailedToParseError, ReplError, UnknownFieldError
 from replset.query.update import Update, check_id, compile_update
 from replset.query.upsert import upsert_base
-from replset.replication.write_ops import do_insert, do_update
+from replset.replication.write_ops import do_insert, do_update, update_object
 from replset.storage.catalog import Collection
 
 RESULT_TOO_LARGE = 17419
 _FIELDS = frozenset({"q", "u", "upsert", "multi", "arrayFilters", "hint", "collation", "c", "sort"})
 _NOT_BUILT = ("collation", "c", "sort")
+_FAR_INDEX = re.compile(r"\.\d{3,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +44,8 @@ class Statement:
     upsert: bool
     multi: bool
     array_filters: list[object]
+    hint: object
+    weight: int
 
 
 def parse_statement(document: RawDocument, place: str) -> Statement:
@@ -44,13 +58,27 @@ def parse_statement(document: RawDocument, place: str) -> Statement:
     for name in _NOT_BUILT:
         if fields.given(document, name):
             raise UnknownFieldError(f"{place}.{name} is not built yet")
+    query, change = fields.decoded(document, "q", place), document.get("u")
+    filters = [] if fields.is_absent(document, "arrayFilters") else fields.values(document, "arrayFilters", place)
     return Statement(
-        fields.decoded(document, "q", place),
-        document.get("u"),
+        query,
+        change,
         fields.boolean(document, "upsert", place),
         fields.boolean(document, "multi", place),
-        [] if fields.is_absent(document, "arrayFilters") else fields.values(document, "arrayFilters", place),
+        filters,
+        given_hint(document, place),
+        UNBOUNDED if pads(change) else weight_of(len(document.raw), query, change, filters),
     )
+
+
+def pads(change: object) -> bool:
+    """Whether an update may lengthen an array by many items: its index in a path says how many, not its size."""
+    if not isinstance(change, dict):
+        return False
+    paths = [
+        (path, target) for fields in change.values() if isinstance(fields, dict) for path, target in fields.items()
+    ]
+    return any(_FAR_INDEX.search(path) for pair in paths for path in pair if isinstance(path, str))
 
 
 def sized(document: dict[str, object]) -> bytes:
@@ -62,7 +90,7 @@ def sized(document: dict[str, object]) -> bytes:
 
 
 class UpdateBatch(SearchingBatch):
-    __slots__ = ("modified", "statements", "update", "upserted")
+    __slots__ = ("made", "modified", "now", "stamp", "statements", "update", "upserted")
 
     def __init__(self, ctx: CommandContext, statements: list[Statement]) -> None:
         super().__init__(ctx, len(statements))
@@ -70,69 +98,95 @@ class UpdateBatch(SearchingBatch):
         self.modified = 0
         self.upserted: list[dict[str, object]] = []
         self.update: Update | None = None
+        self.made: tuple[object, bytes, bytes] | None = None
+        """What an upsert inserts, where it was made apart."""
+        self.now, self.stamp = DateTime(0), Timestamp(0, 0)
+
+    @property
+    def weight(self) -> int:
+        return self.statements[self.index].weight
+
+    @property
+    def multi(self) -> bool:
+        return self.statements[self.index].multi
 
     def begin(self) -> Search:
         statement = self.statements[self.index]
-        search = Search(statement.query)
+        check_hint(statement.hint)
+        search = Search(filter_of(statement.query))
         self.update = compile_update(statement.change, array_filters=statement.array_filters)
         if statement.multi and self.update.is_replacement:
             raise FailedToParseError("multi update is not supported for replacement-style update")
         return search
 
-    def go_on(self, writing: Writing, search: Search, budget: int) -> tuple[int, bool]:
-        statement, update = self.statements[self.index], self.update
-        if update is None:
+    def evaluate(self, search: Search, raw: bytes) -> Match | None:
+        before = decode(raw)
+        if not search.filter.matches(before):
+            return None
+        after = self._compiled().apply(before, now=self.now, timestamp=self.stamp, matcher=search.filter.matcher)
+        if after is before:
+            return Match()
+        after_bytes = sized(after)
+        o = update_object(before, after, after_bytes)
+        return Match() if o is None else Match(after_bytes, o)
+
+    def _compiled(self) -> Update:
+        if self.update is None:
             raise BadValueError("the statement was not compiled")
-        now, stamp = DateTime(writing.wall_ms), timestamp(writing.next_optime().ts)
-        txn, matcher = writing.txn, search.matcher
-        coll = txn.catalog.by_ns.get(self.ns)
-        seen = matched = modified = 0
-        is_done = True
-        for key, raw in () if coll is None else search.candidates(txn, coll):
-            seen += 1
-            before = decode(raw)
-            if matcher is None or matcher.matches(before):
+        return self.update
+
+    def go_on(self, writing: Writing, search: Search) -> None:
+        statement = self.statements[self.index]
+        self.now, self.stamp = DateTime(writing.wall_ms), timestamp(writing.next_optime().ts)
+        coll = writing.txn.catalog.by_ns.get(self.ns)
+        matched = modified = 0
+        if coll is None:
+            search.is_done = True
+        else:
+            for key, raw, match in self.matches(writing.txn, coll, search):
                 matched += 1
-                after = update.apply(before, now=now, timestamp=stamp, matcher=matcher)
-                if after is not before and coll is not None:
-                    modified += do_update(writing, coll, key, raw, before, sized(after), after) is not None
-                if not statement.multi:
+                if match.o:
+                    do_update(writing, coll, key, raw, match.after, match.o)
+                    modified += 1
+                if not self.multi:
+                    search.is_done = True
                     break
-            if seen >= budget or turn_is_over():
-                is_done = False
-                break
         self.matched = self.matched or matched > 0
-        if is_done and statement.upsert and not self.matched:
-            self._insert(writing, coll, statement, update, now, stamp)
+        if search.is_done and statement.upsert and not self.matched:
+            if self.made is None and not is_small(self.weight, 1):
+                self.apart = self._make_apart
+            else:
+                self._insert(writing, coll)
         self.n += matched
         self.modified += modified
-        return seen, is_done
 
-    def _insert(
-        self,
-        writing: Writing,
-        coll: Collection | None,
-        statement: Statement,
-        update: Update,
-        now: DateTime,
-        stamp: Timestamp,
-    ) -> None:
-        base = upsert_base(statement.query)
-        made = update.apply(base, now=now, timestamp=stamp, is_insert=True)
+    def _make_apart(self) -> None:
+        try:
+            self.made = self._make()
+        except ReplError as error:
+            self.refusal = error
+
+    def _make(self) -> tuple[object, bytes, bytes]:
+        """(_id, key, document) of what an upsert inserts."""
+        base = upsert_base(self.statements[self.index].query)
+        made = self._compiled().apply(base, now=self.now, timestamp=self.stamp, is_insert=True)
         if "_id" not in made:
             made = {"_id": new_id(self.ctx.member), **made}
         value = made["_id"]
         check_id(value)
         check_id_document(value)
-        raw = sized(made)
-        if do_insert(writing, coll or self.collection(writing), encode_key(value), raw) is None:
+        return value, encode_key(value), sized(made)
+
+    def _insert(self, writing: Writing, coll: Collection | None) -> None:
+        value, key, raw = self.made or self._make()
+        if do_insert(writing, coll or self.collection(writing), key, raw) is None:
             raise duplicate_key(self.ns, value)
         self.upserted.append({"index": self.index, "_id": value})
         self.n += 1
 
     def end(self) -> None:
         super().end()
-        self.update = None
+        self.update = self.made = None
 
     def counters(self) -> tuple[tuple[str, int], ...]:
         return (("n", self.n), ("nModified", self.modified))

@@ -9,15 +9,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import TypeVar
 
 from replset.bson import MAX_WRITE_BATCH, RawDocument, encode
 from replset.commands import fields
 from replset.commands.command import CommandContext
+from replset.commands.evaluation import SMALL_STATEMENT, Turn, apart, is_small, large_reply, read_statement
 from replset.commands.namespaces import collection_field, writable_namespace
 from replset.commands.ports import Reply, Writing
 from replset.commands.replies import election_id, hot_reply, optime_document, timestamp
-from replset.commands.scan import breathe, candidate_keys, matcher_of
+from replset.commands.scan import SLICE_BYTES, SLICE_DECODED, Filter, breathe
 from replset.commands.write_concern import concern_of, wait_for
 from replset.errors import (
     BadValueError,
@@ -29,7 +32,6 @@ from replset.errors import (
     UnknownFieldError,
 )
 from replset.ids import OPTIME_NULL, OpTime
-from replset.query.regex import begin_turn, turn_is_over
 from replset.replication.write_ops import do_create
 from replset.storage.catalog import Collection
 from replset.storage.txn import Txn
@@ -40,6 +42,8 @@ GROUP_STATEMENTS = 500
 GROUP_DOCUMENTS = 200
 """Documents that one group decodes and matches for one command."""
 GROUP_BYTES = 2 << 20
+GROUP_MS = 10
+"""What one command takes of one group; the commit comes on top."""
 ERROR_BYTES = 1 << 20
 """Of write errors in one reply; the later ones say only which statement failed with which code, as in MongoDB."""
 
@@ -59,6 +63,7 @@ class Batch(ABC):
     """The statements of one write command and how far they are."""
 
     __slots__ = (
+        "apart",
         "committed",
         "ctx",
         "error_bytes",
@@ -91,6 +96,8 @@ class Batch(ABC):
         self.term = 0
         self.stopped = False
         self.committed: Committed | None = None
+        self.apart: Callable[[], None] | None = None
+        """What has to be evaluated before the next group: it takes longer than a group has."""
 
     def note_committed(self) -> None:
         """A group of this command is committed: what is done so far stays, whatever becomes of the next one."""
@@ -161,6 +168,9 @@ async def run_batch(batch: Batch) -> Reply:
         while not await member.write(batch):
             batch.note_committed()
             ctx.check_deadline()
+            work, batch.apart = batch.apart, None
+            if work is not None:
+                await apart(member, work)
     except ReplError as error:
         if batch.committed is None:
             raise
@@ -182,7 +192,8 @@ async def run_batch(batch: Batch) -> Reply:
         reply["writeErrors"] = errors
     if failure is not None:
         reply["writeConcernError"] = failure
-    return reply | write_times(done.optime, batch.term)
+    reply |= write_times(done.optime, batch.term)
+    return reply if batch.size <= GROUP_STATEMENTS else await large_reply(member, reply)
 
 
 def write_times(optime: OpTime, term: int) -> dict[str, object]:
@@ -202,69 +213,107 @@ def sub_documents(ctx: CommandContext, name: str) -> list[RawDocument]:
 async def in_slices(ctx: CommandContext, documents: list[RawDocument], parse: Callable[[RawDocument], T]) -> list[T]:
     """`parse` of each document, giving others a turn in between."""
     parsed: list[T] = []
-    for begin in range(0, len(documents), GROUP_STATEMENTS):
-        if begin:
+    turn = Turn(ctx.member.clock)
+    for document in documents:
+        parsed.append(await read_statement(ctx.member, document, partial(parse, document)))
+        if turn.is_over() or len(parsed) % GROUP_STATEMENTS == 0:
             await breathe(ctx)
-        parsed += [parse(document) for document in documents[begin : begin + GROUP_STATEMENTS]]
+            turn = Turn(ctx.member.clock)
     return parsed
 
 
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What a statement does to a document that it finds. after, o: that document and its entry's `o`; empty: none."""
+
+    after: bytes = b""
+    o: bytes = b""
+
+
 class Search:
-    """Where an update or delete statement looks: a few keys, or all documents behind `after`."""
+    """Where an update or delete statement looks: a few keys, or all documents behind `after`.
 
-    __slots__ = ("after", "keys", "matcher")
+    evaluated: by key the bytes of a document that was evaluated apart, and what came of it.
+    """
 
-    def __init__(self, query: dict[str, object]) -> None:
-        """Compiles the filter; raises what compile_filter raises."""
-        self.matcher = matcher_of(query)
-        self.keys = candidate_keys(self.matcher)
-        if self.keys is not None:
-            self.keys.reverse()
+    __slots__ = ("after", "evaluated", "filter", "is_done", "keys")
+
+    def __init__(self, found: Filter) -> None:
+        self.filter = found
+        self.keys = None if found.keys is None else list(found.keys)
         self.after = b""
+        self.evaluated: dict[bytes, tuple[bytes, Match | ReplError | None]] = {}
+        self.is_done = False
 
-    def candidates(self, txn: Txn, coll: Collection) -> Iterator[tuple[bytes, bytes]]:
-        """(key, document) from where the last group stopped."""
-        keys = self.keys
-        if keys is None:
-            for key, raw in txn.scan(coll, self.after):
-                self.after = key
-                yield key, raw
+    def candidates(self, txn: Txn, coll: Collection) -> Iterator[tuple[bytes, bytes | None]]:
+        """(key, document) from where the last group stopped; None for a key that is not there."""
+        if self.keys is None:
+            yield from txn.scan(coll, self.after)
             return
-        while keys:
-            key = keys.pop()
-            found = txn.get(coll, key)
-            if found is not None:
-                yield key, found
+        for key in reversed(self.keys):
+            yield key, txn.get(coll, key)
+
+    def pass_by(self, key: bytes) -> None:
+        """The document with this key is done with."""
+        if self.keys is None:
+            self.after = key
+            return
+        while self.keys and self.keys[-1] <= key:
+            self.keys.pop()
 
 
 class SearchingBatch(Batch):
-    """Statements that look for documents. Each is parsed when its turn comes, and may go on over several groups."""
+    """Statements that look for documents. Each is parsed when its turn comes, and may go on over several groups.
 
-    __slots__ = ("matched", "search")
+    What is too large for the event loop (evaluation.py) is evaluated between two groups, from the bytes of the document
+    that the first one saw. The next group takes the result only if the document still has those bytes: nobody else's
+    change is lost, and one that changes all the time is evaluated again.
+    """
+
+    __slots__ = ("budget", "matched", "refusal", "search", "turn")
 
     def __init__(self, ctx: CommandContext, size: int) -> None:
         super().__init__(ctx, size)
         self.search: Search | None = None
+        self.refusal: ReplError | None = None
         self.matched = False
+        self.budget = 0  # documents that this group may still look at
+        self.turn = Turn(ctx.member.clock)
+
+    @property
+    @abstractmethod
+    def weight(self) -> int:
+        """Of the statement at `index`."""
+
+    @property
+    @abstractmethod
+    def multi(self) -> bool:
+        """Whether the statement at `index` takes all documents that match, not the first one alone."""
 
     @abstractmethod
     def begin(self) -> Search:
         """Compile the statement at `index`."""
 
     @abstractmethod
-    def go_on(self, writing: Writing, search: Search, budget: int) -> tuple[int, bool]:
-        """Work on the statement; (documents looked at, at most `budget`; whether it is done)."""
+    def evaluate(self, search: Search, raw: bytes) -> Match | None:
+        """What the statement does to a document; None when it is not among those that it looks for."""
+
+    @abstractmethod
+    def go_on(self, writing: Writing, search: Search) -> None:
+        """Work on the statement for this group's time; `search.is_done` at its end."""
 
     def run(self, writing: Writing) -> None:
-        budget = GROUP_DOCUMENTS
-        begin_turn()
+        self.budget = GROUP_DOCUMENTS
+        self.turn = Turn(self.ctx.member.clock, GROUP_MS)
         for _ in range(GROUP_STATEMENTS):
-            if self.index >= self.size or self.stopped or budget <= 0 or turn_is_over():
+            if self.index >= self.size or self.stopped or self.budget <= 0 or self.apart or self.turn.is_over():
                 return
             mark = writing.txn.mark()
             try:
-                search = self.search = self.search or self.begin()
-                looked_at, is_done = self.go_on(writing, search, budget)
+                search = self._begun()
+                if search is None:
+                    return
+                self.go_on(writing, search)
             except (StorageError, OutOfDiskSpaceError):
                 raise
             except ReplError as error:
@@ -272,12 +321,76 @@ class SearchingBatch(Batch):
                 self.end()
                 self.failed(error)
                 continue
-            budget -= looked_at
-            if is_done:
+            if search.is_done and self.apart is None:
                 self.end()
                 self.index += 1
 
+    def _begun(self) -> Search | None:
+        """The search of the statement at `index`; None when it is compiled apart first."""
+        if self.refusal is not None:
+            raise self.refusal
+        if self.search is None:
+            if self.weight > SMALL_STATEMENT:
+                self.apart = self._begin_apart
+                return None
+            self.search = self.begin()
+        return self.search
+
+    def _begin_apart(self) -> None:
+        try:
+            self.search = self.begin()
+        except ReplError as error:
+            self.refusal = error
+
+    def matches(self, txn: Txn, coll: Collection, search: Search) -> Iterator[tuple[bytes, bytes, Match]]:
+        """(key, document, what the statement does to it) of the next matches, while this group's time lasts.
+
+        Sets `search.is_done` behind the last document, `apart` where something has to be evaluated apart first.
+        """
+        candidates = search.candidates(txn, coll)
+        for key, raw in candidates:
+            seen, result = search.evaluated.pop(key, (None, None))
+            if raw is not None and seen != raw:
+                if not is_small(self.weight, len(raw)):
+                    self.apart = partial(self._evaluate_apart, search, _some((key, raw), candidates))
+                    return
+                result = self.evaluate(search, raw)
+            search.pass_by(key)
+            self.budget -= 1
+            if raw is not None and result is not None:
+                if isinstance(result, ReplError):
+                    raise result
+                yield key, raw, result
+            if self.budget <= 0 or self.turn.is_over():
+                return
+        search.is_done = True
+
+    def _evaluate_apart(self, search: Search, documents: list[tuple[bytes, bytes]]) -> None:
+        turn = Turn(self.ctx.member.clock)
+        search.evaluated = {}
+        for key, raw in documents:
+            try:
+                result: Match | ReplError | None = self.evaluate(search, raw)
+            except ReplError as error:
+                result = error
+            search.evaluated[key] = raw, result
+            if (result is not None and not self.multi) or turn.is_over():
+                return
+
     def end(self) -> None:
         """The statement is over, one way or the other."""
-        self.search = None
+        self.search = self.refusal = None
         self.matched = False
+
+
+def _some(first: tuple[bytes, bytes], rest: Iterator[tuple[bytes, bytes | None]]) -> list[tuple[bytes, bytes]]:
+    """The first of some documents and those behind it, as many as are evaluated at once."""
+    documents = [first]
+    size = len(first[1])
+    for key, raw in islice(rest, SLICE_DECODED):
+        if size > SLICE_BYTES:
+            break
+        if raw is not None:
+            documents.append((key, raw))
+            size += len(raw)
+    return documents

@@ -28,6 +28,7 @@ from replset.query.order import (
     type_number,
 )
 from replset.query.refusals import BadValueError, FailedToParseError, TypeMismatchError, not_built, show
+from replset.query.time_limit import check_time
 
 NOT_BUILT = frozenset(
     {
@@ -267,7 +268,11 @@ def item_finder(operand: object, path: str, item_filter: ItemFilter) -> Callable
     def position(value: object) -> int | None:
         if type(value) is not list:
             return None
-        return next((index for index, item in enumerate(value) if holds(item)), None)
+        for index, item in enumerate(value):
+            check_time()
+            if holds(item):
+                return index
+        return None
 
     return position
 

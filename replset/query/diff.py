@@ -8,6 +8,7 @@ again: twice, or from any earlier one on in order (docs/query.md).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 
 from replset.bson import InvalidBSONError, RawDocument, decode, encode
 from replset.errors import FailedToParseError, ReplError
@@ -23,7 +24,7 @@ def compute_diff(before: dict[str, object], after: dict[str, object]) -> dict[st
 
     A changed number type is a change. A field that moved is inserted anew, which puts it at the end.
     """
-    return None if identical(before, after) else _document_diff(before, after)
+    return _Comparison().of_documents(before, after) or None
 
 
 def update_entry_object(
@@ -104,55 +105,92 @@ def apply_diff(doc: dict[str, object], diff: Mapping[str, object]) -> dict[str, 
     return result
 
 
-def _document_diff(before: dict[str, object], after: dict[str, object]) -> dict[str, object]:
-    """Goes along both documents at once: what stays in its order is kept, all behind it is inserted anew."""
-    deleted: dict[str, object] = {}
-    updated: dict[str, object] = {}
-    nested: dict[str, object] = {}
-    rest = iter(after.items())
-    target = next(rest, None)
-    for name, old in before.items():
-        if target is not None and name == target[0]:
-            new = target[1]
-            if not identical(old, new):
-                sub_diff = _nested_diff(old, new)
-                if sub_diff is None:
-                    updated[name] = new
-                else:
-                    nested[f"s{name}"] = sub_diff
-            target = next(rest, None)
-        elif name not in after:
-            deleted[name] = False
-    inserted = {} if target is None else {target[0]: target[1], **dict(rest)}
-    sections = {"d": deleted, "u": updated, "i": inserted}
-    return {**{section: fields for section, fields in sections.items() if fields}, **nested}
+class _Unlike(Enum):
+    """How a value stands to the one before it, where no difference of the two is told."""
+
+    SAME = "same"
+    WHOLE = "the new value itself is as short"
 
 
-def _array_diff(before: list[object], after: list[object]) -> dict[str, object]:
-    diff: dict[str, object] = {"a": True}
-    if len(after) < len(before):
-        diff["l"] = len(after)
-    for index, new in enumerate(after):
-        if index >= len(before):
-            diff[f"u{index}"] = new
-        elif not identical(before[index], new):
-            sub_diff = _nested_diff(before[index], new)
-            if sub_diff is None:
+class _Comparison:
+    """The differences of two documents, level by level. Each value is compared and measured once, however deep."""
+
+    __slots__ = ("_sizes",)
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, tuple[object, int]] = {}
+
+    def of_documents(self, before: dict[str, object], after: dict[str, object]) -> dict[str, object]:
+        """Goes along both documents at once: what stays in its order is kept, all behind it is inserted anew.
+
+        Empty when both are the same.
+        """
+        deleted: dict[str, object] = {}
+        updated: dict[str, object] = {}
+        nested: dict[str, object] = {}
+        rest = iter(after.items())
+        target = next(rest, None)
+        for name, old in before.items():
+            if target is not None and name == target[0]:
+                change = self._change(old, target[1])
+                if change is _Unlike.WHOLE:
+                    updated[name] = target[1]
+                elif change is not _Unlike.SAME:
+                    nested[f"s{name}"] = change
+                target = next(rest, None)
+            elif name not in after:
+                deleted[name] = False
+        inserted = {} if target is None else {target[0]: target[1], **dict(rest)}
+        sections = {"d": deleted, "u": updated, "i": inserted}
+        return {**{section: fields for section, fields in sections.items() if fields}, **nested}
+
+    def _of_arrays(self, before: list[object], after: list[object]) -> dict[str, object]:
+        diff: dict[str, object] = {"a": True}
+        if len(after) < len(before):
+            diff["l"] = len(after)
+        for index, new in enumerate(after):
+            if index < len(before) and before[index] is new:
+                continue
+            change = self._change(before[index], new) if index < len(before) else _Unlike.WHOLE
+            if change is _Unlike.WHOLE:
                 diff[f"u{index}"] = new
-            else:
-                diff[f"s{index}"] = sub_diff
-    return diff
+            elif change is not _Unlike.SAME:
+                diff[f"s{index}"] = change
+        return diff
 
+    def _change(self, old: object, new: object) -> dict[str, object] | _Unlike:
+        """The difference of two documents or two arrays, where it is shorter than the new value."""
+        if old is new:
+            return _Unlike.SAME
+        if type(old) is dict and type(new) is dict:
+            diff = self.of_documents(old, new)
+            is_same = not diff
+        elif type(old) is list and type(new) is list:
+            diff = self._of_arrays(old, new)
+            is_same = len(diff) == 1
+        else:
+            return _Unlike.SAME if identical(old, new) else _Unlike.WHOLE
+        if is_same:
+            return _Unlike.SAME
+        return diff if self._size(diff) < self._size(new) else _Unlike.WHOLE
 
-def _nested_diff(old: object, new: object) -> dict[str, object] | None:
-    """The difference of two documents or two arrays; None where the new value itself is as short."""
-    if type(old) is dict and type(new) is dict:
-        diff = _document_diff(old, new)
-    elif type(old) is list and type(new) is list:
-        diff = _array_diff(old, new)
-    else:
-        return None
-    return diff if _size(diff) < _size({"": new}) - 7 else None
+    def _size(self, value: object) -> int:
+        """The bytes of a value, without its type and name."""
+        if type(value) is not dict and type(value) is not list:
+            return _size({"": value}) - 7
+        known = self._sizes.get(id(value))
+        if known is not None:
+            return known[1]
+        values = list(value.values() if type(value) is dict else value)
+        below = [inner for inner in values if type(inner) is dict or type(inner) is list]
+        if below:  # null has no bytes: it keeps their places
+            flat = [None if type(inner) is dict or type(inner) is list else inner for inner in values]
+            level: object = dict(zip(value, flat, strict=True)) if type(value) is dict else flat
+            size = _size({"": level}) - 7 + sum(map(self._size, below))
+        else:
+            size = _size({"": value}) - 7
+        self._sizes[id(value)] = value, size  # the value stays alive, so that no other one gets its id
+        return size
 
 
 def _size(document: Mapping[str, object]) -> int:

@@ -4,30 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from replset.bson import encode_key
+from replset.bson import encode, encode_key
 from replset.query.order import MISSING
 from replset.query.paths import array_index, field_path
+
+_EMPTY = encode({})
 
 
 class Distinct:
     """Collects the values at `key`, each once by MongoDB's equality, in the order in which they came.
 
     An array at the end gives its items, one on the way is gone through, or an index in the path picks an item. What is
-    missing gives nothing. Raises what field_path raises for a key that is no path.
+    missing gives nothing. size: the bytes of all values in one array. Raises what field_path raises for a key that is
+    no path.
     """
 
-    __slots__ = ("_parts", "_seen", "values")
+    __slots__ = ("_parts", "_seen", "size", "values")
 
     def __init__(self, key: str) -> None:
         self._parts = field_path(key)
         self._seen: set[bytes] = set()
         self.values: list[object] = []
+        self.size = 0
 
     def add(self, doc: Mapping[str, object]) -> None:
         for value in _along(doc, self._parts):
             key = encode_key(value)
             if key not in self._seen:
                 self._seen.add(key)
+                self.size += len(encode({str(len(self.values)): value})) - len(_EMPTY)
                 self.values.append(value)
 
 

@@ -20,6 +20,7 @@ from replset.query.conditions import (
 from replset.query.order import MISSING, Predicate, is_true
 from replset.query.paths import reach, split_path
 from replset.query.refusals import BadValueError, not_built, show
+from replset.query.time_limit import check_time
 
 Document = Mapping[str, object]
 Found = list[int]
@@ -156,6 +157,7 @@ def _on_field(name: str, predicate: Predicate) -> Test:
     def test(doc: Document, found: Found | None) -> bool:
         value = doc.get(name, MISSING)
         if type(value) is list:
+            check_time()
             for index, item in enumerate(value):
                 if predicate(item):
                     if found is not None:
@@ -168,6 +170,7 @@ def _on_field(name: str, predicate: Predicate) -> Test:
 
 def _on_parts(parts: tuple[str, ...], predicate: Predicate, into_array: bool) -> Test:
     def test(doc: Document, found: Found | None) -> bool:
+        check_time()
         for value, index in reach(doc, parts, into_array):
             if predicate(value):
                 if found is not None and index is not None:
@@ -180,6 +183,7 @@ def _on_parts(parts: tuple[str, ...], predicate: Predicate, into_array: bool) ->
 
 def _on_array(parts: tuple[str, ...], position: Callable[[object], int | None]) -> Test:
     def test(doc: Document, found: Found | None) -> bool:
+        check_time()
         for value, _ in reach(doc, parts, into_last=False):
             index = position(value)
             if index is not None:

@@ -50,12 +50,18 @@ def reach(
     path also names one item. An array at the end gives its items and then itself; into_last=False: only itself.
     An array without documents on the way gives nothing, other values on the way give MISSING.
     """
+    return _reach(document, parts, into_last, None)
+
+
+def _reach(
+    document: Mapping[str, object], parts: Sequence[str], into_last: bool, seen: _Seen | None
+) -> Iterator[tuple[object, int | None]]:
     value: object = document
     for depth, part in enumerate(parts):
         if isinstance(value, Mapping):
             value = value.get(part, MISSING)
         elif type(value) is list:
-            yield from _through_array(value, parts[depth:], into_last)
+            yield from _through_array(value, parts[depth:], into_last, set() if seen is None else seen)
             return
         else:
             yield MISSING, None
@@ -66,19 +72,30 @@ def reach(
     yield value, None
 
 
-def _through_array(items: list[object], parts: Sequence[str], into_last: bool) -> Iterator[tuple[object, int | None]]:
+_Seen = set[tuple[int, int]]
+"""Arrays by identity, with how many names of the path were left there. A number in a path names a field of the items
+and an item itself: without this the ways to one place double with each array that is nested in another."""
+
+
+def _through_array(
+    items: list[object], parts: Sequence[str], into_last: bool, seen: _Seen
+) -> Iterator[tuple[object, int | None]]:
+    place = (id(items), len(parts))
+    if place in seen:
+        return
+    seen.add(place)
     wanted = array_index(parts[0])
     for index, item in enumerate(items):
         if isinstance(item, Mapping):
-            for value, inner in reach(item, parts, into_last):
+            for value, inner in _reach(item, parts, into_last, seen):
                 yield value, index if inner is None else inner
         if index != wanted:
             continue
         if len(parts) == 1:
             yield item, index  # MongoDB does not look into an array that an index named
         elif isinstance(item, Mapping):
-            for value, inner in reach(item, parts[1:], into_last):
+            for value, inner in _reach(item, parts[1:], into_last, seen):
                 yield value, index if inner is None else inner
         elif type(item) is list:
-            for value, inner in _through_array(item, parts[1:], into_last):
+            for value, inner in _through_array(item, parts[1:], into_last, seen):
                 yield value, index if inner is None else inner

@@ -81,6 +81,16 @@ def turn_is_over() -> bool:
     return _allowance.used > TURN_S
 
 
+def holds_expression(value: object) -> bool:
+    """Whether a filter or an update, decoded, holds a regular expression anywhere."""
+    kind = type(value)
+    if kind is dict:
+        return "$regex" in value or any(map(holds_expression, value.values()))  # type: ignore[operator, attr-defined]
+    if kind is list:
+        return any(map(holds_expression, value))  # type: ignore[call-overload]
+    return kind is Regex
+
+
 def matcher(pattern: str, options: str) -> Predicate:
     """Asks whether a string or symbol contains the expression, or whether a value is the same expression.
 
@@ -121,7 +131,7 @@ def _searcher(pattern: str, options: str) -> Callable[[str], bool]:
             return _search_apart(pattern, search, text, limit)
         began = time.thread_time()
         try:
-            return search(text, timeout=limit) is not None
+            return search(text, timeout=limit, concurrent=True) is not None
         except (TimeoutError, MemoryError):
             raise _too_long(pattern) from None
         finally:

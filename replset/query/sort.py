@@ -6,21 +6,29 @@ order counts; what is missing counts as null, an empty array sorts before that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+import heapq
+from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
+from typing import Any, TypeVar
 
 from replset.bson import Undefined, encode_key
 from replset.errors import ReplError
 from replset.query.order import MISSING, equals, is_number
 from replset.query.paths import array_index, field_path
 from replset.query.refusals import BadValueError, not_built, show
+from replset.query.time_limit import check_time
 
 MAX_FIELDS = 32
 _COMPLEMENT = bytes(range(255, -1, -1))
 _NULL_KEY = encode_key(None)
 _UNDEFINED = Undefined()
 
+RUN = 8192
+"""Keys that are sorted in one call: some milliseconds."""
+
 Path = tuple[str, ...]
+T = TypeVar("T")
+_key_of: Callable[[tuple[bytes, object]], bytes] = itemgetter(0)
 
 
 class Sort:
@@ -42,16 +50,44 @@ class Sort:
         for path in self._paths:
             value = doc.get(path[0])
             if type(value) is list or len(path) > 1:
-                return min(map(self._joined, _value_lists([(doc, path) for path in self._paths])))
+                return b"".join(self._least(_value_lists([(doc, path) for path in self._paths])))
             values.append(value)
-        return self._joined(values)
-
-    def _joined(self, values: list[object]) -> bytes:
-        keys = [
-            encode_key(value).translate(_COMPLEMENT) if is_reversed else encode_key(value)
-            for value, is_reversed in zip(values, self._reversed, strict=True)
-        ]
+        keys = self._keys(values, values, [])
         return keys[0] if len(keys) == 1 else b"".join(keys)
+
+    def _least(self, lists: Iterator[list[object]]) -> list[bytes]:
+        """The first keys in the order. A value that all lists share is encoded once: it may be as large as a document,
+        and an array gives as many lists as it has items.
+        """
+        least = last_values = last_keys = None
+        for values in lists:
+            check_time()
+            last_keys = self._keys(values, last_values or values, last_keys or [])
+            last_values = values
+            if least is None or last_keys < least:
+                least = last_keys
+        return least or []
+
+    def _keys(self, values: list[object], before: list[object], keys_before: list[bytes]) -> list[bytes]:
+        """The key of each value; those that stood in their place `before` already are not made again."""
+        keys: list[bytes] = []
+        for place, (value, is_reversed) in enumerate(zip(values, self._reversed, strict=True)):
+            if keys_before and value is before[place]:
+                keys.append(keys_before[place])
+            else:
+                keys.append(encode_key(value).translate(_COMPLEMENT) if is_reversed else encode_key(value))
+        return keys
+
+
+def ordered(pairs: list[tuple[bytes, T]]) -> list[T]:
+    """What stands beside each key, in the order of the keys; those with one key stay in their order.
+
+    `list.sort` lets no other thread run until it is done, so a long list is sorted in runs, which are then merged.
+    """
+    runs = [sorted(pairs[start : start + RUN], key=_key_of) for start in range(0, len(pairs), RUN)]
+    if len(runs) == 1:
+        return [value for _, value in runs[0]]
+    return [value for _, value in heapq.merge(*runs, key=_key_of)]
 
 
 def compile_sort(spec: Mapping[str, object]) -> Sort:

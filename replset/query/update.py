@@ -21,6 +21,7 @@ from replset.query.refusals import (
     not_built,
     show,
 )
+from replset.query.time_limit import check_time
 from replset.query.update_operators import Operation
 from replset.query.update_paths import (
     ALL_ITEMS,
@@ -103,6 +104,7 @@ class Update:
                 raise BadValueError("The positional operator did not find the match needed from the query.")
         result = doc
         for step in self._steps:
+            check_time()  # a step copies the documents on its path
             if step.operation.only_on_insert and not is_insert:
                 continue
             if step.source is not None:

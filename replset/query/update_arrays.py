@@ -11,6 +11,8 @@ from replset.query.match import compile_item_filter, compile_value_filter
 from replset.query.order import MISSING, Predicate, equals, is_number, type_name
 from replset.query.paths import array_index
 from replset.query.refusals import BadValueError, FailedToParseError, TypeMismatchError, show
+from replset.query.sort import ordered
+from replset.query.time_limit import check_time
 from replset.query.update_operators import Operation, last_name
 from replset.query.update_paths import Context
 
@@ -42,7 +44,7 @@ def _push_at(
         at = len(result) if position is None else position
         result[at:at] = items  # behind the end is at the end, and a negative one counts from it, as in Python
         if sort_key is not None:
-            result.sort(key=sort_key)
+            result = ordered([(sort_key(item), item) for item in result])
         if keep is not None:
             result = result[:keep] if keep >= 0 else result[keep:]
         return result
@@ -152,7 +154,12 @@ def _without(is_pulled: Predicate) -> Operation:
             return MISSING
         if type(old) is not list:
             raise BadValueError("Cannot apply $pull to a non-array value")
-        return [item for item in old if not is_pulled(item)]
+        kept: list[object] = []
+        for item in old:
+            check_time()
+            if not is_pulled(item):
+                kept.append(item)
+        return kept
 
     return Operation(change, creates=False)
 

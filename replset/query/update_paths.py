@@ -21,6 +21,7 @@ from replset.query.refusals import (
     PathNotViableError,
     show,
 )
+from replset.query.time_limit import check_time
 
 MAX_PADDING = 1_500_000
 ALL_ITEMS = "$[]"
@@ -151,7 +152,10 @@ class Place:
         name = self.parts[depth]
         if is_dynamic(name):
             holds = None if name == ALL_ITEMS else self.filters[name[2:-1]]
-            new_items = [item if holds and not holds(item) else _null(self._value(item, depth)) for item in items]
+            new_items: list[object] = []
+            for item in items:
+                check_time()
+                new_items.append(item if holds and not holds(item) else _null(self._value(item, depth)))
             return new_items if any(new is not old for new, old in zip(new_items, items, strict=True)) else items
         index = array_index(name)
         if index is None:

@@ -1,7 +1,8 @@
 """What a primary's writes do inside an open group: the change itself, and the oplog entry that tells it.
 
-Each function writes exactly one entry and returns its optime, or None when there was nothing to do. Callers run inside
-`MemberPort.write`; documents come validated, with `_id` first. Secondaries do the same from the entry (applier.py).
+Each `do_` function writes exactly one entry and returns its optime, or None when there was nothing to do. Callers run
+inside `MemberPort.write`; documents come validated, with `_id` first. Secondaries do the same from the entry
+(applier.py).
 """
 
 from __future__ import annotations
@@ -53,23 +54,26 @@ def do_insert(group: OpenGroup, coll: Collection, key: bytes, doc: bytes) -> OpT
     return optime
 
 
+def update_object(before: dict[str, object], after: dict[str, object], after_bytes: bytes) -> bytes | None:
+    """The `o` of the entry that turns `before` into `after`; None when they are the same."""
+    o = update_entry_object(before, after, after_size=len(after_bytes))
+    if o is None:
+        return None
+    return after_bytes if o is after else encode(o)
+
+
 def do_update(
     group: OpenGroup,
     coll: Collection,
     key: bytes,
     before: bytes,
-    before_document: dict[str, object],
     after: bytes,
-    after_document: dict[str, object],
-) -> OpTime | None:
-    """Replace `before` by `after`, both given as bytes and decoded; None when they are the same."""
-    o = update_entry_object(before_document, after_document, after_size=len(after))
-    if o is None:
-        return None
+    o: bytes,
+) -> OpTime:
+    """Replace `before` by `after`. o: of the entry, from `update_object`."""
     txn, ns, wall_ms = group.txn, coll.ns, group.wall_ms
     optime = txn.next_optime(group.term, wall_ms)
-    o_bytes = after if o is after_document else encode(o)
-    entry = update_entry(ns, coll.uuid, id_document(before), o_bytes, optime, wall_ms)
+    entry = update_entry(ns, coll.uuid, id_document(before), o, optime, wall_ms)
     txn.put(coll, key, after, ts=optime.ts, before=before)
     txn.append(entry, optime, op="u", ns=ns, key=key, wall_ms=wall_ms)
     return optime

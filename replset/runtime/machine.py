@@ -81,5 +81,16 @@ class LimitedWorkers:
         self._free = asyncio.Semaphore(limit)
 
     async def run(self, work: Callable[[], T]) -> T:
-        async with self._free:
-            return await self._workers.run(work)
+        """Whoever gives up waiting frees no thread: the place stays taken until the work has ended."""
+        await self._free.acquire()
+        task = asyncio.get_running_loop().create_task(self._run(work))
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await self._workers.run(work)
+
+    def _ended(self, task: asyncio.Task[object]) -> None:
+        self._free.release()
+        if not task.cancelled():
+            task.exception()  # whoever still waits is told; nobody else asks

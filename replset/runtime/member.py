@@ -131,6 +131,7 @@ class RunningMember:
         self.clock = clock
         self._threads = KeptWorkers(workers)
         self.workers = LimitedWorkers(workers, CLIENT_THREADS)
+        self.evaluations = LimitedWorkers(workers, 1)
         self.admission = Admission()
         self.rng = rng
         self.process_id = ObjectId.generate(clock.wall_ms() // 1000, rng)

@@ -35,6 +35,7 @@ _ENDS_THE_GROUP = (StorageError, OutOfDiskSpaceError, apsw.Error, OSError, Memor
 """SQLite may have rolled the transaction back by itself: whatever followed would be committed piece by piece."""
 GROUP_BYTES: Final = 4 << 20
 GROUP_OPERATIONS: Final = 1000
+GROUP_MS: Final = 10
 """A group takes no more once it has these; the rest is for the next turn of the loop, so that heartbeats pass."""
 
 
@@ -148,8 +149,9 @@ class Writer:
         outcomes: list[tuple[Any, Exception | None]] = []
         with self._store().group() as txn:
             writing = Writing(txn, term, self._clock.wall_ms(), self._rng)
+            until = self._clock.now() + GROUP_MS
             for operation, _ in queue[:GROUP_OPERATIONS]:
-                if txn.appended_bytes > GROUP_BYTES:
+                if txn.appended_bytes > GROUP_BYTES or (outcomes and self._clock.now() >= until):
                     break
                 mark = txn.mark()
                 try:

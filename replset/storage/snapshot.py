@@ -23,6 +23,8 @@ from replset.storage.sqlite import PAGE_ROWS, page_of, rows_of, storage_error
 from replset.storage.txn import Meta, read_meta
 
 _ABSENT = object()
+_ABOVE_ALL = b"\xff"
+"""No key begins so (bson/keystring.py): it is behind them all."""
 T = TypeVar("T")
 
 
@@ -168,22 +170,29 @@ class Snapshot:
         return rows[0][0] if rows else None
 
     def scan(
-        self, coll: Collection, at: OpTime | None = None, *, after_key: bytes | None = None, limit: int | None = None
+        self,
+        coll: Collection,
+        at: OpTime | None = None,
+        *,
+        after_key: bytes | None = None,
+        limit: int | None = None,
+        backwards: bool = False,
     ) -> Iterator[tuple[bytes, bytes]]:
-        """(key, document) in the order of keys, after `after_key`, at most `limit`."""
+        """(key, document) in the order of keys, after `after_key`, at most `limit`; backwards: the greatest first."""
         since = self._prepare(coll, at)
-        return self._scan(coll, since, after_key or b"", limit)
+        return self._scan(coll, since, after_key or (_ABOVE_ALL if backwards else b""), limit, backwards)
 
     def _scan(
-        self, coll: Collection, since: int | None, after: bytes, limit: int | None
+        self, coll: Collection, since: int | None, after: bytes, limit: int | None, backwards: bool
     ) -> Iterator[tuple[bytes, bytes]]:
-        sql = f"SELECT key, doc FROM {coll.table} WHERE key > ? ORDER BY key LIMIT {PAGE_ROWS}"
+        beyond, order = ("<", "DESC") if backwards else (">", "ASC")
+        sql = f"SELECT key, doc FROM {coll.table} WHERE key {beyond} ? ORDER BY key {order} LIMIT {PAGE_ROWS}"
         left = limit
         while True:
             page, more = self._reading(lambda: page_of(self.connection, sql, (after,)))  # noqa: B023  # runs at once
             end = page[-1][0] if page else after
             if since is not None:
-                page = self._overlaid(coll, since, after, end if more else None, page)
+                page = self._overlaid(coll, since, after, end if more else None, page, backwards)
             for pair in page:
                 if left is not None:
                     if left == 0:
@@ -195,21 +204,29 @@ class Snapshot:
             after = end
 
     def _overlaid(
-        self, coll: Collection, since: int, after: bytes, end: bytes | None, page: list[tuple[bytes, bytes]]
+        self,
+        coll: Collection,
+        since: int,
+        after: bytes,
+        end: bytes | None,
+        page: list[tuple[bytes, bytes]],
+        backwards: bool,
     ) -> list[tuple[bytes, bytes]]:
-        """The page (keys in (after, end]) as it was at `since`."""
+        """The page (keys behind `after` up to `end`, as the scan goes) as it was at `since`."""
         earliest: dict[bytes, bytes | None] = {}
+        beyond, up_to = ("<", ">=") if backwards else (">", "<=")
         bound, values = (
-            ("", (coll.uuid, after, since)) if end is None else (" AND key <= ?", (coll.uuid, after, since, end))
+            ("", (coll.uuid, after, since)) if end is None else (f" AND key {up_to} ?", (coll.uuid, after, since, end))
         )
         for key, before in self._execute(
-            f"SELECT key, before FROM undo WHERE coll = ? AND key > ? AND ts > ?{bound} ORDER BY key, ts, seq", values
+            f"SELECT key, before FROM undo WHERE coll = ? AND key {beyond} ? AND ts > ?{bound} ORDER BY key, ts, seq",
+            values,
         ):
             earliest.setdefault(key, before)
         if not earliest:
             return page
         merged: dict[bytes, bytes | None] = {**dict(page), **earliest}
-        return [(key, doc) for key, doc in sorted(merged.items()) if doc is not None]
+        return [(key, doc) for key, doc in sorted(merged.items(), reverse=backwards) if doc is not None]
 
     def count(self, coll: Collection, at: OpTime | None = None) -> int:
         """How many documents there are. Walks the keys: not for the event loop when the collection is large."""

@@ -107,6 +107,7 @@ class FakeMember:
     clock: FakeClock = field(default_factory=FakeClock)
     rng: random.Random = field(default_factory=lambda: random.Random(7))
     workers: FakeWorkers = field(default_factory=FakeWorkers)
+    evaluations: FakeWorkers = field(default_factory=FakeWorkers)
     peer: NoPeer = field(default_factory=NoPeer)
     test_commands: bool = True
     keys: Keys | None = None

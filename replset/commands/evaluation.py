@@ -1,0 +1,114 @@
+"""Where filters, updates, sorts and projections are evaluated: small work on the event loop, the rest in one thread.
+
+Heartbeats, elections and every other client live on the event loop, so no evaluation may hold it for long. What it can
+cost is bounded before it begins, by the bytes of the statement times the bytes of the document: each part of a filter
+is asked of each item at most once. What is over SMALL_WORK runs in a thread, which gives the loop its turn after every
+half millisecond (`sys.setswitchinterval`); there it ends after `LIMIT_S`. There is one such thread for all clients, so
+that the loop never waits for more than one; each takes it for a slice, in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from replset.bson import RawDocument, encode
+from replset.commands.ports import MemberPort, Reply
+from replset.commands.replies import finish
+from replset.query.regex import begin_turn, holds_expression, turn_is_over
+from replset.query.time_limit import time_limit
+from replset.replication.ports import Clock
+
+T = TypeVar("T")
+
+SMALL_WORK: Final = 2 << 20
+"""Bytes of a statement times bytes of a document; in the worst case some 2 ns each."""
+SMALL_STATEMENT: Final = 16 << 10
+"""Bytes of a statement that is read and compiled on the event loop, in some 10 ms."""
+_LEAST_WEIGHT: Final = 64
+"""To decode and encode a document costs as much as some 64 bytes of a statement."""
+UNBOUNDED: Final = 1 << 62
+"""The weight of a statement whose cost its size does not tell: one with a regular expression."""
+TURN_MS: Final = 20
+
+
+class Turn:
+    """What a command may use of the event loop, or of the thread, before others have theirs."""
+
+    __slots__ = ("_clock", "_until")
+
+    def __init__(self, clock: Clock, length_ms: int = TURN_MS) -> None:
+        self._clock = clock
+        self._until = clock.now() + length_ms
+        begin_turn()
+
+    def is_over(self) -> bool:
+        return self._clock.now() >= self._until or turn_is_over()
+
+
+def weight_of(size: int, *parts: object) -> int:
+    """What a statement of `size` bytes weighs in an evaluation. parts: its filter and its update, decoded."""
+    return UNBOUNDED if size <= SMALL_STATEMENT and any(map(holds_expression, parts)) else size
+
+
+def is_small(weight: int, size: int) -> bool:
+    """Whether a statement may be evaluated over a document of `size` bytes on the event loop."""
+    return weight <= SMALL_STATEMENT and max(weight, _LEAST_WEIGHT) * size <= SMALL_WORK
+
+
+async def apart(member: MemberPort, work: Callable[[], T]) -> T:
+    """What `work` gives, from the thread. It may touch nothing that others change meanwhile."""
+
+    def limited() -> T:
+        with time_limit():
+            return work()
+
+    return await member.evaluations.run(limited)
+
+
+async def evaluate(
+    member: MemberPort,
+    weight: int,
+    documents: Sequence[bytes],
+    read: Callable[[bytes], T | None],
+    want: int | None = None,
+) -> tuple[list[T], int]:
+    """What `read` gives for each document but None, up to `want` of them; and how many documents were looked at.
+
+    At least one is, the others while time allows. weight: of what `read` evaluates; 0 for nothing.
+    """
+
+    def work() -> tuple[list[T], int]:
+        turn = Turn(member.clock)
+        found: list[T] = []
+        looked_at = 0
+        for raw in documents:
+            looked_at += 1
+            result = read(raw)
+            if result is not None:
+                found.append(result)
+                if len(found) == want:
+                    break
+            if turn.is_over():
+                break
+        return found, looked_at
+
+    if weight and not all(is_small(weight, len(raw)) for raw in documents):
+        return await apart(member, work)
+    return work()
+
+
+async def read_statement(member: MemberPort, document: RawDocument, read: Callable[[], T]) -> T:
+    """What `read` makes of a command's or a statement's document."""
+    return read() if len(document.raw) <= SMALL_STATEMENT else await apart(member, read)
+
+
+async def compiled(member: MemberPort, weight: int, compile_: Callable[[], T]) -> T:
+    """What `compile_` makes of decoded documents that weigh so much."""
+    return compile_() if weight <= SMALL_STATEMENT else await apart(member, compile_)
+
+
+async def large_reply(member: MemberPort, reply: dict[str, object]) -> Reply:
+    """The reply as bytes: one with thousands of values takes longer to encode than the event loop has."""
+    whole = finish(reply, member.store.last_applied.ts)
+    return await apart(member, lambda: encode(whole))

@@ -1,0 +1,443 @@
+"""Whatever a filter, an update, a sort or a projection holds, and however large the document: the loop goes on.
+
+The yardstick is the CPU time of the loop's own thread between two of its turns; what runs beside it in a thread lets
+it go on, as long as no single call into C keeps the interpreter to itself, which the second yardstick looks at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+import pytest
+
+from replset.bson import Int64, RawDocument, Regex, decode, encode, encode_key
+from replset.cli.start import SWITCH_S
+from replset.commands.ports import CommandRequest, Writing
+from replset.ids import Millis
+from replset.query import conditions, match, time_limit
+from replset.query.diff import update_entry_object
+from replset.query.match import compile_filter
+from replset.query.sort import compile_sort, ordered
+from replset.query.update import OPERATORS, compile_update
+from replset.replication.write_ops import do_delete, do_update, update_object
+from replset.runtime.machine import RealClock
+from tests.unit.commands.conftest import Client, FakeMember, FakeWorkers, fake_member
+
+T = TypeVar("T")
+HELD_S = 0.05
+"""The promise: nothing holds the loop longer than this."""
+ITEMS = 20_000
+Document = dict[str, Any]
+
+
+class Threads(FakeWorkers):
+    """A thread as the real member has it."""
+
+    def __init__(self) -> None:
+        self.pool = ThreadPoolExecutor(1)
+        self.runs = 0
+
+    async def run(self, work: Callable[[], T]) -> T:
+        self.runs += 1
+        return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+
+
+class TickingClock(RealClock):
+    """The machine's, from where the store's first entry was written."""
+
+    def wall_ms(self) -> int:
+        return 1_700_000_000_000 + self.now() % 1_000_000
+
+    def advance(self, _: Millis) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    gc.freeze()
+    with fake_member(Path(tmp_path_factory.mktemp("long"))) as member:
+        threads = Threads()
+        member.evaluations = threads
+        member.clock = TickingClock()  # type: ignore[assignment]
+        client = Client(member)
+        client.ok({"insert": "c"}, documents=[LARGE])
+        client.ok({"insert": "small"}, documents=[{"_id": n, "a": n, "b": [n], "c": {"d": n}} for n in range(200)])
+        yield client
+        client.dispatcher.cursors.close_all()
+        client.close()
+        threads.pool.shutdown()
+    gc.unfreeze()
+    sys.setswitchinterval(interval)
+
+
+LARGE: Document = {
+    "_id": 0,
+    "a": list(range(ITEMS)),
+    "d": [{"b": n, "s": f"text {n}", "e": [n]} for n in range(ITEMS // 4)],
+    "n": 1,
+    "t": "word " * 100_000,
+}
+
+
+def run(client: Client, command: Document, db: str = "test", **sequences: Any) -> tuple[Document, float]:
+    """The reply, and the longest time for which the command held the loop."""
+    body = RawDocument(encode({**command, "$db": db}))
+    found = {name: [RawDocument(encode(doc)) for doc in docs] for name, docs in sequences.items()}
+    request = CommandRequest(db, body, found, client.connection)
+
+    async def watch() -> tuple[Any, float]:
+        longest = 0.0
+        task = asyncio.ensure_future(client.dispatcher.run(request))
+        while not task.done():
+            began = time.thread_time()
+            await asyncio.sleep(0.001)
+            longest = max(longest, time.thread_time() - began)
+        return task.result(), longest
+
+    reply, longest = client.loop.run_until_complete(watch())
+    return decode(reply if isinstance(reply, bytes) else encode(reply)), longest
+
+
+MANY = list(range(ITEMS))
+FILTERS: dict[str, Document] = {
+    "$eq": {"a": {"$eq": MANY}},
+    "$ne": {"a": {"$ne": -1}},
+    "$gt": {"a": {"$gt": ITEMS}},
+    "$gte": {"d.b": {"$gte": ITEMS}},
+    "$lt": {"d.e": {"$lt": -1}},
+    "$lte": {"a": {"$lte": MANY}},
+    "$in": {"d.b": {"$in": [str(n) for n in MANY]}},
+    "$nin": {"a": {"$nin": [-n for n in range(1, ITEMS)]}},
+    "$not": {"a": {"$not": {"$elemMatch": {"$lt": 0}}}},
+    "$exists": {"d.x": {"$exists": True}},
+    "$type": {"a": {"$type": "regex"}},
+    "$size": {"a": {"$size": 5}},
+    "$all": {"a": {"$all": MANY[:300]}},
+    "$elemMatch": {"d": {"$elemMatch": {"b": {"$lt": 0}, "s": {"$gt": "a"}}}},
+    "$mod": {"a": {"$mod": [ITEMS * 2, -1]}},
+    "$regex": {"d.s": {"$regex": "^(?:t+e+)+y", "$options": "i"}},
+    "$options": {"d.s": {"$regex": "nothing", "$options": "x"}},
+    "$comment": {"$comment": "x" * 1_000_000, "a": -1},
+    "$and": {"$and": [{"n": {"$gte": -n}} for n in range(8_000)]},
+    "$or": {"$or": [{"n": -n} for n in range(2, 8_000)]},
+    "$nor": {"$nor": [{"d.b": -1 - n} for n in range(20)]},
+    "$expr": {"$expr": {"$eq": ["$$ROOT", {"$literal": {**LARGE, "n": 2}}]}},
+    "$alwaysTrue": {"$alwaysTrue": 1, "a": -1},
+    "$alwaysFalse": {"$alwaysFalse": 1},
+    "nothing": {},
+    "_id of many": {"_id": {"$in": MANY}},
+    "nested": {"d": {"$elemMatch": {"$or": [{"e": {"$elemMatch": {"$lt": -n}}} for n in range(1, 10)]}}},
+}
+NESTED: Document = {"a": 1}
+for _ in range(90):
+    NESTED = {"$and": [NESTED]}
+FILTERS["deep"] = NESTED
+
+UPDATES: dict[str, Document] = {
+    "$set": {"$set": {"a.19999": "x", "new": MANY}},
+    "$unset": {"$unset": {"a": 1, "d.7.s": 1}},
+    "$inc": {"$inc": {"a.$[]": 1}},
+    "$mul": {"$mul": {"a.$[]": 2}},
+    "$min": {"$min": {"a.$[]": -1}},
+    "$max": {"$max": {"a.$[]": ITEMS}},
+    "$currentDate": {"$currentDate": {"d.$[].b": True}},
+    "$setOnInsert": {"$setOnInsert": {"a": MANY}, "$set": {"n": 3}},
+    "$bit": {"$bit": {"a.$[]": {"xor": Int64(5)}}},
+    "$push": {"$push": {"d": {"$each": MANY, "$sort": {"s": -1, "b": 1}, "$slice": -ITEMS, "$position": 3}}},
+    "$addToSet": {"$addToSet": {"a": {"$each": [-n for n in MANY]}}},
+    "$pull": {"$pull": {"d": {"b": {"$gt": 100}, "s": {"$ne": "text 900"}}}},
+    "$pullAll": {"$pullAll": {"a": MANY[: ITEMS // 2]}},
+    "$pop": {"$pop": {"a": -1}},
+    "$rename": {"$rename": {"a": "z", "d": "y"}},
+    "a replacement": {"a": MANY[::-1], "d": LARGE["d"][::-1]},
+    "a far index": {"$set": {"few.200000": 1}},
+}
+
+
+def names_in(function: Callable[..., object]) -> set[str]:
+    """The operators that a function tells apart."""
+    cases = re.findall(r"case ((?:\"\$\w+\"(?: \| )?)+)", inspect.getsource(function))
+    return {name for case in cases for name in re.findall(r"\$\w+", case)}
+
+
+def test_every_operator_is_here() -> None:
+    assert names_in(conditions.parse) | names_in(match._tests) <= set(FILTERS)
+    assert {*OPERATORS, "$rename"} <= set(UPDATES)
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_a_read_does_not_hold_the_loop(client: Client, name: str) -> None:
+    for collection in ("c", "small"):
+        reply, held = run(client, {"find": collection, "filter": FILTERS[name]})
+        assert reply["ok"] == 1.0, reply
+        assert held < HELD_S, collection
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_a_write_that_looks_for_its_documents_does_not_hold_the_loop(client: Client, name: str) -> None:
+    for collection in ("c", "small"):
+        statement = {"q": {"$and": [FILTERS[name], {"none": 1}]} if FILTERS[name] else {"none": 1}, "limit": 0}
+        reply, held = run(client, {"delete": collection}, deletes=[statement])
+        assert "writeErrors" not in reply, reply
+        assert held < HELD_S, collection
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_an_update_does_not_hold_the_loop(client: Client, name: str) -> None:
+    document = {**LARGE, "_id": name, "few": [1]}
+    client.ok({"insert": "u"}, documents=[document])
+    reply, held = run(client, {"update": "u"}, updates=[{"q": {"_id": name}, "u": UPDATES[name]}])
+    assert (reply["nModified"], "writeErrors" in reply) == (1, False), reply
+    assert held < HELD_S
+    replacement = UPDATES[name] if name == "a replacement" else None
+    after = client.ok({"find": "u", "filter": {"_id": name}})["cursor"]["firstBatch"][0]
+    if replacement is not None:
+        assert after == {"_id": name, **replacement}
+    elif name not in ("$currentDate",):
+        update = compile_update(UPDATES[name])
+        now: Any = None
+        assert after == decode(encode(update.apply(document, now=now, timestamp=now)))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param({"find": "c", "projection": {"d": {"$elemMatch": {"b": -1}}}}, id="elemMatch"),
+        pytest.param({"find": "c", "projection": {"a": {"$slice": [5, 50_000]}, "d.s": 0}}, id="slice"),
+        pytest.param({"find": "c", "projection": {"d.e": 1}}, id="shown"),
+        pytest.param({"find": "c", "projection": {str(n): 1 for n in range(20_000)}}, id="many names"),
+        pytest.param({"find": "c", "sort": {"d.s": -1, "n": 1, "t": 1}}, id="sort"),
+        pytest.param({"find": "c", "sort": {"a": 1}, "projection": {"d": 0}}, id="sort and projection"),
+        pytest.param({"find": "small", "sort": {"b": -1}, "skip": 190}, id="sort of many"),
+        pytest.param({"distinct": "c", "key": "d.s"}, id="distinct"),
+        pytest.param({"distinct": "c", "key": "a", "query": {"d.b": {"$gte": 5}}}, id="distinct with a filter"),
+        pytest.param({"count": "c", "query": {"d.e": {"$lt": 0}}}, id="count"),
+        pytest.param({"count": "small", "query": {"$or": [{"a": -n} for n in range(1, 8_000)]}}, id="count of many"),
+        pytest.param({"listCollections": 1, "filter": {"$or": [{"name": str(n)} for n in range(8_000)]}}, id="lists"),
+    ],
+)
+def test_a_read_of_another_kind_does_not_hold_the_loop(client: Client, command: Document) -> None:
+    reply, held = run(client, command)
+    assert reply["ok"] == 1.0, reply
+    assert held < HELD_S
+
+
+@pytest.mark.parametrize("sort", [1, -1])
+def test_reading_the_oplog_does_not_hold_the_loop(client: Client, sort: int) -> None:
+    command = {"find": "oplog.rs", "filter": {"o.d.s": {"$lt": "a"}}, "sort": {"$natural": sort}}
+    reply, held = run(client, command, "local")
+    assert reply["cursor"]["firstBatch"] == []
+    assert held < HELD_S
+
+
+def test_large_and_many_inserts_do_not_hold_the_loop(client: Client) -> None:
+    many = [{"_id": n, "a": "x" * 50, "b": list(range(20))} for n in range(5000)]
+    for documents in ([{**LARGE, "_id": -1}], [{"d": LARGE["d"], "_id": -2}], many):
+        reply, held = run(client, {"insert": "i"}, documents=documents)
+        assert reply["n"] == len(documents)
+        assert held < HELD_S
+    again, held = run(client, {"insert": "i", "ordered": False}, documents=many)
+    assert len(again["writeErrors"]) == 5000
+    assert held < HELD_S
+
+
+def test_many_statements_do_not_hold_the_loop(client: Client) -> None:
+    statements = [{"q": {"_id": f"new {n}"}, "u": {"$set": {"a": n}}, "upsert": True} for n in range(5000)]
+    reply, held = run(client, {"update": "i"}, updates=statements)
+    assert len(reply["upserted"]) == 5000
+    assert held < HELD_S
+    reply, held = run(client, {"delete": "i"}, deletes=[{"q": {"_id": f"new {n}"}, "limit": 1} for n in range(5000)])
+    assert reply["n"] == 5000
+    assert held < HELD_S
+
+
+def test_a_large_upsert_does_not_hold_the_loop(client: Client) -> None:
+    statement = {"q": {"_id": "up"}, "u": {"$set": {f"f{n}": n for n in range(5_000)}}, "upsert": True}
+    reply, held = run(client, {"update": "u"}, updates=[statement])
+    assert reply["upserted"] == [{"index": 0, "_id": "up"}]
+    assert held < HELD_S
+
+
+def test_what_is_small_needs_no_thread(client: Client) -> None:
+    threads: Any = client.member.evaluations
+    before = threads.runs
+    client.ok({"find": "small", "filter": {"a": {"$gt": 5}, "c.d": {"$lt": 900}}, "sort": {"b": 1}})
+    client.ok({"update": "small"}, updates=[{"q": {"_id": 3}, "u": {"$inc": {"a": 0}}, "upsert": True}])
+    client.ok({"delete": "small"}, deletes=[{"q": {"_id": -3}, "limit": 1}])
+    assert threads.runs == before
+
+
+# --- what may happen between the evaluation and the group that takes it ----------------------------------------------
+
+
+class Between(FakeWorkers):
+    """Does something else before it evaluates."""
+
+    def __init__(self, steps: list[Callable[[], None]]) -> None:
+        self.steps = steps
+
+    async def run(self, work: Callable[[], T]) -> T:
+        done = work()
+        if self.steps:
+            step = self.steps.pop(0)
+            await asyncio.get_running_loop().run_in_executor(None, lambda: None)
+            step()
+        return done
+
+
+def test_a_change_by_somebody_else_meanwhile_is_not_lost(tmp_path: Path) -> None:
+    with fake_member(tmp_path) as member:
+        client = Client(member)
+        client.ok({"insert": "c"}, documents=[{"_id": 1, "n": 0, "a": MANY}])
+
+        def add_one(member: FakeMember = member) -> None:
+            with member.store.group() as txn:
+                writing = Writing(txn, 1, member.clock.wall_ms(), member.rng)
+                coll = txn.catalog.by_ns["test.c"]
+                key = encode_key(1)
+                raw = txn.get(coll, key) or b""
+                before = decode(raw)
+                after: Document = {**before, "n": before["n"] + 10}  # type: ignore[operator]
+                o = update_object(before, after, encode(after)) or b""
+                do_update(writing, coll, key, raw, encode(after), o)
+
+        member.evaluations = Between([add_one, add_one])
+        reply = client.ok({"update": "c"}, updates=[{"q": {"_id": 1}, "u": {"$inc": {"n": 1}, "$push": {"a": "x"}}}])
+        assert (reply["n"], reply["nModified"]) == (1, 1)
+        found = client.ok({"find": "c"})["cursor"]["firstBatch"][0]
+        assert (found["n"], found["a"][-1], len(found["a"])) == (21, "x", ITEMS + 1)
+        client.close()
+
+
+def test_a_document_that_goes_meanwhile_is_not_there(tmp_path: Path) -> None:
+    with fake_member(tmp_path) as member:
+        client = Client(member)
+        client.ok({"insert": "c"}, documents=[{"_id": 1, "a": MANY}, {"_id": 2, "a": MANY}])
+
+        def remove(member: FakeMember = member) -> None:
+            with member.store.group() as txn:
+                coll = txn.catalog.by_ns["test.c"]
+                raw = txn.get(coll, encode_key(1)) or b""
+                do_delete(Writing(txn, 1, member.clock.wall_ms(), member.rng), coll, encode_key(1), raw)
+
+        member.evaluations = Between([remove])
+        reply = client.ok({"update": "c"}, updates=[{"q": {"a": 5}, "u": {"$set": {"n": 1}}, "multi": True}])
+        assert (reply["n"], reply["nModified"]) == (1, 1)
+        client.close()
+
+
+# --- the limit -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "sequences"),
+    [
+        ({"find": "c", "filter": {"d": {"$elemMatch": {"$or": [{"b": -1 - n} for n in range(3000)]}}}}, {}),
+        ({"count": "c", "query": {"a": {"$all": MANY}}}, {}),
+        ({"update": "c"}, {"updates": [{"q": {}, "u": {"$set": {f"f{n}": n for n in range(40_000)}}}]}),
+        ({"delete": "c"}, {"deletes": [{"q": {"$nor": [{"a": -1 - n} for n in range(2000)]}, "limit": 1}]}),
+    ],
+    ids=["find", "count", "update", "delete"],
+)
+def test_what_takes_for_ever_is_refused(
+    client: Client, monkeypatch: pytest.MonkeyPatch, command: Document, sequences: Document
+) -> None:
+    monkeypatch.setattr("replset.commands.evaluation.time_limit", lambda: time_limit.time_limit(0.2))
+    began = time.perf_counter()
+    reply, held = run(client, command, **sequences)
+    error = reply["writeErrors"][0] if "writeErrors" in reply else reply
+    assert error["code"] == 50, error
+    assert held < HELD_S
+    assert time.perf_counter() - began < 10
+    assert client.ok({"ping": 1})
+
+
+def test_numbers_in_a_path_do_not_double_the_ways_with_each_array() -> None:
+    nested: object = "x"
+    for _ in range(60):
+        nested = [{"0": nested}]
+    path = ".".join(["a"] + ["0"] * 90)
+    began = time.thread_time()
+    assert not compile_filter({path: "nothing"}).matches({"a": nested})
+    assert time.thread_time() - began < 2
+
+
+def test_a_deep_document_is_compared_level_by_level_once() -> None:
+    def nested(last: int) -> Document:
+        doc: Document = {"items": [*range(3000), last]}
+        for _ in range(150):
+            doc = {"d": doc}
+        return doc
+
+    began = time.thread_time()
+    entry = update_entry_object(nested(1), nested(2))
+    assert time.thread_time() - began < 0.2
+    assert entry is not None
+    assert len(encode(entry)) < 2000
+
+
+def test_a_large_value_beside_an_array_is_encoded_once_for_a_sort() -> None:
+    document = {"t": "x" * 500_000, "a": list(range(2000))}
+    began = time.thread_time()
+    key = compile_sort({"t": 1, "a": -1})(document)
+    assert time.thread_time() - began < 0.2
+    assert key.startswith(encode_key(document["t"]))
+
+
+# --- calls into C, which let no other thread run ---------------------------------------------------------------------
+
+
+def longest_call(work: Callable[[], object]) -> float:
+    """The CPU time of the longest call into C during which nothing in Python ran."""
+    longest = 0.0
+    at: float | None = None
+
+    def look(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal longest, at
+        now = time.thread_time()
+        if at is not None:
+            longest = max(longest, now - at)
+        at = time.thread_time() if event == "c_call" else None
+
+    sys.setprofile(look)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return longest
+
+
+CALLS: dict[str, Callable[[], object]] = {
+    "sort": lambda: ordered([(encode_key(n * 7919 % 100_003), n) for n in range(100_000)]),
+    "push and sort": lambda: compile_update({"$push": {"a": {"$each": [], "$sort": 1}}}).apply(
+        {"a": [n * 7919 % 100_003 for n in range(100_000)]},
+        now=None,  # type: ignore[arg-type]
+        timestamp=None,  # type: ignore[arg-type]
+    ),
+    "a string of escapes": lambda: encode_key("\1" * 8_000_000),
+    "a long string": lambda: encode_key("x" * 15_000_000),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_no_call_keeps_the_interpreter(name: str) -> None:
+    assert longest_call(CALLS[name]) < HELD_S
+
+
+def test_an_expression_lets_others_run_while_it_searches(client: Client) -> None:
+    document = {"_id": "re", "t": "x" * 3000 + "zy"}
+    client.ok({"insert": "re"}, documents=[document])
+    reply, held = run(client, {"find": "re", "filter": {"t": Regex("^(?:x+x+)+y")}})
+    assert reply["code"] == 51156
+    assert held < HELD_S
