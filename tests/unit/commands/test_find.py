@@ -55,6 +55,11 @@ def test_batches_until_the_end(client: Client) -> None:
         ({"filter": {"_id": {"$gte": 297}}}, [297, 298, 299]),
         ({"hint": "_id_", "limit": 1}, [0]),
         ({"hint": {"$natural": 1}, "limit": 1}, [0]),
+        ({"hint": {"$natural": -1}, "limit": 2}, [299, 298]),
+        ({"hint": {"$natural": -1}, "filter": {"a": 2}, "skip": 1, "limit": 2}, [296, 293]),
+        ({"hint": {"$natural": -1}, "sort": {"_id": 1}, "limit": 1}, [0]),
+        ({"hint": {"$natural": -1}, "filter": {"_id": {"$in": [7, 3, 999, 5]}}}, [7, 5, 3]),
+        ({"hint": {"_id": 1}, "limit": 1}, [0]),
         ({"filter": {}, "batchSize": 2, "singleBatch": True}, [0, 1]),
     ],
 )
@@ -65,6 +70,22 @@ def test_what_is_found(client: Client, command: dict[str, object], expected: lis
     assert ids(reply) == expected
     assert reply["cursor"]["id"] == 0
     assert len(client.dispatcher.cursors) == 0
+
+
+def test_backwards_in_batches_and_at_a_point(client: Client, member: FakeMember) -> None:
+    member.node.commit_point = member.store.last_applied
+    client.ok({"delete": "c"}, deletes=[{"q": {"_id": {"$in": [298, 150]}}, "limit": 0}])
+    client.ok({"insert": "c"}, documents=[{"_id": 1000}])
+    for concern, expected in (
+        ({"level": "majority"}, list(range(299, -1, -1))),
+        ({}, [1000, 299, *(n for n in range(297, -1, -1) if n != 150)]),
+    ):
+        reply = client.ok({"find": "c", "sort": {"$natural": -1}, "readConcern": concern, "batchSize": 90})
+        found = ids(reply)
+        while reply["cursor"]["id"]:
+            reply = client.ok({"getMore": reply["cursor"]["id"], "collection": "c", "batchSize": 90})
+            found += ids(reply, "nextBatch")
+        assert found == expected
 
 
 def test_a_sorted_find_goes_on_in_later_batches(client: Client) -> None:
@@ -314,6 +335,12 @@ def test_the_oplog_can_be_read(client: Client) -> None:
 def test_the_oplog_backwards(client: Client) -> None:
     reply = client.ok({"find": "oplog.rs", "sort": {"$natural": -1}, "limit": 2, "projection": {"o": 1}}, "local")
     assert [entry["o"]["_id"] for entry in reply["cursor"]["firstBatch"]] == [299, 298]
+    assert (
+        client.ok({"find": "oplog.rs", "hint": {"$natural": -1}, "limit": 2, "projection": {"o": 1}}, "local")[
+            "cursor"
+        ]["firstBatch"]
+        == reply["cursor"]["firstBatch"]
+    )
     reply = client.ok({"find": "oplog.rs", "sort": {"$natural": -1}, "batchSize": 1000}, "local")
     assert len(reply["cursor"]["firstBatch"]) == 301
 

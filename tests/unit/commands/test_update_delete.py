@@ -242,3 +242,33 @@ def test_delete_in_bounded_groups(client: Client, member: FakeMember) -> None:
 def test_a_bad_filter_is_a_write_error(client: Client) -> None:
     reply = client.ok({"delete": "c", "deletes": [{"q": {"a": {"$nonsense": 1}}, "limit": 0}]})
     assert reply["writeErrors"][0]["code"] == 2
+
+
+@pytest.mark.parametrize(
+    ("hint", "code"),
+    [
+        ("_id_", 0),
+        ({"_id": 1}, 0),
+        ({"$natural": 1}, 0),
+        ("a_1", 2),
+        ({"a": 1}, 2),
+        ({"_id": 5}, 2),
+        ({"_id": 1, "a": 1}, 2),
+    ],
+    ids=str,
+)
+def test_a_hint_names_an_index_that_is_there(client: Client, hint: object, code: int) -> None:
+    client.ok({"insert": "c"}, documents=[{"_id": 1, "a": 1}])
+    updates = [{"q": {"a": 1}, "u": {"$set": {"b": 1}}, "hint": hint}, {"q": {"a": 1}, "u": {"$set": {"c": 1}}}]
+    deletes = [{"q": {"a": 1}, "limit": 1, "hint": hint}]
+    reply = client.ok({"update": "c", "ordered": False}, updates=updates)
+    assert [error["code"] for error in reply.get("writeErrors", [])] == ([code] if code else [])
+    assert reply["n"] == (1 if code else 2)
+    reply = client.ok({"delete": "c"}, deletes=deletes)
+    assert [error["code"] for error in reply.get("writeErrors", [])] == ([code] if code else [])
+    assert reply["n"] == (0 if code else 1)
+
+
+def test_a_hint_that_is_none_is_refused(client: Client) -> None:
+    assert client.code({"delete": "c"}, deletes=[{"q": {}, "limit": 1, "hint": 5}]) == 9
+    assert client.code({"update": "c"}, updates=[{"q": {}, "u": {}, "hint": True}]) == 9
