@@ -16,11 +16,13 @@ from replset.errors import BadValueError
 from replset.terminal import refuse, run_app
 from spark.render.content import readable
 from spark.running import (
+    NEEDS,
     PROGRAM,
     Engine,
     Format,
     Run,
     check_target,
+    not_installed,
     only_of,
     optime_of,
     point_of,
@@ -31,6 +33,7 @@ from spark.running import (
 
 if TYPE_CHECKING:
     from spark.classify import Diff
+    from spark.document_diff import DocumentDiff
     from spark.places import Only, Span
     from spark.tail import Second
 
@@ -44,7 +47,10 @@ app = typer.Typer(
     context_settings={"max_content_width": 110},
 )
 
-OF_THE_EXTRA = frozenset({"adbc_driver_manager", "adbc_driver_sqlite", "numpy", "pandas", "pyarrow", "pyspark"})
+ByBytes = Annotated[bool, typer.Option("--bytes", help="compare hashes computed of the entries, not the stored ones")]
+AtDocuments = Annotated[
+    bool, typer.Option("--documents", help="also compare the documents of the data files, at the newest common entry")
+]
 Members = Annotated[list[str], typer.Argument(metavar="MEMBER", help="oplogs: dbpath, file, folder or http://...")]
 Member = Annotated[str, typer.Argument(metavar="MEMBER", help="an oplog: dbpath, file, folder or http://...")]
 EngineOption = Annotated[Engine, typer.Option("--engine", help="local: in this process; diff, summary, verify only")]
@@ -66,9 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run_app(app, PROGRAM, list(sys.argv[1:] if argv is None else argv))
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in OF_THE_EXTRA:
+        if (error.name or "").partition(".")[0] not in NEEDS:
             raise
-        return refuse(PROGRAM, f"{error.name} is not installed; the extra brings it: pip install 'replset[spark]'")
+        return refuse(PROGRAM, not_installed([str(error.name)]))
 
 
 @app.command()
@@ -78,6 +84,8 @@ def diff(
     begin: From = None,
     end: To = None,
     samples: Count = 10,
+    by_bytes: ByBytes = False,
+    with_documents: AtDocuments = False,
     engine: EngineOption = Engine.SPARK,
     master: Master = None,
     form: FormatOption = Format.TABLE,
@@ -95,22 +103,38 @@ def diff(
     ) as run:
         if len(run.places) == 1:
             raise BadValueError(f"{run.places[0].name} is alone: give two members or more to compare")
+        from spark.document_diff import check_places
         from spark.render import documents
 
-        found = differences(run, span, only_of(ns))
-        document = {"ns": ns or None, **documents.diff(found, run.places, samples)}
-        run.show(document, tables_of(found), lambda: more_for_diff(run, found, span))
+        if with_documents:
+            check_places(run.places)
+        found = differences(run, span, only_of(ns), by_bytes)
+        held = documents_of(run, found, ns or ()) if with_documents else None
+        document = {"ns": ns or None, **documents.diff(found, run.places, samples, by_bytes=by_bytes, held=held)}
+        tables = tables_of(found)
+        if held is not None:
+            tables["documents_at"] = held.differing
+        run.show(document, tables, lambda: more_for_diff(run, found, span))
         return 0 if document["same"] else 1
 
 
-def differences(run: Run, span: Span, only: Only) -> Diff[Any]:
+def differences(run: Run, span: Span, only: Only, by_bytes: bool) -> Diff[Any]:
     if run.engine is Engine.LOCAL:
         from spark.local_diff import local_diff
 
-        return local_diff(run.places, span=span, only=only)
+        return local_diff(run.places, span=span, only=only, by_bytes=by_bytes)
     from spark.diff import diff as spark_diff
 
-    return spark_diff(run.session, run.places, span=span, only=only)
+    return spark_diff(run.session, run.places, span=span, only=only, by_bytes=by_bytes)
+
+
+def documents_of(run: Run, found: Diff[Any], namespaces: Sequence[str]) -> DocumentDiff:
+    """The documents of the members' files at the newest entry that all have."""
+    from spark.document_diff import document_diff, newest_common
+    from spark.render.documents import rows_of
+
+    point = newest_common(rows_of(found.pairs))
+    return document_diff(run.places, point, namespaces, None if run.engine is Engine.LOCAL else run.session)
 
 
 def more_for_diff(run: Run, found: Diff[Any], span: Span) -> dict[str, Any]:

@@ -82,13 +82,14 @@ def diff(
     only: Only = ALL,
     rows_per_task: int = ROWS_PER_TASK,
     grid: Grid | None = None,
+    by_bytes: bool = False,
 ) -> Diff[DataFrame]:
     """Where the members differ. PlaceError: one could not be read; in a worker, `jobs.place_error` finds it again.
 
     Digests are compared and the entries of the buckets that differ are read here, once, and kept by Spark; `entries`
     and what is counted of them is worked out when it is asked for. Parameters as in `local_diff.local_diff`.
     """
-    members = Opened.of(places)
+    members = Opened.of(places, by_bytes=by_bytes)
     grid = grid or Grid.over(members.bounds)
     facts = Facts.of(members.names, members.bounds, span.first_ts)
     digests = _digests(session, members, grid, span, rows_per_task).persist()

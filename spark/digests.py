@@ -2,7 +2,7 @@
 
 A bucket is a fixed function of the timestamp alone, so members agree on it whatever their oldest entries are. A digest
 is a sum over its entries, so neither order nor batches nor parts of the work change it. The stored hashes are compared;
-that they are those of the entries is for `verify` to say.
+that they are those of the entries is for `verify` to say, or for places that are `Rehashed`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from replset.ids import OPTIME_NULL, OpTime
 from spark.places import ALL, EVERYTHING, Bounds, Followed, Only, Place, PlaceTrimmedError, Span
+from spark.readers.rehashed import Rehashed
 
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -145,9 +146,10 @@ class Opened:
     bounds: tuple[Bounds, ...]
 
     @classmethod
-    def of(cls, places: Sequence[Place]) -> Opened:
+    def of(cls, places: Sequence[Place], *, by_bytes: bool = False) -> Opened:
+        """by_bytes: with hashes that are computed of the entries, not the stored ones."""
         given = tuple(sorted(places, key=lambda place: place.name))
-        pinned = tuple(Held(place.pin()) for place in given)
+        pinned = tuple(Held(Rehashed(place.pin()) if by_bytes else place.pin()) for place in given)
         return cls(given, pinned, tuple(place.bounds() for place in pinned))
 
     @property

@@ -59,13 +59,15 @@ def local_diff(
     only: Only = ALL,
     rows_per_task: int = ROWS_PER_TASK,
     grid: Grid | None = None,
+    by_bytes: bool = False,
 ) -> LocalDiff:
     """Where the members differ. PlaceError: one could not be read.
 
     span: only entries there are read; common points are told from them. only: of the entries that differ these are
     listed; common points and verdicts are those of all entries. grid: which buckets; any gives the same rows.
+    by_bytes: hashes are computed of the entries, not taken as stored.
     """
-    members = Opened.of(places)
+    members = Opened.of(places, by_bytes=by_bytes)
     grid = grid or Grid.over(members.bounds)
     facts = Facts.of(members.names, members.bounds, span.first_ts)
     work = digests_in(grid, {name: at for at, name in enumerate(facts.names)})

@@ -153,14 +153,16 @@ def _open(name: str, found: _Found) -> Place:
         from spark.readers.live import LivePlace
 
         return LivePlace(name, found.where)
+    # Workers of a cluster have another working folder than this process.
+    where = found.where if "://" in found.where else os.path.abspath(found.where)
     if found.kind == "bson":
         from spark.readers.bson_file import BsonFilePlace
 
-        return BsonFilePlace(name, found.where)
+        return BsonFilePlace(name, where)
     if found.kind == "parquet":
         from spark.readers.parquet import ParquetPlace
 
-        return ParquetPlace(name, found.where, found.member)
+        return ParquetPlace(name, where, found.member)
     from spark.readers.sqlite import SqlitePlace
 
-    return SqlitePlace(name, found.where)
+    return SqlitePlace(name, where)

@@ -28,6 +28,7 @@ _BATCH_ROWS = 4_096
 _BATCH_BYTES = 4 << 20
 SCHEMA = pa.schema([("key", pa.binary()), ("document", pa.binary())])
 Part = tuple[int, int]
+_WHOLE: Part = (0, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +140,42 @@ class DbpathBase:
                 return Start(at if undone else newest, False, undone=undone)
             uuid = bytes(rows[0][0])
             if undone:
-                return Start(at, True, uuid, ((0, -1),), True)
+                return Start(at, True, uuid, (_WHOLE,), True)
             ((first, last),) = self._rows(connection, f"SELECT min(rowid), max(rowid) FROM {_table(uuid)}")
             parts = () if first is None else tuple(_cuts(first, last + 1, ROWS_PER_PART))
             return Start(newest, True, uuid, parts)
+
+    def collections(self, at: OpTime) -> dict[str, bytes]:
+        """The uuids of the collections as of `at`, by name. PlaceError: the undo does not reach back so far."""
+        with self._connect() as connection:
+            if (pruned := self._pruned(connection)) > at.ts:
+                raise PlaceError(
+                    self.name,
+                    f"its documents cannot be taken back to {at}: what was before {OpTime(at.term, pruned)} cannot be"
+                    " undone any more (--snapshot-history-secs of that member)",
+                )
+            rows = self._rows(
+                connection,
+                "SELECT ns, uuid FROM catalog WHERE created_ts <= ? AND (dropped_ts IS NULL OR dropped_ts > ?)",
+                (at.ts, at.ts),
+            )
+            return {str(ns): bytes(uuid) for ns, uuid in rows}
+
+    def as_of(self, ns: str, uuid: bytes, at: OpTime) -> Iterator[pa.RecordBatch]:
+        """The documents of one of the `collections` as of `at`, wherever the file is by now."""
+        return self.read(Start(at, True, uuid, (_WHOLE,), True), _WHOLE, ns, at)
+
+    def document(self, ns: str, key: bytes, at: OpTime) -> bytes | None:
+        """One document as of `at`; None where there is none."""
+        uuid = self.collections(at).get(ns)
+        if uuid is None:
+            return None
+        with self._connect() as connection:
+            undone = "SELECT before FROM undo WHERE coll = ? AND key = ? AND ts > ? AND kind = 'doc'"
+            rows = self._rows(connection, f"{undone} ORDER BY ts, seq LIMIT 1", (uuid, key, at.ts)) or self._rows(
+                connection, f"SELECT doc FROM {_table(uuid)} WHERE key = ?", (key,)
+            )
+            return None if not rows or rows[0][0] is None else bytes(rows[0][0])
 
     def read(self, start: Start, part: Part, ns: str, at: OpTime) -> Iterator[pa.RecordBatch]:
         table = _table(start.uuid or b"")

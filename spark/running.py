@@ -22,7 +22,7 @@ from replset.ids import OpTime, pack_ts
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from spark.places import Bounds, Only, Place, Span
+    from spark.places import Bounds, Only, Place, PlaceError, Span
 
 PROGRAM = "oplog-spark"
 NEEDS = ("numpy", "pyarrow", "adbc_driver_sqlite", "adbc_driver_manager", "xxhash", "pandas", "pyspark")
@@ -172,11 +172,21 @@ def told(error: Exception) -> ReplError:
 
     found = place_error(error)
     if found is not None:
-        return found
+        return _only_here(found)
     module = type(error).__module__.partition(".")[0]
     if module not in {"pyspark", "py4j", "pyarrow"}:
         raise error
     return JobFailedError(first_line(error))
+
+
+def _only_here(error: PlaceError) -> PlaceError:
+    """A file that a worker misses and this process sees: on another machine, or in a folder that is not shared."""
+    path = error.reason.removesuffix(" does not exist")
+    if path == error.reason or not os.path.exists(path):
+        return error
+    return type(error)(
+        error.name, f"{path} does not exist where a worker runs, only here: every worker must see the file at this path"
+    )
 
 
 def first_line(error: Exception) -> str:
@@ -190,7 +200,11 @@ def first_line(error: Exception) -> str:
 def check_installed(modules: Sequence[str]) -> None:
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        raise NotInstalledError(f'no {", ".join(missing)} here: pip install "replset[spark]"')
+        raise NotInstalledError(not_installed(missing))
+
+
+def not_installed(modules: Sequence[str]) -> str:
+    return f'no {", ".join(modules)} here: pip install "replset[spark]"'
 
 
 def check_target(file: Path | None, option: str) -> None:

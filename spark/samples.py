@@ -61,11 +61,12 @@ def samples_of(places: Sequence[Place], rows: Sequence[Mapping[str, Any]]) -> li
 
 def versions_of(places: Iterable[Place], ts: int, term: int) -> list[Version]:
     """The different entries at an optime, in the order of the places."""
-    found: dict[int, Version] = {}
+    found: dict[tuple[int, bytes], Version] = {}
     for place in places:
         for row in _rows(place, ts):
             if row["term"] == term:
-                version = found.setdefault(row["hash"], Version(row["hash"], row["wall"], row["entry"]))
+                told = (row["hash"], row["entry"])  # a changed entry keeps the hash that is stored beside it
+                version = found.setdefault(told, Version(row["hash"], row["wall"], row["entry"]))
                 if place.name not in version.members:
                     version.members.append(place.name)
     return list(found.values())

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from spark.classify import Diff
+    from spark.document_diff import DocumentDiff
     from spark.elections import Elections
     from spark.summary import Summary
     from spark.verify import Verification
@@ -46,13 +47,23 @@ def header(command: str, engine: str, members: Iterable[tuple[Place, Bounds]]) -
     return {"command": command, "engine": engine, "members": [_member(*member) for member in members]}
 
 
-def diff(found: Diff[Any], places: Sequence[Place], samples: int = SAMPLES) -> Document:
+def diff(
+    found: Diff[Any],
+    places: Sequence[Place],
+    samples: int = SAMPLES,
+    *,
+    by_bytes: bool = False,
+    held: DocumentDiff | None = None,
+) -> Document:
+    """held: the documents of the data files, where they were compared."""
     counts = dict.fromkeys(KINDS, 0)
     namespaces = rows_of(found.by_namespace)
     for row in namespaces:
         counts[row["kind"]] += row["entries"]
     return {
-        "same": found.same,
+        "same": found.same and (held is None or held.same),
+        "sameOplogs": found.same,
+        "byBytes": by_bytes,
         "differing": {camel(kind.replace("-", "_")): count for kind, count in counts.items()},
         "trimmed": found.trimmed,
         "compared": [
@@ -62,6 +73,7 @@ def diff(found: Diff[Any], places: Sequence[Place], samples: int = SAMPLES) -> D
         "namespaces": [_camel(row) for row in namespaces],
         "documents": [_document_row(row, places) for row in rows_of(found.by_document, DOCUMENTS)],
         "samples": [_sample(one) for one in samples_of(places, loudest(found.entries, samples))],
+        "documentsAt": None if held is None else held.document(samples),
     }
 
 

@@ -52,7 +52,7 @@ _VERDICTS = ("no common point", "inconsistent", "diverged", "behind", "same")
 
 def diff(document: Document) -> Content:
     pairs, compared = document["pairs"], document["compared"]
-    if document["same"]:
+    if document["sameOplogs"]:
         held = max((row["entries"] for row in compared), default=0)
         newest = next((pair["common"] for pair in pairs if pair["common"]), None)
         upto = f", the newest {newest}" if newest else ""
@@ -64,6 +64,10 @@ def diff(document: Document) -> Content:
     if document["trimmed"]:
         trimmed = several(document["trimmed"], "entry was", "entries were")
         answers.append(Said(f"{trimmed} trimmed away during the run and left out.", Tone.SOFT))
+    documents = document["documentsAt"]
+    if documents:
+        answers += _documents_at(documents)
+    answers.append(_compared(by_bytes=document["byBytes"], documents=bool(documents)))
     parts: list[Grid | Samples] = [_pairs(pairs)] if pairs else []
     if document["namespaces"]:
         holes = sum(pair["aMissing"] + pair["bMissing"] for pair in pairs)
@@ -72,7 +76,45 @@ def diff(document: Document) -> Content:
         parts.append(_documents(document["documents"]))
     if document["samples"]:
         parts.append(Samples("Entries looked at closely", [_sample(sample) for sample in document["samples"]]))
+    if documents and documents["samples"]:
+        shown = [_document_versions(sample) for sample in documents["samples"]]
+        parts.append(Samples("Documents looked at closely", shown))
     return Content("Diff", answers, parts)
+
+
+def _compared(*, by_bytes: bool, documents: bool) -> Said:
+    """What the answer rests on, and what was not looked at."""
+    if by_bytes:
+        text = "Compared by hashes computed of the entries' bytes."
+    else:
+        text = (
+            "Compared by the hashes stored beside the entries, which a changed entry keeps: --bytes computes them anew,"
+            " and `oplog-spark verify` checks each oplog by itself."
+        )
+    return Said(text if documents else f"{text} Documents were not compared (--documents).", Tone.SOFT)
+
+
+def _documents_at(found: Document) -> list[Said]:
+    counts = sorted({row["documents"] for row in found["members"]})
+    said = [
+        Said(f"{row['ns']} is not the same collection on all, or only on {listed(row['members'])}.", Tone.BAD)
+        for row in found["collections"]
+    ]
+    if found["differing"]:
+        count = several(found["differing"], "document is", "documents are")
+        said.append(Said(f"{count} not the same in all data files as of {found['optime']}.", Tone.BAD))
+    elif not said:
+        each = several(counts[-1], "document") if counts else "no document"
+        said.append(Said(f"The data files hold the same documents as of {found['optime']}: {each} each.", Tone.GOOD))
+    return said
+
+
+def _document_versions(sample: Document) -> Sample:
+    lines = [
+        (f"on {one['member']}", "(no such document)" if one["document"] is None else cut(ejson(one["document"])))
+        for one in sample["versions"]
+    ]
+    return Sample(Said("differs", Tone.BAD), f"{sample['ns']} {cut(ejson(sample['_id']), 100)}", lines)
 
 
 def _divergent(document: Document) -> list[Said]:

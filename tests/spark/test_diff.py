@@ -13,10 +13,12 @@ from pyspark.sql import DataFrame, SparkSession
 from spark.classify import Diff
 from spark.diff import diff
 from spark.digests import Grid
+from spark.document_diff import document_diff
 from spark.local_diff import LocalDiff, local_diff
 from spark.places import Only, Span
 from tests.spark import planted
 from tests.spark.planted import Change, ListPlace, Plan, Tail, dense, in_files, plant
+from tests.spark.stores import change_document, change_entry, entries_of, optime_of, write_member
 from tests.spark.tables import TABLES, rows, told
 from tests.spark.trimming import LaterTrimmed
 
@@ -49,6 +51,21 @@ def test_what_was_planted_in_files_is_found(
     expected = local_diff(places, **how)
     _check(found, expected)
     assert expected.entries.to_pylist() == made.expected
+
+
+def test_bytes_and_documents_as_the_local_engine(spark: SparkSession, tmp_path: Path) -> None:
+    made = entries_of(40)
+    places = [write_member(tmp_path / name, made[:end]) for name, end in (("m1", 44), ("m2", 44), ("m3", 39))]
+    change_entry(places[1], optime_of(made[-1]))
+    found = diff(spark, places, by_bytes=True)
+    assert [row["kind"] for row in rows(found.entries)].count("divergent") == 1
+    _check(found, local_diff(places, by_bytes=True))
+    point = optime_of(made[38])
+    assert document_diff(places, point, session=spark).same
+    change_document(places[2], 1, {"_id": 1, "n": "rot"})
+    in_spark, alone = document_diff(places, point, session=spark), document_diff(places, point)
+    assert in_spark.document() == alone.document()
+    assert in_spark.differing.num_rows == 1
 
 
 def test_groups_that_part_at_batches_and_copies_of_entries(spark: SparkSession) -> None:

@@ -17,6 +17,7 @@ from replset.storage.layout import DATABASE_FILE
 from spark import classify, elections, jobs, lag, replay, verify
 from spark.cli import Telling, app, main, second_document
 from spark.columns import SPARK_TYPES
+from spark.document_diff import DIFFERING
 from spark.local_diff import local_diff
 from spark.members import open_members
 from spark.places import Place
@@ -171,6 +172,7 @@ def results_of(places: list[Place]) -> Results:
         "lag": {"lag": empty(lag.LAG_SCHEMA).column_names},
         "replay": {"documents": empty(replay.DOCUMENTS_SCHEMA).column_names},
     }
+    tables["diff"]["documents_at"] = DIFFERING.names
     return Results(
         tables,
         {

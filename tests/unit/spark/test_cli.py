@@ -80,7 +80,7 @@ def test_without_the_extra_it_says_what_to_install(engine: str, tmp_path: Path) 
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.returncode == 2
-    assert "is not installed; the extra brings it: pip install 'replset[spark]'" in done.stderr
+    assert 'here: pip install "replset[spark]"' in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -204,6 +204,24 @@ def test_a_worker_s_error_comes_home_with_the_member_s_name() -> None:
 
     found = told(PythonException(worker))
     assert found.message == "m2: database disk image is malformed"
+
+
+def test_a_file_that_only_this_machine_sees_is_said_so(tmp_path: Path) -> None:
+    """Spark's workers may be other machines; what they miss is there where the command was given."""
+    from pyspark.errors import PythonException
+
+    def from_worker(path: Path) -> str:
+        try:
+            raise PlaceError("m2", f"{path} does not exist")
+        except PlaceError as error:
+            import traceback
+
+            return told(PythonException("".join(traceback.format_exception(error)))).message
+
+    here = tmp_path / "replset.db"
+    here.touch()
+    assert from_worker(here).startswith(f"m2: {here} does not exist where a worker runs, only here")
+    assert from_worker(tmp_path / "none") == f"m2: {tmp_path / 'none'} does not exist"
 
 
 def test_an_error_of_spark_s_is_its_first_line() -> None:

@@ -1,0 +1,176 @@
+"""`diff --documents`: the documents of the members' data files at one point, which all their histories have.
+
+The point is the newest entry in common, of all members: what is before it is theirs together, so the documents after it
+are equal on all, whatever each did since. A file that went on is taken back to it by its undo, as far as that reaches.
+Documents are compared by a hash of their bytes. Only a member's own files hold documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from replset.bson import RawDocument, to_ejson_value
+from replset.errors import BadValueError
+from replset.ids import OpTime
+from replset.oplog_row import entry_hash
+from spark.local_jobs import THREADS
+from spark.places import Place, PlaceError
+from spark.readers.sqlite import SqlitePlace
+from spark.replay_base import DbpathBase
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SAMPLES = 10
+DIFFERING = pa.schema([("ns", pa.string()), ("key", pa.binary())])
+_ROWS = pa.schema([("ns", pa.string()), ("key", pa.binary()), ("at", pa.int64()), ("hash", pa.int64())])
+_ROWS_DDL = "ns string, key binary, at bigint, hash bigint"
+
+
+class Task(NamedTuple):
+    """The documents of one collection of one member. at: the member's number."""
+
+    at: int
+    ns: str
+    uuid: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentDiff:
+    """point: as of which entry. documents: how many each member has there, by name. catalogs: of each collection that
+    not all have alike the members that have it. differing: ns and key of each document that not all have alike.
+    """
+
+    point: OpTime
+    documents: Mapping[str, int]
+    catalogs: Mapping[str, tuple[str, ...]]
+    differing: pa.Table
+    _bases: tuple[DbpathBase, ...] = ()
+
+    @property
+    def same(self) -> bool:
+        return not self.differing.num_rows and not self.catalogs
+
+    def document(self, samples: int = SAMPLES) -> dict[str, Any]:
+        """As `--json` prints it."""
+        return {
+            "optime": str(self.point),
+            "members": [{"member": name, "documents": count} for name, count in self.documents.items()],
+            "collections": [{"ns": ns, "members": list(names)} for ns, names in self.catalogs.items()],
+            "differing": self.differing.num_rows,
+            "samples": [self._sample(row["ns"], row["key"]) for row in self.differing.slice(0, samples).to_pylist()],
+        }
+
+    def _sample(self, ns: str, key: bytes) -> dict[str, Any]:
+        """One document as each member has it; null where it has none."""
+        found = [(base.name, base.document(ns, key, self.point)) for base in self._bases]
+        ids = [RawDocument(document).get("_id") for _, document in found if document is not None]
+        return {
+            "ns": ns,
+            "_id": to_ejson_value(ids[0]) if ids else None,
+            "versions": [
+                {"member": name, "document": None if raw is None else to_ejson_value(RawDocument(raw).decode())}
+                for name, raw in found
+            ],
+        }
+
+
+def check_places(places: Sequence[Place]) -> None:
+    """BadValueError where one is no member's files."""
+    for place in places:
+        if not isinstance(place, SqlitePlace):
+            raise BadValueError(f"--documents: {place.name} is no dbpath; only a member's files hold its documents")
+
+
+def newest_common(pairs: Sequence[Mapping[str, Any]]) -> OpTime:
+    """The newest entry that all have, of the rows of `Diff.pairs`. PlaceError: two have none in common."""
+    for pair in pairs:
+        if pair["common_ts"] is None:
+            raise PlaceError(pair["a"], f"--documents: it has no entry in common with {pair['b']}")
+    oldest = min(pairs, key=lambda pair: pair["common_ts"])
+    return OpTime(oldest["common_term"], oldest["common_ts"])
+
+
+def document_diff(
+    places: Sequence[Place], point: OpTime, namespaces: Sequence[str] = (), session: SparkSession | None = None
+) -> DocumentDiff:
+    """Compare the documents as of `point`, in Spark's workers or, without a session, in threads of this process.
+
+    PlaceError: a member cannot be read, or its undo does not reach back to the point.
+    """
+    bases = tuple(DbpathBase(place.name, place.path) for place in places if isinstance(place, SqlitePlace))
+    held = [base.collections(point) for base in bases]
+    wanted = sorted({ns for one in held for ns in one if not namespaces or ns in namespaces})
+    tasks = [Task(at, ns, one[ns]) for ns in wanted for at, one in enumerate(held) if ns in one]
+    catalogs = {
+        ns: tuple(base.name for base, one in zip(bases, held, strict=True) if ns in one)
+        for ns in wanted
+        if len({one.get(ns) for one in held}) > 1
+    }
+    compare = _in_threads if session is None else _in_spark(session)
+    counts, differing = compare(bases, tasks, point)
+    documents = {base.name: counts.get(at, 0) for at, base in enumerate(bases)}
+    return DocumentDiff(point, documents, catalogs, differing, bases)
+
+
+Compared = tuple[dict[int, int], pa.Table]
+"""How many documents each member has, by its number, and DIFFERING."""
+
+
+def _read(bases: Sequence[DbpathBase], task: Task, point: OpTime) -> Iterator[pa.RecordBatch]:
+    for batch in bases[task.at].as_of(task.ns, task.uuid, point):
+        hashes = [entry_hash(document) for document in batch.column(1).to_pylist()]
+        names = pa.repeat(pa.scalar(task.ns, pa.string()), batch.num_rows)
+        at = pa.repeat(pa.scalar(task.at, pa.int64()), batch.num_rows)
+        yield pa.RecordBatch.from_arrays([names, batch.column(0), at, pa.array(hashes, pa.int64())], schema=_ROWS)
+
+
+def _in_threads(bases: Sequence[DbpathBase], tasks: Sequence[Task], point: OpTime) -> Compared:
+    """One collection after the other, so that the hashes of only one are held."""
+    counts: dict[int, int] = {}
+    found = [DIFFERING.empty_table()]
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="documents") as threads:
+        for ns in dict.fromkeys(task.ns for task in tasks):
+            of_ns = [task for task in tasks if task.ns == ns]
+            read = threads.map(lambda task: list(_read(bases, task, point)), of_ns)
+            rows = pa.Table.from_batches([batch for batches in read for batch in batches], _ROWS)
+            for member in rows["at"].value_counts().to_pylist():
+                counts[member["values"]] = counts.get(member["values"], 0) + member["counts"]
+            wanted = [("hash", "count"), ("hash", "min"), ("hash", "max")]
+            by_key = rows.group_by(["ns", "key"], use_threads=False).aggregate(wanted)
+            alike = pc.and_(
+                pc.equal(by_key["hash_count"], len(bases)), pc.equal(by_key["hash_min"], by_key["hash_max"])
+            )
+            found.append(by_key.filter(pc.invert(alike)).select(DIFFERING.names).cast(DIFFERING))
+    table = pa.concat_tables(found)
+    return counts, table.sort_by([("ns", "ascending"), ("key", "ascending")])
+
+
+def _in_spark(session: SparkSession) -> Callable[[Sequence[DbpathBase], Sequence[Task], OpTime], Compared]:
+    """One task a collection of a member."""
+
+    def compare(bases: Sequence[DbpathBase], tasks: Sequence[Task], point: OpTime) -> Compared:
+        from pyspark.sql import functions as F
+
+        def run(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in numbers:
+                for number in batch.column(0).to_pylist():
+                    yield from _read(bases, tasks[number], point)
+
+        rows = session.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(run, _ROWS_DDL).persist()
+        counts = {row["at"]: row["count"] for row in rows.groupBy("at").count().collect()}
+        by_key = rows.groupBy("ns", "key").agg(
+            F.count("*").alias("copies"), F.min("hash").alias("least"), F.max("hash").alias("most")
+        )
+        differing = by_key.where((F.col("copies") != len(bases)) | (F.col("least") != F.col("most")))
+        table = differing.select("ns", "key").orderBy("ns", "key").toArrow().cast(DIFFERING)
+        rows.unpersist()
+        return counts, table
+
+    return compare

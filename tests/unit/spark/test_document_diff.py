@@ -1,0 +1,152 @@
+"""`diff --bytes` and `diff --documents` by the local engine: what a comparison of stored hashes cannot see."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replset.bson import encode_key
+from spark.cli import main
+from spark.document_diff import document_diff
+from spark.places import PlaceError
+from spark.readers.sqlite import SqlitePlace
+from tests.spark.kit import insert, write_oplog
+from tests.spark.stores import NS, change_document, change_entry, entries_of, optime_of, write_member
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> list[SqlitePlace]:
+    """Three of one history; m3 has applied five entries less."""
+    made = entries_of(40)
+    return [write_member(tmp_path / name, made[:end]) for name, end in (("m1", 44), ("m2", 44), ("m3", 39))]
+
+
+def diff(capsys: Capture, places: list[SqlitePlace], *options: str) -> tuple[int, dict[str, Any]]:
+    status = main(["diff", "--engine", "local", "--json", *options, *(place.path for place in places)])
+    out, err = capsys.readouterr()
+    assert err == ""
+    return status, json.loads(out)
+
+
+def test_a_changed_byte_is_seen_by_its_bytes_alone(members: list[SqlitePlace], capsys: Capture) -> None:
+    made = entries_of(40)
+    change_entry(members[1], optime_of(made[-1]))
+    pair = members[:2]
+    assert diff(capsys, pair)[0] == 0
+    status, found = diff(capsys, pair, "--bytes")
+    assert (status, found["differing"]["divergent"], found["byBytes"]) == (1, 1, True)
+    (sample,) = found["samples"]
+    assert [version["members"] for version in sample["versions"]] == [["m1"], ["m2"]]
+    assert [version["does"]["name"] for version in sample["versions"]] == ["Ada", "Eve"]
+
+
+def test_bytes_of_sound_members_are_the_same(members: list[SqlitePlace], capsys: Capture) -> None:
+    without, with_bytes = (diff(capsys, members, *options)[1] for options in ((), ("--bytes",)))
+    assert {**without, "byBytes": True} == with_bytes
+
+
+def test_the_documents_of_members_at_different_places(members: list[SqlitePlace], capsys: Capture) -> None:
+    """m3 is behind: the others are taken back to its newest entry."""
+    status, found = diff(capsys, members, "--documents")
+    point = str(optime_of(entries_of(40)[38]))
+    counts = {row["documents"] for row in found["documentsAt"]["members"]}
+    assert (status, found["documentsAt"]["optime"], found["documentsAt"]["differing"]) == (1, point, 0)
+    assert len(counts) == 1
+    assert found["same"] is False, "m3 is behind"
+    assert found["documentsAt"]["collections"] == []
+
+
+def test_a_changed_and_a_lost_document_are_found(members: list[SqlitePlace], capsys: Capture) -> None:
+    point = optime_of(entries_of(40)[38])
+    touched = document_diff(members, point)
+    assert touched.same
+    keys = [key for key in range(7) if _unchanged_since(members, key)]
+    change_document(members[1], keys[0], {"_id": keys[0], "n": "rot"})
+    change_document(members[0], keys[1], None)
+    assert diff(capsys, members[:2])[0] == 0, "the oplogs are the same"
+    status, found = diff(capsys, members[:2], "--documents")
+    assert (status, found["same"], found["sameOplogs"]) == (1, False, True)
+    assert found["documentsAt"]["differing"] == 2
+    by_id = {row["_id"]: row["versions"] for row in found["documentsAt"]["samples"]}
+    assert by_id[keys[0]][1] == {"member": "m2", "document": {"_id": keys[0], "n": "rot"}}
+    assert by_id[keys[1]][0] == {"member": "m1", "document": None}
+    assert main(["diff", "--engine", "local", "--documents", *(place.path for place in members[:2])]) == 1
+    shown = capsys.readouterr().out
+    assert "2 documents are not the same in all data files" in shown
+    assert '"rot"' in shown
+    assert diff(capsys, members[:2], "--documents", "--ns", "shop.users")[0] == 0
+
+
+def _unchanged_since(members: list[SqlitePlace], key: int) -> bool:
+    """Whether the document is there, and as it was left by the entries before the newest five."""
+    from spark.replay_base import DbpathBase
+
+    base = DbpathBase("m1", members[0].path)
+    made = entries_of(40)
+    then, now = (base.document(NS, encode_key(key), optime_of(made[end])) for end in (38, 43))
+    return then is not None and then == now
+
+
+def test_a_point_that_the_undo_does_not_reach_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    made = entries_of(40)
+    ahead = write_member(tmp_path / "ahead", made, keep_undo=False)
+    behind = write_member(tmp_path / "behind", made[:20])
+    assert main(["diff", "--engine", "local", "--documents", ahead.path, behind.path]) == 2
+    error = capsys.readouterr().err
+    assert f"ahead: its documents cannot be taken back to {optime_of(made[19])}" in error
+    assert error.count("\n") == 1
+    with pytest.raises(PlaceError, match="cannot be taken back"):
+        document_diff([ahead, behind], optime_of(made[19]))
+    assert document_diff([ahead, write_member(tmp_path / "level", made)], optime_of(made[-1])).same
+
+
+def test_a_collection_that_only_one_has_is_named(tmp_path: Path) -> None:
+    made = entries_of(5)
+    one, other = write_member(tmp_path / "one", made), write_member(tmp_path / "other", made)
+    import sqlite3
+    from contextlib import closing
+
+    with closing(sqlite3.connect(other.path)) as connection:
+        connection.execute("UPDATE catalog SET ns = 'shop.guests' WHERE ns = 'shop.users'")
+        connection.commit()
+    found = document_diff([one, other], optime_of(made[-1]))
+    assert found.catalogs == {"shop.guests": ("other",), "shop.users": ("one",)}
+    assert not found.same
+
+
+def test_only_a_members_files_hold_documents(tmp_path: Path, capsys: Capture) -> None:
+    member = write_member(tmp_path / "m1", entries_of(3))
+    dump = tmp_path / "dump.bson"
+    dump.write_bytes(entries_of(3)[0])
+    assert main(["diff", "--engine", "local", "--documents", member.path, str(dump)]) == 2
+    assert "dump.bson is no dbpath; only a member's files hold its documents" in capsys.readouterr().err
+
+
+def test_what_was_compared_is_said(members: list[SqlitePlace], capsys: Capture) -> None:
+    paths = [place.path for place in members[:2]]
+    assert main(["diff", "--engine", "local", *paths]) == 0
+    said = capsys.readouterr().out
+    for word in ("stored beside the entries", "--bytes", "oplog-spark verify", "--documents"):
+        assert word in said
+    assert main(["diff", "--engine", "local", "--bytes", "--documents", *paths]) == 0
+    said = capsys.readouterr().out
+    assert "hashes computed of the entries' bytes" in said
+    assert "The data files hold the same documents" in said
+
+
+def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker of a cluster has another working folder."""
+    from spark.members import open_members
+
+    write_oplog(tmp_path / "m1", [insert(0)])
+    monkeypatch.chdir(tmp_path)
+    for text in ("m1", "./m1/replset.db"):
+        (place,) = open_members([text])
+        assert isinstance(place, SqlitePlace)
+        assert place.path == str(tmp_path / "m1" / "replset.db")
+        assert place.name == "m1"
