@@ -195,13 +195,18 @@ class LocalSet:
 
         LocalSetError, and no signal, where the process is not known to be this member's.
         """
-        if self._signal(member, how):
-            deadline = time.monotonic() + within_s
-            while member.is_running():
-                if time.monotonic() > deadline:
-                    self._signal(member, signal.SIGKILL)
-                    deadline = time.monotonic() + 10
-                time.sleep(0.02)
+        self._signal(member, how)
+        self._wait_for_end(member, within_s)
+
+    def _wait_for_end(self, member: LocalMember, within_s: float = 40.0) -> None:
+        """Until the process that was signalled is gone; its start time still tells it from any other."""
+        deadline = time.monotonic() + within_s
+        while member.is_running():
+            if time.monotonic() > deadline:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(member.pid, signal.SIGKILL)
+                deadline = time.monotonic() + 10
+            time.sleep(0.02)
         child = self._children.pop(member.pid, None)
         if child is not None:
             child.wait(timeout=10)
@@ -224,11 +229,11 @@ class LocalSet:
             except LocalSetError as error:
                 refused.append(error.message)
         for member in told:
-            self.stop(member)
+            self._wait_for_end(member)
         return refused
 
-    def _signal(self, member: LocalMember, how: signal.Signals) -> bool:
-        """Send a signal to the process of `member`; False: it does not run. LocalSetError: it is not proved to be it.
+    def _signal(self, member: LocalMember, how: signal.Signals) -> None:
+        """Send a signal to the process of `member` if it runs. LocalSetError: it is not proved to be it.
 
         A set.json outlives its processes: after a reboot, or once enough others were started, its pids are those of
         other programs. To signal one of them would end somebody else's work, so each proof is asked for right here.
@@ -237,14 +242,13 @@ class LocalSet:
             other = lock_holder(member.dbpath)
             if other:
                 raise LocalSetError(f"{member.name} runs as process {other}, which was not started here: not stopped")
-            return False
+            return
         if member.pid not in self._own:
             refusal = _not_proved(member)
             if refusal:
                 raise LocalSetError(f"{member.name}: {refusal}: not stopped")
         with contextlib.suppress(ProcessLookupError):
             os.kill(member.pid, how)
-        return True
 
     # --- the set -------------------------------------------------------------------------------------------------
 
