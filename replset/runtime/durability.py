@@ -7,12 +7,19 @@ A failed sync ends the process: after one, nobody knows which pages the kernel s
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
+from typing import Final
 
 from replset.core.messages import Position
 from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.replication.ports import Clock, Workers
 from replset.storage.store import Store
+
+log = logging.getLogger("replset.durability")
+
+LATE_MS: Final = 200
+"""A look at the sync that comes so late says that the loop was held, and nothing of the disk."""
 
 
 class Durability:
@@ -40,6 +47,7 @@ class Durability:
         self._dirty = asyncio.Event()
         self._stalled = False
         self._epoch = 0
+        self._timer: asyncio.TimerHandle | None = None
         self.last_durable: OpTime = OPTIME_NULL
         self.durable_wall_ms = 0
 
@@ -78,11 +86,12 @@ class Durability:
         target, wall_ms = store.last_applied, store.last_wall_ms
         if target == self.last_durable:
             return
-        timer = asyncio.get_running_loop().call_later(self._stall_after_ms() / 1000, self._stall)
+        self._watch()
         try:
             await self._workers.run(store.sync_wal)
         finally:
-            timer.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
         if self._stalled:
             self._stalled = False
             self._on_stalled(False)
@@ -90,6 +99,19 @@ class Durability:
             self.last_durable, self.durable_wall_ms = target, wall_ms
             self._on_moved()
 
-    def _stall(self) -> None:
+    def _watch(self) -> None:
+        """Look at the sync under way once it has taken too long."""
+        wait_ms = self._stall_after_ms()
+        due = Millis(self._clock.now() + wait_ms)
+        self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._stall, due)
+
+    def _stall(self, due: Millis) -> None:
+        late_ms = self._clock.now() - due
+        if late_ms > LATE_MS:
+            # The loop was held, not the disk: the sync may have ended long ago, and the loop has not come to hear of
+            # it. A primary that stepped down now would leave a disk that is well, and tell its operator the opposite.
+            log.warning("the event loop was held for %d ms; the sync under way is given as long again", late_ms)
+            self._watch()
+            return
         self._stalled = True
         self._on_stalled(True)

@@ -38,15 +38,33 @@ class FakeStore:
         self.synced.append(self.last_applied)
 
 
+class HeldClock:
+    """The virtual clock, and behind it the time for which a test says that the loop was held."""
+
+    def __init__(self, clock: SimClock) -> None:
+        self._clock = clock
+        self.held_ms = 0
+
+    def now(self) -> Millis:
+        return Millis(self._clock.now() + self.held_ms)
+
+    def wall_ms(self) -> int:
+        return self._clock.wall_ms()
+
+    def set_wall_ahead(self, ahead_ms: int) -> None:
+        self._clock.set_wall_ahead(ahead_ms)
+
+
 class Rig:
     def __init__(self, clock: SimClock) -> None:
+        self.clock = HeldClock(clock)
         self.store = FakeStore()
         self.workers = HandWorkers()
         self.moves: list[OpTime] = []
         self.stalls: list[bool] = []
         self.durability = Durability(
             lambda: self.store,  # type: ignore[arg-type,return-value]
-            clock,
+            self.clock,
             self.workers,
             lambda: self.moves.append(self.durability.last_durable),
             self.stalls.append,
@@ -208,6 +226,39 @@ def test_a_disk_that_does_not_answer_is_noticed_and_so_is_its_return() -> None:
         await rig.workers.finish()
         assert rig.stalls == [True, False]
         assert rig.durability.last_durable == at(5)
+
+    with_rig(scenario)
+
+
+def test_a_loop_that_was_held_is_no_disk_that_does_not_answer() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.durability.opened()
+        rig.commit(5)
+        await settle()
+        rig.clock.held_ms = 3_000  # the loop comes back late, and the sync ended meanwhile
+        await asyncio.sleep(5.1)
+        assert rig.stalls == []
+        await rig.workers.finish()
+        await asyncio.sleep(20)
+        assert rig.stalls == []
+        rig.commit(6)
+        await settle()
+        await asyncio.sleep(5.1)
+        assert rig.stalls == [True], "the next one is the disk's"
+
+    with_rig(scenario)
+
+
+def test_a_disk_that_does_not_answer_is_noticed_though_the_loop_was_held_too() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.durability.opened()
+        rig.commit(5)
+        await settle()
+        rig.clock.held_ms = 3_000
+        await asyncio.sleep(5.1)
+        assert rig.stalls == []
+        await asyncio.sleep(5.1)
+        assert rig.stalls == [True]
 
     with_rig(scenario)
 
