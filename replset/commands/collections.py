@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from replset.bson import Binary, Int64, RawDocument, walk
+from replset.bson import Binary, Int64, RawDocument
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import apart
+from replset.commands.index_specs import check_index
 from replset.commands.namespaces import check_database, collection_field, namespace, writable_namespace
 from replset.commands.ports import Reply, Writing
 from replset.commands.write_batch import check_options, write_times
 from replset.commands.write_concern import concern_of, wait_for
 from replset.errors import (
     BadValueError,
-    CommandNotFoundError,
     IllegalOperationError,
     NamespaceNotFoundError,
 )
@@ -189,14 +189,9 @@ async def list_indexes(ctx: CommandContext) -> Reply:
 async def create_indexes(ctx: CommandContext) -> Reply:
     """Only the index on `_id` can be asked for: it is there. Others are refused by name."""
     ns = writable_namespace(ctx.database, collection_field(ctx.body, ctx.name))
+    ignore_unknown = fields.boolean(ctx.body, "ignoreUnknownIndexOptions", ctx.name)
     for index in fields.documents(ctx.body, ctx.request.sequences, "indexes", ctx.name):
-        key = index.get_raw("key")
-        if key is None:
-            raise fields.missing(f"{ctx.name}.indexes", "key")
-        if [name for name, _, _, _ in walk(key)] != ["_id"]:
-            raise CommandNotFoundError(
-                f"createIndexes for {index.get('name')!r:.80} is not built yet: only _id is indexed"
-            )
+        check_index(index, f"{ctx.name}.indexes", ignore_unknown)
 
     def operation(writing: Writing) -> bool:
         created = ns not in writing.txn.catalog.by_ns
@@ -235,6 +230,10 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command("listIndexes", list_indexes, frozenset({"cursor"}), where=Where.READABLE),
     Command(
-        "createIndexes", create_indexes, frozenset({"indexes", "commitQuorum"}), where=Where.PRIMARY, write_concern=True
+        "createIndexes",
+        create_indexes,
+        frozenset({"indexes", "commitQuorum", "ignoreUnknownIndexOptions"}),
+        where=Where.PRIMARY,
+        write_concern=True,
     ),
 )

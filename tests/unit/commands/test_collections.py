@@ -63,6 +63,23 @@ def test_list_databases(client: Client) -> None:
     assert reply["databases"] == [{"name": "z"}]
 
 
+ID = {"key": {"_id": 1}, "name": "_id_"}
+
+
+@pytest.mark.parametrize(
+    ("index", "options"),
+    [
+        (ID, {}),
+        ({**ID, "v": 2, "ns": "test.c", "collation": {"locale": "simple"}}, {}),
+        ({**ID, "key": {"_id": 1.0}}, {}),
+        ({**ID, "nonsense": 1}, {"ignoreUnknownIndexOptions": True}),
+    ],
+)
+def test_the_index_on_id_is_there(client: Client, index: dict[str, object], options: dict[str, object]) -> None:
+    reply = client.ok({"createIndexes": "c", "indexes": [index], **options})
+    assert (reply["numIndexesBefore"], reply["numIndexesAfter"]) == (1, 1)
+
+
 def test_indexes(client: Client) -> None:
     reply = client.ok({"createIndexes": "c", "indexes": [{"key": {"_id": 1}, "name": "_id_"}]})
     assert reply["createdCollectionAutomatically"] is True
@@ -93,6 +110,21 @@ def test_a_write_concern_error_of_create(client: Client, member: FakeMember) -> 
         ({"listIndexes": "none"}, "test", 26),
         ({"createIndexes": "c", "indexes": [{"key": {"a": 1}, "name": "a_1"}]}, "test", 59),
         ({"createIndexes": "c", "indexes": [{"name": "a_1"}]}, "test", 40414),
+        ({"createIndexes": "c", "indexes": [{**ID, "unique": False}]}, "test", 197),
+        ({"createIndexes": "c", "indexes": [{**ID, "unique": True}]}, "test", 197),
+        ({"createIndexes": "c", "indexes": [{**ID, "sparse": True}]}, "test", 197),
+        ({"createIndexes": "c", "indexes": [{**ID, "expireAfterSeconds": 10}]}, "test", 197),
+        ({"createIndexes": "c", "indexes": [{**ID, "partialFilterExpression": {"a": 1}}]}, "test", 197),
+        ({"createIndexes": "c", "indexes": [{**ID, "hidden": True}], "ignoreUnknownIndexOptions": True}, "test", 197),
+        ({"createIndexes": "c", "indexes": [{**ID, "nonsense": 1}]}, "test", 197),
+        ({"createIndexes": "c", "indexes": [{**ID, "collation": {"locale": "fr"}}]}, "test", 2),
+        ({"createIndexes": "c", "indexes": [{**ID, "name": "mine"}]}, "test", 85),
+        ({"createIndexes": "c", "indexes": [{**ID, "name": ""}]}, "test", 9),
+        ({"createIndexes": "c", "indexes": [{**ID, "name": 5}]}, "test", 14),
+        ({"createIndexes": "c", "indexes": [{**ID, "v": 9}]}, "test", 67),
+        ({"createIndexes": "c", "indexes": [{"key": {"_id": -1}, "name": "_id_"}]}, "test", 2),
+        ({"createIndexes": "c", "indexes": [{"key": {"_id": "hashed"}, "name": "h"}]}, "test", 59),
+        ({"createIndexes": "c", "indexes": [ID], "ignoreUnknownIndexOptions": "yes"}, "test", 14),
     ],
 )
 def test_refusals(client: Client, command: dict[str, object], db: str, code: int) -> None:
