@@ -12,6 +12,7 @@ from rich.table import Table
 from replset.bson import DateTime, Timestamp, to_ejson
 from replset.terminal import console
 
+STARTUP2 = 5
 STYLE = {"PRIMARY": "bold green", "SECONDARY": "green", "ARBITER": "cyan", "ROLLBACK": "bold red", "RECOVERING": "red"}
 
 
@@ -75,7 +76,11 @@ def _print_rollbacks(reply: Mapping[str, Any]) -> None:
         name = escape(str(row["name"]))
         if row.get("quarantine"):
             out.print(f"[bold red]{name} keeps out of the set[/]: {escape(str(row['quarantine']))}", highlight=False)
-            out.print(f"  when what it exported is looked at: replset resync --host {name}", highlight=False)
+            if row.get("state") == STARTUP2:
+                then = "it copies by itself once another member has what it lost; else stop it: replset repair DBPATH"
+            else:
+                then = f"when what it exported is looked at: replset resync --host {name}"
+            out.print(f"  next: {then}", highlight=False)
         count = row.get("unacknowledgedRollbacks")
         if count:
             text = f"{name}: {count} rollback{'s' if count > 1 else ''} not acknowledged"

@@ -25,6 +25,8 @@ def remarks(m: Memory, now: Millis) -> tuple[Remark, ...]:
     if m.self_member is None:
         return (_not_named(m, m.config),)
     found = [_no_primary(m, m.config, now) if m.primary_id is None else _no_majority(m, m.config)]
+    if m.damage and not m.quarantine:
+        found.append(_damaged(m))
     found += [_not_reached(m, peer) for peer in m.sorted_peers() if not peer.is_up and peer.message]
     return tuple(remark for remark in found if remark is not None)
 
@@ -110,6 +112,14 @@ def _no_majority(m: Memory, config: ReplSetConfig) -> Remark | None:
         f"majority writes wait: they need {config.write_majority} copies, and {copies} of {len(config.data_voters)}"
         f" voting members with data can be reached (not: {names}); an arbiter holds no copy",
         f"start {names} again; should it stay away: replset remove {down[0].host} --accept",
+    )
+
+
+def _damaged(m: Memory) -> Remark:
+    """It serves on because the others cannot do without it."""
+    return Remark(
+        f"{m.host} holds damaged entries and serves on while the others need it: {m.damage}",
+        f"oplog-spark verify DBPATH lists them; once the others can go on without it: replset resync --host {m.host}",
     )
 
 

@@ -52,6 +52,19 @@ def test_a_quarantine_comes_with_the_way_out(capsys: pytest.CaptureFixture[str])
     assert "replset resync --host m1:1" in text
 
 
+def test_a_member_that_lost_entries_is_not_told_to_resync(capsys: pytest.CaptureFixture[str]) -> None:
+    """It copies by itself where it can; where it cannot, a person decides over its files."""
+    text = shown(capsys, reply({}, {"stateStr": "STARTUP2", "state": 5, "quarantine": "entries are lost"}))
+    assert "m1:1 keeps out of the set: entries are lost" in text
+    assert "replset repair DBPATH" in text
+    assert "resync" not in text
+
+
+def test_remarks_come_with_what_is_next(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, reply({}, remarks=[{"why": "no primary: [all] down", "next": "start them"}]))
+    assert "no primary: [all] down next: start them" in text
+
+
 def test_a_rollback_under_way_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert "400 of 900 entries undone" in shown(capsys, reply({}, rollbackStatus={"text": "400 of 900 entries undone"}))
 

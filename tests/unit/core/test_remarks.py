@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replset.config import Member
-from replset.core.messages import DiskStalled
+from replset.core.messages import DamageFound, DiskStalled
 from replset.core.remarks import Remark
 from replset.ids import MemberId
 from tests.unit.core.box import Box, host, members_of
@@ -108,3 +108,13 @@ def test_a_member_that_was_removed() -> None:
     (remark,) = remarks_of(cluster, other)
     assert f"{other.host} is not in the set's configuration" in remark.why
     assert f"replset add {other.host} --host" in remark.then
+
+
+def test_damage_of_a_member_that_the_others_need() -> None:
+    cluster = running(1)
+    box = cluster.elect()
+    box.feed(DamageFound("replset.db: the entry at 1:2:3 is not the one that was written"))
+    (remark,) = remarks_of(cluster, box)
+    assert "holds damaged entries" in remark.why
+    assert "1:2:3" in remark.why
+    assert f"replset resync --host {box.host}" in remark.then
