@@ -16,7 +16,7 @@ RETRY_AFTER_S = 1
 APPLIED = "x-replset-applied"
 
 UNAVAILABLE = frozenset(
-    {1, 6, 50, 76, 89, 91, 94, 109, 112, 117, 134, 187, 189, 237, 239, 246, 262, 308, 462}
+    {1, 6, 50, 76, 89, 91, 94, 109, 112, 117, 133, 134, 187, 189, 237, 239, 246, 262, 308, 462}
     | {NOT_PRIMARY, 11600, 11601, 11602, 13435, 13436, 14031}
 )
 """Not here or not now: 503, unless it is a write that may have been applied."""

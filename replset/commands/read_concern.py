@@ -1,4 +1,4 @@
-"""How a read may be answered: read preference (may a secondary?), read concern (at which point?).
+"""How a read may be answered: whether here (read_preference.py), and at which point (read concern).
 
 A linearizable read sees the primary's newest state and is answered only once a majority holds an entry that was written
 after it, in the term in which it began: whoever leads later had not begun to when the read was made (map K4).
@@ -12,6 +12,7 @@ from replset.bson import RawDocument, Timestamp
 from replset.commands.command import CommandContext
 from replset.commands.fields import wrong_type
 from replset.commands.ports import Level, WriteConcernFailure, Writing
+from replset.commands.read_preference import read_preference_of, refuse_unfit
 from replset.core.member_state import MemberState
 from replset.core.write_concern import MAJORITY, WriteConcern
 from replset.errors import (
@@ -30,8 +31,6 @@ from replset.errors import (
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import noop_entry
 
-PRIMARY_MODE = "primary"
-_MODES = frozenset({PRIMARY_MODE, "primaryPreferred", "secondary", "secondaryPreferred", "nearest"})
 _LEVELS: dict[str, Level] = {
     "local": "local",
     "available": "local",
@@ -52,30 +51,19 @@ class ReadConcern:
     after: int | None = None
 
 
-def secondary_allowed(body: RawDocument) -> bool:
-    """Does the command's `$readPreference` let a secondary answer? Absent: no (map B1)."""
-    kind = body.type_of("$readPreference")
-    if kind is None:
-        return False
-    if kind != 3:
-        raise TypeMismatchError("$readPreference must be a document")
-    mode = RawDocument(body.get_raw("$readPreference") or b"").get("mode")
-    if mode not in _MODES:
-        raise FailedToParseError(f"unknown read preference mode {mode!r:.80}")
-    return mode != PRIMARY_MODE
-
-
 def check_readable(ctx: CommandContext) -> None:
-    """NotPrimaryOrSecondaryError (13436) when no read is answered here, 13435 when only the primary may answer."""
+    """Raises 13436 when no read is answered here, 13435 when only the primary may answer, and over HTTP 133 when the
+    read preference does not choose this member.
+    """
     state = ctx.member.node.state
-    if state is MemberState.PRIMARY:
-        secondary_allowed(ctx.body)
-        return
-    allowed = secondary_allowed(ctx.body) or ctx.request.source == "internal"
-    if not allowed:
-        raise NotPrimaryNoSecondaryOkError("not primary and secondaryOk=false")
-    if state is not MemberState.SECONDARY:
-        raise NotPrimaryOrSecondaryError(f"node is not in primary or secondary state: {state.name}")
+    preference = read_preference_of(ctx)
+    if state is not MemberState.PRIMARY:
+        if not preference.lets_secondary_answer and ctx.request.source != "internal":
+            raise NotPrimaryNoSecondaryOkError("not primary and secondaryOk=false")
+        if state is not MemberState.SECONDARY:
+            raise NotPrimaryOrSecondaryError(f"node is not in primary or secondary state: {state.name}")
+    if ctx.request.source == "http":
+        refuse_unfit(ctx, preference)
 
 
 def read_concern_of(ctx: CommandContext) -> ReadConcern:
