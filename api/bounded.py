@@ -46,7 +46,7 @@ class Bounded:
         send = _in_pieces(send, held)
         problem = self._guard.refusal(scope)
         if problem is None and scope["path"].startswith(LIMITED):
-            problem = self._refusal(held)
+            problem = self._refusal(held, kept="on_kept_slot" in scope)
         if problem is not None:
             await _drain(receive)
             await say(self._member, Asked(scope), Answer(problem.body, problem.status, problem.headers), send)
@@ -60,13 +60,13 @@ class Bounded:
             self._under_way -= 1
             held.let_go()
 
-    def _refusal(self, held: Held) -> HttpError | None:
+    def _refusal(self, held: Held, *, kept: bool) -> HttpError | None:
         if self._member.admission.is_full:
             self._member.admission.refused += 1
             return held.refusal()
-        if self._under_way >= MAX_UNDER_WAY:
+        if kept or self._under_way >= MAX_UNDER_WAY:
             self._member.admission.refused += 1
-            many = f"{self._under_way} requests are under way"
+            many = "too many connections are open" if kept else f"{self._under_way} requests are under way"
             return overloaded(OverloadedError(f"this member is overloaded: {many}; nothing was applied, try again"))
         return None
 
@@ -74,14 +74,14 @@ class Bounded:
 async def _drain(receive: Receive) -> None:
     """Read a body and throw it away, so that its sender hears the answer; not for ever."""
     size, more = 0, True
-    while more and size <= DRAIN_BYTES:
-        try:
-            async with asyncio.timeout(STALLED_S):
+    try:
+        async with asyncio.timeout(STALLED_S):
+            while more and size <= DRAIN_BYTES:
                 message = await receive()
-        except TimeoutError:
-            return
-        size += len(message.get("body", b""))
-        more = message.get("more_body", False)
+                size += len(message.get("body", b""))
+                more = message.get("more_body", False)
+    except TimeoutError:
+        return
 
 
 def _in_pieces(send: Send, held: Held) -> Send:

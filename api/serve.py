@@ -10,7 +10,10 @@ from typing import Any
 
 import uvicorn
 
+from api.connection import HttpConnection
 from replset.ids import HostPort
+from replset.runtime.admission import Admission
+from replset.runtime.connections import Slots
 
 
 class _Server(uvicorn.Server):
@@ -24,11 +27,18 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """Serves `app` on `address` until `stop`."""
 
-    def __init__(self, app: Any, address: HostPort) -> None:
+    def __init__(self, app: Any, address: HostPort, slots: Slots, admission: Admission, backlog: int) -> None:
+        """slots: of its connections. admission: what their requests hold."""
+
+        class Connection(HttpConnection):
+            pass
+
+        Connection.slots, Connection.admission = slots, admission
         self._address = address
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=Connection,
+            backlog=backlog,
             loop="none",
             lifespan="off",
             ws="none",

@@ -23,6 +23,7 @@ from api.app import create_app
 from api.serve import HttpServer
 from replset.errors import ReplError
 from replset.key_file import Keys, read_key_file
+from replset.runtime.connections import HTTP_CONNECTIONS, Slots, backlog_for, raise_descriptor_limit, share_descriptors
 from replset.runtime.log_writer import LogWriter, log_to_stderr
 from replset.runtime.machine import RealClock, RealWorkers
 from replset.runtime.member import RunningMember
@@ -149,15 +150,19 @@ async def run(options: MemberOptions, keys: Keys | None, writer: LogWriter) -> i
     if taken is not None:
         return refuse(taken)
     workers = RealWorkers()
+    descriptors = raise_descriptor_limit()
+    backlog = backlog_for(descriptors)
     member = RunningMember(
         options,
-        network=RealNetwork(),
+        network=RealNetwork(backlog),
         disk=RealDisk(),
         clock=RealClock(),
         workers=workers,
         rng=random.SystemRandom(),
         keys=keys,
     )
+    http_slots = Slots(HTTP_CONNECTIONS, "HTTP")
+    share_descriptors(descriptors, member.wire_slots, http_slots)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -168,7 +173,8 @@ async def run(options: MemberOptions, keys: Keys | None, writer: LogWriter) -> i
         return refuse(error.message)
     except OSError as error:
         return refuse(f"{error.filename or options.listen}: {reason_of(error)}")
-    http = HttpServer(create_app(member.dispatcher, member, options.allowed_hosts), options.http_listen)
+    app = create_app(member.dispatcher, member, options.allowed_hosts)
+    http = HttpServer(app, options.http_listen, http_slots, member.admission, backlog)
     try:
         await http.start()
     except OSError as error:

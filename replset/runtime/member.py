@@ -80,6 +80,7 @@ from replset.replication.rollback_writing import Identity
 from replset.replication.sync_progress import SyncProgress
 from replset.runtime.admission import Admission
 from replset.runtime.concerns import Concerns
+from replset.runtime.connections import Slots
 from replset.runtime.durability import Durability
 from replset.runtime.housekeeping import Housekeeper
 from replset.runtime.machine import KeptWorkers, LimitedWorkers
@@ -133,6 +134,7 @@ class RunningMember:
         self.workers = LimitedWorkers(workers, CLIENT_THREADS)
         self.evaluations = LimitedWorkers(workers, 1)
         self.admission = Admission()
+        self.wire_slots = Slots(options.max_connections, "wire")
         self.rng = rng
         self.process_id = ObjectId.generate(clock.wall_ms() // 1000, rng)
         self.topology_counter = 0
@@ -171,7 +173,7 @@ class RunningMember:
                 self.dispatcher,
                 drops_inbound=self.peer.drops_inbound,
                 drops_outbound=self.peer.drops_outbound,
-                max_connections=self.options.max_connections,
+                slots=self.wire_slots,
                 admission=self.admission,
                 needs_proof=self.keys is not None,
             )

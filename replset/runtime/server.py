@@ -15,11 +15,13 @@ from itertools import count
 from typing import Protocol, cast
 
 from replset.bson import InvalidBSONError, RawDocument, decode, encode
+from replset.commands.command import PROVE
 from replset.commands.ports import CommandRequest, ConnectionContext, Reply
-from replset.errors import LocalProtocolError, RemoteProtocolError, ReplError, code_name
+from replset.errors import LocalProtocolError, OverloadedError, RemoteProtocolError, ReplError, code_name
 from replset.ids import HostPort
 from replset.replication.ports import Listening, Network
 from replset.runtime.admission import SMALL_BYTES, STALLED_S, Admission
+from replset.runtime.connections import Slots
 from replset.wire.framing import FrameReader, WireMessage, encode_reply
 
 log = logging.getLogger("replset.server")
@@ -31,7 +33,7 @@ MAX_QUEUED_BYTES = 1 << 20
 TURN = 16
 """Commands of one connection in a row, before everything else on the loop gets its turn."""
 HELLO = frozenset({"hello", "isMaster", "ismaster"})
-EVEN_WHEN_FULL = HELLO | {"ping", "endSessions", "killCursors", "replSetGetStatus", "serverStatus"}
+EVEN_WHEN_FULL = HELLO | {"ping", "endSessions", "killCursors", "replSetGetStatus", "serverStatus", PROVE}
 """What a client may ask of a member that is overloaded: it costs little, and says what is the matter."""
 NO_DATABASE, TOO_LARGE = 40571, 10334
 
@@ -52,7 +54,7 @@ class WireServer:
         *,
         drops_inbound: Callable[[HostPort], bool],
         drops_outbound: Callable[[HostPort], bool],
-        max_connections: int,
+        slots: Slots,
         admission: Admission,
         needs_proof: bool = False,
     ) -> None:
@@ -64,7 +66,7 @@ class WireServer:
         self.dispatcher = dispatcher
         self.drops_inbound = drops_inbound
         self.drops_outbound = drops_outbound
-        self.max_connections = max_connections
+        self.slots = slots
         self.admission = admission
         self.connections: set[Connection] = set()
         self.connection_ids = count(1)
@@ -118,8 +120,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        if len(self._server.connections) >= self._server.max_connections:
-            log.warning("a connection was refused: %d are open", len(self._server.connections))
+        self._heard_at = asyncio.get_running_loop().time()
+        if not self._server.slots.take(self):
             self._transport.abort()
             return
         peer = transport.get_extra_info("peername")
@@ -139,6 +141,7 @@ class Connection(asyncio.Protocol):
     def end(self) -> asyncio.Task[None] | None:
         """Close; the command under way is cancelled."""
         self._server.connections.discard(self)
+        self._server.slots.release(self)
         if self._transport is not None:
             self._transport.abort()
         self._give_back(self._held)
@@ -150,6 +153,15 @@ class Connection(asyncio.Protocol):
     @property
     def peer(self) -> str:
         return self._context.peer
+
+    @property
+    def idle_since(self) -> float | None:
+        """See connections.Holder: nothing of its client's runs or waits to be taken, and it is no member."""
+        at_work = self._running is not None or self._queue or not self._writable.is_set() or self._context.is_member
+        return None if at_work else self._heard_at
+
+    def let_go(self) -> None:
+        self.end()
 
     @property
     def is_stalled(self) -> bool:
@@ -265,6 +277,12 @@ class Connection(asyncio.Protocol):
         member = self._context.member
         if member is not None and self._server.drops_inbound(member):
             return
+        if self._server.slots.is_kept(self) and (streams or not self._is_kept_for(message.body)):
+            # Kept for members, which say only here that they are some: an ordinary client that works on this slot
+            # would keep a vote or a heartbeat from the set.
+            self._say(message, _refusal(OverloadedError("this member is overloaded: too many connections")))
+            self.end()
+            return
         reply = await self._run(message)
         if streams and not message.more_to_come:
             await self._stream_hello(message, reply)
@@ -276,6 +294,11 @@ class Connection(asyncio.Protocol):
         member = self._context.member
         if not message.more_to_come and (member is None or not self._server.drops_outbound(member)):
             self._send(message, reply)
+
+    def _is_kept_for(self, body: RawDocument) -> bool:
+        """Whether a kept slot is for this command."""
+        waits = "topologyVersion" in body and _waits(body)
+        return self._context.is_member or (body.first_key in EVEN_WHEN_FULL and not waits)
 
     def _recognise_member(self, body: RawDocument) -> None:
         host = body.get("replsetMember")

@@ -8,6 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import urllib.request
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +18,8 @@ import pytest
 
 from replset.cli.local_set import wait_until
 from replset.client import WireClient
-from tests.integration.conftest import next_ports
+from tests.integration.conftest import MakeSet, next_ports
+from tests.integration.talk import insert, status
 
 pytestmark = pytest.mark.slow
 
@@ -59,3 +63,59 @@ def test_a_log_that_nobody_reads_stops_neither_the_member_nor_its_end(
     assert ping(port)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=40) == 0
+
+
+@pytest.fixture
+def few_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members are started with `ulimit -n 256`."""
+    shell = tmp_path / "python"
+    shell.write_text(f'#!/bin/sh\nulimit -n 256\nexec {sys.executable} "$@"\n')
+    shell.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(shell))
+
+
+@pytest.mark.usefixtures("few_descriptors")
+def test_idle_connections_up_to_the_last_descriptor_keep_no_election_from_being_won(make_set: MakeSet) -> None:
+    """A vote is saved in a file that is opened for it; the others' and the watcher's connections find room too."""
+    local = make_set()
+    primary = local.wait_for_primary()
+    rest = [member for member in local.members if member is not primary]
+    with flooding([port for member in rest for port in (member.port, member.port, member.port + 1000)]):
+        local.kill(primary)  # what its connections held is taken at once
+        new = local.wait_for_primary(among=rest)
+        insert(new, 1)
+        assert status(new)["myState"] == 1
+        with urllib.request.urlopen(f"{new.http}/primary", timeout=20) as answer:
+            assert answer.status == 200
+    for member in rest:
+        assert member.is_running(), member.last_words()
+        log = member.log.read_text()
+        assert 1 <= log.count("idle clients are let go") <= 4, "a line a minute and port"
+
+
+@contextlib.contextmanager
+def flooding(ports: list[int]) -> Iterator[None]:
+    """Somebody opens connections to these ports, says nothing on them, and opens more as room comes about."""
+    ends, full = threading.Event(), threading.Event()
+
+    def flood() -> None:
+        opened: deque[socket.socket] = deque()
+        while not ends.is_set():
+            for port in ports:
+                with contextlib.suppress(OSError):
+                    opened.append(socket.create_connection(("127.0.0.1", port), timeout=2))
+            if len(opened) >= 800:
+                full.set()
+                opened.popleft().close()
+            ends.wait(0.02 if full.is_set() else 0)
+        for one in opened:
+            one.close()
+
+    thread = threading.Thread(target=flood, daemon=True)
+    thread.start()
+    try:
+        full.wait(30)
+        yield
+    finally:
+        ends.set()
+        thread.join(timeout=20)

@@ -13,6 +13,7 @@ from replset.bson import encode
 from replset.commands.ports import CommandRequest, Reply
 from replset.ids import HostPort
 from replset.runtime.admission import MAX_HELD_BYTES, Admission
+from replset.runtime.connections import Slots
 from replset.runtime.network import RealNetwork
 from replset.runtime.server import WireServer
 from replset.wire.framing import FrameReader, WireMessage, encode_msg
@@ -124,7 +125,7 @@ class Served:
             self.dispatcher,
             drops_inbound=self.dropped_in.__contains__,
             drops_outbound=self.dropped_out.__contains__,
-            max_connections=max_connections,
+            slots=Slots(max_connections, "wire"),
             admission=self.admission,
         )
 

@@ -299,18 +299,37 @@ async def test_closing_the_server_ends_what_nobody_waits_for_too() -> None:
 
 
 @on_sockets
-async def test_more_connections_than_allowed_are_turned_away() -> None:
+async def test_for_more_connections_than_allowed_the_longest_idle_one_is_let_go() -> None:
     async with serving(max_connections=2) as served:
         first, second = await served.client(), await served.client()
         await first.ask(ping(1))
         await second.ask(ping(2))
-        assert await (await served.client()).is_closed()
+        third = await served.client()
+        assert (await third.ask(ping(3)))["n"] == 3
+        assert await first.is_closed()
+        assert (await second.ask(ping(4)))["n"] == 4
         assert served.server.connection_count == 2
-        first.writer.close()
-        async with asyncio.timeout(PATIENCE_S):
-            while served.server.connection_count == 2:  # noqa: ASYNC110 - the server has no event for it
-                await asyncio.sleep(0.01)
-        assert (await (await served.client()).ask(ping(3)))["n"] == 3
+
+
+@on_sockets
+async def test_where_all_work_members_and_status_have_kept_slots() -> None:
+    async with serving(max_connections=16) as served:
+        served.dispatcher.answers["slow"] = lambda _: asyncio.Event().wait()  # type: ignore[assignment, return-value]
+        for _ in range(14):
+            (await served.client()).send({"slow": 1, "$db": "admin"})
+        while served.dispatcher.running < 14:  # noqa: ASYNC110 - a count, no event
+            await asyncio.sleep(0.01)
+        member, watcher = await served.client(), await served.client()
+        assert (await member.ask({**HELLO, "replsetMember": OTHER}))["ok"] == 1.0
+        assert (await member.ask({"replSetRequestVotes": 1, "$db": "admin"}))["ok"] == 1.0
+        assert (await watcher.ask({"replSetGetStatus": 1, "$db": "admin"}))["ok"] == 1.0
+        client = await served.client()
+        assert await watcher.is_closed(), "both kept slots are taken: the idle one makes room"
+        assert (await client.ask({"find": "a", "$db": "shop"}))["code"] == 462
+        assert await client.is_closed()
+        waiting = {"topologyVersion": {"counter": Int64(1)}, "maxAwaitTimeMS": 10_000}
+        assert (await (await served.client()).ask({**HELLO, **waiting}))["code"] == 462, "it would stay for good"
+        assert served.dispatcher.running == 14, "nobody who works was let go"
 
 
 @on_sockets

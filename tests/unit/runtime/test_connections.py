@@ -1,0 +1,81 @@
+"""How many connections both ports take on: within the descriptors, idle ones first to go, slots kept for members."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+
+from replset.runtime.connections import KEPT, Slots, raise_descriptor_limit, share_descriptors
+
+
+class One:
+    """A connection that is idle since then, or at work."""
+
+    def __init__(self, slots: Slots, idle_since: float | None) -> None:
+        self.idle_since = idle_since
+        self.closed = False
+        self.has_slot = slots.take(self)
+
+    def let_go(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("limit", "wire", "http"), [(1024, 576, 192), (256, 144, 48), (64, 36, 12), (20_000, 4096, 4096)]
+)
+def test_both_ports_fit_into_the_descriptors(limit: int, wire: int, http: int) -> None:
+    wires, https = Slots(4096), Slots(4096)
+    share_descriptors(limit, wires, https)
+    assert (wires.most, https.most) == (wire, http)
+    assert wires.most + https.most <= limit - min(256, limit // 4)
+
+
+def test_fewer_than_fit_are_left_as_they_were_asked_for() -> None:
+    wires, https = Slots(10), Slots(4096)
+    share_descriptors(1024, wires, https)
+    assert wires.most == 10
+    assert wires.most + https.most <= 768
+
+
+def test_the_longest_idle_one_is_let_go() -> None:
+    slots = Slots(3)
+    ones = [One(slots, 5.0), One(slots, 3.0), One(slots, None)]
+    newcomer = One(slots, 9.0)
+    assert newcomer.has_slot
+    assert [one.closed for one in ones] == [False, True, False]
+    assert (len(slots), slots.let_go) == (3, 1)
+
+
+def test_who_works_is_never_let_go_and_some_slots_are_kept() -> None:
+    slots = Slots(1000)
+    at_work = [One(slots, None) for _ in range(1000 - KEPT)]
+    assert not any(slots.is_kept(one) for one in at_work)
+    kept = [One(slots, None) for _ in range(KEPT)]
+    assert all(slots.is_kept(one) for one in kept)
+    assert not One(slots, None).has_slot
+    assert len(slots) == 1000
+    for one in at_work[:KEPT]:
+        slots.release(one)
+        slots.release(one)
+    assert not any(slots.is_kept(one) for one in kept), "there is room for all again"
+    assert not any(one.closed for one in [*at_work, *kept])
+
+
+def test_one_line_says_that_it_is_tight(caplog: pytest.LogCaptureFixture) -> None:
+    slots = Slots(2, "wire")
+    for since in range(50):
+        One(slots, float(since))
+    (record,) = caplog.records
+    assert "connections are open on the wire port" in record.getMessage()
+
+
+def test_the_limit_is_raised_to_what_the_system_allows() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 200), hard))
+        limit = raise_descriptor_limit()
+        assert limit > 200 or hard <= 200
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == limit
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
