@@ -37,6 +37,9 @@ DRAIN_BYTES = 1 << 28
 """A body that is too large is read this far, and thrown away, so that its sender hears why."""
 
 
+SLOWEST = 10_000
+
+
 @dataclass(slots=True)
 class Answer:
     """What goes out. times: of the reply it was made from, else the member's own. heavy: written in a worker."""
@@ -82,13 +85,18 @@ class Asked:
 
 
 async def read_body(asked: Asked, receive: Receive) -> bytes:
-    """The request's body; 413 once it is too large, 503 when the member has too much to do, 408 when it stalls."""
+    """The request's body; 413 once it is too large, 503 when the member has too much to do, 408 when it stalls.
+
+    It stalls when nothing comes for STALLED_S, or less than SLOWEST bytes a second come beyond that.
+    """
     chunks: list[bytes] = []
     size = 0
+    loop = asyncio.get_running_loop()
+    began = loop.time()
     problem = _refused_for(asked, int(asked.header(b"content-length") or 0))
     while True:
         try:
-            async with asyncio.timeout(STALLED_S if size else None):
+            async with asyncio.timeout_at(min(loop.time(), began + size / SLOWEST) + STALLED_S):
                 message = await receive()
         except TimeoutError:
             text = f"the body stopped coming after {size} bytes"
@@ -97,24 +105,25 @@ async def read_body(asked: Asked, receive: Receive) -> bytes:
             raise failure(FAILED_TO_PARSE, "the request ended before its body did")
         chunk = message.get("body", b"")
         size += len(chunk)
-        problem = problem or _refused_for(asked, size)
+        more_follows = message.get("more_body", False)
+        problem = problem or _refused_for(asked, size, whole=not more_follows)
         if problem is None:
             chunks.append(chunk)
         else:
             chunks.clear()
             if size > DRAIN_BYTES:
                 raise problem
-        if not message.get("more_body", False):
+        if not more_follows:
             if problem is not None:
                 raise problem
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def _refused_for(asked: Asked, size: int) -> HttpError | None:
-    """Why a body of `size` bytes is not taken."""
+def _refused_for(asked: Asked, size: int, *, whole: bool = True) -> HttpError | None:
+    """Why a body of `size` bytes is not taken. whole: nothing of it is still to come, which may take long."""
     try:
         check_size(size)
-        asked.held.take(size)
+        asked.held.take(size, whole=whole)
     except HttpError as error:
         return error
     return None

@@ -17,10 +17,10 @@ class Held:
         self._size = 0
         self._kept = 0
 
-    def take(self, size: int) -> None:
-        """So many bytes of the request's body are here; those of a small body are not counted."""
+    def take(self, size: int, *, whole: bool = True) -> None:
+        """So many bytes of the request's body are here; those of a small body that came at once are not counted."""
         more = size - self._size
-        if size <= SMALL_BYTES or more <= 0:
+        if (whole and size <= SMALL_BYTES) or more <= 0:
             return
         if not self._admission.admit(more):
             raise self.refusal()

@@ -1,0 +1,170 @@
+"""The HTTP port on real sockets: heads that are too large or never end, bodies that never come, slots."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from api import bounded, connection, exchange
+from api.serve import HttpServer
+from replset.cli.local_set import free_ports
+from replset.ids import HostPort
+from replset.runtime.connections import Slots
+from tests.unit.api.kit import Api
+from tests.unit.runtime.served import on_sockets
+
+HEAD = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
+POST = b"POST /v1/action/find HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+
+
+class Served:
+    def __init__(self, api: Api, port: int, most: int) -> None:
+        self.api, self.port = api, port
+        self.slots = Slots(most, "HTTP")
+        self.server = HttpServer(api.app, HostPort(f"127.0.0.1:{port}"), self.slots, api.member.admission, 64)
+
+    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def answer(self, *pieces: bytes) -> bytes:
+        """Everything that comes back until the server closes the connection."""
+        reader, writer = await self.open()
+        try:
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+            async with asyncio.timeout(20):
+                return await reader.read()
+        except ConnectionResetError:
+            return b""
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def serving(api: Api, most: int = 100) -> AsyncIterator[Served]:
+    served = Served(api, free_ports(1, 41_000)[0], most)
+    await served.server.start()
+    try:
+        yield served
+    finally:
+        await served.server.stop()
+
+
+def status_of(answer: bytes) -> int:
+    return int(answer.split()[1]) if answer else 0
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        pytest.param(b"x: " + b"y" * (connection.MAX_HEAD_BYTES + 1) + b"\r\n", id="one-large-header"),
+        pytest.param(b"x: y\r\n" * (connection.MAX_HEADERS + 1), id="many-headers"),
+        pytest.param((b"x: " + b"y" * 1000 + b"\r\n") * 70, id="large-in-all"),
+    ],
+)
+def test_a_head_that_is_too_large_is_refused(api: Api, extra: bytes) -> None:
+    @on_sockets
+    async def run() -> None:
+        async with serving(api) as served:
+            answer = await served.answer(HEAD + extra + b"\r\n")
+            assert status_of(answer) == 431
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["code"] == 9
+
+    run()
+
+
+@on_sockets
+async def test_a_head_without_end_is_refused_long_before_it_is_large(api: Api) -> None:
+    async with serving(api) as served:
+        reader, writer = await served.open()
+        writer.write(HEAD + b"x: ")
+        sent = 0
+        try:
+            while sent < 8 << 20:
+                writer.write(b"y" * (64 << 10))
+                await writer.drain()
+                sent += 64 << 10
+        except OSError:
+            pass
+        try:
+            answer = await reader.read()
+        except ConnectionResetError:
+            answer = b""
+        assert status_of(answer) in (0, 431)
+        assert sent < 8 << 20 or answer
+        assert api.member.admission.held == 0
+        writer.close()
+
+
+@on_sockets
+async def test_what_is_within_the_limits_is_served_also_in_small_pieces(api: Api) -> None:
+    async with serving(api) as served:
+        headers = b"".join(b"x%d: %s\r\n" % (number, b"y" * 600) for number in range(90))
+        head = HEAD + headers + b"connection: close\r\n\r\n"
+        pieces = [head[at : at + 5_000] for at in range(0, len(head), 5_000)]
+        assert status_of(await served.answer(*pieces)) == 200
+        twice = await served.answer(HEAD + b"\r\n" + HEAD + b"connection: close\r\n\r\n")
+        assert twice.count(b" 200 OK") == 2, "requests in one go"
+
+
+@on_sockets
+async def test_a_request_that_is_not_sent_to_its_end_is_ended(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_S", 0.3)
+    monkeypatch.setattr(connection, "REST_S", 0.3)
+    monkeypatch.setattr(exchange, "STALLED_S", 0.3)
+    monkeypatch.setattr(bounded, "STALLED_S", 0.3)
+    async with serving(api) as served:
+        assert status_of(await served.answer(HEAD)) == 408
+        assert await served.answer() == b"", "nothing at all was sent"
+        for body in (b"", b'{"a"'):
+            assert status_of(await served.answer(POST + b"content-length: 10\r\n\r\n" + body)) == 408
+        assert status_of(await served.answer(POST + b"host: evil\r\ncontent-length: 99\r\n\r\n")) == 403
+        assert len(served.slots) == 0
+
+
+@on_sockets
+async def test_idle_connections_make_room_and_kept_slots_serve_health(api: Api) -> None:
+    async with serving(api, most=16) as served:
+        opened = [await served.open() for _ in range(20)]
+        assert status_of(await served.answer(HEAD + b"connection: close\r\n\r\n")) == 200
+        gate: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        api.dispatcher.run = lambda _: gate  # type: ignore[method-assign, assignment, return-value]
+        body = b'{"database": "a", "collection": "b"}'
+        request = POST + b"content-length: %d\r\n\r\n%s" % (len(body), body)
+        working = []
+        for _ in range(14):
+            working.append(await served.open())
+            working[-1][1].write(request)
+        async with asyncio.timeout(10):
+            while sum(holder.idle_since is None for holder in served.slots._held) < 14:  # noqa: ASYNC110 - a count
+                await asyncio.sleep(0.01)
+        refused = await served.answer(request.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+        assert status_of(refused) == 503
+        assert status_of(await served.answer(HEAD + b"connection: close\r\n\r\n")) == 200
+        gate.cancel()
+        for _, writer in [*opened, *working]:
+            writer.close()
+
+
+def test_half_a_body_counts_from_its_first_byte(api: Api) -> None:
+    """Small bodies are not counted, unless they are held while the rest does not come."""
+    held = []
+
+    async def receive() -> dict[str, Any]:
+        held.append(api.member.admission.held)
+        return {"type": "http.request", "body": b" " * 1000, "more_body": len(held) < 5}
+
+    async def send(message: Any) -> None:
+        held.append(api.member.admission.held)
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "path": "/v1/action/find", "headers": headers, "method": "POST"}
+    asyncio.run(api.app(scope, receive, send))
+    assert held[:5] == [0, 1000, 2000, 3000, 4000]
+    assert api.member.admission.held == 0
