@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -267,6 +268,35 @@ def test_how_many_members_may_fail(kinds: str, majority_writes: int, elections: 
     rows = [{"_id": number, "host": f"m{number}:1", **more[kind]} for number, kind in enumerate(kinds)]
     config = ReplSetConfig.parse({"_id": "rs0", "version": 1, "members": rows})
     assert config.tolerance == Tolerance(majority_writes, elections)
+
+
+def survives(config: ReplSetConfig, down: tuple[Member, ...]) -> tuple[bool, bool]:
+    """Whether majority writes, and elections, go on with these down; counted, not calculated."""
+    up = [member for member in config.voters if member not in down]
+    elects = 2 * len(up) > len(config.voters) and any(member.is_electable for member in up)
+    copies = sum(member.bears_data for member in up)
+    return elects and copies >= config.write_majority, elects
+
+
+@pytest.mark.parametrize("data", range(1, 6))
+@pytest.mark.parametrize("arbiters", range(3))
+@pytest.mark.parametrize("passive", range(3))
+def test_tolerance_is_what_any_choice_of_failing_members_leaves(data: int, arbiters: int, passive: int) -> None:
+    if passive >= data:
+        return
+    rows: list[dict[str, object]] = [
+        {"_id": number, "host": f"m{number}:1", **({"priority": 0} if number < passive else {})}
+        for number in range(data)
+    ]
+    rows += [{"_id": data + number, "host": f"a{number}:1", "arbiterOnly": True} for number in range(arbiters)]
+    config = ReplSetConfig.parse({"_id": "rs0", "version": 1, "members": rows})
+    found = [0, 0]
+    for what in (0, 1):
+        while found[what] < data and all(
+            survives(config, down)[what] for down in combinations(config.data_bearing, found[what] + 1)
+        ):
+            found[what] += 1
+    assert config.tolerance == Tolerance(*found)
 
 
 @pytest.mark.parametrize(
