@@ -101,10 +101,16 @@ def test_the_writes_that_a_rollback_takes_are_named_before_it_and_behind_it(part
     live = [f"old={old.dbpath}", *beside]
     for engine in ("spark", "local"):
         wait_until(lambda by=engine: diff(by, None, *live)["same"], WITHIN_S, f"{engine} to find the members the same")
+    running = [str(member.dbpath) for member in local.members]
+    held = diff("local", None, "--bytes", "--documents", *running)["documentsAt"]
+    assert (held["differing"], held["collections"]) == (0, [])
     local.stop_all()
     files = [f"{member.name}={member.dbpath}" for member in local.members]
     told, *again = [diff(engine, 1, f"cut={copy}", *files) for engine in ("spark", "local")]
     assert again == [told]
+    held = diff("local", 1, "--documents", f"cut={copy}", *files)["documentsAt"]
+    assert held["optime"] == str(manifest.common_point), "all are taken back to where their histories parted"
+    assert (held["differing"], held["collections"]) == (0, [])
     lost = losing_branch(told)
     assert [row["versions"][0]["entry"] for row in lost] == entries
     assert {pair["common"] for pair in told["pairs"] if pair["a"] == "cut"} == {str(manifest.common_point)}
