@@ -7,6 +7,7 @@ from struct import Struct
 
 from replset.bson import MAX_BSON_SIZE, InvalidBSONError, ObjectId, RawDocument, encode_key, validate, walk
 from replset.bson.decoding import read_value
+from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import Turn, read_statement
 from replset.commands.ports import MemberPort, Reply, Writing
@@ -18,6 +19,7 @@ from replset.replication.write_ops import do_insert
 
 TOO_LARGE = 10334
 INVALID_ID = 53
+KEEP_TIMESTAMPS = "bypassEmptyTsReplacement"
 DOLLAR_PREFIX = 52
 _ID_FIRST = b"_id\0"
 _NO_ID = frozenset({0x04, 0x06, 0x0B})  # array, undefined, regular expression
@@ -26,9 +28,10 @@ _ZERO_TIMESTAMP = bytes(8)
 _int32 = Struct("<i").pack
 
 
-def prepare(doc: bytes, member: MemberPort) -> tuple[bytes, bytes]:
+def prepare(doc: bytes, member: MemberPort, keep_timestamps: bool = False) -> tuple[bytes, bytes]:
     """(key, document) ready to be stored: validated, `_id` first and of a type that can be one.
 
+    keep_timestamps: an empty one in the top level stays empty (bypassEmptyTsReplacement).
     Raises 10334 (over 16 MiB), 22 (malformed or too deep), 53 and 52 (an `_id` that cannot be).
     """
     if len(doc) > MAX_BSON_SIZE:
@@ -36,7 +39,7 @@ def prepare(doc: bytes, member: MemberPort) -> tuple[bytes, bytes]:
             f"object to insert too large. size in bytes: {len(doc)}, max size: {MAX_BSON_SIZE}", code=TOO_LARGE
         )
     validate(doc)
-    if _ZERO_TIMESTAMP in doc:
+    if _ZERO_TIMESTAMP in doc and not keep_timestamps:
         doc = _with_timestamps(doc, member)
     if doc[5:9] != _ID_FIRST:
         doc = _with_id_first(doc, member)
@@ -111,10 +114,13 @@ async def prepare_all(ctx: CommandContext, documents: list[RawDocument], ordered
     """Prepare the documents in order, up to the first that cannot be where the order counts. Gives others a turn."""
     ready: list[Ready] = []
     member = ctx.member
+    keep_timestamps = fields.boolean(ctx.body, KEEP_TIMESTAMPS, ctx.name)
     turn = Turn(member.clock)
     for document in documents:
         try:
-            ready.append(await read_statement(member, document, partial(prepare, document.raw, member)))
+            ready.append(
+                await read_statement(member, document, partial(prepare, document.raw, member, keep_timestamps))
+            )
         except InvalidBSONError:
             raise
         except ReplError as error:
@@ -171,7 +177,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "insert",
         insert,
-        frozenset({"documents", "ordered", "bypassDocumentValidation"}),
+        frozenset({"documents", "ordered", "bypassDocumentValidation", KEEP_TIMESTAMPS}),
         where=Where.PRIMARY,
         write_concern=True,
     ),

@@ -23,7 +23,7 @@ async def server_status(ctx: CommandContext) -> Reply:
         "version": SERVER_VERSION,
         "process": "replset",
         "pid": Int64(os.getpid()),
-        "uptime": uptime_ms / 1000,
+        "uptime": float(uptime_ms // 1000),
         "uptimeMillis": Int64(uptime_ms),
         "localTime": DateTime(member.clock.wall_ms()),
         "connections": {"current": member.connection_count},

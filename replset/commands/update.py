@@ -10,7 +10,7 @@ from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import UNBOUNDED, is_small, weight_of
 from replset.commands.hint import check_hint, given_hint
-from replset.commands.insert import check_id_document, duplicate_key, new_id
+from replset.commands.insert import KEEP_TIMESTAMPS, check_id_document, duplicate_key, new_id
 from replset.commands.ports import Reply, Writing
 from replset.commands.replies import timestamp
 from replset.commands.scan import filter_of
@@ -90,12 +90,13 @@ def sized(document: dict[str, object]) -> bytes:
 
 
 class UpdateBatch(SearchingBatch):
-    __slots__ = ("made", "modified", "now", "stamp", "statements", "update", "upserted")
+    __slots__ = ("fills_timestamps", "made", "modified", "now", "stamp", "statements", "update", "upserted")
 
     def __init__(self, ctx: CommandContext, statements: list[Statement]) -> None:
         super().__init__(ctx, len(statements))
         self.statements = statements
         self.modified = 0
+        self.fills_timestamps = not fields.boolean(ctx.body, KEEP_TIMESTAMPS, ctx.name)
         self.upserted: list[dict[str, object]] = []
         self.update: Update | None = None
         self.made: tuple[object, bytes, bytes] | None = None
@@ -114,7 +115,9 @@ class UpdateBatch(SearchingBatch):
         statement = self.statements[self.index]
         check_hint(statement.hint)
         search = Search(filter_of(statement.query))
-        self.update = compile_update(statement.change, array_filters=statement.array_filters)
+        self.update = compile_update(
+            statement.change, array_filters=statement.array_filters, fills_timestamps=self.fills_timestamps
+        )
         if statement.multi and self.update.is_replacement:
             raise FailedToParseError("multi update is not supported for replacement-style update")
         return search
@@ -207,7 +210,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "update",
         update,
-        frozenset({"updates", "ordered", "bypassDocumentValidation", "let"}),
+        frozenset({"updates", "ordered", "bypassDocumentValidation", KEEP_TIMESTAMPS, "let"}),
         where=Where.PRIMARY,
         write_concern=True,
     ),

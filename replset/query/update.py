@@ -52,6 +52,7 @@ OPERATORS: dict[str, Callable[[str, object], Operation]] = {
     "$pullAll": update_arrays.pull_all,
     "$pop": update_arrays.pop,
 }
+_EMPTY = Timestamp(0, 0)
 _FILTER_NAME = re.compile(r"[a-z][a-zA-Z0-9]*")
 _REMOVAL = Operation(lambda old, context: MISSING, creates=False)
 
@@ -68,10 +69,17 @@ class _Step:
 class Update:
     """A compiled update. is_replacement: it is a whole document. needs_position: it holds the positional `$`."""
 
-    def __init__(self, steps: Sequence[_Step], replacement: Document | None, filters: Mapping[str, Predicate]) -> None:
+    def __init__(
+        self,
+        steps: Sequence[_Step],
+        replacement: Document | None,
+        filters: Mapping[str, Predicate],
+        fills_timestamps: bool = False,
+    ) -> None:
         self._steps = sorted(steps, key=lambda step: [_place_in_order(part) for part in step.parts])
         self._replacement = replacement
         self._filters = filters
+        self._fills_timestamps = fills_timestamps
         self.is_replacement = replacement is not None
         self.needs_position = any(POSITIONAL in step.parts for step in steps)
 
@@ -91,7 +99,7 @@ class Update:
         Raises ImmutableField (66) when `_id` would change, PathNotViable (28), TypeMismatch (14), BadValue (2).
         """
         if self._replacement is not None:
-            result = _replaced(doc, self._replacement)
+            result = _replaced(doc, self._replacement, timestamp if self._fills_timestamps else _EMPTY)
         else:
             result = self._changed(doc, Context(now, timestamp, doc.get("_id")), is_insert, matcher)
         return _with_id(doc, result, is_insert, self.is_replacement)
@@ -118,9 +126,12 @@ class Update:
         return result
 
 
-def compile_update(update: object, *, array_filters: Sequence[object] | None = None) -> Update:
+def compile_update(
+    update: object, *, array_filters: Sequence[object] | None = None, fills_timestamps: bool = False
+) -> Update:
     """An update from its document: operators when its first name has a dollar, else a replacement.
 
+    fills_timestamps: empty timestamps in the top level of a replacement become the present, as in MongoDB.
     Raises FailedToParse (9) for unknown modifiers, ConflictingUpdateOperators (40), 52 and 56 for names, BadValue and
     TypeMismatch for operands; pipelines are refused by name (40415).
     """
@@ -131,7 +142,7 @@ def compile_update(update: object, *, array_filters: Sequence[object] | None = N
     if not next(iter(update), "").startswith("$"):
         if array_filters:
             raise FailedToParseError("arrayFilters may not be specified for replacement-style updates")
-        return Update([], _checked_replacement(update), {})
+        return Update([], _checked_replacement(update), {}, fills_timestamps)
     filters = _array_filters(array_filters or ())
     steps = list(_steps(update))
     used = {part[2:-1] for step in steps for part in step.parts if is_dynamic(part) and part not in ("$", ALL_ITEMS)}
@@ -210,10 +221,14 @@ def _checked_replacement(update: Mapping[str, object]) -> Document:
     return dict(update)
 
 
-def _replaced(doc: Document, replacement: Document) -> Document:
-    """The replacement with `_id` in front: its own, else the one of `doc`."""
+def _replaced(doc: Document, replacement: Document, timestamp: Timestamp) -> Document:
+    """The replacement with `_id` in front: its own, else the one of `doc`. timestamp: instead of empty ones."""
     doc_id = replacement.get("_id", doc.get("_id", MISSING))
-    rest = {name: value for name, value in replacement.items() if name != "_id"}
+    rest = {
+        name: timestamp if type(value) is Timestamp and value == _EMPTY else value
+        for name, value in replacement.items()
+        if name != "_id"
+    }
     return rest if doc_id is MISSING else {"_id": doc_id, **rest}
 
 

@@ -180,7 +180,9 @@ class Live:
     def _write_some(self, command: str, part: list[tuple[int, bytes]], ns: str, written: Written) -> None:
         field = {"insert": "documents", "update": "updates", "delete": "deletes"}[command]
         database, _, name = ns.partition(".")
-        document = {command: name, "ordered": False, "writeConcern": _MAJORITY}
+        document: dict[str, object] = {command: name, "ordered": False, "writeConcern": _MAJORITY}
+        if command != "delete":
+            document["bypassEmptyTsReplacement"] = True  # what is put back is the document as it was
         client = self._connected()
         try:
             reply: dict[str, Any] = decode(client.ask(database, document, (field, [raw for _, raw in part])).raw)

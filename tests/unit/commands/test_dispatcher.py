@@ -16,7 +16,7 @@ from replset.commands.dispatcher import Dispatcher
 from replset.commands.ports import CommandRequest
 from replset.commands.table import COMMANDS
 from replset.errors import InvariantError, ReplError
-from replset.ids import HostPort
+from replset.ids import HostPort, Millis
 from replset.key_file import Keys
 from tests.unit.commands.conftest import Client, FakeMember
 
@@ -163,6 +163,9 @@ def test_server_status(client: Client) -> None:
     assert reply["repl"]["setName"] == "rs0"
     assert reply["oplog"]["latestOptime"]["ts"] == client.entries()[-1]["ts"]
     assert "repl" not in client.ok({"serverStatus": 1, "repl": 0})
+    client.member.clock.time = Millis(61_999)
+    reply = client.ok({"serverStatus": 1})
+    assert (reply["uptime"], reply["uptimeMillis"]) == (61, 61_999), "mongostat reads it as a whole number"
 
 
 def test_sessions_begin_and_end(client: Client) -> None:

@@ -48,6 +48,27 @@ def test_an_empty_timestamp_in_the_top_level_is_the_present(client: Client) -> N
     assert stored == {"_id": Timestamp(0, 0), "t": Timestamp(1_700_000_001, 1), "d": {"t": Timestamp(0, 0)}}
 
 
+def test_an_empty_timestamp_stays_where_a_tool_asks_for_it(client: Client) -> None:
+    document = {"_id": 1, "t": Timestamp(0, 0)}
+    client.ok({"insert": "c", "documents": [document], "bypassEmptyTsReplacement": True})
+    assert client.entries()[-1]["o"] == document
+    assert client.code({"insert": "c", "documents": [document], "bypassEmptyTsReplacement": "x"}) == 14
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("upsert", [False, True])
+def test_a_replacement_fills_empty_timestamps_too(client: Client, keeps: bool, upsert: bool) -> None:
+    if not upsert:
+        client.ok({"insert": "c", "documents": [{"_id": 1}]})
+    replacement = {"t": Timestamp(0, 0), "d": {"t": Timestamp(0, 0)}}
+    statements = [{"q": {"_id": 1}, "u": replacement, "upsert": upsert}]
+    client.ok({"update": "c", **({"bypassEmptyTsReplacement": True} if keeps else {})}, updates=statements)
+    (found,) = client.ok({"find": "c"})["cursor"]["firstBatch"]
+    assert found["d"] == {"t": Timestamp(0, 0)}
+    assert (found["t"] == Timestamp(0, 0)) is keeps
+    assert keeps or found["t"].time == 1_700_000_001
+
+
 def test_a_duplicate_key_stops_an_ordered_insert(client: Client) -> None:
     reply = client.ok({"insert": "c", "documents": [{"_id": 1}, {"_id": Int64(1)}, {"_id": 2}]})
     assert reply["n"] == 1
