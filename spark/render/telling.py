@@ -58,7 +58,9 @@ def diff(document: Document) -> Content:
         upto = f", the newest {newest}" if newest else ""
         names = listed([row["member"] for row in compared])
         what = f" as to {listed(document['ns'])}" if document.get("ns") else ""
-        answers = [Said(f"{names} are the same{what}. {several(held, 'entry', 'entries')}{upto}.", Tone.GOOD)]
+        answers = [
+            Said(f"The oplogs of {names} are the same{what}. {several(held, 'entry', 'entries')}{upto}.", Tone.GOOD)
+        ]
     else:
         answers = [Said("The oplogs differ.", Tone.BAD), *_divergent(document), *_verdicts(pairs)]
     if document["trimmed"]:

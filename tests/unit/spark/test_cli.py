@@ -181,7 +181,9 @@ def test_a_span_ends_with_its_last_entry_or_before_its_time() -> None:
 def test_the_newest_entry_told_is_the_newest_that_was_compared(tmp_path: Path, capsys: Capture) -> None:
     members = [str(write_oplog(tmp_path / name, map(insert, range(20)))) for name in ("m1", "m2")]
     assert main(["diff", "--engine", "local", "--to", f"1:{T0}:7", *members]) == 0
-    assert capsys.readouterr().out.startswith(f"m1 and m2 are the same. 7 entries, the newest 1:{T0}:7.\n")
+    assert capsys.readouterr().out.startswith(
+        f"The oplogs of m1 and m2 are the same. 7 entries, the newest 1:{T0}:7.\n"
+    )
 
 
 def test_one_member_alone_cannot_be_compared(tmp_path: Path, capsys: Capture) -> None:
