@@ -8,6 +8,7 @@ is left alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from replset.bson import RawDocument, encode_key
 from replset.bson.decoding import read_value
@@ -20,16 +21,44 @@ from replset.storage.txn import Txn
 
 MAX_GROUP_ENTRIES = 500
 MAX_GROUP_BYTES = 1 << 20
+LARGE_DOCUMENT = 32 << 10
+"""A document above this size takes longer to decode, change and encode than the event loop has."""
 _LOOK_EVERY = 16
 _ID_FIRST = b"_id\0"
+Change = Callable[[bytes, RawDocument], bytes]
 
 
-def apply_batch(store: Store, entries: Sequence[bytes], start: int, stop: int, is_time_up: Callable[[], bool]) -> int:
+class LargeUpdateError(Exception):
+    """The next entry changes a large document: what it makes of it has to be evaluated beside the event loop first."""
+
+    def __init__(self, before: bytes, o: RawDocument) -> None:
+        super().__init__("a large document is changed")
+        self.before = before
+        self.o = o
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """What the next entry makes of a large document."""
+
+    before: bytes
+    after: bytes
+
+
+def apply_batch(
+    store: Store,
+    entries: Sequence[bytes],
+    start: int,
+    stop: int,
+    is_time_up: Callable[[], bool],
+    evaluated: Evaluated | None = None,
+) -> int:
     """Apply entries[start:stop] in one group, as many as the limits of a group and the time allow, at least one.
 
     Returns how many were applied. They continue the store's newest entry; one that is not newer is passed over, it is
-    applied. RemoteProtocolError: an entry is malformed or of a kind that this version cannot apply; nothing of the
-    group was applied then. Storage's errors are passed on.
+    applied. LargeUpdateError: entries[start] has to be evaluated first; then it comes again with `evaluated`, which
+    counts only for the document that it was made from. RemoteProtocolError: an entry is malformed or of a kind that
+    this version cannot apply; nothing of the group was applied then. Storage's errors are passed on.
     """
     done = size = 0
     try:
@@ -39,7 +68,12 @@ def apply_batch(store: Store, entries: Sequence[bytes], start: int, stop: int, i
                 raw = entries[i]
                 if run is None or not _apply_insert(txn, run, raw):
                     entry = OplogEntry(raw)
-                    apply_entry(txn, entry)
+                    try:
+                        apply_entry(txn, entry, lambda before, o: _small(before, o, evaluated))
+                    except LargeUpdateError:
+                        if not done:
+                            raise
+                        break
                     run = InsertRun(entry) if entry.op == INSERT and entry.ui is not None else None
                 done += 1
                 size += len(raw)
@@ -68,17 +102,29 @@ def _apply_insert(txn: Txn, run: InsertRun, raw: bytes) -> bool:
     return True
 
 
-def apply_entry(txn: Txn, entry: OplogEntry) -> bool:
-    """Apply one entry and add it to the oplog; False when it is there already, which changes nothing."""
+def _small(before: bytes, o: RawDocument, evaluated: Evaluated | None) -> bytes:
+    """As `updated`, on the event loop."""
+    if evaluated is not None and evaluated.before == before:
+        return evaluated.after
+    if max(len(before), len(o.raw)) > LARGE_DOCUMENT and o.type_of("$v") is not None:
+        raise LargeUpdateError(before, o)
+    return updated(before, o)
+
+
+def apply_entry(txn: Txn, entry: OplogEntry, changed: Change = updated) -> bool:
+    """Apply one entry and add it to the oplog; False when it is there already, which changes nothing.
+
+    changed: what an update entry makes of a document; nothing is written yet when it is called.
+    """
     optime = entry.optime
     if optime.ts <= txn.last.ts:
         return False
-    key = apply_effect(txn, entry, optime.ts)
+    key = apply_effect(txn, entry, optime.ts, changed)
     txn.append(entry.raw, optime, op=entry.op, ns=entry.ns, key=key, wall_ms=entry.wall_ms)
     return True
 
 
-def apply_effect(txn: Txn, entry: OplogEntry, ts: int) -> bytes | None:
+def apply_effect(txn: Txn, entry: OplogEntry, ts: int, changed: Change = updated) -> bytes | None:
     """Do what the entry says to documents and collections, with undo rows under `ts`; no oplog row.
 
     Returns the key of its document (encode_key of the `_id`), None for commands and no-ops.
@@ -92,7 +138,7 @@ def apply_effect(txn: Txn, entry: OplogEntry, ts: int) -> bytes | None:
                 _replace(txn, coll, key, doc, ts)
             return key
         case "u":
-            return _update(txn, entry, ts)
+            return _update(txn, entry, ts, changed)
         case "d":
             key = document_key(entry.o.raw)
             coll = _collection(txn, entry)
@@ -134,7 +180,7 @@ def _replace(txn: Txn, coll: Collection, key: bytes, doc: bytes, ts: int) -> Non
         txn.put(coll, key, doc, ts=ts, before=before)
 
 
-def _update(txn: Txn, entry: OplogEntry, ts: int) -> bytes:
+def _update(txn: Txn, entry: OplogEntry, ts: int, changed: Change) -> bytes:
     about = entry.o2
     if about is None:
         raise RemoteProtocolError(f"oplog entry {entry.optime} is an update without o2")
@@ -142,7 +188,7 @@ def _update(txn: Txn, entry: OplogEntry, ts: int) -> bytes:
     coll = _collection(txn, entry)
     before = None if coll is None else txn.get(coll, key)
     if coll is not None and before is not None:
-        after = updated(before, entry.o)
+        after = changed(before, entry.o)
         if after != before:
             txn.put(coll, key, after, ts=ts, before=before)
     return key

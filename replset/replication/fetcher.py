@@ -20,9 +20,10 @@ from replset.errors import HostUnreachableError, OutOfDiskSpaceError, RemoteProt
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.oplog_entry import OplogEntry
 from replset.oplog_row import CHAIN_START, chain_after
-from replset.replication.applier import apply_batch
+from replset.query.diff import updated
+from replset.replication.applier import Evaluated, LargeUpdateError, apply_batch
 from replset.replication.gate import WriteGate
-from replset.replication.ports import Clock, Peer
+from replset.replication.ports import Clock, Peer, Workers
 from replset.replication.private_commands import FetchReply, FetchRequest
 from replset.storage.store import Store
 
@@ -71,6 +72,7 @@ class Fetcher:
         clock: Clock,
         store: Callable[[], Store],
         gate: WriteGate,
+        workers: Workers,
         term: Callable[[], int],
         commit_point: Callable[[], OpTime],
         await_ms: Callable[[], Millis],
@@ -80,14 +82,16 @@ class Fetcher:
         on_broken: Callable[[BaseException], None],
         options: FetchOptions | None = None,
     ) -> None:
-        """store: the one that is open now. await_ms: how long the source may hold an empty answer (half an election
-        timeout). delay_ms: this member's secondaryDelaySecs. applied: called after each committed group, with the
-        store's newest entry moved. report: feeds the core. on_broken: the store failed; the member must stop.
+        """store: the one that is open now. workers: for updates of large documents. await_ms: how long the source may
+        hold an empty answer (half an election timeout). delay_ms: this member's secondaryDelaySecs. applied: called
+        after each committed group, with the store's newest entry moved. report: feeds the core. on_broken: the store
+        failed; the member must stop.
         """
         self._peer = peer
         self._clock = clock
         self._store = store
         self._gate = gate
+        self._workers = workers
         self._term = term
         self._commit_point = commit_point
         self._await_ms = await_ms
@@ -296,20 +300,32 @@ class Fetcher:
         what this member never applied it never acknowledged.
         """
 
+        evaluated: Evaluated | None = None
+
         def apply() -> int:
             until = self._clock.now() + APPLY_SLICE_MS
-            done = apply_batch(self._store(), entries, start, stop, lambda: self._clock.now() >= until)
+            done = apply_batch(self._store(), entries, start, stop, lambda: self._clock.now() >= until, evaluated)
             self._applied()
             return done
 
         while True:
             try:
                 return await self._gate.write(apply)
+            except LargeUpdateError as large:
+                evaluated = await self._evaluated(large)
             except OutOfDiskSpaceError as error:
                 if session.draining:
                     raise
                 log.warning("applying waits: %s", error.message)
                 await asyncio.sleep(self._options.disk_full_pause_ms / 1000)
+
+    async def _evaluated(self, large: LargeUpdateError) -> Evaluated:
+        """What the entry makes of the document, from a thread. RemoteProtocolError where it is no difference."""
+        before, o = large.before, large.o
+        try:
+            return Evaluated(before, await self._workers.run(lambda: updated(before, o)))
+        except ReplError as error:
+            raise RemoteProtocolError(f"an update cannot be applied: {error.message}") from error
 
     async def _ripe(self, session: _Session, page: FetchReply, start: int) -> int:
         """Where to stop applying: the end of the page, or on a delayed member the first entry that is too young."""

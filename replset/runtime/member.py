@@ -310,6 +310,7 @@ class RunningMember:
             clock=self.clock,
             store=lambda: self.store,
             gate=self._gate,
+            workers=self._threads,
             term=lambda: self.node.term,
             commit_point=lambda: self.node.commit_point,
             await_ms=lambda: Millis(self.node.election_timeout_ms() // 2),

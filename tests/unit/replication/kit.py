@@ -133,6 +133,7 @@ class Member:
             clock=self.clock,
             store=lambda: self.store,
             gate=self.gate,
+            workers=self.workers,
             term=lambda: self.node.term,
             commit_point=lambda: self.node.commit_point,
             await_ms=lambda: Millis(200),

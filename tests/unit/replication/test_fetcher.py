@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -15,10 +17,14 @@ from replset.core.messages import SourceBatch, SourceFailed, SourceProblem
 from replset.errors import DamagedEntryError, NotPrimaryOrSecondaryError, OutOfDiskSpaceError, RemoteProtocolError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.oplog_row import chain_after
+from replset.query.diff import updated
+from replset.replication import applier as applier_module
 from replset.replication import fetcher as fetcher_module
+from replset.replication.applier import LargeUpdateError
 from replset.replication.private_commands import FetchReply, FetchRequest, ProbeReply, ProbeRequest
 from tests.unit.replication.kit import Member, Network, copy_log, numbered, until
 
+T = TypeVar("T")
 SOURCE = HostPort("source:1")
 NS = "app.orders"
 
@@ -313,6 +319,55 @@ def test_drain_applies_all_that_was_fetched_and_reports_nothing(members: tuple[M
         await asyncio.sleep(0.05)
         assert mine.store.last_applied == at
         await mine.fetcher.drain()  # nothing to do
+
+    run(test)
+
+
+def test_updates_of_large_documents_are_evaluated_beside_the_loop(
+    members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, mine = members
+    source.insert(NS, {"_id": "large", "a": list(range(20_000)), "n": 0}, {"_id": "small", "n": 0})
+    copy_log(source, mine)
+    for number in range(3):
+        source.change(NS, "small", {"u": {"n": number}})
+        source.change(NS, "large", {"u": {"n": number}, "sa": {"a": True, "u5": number}})
+    target = source.change(NS, "large", {"i": {"more": "x"}})
+    loop = threading.get_ident()
+    on_loop: list[int] = []
+    beside: list[int] = []
+
+    def noted(before: bytes, o: RawDocument) -> bytes:
+        (on_loop if threading.get_ident() == loop else beside).append(len(before))
+        return updated(before, o)
+
+    class Threads:
+        async def run(self, work: Callable[[], T]) -> T:
+            return await asyncio.get_running_loop().run_in_executor(None, work)
+
+    monkeypatch.setattr(fetcher_module, "updated", noted)
+    monkeypatch.setattr(applier_module, "updated", noted)
+    monkeypatch.setattr(mine.fetcher, "_workers", Threads())
+
+    async def test() -> None:
+        mine.fetcher.start(SOURCE)
+        await until(lambda: mine.store.last_applied == target)
+        mine.fetcher.stop()
+
+    run(test)
+    assert (len(on_loop), len(beside)) == (3, 4)
+    assert max(on_loop) < 100 < min(beside)
+    assert mine.everything() == source.everything()
+    assert mine.oplog() == source.oplog()
+
+
+def test_a_large_update_that_is_no_difference_is_the_sources_fault(members: tuple[Member, Member]) -> None:
+    _, mine = members
+    o = RawDocument(encode({"$v": 2, "diff": {"x": {"a": 1}}}))
+
+    async def test() -> None:
+        with pytest.raises(RemoteProtocolError, match="unknown section"):
+            await mine.fetcher._evaluated(LargeUpdateError(encode({"_id": 1}), o))
 
     run(test)
 

@@ -60,3 +60,22 @@ def test_long_reads_of_clients_leave_threads_for_the_sync() -> None:
         assert all(task.done() for task in waiting)
 
     on_virtual_time(main)
+
+
+def test_a_client_that_gives_up_frees_no_thread() -> None:
+    async def main(clock: SimClock) -> None:
+        hands = HandWorkers()
+        evaluations = LimitedWorkers(hands, 1)
+        for _ in range(20):
+            waiting = asyncio.ensure_future(evaluations.run(lambda: 1 // 0))
+            await settle()
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        assert len(hands.jobs) == 1, "the others never began"
+        await hands.finish()
+        last = asyncio.ensure_future(evaluations.run(lambda: 7))
+        await settle()
+        await hands.finish()
+        assert await last == 7
+
+    on_virtual_time(main)

@@ -21,7 +21,7 @@ from replset.errors import (
     ShutdownInProgressError,
     StorageError,
 )
-from replset.ids import OPTIME_NULL, OpTime
+from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.replication.gate import WriteGate
 from replset.replication.write_ops import do_create, do_insert
 from replset.runtime import writer
@@ -354,3 +354,36 @@ def test_a_group_takes_no_more_once_it_is_large(tmp_path: Path, monkeypatch: pyt
         assert 3 <= rig.commits < 20
 
     on_virtual_time(main)
+
+
+def test_a_group_takes_no_more_once_it_takes_long(tmp_path: Path) -> None:
+    async def main(clock: SimClock) -> None:
+        rig = Rig(tmp_path, clock)
+        late = 0
+
+        def slow(number: int) -> Callable[[Writing], OpTime | None]:
+            def operation(writing: Writing) -> OpTime | None:
+                nonlocal late
+                late += writer.GROUP_MS // 2
+                return rig.insert(number)(writing)
+
+            return operation
+
+        now = clock.now
+        rig.writer._clock = SlowClock(clock, lambda: Millis(now() + late))
+        rig.submit(*(slow(number) for number in range(6)))
+        await settle()
+        assert rig.numbers() == list(range(6))
+        assert rig.commits == 3
+        rig.store.close()
+
+    on_virtual_time(main)
+
+
+class SlowClock:
+    """A clock that goes on while the loop works."""
+
+    def __init__(self, clock: SimClock, now: Callable[[], Millis]) -> None:
+        self.now = now
+        self.wall_ms = clock.wall_ms
+        self.set_wall_ahead = clock.set_wall_ahead
