@@ -241,3 +241,33 @@ def test_unregistered_after_close(new_folder: NewFolder) -> None:
     before = len(apsw.vfs_names())
     made.close()
     assert len(apsw.vfs_names()) == before - 1
+
+
+def test_what_a_failed_sync_should_have_covered_is_on_no_disk(tmp_path: Path) -> None:
+    disk = SimDisk(str(tmp_path / "disk"))
+    path = str(tmp_path / "disk" / "file")
+    disk.write_file(path, [b"first"])
+    disk.failing = frozenset({"sync"})
+    with pytest.raises(OSError, match="input/output"):
+        disk.sync_file(path)
+    disk.failing = frozenset()
+    disk.write_file(path, [b" second"], append=True)
+    disk.sync_file(path)
+    disk.sync_folder(disk.folder)
+    assert disk.failed == {"file"}
+    assert disk.read_file(path) == b"first second", "the process still sees it"
+    after = disk.crash(str(tmp_path / "after"), random.Random(1), power_loss=True)
+    assert after.read_file(str(tmp_path / "after" / "file")) == bytes(5) + b" second"
+    disk.close()
+    after.close()
+
+
+def test_sqlite_learns_of_a_sync_that_failed(tmp_path: Path) -> None:
+    disk = SimDisk(str(tmp_path / "disk"))
+    connection = disk.connect(str(tmp_path / "disk" / "x.db"))
+    connection.pragma("synchronous", "EXTRA")
+    connection.execute("CREATE TABLE t (n)")
+    disk.failing = frozenset({"sync"})
+    with pytest.raises(apsw.IOError):
+        connection.execute("INSERT INTO t VALUES (1)")
+    disk.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ import apsw
 from replset.bson import decode
 from replset.core.member_state import MemberState
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
+from tests.simulation.kit.cluster import FORGED_TERMS
 from tests.simulation.kit.deeds import Deed
 from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.errors import SimulationError
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 NAMESPACE = f"{DATABASE}.{COLLECTION}"
 _TOKEN = re.compile(rb"token-\d+-")
 _NEVER = 1 << 63
+_DAMAGED = "not the one that was written"
 _MEMBER_ONLY = {"member.db"}
 WHOLE_LOOK_EVERY = 4
 """Thousands of steps."""
@@ -40,6 +43,7 @@ class Entry:
 
     optime: OpTime
     hash: int
+    crc: int
     marks: tuple[str, ...]
     body: dict[str, Any]
 
@@ -63,7 +67,7 @@ def mark_of_write(write: Write) -> str:
 
 def read_entry(term: int, ts: int, hash_value: int, raw: bytes) -> Entry:
     body = decode(raw)
-    return Entry(OpTime(term, ts), hash_value, marks_of_entry(body, raw), body)
+    return Entry(OpTime(term, ts), hash_value, zlib.crc32(raw), marks_of_entry(body, raw), body)
 
 
 @dataclass(slots=True)
@@ -127,6 +131,12 @@ class Checkers:
             self.cluster.check_unbroken()
         if row.state is MemberState.PRIMARY:
             self.note_primary(row.term, machine)
+        if row.changed and row.term >= FORGED_TERMS:
+            self.fail("1", f"{row.name} took the term {row.term}, which a stranger told it")
+        if row.state is MemberState.RECOVERING and _DAMAGED in row.node.quarantine:
+            rotten = self.cluster.rotten
+            if rotten is None or rotten.name != row.name:
+                self.fail("2", f"{row.name} takes itself for damaged: {row.node.quarantine}")
         disk = machine.disk
         if disk.changed:
             if "member.db" in disk.written:
@@ -275,11 +285,17 @@ class Checkers:
                 entry = self.known[optime] = read_entry(term, ts, hash_value, raw)
             elif entry.hash != hash_value:
                 self.fail("2", f"{name} has another entry at {optime} than was seen before")
+            elif entry.crc != zlib.crc32(raw) and not self._is_rotten(name, ts):
+                self.fail("2", f"{name} took over the damaged entry at {optime}")
             if mirror.entries and term < mirror.entries[-1].optime.term:
                 self.fail("2", f"{name} appended {optime} behind {mirror.newest()}")
             mirror.entries.append(entry)
             mirror.marks.update(entry.marks)
             self.holders.setdefault(optime, set()).add(name)
+
+    def _is_rotten(self, name: str, ts: int) -> bool:
+        rotten = self.cluster.rotten
+        return rotten is not None and (rotten.name, rotten.ts) == (name, ts)
 
     def _add_trimmed(self, name: str, mirror: Mirror, oldest: OpTime) -> None:
         """A copy whose source had trimmed its oplog: what is missing at the head was committed, and is known."""
@@ -318,7 +334,12 @@ class Checkers:
     # --- when a client was told something
 
     def note_acknowledged(self, write: Write) -> None:
-        """Invariant 4: what `w: 2` says of an entry is so: two members have it, with `j: true` on their disks."""
+        """Invariant 4: the answer names the entry that holds the write; and what `w: 2` says of it is so: two members
+        have it, with `j: true` on their disks.
+        """
+        named = self.known.get(write.optime)
+        if named is not None and mark_of_write(write) not in named.marks:
+            self.fail("4", f"{write} is acknowledged by another entry, {named.body}")
         if not write.concern.startswith("two") or self.wiped:
             return
         entry = self.known.get(write.optime)

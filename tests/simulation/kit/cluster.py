@@ -44,6 +44,8 @@ from tests.simulation.kit.workers import SimWorkers
 T = TypeVar("T")
 SET_NAME = "rs0"
 SPARE = "n"
+FORGED_TERMS = 1_000
+"""So far above its own a member hears another set's term; no run has half as many elections."""
 GUARDED = (member_file, store)
 """Modules whose locks the loop and its threads share."""
 SETTINGS: dict[str, object] = {
@@ -84,6 +86,15 @@ class Machine:
     def running(self) -> RunningMember | None:
         """The member, once it is up."""
         return self.member if self.started else None
+
+
+@dataclass(frozen=True, slots=True)
+class Rotten:
+    """An oplog entry that a disk changed. entry: its bytes as they were."""
+
+    name: str
+    ts: int
+    entry: bytes
 
 
 @dataclass(slots=True)
@@ -217,7 +228,9 @@ class SimCluster:
         self.on_step: list[Callable[[], None]] = []
         self.on_many_steps: list[Callable[[], None]] = []
         self._next_many = MANY_STEPS
+        self.rotten: Rotten | None = None
         self.on_wipe: list[Callable[[str], None]] = []
+        self.on_disk_death: list[Callable[[str], None]] = []  # a member ended because its disk failed
         self.loop.on_step = self._step
         self._closing: list[SimDisk] = []
 
@@ -336,6 +349,9 @@ class SimCluster:
                 self.trace.add(machine.name, f"cannot start: {error}")
                 self.kill(machine.name)
                 return
+            if machine.disk.failed:
+                self._end_by_its_disk(machine, f"cannot start: {error}")
+                return
             self.broken.append(f"{machine.name} could not start: {type(error).__name__}: {error}")
             return
         machine.started = True
@@ -347,7 +363,17 @@ class SimCluster:
     def _broke(self, machine: Machine, life: Life, why: asyncio.Future[Any]) -> None:
         if machine.life is not life or why.cancelled():
             return
+        if machine.disk.failed:
+            self._end_by_its_disk(machine, f"stops itself: {why.result()}")
+            return
         self.broken.append(f"{machine.name} stopped itself: {why.result()}")
+
+    def _end_by_its_disk(self, machine: Machine, how: str) -> None:
+        """Its disk failed, and it ends as it should; what the disk did not take is gone, as with the power."""
+        self.trace.add(machine.name, how)
+        self.kill(machine.name, power_loss=True)
+        for look in self.on_disk_death:
+            look(machine.name)
 
     def kill(self, name: str, *, power_loss: bool = False, wipe: bool = False) -> None:
         """The process dies at once, or its machine loses power; with `wipe` the next life finds an empty disk."""
@@ -374,7 +400,7 @@ class SimCluster:
         else:
             machine.disk = dead_disk.crash(folder, self.rng_crashes, power_loss=power_loss)
             machine.disk.is_full = dead_disk.is_full
-        dead_disk.is_full = False  # what a dead life still writes is nobody's business
+        dead_disk.is_full, dead_disk.failing = False, frozenset()  # what a dead life still writes is nobody's business
         if machine.workers is not None:
             machine.workers.abandon()
         machine.life = machine.member = machine.workers = None
@@ -409,7 +435,10 @@ class SimCluster:
         if machine.life is not life:
             return False
         if task.cancelled() or task.exception() is not None:
-            self.broken.append(f"{name} could not stop: {task.exception()!r}")
+            if machine.disk.failed:
+                self._end_by_its_disk(machine, f"could not stop: {task.exception()!r}")
+            else:
+                self.broken.append(f"{name} could not stop: {task.exception()!r}")
             return False
         self.kill(name)
         return True
@@ -421,6 +450,10 @@ class SimCluster:
         self.trace.add(name, f"pauses for {seconds:.1f} s")
         self.loop.pause(life)
         self.loop.call_later(seconds, self.loop.resume, life, context=contextvars.Context())
+
+    def is_paused(self, name: str) -> bool:
+        life = self.machines[name].life
+        return life is not None and self.loop.is_paused(life)
 
     def restart(self, name: str) -> None:
         self.start(name)

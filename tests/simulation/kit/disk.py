@@ -63,6 +63,12 @@ class FileNode:
         del self.pending[:number]
         self.synced += number
 
+    def forget(self, changes: int) -> None:
+        """A sync of so many failed: they are seen until the process ends, and are on no disk."""
+        number = max(0, changes - self.synced)
+        del self.pending[:number]
+        self.synced += number
+
     @property
     def changes(self) -> int:
         """How many there ever were."""
@@ -149,7 +155,9 @@ class SimDisk:
 
     changed: set whenever SQLite wrote; whoever checks the stores resets it. written: into which of its databases, since
     the last reset. free: what free_bytes answers.
-    is_full: no file grows any more (ENOSPC), SQLite's included.
+    is_full: no file grows any more (ENOSPC), SQLite's included. failing: what ends with EIO from now on, syncs, or
+    writes too; failed: names of files to which that happened. What a sync that failed should have made durable never
+    is, and the next one says nothing of it: the kernel has let go of those pages.
     """
 
     def __init__(self, folder: str, tree: FolderNode | None = None) -> None:
@@ -159,6 +167,8 @@ class SimDisk:
         self.written = set(DATABASES)
         self.free = PLENTY
         self.is_full = False
+        self.failing: frozenset[str] = frozenset()
+        self.failed: set[str] = set()
         self.syncs = 0
         self._vfs = _RecordingVFS(f"sim-{next(_numbers)}", self)
         self._connections: list[tuple[str, weakref.ref[apsw.Connection]]] = []
@@ -181,6 +191,9 @@ class SimDisk:
         node = self.file(path)
         changes = node.changes
         step()
+        if self.fails("sync", path):
+            node.forget(changes)
+            raise OSError(errno.EIO, "input/output error", path)
         node.sync(changes)  # what was written meanwhile may be there, or not
 
     def write_file(self, path: str, chunks: Iterable[bytes], *, append: bool = False) -> None:
@@ -188,6 +201,8 @@ class SimDisk:
         self._refuse_open_database(path)
         if self.is_full:
             raise OSError(errno.ENOSPC, "no space left on the disk", path)
+        if self.fails("write", path):
+            raise OSError(errno.EIO, "input/output error", path)
         node = self.created(path)
         offset = os.stat(path).st_size if append and os.path.exists(path) else 0
         with open(path, "ab" if append else "wb") as real:
@@ -280,6 +295,7 @@ class SimDisk:
         if self._closed:
             return
         self._closed = True
+        self.failing = frozenset()
         self.is_full = False  # SQLite may have a page left to write; the run has its verdict already
         for _, reference in self._connections:
             connection = reference()
@@ -300,6 +316,13 @@ class SimDisk:
             if known == target and connection is not None and _is_idle(connection):
                 return connection
         return None
+
+    def fails(self, what: str, path: str) -> bool:
+        """Whether this ends with EIO; then it is noted."""
+        if what not in self.failing:
+            return False
+        self.failed.add(os.path.basename(path))
+        return True
 
     # --- the record
 
@@ -480,6 +503,8 @@ class _RecordingFile(apsw.VFSFile):
     def xWrite(self, data: Any, offset: int) -> None:
         step()
         raw = bytes(data)
+        if self._disk.fails("write", self._path):
+            raise apsw.IOError("input/output error")
         if self._disk.is_full and offset + len(raw) > super().xFileSize():
             raise apsw.FullError("no space left on the disk")
         super().xWrite(raw, offset)
@@ -495,6 +520,9 @@ class _RecordingFile(apsw.VFSFile):
         self._disk.syncs += 1
         changes = self._node.changes
         step()
+        if self._disk.fails("sync", self._path):
+            self._node.forget(changes)
+            raise apsw.IOError("input/output error")
         self._node.sync(changes)
         if self._folder_to_sync:
             self._disk.sync_names_beside(self._path)

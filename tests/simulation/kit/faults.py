@@ -6,12 +6,19 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import apsw
+
+from replset.bson import ObjectId
+from replset.commands.messages import request_document
 from replset.core.member_state import MemberState
+from replset.core.messages import HeartbeatRequest, MemberProgress, Position, ProgressRequest, VoteRequest
 from replset.ids import HostPort, OpTime
-from tests.simulation.kit.cluster import SPARE, Live, SimCluster
+from tests.simulation.kit.cluster import FORGED_TERMS, SET_NAME, SPARE, Live, Rotten, SimCluster
 from tests.simulation.kit.disk import PLENTY
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.network import QUIET, LinkFaults
@@ -20,6 +27,8 @@ from tests.simulation.kit.wire import NoAnswerError
 SMALL_OPLOG = 64 << 10
 REPAIRED_WITHIN_S = 60.0
 """After the last fault; what takes longest is an administrator who waits for a primary."""
+STOPS_WITHIN_S = 25.0
+"""After a sync that failed; work in a thread takes its time on a slow disk."""
 BAD_LINKS = LinkFaults(slow=0.05, slow_ms=600.0, stall=0.004, stall_ms=4_000.0)
 
 
@@ -59,6 +68,10 @@ class FaultMix:
     freeze: int = 0
     bridge: int = 0
     add_new: int = 0
+    failing_disk: int = 0
+    rot: int = 0
+    stranger: int = 0
+    wipe_two: int = 0
     pause_s: tuple[float, float] = (0.5, 5.0)
 
 
@@ -72,7 +85,7 @@ NEW_KINDS = (
 )
 
 
-NEWER_KINDS = ("hit_undo", "resync", "freeze", "bridge", "add_new")
+NEWER_KINDS = ("hit_undo", "resync", "freeze", "bridge", "add_new", "failing_disk", "rot", "stranger", "wipe_two")
 
 
 NO_FAULTS = FaultMix(**dict.fromkeys(OLD_KINDS + NEW_KINDS + NEWER_KINDS, 0))  # type: ignore[arg-type]
@@ -105,6 +118,7 @@ class Faults:
         self._over = False
         self._ends = 0.0
         self.done: Counter[str] = Counter()
+        cluster.on_disk_death.append(self._later_revived)
 
     async def run(self, seconds: float) -> None:
         """Faults for so long; on return all members run, all links are whole."""
@@ -138,6 +152,10 @@ class Faults:
             self._freeze: mix.freeze,
             self._bridge: mix.bridge,
             self._add_new: mix.add_new,
+            self._failing_disk: mix.failing_disk,
+            self._rot: mix.rot,
+            self._stranger: mix.stranger,
+            self._wipe_two: mix.wipe_two,
         }
         self._ends = cluster.loop.time() + seconds
         while cluster.loop.time() < self._ends:
@@ -154,6 +172,8 @@ class Faults:
                 raise SimulationError(f"not put right within {REPAIRED_WITHIN_S:g} s\n{cluster.summary()}")
         cluster.network.faults = QUIET
         cluster.heal()
+        if cluster.rotten is not None:
+            await self._mend(cluster.rotten)
 
     def _later(self, seconds: float, do: Callable[[], None]) -> None:
         """Put something right again after a while."""
@@ -221,6 +241,106 @@ class Faults:
         cluster.kill(name, wipe=True)
         self._later(self._rng.uniform(0.2, 7.0), lambda: self._revive(name))
 
+    def _wipe_two(self) -> None:
+        """Once a run: two members at once come back with empty disks, in a set that is well and keeps a majority."""
+        cluster = self._cluster
+        primary, config = cluster.primary(), cluster.config()
+        others = [machine.name for machine in cluster.members() if machine.name != primary and not machine.arbiter]
+        if self._wiped or self._reconfiguring or config is None or len(others) < 2 or not cluster.all_counted():
+            return
+        if len(config.voters) - 2 < config.majority_vote_count:
+            return
+        self._wiped = True
+        for name in self._rng.sample(others, 2):
+            cluster.kill(name, wipe=True)
+            self._later(self._rng.uniform(0.2, 7.0), partial(self._revive, name))
+
+    def _rot(self) -> None:
+        """Once a run: a byte of a committed oplog entry changes on the disk of a member whose vote the others can do
+        without. Nobody may take it over, and only that member may be found damaged.
+        """
+        cluster = self._cluster
+        config = cluster.config()
+        held = [machine for machine in cluster.members() if not machine.arbiter]
+        if self._wiped or self._reconfiguring or config is None or not held or not cluster.all_counted():
+            return
+        machine, draw = self._rng.choice(held), self._rng.random()
+        if machine.running is None or len(config.voters) - 1 < config.majority_vote_count:
+            return
+        store = machine.running.store
+        sql = "SELECT ts, entry FROM oplog WHERE ts <= ? AND op != 'n' ORDER BY ts"
+        try:
+            rows = store._connection.execute(sql, (store.commit_point.ts,)).fetchall()
+            if not rows or store._connection.in_transaction:
+                return
+            ts, entry = rows[int(draw * len(rows))]
+            at = self._rng.randrange(4, len(entry) - 1)
+            changed = entry[:at] + bytes((entry[at] ^ (1 << self._rng.randrange(8)),)) + entry[at + 1 :]
+            store._connection.execute("UPDATE oplog SET entry = ? WHERE ts = ?", (changed, ts))
+        except (apsw.BusyError, apsw.ThreadingViolationError):
+            return  # a thread holds the lock
+        store._tail, store._tail_size = [], 0
+        self._wiped = True
+        cluster.rotten = Rotten(machine.name, ts, entry)
+        cluster.trace.add(machine.name, f"has a changed byte in its entry {ts}")
+
+    async def _mend(self, rotten: Rotten) -> None:
+        """An administrator has the damaged member copied anew, once it says so; what nobody noticed is put right."""
+        machine = self._cluster.machines[rotten.name]
+        ends = self._cluster.loop.time() + REPAIRED_WITHIN_S
+        while self._cluster.loop.time() < ends:
+            member = machine.running
+            if member is not None and member.node.quarantine:
+                await self._ask(rotten.name, {"replSetResync": 1})
+            elif member is not None:
+                with suppress(apsw.BusyError, apsw.ThreadingViolationError):
+                    sql = "UPDATE oplog SET entry = ? WHERE ts = ? AND entry != ?"
+                    member.store._connection.execute(sql, (rotten.entry, rotten.ts, rotten.entry))
+                    await asyncio.sleep(3)
+                    if not member.node.quarantine:
+                        return
+            await asyncio.sleep(1)
+        raise SimulationError(f"{rotten.name} is still damaged\n{self._cluster.summary()}")
+
+    def _stranger(self) -> None:
+        """Somebody who is no member speaks as one: of a term that cannot be, of entries that nobody has, or for another
+        set of the same name. Positions and terms that could be true are for members with a key only.
+        """
+        cluster = self._cluster
+        rows = [row for row in cluster.live if row.node.config is not None]
+        if not rows:
+            return
+        row = self._rng.choice(rows)
+        node, config = row.node, row.node.config
+        assert config is not None
+        seeming = self._rng.choice(config.members)
+        term = self._rng.choice(((1 << 63) - 1, (1 << 63) - 2, 1 << 53, node.term + (1 << 21)))  # nobody believes it
+        newest = OpTime(node.term, node.position.last_applied.ts + (1_000 << 31))
+        kinds = ["heartbeat", "votes", "another set"] + ["position"] * cluster.weather.keyed
+        kind = self._rng.choice(kinds)
+        version, config_term, incarnation = config.version, config.term, seeming.incarnation or ""
+        set_id = config.settings.replica_set_id
+        body: HeartbeatRequest | VoteRequest | ProgressRequest
+        if kind == "votes":
+            body = VoteRequest(
+                SET_NAME, term, seeming.id, incarnation, version, config_term, newest, False, "forged", set_id
+            )
+        elif kind == "position":
+            place = Position(newest, newest, 0, 0)
+            told = tuple(MemberProgress(m.id, m.incarnation or "", place) for m in config.members)
+            body = ProgressRequest(seeming.id, node.term, version, config_term, told, set_id)
+        else:
+            if kind == "another set":
+                term, set_id = node.term + FORGED_TERMS, ObjectId(self._rng.randbytes(12))
+            body = HeartbeatRequest(
+                SET_NAME, seeming.host, seeming.id, term, version, config_term, None, incarnation, False, set_id
+            )
+        cluster.trace.add(row.name, f"hears a stranger: {kind} {term}")
+        self._background(self._say(row.name, request_document(body)))
+
+    async def _say(self, name: str, document: dict[str, object]) -> None:
+        await self._ask(name, document)
+
     def _disk_full(self) -> None:
         """The disk has no room for a while: writes are refused, nothing is damaged."""
         alive = self._cluster.alive()
@@ -274,6 +394,35 @@ class Faults:
                 self._revive(name)
 
         self._later(self._rng.uniform(0.5, 5.0), make_room)
+
+    def _failing_disk(self) -> None:
+        """Syncs of one machine end with EIO for a while, or writes too. Whoever could not sync its WAL has to stop: it
+        does not know what is on the disk any more.
+        """
+        alive = self._cluster.alive()
+        if not alive or not self._cluster.journal_default:
+            return
+        name = self._rng.choice(alive)
+        machine = self._cluster.machines[name]
+        disk, life = machine.disk, machine.life
+        if disk.is_full:
+            return
+        disk.failing = self._rng.choice((frozenset({"sync"}), frozenset({"sync", "write"})))
+        self._cluster.trace.add(name, "has a disk that fails")
+
+        def works_again() -> None:
+            disk.failing = frozenset()
+
+        def must_be_over() -> None:
+            if machine.life is life and "replset.db-wal" in disk.failed and not self._cluster.is_paused(name):
+                raise SimulationError(f"{name} goes on after a sync of its WAL failed")
+
+        self._later(self._rng.uniform(0.1, 3.0), works_again)
+        self._later(STOPS_WITHIN_S, must_be_over)
+
+    def _later_revived(self, name: str) -> None:
+        self.done["ended by its disk"] += 1
+        self._later(self._rng.uniform(0.2, 5.0), lambda: self._revive(name))
 
     def _clock_jump(self) -> None:
         """Somebody sets a wall clock wrong, and half of the time right again."""

@@ -138,6 +138,9 @@ class SimLoop(base_events.BaseEventLoop):
         """The process stands still: nothing of it runs, what arrives waits, time goes on."""
         self._paused.setdefault(life, [])
 
+    def is_paused(self, life: Life) -> bool:
+        return life in self._paused
+
     def resume(self, life: Life) -> None:
         """It goes on where it stood, with everything that came due or arrived meanwhile."""
         self._ready.extend(self._paused.pop(life, []))

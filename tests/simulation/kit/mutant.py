@@ -57,7 +57,7 @@ class Mutant:
         """The seed that noticed; None when none did."""
         with pytest.MonkeyPatch.context() as patch:
             self.break_rule(patch)
-            for seed in dict.fromkeys((*self.killers, *range(MOVED_WITHIN))):
+            for seed in dict.fromkeys((*self.killers, *self.kind.first(MOVED_WITHIN))):
                 if self.is_told_by(self.kind.outcome(seed).error):
                     return seed
         return None

@@ -22,7 +22,7 @@ from tests.simulation.kit.workload import ALL_CONCERNS, OLD_CONCERNS, Mix, Workl
 FAULTS_S = 40.0
 CONVERGES_WITHIN_S = 90.0
 PROOF_TRIES = 3
-SHAPES = ((3, 0), (3, 0), (3, 0), (3, 0), (2, 1), (2, 1), (3, 2), (3, 1), (4, 0), (5, 0))
+SHAPES = ((3, 0), (3, 0), (3, 0), (4, 1), (2, 1), (2, 1), (3, 2), (3, 1), (4, 0), (5, 0))
 """Data-bearing members and arbiters; one after the other."""
 ROLLBACKS = "--rollbacks"
 ROLLBACK_FAULTS = {

@@ -344,4 +344,4 @@ def run_check(number: int) -> Outcome:
     return Outcome(number, error, "", (), "", Counter(), "")
 
 
-WIRING = Kind("--wiring", run_check)
+WIRING = Kind("--wiring", run_check, tuple(check.__name__ for check in CHECKS))

@@ -1,0 +1,293 @@
+"""Finer rules of a member's storage, replication and commands, each broken on purpose. See `mutants.py`."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import apsw
+import pytest
+
+from replset.commands.write_batch import Batch
+from replset.core import node
+from replset.core.write_concern import WriteConcern
+from replset.errors import StorageError
+from replset.ids import OPTIME_NULL, OpTime, pack_ts
+from replset.replication import fetcher, initial_sync, rollback
+from replset.replication.fetcher import Fetcher
+from replset.replication.gate import WriteGate
+from replset.runtime import member
+from replset.storage import housekeeping, oplog, undo
+from replset.storage.catalog import Collection
+from replset.storage.snapshot import Snapshot
+from replset.storage.sqlite import rows_of
+from replset.storage.store import Store
+from replset.storage.txn import Txn, revert
+from tests.simulation.kit import scenarios
+from tests.simulation.kit.kinds import DOOMED
+from tests.simulation.kit.mutant import Mutant
+
+
+def two_means_one(patch: pytest.MonkeyPatch) -> None:
+    """`w: 2` is answered as soon as the primary alone has it."""
+    real = node.satisfied
+
+    def satisfied(concern: WriteConcern, *args: Any) -> bool:
+        return real(concern if isinstance(concern.w, str) else replace(concern, w=1), *args)
+
+    patch.setattr(node, "satisfied", satisfied)
+
+
+def others_need_not_sync(patch: pytest.MonkeyPatch) -> None:
+    """`w: 2` with `j: true` counts another member that has the entry, synced or not."""
+    real = node.satisfied
+
+    def satisfied(concern: WriteConcern, optime: OpTime, own: Any, *args: Any) -> bool:
+        if isinstance(concern.w, int) and concern.w > 1 and concern.j:
+            return own.last_durable >= optime and real(replace(concern, j=False), optime, own, *args)
+        return real(concern, optime, own, *args)
+
+    patch.setattr(node, "satisfied", satisfied)
+
+
+def batch_waits_for_its_first_group(patch: pytest.MonkeyPatch) -> None:
+    """A command of several groups is acknowledged when the first of them is."""
+    real = Batch.__call__
+
+    def call(self: Batch, writing: Any) -> bool:
+        first = self.optime
+        done = real(self, writing)
+        if first != OPTIME_NULL:
+            self.optime = first
+        return done
+
+    patch.setattr(Batch, "__call__", call)
+
+
+def wall_clock_orders_entries(patch: pytest.MonkeyPatch) -> None:
+    """An entry's place comes from the wall clock alone, also when that stands behind the newest entry."""
+    patch.setattr(Txn, "next_optime", lambda self, term, wall_ms: OpTime(term, pack_ts(wall_ms // 1000, 1)))
+
+
+def undone_from_the_beginning(patch: pytest.MonkeyPatch) -> None:
+    """A rollback restores a document's versions in the order in which they were written, the newest one last."""
+
+    def undo_above(txn: Txn, floor: int) -> None:
+        sql = "SELECT kind, coll, key, before FROM undo WHERE ts > ? ORDER BY ts, seq"
+        for row in list(rows_of(txn.connection, sql, (floor,))):
+            revert(txn.connection, txn.catalog, *row)
+        txn.connection.execute("DELETE FROM undo WHERE ts > ?", (floor,))
+        txn.connection.execute("DELETE FROM terms WHERE first_ts > ?", (floor,))
+
+    patch.setattr(undo, "_undo_above", undo_above)
+
+
+def deletes_cannot_be_undone(patch: pytest.MonkeyPatch) -> None:
+    """A delete writes no undo row."""
+    real = Txn.remove
+
+    def remove(self: Txn, coll: Collection, key: bytes, *, ts: int, before: bytes) -> None:
+        real(self, coll, key, ts=ts, before=before)
+        self._undo.pop()
+
+    patch.setattr(Txn, "remove", remove)
+
+
+def undo_keeps_the_new_document(patch: pytest.MonkeyPatch) -> None:
+    """The undo row of an update holds the document as it is after it."""
+    real = Txn.put
+
+    def put(self: Txn, coll: Collection, key: bytes, doc: bytes, *, ts: int, before: bytes | None) -> None:
+        real(self, coll, key, doc, ts=ts, before=before)
+        if before is not None:
+            self._undo[-1] = (*self._undo[-1][:-1], doc)
+
+    patch.setattr(Txn, "put", put)
+
+
+def drops_cannot_be_undone(patch: pytest.MonkeyPatch) -> None:
+    """A drop writes no undo row."""
+    real = Txn.drop_collection
+
+    def drop_collection(self: Txn, coll: Collection, *, ts: int) -> None:
+        real(self, coll, ts=ts)
+        self._undo.pop()
+
+    patch.setattr(Txn, "drop_collection", drop_collection)
+
+
+def undo_in_progress_unmarked(patch: pytest.MonkeyPatch) -> None:
+    """A rollback does not note that it has begun: a start between two steps does not finish it."""
+    real = undo.write_meta
+
+    def write_meta(connection: apsw.Connection, name: str, value: Any) -> None:
+        if name != undo._IN_PROGRESS:
+            real(connection, name, value)
+
+    patch.setattr(undo, "write_meta", write_meta)
+
+
+def rollback_id_stays(patch: pytest.MonkeyPatch) -> None:
+    """A rollback does not raise the rollback id."""
+    real = undo.write_meta
+
+    def write_meta(connection: apsw.Connection, name: str, value: Any) -> None:
+        if name != "rollback_id":
+            real(connection, name, value)
+
+    patch.setattr(undo, "write_meta", write_meta)
+
+
+def manifest_stays_planned(patch: pytest.MonkeyPatch) -> None:
+    """Nobody settles a rollback that is undone: its manifest says for ever that it is planned."""
+
+    async def settle(*_args: Any) -> list[Any]:
+        return []
+
+    patch.setattr(rollback, "settle", settle)
+    patch.setattr(member, "settle", settle)
+
+
+def undo_pruned_past_the_commit_point(patch: pytest.MonkeyPatch) -> None:
+    """Keeping house prunes undo rows of entries that a rollback may still have to take away."""
+    real = housekeeping._prune
+
+    def prune(store: Store) -> bool:
+        kept, store.commit_point = store.commit_point, store.last_applied
+        try:
+            return real(store)
+        finally:
+            store.commit_point = kept
+
+    patch.setattr(housekeeping, "_prune", prune)
+
+
+def pins_ignored(patch: pytest.MonkeyPatch) -> None:
+    """Keeping house prunes the undo that an open cursor reads by."""
+    patch.setattr(Store, "oldest_pin", property(lambda _store: None))
+
+
+def old_point_shows_the_present(patch: pytest.MonkeyPatch) -> None:
+    """A read at the commit point shows documents as they are now."""
+    patch.setattr(Snapshot, "_overlaid", lambda _self, _coll, _since, _after, _end, page: page)
+
+
+def drain_skipped(patch: pytest.MonkeyPatch) -> None:
+    """A new primary takes writes before it has applied what it had fetched."""
+
+    def drain(_self: Fetcher) -> asyncio.Future[None]:
+        drained: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        drained.set_result(None)
+        return drained
+
+    patch.setattr(Fetcher, "drain", drain)
+
+
+def failed_sync_survived(patch: pytest.MonkeyPatch) -> None:
+    """A sync of the WAL that failed is tried again, as if the kernel still had what it could not write."""
+    real = Store.sync_wal
+
+    def sync_wal(self: Store) -> None:
+        for _ in range(1_000):
+            with suppress(StorageError):
+                real(self)
+                return
+
+    patch.setattr(Store, "sync_wal", sync_wal)
+
+
+def entries_served_unread(patch: pytest.MonkeyPatch) -> None:
+    """Entries are served from the disk without a look at their hashes."""
+    patch.setattr(oplog, "undamaged", lambda _connection, _path, rows: rows)
+
+
+def replaced_without_an_export(patch: pytest.MonkeyPatch) -> None:
+    """An initial sync replaces data without writing down what nobody else may have."""
+
+    async def export_before_wipe(*_args: Any, **_kwargs: Any) -> None:
+        return None
+
+    patch.setattr(initial_sync, "export_before_wipe", export_before_wipe)
+
+
+def wal_never_synced(patch: pytest.MonkeyPatch) -> None:
+    """last_durable is told after a sync that does nothing."""
+    patch.setattr(Store, "sync_wal", lambda _store: None)
+
+
+def chain_not_compared(patch: pytest.MonkeyPatch) -> None:
+    """A page that continues the newest optime is applied, whatever history its chain is of."""
+    real = Fetcher._misfit
+
+    def misfit(self: Fetcher, source: Any, page: Any) -> Any:
+        return real(self, source, replace(page, prev_chain=self._store().chain))
+
+    patch.setattr(Fetcher, "_misfit", misfit)
+
+
+def delay_ignored(patch: pytest.MonkeyPatch) -> None:
+    """A delayed member applies what it fetched at once."""
+
+    async def ripe(_self: Fetcher, _session: Any, page: Any, _start: int) -> int:
+        return len(page.entries)
+
+    patch.setattr(fetcher.Fetcher, "_ripe", ripe)
+
+
+def last_pass_locks_writers_out(patch: pytest.MonkeyPatch) -> None:
+    """The last pass of a checkpoint holds SQLite's write lock while it syncs, no gate is held, and the loop waits."""
+
+    def last_pass(self: Store) -> bool:
+        done = self._checkpoint(apsw.SQLITE_CHECKPOINT_RESTART)
+        if done:
+            self._wal_pages = self._passed_pages = 0
+        return done
+
+    real = Store._connect
+
+    def connect(self: Store) -> None:
+        real(self)
+        self._connection.set_busy_timeout(2_000)
+
+    patch.setattr(Store, "last_pass", last_pass)
+    patch.setattr(Store, "_connect", connect)
+    patch.setattr(WriteGate, "hold", lambda _gate: None)
+
+
+UNDO = "tests/unit/storage/test_undo.py"
+HOUSE = "tests/unit/storage/test_housekeeping.py"
+PASS = "tests/unit/storage/test_last_pass.py"
+SYNC = "tests/unit/replication/test_initial_sync.py"
+FETCHER = "tests/unit/replication/test_fetcher.py"
+
+MEMBER_MUTANTS = (
+    Mutant(two_means_one, (1, 2, 3), "invariant 4"),
+    Mutant(others_need_not_sync, (1, 2, 3), "invariant 4"),
+    Mutant(batch_waits_for_its_first_group, (3,), "invariant 4"),
+    Mutant(wall_clock_orders_entries, (0,), "only move forward"),
+    Mutant(undone_from_the_beginning, (1, 3, 5), "", DOOMED),
+    Mutant(deletes_cannot_be_undone, (2, 14), "invariant", DOOMED),
+    Mutant(undo_keeps_the_new_document, (2, 3), "invariant"),
+    Mutant(drops_cannot_be_undone, (0, 3), "invariant", DOOMED),
+    Mutant(undo_in_progress_unmarked, test=f"{UNDO}::test_the_first_step_marks_the_rollback_and_raises_the_id_once"),
+    Mutant(rollback_id_stays, test=f"{UNDO}::test_the_first_step_marks_the_rollback_and_raises_the_id_once"),
+    Mutant(manifest_stays_planned, (0, 1), "invariant 4", DOOMED),
+    Mutant(undo_pruned_past_the_commit_point, test=f"{HOUSE}::test_undo_is_kept_until_the_commit_point"),
+    Mutant(pins_ignored, test=f"{HOUSE}::test_undo_is_kept_for_the_oldest_open_snapshot"),
+    Mutant(old_point_shows_the_present, (0,), "invariant 3"),
+    Mutant(drain_skipped, test=f"{FETCHER}::test_drain_applies_all_that_was_fetched_and_reports_nothing"),
+    Mutant(
+        failed_sync_survived, test="tests/simulation/test_failing_disks.py::test_a_member_whose_wal_does_not_sync_stops"
+    ),
+    Mutant(replaced_without_an_export, test=f"{SYNC}::test_what_would_be_lost_is_exported_first"),
+    Mutant(wal_never_synced, verdict="invariant 4", story=(scenarios.journaled_then_dark, "invariant 4")),
+    Mutant(chain_not_compared, test=f"{FETCHER}::test_another_chain_at_my_newest_entry_is_corruption"),
+    Mutant(delay_ignored, test=f"{FETCHER}::test_a_delayed_member_holds_entries_back"),
+    Mutant(
+        entries_served_unread,
+        test="tests/simulation/test_damage.py::test_a_primary_with_a_damaged_entry_hands_over_and_spreads_nothing",
+    ),
+    Mutant(last_pass_locks_writers_out, test=f"{PASS}::test_a_last_pass_that_syncs_slowly_locks_nobody_out"),
+)
