@@ -7,6 +7,7 @@ a file whose schema is made costs no import of sqlite-utils.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -89,16 +90,30 @@ def collection_table_sql(uuid: bytes) -> str:
     return f"CREATE TABLE {collection_table(uuid)} (key BLOB NOT NULL UNIQUE, doc BLOB NOT NULL)"
 
 
+def _sqlite_utils() -> type[Database]:
+    """sqlite-utils without pandas and numpy: it loads both for types that are not used here, and a member that made its
+    files would hold 80 MB of them until it ends.
+    """
+    kept_out = [name for name in ("pandas", "numpy") if name not in sys.modules]
+    for name in kept_out:
+        sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        from sqlite_utils import Database
+    finally:
+        for name in kept_out:
+            del sys.modules[name]
+    return Database
+
+
 def statements_of(schema: Schema, done: int) -> list[str]:
     """The SQL of the steps after the first `done` ones, as sqlite-utils issues it."""
-    from sqlite_utils import Database
-
+    database = _sqlite_utils()
     issued: list[str] = []
 
     def note(sql: str, _parameters: Any) -> None:
         issued.append(sql)
 
-    db = Database(memory=True, tracer=note)
+    db = database(memory=True, tracer=note)
     try:
         for step in schema.steps[:done]:
             step(db)

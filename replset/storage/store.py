@@ -46,6 +46,10 @@ def lock_dbpath(disk: Disk, dbpath: str | os.PathLike[str]) -> Lock:
     return disk.lock(os.path.join(folder, LOCK_FILE))
 
 
+ROW_BYTES = 700
+"""What a row of the oplog takes in memory beside its entry: small entries are mostly that."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
     """oplog_max_bytes, oplog_min_retention_s: the oplog's head is trimmed when its entries take more than the first
@@ -285,7 +289,7 @@ class Store:
         if self.oldest is OPTIME_NULL:
             self.oldest, self.oldest_wall_ms = rows[0].optime, rows[0].wall_ms
         self._tail += rows
-        self._tail_size += size
+        self._tail_size += size + ROW_BYTES * len(rows)
         if self._tail_size > 2 * self.options.tail_bytes:
             self._shorten_tail()
 
@@ -293,7 +297,7 @@ class Store:
         kept, size = len(self._tail), 0
         while kept and size < self.options.tail_bytes:
             kept -= 1
-            size += len(self._tail[kept].entry)
+            size += len(self._tail[kept].entry) + ROW_BYTES
         del self._tail[:kept]
         self._tail_size = size
 

@@ -108,3 +108,15 @@ def test_another_applications_file_is_refused(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(CorruptDataError, match=r"replset\.db is no database of ours"):
         Store.open(RealDisk(), tmp_path, StoreOptions())
+
+
+def test_making_a_file_loads_no_pandas(tmp_path: Path) -> None:
+    """It would stay in the member's memory until its end."""
+    code = (
+        "import sys\nfrom replset.storage.disk import RealDisk\nfrom replset.storage.store import Store\n"
+        f"Store.open(RealDisk(), {str(tmp_path / 'new')!r}).close()\n"
+        "assert 'sqlite_utils' in sys.modules\n"
+        "print([name for name in ('pandas', 'numpy', 'pyarrow') if name in sys.modules])\nimport pandas\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
