@@ -1,7 +1,8 @@
 """Open cursors of clients. A cursor keeps a position and, for a majority read, a pin on its point; never a transaction.
 
-Cursors end when they are exhausted or killed, after ten minutes without a getMore, and all at once when the member's
-history is replaced (rollback, initial sync): then what they would go on with does not exist any more.
+Cursors end when they are exhausted or killed, after ten minutes without a getMore, with the last connection of their
+client, and all at once when the member's history is replaced (rollback, initial sync): then what they would go on with
+does not exist any more. What they hold of sorted documents is bounded, all together.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from random import Random
 
 from replset.bson import MAX_BSON_SIZE
 from replset.commands.command import CommandContext
-from replset.errors import CursorNotFoundError, ReplError
+from replset.commands.ports import Memory, Owner
+from replset.errors import CursorNotFoundError, OverloadedError, ReplError
 from replset.ids import Millis
 from replset.replication.ports import Clock
 
@@ -20,6 +22,12 @@ FIRST_BATCH = 101
 MAX_BATCH_BYTES = MAX_BSON_SIZE
 IDLE_MS = 10 * 60_000
 SWEEP_MS = 60_000
+MAX_HELD_BYTES = 64 << 20
+"""Of sorted documents, all cursors together; those of one cursor always fit alone."""
+MAX_OPEN = 10_000
+"""Cursors of all clients; for one more the longest idle one ends."""
+SPARED_MS = 10_000
+"""A cursor that had a getMore so lately does not make room for others."""
 CURSOR_IN_USE = 237
 
 
@@ -32,6 +40,11 @@ class Cursor(ABC):
         self.finished = False
         self.killed = False
         self.busy = False
+        self.held = 0
+        """Bytes that it holds; `CursorTable.hold` changes it."""
+        self.table: CursorTable | None = None
+        """Where they are counted."""
+        self.owner: Owner | None = None
         self.used_at = Millis(0)
         self.linearizable = False
         """Every batch has to be proven before it is answered (read_concern.prove)."""
@@ -53,12 +66,17 @@ class Cursor(ABC):
     def close(self) -> None:
         """Let go of what the cursor holds. Nothing happens the second time."""
         self.finished = True
+        if self.table is not None:
+            self.table.hold(self, 0)
 
 
 class CursorTable:
     """The cursors of one member, by id."""
 
-    def __init__(self, clock: Clock, rng: Random) -> None:
+    def __init__(self, clock: Clock, rng: Random, memory: Memory) -> None:
+        """memory: where the member counts what requests hold."""
+        self._memory = memory
+        self._held = 0
         self._clock = clock
         self._rng = rng
         self._open: dict[int, Cursor] = {}
@@ -67,9 +85,45 @@ class CursorTable:
     def __len__(self) -> int:
         return len(self._open)
 
-    def add(self, cursor: Cursor) -> int:
-        """Keep the cursor for later getMores; its id, a positive 63-bit number."""
-        self._sweep()
+    def hold(self, cursor: Cursor, size: int) -> None:
+        """The cursor holds so many bytes now. OverloadedError (462) where all together would hold too much."""
+        more = size - cursor.held
+        if more > 0 and self._held > cursor.held and self._held + more > MAX_HELD_BYTES:
+            self._make_room(cursor, more)
+        cursor.table, cursor.held = self, size
+        self._held += more
+        self._memory.hold(more)
+
+    def _make_room(self, cursor: Cursor, more: int) -> None:
+        """End cursors that hold bytes and are not read from, the longest idle first."""
+        now = self._clock.now()
+        for cursor_id, other in sorted(self._open.items(), key=lambda row: row[1].used_at):
+            if self._held + more <= MAX_HELD_BYTES or self._held <= cursor.held:
+                return
+            if other is not cursor and other.held and not other.busy and now - other.used_at >= SPARED_MS:
+                self._forget(cursor_id, other)
+        if self._held > cursor.held and self._held + more > MAX_HELD_BYTES:
+            raise OverloadedError(
+                f"this member is overloaded: open cursors hold {self._held >> 20} of {MAX_HELD_BYTES >> 20} MiB of"
+                " sorted documents; try again"
+            )
+
+    def client_left(self, owner: Owner) -> None:
+        """Nobody will ask for more of this client's cursors."""
+        for cursor_id, cursor in list(self._open.items()):
+            if cursor.owner == owner:
+                cursor.killed = True
+                self._forget(cursor_id, cursor)
+
+    def has_of(self, owner: Owner) -> bool:
+        return any(cursor.owner == owner for cursor in self._open.values())
+
+    def add(self, cursor: Cursor, owner: Owner | None = None) -> int:
+        """Keep the cursor for later getMores; its id, a positive 63-bit number. owner: None: it ends by time alone."""
+        self.sweep()
+        if len(self._open) >= MAX_OPEN:
+            self._end_longest_idle()
+        cursor.owner = owner
         cursor_id = 0
         while cursor_id == 0 or cursor_id in self._open:
             cursor_id = self._rng.getrandbits(63)
@@ -79,7 +133,7 @@ class CursorTable:
 
     def take(self, cursor_id: int, ns: str) -> Cursor:
         """Begin a getMore; end it with `give_back`. CursorNotFoundError (43); 237 while another getMore runs."""
-        self._sweep()
+        self.sweep()
         cursor = self._open.get(cursor_id)
         if cursor is None:
             raise CursorNotFoundError(f"cursor id {cursor_id} not found")
@@ -123,7 +177,14 @@ class CursorTable:
         if self._open.get(cursor_id) is cursor:
             del self._open[cursor_id]
 
-    def _sweep(self) -> None:
+    def _end_longest_idle(self) -> None:
+        idle = [(cursor.used_at, cursor_id) for cursor_id, cursor in self._open.items() if not cursor.busy]
+        if idle:
+            cursor_id = min(idle)[1]
+            self._forget(cursor_id, self._open[cursor_id])
+
+    def sweep(self) -> None:
+        """End what nobody has asked for in ten minutes; at most once a minute."""
         now = self._clock.now()
         if now - self._swept_at < SWEEP_MS:
             return

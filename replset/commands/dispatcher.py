@@ -35,7 +35,7 @@ class Dispatcher:
 
     def __init__(self, member: MemberPort, commands: Mapping[str, Command] = COMMANDS) -> None:
         self.member = member
-        self.cursors = CursorTable(member.clock, member.rng)
+        self.cursors = CursorTable(member.clock, member.rng, member.admission)
         self.counts: dict[str, int] = {}
         self.failures: dict[int, int] = {}
         self._commands: dict[str, Command] = {}

@@ -27,6 +27,8 @@ from replset.storage.store import Pin
 
 SORT_BYTES = 100 << 20
 SORT_MEMORY = 292
+PAIR_BYTES, ROW_BYTES = 130, 41
+"""What Python adds to a document and its key, and to a document alone."""
 _NOT_BUILT = ("collation", "let", "min", "max", "returnKey", "showRecordId", "requestResumeToken", "resumeAfter")
 _FIELDS = frozenset(
     {
@@ -184,6 +186,8 @@ class FindCursor(Cursor):
         documents = rest[-count:]
         documents.reverse()
         shown, looked_at = await evaluate(self._member, self._query.weight, documents, self._shown)
+        if self.table is not None:
+            self.table.hold(self, self.held - sum(len(raw) + ROW_BYTES for raw in rest[len(rest) - looked_at :]))
         del rest[len(rest) - looked_at :]
         return shown
 
@@ -224,10 +228,12 @@ class FindCursor(Cursor):
                     f"Sort exceeded memory limit of {SORT_BYTES} bytes, but did not opt in to external sorting.",
                     code=SORT_MEMORY,
                 )
+            ctx.cursors.hold(self, size + PAIR_BYTES * len(kept))
             await breathe(ctx)
             self.check_alive()
         rows = [raw for _, raw in (await self._in_order(kept))[self._skip : wanted]]
         self.check_alive()
+        ctx.cursors.hold(self, sum(len(raw) + ROW_BYTES for raw in rows))
         rows.reverse()
         self._skip = 0
         return rows
@@ -287,7 +293,7 @@ async def _first_batch(ctx: CommandContext, cursor: Cursor, query: Query, at: Op
         raise
     if query.single_batch:
         cursor.close()
-    cursor_id = 0 if cursor.finished else ctx.cursors.add(cursor)
+    cursor_id = 0 if cursor.finished else ctx.cursors.add(cursor, ctx.connection.owner)
     if cursor.finished:
         cursor.close()
     return _cursor_reply(cursor_id, cursor.ns, "firstBatch", documents, at)

@@ -34,6 +34,17 @@ Level: TypeAlias = Literal["local", "majority", "linearizable"]
 """Of a read concern."""
 
 
+class Memory(Protocol):
+    """The count of what requests hold of the member's memory."""
+
+    def hold(self, size: int) -> None:
+        """So many bytes more are held; fewer, where it is negative."""
+        ...
+
+
+Owner: TypeAlias = tuple[str, bytes]
+"""A client: its machine, and what its connections say of themselves."""
+
 # --- what is asked ----------------------------------------------------------------------------------------------
 
 
@@ -56,6 +67,16 @@ class ConnectionContext:
     @property
     def is_member(self) -> bool:
         return self.member is not None
+
+    @property
+    def owner(self) -> Owner | None:
+        """The client whose connection this is: a driver asks for more of a cursor on any of its connections.
+
+        One that says nothing of itself is known by this connection alone. None: no connection that stays (HTTP).
+        """
+        if not self.id:
+            return None
+        return (self.peer, b"") if self.metadata is None else (self.peer.rpartition(":")[0], self.metadata.raw)
 
 
 @dataclass(slots=True)
@@ -219,6 +240,9 @@ class MemberPort(Protocol):
 
     @property
     def peer(self) -> Peer: ...
+
+    @property
+    def admission(self) -> Memory: ...
 
     @property
     def snapshots(self) -> SnapshotServer:

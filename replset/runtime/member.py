@@ -174,6 +174,7 @@ class RunningMember:
                 drops_inbound=self.peer.drops_inbound,
                 drops_outbound=self.peer.drops_outbound,
                 slots=self.wire_slots,
+                cursors=self.dispatcher.cursors,
                 admission=self.admission,
                 needs_proof=self.keys is not None,
             )
@@ -186,7 +187,7 @@ class RunningMember:
         self.shell.start()
         if damage:
             self.on_damage(damage)
-        for work in (self.durability.run(), self._progress.run(), self._housekeeper.run(), self._look_at_rollbacks()):
+        for work in (self.durability.run(), self._progress.run(), self._housekeeper.run(), self._look_around()):
             self._spawn(work)
         if self._unsettled:
             self._spawn(self._then_counted(self._rollback.finish))
@@ -549,10 +550,11 @@ class RunningMember:
         await work()
         await self.rollbacks.refresh()
 
-    async def _look_at_rollbacks(self) -> None:
-        """A tool in another process may acknowledge one."""
+    async def _look_around(self) -> None:
+        """A tool in another process may acknowledge a rollback; clients may have forgotten cursors."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
+            self.dispatcher.cursors.sweep()
             await self.rollbacks.refresh()
 
     def _identity(self) -> Identity:

@@ -16,7 +16,8 @@ from typing import Protocol, cast
 
 from replset.bson import InvalidBSONError, RawDocument, decode, encode
 from replset.commands.command import PROVE
-from replset.commands.ports import CommandRequest, ConnectionContext, Reply
+from replset.commands.cursors import CursorTable
+from replset.commands.ports import CommandRequest, ConnectionContext, Owner, Reply
 from replset.errors import LocalProtocolError, OverloadedError, RemoteProtocolError, ReplError, code_name
 from replset.ids import HostPort
 from replset.replication.ports import Listening, Network
@@ -56,6 +57,7 @@ class WireServer:
         drops_outbound: Callable[[HostPort], bool],
         slots: Slots,
         admission: Admission,
+        cursors: CursorTable | None = None,
         needs_proof: bool = False,
     ) -> None:
         """drops_inbound, drops_outbound: whether a test cut swallows what a member says, or what it is answered.
@@ -63,6 +65,7 @@ class WireServer:
         needs_proof: a hello's word for it makes nobody a member.
         """
         self.needs_proof = needs_proof
+        self._cursors = cursors
         self.dispatcher = dispatcher
         self.drops_inbound = drops_inbound
         self.drops_outbound = drops_outbound
@@ -81,6 +84,14 @@ class WireServer:
     async def start(self, address: HostPort) -> None:
         """Listen; OSError when the address is taken."""
         self._listening = await self._network.serve(address, lambda: Connection(self))
+
+    def client_left(self, owner: Owner) -> None:
+        """One connection of this client is closed. With the last one its cursors end."""
+        cursors = self._cursors
+        if cursors is None or not cursors.has_of(owner):
+            return
+        if not any(connection.owner == owner for connection in self.connections):
+            cursors.client_left(owner)
 
     def shed(self) -> None:
         """End the connections that hold room for a message that does not come."""
@@ -145,6 +156,8 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         self._give_back(self._held)
+        if self.owner is not None:
+            self._server.client_left(self.owner)
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -153,6 +166,10 @@ class Connection(asyncio.Protocol):
     @property
     def peer(self) -> str:
         return self._context.peer
+
+    @property
+    def owner(self) -> Owner | None:
+        return self._context.owner
 
     @property
     def idle_since(self) -> float | None:

@@ -27,6 +27,7 @@ from replset.key_file import Keys
 from replset.replication.rollback_progress import RollbackProgress
 from replset.replication.rollback_tally import RollbackTally
 from replset.replication.sync_progress import SyncProgress
+from replset.runtime.admission import Admission
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
 
@@ -111,6 +112,7 @@ class FakeMember:
     peer: NoPeer = field(default_factory=NoPeer)
     test_commands: bool = True
     keys: Keys | None = None
+    admission: Admission = field(default_factory=Admission)
     warnings: list[str] = field(default_factory=list)
     node: FakeNode = field(default_factory=FakeNode)
     command_line: tuple[Sequence[str], dict[str, object]] = (["replset", "start"], {"replSet": "rs0"})

@@ -552,3 +552,40 @@ def test_closing_ends_every_connection_and_its_command(commands: int, caplog: py
     with caplog.at_level(logging.ERROR):
         asyncio.run(asyncio.wait_for(main(), 30))
     assert caplog.records == []
+
+
+class Cursors:
+    """The table of cursors, as far as the server knows it."""
+
+    def __init__(self) -> None:
+        self.left: list[tuple[str, bytes]] = []
+
+    def has_of(self, owner: tuple[str, bytes]) -> bool:
+        return True
+
+    def client_left(self, owner: tuple[str, bytes]) -> None:
+        self.left.append(owner)
+
+
+@on_sockets
+async def test_cursors_end_with_the_last_connection_of_their_client() -> None:
+    async with serving() as served:
+        cursors = served.server._cursors = Cursors()
+        driver = RawDocument(encode({"driver": "x"}))
+
+        async def hello(request: CommandRequest) -> Reply:
+            request.connection.metadata = driver
+            return {"ok": 1.0}
+
+        served.dispatcher.answers["hello"] = hello
+        first, second, nameless = await served.client(), await served.client(), await served.client()
+        await first.ask(HELLO)
+        await second.ask(HELLO)
+        await nameless.ask(ping(1))
+        for client, gone in ((first, 0), (second, 1), (nameless, 2)):
+            client.writer.close()
+            async with asyncio.timeout(PATIENCE_S):
+                while len(cursors.left) < gone or served.server.connection_count > 2 - gone:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert len(cursors.left) == gone
+        assert cursors.left[0] == ("127.0.0.1", driver.raw)

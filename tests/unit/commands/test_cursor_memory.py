@@ -1,0 +1,113 @@
+"""What open cursors hold is counted, bounded, and given back: at their end, with their client, by time."""
+
+from __future__ import annotations
+
+import pytest
+
+from replset.bson import RawDocument, encode
+from replset.commands import cursors
+from replset.commands.cursors import IDLE_MS, SPARED_MS
+from replset.commands.ports import ConnectionContext
+from replset.ids import Millis
+from tests.unit.commands.conftest import Client, FakeMember
+
+SORTED = {"find": "c", "sort": {"n": 1}, "batchSize": 2}
+EACH = 300 * 1_000
+
+
+@pytest.fixture(autouse=True)
+def _large_documents(client: Client) -> None:
+    client.ok({"insert": "c"}, documents=[{"_id": i, "n": -i, "x": "x" * 1000} for i in range(300)])
+
+
+@pytest.fixture
+def bound(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Room for two of these cursors."""
+    monkeypatch.setattr(cursors, "MAX_HELD_BYTES", 3 * EACH)
+    return 3 * EACH
+
+
+def open_sorted(client: Client) -> int:
+    return int(client.ok(SORTED)["cursor"]["id"])
+
+
+def later(member: FakeMember, ms: int) -> None:
+    member.clock.time = Millis(member.clock.time + ms)
+
+
+def test_a_sorted_cursor_counts_until_it_is_read_to_its_end(client: Client, member: FakeMember) -> None:
+    cursor = open_sorted(client)
+    begun = member.admission.held
+    assert begun >= EACH * 0.9
+    client.ok({"getMore": cursor, "collection": "c", "batchSize": 150})
+    assert member.admission.held < begun * 0.6
+    client.ok({"getMore": cursor, "collection": "c"})
+    assert member.admission.held == 0
+    client.ok({"find": "c", "sort": {"n": 1}, "batchSize": 2, "singleBatch": True})
+    assert member.admission.held == 0
+
+
+def test_a_sorted_cursor_counts_until_it_is_killed(client: Client, member: FakeMember) -> None:
+    cursor = open_sorted(client)
+    client.ok({"killCursors": "c", "cursors": [cursor]})
+    assert member.admission.held == 0
+    open_sorted(client)
+    client.dispatcher.cursors.close_all()
+    assert member.admission.held == 0
+
+
+def test_cursors_that_are_not_read_from_make_room(client: Client, member: FakeMember, bound: int) -> None:
+    first, second = open_sorted(client), open_sorted(client)
+    later(member, SPARED_MS // 2)
+    client.ok({"getMore": first, "collection": "c", "batchSize": 1})
+    later(member, SPARED_MS // 2)
+    for _ in range(5):
+        third = open_sorted(client)
+        assert member.admission.held <= bound
+        later(member, SPARED_MS)
+    assert client.code({"getMore": second, "collection": "c"}) == 43
+    assert client.ok({"getMore": third, "collection": "c"})["cursor"]["id"] == 0
+
+
+def test_where_all_are_read_from_one_more_is_refused(client: Client, member: FakeMember, bound: int) -> None:
+    opened = [open_sorted(client), open_sorted(client)]
+    reply = client.run(SORTED)
+    assert (reply["code"], "SystemOverloadedError" in reply["errorLabels"]) == (462, True)
+    assert member.admission.held <= bound
+    for cursor in opened:
+        client.ok({"getMore": cursor, "collection": "c"})
+    assert member.admission.held == 0, "what was refused holds nothing"
+    assert open_sorted(client)
+
+
+def test_one_alone_always_fits(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cursors, "MAX_HELD_BYTES", 1000)
+    assert open_sorted(client)
+
+
+def test_cursors_end_with_their_client_and_with_time(client: Client, member: FakeMember) -> None:
+    table = client.dispatcher.cursors
+    driver = RawDocument(encode({"driver": {"name": "x"}}))
+    client.connection = ConnectionContext(1, "10.0.0.1:5000", metadata=driver)
+    mine = open_sorted(client)
+    assert ConnectionContext(2, "10.0.0.1:5001", metadata=driver).owner == client.connection.owner
+    client.connection = ConnectionContext(3, "10.0.0.2:5000", metadata=driver)
+    others = open_sorted(client)
+    table.client_left(client.connection.owner or ("", b""))
+    assert client.code({"getMore": others, "collection": "c"}) == 43
+    later(member, IDLE_MS + 1)
+    table.sweep()
+    assert (len(table), member.admission.held) == (0, 0)
+    assert client.code({"getMore": mine, "collection": "c"}) == 43
+    client.connection = ConnectionContext(0, "10.0.0.1:1")  # HTTP's: it has no connection that stays
+    assert client.connection.owner is None
+    assert open_sorted(client)
+
+
+def test_open_cursors_are_bounded_in_number(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cursors, "MAX_OPEN", 5)
+    opened = [int(client.ok({"find": "c", "batchSize": 1})["cursor"]["id"]) for _ in range(6)]
+    later(client.member, 1)
+    assert len(client.dispatcher.cursors) == 5
+    codes = [client.run({"getMore": cursor, "collection": "c", "batchSize": 1}).get("code", 0) for cursor in opened]
+    assert sorted(codes) == [0, 0, 0, 0, 0, 43]
