@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from pathlib import Path
 
@@ -124,3 +125,28 @@ def test_work_overlaps_with_the_loop() -> None:
     loop.run_until_complete(workers.run(work))
     loop.close()
     assert turns == ["begins", "loop", "ends"]
+
+
+def test_a_job_that_the_loop_brought_to_its_end_for_its_lock_is_answered_once() -> None:
+    loop, life, lock = SimLoop(), Life("a1"), SimLock()
+    workers = SimWorkers(loop, life, random.Random(3), 4.0, overlap=1.0)
+
+    def work() -> str:
+        job = current_job()
+        assert job is not None
+        with lock:
+            job.stop(0.5)
+        return "done"
+
+    async def main() -> str:
+        result = loop.create_task(workers.run(work))
+        await asyncio.sleep(0.2)
+        assert lock._held
+        with lock:
+            pass
+        return await result
+
+    try:
+        assert loop.run_until_complete(main()) == "done"
+    finally:
+        loop.close()

@@ -62,7 +62,8 @@ class SimWorkers:
     def _go_on(self, job: Job, done: asyncio.Future[T], after: float) -> None:
         if not self._life.alive:
             return  # `abandon` ends it
-        job.go_on()
+        if not job.done:  # the loop may have needed a lock of its, and waited for its end
+            job.go_on()
         if not job.done:
             self._loop.call_later(job.waits_s, self._go_on, job, done, after)
             return
