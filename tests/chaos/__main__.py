@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import resource
 import shutil
@@ -31,6 +32,7 @@ def main() -> int:
         help=f"draw these only, of {', '.join(faults.BY_NAME)} (all)",
     )
     parser.add_argument("--set", choices=SHAPES, default=None, help="which members the set has (drawn)")
+    parser.add_argument("--key", choices=("yes", "no"), default=None, help="whether members have a key file (drawn)")
     options = parser.parse_args()
     unknown = set(options.faults) - set(faults.BY_NAME)
     if unknown:
@@ -38,8 +40,11 @@ def main() -> int:
     own_disks = disks.enter_own_mounts()
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
     folder = Path(tempfile.mkdtemp(prefix="replset-chaos-"))
-    shape = options.set or random.Random(f"{seed} set").choice(list(SHAPES))
-    print(f"seed {seed}, {options.minutes:g} minutes, set: {shape}, files in {folder}")
+    drawn = random.Random(f"{seed} set")
+    shape, keyed = drawn.choice(list(SHAPES)), drawn.random() < 0.75
+    shape, keyed = options.set or shape, keyed if options.key is None else options.key == "yes"
+    about = f"{shape}, {'with' if keyed else 'without'} a key file"
+    print(f"seed {seed}, {options.minutes:g} minutes, set: {about}, files in {folder}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))  # the members inherit it
     if not own_disks:
         print("left out: full and read-only disks (this machine lets nobody mount a file system)")
@@ -55,7 +60,9 @@ def main() -> int:
             own_disks=own_disks,
             say=say,
             shape=shape,
+            keyed=keyed,
             names=options.faults,
+            base_port=27017 + os.getpid() % 50 * 10,  # so that runs at one time do not look at the same ports
         )
     except (AssertionError, ReplError) as error:
         print(f"BROKEN: {error}\nfiles are in {folder}")

@@ -178,11 +178,11 @@ def unread_log(world: World) -> tuple[str, None]:
 
 FAULTS: tuple[Fault, ...] = (
     *(kill, kill, terminate, pause, pause, cut, cut, cut, late_traffic),
-    *(clock_step, step_down, reconfig, freeze, resync, full_disk, read_only, unread_log, wipe),
+    *(clock_step, step_down, reconfig, freeze, resync, full_disk, read_only, unread_log),
+    *(bridge, damaged_entry, wipe, strangers, forged_positions, web_page),
 )
 """What is there twice is drawn more often."""
-BY_NAME_ONLY: tuple[Fault, ...] = (bridge, damaged_entry, lost_wal, strangers, forged_positions, hostile_query)
-BY_NAME_ONLY += (web_page, crowd)
+BY_NAME_ONLY: tuple[Fault, ...] = (lost_wal, hostile_query, crowd)
 NEEDS_DISKS = frozenset({full_disk, read_only})
 ALONE = frozenset(
     {bridge, unread_log, damaged_entry, lost_wal, wipe, strangers, forged_positions, hostile_query, web_page, crowd}

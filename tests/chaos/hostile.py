@@ -20,10 +20,12 @@ from typing import Any
 from replset.bson import DateTime, Int64, Timestamp
 from replset.cli.local_set import HTTP_OFFSET, LocalMember
 from replset.client import WireClient
+from replset.core.bounds import MAX_TERM_JUMP
 from replset.errors import ReplError
 from tests.chaos.clients import COLLECTION, DATABASE
 from tests.chaos.world import CannotError, World, answers, status_of
 
+MESSAGES = 60
 BRANCHES = 50_000
 STRANGE = -1
 """The number of a document, and of the write that made it, that only a stranger writes."""
@@ -36,8 +38,8 @@ def strangers(world: World) -> tuple[str, None]:
     """Somebody who is no member talks as one: absurd terms, foreign sets, votes, positions, another configuration."""
     sent, answered = 0, 0
     config = _config(world)
-    with world.attack("a stranger talks as a member"):
-        for _ in range(60):
+    with world.attack("a stranger talks as a member", most_terms=0 if world.keyed else MESSAGES * MAX_TERM_JUMP):
+        for _ in range(MESSAGES):
             member = world.rng.choice(world.up())
             message = forged(world.rng, world, config)
             sent += 1
@@ -91,6 +93,8 @@ def forged_position(
 
 def forged_positions(world: World) -> tuple[str, None]:
     """All but the primary stand still, and a stranger says for them that they have everything: who believes it lies."""
+    if not world.keyed:
+        raise CannotError("without a key file a stranger is believed")
     primary = world.the_primary()
     config = _config(world)
     incarnations = {other.name: _incarnation(world, other, config) for other in world.others(primary)}

@@ -68,11 +68,12 @@ def run(
     say: Say,
     base_port: int = 27017,
     shape: str = "three",
+    keyed: bool = True,
     names: Sequence[str] = (),
 ) -> Result:
     """Break things for so long. AssertionError or ReplError: the set did not start, or did not become well again.
 
-    shape: of SHAPES. names: draw these faults only.
+    shape: of SHAPES. keyed: members prove themselves by a key file. names: draw these faults only.
     """
     rng = random.Random(seed)
     rows = SHAPES[shape]
@@ -82,11 +83,15 @@ def run(
         if own_disks:
             disks.mount_disks([folder / name for name in members])
         for port in free_ports(len(rows), base_port):
-            local.add(port, flags=faults.FLAGS)
+            local.plan(port, flags=faults.FLAGS)
+        if not keyed:
+            local.key_file.unlink()
+        for member in local.members:
+            local.start(member)
         _initiate(local, rows)
         voters = sum(row.get("votes", 1) == 1 for row in rows)
         clients = Clients(local.members, history, random.Random(rng.getrandbits(64)))
-        world = World(local, rng, history, clients, own_disks, voters)
+        world = World(local, rng, history, clients, own_disks, keyed, voters)
         world.wait_until_well()
         clients.start()
         count = _break(world, seconds, say, faults.drawn(rng, own_disks, names))

@@ -28,13 +28,17 @@ class CannotError(Exception):
 
 @dataclass
 class World:
-    """own_disks: each dbpath is a small file system of its own. voters: how many members vote."""
+    """own_disks: each dbpath is a small file system of its own. keyed: members prove themselves by a key file.
+
+    voters: how many members vote.
+    """
 
     local: LocalSet
     rng: random.Random
     history: History
     clients: Clients
     own_disks: bool = False
+    keyed: bool = True
     voters: int = 3
     down: set[str] = field(default_factory=set)
     """Members that a fault keeps from answering."""
