@@ -124,7 +124,7 @@ def wipe(world: World) -> tuple[str, Mend]:
     return f"the disks of {', '.join(member.name for member in members)} are replaced by empty ones", mend
 
 
-def copy_anew(world: World, member: LocalMember, within_s: float = 60.0) -> None:
+def copy_anew(world: World, member: LocalMember, within_s: float = 5.0) -> None:
     """What an operator does with a member whose disk is not to be trusted: `replset resync`."""
     deadline = time.monotonic() + within_s
     while True:

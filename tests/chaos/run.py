@@ -152,7 +152,7 @@ def _break(world: World, seconds: float, say: Say, drawn: Iterator[Fault]) -> in
             fault = next(drawn)
             if fault in faults.ALONE:
                 mend_all()
-                world.wait_until_well()
+                world.wait_until_well(settled=True)
             with contextlib.suppress(CannotError, ReplError):
                 at = time.monotonic() - began
                 what, mend = fault(world)

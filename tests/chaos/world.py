@@ -149,17 +149,25 @@ class World:
 
     # --- being well ----------------------------------------------------------------------------------------------
 
-    def wait_until_well(self) -> None:
-        """Every process runs, a primary takes majority writes, all are counted and have applied the newest entry."""
+    def wait_until_well(self, *, settled: bool = False) -> None:
+        """Every process runs, a primary takes majority writes, all are counted and have applied the newest entry.
+
+        settled: nobody of a higher priority is there to take over either.
+        """
 
         def well() -> bool:
             primary = self.local.primary()
-            return primary is not None and self._is_well(primary)
+            return primary is not None and self._is_well(primary) and (not settled or self._is_settled(primary))
 
         for member in self.local.members:
             assert member.is_running(), f"{member.name} ended by itself: {member.last_words()}"
         wait_until(well, WELL_WITHIN_S, "the set to be well again")
         self.hurt.clear()
+
+    def _is_settled(self, primary: LocalMember) -> bool:
+        reply: dict[str, Any] = primary.command({"replSetGetConfig": 1}, timeout_s=5)
+        priority = {row["host"]: row["priority"] for row in reply["config"]["members"]}
+        return bool(priority[primary.host] == max(priority.values()))
 
     def _is_well(self, primary: LocalMember) -> bool:
         note: dict[str, object] = {

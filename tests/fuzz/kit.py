@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 ROUND = 500
 """Examples of a long run between two looks at the clock."""
 SLOW_S = 2.0
-"""CPU time after which one input counts as a way to hold a member up."""
 
 Check = Callable[[Any], str]
 """Tries one input and gives a word for what came of it; raises when something is wrong."""
@@ -26,12 +25,16 @@ Check = Callable[[Any], str]
 
 @dataclass(frozen=True)
 class Target:
-    """One place that takes input. `opened` makes what it needs, for as many inputs as follow. short: examples."""
+    """One place that takes input. `opened` makes what it needs, for as many inputs as follow. short: examples.
+
+    slow_s: CPU time after which one input counts as a way to hold a member up.
+    """
 
     name: str
     inputs: st.SearchStrategy[Any]
     opened: Callable[[], AbstractContextManager[Check]]
     short: int
+    slow_s: float = SLOW_S
 
 
 @contextmanager
@@ -42,9 +45,10 @@ def stateless(check: Check) -> Iterator[Check]:
 class _Trial:
     """A check with what came of it. first: what broke first, since what was broken may not break so again."""
 
-    def __init__(self, check: Check, told: Counter[str]) -> None:
+    def __init__(self, check: Check, told: Counter[str], slow_s: float) -> None:
         self._check = check
         self._told = told
+        self._slow_s = slow_s
         self.slowest = 0.0
         self.first: Exception | None = None
 
@@ -54,7 +58,7 @@ class _Trial:
             self._told[self._check(value)] += 1
             took = time.thread_time() - began
             self.slowest = max(self.slowest, took)
-            assert took < SLOW_S, f"it took {took:.1f} s"
+            assert took < self._slow_s, f"it took {took:.1f} s"
         except Exception as error:
             error.add_note(f"input: {value!r:.3000}")
             self.first = self.first or error
@@ -74,7 +78,7 @@ def run_short(target: Target) -> Counter[str]:
     """The same inputs every time; what came of them."""
     told: Counter[str] = Counter()
     with target.opened() as check:
-        trial = _Trial(check, told)
+        trial = _Trial(check, told, target.slow_s)
         test = given(target.inputs)(trial.one)
         settings(**_COMMON, derandomize=True, max_examples=target.short)(test)()
     return told
@@ -89,7 +93,7 @@ def run_long(target: Target, minutes: float, start: int, say: Callable[[str], No
     try:
         while time.monotonic() - began < minutes * 60:
             with target.opened() as check:
-                trial = _Trial(check, told)
+                trial = _Trial(check, told, target.slow_s)
                 test = seed(number)(given(target.inputs)(trial.one))
                 try:
                     settings(**_COMMON, max_examples=ROUND)(test)()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.fuzz import bson, commands, ejson, http, openapi, wire
+from tests.fuzz import answers, bson, commands, ejson, http, members, openapi, wire
 from tests.fuzz.kit import Target
 
-_MODULES = (bson, ejson, wire, commands, http, openapi)
+_MODULES = (bson, ejson, wire, commands, members, answers, http, openapi)
 TARGETS: dict[str, Target] = {module.TARGET.name: module.TARGET for module in _MODULES}
