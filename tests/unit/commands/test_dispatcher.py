@@ -29,11 +29,10 @@ def test_every_command_is_documented() -> None:
     assert documented <= set(COMMANDS), "a command that does not exist"
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_every_field_is_documented(name: str) -> None:
-    text = next(line for line in DOCS.read_text(encoding="utf-8").splitlines() if line.startswith(f"| `{name}`"))
-    for field in COMMANDS[name].fields or ():
-        assert f"`{field}`" in text, field
+def test_every_field_is_documented() -> None:
+    rows = {row[1]: row[0] for row in re.finditer(r"^\| `(\w+)`.*", DOCS.read_text(encoding="utf-8"), re.MULTILINE)}
+    fields = [(name, field) for name, command in COMMANDS.items() for field in command.fields or ()]
+    assert [(name, field) for name, field in fields if f"`{field}`" not in rows[name]] == []
 
 
 def test_every_reply_tells_the_time(client: Client) -> None:

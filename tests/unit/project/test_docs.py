@@ -1,4 +1,6 @@
-"""What people and scripts can use is documented: commands, options, variables, routes, error codes."""
+"""What people and scripts can use is documented: command lines, options, variables, error codes. The database commands
+and routes are held beside their own tests.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from replset.cli.administer import app as replset_app
 from replset.cli.start import build_parser as start_parser
-from replset.commands.table import COMMANDS as DATABASE_COMMANDS
 from replset.errors import CODE_NAMES
 from replset.runtime.options import MemberOptions, flag_of, variable_of
 from rollback_tools.dump import build_parser as dump_parser
@@ -86,29 +87,6 @@ def test_every_chore_is_documented() -> None:
     assert len(chores) >= 6
     for chore in chores:
         row_of(page("cli.md"), f"./dev {chore}")
-
-
-# --- the member ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", sorted(DATABASE_COMMANDS))
-def test_every_database_command_is_documented(name: str) -> None:
-    assert re.search(rf"^\| `{name}` \|", page("commands.md"), re.MULTILINE), f"docs/commands.md has no row for {name}"
-
-
-def routes() -> dict[str, set[str]]:
-    """Path -> methods, of the whole HTTP API."""
-    from api.app import create_app  # here, so that the other tests stand without it
-
-    application = cast(Any, create_app(cast(Any, None), cast(Any, None)))
-    return {path: set(methods) for path, methods in application._rest._rest.openapi()["paths"].items()}
-
-
-def test_every_route_is_documented() -> None:
-    text = page("http.md")
-    for path in routes():
-        name = path.rpartition("/")[2]
-        assert path in text or (path.startswith("/v1/action/") and f"`{name}`" in text), path
 
 
 # --- error codes --------------------------------------------------------------------------------------------------
