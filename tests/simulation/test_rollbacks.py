@@ -270,3 +270,32 @@ def test_in_a_set_of_two_a_resync_is_refused_while_the_other_is_behind_and_a_pri
         cluster.run_until(cluster.all_counted, 120, "a primary, and both vote")
         cluster.run_until(cluster.converged, 60, "all the same")
         assert orders(cluster, "b") == [1]
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "killed"])
+def test_a_member_that_was_too_stale_reports_nothing_that_the_set_has(stopped: bool) -> None:
+    """It restarts in a later term, and its entries are trimmed away everywhere else."""
+    quiet_logs()
+    with SimCluster(3, seed=6, weather=replace(FAIR, oplog_bytes=2_000)) as cluster:
+        cluster.initiate()
+        name, _ = cluster.secondaries()
+        insert(cluster, cluster.primary() or "", *range(20))
+        cluster.run_until(cluster.converged, 30, "everybody has all")
+        cluster.run_for(3)
+        if stopped:
+            cluster.run(cluster.stop(name))
+        else:
+            cluster.kill(name)
+        assert cluster.command(cluster.primary() or "", {"replSetStepDown": 5})["ok"] == 1
+        cluster.run_until(lambda: cluster.primary() is not None, 60, "another term")
+        primary = cluster.primary() or ""
+        for number in range(100, 160):
+            insert(cluster, primary, number)
+        cluster.run_for(5)
+        cluster.restart(name)
+        resyncs = cluster.resyncs
+        cluster.run_until(cluster.all_counted, 60, "it is back")
+        cluster.run_until(cluster.converged, 60, "all the same")
+        assert cluster.resyncs > resyncs, "it was too stale"
+        status = cluster.command(name, {"replSetGetStatus": 1})
+        assert status["unacknowledgedRollbacks"] == 0
