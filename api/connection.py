@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.errors import FAILED_TO_PARSE, error_body
-from replset.runtime.admission import Admission
+from replset.runtime.admission import STALLED_S, Admission
 from replset.runtime.connections import Slots
+
+log = logging.getLogger("replset.http")
 
 MAX_HEAD_BYTES: Final = 64 << 10
 MAX_HEADERS: Final = 100
@@ -39,6 +42,8 @@ class HttpConnection(HttpToolsProtocol):
         self._head_bytes = 0
         self._refused_with = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._unread = 0
+        self._reader_timer: asyncio.TimerHandle | None = None
 
     # --- the place that it takes ---------------------------------------------------------------------------------
 
@@ -66,8 +71,42 @@ class HttpConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.slots.release(self)
         self._stop_timer()
+        self._stop_waiting()
         self._count(0)
         super().connection_lost(exc)
+
+    # --- answers that nobody takes -------------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        """Its client takes less than is written: what waits counts, and not for ever."""
+        super().pause_writing()
+        self._wait_for_reader()
+
+    def resume_writing(self) -> None:
+        self._stop_waiting()
+        super().resume_writing()
+
+    def _wait_for_reader(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._stop_waiting()
+        self._unread = left
+        self.admission.hold(left)
+        self._reader_timer = self.loop.call_later(STALLED_S, self._on_unread)
+
+    def _on_unread(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unread:
+            self._wait_for_reader()
+        else:
+            log.warning("%s took nothing of its answer for %.0f s", self.client, STALLED_S)
+            self._stop_waiting()
+            self.transport.abort()
+
+    def _stop_waiting(self) -> None:
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
+            self._reader_timer = None
+        self.admission.give_back(self._unread)
+        self._unread = 0
 
     # --- the head ------------------------------------------------------------------------------------------------
 

@@ -117,6 +117,7 @@ class Connection(asyncio.Protocol):
         self._reader = FrameReader(self._admit)
         self._queue: deque[WireMessage] = deque()
         self._queued_bytes = 0  # received since the queue was last empty
+        self._queue_held = 0  # of these, what counts as held by the server
         self._wake: asyncio.Future[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -156,6 +157,8 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         self._give_back(self._held)
+        self._server.admission.give_back(self._queue_held)
+        self._queue_held = 0
         if self.owner is not None:
             self._server.client_left(self.owner)
         task, self._task = self._task, None
@@ -200,10 +203,18 @@ class Connection(asyncio.Protocol):
             return
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
+        self._count_queue()
         over = len(self._queue) > MAX_QUEUED or self._queued_bytes > MAX_QUEUED_BYTES
         if over and self._reading and self._transport is not None:
             self._reading = False
             self._transport.pause_reading()
+
+    def _count_queue(self) -> None:
+        """Count what waits behind the command that runs, unless it is little. Large messages are counted one by one."""
+        many = len(self._queue) > 1 and self._queued_bytes > SMALL_BYTES
+        size = min(self._queued_bytes, MAX_QUEUED_BYTES) if many else 0
+        self._server.admission.hold(size - self._queue_held)
+        self._queue_held = size
 
     def _admit(self, size: int) -> bool:
         if not self._server.admission.admit(size):
@@ -274,6 +285,7 @@ class Connection(asyncio.Protocol):
         waiting = len(self._queue)
         if not waiting:
             self._queued_bytes = 0
+            self._count_queue()
         within = waiting <= MAX_QUEUED // 2 and self._queued_bytes <= MAX_QUEUED_BYTES
         if within and not self._reading and self._transport is not None:
             self._reading = True

@@ -112,6 +112,8 @@ TEMPLATES: list[tuple[str, dict[str, Any]]] = [
     ("local", {"replSetOplogFetch": 1, "after": OPTIME, "maxBytes": 1_000, "maxAwaitMS": 5, "term": Int64(1)}),
     ("admin", {"replSetOplogProbe": 1, "optimes": [OPTIME]}),
     ("admin", {"replSetSnapshot": 1, "step": "begin", "snapshotId": "x", "offset": 0, "length": 10}),
+    ("admin", {"replSetProve": 1, "member": "b:27017", "address": "a:27017", "nonce": b"x" * 32}),
+    ("admin", {"replSetProve": 2, "proofs": [b"x" * 32]}),
     ("admin", {"serverStatus": 1, "repl": 1}),
     ("admin", {"endSessions": [{"id": b"x"}]}),
     *(("admin", {name: 1}) for name in sorted(COMMANDS)),

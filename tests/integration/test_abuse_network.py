@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from replset.bson import Binary, Int64, Timestamp
-from replset.cli.local_set import LocalMember, LocalSet, wait_until
+from replset.cli.local_set import LocalMember, LocalSet, running_set, wait_until
 from replset.client import WireClient
-from tests.integration.conftest import MakeSet
-from tests.integration.talk import insert, run, status
+from tests.integration.conftest import FAST, MakeSet, next_ports
+from tests.integration.talk import all_counted, insert, run, status
 
 pytestmark = pytest.mark.slow
 
@@ -152,6 +153,48 @@ def test_forged_positions_acknowledge_nothing(local: LocalSet) -> None:
     assert reply.get("writeConcernError") or reply.get("ok") == 0.0, reply
 
 
+@pytest.fixture
+def unkeyed(tmp_path: Path) -> Iterator[LocalSet]:
+    """A set without a key file, on loopback: who reaches it can speak as a member."""
+    with running_set(tmp_path / "unkeyed") as local:
+        for port in next_ports(3):
+            local.plan(port)
+        local.key_file.unlink()
+        for member in local.members:
+            local.start(member)
+        local.initiate(FAST)
+        all_counted(local)
+        yield local
+
+
+def test_without_a_key_file_what_a_stranger_says_is_bounded(unkeyed: LocalSet) -> None:
+    """No term near the end of all terms, no position that was never written, no configuration that nobody has: a
+    stranger may cost an election, but never ends a member nor leaves the set without a primary.
+    """
+    primary = unkeyed.wait_for_primary()
+    insert(primary, 1)
+    before = status(primary)
+    config = run(primary, {"replSetGetConfig": 1}, "admin")["config"]
+    for member in unkeyed.members:
+        with WireClient(member.host) as stranger:
+            stranger.command("admin", {"hello": 1, "replsetMember": unkeyed.members[1].host})
+            for name, command in forgeries(unkeyed, config).items():
+                reply = stranger.command("admin", command)
+                assert reply.get("code") not in (1, 8, UNAUTHORIZED), (name, reply)
+    primary = unkeyed.wait_for_primary()
+
+    def written() -> bool:
+        now = unkeyed.primary()
+        return now is not None and insert_everywhere(now)
+
+    wait_until(written, 60, "all three to acknowledge")
+    after = status(unkeyed.wait_for_primary())
+    assert after["term"] < before["term"] + (1 << 21)
+    assert [row["host"] for row in config["members"]] == [row["name"] for row in after["members"]]
+    for member in unkeyed.members:
+        assert member.is_running(), member.last_words()
+
+
 def test_members_with_another_key_stay_strangers_until_they_have_the_sets(local: LocalSet) -> None:
     """Their own set of proofs is refused, and the file says what to change; with both keys they are members again."""
     primary = local.wait_for_primary()
@@ -175,9 +218,6 @@ def test_members_with_another_key_stay_strangers_until_they_have_the_sets(local:
 
 
 def insert_everywhere(primary: LocalMember) -> bool:
-    write: dict[str, object] = {
-        "insert": "orders",
-        "documents": [{}],
-        "writeConcern": {"w": 3, "wtimeout": 2000},
-    }
-    return "writeConcernError" not in run(primary, write)
+    write: dict[str, object] = {"insert": "orders", "documents": [{}], "writeConcern": {"w": 3, "wtimeout": 2000}}
+    reply = primary.command(write, "shop", timeout_s=30)
+    return reply.get("ok") == 1.0 and "writeConcernError" not in reply

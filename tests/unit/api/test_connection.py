@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -168,3 +169,27 @@ def test_half_a_body_counts_from_its_first_byte(api: Api) -> None:
     asyncio.run(api.app(scope, receive, send))
     assert held[:5] == [0, 1000, 2000, 3000, 4000]
     assert api.member.admission.held == 0
+
+
+@on_sockets
+async def test_answers_that_nobody_takes_count_and_end(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small answers, asked for again and again by one who reads none."""
+    monkeypatch.setattr(connection, "STALLED_S", 0.5)
+    async with serving(api) as served:
+        raw = socket.socket()
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(raw, ("127.0.0.1", served.port))
+        _, writer = await asyncio.open_connection(sock=raw, limit=1024)
+        request = b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        most = 0
+        async with asyncio.timeout(25):
+            while len(served.slots):
+                writer.write(request * 50)
+                await asyncio.sleep(0.05)
+                most = max(most, api.member.admission.held)
+                if most and writer.is_closing():
+                    break
+        assert most > 0, "what waits to be taken counts"
+        assert api.member.admission.held == 0
+        writer.close()
