@@ -193,10 +193,10 @@ def _read_until(pipe: int, words: bytes) -> None:
 FAULTS: tuple[Fault, ...] = (
     *(kill, kill, terminate, pause, pause, cut, cut, cut, late_traffic),
     *(clock_step, step_down, reconfig, freeze, resync, full_disk, read_only, unread_log),
-    *(bridge, damaged_entry, wipe, strangers, forged_positions, web_page, hostile_query),
+    *(bridge, damaged_entry, wipe, strangers, forged_positions, web_page, hostile_query, crowd),
 )
 """What is there twice is drawn more often."""
-BY_NAME_ONLY: tuple[Fault, ...] = (lost_wal, crowd)
+BY_NAME_ONLY: tuple[Fault, ...] = (lost_wal,)
 NEEDS_DISKS = frozenset({full_disk, read_only})
 ALONE = frozenset(
     {bridge, unread_log, damaged_entry, lost_wal, wipe, strangers, forged_positions, hostile_query, web_page, crowd}
