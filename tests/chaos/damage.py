@@ -18,6 +18,9 @@ from replset.storage.layout import DATABASE_FILE
 from tests.chaos.clients import COLLECTION, DATABASE
 from tests.chaos.world import CannotError, Mend, World, state_of, status_of, told
 
+NAMESPACE = f"{DATABASE}.{COLLECTION}"
+MARK_S = 2.5
+"""By then the durability mark, which is raised once a second, covers all that was written."""
 AMONG = 300
 """The damaged row is one of so many newest ones: what nobody reads again shows only to `oplog-spark verify`."""
 
@@ -51,7 +54,7 @@ def rot_one_byte(database: Path, world: World, among: int) -> str:
     """Change one byte of one of the newest entries; what was changed. The process that has the file is dead."""
     with contextlib.closing(sqlite3.connect(database)) as connection, connection:
         rows = connection.execute(
-            "SELECT ts, entry FROM oplog WHERE ns = ? ORDER BY ts DESC LIMIT ?", (f"{DATABASE}.{COLLECTION}", among)
+            "SELECT ts, entry FROM oplog WHERE ns = ? ORDER BY ts DESC LIMIT ?", (NAMESPACE, among)
         ).fetchall()
         if not rows:
             raise CannotError("no entry is there")
@@ -64,13 +67,18 @@ def rot_one_byte(database: Path, world: World, among: int) -> str:
 
 
 def lost_wal(world: World) -> tuple[str, Mend]:
-    """What the member wrote last is gone with its WAL, or with the end of it."""
+    """What the member wrote last is gone with its WAL, or with the end of it: it says so, and copies the data anew.
+
+    Its durability mark is raised once a second; nobody writes for longer than that before the member dies.
+    """
     if world.hurt:
         raise CannotError("a member is hurt already")
     member = world.a_member()
-    absence = world.take_down(member)
+    with world.clients.quiet():
+        time.sleep(MARK_S)
+        absence = world.take_down(member)
     wal = member.dbpath / f"{DATABASE_FILE}-wal"
-    before = newest_in(member.dbpath)
+    written, _ = newest_in(member.dbpath)
     size = wal.stat().st_size if wal.exists() else 0
     keep = 0 if world.rng.random() < 0.5 else world.rng.randrange(size + 1)
     if keep:
@@ -79,23 +87,34 @@ def lost_wal(world: World) -> tuple[str, Mend]:
     else:
         wal.unlink(missing_ok=True)
     wal.with_name(f"{DATABASE_FILE}-shm").unlink(missing_ok=True)
-    after = newest_in(member.dbpath)
-    what = f"{size - keep} of {size} bytes of the WAL of {member.name} were lost, from {after[1]} to {before[1]}"
-    if before != after:
-        world.lost(member, what)
+    _, newest = newest_in(member.dbpath)
+    what = f"{size - keep} of {size} bytes of the WAL of {member.name} were lost"
+    world.lost(member, what)
+    said = member.log.stat().st_size
     world.bring_up(member, absence)
-    return what, lambda: copy_anew(world, member)
+    if newest < written and "data lost" not in member.log.read_bytes()[said:].decode(errors="replace"):
+        world.breach(f"{what}, all behind {newest}, and it does not say that it lost {written}")
+
+    def mend() -> None:
+        if world.rng.random() < 0.5:  # the other half of the time it has to find the way back alone
+            copy_anew(world, member)
+
+    return what, mend
 
 
-def newest_in(dbpath: Path) -> tuple[int, str]:
-    """Of a dead member's oplog, read in a copy: the newest ts, also as text."""
+def newest_in(dbpath: Path) -> tuple[int, int]:
+    """Of a dead member's oplog, read in a copy: the ts of the newest entry of a client, and of any."""
     with tempfile.TemporaryDirectory() as folder:
         for path in dbpath.glob(f"{DATABASE_FILE}*"):
             if not path.name.endswith("-shm"):
                 shutil.copy(path, folder)
         with contextlib.closing(sqlite3.connect(Path(folder) / DATABASE_FILE)) as connection:
-            (ts,) = connection.execute("SELECT coalesce(max(ts), 0) FROM oplog").fetchone()
-    return ts, f"{ts >> 31}:{ts & 0x7FFFFFFF}"
+            try:
+                rows = connection.execute("SELECT max(ts) FILTER (WHERE ns = ?), max(ts) FROM oplog", (NAMESPACE,))
+                (written, newest) = rows.fetchone()
+            except sqlite3.OperationalError:  # not even the schema is left
+                return 0, 0
+    return written or 0, newest or 0
 
 
 def wipe(world: World) -> tuple[str, Mend]:

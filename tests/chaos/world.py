@@ -180,12 +180,11 @@ class World:
             rows = status_of(primary)["members"]
         except ReplError:
             return False
-        counted = sum(bool(row["counted"]) for row in rows)
         states = {row["stateStr"] for row in rows}
         return (
             reply.get("ok") == 1.0
             and "writeConcernError" not in reply
-            and counted == self.voters
+            and all(row["counted"] for row in rows)
             and states <= {"PRIMARY", "SECONDARY"}
         )
 
