@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from replset.ids import HostPort
+from tests.simulation.kit.cluster import SimCluster, Weather
 from tests.simulation.kit.loop import Life, SimLoop
 from tests.simulation.kit.network import LinkFaults, SimNetwork, SimTransport
 
@@ -155,3 +156,29 @@ def test_paused_reading_keeps_the_order(loop: SimLoop) -> None:
     transport.write(b"\x05")
     world.wait(1)
     assert world.served[0].heard == bytes(range(6))
+
+
+def test_a_set_with_keys_elects_writes_and_hears_no_stranger() -> None:
+    """Members prove themselves on virtual time, on new connections too; what was overheard is worth nothing anew."""
+    with SimCluster(3, seed=5, weather=Weather(keyed=True)) as cluster:
+        cluster.initiate()
+        first = cluster.primary() or ""
+        write = {"insert": "c", "documents": [{"_id": 1}], "writeConcern": {"w": 3, "wtimeout": 5_000}}
+        assert "writeConcernError" not in cluster.command(first, write, "d")
+        assert cluster.command(first, {"hello": 1, "replsetMember": "b:27017"})["ok"] == 1.0
+        term = cluster.command(first, {"replSetGetStatus": 1})["term"]
+        for name in cluster.machines:
+            assert cluster.command(name, {"replSetGetRBID": 1})["code"] == 13
+        refused = [machine.member.dispatcher.failures for machine in cluster.machines.values() if machine.member]
+        before = sum(failures.get(13, 0) for failures in refused)
+        overheard = cluster.network.overheard()
+        assert overheard
+        for message in overheard:
+            cluster.run(cluster.network.say_again(message))
+        cluster.run_for(1.0)
+        assert sum(failures.get(13, 0) + failures.get(18, 0) for failures in refused) > before
+        assert cluster.command(first, {"replSetGetStatus": 1})["term"] == term
+        cluster.kill(first)
+        cluster.run_until(lambda: cluster.primary() not in (None, first), 20, "another primary")
+        cluster.restart(first)
+        cluster.run_until(cluster.converged, 60, "converged")
