@@ -38,6 +38,7 @@ class Trio:
 
     def __init__(self, cluster: SimCluster) -> None:
         self.cluster = cluster
+        self.reader = cluster.client()  # one connection: a cursor ends with its client's
 
     def member(self, name: str) -> RunningMember:
         running = self.cluster.machines[name].running
@@ -54,6 +55,10 @@ class Trio:
 
     def command(self, name: str, command: dict[str, Any], database: str = DATABASE) -> dict[str, Any]:
         return dict(self.cluster.command(name, command, database, timeout_s=20))
+
+    def read(self, name: str, command: dict[str, Any], database: str = DATABASE) -> dict[str, Any]:
+        """By the client that stays, who may go on with a cursor."""
+        return dict(self.cluster.run(self.reader.call(self.cluster.host(name), database, command, 20)))
 
     def insert(self, name: str, *ids: int, **concern: Any) -> OpTime:
         """Insert documents {_id, n: 0}; where their last entry is."""
@@ -117,14 +122,14 @@ def cursor_of_an_undone_history() -> None:
             (DATABASE, {"find": "orders", "batchSize": 2, "sort": {"n": 1, "_id": -1}}),
             ("local", {"find": "oplog.rs", "batchSize": 2}),
         ):
-            reply = group.command("a", {**query, **anywhere}, database)
+            reply = group.read("a", {**query, **anywhere}, database)
             cursors[reply["cursor"]["id"]] = (database, query["find"])
         expect(0 not in cursors, "there is more to read")
         before = group.member("a").store.rollback_id
         group.cluster.heal()
         group.until_rolled_back("a", before)
         for cursor, (database, collection) in cursors.items():
-            reply = group.command("a", {"getMore": cursor, "collection": collection}, database)
+            reply = group.read("a", {"getMore": cursor, "collection": collection}, database)
             expect(reply.get("code") == 43, f"the cursor ended with the rollback: {reply}")
 
 
@@ -205,7 +210,7 @@ def majority_cursor_with_its_pin() -> None:
     """A majority cursor reads on at its moment, though what is written since needs no undo any more."""
     with three(Weather(history_s=0)) as group:
         group.insert("a", *range(20))
-        reply = group.command("a", {"find": "orders", "batchSize": 2, "readConcern": {"level": "majority"}})
+        reply = group.read("a", {"find": "orders", "batchSize": 2, "readConcern": {"level": "majority"}})
         cursor, found = reply["cursor"]["id"], list(reply["cursor"]["firstBatch"])
         store = group.member("a").store
         for n in (1, 2, 3):
@@ -218,7 +223,7 @@ def majority_cursor_with_its_pin() -> None:
                 },
             )
             group.cluster.run_for(5)
-        reply = group.command("a", {"getMore": cursor, "collection": "orders"})
+        reply = group.read("a", {"getMore": cursor, "collection": "orders"})
         expect(reply["ok"] == 1, f"the cursor goes on: {reply}")
         found += reply["cursor"]["nextBatch"]
         expect([row["n"] for row in found] == [0] * 20, f"at the moment at which it was opened: {found}")
