@@ -223,9 +223,12 @@ def resync(
 def repair(
     dbpath: Annotated[Path, typer.Argument(help="the data folder of a member that does not run")],
     term: Annotated[int | None, typer.Option(help="put it into this term; nothing: only show what it holds")] = None,
+    accept_data_loss: Annotated[
+        bool, typer.Option("--accept-data-loss", help="go on without the entries that its disk lost")
+    ] = False,
 ) -> None:
-    """Show the terms that a stopped member's files hold, or put an absurd one right (see docs/core.md)."""
-    for line in repair_dbpath(dbpath, term):
+    """Show what a stopped member's files hold; put right an absurd term, or a loss (docs/core.md, docs/storage.md)."""
+    for line in repair_dbpath(dbpath, term, accept_data_loss):
         typer.echo(line)
 
 

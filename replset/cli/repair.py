@@ -1,7 +1,8 @@
-"""`replset repair DBPATH [--term N]`: the terms that a stopped member's files hold, and putting them right.
+"""`replset repair DBPATH [--term N] [--accept-data-loss]`: what a stopped member's files hold, and putting it right.
 
 A term is never taken back while a member runs. When the files hold one that cannot be true (a forged or damaged message
-was believed once), or when a member was away while its set's term rose too far, a person says which term goes on.
+was believed once), or when a member was away while its set's term rose too far, a person says which term goes on. A
+member that vouched for entries which its disk lost waits for a person too, where no other member has them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from replset.core.bounds import MAX_TERM
 from replset.core.effects import LastVote
 from replset.errors import BadValueError, StorageError
 from replset.ids import OpTime
+from replset.runtime.machine import RealClock
 from replset.storage.disk import RealDisk
 from replset.storage.member_file import MEMBER_FILE, MemberFile
 from replset.storage.offline import open_oplog
@@ -28,6 +30,7 @@ class Terms:
     vote: LastVote | None
     config: ReplSetConfig | None
     newest: OpTime
+    vouched: OpTime
 
     def lines(self) -> list[str]:
         vote, config = self.vote, self.config
@@ -36,11 +39,18 @@ class Terms:
             f"last vote: {'none' if vote is None else f'term {vote.term}'}",
             f"configuration: {'none' if config is None else f'version {config.version}, term {config.term}'}",
             f"newest entry: {self.newest} (term {self.newest.term})",
+            f"vouched for: {self.vouched}{' (entries behind the newest one are lost)' if self._has_loss else ''}",
         ]
 
+    @property
+    def _has_loss(self) -> bool:
+        return self.newest < self.vouched
 
-def repair(dbpath: Path, term: int | None) -> list[str]:
-    """Put vote and configuration into `term`, None: change nothing; returns what the files say then, line by line.
+
+def repair(dbpath: Path, term: int | None, accept_data_loss: bool = False) -> list[str]:
+    """Put vote and configuration into `term`, None: leave them; returns what the files say then, line by line.
+
+    accept_data_loss: go on with the entries that are there; those that this member vouched for beyond them are lost.
 
     Raises DbPathLockedError when the member runs, StorageError when there is none, BadValueError for a term that is
     below an entry here.
@@ -59,7 +69,13 @@ def repair(dbpath: Path, term: int | None) -> list[str]:
             if file.config is not None and file.config.term > term:
                 file.save_config(replace(file.config, term=term))
             file.save_vote(LastVote(term, None))
-        return Terms(file.last_vote, file.config, newest).lines()
+        if accept_data_loss and newest < file.vouched:
+            detail = f"the loss of all behind {newest}, up to {file.vouched}, was accepted by replset repair"
+            file.append_journal(
+                wall_ms=RealClock().wall_ms(), term=newest.term, event="data loss accepted", detail=detail
+            )
+            file.lower_mark(newest)
+        return Terms(file.last_vote, file.config, newest, file.vouched).lines()
 
 
 def _check_term(dbpath: Path, newest: OpTime, term: int) -> None:

@@ -294,8 +294,8 @@ class Following:
         self._retry_at = self.m.now
 
     def _floor(self) -> OpTime:
-        """What a copy must reach: the newest entry here, which this member may have acknowledged."""
-        return max(self.m.position.last_applied, self.m.commit_point)
+        """What a copy must reach: the newest entry here, which this member may have acknowledged; also one that was."""
+        return max(self.m.position.last_applied, self.m.commit_point, self.m.vouched)
 
     def _reaches(self, peer: Peer) -> bool:
         """Whether this member's log reaches mine, as far as is known: what I hold of its term came from the primary.
@@ -347,6 +347,7 @@ class Following:
             return
         m.initial_sync_pending = False
         m.quarantine = m.damage = ""
+        m.vouched = OPTIME_NULL
         self._end_sync()
         if not ended.holds_committed:
             # What was known as committed is not in this data: an entry of it that stands at or below that optime may

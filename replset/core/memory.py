@@ -111,6 +111,7 @@ class Memory:
     disk_stalled: bool = False
     shutting_down: bool = False
     quarantine: str = ""
+    vouched: OpTime = OPTIME_NULL  # set where it is behind what the disk holds: entries were lost
     damage: str = ""  # what was found on this member's disk that is not what was written
     election_wall_ms: int | None = None
     sync_source: HostPort | None = None

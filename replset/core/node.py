@@ -58,7 +58,7 @@ from replset.core.reconfig import Reconfigs
 from replset.core.status import Status, describe
 from replset.core.stepdown import StepDowns
 from replset.core.write_concern import WriteConcern, satisfied
-from replset.ids import HostPort, MemberId, Millis, OpTime
+from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
 
 
 class Node:
@@ -82,9 +82,11 @@ class Node:
         allow_multiple_arbiters: bool = False,
         unacknowledged_rollbacks: Callable[[], int] = lambda: 0,
         rolling_back: bool = False,
+        vouched: OpTime = OPTIME_NULL,
     ) -> None:
         """Everything that member.db and the store say at start. After a restart the term is the highest of last vote,
         newest entry and configuration. rolling_back: an interrupted rollback is not at its end; RollbackEnded follows.
+        vouched: the durability mark; entries are lost where the newest one is before it.
         """
         vote = last_vote or LastVote(0, None)
         self._m = Memory(
@@ -103,6 +105,7 @@ class Node:
             allow_multiple_arbiters=allow_multiple_arbiters,
             unacknowledged_rollbacks=unacknowledged_rollbacks,
             rolling_back=rolling_back,
+            vouched=OPTIME_NULL if initial_sync_pending or vouched <= position.last_applied else vouched,
             term=max(vote.term, position.last_applied.term, 0 if config is None else config.term),
         )
         self._leading = Leading(self._m, lambda: self._reconfigs.on_leading())
@@ -122,13 +125,28 @@ class Node:
         m.now = m.started_at = now
         member = m.self_member
         if m.config is not None:
-            if member is not None and member.bears_data and not m.has_data and not m.initial_sync_pending:
+            if m.vouched != OPTIME_NULL:
+                self._begin_after_loss()
+            elif member is not None and member.bears_data and not m.has_data and not m.initial_sync_pending:
                 self._begin_without_data(m.config)
             self._reconfigs.meet_members()
             m.become(MemberState.REMOVED if member is None else self._reconfigs.place_of(member))
             m.push_election_timer()
         self._think()
         return self._take()
+
+    def _begin_after_loss(self) -> None:
+        """The disk lost entries that others may count on: with its vote, or as primary, a member without them could
+        have the set forget what was acknowledged. It copies anew, as another incarnation; alone it waits for a person.
+        """
+        m = self._m
+        m.initial_sync_pending = True
+        m.quarantine = (
+            f"entries are lost: this member vouched for all up to {m.vouched}, and its data ends at"
+            f" {m.position.last_applied}. It copies the data of a member that has them; where there is none, bring back"
+            " the missing file (replset.db-wal), or accept the loss with replset repair DBPATH --accept-data-loss"
+        )
+        m.journal("data lost", m.quarantine)
 
     def _begin_without_data(self, config: ReplSetConfig) -> None:
         """The files say that there must be entries, and there are none."""
@@ -322,6 +340,16 @@ class Node:
     @property
     def incarnation(self) -> str:
         return self._m.incarnation
+
+    @property
+    def has_lost_data(self) -> bool:
+        """Whether entries that this member vouched for are missing on its disk, and nothing has replaced it yet."""
+        return self._m.vouched != OPTIME_NULL
+
+    @property
+    def rolling_back(self) -> bool:
+        """Whether a rollback is under way, in whatever state this member is."""
+        return self._m.rolling_back
 
     @property
     def quarantine(self) -> str:

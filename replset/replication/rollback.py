@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from replset.core.messages import Report, RollbackEnded
+from replset.core.messages import DamageFound, Report, RollbackEnded
 from replset.errors import (
+    DamagedEntryError,
     ReplError,
     UnrecoverableRollbackError,
 )
@@ -76,13 +77,15 @@ class Rollback:
         gate: WriteGate,
         identity: Callable[[], Identity],
         commit_point: Callable[[], OpTime],
+        before_undo: Callable[[OpTime], Awaitable[None]],
         undone: Callable[[], None],
         report: Callable[[Report], None],
         on_broken: Callable[[BaseException], None],
         options: RollbackOptions | None = None,
     ) -> None:
-        """store: the one that is open now. commit_point: the core's. undone: called after each undo step (the
-        store's newest entry moved back, its rollback id moved on). report: feeds the core. on_broken: stops the member.
+        """store: the one that is open now. commit_point: the core's. before_undo: awaited with the common
+        point before the first step. undone: called after each undo step (the store's newest entry moved back, its
+        rollback id moved on). report: feeds the core. on_broken: stops the member.
         """
         self._peer = peer
         self._clock = clock
@@ -93,6 +96,7 @@ class Rollback:
         self._gate = gate
         self._identity = identity
         self._commit_point = commit_point
+        self._before_undo = before_undo
         self._undone = undone
         self._report = report
         self._on_broken = on_broken
@@ -130,6 +134,8 @@ class Rollback:
         if manifest is not None:
             self.progress.undo(manifest.id)
             before = self._store().undone_entries
+            common = manifest.common_point
+            await self._when_room(lambda: self._before_undo(common))
             await self._when_room(
                 lambda: undo(self._store(), self._gate, manifest.common_point, manifest.id, self._on_undone(before))
             )
@@ -160,6 +166,9 @@ class Rollback:
         try:
             # After a full disk all is asked again: the source may have changed, and nothing is undone yet.
             common, manifest = await self._when_room(lambda: self._recorded(source))
+        except DamagedEntryError as error:
+            self._report(DamageFound(error.message))
+            return RollbackEnded(source, False, True, False, error.message), None
         except NoCommonPointError as error:
             return RollbackEnded(source, False, False, True, error.message), None
         except UnrecoverableRollbackError as error:

@@ -11,7 +11,7 @@ import logging
 import os
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Literal, TypeVar
 
 from replset.bson import ObjectId, Timestamp
@@ -65,7 +65,7 @@ from replset.errors import (
     StorageError,
     StoreBusyError,
 )
-from replset.ids import HostPort, Millis, OpTime
+from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.key_file import Keys
 from replset.replication.chain_comparison import ChainComparison
 from replset.replication.fetcher import Fetcher
@@ -102,6 +102,7 @@ T = TypeVar("T")
 INSECURE = "started with --insecure-members: anybody who reaches the wire port can speak as a member of the set"
 HAND_OVER_S = 10
 LOOK_EVERY_S = 10
+MARK_EVERY_S = 1
 CHECKED_ENTRIES = 1_000
 """Newest oplog entries that a start checks against hash and chain."""
 CLIENT_THREADS = 8
@@ -148,6 +149,7 @@ class RunningMember:
         self.rollbacks = RollbackTally(disk, self._dbpath, self._threads)
         self._unsettled = False
         self._gate = WriteGate()
+        self._replacing = False  # the data, by a copy
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._begun = False
@@ -187,7 +189,13 @@ class RunningMember:
         self.shell.start()
         if damage:
             self.on_damage(damage)
-        for work in (self.durability.run(), self._progress.run(), self._housekeeper.run(), self._look_around()):
+        for work in (
+            self.durability.run(),
+            self._progress.run(),
+            self._housekeeper.run(),
+            self._look_around(),
+            self._raise_mark(),
+        ):
             self._spawn(work)
         if self._unsettled:
             self._spawn(self._then_counted(self._rollback.finish))
@@ -268,10 +276,19 @@ class RunningMember:
             rollback_id=lambda: self.store.rollback_id,
             unacknowledged_rollbacks=lambda: self.rollbacks.unacknowledged,
             rolling_back=self._unsettled,
+            vouched=self._file.vouched,
             wall_ms=self.clock.wall_ms,
             default_write_concern_set=self._default_is_set,
             allow_multiple_arbiters=self.options.allow_multiple_arbiters,
         )
+        if self.node.has_lost_data:
+            log.error(
+                "%s ends at %s, before %s: entries are lost",
+                self.store.path,
+                self.store.last_applied,
+                self._file.vouched,
+            )
+        self._file.durable = self._durable
         self._concerns = Concerns(self.node, lambda: self.store, self.clock, self._news)
         self.wait_for_write_concern = self._concerns.wait_for_write_concern
         self.wait_for_read = self._concerns.wait_for_read
@@ -338,6 +355,7 @@ class RunningMember:
             gate=self._gate,
             identity=self._identity,
             commit_point=lambda: self.node.commit_point,
+            before_undo=self._lower_mark,
             undone=self._undone,
             report=report,
             on_broken=self._break,
@@ -403,8 +421,16 @@ class RunningMember:
         self._gate.close()
         async with self.durability.busy, self._housekeeper.busy:
             self.store.close()
+        self._raise_mark_at_the_end()
         self._file.close()
         self._lock.release()
+
+    def _raise_mark_at_the_end(self) -> None:
+        """Closing the store has synced all that it holds."""
+        if self._durable() != OPTIME_NULL:
+            self._file.durable = lambda: self.store.last_applied
+            with suppress(OutOfDiskSpaceError):
+                self._file.raise_mark()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -557,20 +583,47 @@ class RunningMember:
             self.dispatcher.cursors.sweep()
             await self.rollbacks.refresh()
 
+    # --- the durability mark -------------------------------------------------------------------------------------
+
+    def _durable(self) -> OpTime:
+        """What member.db may say that this member holds: nothing that is just being undone or replaced."""
+        if self._replacing or self.node.rolling_back or self.node.has_lost_data:
+            return OPTIME_NULL
+        return self.durability.last_durable
+
+    async def _raise_mark(self) -> None:
+        """Note in member.db what is durable, at most once a second: a WAL that is lost later is missed by that."""
+        while True:
+            await asyncio.sleep(MARK_EVERY_S)
+            if self._durable() > self._file.vouched and not self._file.initial_sync_pending:
+                with suppress(OutOfDiskSpaceError):  # the next second tries again
+                    await self._threads.run(self._file.raise_mark)
+
+    async def _lower_mark(self, to: OpTime) -> None:
+        """Before an undo. A mark above what is left would look like a lost WAL to a start after a crash."""
+        await self._threads.run(lambda: self._file.lower_mark(to))
+
     def _identity(self) -> Identity:
         return Identity(self.set_name, self.host, self.options.rollback_layout == MONGODB_LAYOUT)
 
     def _known(self) -> Known:
         file = self._file
         return Known(
-            max(newest_held(self.store), file.initial_sync_held),
+            max(
+                newest_held(self.store),
+                file.initial_sync_held,
+                file.vouched if self.node.has_lost_data else OPTIME_NULL,
+            ),
             max(self.node.commit_point, file.initial_sync_committed, self.store.noted_commit_point()),
         )
 
     async def _set_marker(self, known: Known) -> Marker:
         held, committed, rollback_id = known.held, known.committed, self.store.rollback_id
+        lost = self.node.has_lost_data
         sync_id = await self._threads.run(
-            lambda: self._file.begin_initial_sync(held=held, committed=committed, rollback_id=rollback_id)
+            lambda: self._file.begin_initial_sync(
+                held=held, committed=committed, rollback_id=rollback_id, data_lost=lost
+            )
         )
         return Marker(sync_id, self._file.incarnation)
 
@@ -581,6 +634,7 @@ class RunningMember:
         """Put the copy in the place of the data. Once the store is closed, a full disk is waited for, and any other
         failure stops the member.
         """
+        self._replacing = True
         async with self.durability.busy, self._housekeeper.busy:
             await self.snapshots.close()
             self.dispatcher.cursors.close_all()
@@ -605,6 +659,7 @@ class RunningMember:
                 self._break(error)
                 raise
             self.durability.opened()
+            self._replacing = False
         self._moved()
         self._news.ring()
 

@@ -1,7 +1,7 @@
 """DBPATH/member.db: what is this member's alone, never replaced by a copy and never touched by an undo.
 
-Last vote, config, incarnation, the initial-sync marker and the election journal, on a connection of its own with
-synchronous=EXTRA: each `save_` is durable when it returns. Calls may come from any thread, one at a time each.
+Last vote, config, incarnation, initial-sync marker, durability mark and election journal, on a connection of its own
+with synchronous=EXTRA: each `save_` is durable when it returns. Calls may come from any thread, one at a time each.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class MemberFile:
         self.path = os.path.join(dbpath, MEMBER_FILE)
         self._disk = disk
         self._new_incarnation = new_incarnation
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()
         self.last_vote: LastVote | None = None
         self.config: ReplSetConfig | None = None
         self.incarnation = ""
@@ -55,6 +55,10 @@ class MemberFile:
         """The newest entry of the data that an initial sync replaces: what this incarnation may have acknowledged."""
         self.initial_sync_committed = OPTIME_NULL
         """The newest entry that this member knew to be committed when its initial sync began."""
+        self.vouched = OPTIME_NULL
+        """The durability mark: everything up to here was on this member's disk, and others may count on it."""
+        self.durable: Callable[[], OpTime] = lambda: OPTIME_NULL
+        """The newest entry that is on disk for good, what the mark moves up to; the member sets it."""
         self.rollback_id_floor = 0
         """The rollback id of the data that an initial sync replaces: the copy's must rise above it."""
 
@@ -111,6 +115,7 @@ class MemberFile:
             self.initial_sync_held = OpTime.parse(str(values.get("initial_sync_held", OPTIME_NULL)))
             self.initial_sync_committed = OpTime.parse(str(values.get("initial_sync_committed", OPTIME_NULL)))
             self.rollback_id_floor = int(values.get("rollback_id_floor", 0))
+            self.vouched = OpTime.parse(str(values.get("vouched", OPTIME_NULL)))
             if "vote_term" in values:
                 candidate = values.get("vote_candidate")
                 self.last_vote = LastVote(
@@ -122,9 +127,19 @@ class MemberFile:
         except (ReplError, ValueError) as error:
             raise CorruptDataError(f"{self.path} is damaged: {error}") from error
 
-    def _put(self, values: Mapping[str, Value | None]) -> None:
-        """All of these in one durable transaction; None removes."""
+    def _put(self, values: Mapping[str, Value | None], *, with_mark: bool = False) -> None:
+        """All of these in one durable transaction; None removes. with_mark: the durability mark moves up with them.
+
+        What the mark moves to is read under the guard: a rollback that lowers it must have the last word.
+        """
         with self._guard:
+            mark = self.vouched
+            if with_mark and not self.initial_sync_pending:
+                mark = max(mark, self.durable())
+            if mark != self.vouched:
+                values = {**values, "vouched": str(mark)}
+            if not values:
+                return
             try:
                 with transaction(self._connection):
                     for name, value in values.items():
@@ -138,11 +153,23 @@ class MemberFile:
                             )
             except (apsw.Error, OSError) as error:
                 raise storage_error(error, self.path) from error
+            self.vouched = mark
 
     def save_vote(self, vote: LastVote) -> None:
-        """Durable on return."""
-        self._put({"vote_term": vote.term, "vote_candidate": vote.candidate})
+        """Durable on return, and with it the durability mark: who votes says how much it holds."""
+        self._put({"vote_term": vote.term, "vote_candidate": vote.candidate}, with_mark=True)
         self.last_vote = vote
+
+    def raise_mark(self) -> None:
+        """Move the durability mark up to what is on disk now. Nothing happens during an initial sync."""
+        self._put({}, with_mark=True)
+
+    def lower_mark(self, to: OpTime) -> None:
+        """Before entries behind `to` are taken away on purpose; nothing happens when the mark is there or below."""
+        with self._guard:
+            if to < self.vouched:
+                self._put({"vouched": str(to)})
+                self.vouched = to
 
     def save_config(self, config: ReplSetConfig) -> None:
         """Durable on return."""
@@ -150,19 +177,24 @@ class MemberFile:
         self.config = config
 
     def begin_initial_sync(
-        self, *, held: OpTime = OPTIME_NULL, committed: OpTime = OPTIME_NULL, rollback_id: int = 0
+        self,
+        *,
+        held: OpTime = OPTIME_NULL,
+        committed: OpTime = OPTIME_NULL,
+        rollback_id: int = 0,
+        data_lost: bool = False,
     ) -> str:
         """Set the marker; returns the id of this initial sync. One that was begun before goes on under its id.
 
-        held: the newest entry of the data that will be replaced. OPTIME_NULL: what this member acknowledged is lost,
-        so it is another incarnation. committed: the newest entry known to be committed. rollback_id: of that data. The
-        highest of each is kept until the end.
+        held: the newest entry of the data that will be replaced. OPTIME_NULL, or data_lost: what this member
+        acknowledged is lost, so it is another incarnation. committed: the newest entry known to be committed.
+        rollback_id: of that data. The highest of each is kept until the end.
         """
         floor = max(rollback_id, self.rollback_id_floor)
         sync_id, incarnation = self.initial_sync_id, self.incarnation
         if not sync_id:
             sync_id = self._new_incarnation()
-            if held == OPTIME_NULL:
+            if held == OPTIME_NULL or data_lost:
                 incarnation = sync_id
         held, committed = max(held, self.initial_sync_held), max(committed, self.initial_sync_committed)
         self._put(
@@ -192,8 +224,9 @@ class MemberFile:
 
     def end_initial_sync(self) -> None:
         """Clear the marker: the data is this member's and whole."""
-        names = ("initial_sync", "initial_sync_held", "initial_sync_committed", "rollback_id_floor")
+        names = ("initial_sync", "initial_sync_held", "initial_sync_committed", "rollback_id_floor", "vouched")
         self._put(dict.fromkeys(names))
+        self.vouched = OPTIME_NULL
         self.initial_sync_id, self.rollback_id_floor = "", 0
         self.initial_sync_held = self.initial_sync_committed = OPTIME_NULL
 

@@ -79,6 +79,7 @@ class Machine:
     durable_at_death: OpTime | None = None
     state_at_death: MemberState | None = None
     slowness: float = 1.0  # how many times as long as ever its disk takes
+    may_have_lost_data: bool = False  # a test cut its WAL
     may_not_start: bool = False  # its disk takes nothing more
     is_spare: bool = False  # it has not been added to the set yet
 
@@ -357,6 +358,8 @@ class SimCluster:
         machine.started = True
         assert machine.member is not None
         node = machine.member.node
+        if node.has_lost_data and not machine.may_have_lost_data:
+            self.broken.append(f"{machine.name} says that its disk lost entries, and no disk did")
         self.live.append(Live(machine.name, machine, node, node._m))
         machine.member.broken.add_done_callback(lambda why: self._broke(machine, life, why))
 

@@ -12,7 +12,7 @@ from replset.cli.main import main
 from replset.commands.ports import Writing
 from replset.config import ReplSetConfig
 from replset.core.effects import LastVote
-from replset.ids import MemberId
+from replset.ids import MemberId, OpTime, pack_ts
 from replset.replication.write_ops import do_note
 from replset.storage.disk import RealDisk
 from replset.storage.member_file import MemberFile
@@ -51,6 +51,7 @@ def test_it_shows_the_terms_and_changes_nothing(dbpath: Path, capsys: Capture) -
         f"last vote: term {ABSURD}",
         f"configuration: version 3, term {ABSURD - 1}",
         "newest entry: 4:1790000000:1 (term 4)",
+        "vouched for: 0:0:0",
     ]
     assert held(dbpath) == (LastVote(ABSURD, MemberId(1)), ABSURD - 1)
 
@@ -102,3 +103,20 @@ def test_a_folder_without_a_member_is_left_as_it_is(tmp_path: Path, capsys: Capt
     assert main(["repair", str(tmp_path)]) == 2
     assert "no member's files" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_loss_is_shown_and_only_accepted_when_it_is_asked_for(dbpath: Path, capsys: Capture) -> None:
+    file = MemberFile.open(RealDisk(), dbpath)
+    file.end_initial_sync()
+    file.durable = lambda: OpTime(4, pack_ts(1_790_000_000, 9))
+    file.raise_mark()
+    file.close()
+    assert main(["repair", str(dbpath)]) == 0
+    assert "vouched for: 4:1790000000:9 (entries behind the newest one are lost)" in capsys.readouterr().out
+    assert main(["repair", str(dbpath), "--accept-data-loss"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "vouched for: 4:1790000000:1"
+    file = MemberFile.open(RealDisk(), dbpath)
+    (line,) = file.journal(5)
+    assert line.event == "data loss accepted"
+    assert "4:1790000000:9" in line.detail
+    file.close()

@@ -125,6 +125,7 @@ def lone(
     allow_multiple_arbiters: bool = True,
     unacknowledged_rollbacks: int = 0,
     rolling_back: bool = False,
+    vouched: OpTime = OPTIME_NULL,
     start: bool = True,
 ) -> Lone:
     """Member `number`, started at NOW, SECONDARY when it is in `config` and bears data."""
@@ -144,6 +145,7 @@ def lone(
         allow_multiple_arbiters=allow_multiple_arbiters,
         unacknowledged_rollbacks=lambda: unacknowledged_rollbacks,
         rolling_back=rolling_back,
+        vouched=vouched,
     )
     if start:
         node.start(NOW)

@@ -119,6 +119,7 @@ class Member:
         self.moves = 0
         self.incarnation = "first"
         self.gate = WriteGate()
+        self.lowered: list[tuple[OpTime, OpTime]] = []
         self.damage: list[str] = []
         self.doubts: list[OpTime] = []
         self.marker = False
@@ -161,6 +162,7 @@ class Member:
             gate=self.gate,
             identity=lambda: Identity("rs0", self.host),
             commit_point=lambda: self.node.commit_point,
+            before_undo=self.before_undo,
             undone=self.moved,
             report=self.reports.append,
             on_broken=self.broken.append,
@@ -219,6 +221,9 @@ class Member:
             self.syncs += 1
         self.marker = True
         return Marker(f"sync {self.syncs}", self.incarnation)
+
+    async def before_undo(self, common: OpTime) -> None:
+        self.lowered.append((common, self.store.last_applied))
 
     async def claim(self, newest: OpTime) -> str:
         self.claimed.append(newest)

@@ -11,7 +11,7 @@ import pytest
 
 from replset.bson import decode, encode
 from replset.core.member_state import MemberState
-from replset.core.messages import SourceBatch
+from replset.core.messages import DamageFound, RollbackEnded, SourceBatch
 from replset.ids import OPTIME_NULL, OpTime
 from replset.replication.rollback import export_before_wipe
 from replset.replication.rollback_files import (
@@ -42,7 +42,7 @@ def test_rollback_takes_back_every_kind_of_operation_and_writes_it_down(tmp_path
     before, log_before = mine.everything(), mine.oplog()
     common = diverge(source, mine)
     undone = mine.oplog()[len(log_before) :]
-    id_before = mine.store.rollback_id
+    id_before, newest = mine.store.rollback_id, mine.store.last_applied
 
     ended = run_rollback(mine)
 
@@ -50,6 +50,7 @@ def test_rollback_takes_back_every_kind_of_operation_and_writes_it_down(tmp_path
     assert mine.everything() == before
     assert mine.oplog() == log_before
     assert mine.store.last_applied == common
+    assert mine.lowered == [(common, newest)], "the durability mark goes down before the first step"
     assert mine.store.rollback_id == id_before + 1
     assert mine.store.rollback_in_progress() is None
     assert mine.store.rollback_done_marks() == []
@@ -255,6 +256,17 @@ def test_different_chains_at_the_common_point_are_corruption(tmp_path: Path) -> 
     assert (ended.ok, ended.retry, ended.too_stale) == (False, False, False)
     assert "corruption" in ended.detail
     assert mine.documents(NS)[1]["text"] == "mine"
+
+
+def test_damage_of_my_own_at_the_common_point_is_reported_and_nothing_undone(tmp_path: Path) -> None:
+    source, mine = two_members(tmp_path)
+    common = diverge(source, mine)
+    newest = mine.store.last_applied
+    mine.store._connection.execute("UPDATE oplog SET hash = hash + 1 WHERE ts = ?", (common.ts,))
+    ended = run_rollback(mine)
+    assert (ended.ok, ended.retry) == (False, True)
+    assert [type(report) for report in mine.reports] == [DamageFound, RollbackEnded]
+    assert mine.store.last_applied == newest
 
 
 def test_a_source_that_rolls_back_meanwhile_voids_the_search(tmp_path: Path) -> None:

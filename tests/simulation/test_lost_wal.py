@@ -1,0 +1,136 @@
+"""A WAL that is lost or cut between two lives of a member: it says so, and is not believed until it has all again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from replset.core.member_state import MemberState
+from replset.ids import OPTIME_NULL
+from replset.runtime.member import RunningMember
+from replset.storage.member_file import MemberFile
+from tests.simulation.kit.cluster import SimCluster
+from tests.simulation.kit.scenarios import staged
+
+DOCS = {"insert": "docs", "writeConcern": {"w": "majority"}}
+
+
+def member(cluster: SimCluster, name: str) -> RunningMember:
+    running = cluster.machines[name].running
+    assert running is not None
+    return running
+
+
+def lose_wal(cluster: SimCluster, name: str, keep: float) -> None:
+    """The member dies, and only so much of its WAL is there when it starts again."""
+    cluster.kill(name)
+    machine = cluster.machines[name]
+    machine.may_have_lost_data = True
+    machine.state_at_death = None  # what goes here is not the death's doing
+    path = os.path.join(machine.disk.folder, "replset.db-wal")
+    if keep:
+        machine.disk.truncate(path, int(machine.disk.size(path) * keep))
+    else:
+        machine.disk.remove(path)
+    cluster.restart(name)
+    cluster.run_until(lambda: machine.running is not None, 10, f"{name} runs again")
+
+
+@pytest.mark.parametrize("keep", [0.5, 0])
+def test_a_member_alone_waits_for_a_person_who_may_accept_the_loss(keep: float) -> None:
+    with SimCluster(1, seed=1) as cluster:
+        cluster.initiate()
+        cluster.run_until(lambda: cluster.primary() == "a", 60)
+        for number in range(50):
+            if number == 20:
+                member(cluster, "a").store.last_pass()
+            assert cluster.command("a", {**DOCS, "documents": [{"_id": number}]}, "app")["ok"] == 1.0
+        held = member(cluster, "a").store.last_applied
+        cluster.run_for(2)
+        lose_wal(cluster, "a", keep)
+        lost = member(cluster, "a")
+        assert lost.store.last_applied < held
+        cluster.run_for(60)
+        assert cluster.primary() is None
+        (row,) = cluster.command("a", {"replSetGetStatus": 1})["members"]
+        assert "entries are lost" in row["infoMessage"]
+        assert str(held) in row["infoMessage"]
+        assert "data lost" in [line.event for line in lost._file.journal(10)]
+        left = lost.store.last_applied
+
+        # What `replset repair DBPATH --accept-data-loss` does.
+        cluster.kill("a")
+        machine = cluster.machines["a"]
+        file = MemberFile.open(machine.disk, machine.disk.folder)
+        file.lower_mark(left)
+        file.close()
+        machine.may_have_lost_data = False
+        cluster.restart("a")
+        cluster.run_until(lambda: cluster.primary() == "a", 60)
+        cluster.check_unbroken()
+
+
+@pytest.mark.parametrize("keep", [0.4, 0])
+def test_a_member_of_a_set_copies_anew_and_gets_its_vote_back(keep: float) -> None:
+    with staged(seed=2) as stage:
+        cluster, one = stage.cluster, stage.others[0]
+        for _ in range(20):
+            stage.write(stage.primary)
+        cluster.run_for(2)
+        before = member(cluster, one).node.incarnation
+        lose_wal(cluster, one, keep)
+        assert member(cluster, one).node.has_lost_data
+        assert member(cluster, one).node.state is MemberState.STARTUP2
+        cluster.run_until(lambda: member(cluster, one).node.state is MemberState.SECONDARY, 60, "it copied anew")
+        assert member(cluster, one).node.incarnation != before
+        assert member(cluster, one).node.quarantine == ""
+        cluster.run_until(cluster.all_counted, 60)
+        cluster.machines[one].may_have_lost_data = False
+        stage.kill(one)
+        stage.restart(one)
+        stage.heal_all_and_judge()
+
+
+def test_a_primary_that_lost_its_wal_does_not_lead_what_is_left() -> None:
+    with staged(seed=3) as stage:
+        cluster, old = stage.cluster, stage.primary
+        for _ in range(20):
+            stage.write(old)
+        cluster.run_for(2)
+        lose_wal(cluster, old, 0)
+        cluster.run_until(lambda: cluster.primary() in stage.others, 60, "another member leads")
+        stage.heal_all_and_judge()
+
+
+def test_a_rollback_that_is_cut_off_is_no_loss() -> None:
+    """The mark is lowered before the first step, so a start in the middle finds nothing missing."""
+    for steps in (0, 3, 10, 40):
+        with staged(seed=4) as stage:
+            cluster, old = stage.cluster, stage.primary
+            stage.cut(old)
+            for _ in range(5):
+                stage.write(old, concern="w1")
+            cluster.run_until(lambda: cluster.primary() in stage.others, 60)  # noqa: B023
+            cluster.run_for(2)
+            assert member(cluster, old)._file.vouched == member(cluster, old).store.last_applied
+            stage.kill_after(old, MemberState.ROLLBACK, steps, power_loss=True)
+            stage.heal()
+            cluster.run_until(lambda: cluster.machines[old].life is None, 60)  # noqa: B023
+            stage.restart(old)
+            stage.heal_all_and_judge()
+
+
+def test_the_mark_is_what_was_synced_and_a_clean_stop_brings_it_up(tmp_path: Path) -> None:
+    with staged(seed=5) as stage:
+        cluster, one = stage.cluster, stage.others[0]
+        stage.write(stage.primary)
+        running = member(cluster, one)
+        cluster.run_until(lambda: running._file.vouched == running.durability.last_durable != OPTIME_NULL, 10)
+        stage.write(stage.primary)
+        last = running.store.last_applied
+        assert cluster.run(cluster.stop(one))
+        assert running._file.vouched >= last
+        stage.restart(one)
+        stage.heal_all_and_judge()

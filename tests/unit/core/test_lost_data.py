@@ -1,0 +1,67 @@
+"""A member whose newest entry is before what it vouched for: it says so, is not counted, and copies anew."""
+
+from __future__ import annotations
+
+from replset.core.effects import Journal, StartInitialSync
+from replset.core.member_state import MemberState
+from replset.core.messages import InitialSyncBegun, InitialSyncEnded, VoteReply, VoteRequest
+from replset.ids import MemberId, Millis
+from tests.unit.core.box import host, members_of
+from tests.unit.core.lone import NOW, Lone, asked, at, lone, named, only, place
+
+CONFIG = named(*members_of(3))
+HAS, VOUCHED = at(2, 5), at(2, 9)
+
+
+def after_loss(count: int = 3) -> Lone:
+    return lone(config=named(*members_of(count)), position=place(HAS), vouched=VOUCHED)
+
+
+def test_it_says_what_is_missing_and_what_to_do() -> None:
+    node = lone(config=CONFIG, position=place(HAS), vouched=VOUCHED, start=False)
+    (line,) = [journal.record for journal in only(node.start(NOW), Journal) if journal.record.event == "data lost"]
+    for text in (str(HAS), str(VOUCHED), "--accept-data-loss"):
+        assert text in line.detail
+        assert text in node.quarantine
+    assert node.state is MemberState.STARTUP2
+    assert node.has_lost_data
+
+
+def test_it_neither_votes_nor_stands_nor_reports() -> None:
+    node = after_loss()
+    reply = asked(node, VoteRequest("rs0", 3, MemberId(1), "i1", 1, 1, at(2, 20), dry_run=False))
+    assert isinstance(reply, VoteReply)
+    assert not reply.granted
+    assert node.progress_request() is None
+    alone = after_loss(1)
+    for second in range(1, 60):
+        alone.tick(Millis(NOW + 1_000 * second))
+    assert alone.state is MemberState.STARTUP2
+
+
+def test_it_copies_only_from_who_has_what_it_vouched_for() -> None:
+    node = after_loss()
+    effects = node.hear(1, position=place(at(2, 8)))
+    effects += node.tick(Millis(NOW + 1_000))
+    assert not only(effects, StartInitialSync)
+    effects = node.tick(Millis(NOW + 2_000)) + node.hear(2, position=place(VOUCHED), now=NOW + 2_000)
+    effects += node.tick(Millis(NOW + 3_500))
+    assert [effect.source for effect in only(effects, StartInitialSync)] == [host(2)]
+    node.receive(InitialSyncBegun("another"), Millis(NOW + 3_600))
+    node.receive(InitialSyncEnded(host(2), ok=True, detail="copied"), Millis(NOW + 3_700))
+    assert node.state is MemberState.SECONDARY
+    assert not node.has_lost_data
+    assert node.quarantine == ""
+
+
+def test_nothing_is_lost_where_the_newest_entry_is_the_one_vouched_for_or_later() -> None:
+    for vouched in (HAS, at(2, 4), at(1, 9)):
+        node = lone(config=CONFIG, position=place(HAS), vouched=vouched)
+        assert node.state is MemberState.SECONDARY
+        assert not node.has_lost_data
+
+
+def test_an_initial_sync_that_is_pending_anyway_is_no_loss() -> None:
+    node = lone(config=CONFIG, position=place(HAS), vouched=VOUCHED, initial_sync_pending=True)
+    assert not node.has_lost_data
+    assert node.quarantine == ""
