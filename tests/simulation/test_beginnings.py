@@ -67,6 +67,7 @@ def test_a_member_without_its_data_file_takes_nothing_from_the_others(which: str
             if machine.disk.exists(path):
                 machine.disk.remove(path)
         machine.state_at_death = None
+        machine.may_have_lost_data = True
         for look in cluster.on_wipe:  # the checkers know that this disk's entries went by hand
             look(name)
         before = {other: cluster.machines[other].running for other in cluster.machines if other != name}
