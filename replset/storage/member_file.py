@@ -45,7 +45,7 @@ class MemberFile:
         self.path = os.path.join(dbpath, MEMBER_FILE)
         self._disk = disk
         self._new_incarnation = new_incarnation
-        self._guard = threading.RLock()
+        self._guard = threading.Lock()
         self.last_vote: LastVote | None = None
         self.config: ReplSetConfig | None = None
         self.incarnation = ""
@@ -138,22 +138,25 @@ class MemberFile:
                 mark = max(mark, self.durable())
             if mark != self.vouched:
                 values = {**values, "vouched": str(mark)}
-            if not values:
-                return
-            try:
-                with transaction(self._connection):
-                    for name, value in values.items():
-                        if value is None:
-                            self._connection.execute("DELETE FROM member WHERE name = ?", (name,))
-                        else:
-                            self._connection.execute(
-                                "INSERT INTO member (name, value) VALUES (?, ?)"
-                                " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-                                (name, value),
-                            )
-            except (apsw.Error, OSError) as error:
-                raise storage_error(error, self.path) from error
+            if values:
+                self._write(values)
             self.vouched = mark
+
+    def _write(self, values: Mapping[str, Value | None]) -> None:
+        """Under the guard."""
+        try:
+            with transaction(self._connection):
+                for name, value in values.items():
+                    if value is None:
+                        self._connection.execute("DELETE FROM member WHERE name = ?", (name,))
+                    else:
+                        self._connection.execute(
+                            "INSERT INTO member (name, value) VALUES (?, ?)"
+                            " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+                            (name, value),
+                        )
+        except (apsw.Error, OSError) as error:
+            raise storage_error(error, self.path) from error
 
     def save_vote(self, vote: LastVote) -> None:
         """Durable on return, and with it the durability mark: who votes says how much it holds."""
@@ -168,7 +171,7 @@ class MemberFile:
         """Before entries behind `to` are taken away on purpose; nothing happens when the mark is there or below."""
         with self._guard:
             if to < self.vouched:
-                self._put({"vouched": str(to)})
+                self._write({"vouched": str(to)})
                 self.vouched = to
 
     def save_config(self, config: ReplSetConfig) -> None:
