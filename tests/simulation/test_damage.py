@@ -9,7 +9,7 @@ import pytest
 from replset.core.member_state import MemberState
 from replset.oplog_row import entry_hash, next_chain
 from replset.runtime.member import RunningMember
-from tests.simulation.kit.cluster import SimCluster
+from tests.simulation.kit.cluster import Rotten, SimCluster
 from tests.simulation.kit.scenarios import Stage, staged
 
 OLD, NEW = b"token-2-", b"token-X-"
@@ -29,6 +29,7 @@ def rot(stage: Stage, name: str) -> None:
     assert OLD in entry
     store._connection.execute("UPDATE oplog SET entry = ? WHERE ts = ?", (entry.replace(OLD, NEW), ts))
     store._tail, store._tail_size = [], 0
+    stage.cluster.rotten = Rotten(name, ts, entry)
 
 
 def holds_damage(stage: Stage, name: str) -> bool:
