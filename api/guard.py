@@ -13,11 +13,12 @@ from collections.abc import Iterable
 from functools import cached_property
 from urllib.parse import urlsplit
 
-from api.content import is_bson
+from api.content import JSON, is_bson
 from api.errors import UNAUTHORIZED, HttpError, failure
 from api.exchange import Scope
 from api.ports import ApiMember
 
+MAX_SEEN = 100
 WEB = frozenset({"http", "https"})
 
 
@@ -26,6 +27,7 @@ class Guard:
 
     def __init__(self, member: ApiMember, allowed_hosts: Iterable[str]) -> None:
         self._member = member
+        self._seen: set[str] = set()  # as they came, of those that are this member's: reading one costs 10 µs
         self._allowed = frozenset(host.lower().strip("[]") for host in allowed_hosts)
 
     @cached_property
@@ -40,7 +42,12 @@ class Guard:
         """Why this request is not served, before anything of it is carried out: 403 (13)."""
         hosts = _headers(scope, b"host")
         for host in hosts:
-            if not self._knows(_split(host)[0]):
+            if host in self._seen:
+                continue
+            if self._knows(_split(host)[0]):
+                if len(self._seen) < MAX_SEEN:
+                    self._seen.add(host)
+            else:
                 text = f"the host {host[:80]!r} is none of this member's; see --allowed-hosts"
                 return failure(UNAUTHORIZED, text)
         for origin in _headers(scope, b"origin"):
@@ -65,7 +72,8 @@ def check_content_type(scope: Scope) -> None:
     """HttpError 415 for a POST that says nothing of its body, or what a form can say of it; with a body or without."""
     if scope["method"] == "POST":
         for content_type in _headers(scope, b"content-type") or [""]:
-            is_bson(content_type)
+            if content_type != JSON:
+                is_bson(content_type)
 
 
 def _headers(scope: Scope, name: bytes) -> list[str]:
