@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import apsw
 import pytest
 
+from tests.simulation.kit.cluster import Weather
 from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.errors import SimulationError
+from tests.simulation.kit.faults import NO_FAULTS
 from tests.simulation.kit.loop import Life, SimLoop
+from tests.simulation.kit.runs import Plan, run_seed
 from tests.simulation.kit.threads import Job, SimLock, current_job, sleep
 from tests.simulation.kit.workers import SimWorkers
+from tests.simulation.kit.workload import Mix
 
 
 def test_a_job_stops_and_goes_on_where_it_was() -> None:
@@ -49,19 +53,27 @@ def test_a_job_whose_process_is_dead_runs_to_its_end() -> None:
     assert isinstance(job.error, ValueError)
 
 
-def test_the_loop_that_finds_a_lock_taken_stands_still_until_its_holder_is_done() -> None:
+def test_a_lock_is_waited_for_by_threads_and_never_by_the_loop() -> None:
     lock, order = SimLock(), []
 
-    def work() -> None:
+    def work(job: list[Job], name: str) -> None:
         with lock:
-            job.stop(1.0)
-            order.append("job")
+            job[0].stop(1.0)
+            order.append(name)
 
-    job = Job(work, random.Random(1), 1.0)
-    job.go_on()
-    with lock:
-        order.append("loop")
-    assert order == ["job", "loop"]
+    first: list[Job] = []
+    second: list[Job] = []
+    first.append(Job(lambda: work(first, "first"), random.Random(1), 1.0))
+    second.append(Job(lambda: work(second, "second"), random.Random(1), 1.0))
+    first[0].go_on()
+    second[0].go_on()
+    with pytest.raises(SimulationError, match="the loop waits"):
+        lock.acquire()
+    first[0].go_on()
+    second[0].go_on()
+    second[0].go_on()
+    assert order == ["first", "second"]
+    assert second[0].done
 
 
 def test_a_writer_of_the_loop_meets_the_lock_of_a_transaction_in_a_thread(tmp_path: Path) -> None:
@@ -127,26 +139,8 @@ def test_work_overlaps_with_the_loop() -> None:
     assert turns == ["begins", "loop", "ends"]
 
 
-def test_a_job_that_the_loop_brought_to_its_end_for_its_lock_is_answered_once() -> None:
-    loop, life, lock = SimLoop(), Life("a1"), SimLock()
-    workers = SimWorkers(loop, life, random.Random(3), 4.0, overlap=1.0)
-
-    def work() -> str:
-        job = current_job()
-        assert job is not None
-        with lock:
-            job.stop(0.5)
-        return "done"
-
-    async def main() -> str:
-        result = loop.create_task(workers.run(work))
-        await asyncio.sleep(0.2)
-        assert lock._held
-        with lock:
-            pass
-        return await result
-
-    try:
-        assert loop.run_until_complete(main()) == "done"
-    finally:
-        loop.close()
+def test_no_loop_waits_for_a_checkpoint_on_a_slow_disk() -> None:
+    weather = Weather(worker_ms=40.0, checkpoint_bytes=4 << 10, overlap=1.0)
+    plan = Plan(weather=weather, faults=replace(NO_FAULTS, slow_disk=1), load=Mix(4, 1), faults_s=8.0)
+    outcome = run_seed(1, plan)
+    assert outcome.error is None, outcome.report()

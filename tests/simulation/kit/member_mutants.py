@@ -258,7 +258,7 @@ def last_pass_locks_writers_out(patch: pytest.MonkeyPatch) -> None:
 
 UNDO = "tests/unit/storage/test_undo.py"
 HOUSE = "tests/unit/storage/test_housekeeping.py"
-PASS = "tests/unit/storage/test_last_pass.py"
+THREADS = "tests/simulation/test_threads.py"
 SYNC = "tests/unit/replication/test_initial_sync.py"
 FETCHER = "tests/unit/replication/test_fetcher.py"
 
@@ -270,7 +270,7 @@ MEMBER_MUTANTS = (
     Mutant(undone_from_the_beginning, (1, 3, 5), "", DOOMED),
     Mutant(deletes_cannot_be_undone, (2, 14), "invariant", DOOMED),
     Mutant(undo_keeps_the_new_document, (2, 3), "invariant"),
-    Mutant(drops_cannot_be_undone, (0, 3), "invariant", DOOMED),
+    Mutant(drops_cannot_be_undone, (6, 0, 3), "invariant", DOOMED),
     Mutant(undo_in_progress_unmarked, test=f"{UNDO}::test_the_first_step_marks_the_rollback_and_raises_the_id_once"),
     Mutant(rollback_id_stays, test=f"{UNDO}::test_the_first_step_marks_the_rollback_and_raises_the_id_once"),
     Mutant(manifest_stays_planned, (0, 1), "invariant 4", DOOMED),
@@ -289,5 +289,5 @@ MEMBER_MUTANTS = (
         entries_served_unread,
         test="tests/simulation/test_damage.py::test_a_primary_with_a_damaged_entry_hands_over_and_spreads_nothing",
     ),
-    Mutant(last_pass_locks_writers_out, test=f"{PASS}::test_a_last_pass_that_syncs_slowly_locks_nobody_out"),
+    Mutant(last_pass_locks_writers_out, test=f"{THREADS}::test_no_loop_waits_for_a_checkpoint_on_a_slow_disk"),
 )

@@ -79,7 +79,8 @@ class Mutant:
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", BROKEN_PLUGIN, self.test]
         environment = {**os.environ, BROKEN_RULE: self.name, "PYTHONPATH": str(ROOT)}
         run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        return run.returncode == _TESTS_FAILED and " failed" in run.stdout and " error" not in run.stdout
+        last = run.stdout.rstrip().rpartition("\n")[2]
+        return run.returncode == _TESTS_FAILED and " failed" in last and " error" not in last
 
 
 BROKEN_PLUGIN = "tests.simulation.kit.broken"

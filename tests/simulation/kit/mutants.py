@@ -334,11 +334,11 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(waiter_released_too_early, (3, 1, 0)),
     Mutant(waiter_survives_its_term, (2, 26, 28)),
     Mutant(equal_source_accepted, (7, 8, 13), "invariant 9", CORE_ALONE, (scenarios.no_loop_of_sources, "invariant 9")),
-    Mutant(misfitting_batch_applied, (0, 1, 9)),
-    Mutant(manifest_without_entries, (0, 2, 1), "invariant 4"),
+    Mutant(misfitting_batch_applied, (9, 0, 1)),
+    Mutant(manifest_without_entries, (3, 0, 2), "invariant 4"),
     Mutant(commands_not_in_the_files, (0,), "invariant 4", DOOMED),
     Mutant(
-        rollback_files_not_synced, (16, 24, 29), "invariant 4", DOOMED, (scenarios.dark_after_a_rollback, "invariant 4")
+        rollback_files_not_synced, (29, 16, 24), "invariant 4", DOOMED, (scenarios.dark_after_a_rollback, "invariant 4")
     ),
     Mutant(oplog_trimmed_too_far, (7,)),
     Mutant(delete_not_replicated, (0, 2, 1)),

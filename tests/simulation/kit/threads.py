@@ -16,18 +16,20 @@ from typing import Any
 from tests.simulation.kit.errors import SimulationError
 
 STOPS_MAX = 4
+HANGS_AFTER_S = 120.0
+"""Of real time: a run fails then, and does not stand still for ever."""
 _here = threading.local()
 
 
 class Job:
     """One piece of work in a thread of its own. After each `go_on` it is `done`, or waits for so many more seconds."""
 
-    def __init__(self, work: Callable[[], Any], rng: random.Random, longest_s: float) -> None:
-        """longest_s: of one stop."""
+    def __init__(self, work: Callable[[], Any], rng: random.Random, longest_s: float, *, stops: bool = True) -> None:
+        """longest_s: of one stop. stops: at steps of the disk, and not for locks only."""
         self._work = work
         self._rng = rng
         self._longest_s = longest_s
-        self._stops = rng.choice((0, 1, 2, STOPS_MAX))
+        self._stops = rng.choice((0, 1, 2, STOPS_MAX)) if stops else 0
         self._context = contextvars.copy_context()
         self._may_run = threading.Semaphore(0)
         self._stopped = threading.Semaphore(0)
@@ -36,7 +38,7 @@ class Job:
         self.abandoned = False
         self.waits_s = 0.0
         self.result: Any = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     def go_on(self) -> None:
         """Let it run until its next stop or its end; for the loop's thread."""
@@ -45,10 +47,11 @@ class Job:
             self._thread.start()
         else:
             self._may_run.release()
-        self._stopped.acquire()
+        if not self._stopped.acquire(timeout=HANGS_AFTER_S):
+            raise SimulationError("a thread waits for something that is no step of the disk and no lock")
 
     def to_the_end(self) -> None:
-        """Its process is dead, or the loop waits for a lock that it holds: no more stops."""
+        """Its process is dead: no more stops."""
         self.abandoned = True
         while not self.done:
             self.go_on()
@@ -57,10 +60,11 @@ class Job:
         _here.job = self
         try:
             self.result = self._work()
-        except Exception as error:
+        except BaseException as error:  # whatever it is: the loop waits for this thread
             self.error = error
-        self.done = True
-        self._stopped.release()
+        finally:
+            self.done = True
+            self._stopped.release()
 
     def stop(self, seconds: float) -> None:
         """Wait so long in virtual time; for the job's own thread."""
@@ -99,7 +103,7 @@ def sleep(microseconds: int) -> int:
 
 
 class SimLock:
-    """threading.Lock among jobs and the loop. The loop that finds it taken stands still until its holder is done."""
+    """threading.Lock among jobs and the loop, which must not wait for it: all clients would wait too."""
 
     def __init__(self) -> None:
         self._held = False
@@ -110,10 +114,12 @@ class SimLock:
             job = current_job()
             if job is not None and not job.abandoned:
                 job.stop(0.001)
-            elif self._holder is not None:
+            elif self._holder is None:
+                raise SimulationError("a lock is taken twice on the loop")
+            elif job is not None:
                 self._holder.to_the_end()
             else:
-                raise SimulationError("a lock is taken twice on the loop")
+                raise SimulationError("the loop waits for a lock that a thread holds while its disk works")
         self._held, self._holder = True, current_job()
         return True
 

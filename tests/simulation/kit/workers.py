@@ -50,8 +50,8 @@ class SimWorkers:
         before = min(before * self._slowness(), LONGEST_S)
         done: asyncio.Future[T] = self._loop.create_future()
         context = contextvars.copy_context()
-        if self._overlap and self._rng_threads.random() < self._overlap:
-            job = Job(work, self._rng_threads, before)
+        if self._overlap:
+            job = Job(work, self._rng_threads, before, stops=self._rng_threads.random() < self._overlap)
             self._jobs[job] = None
             begins = before * self._rng_threads.random()
             self._loop.call_later(begins, self._go_on, job, done, after, context=context)
@@ -62,7 +62,7 @@ class SimWorkers:
     def _go_on(self, job: Job, done: asyncio.Future[T], after: float) -> None:
         if not self._life.alive:
             return  # `abandon` ends it
-        if not job.done:  # the loop may have needed a lock of its, and waited for its end
+        if not job.done:
             job.go_on()
         if not job.done:
             self._loop.call_later(job.waits_s, self._go_on, job, done, after)
@@ -90,7 +90,7 @@ class SimWorkers:
         self._loop.call_later(after, _succeed, done, result)
 
 
-def _fail(done: asyncio.Future[T], error: Exception) -> None:
+def _fail(done: asyncio.Future[T], error: BaseException) -> None:
     if not done.done():
         done.set_exception(error)
 
