@@ -17,6 +17,8 @@ from api.content import JSON, is_bson
 from api.errors import UNAUTHORIZED, HttpError, failure
 from api.exchange import Scope
 from api.ports import ApiMember
+from replset.ids import HostPort
+from replset.runtime.network import split_host_port
 
 MAX_SEEN = 100
 WEB = frozenset({"http", "https"})
@@ -32,11 +34,12 @@ class Guard:
 
     @cached_property
     def _names(self) -> frozenset[str]:
-        return self._allowed | {_split(address)[0] for address in (self._member.host, self._member.http_address)}
+        own = (split_host_port(HostPort(address)) for address in (self._member.host, self._member.http_address))
+        return self._allowed | {name.lower() for name, _ in own}
 
     @cached_property
     def _port(self) -> str:
-        return _split(self._member.http_address)[1]
+        return str(split_host_port(HostPort(self._member.http_address))[1])
 
     def refusal(self, scope: Scope) -> HttpError | None:
         """Why this request is not served, before anything of it is carried out: 403 (13)."""
@@ -56,7 +59,7 @@ class Guard:
         return None
 
     def _knows(self, name: str) -> bool:
-        return name in self._names or _is_loopback(name)
+        return name != "" and (name in self._names or _is_loopback(name))
 
     def _is_own(self, origin: str, hosts: list[str]) -> bool:
         """Whether a page from there is this API's own, or one of an allowed host."""
