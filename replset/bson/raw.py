@@ -116,6 +116,11 @@ class RawDocument:
         place = (self._index or self._build_index()).get(name.encode())
         return None if place is None else place[0]
 
+    def size_of(self, name: str) -> int:
+        """The bytes of the field's value; 0 when it is absent."""
+        place = (self._index or self._build_index()).get(name.encode())
+        return 0 if place is None else place[2] - place[1]
+
     def keys(self) -> list[str]:
         """The names of the top level in order, each once."""
         try:

@@ -95,7 +95,7 @@ class DeleteBatch(SearchingBatch):
 async def delete(ctx: CommandContext) -> Reply:
     """Remove the first document that matches, or all."""
     check_options(ctx, ("let",))
-    documents = sub_documents(ctx, "deletes")
+    documents = await sub_documents(ctx, "deletes")
     statements = await in_slices(ctx, documents, lambda document: parse_statement(document, "delete.deletes"))
     return await run_batch(DeleteBatch(ctx, statements))
 

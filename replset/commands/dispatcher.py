@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from replset.bson import RawDocument
 from replset.commands import fields
-from replset.commands.command import PROVE, Command, CommandContext, Where
+from replset.commands.command import GENERIC_FIELDS, PROVE, Command, CommandContext, Where
 from replset.commands.cursors import CursorTable
 from replset.commands.ports import CommandRequest, MemberPort, Reply
 from replset.commands.read_concern import check_readable
@@ -27,6 +28,15 @@ log = logging.getLogger("replset.commands")
 
 UNSUPPORTED_OP_QUERY = 352
 UNAUTHORIZED = 13
+LARGEST_FIELD = 256 << 10
+LARGEST_GENERIC = 16 << 10
+"""Bytes of a field that is read on the event loop, and of one that every command takes."""
+ANY_SIZE = frozenset(
+    {"documents", "updates", "deletes", "filter", "query", "projection", "sort"}
+    | {"comment", "endSessions", "refreshSessions", "killSessions", "killAllSessions"}
+)
+"""Fields that are read in a thread where they are large (evaluation.py), or not read at all."""
+TOO_LARGE = 10334
 HELLO_NAMES = frozenset({"hello", "isMaster", "ismaster"})
 
 
@@ -79,6 +89,8 @@ class Dispatcher:
             # A stranger's heartbeat, position or vote would count like a member's: with it one could have writes
             # acknowledged that nobody holds, or depose the primary again and again.
             raise ReplError(f"{name} is for members, which prove that they know the key file", code=UNAUTHORIZED)
+        if len(body.raw) > LARGEST_GENERIC:
+            refuse_large(body, name)
         deadline = None
         if command.known is not None and not command.plain.issuperset(body.keys()):
             fields.check_fields(body, command.known, name)
@@ -124,3 +136,11 @@ class Dispatcher:
             return None
         max_time_ms = fields.whole(request.body, "maxTimeMS", name, least=0, most=(1 << 31) - 1)
         return Millis(self.member.clock.now() + max_time_ms) if max_time_ms else None
+
+
+def refuse_large(body: RawDocument, command: str) -> None:
+    """10334 names the first field that would take the event loop too long to read."""
+    for name in body.keys():  # noqa: SIM118 - a RawDocument is no mapping
+        most = LARGEST_GENERIC if name in GENERIC_FIELDS else LARGEST_FIELD
+        if name not in ANY_SIZE and body.size_of(name) > most:
+            raise ReplError(f"BSON field '{command}.{name:.80}' is over {most} bytes", code=TOO_LARGE)

@@ -167,7 +167,7 @@ class InsertBatch(Batch):
 
 async def insert(ctx: CommandContext) -> Reply:
     """Insert documents; the collection is created when it is not there."""
-    documents = sub_documents(ctx, "documents")
+    documents = await sub_documents(ctx, "documents")
     batch = InsertBatch(ctx, len(documents))
     batch.ready = await prepare_all(ctx, documents, batch.ordered)
     return await run_batch(batch)

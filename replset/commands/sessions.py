@@ -21,7 +21,9 @@ async def start_session(ctx: CommandContext) -> Reply:
 
 async def end_sessions(ctx: CommandContext) -> Reply:
     """Forget these sessions; there is nothing to forget."""
-    fields.values(ctx.body, ctx.name, ctx.name)
+    kind = ctx.body.type_of(ctx.name)
+    if kind != 4:
+        raise fields.wrong_type(ctx.name, ctx.name, kind, "array")
     return {}
 
 

@@ -201,7 +201,7 @@ class UpdateBatch(SearchingBatch):
 async def update(ctx: CommandContext) -> Reply:
     """Change or replace documents; with upsert insert one where none matches."""
     check_options(ctx, ("let",))
-    documents = sub_documents(ctx, "updates")
+    documents = await sub_documents(ctx, "updates")
     statements = await in_slices(ctx, documents, lambda document: parse_statement(document, "update.updates"))
     return await run_batch(UpdateBatch(ctx, statements))
 

@@ -205,9 +205,13 @@ def write_times(optime: OpTime, term: int) -> dict[str, object]:
     }
 
 
-def sub_documents(ctx: CommandContext, name: str) -> list[RawDocument]:
+async def sub_documents(ctx: CommandContext, name: str) -> list[RawDocument]:
     """The statements of the command, from the sequence or the body."""
-    return list(fields.documents(ctx.body, ctx.request.sequences, name, ctx.name))
+
+    def read() -> list[RawDocument]:
+        return list(fields.documents(ctx.body, ctx.request.sequences, name, ctx.name))
+
+    return await read_statement(ctx.member, ctx.body, read)
 
 
 async def in_slices(ctx: CommandContext, documents: list[RawDocument], parse: Callable[[RawDocument], T]) -> list[T]:

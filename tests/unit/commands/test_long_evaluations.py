@@ -20,9 +20,12 @@ from typing import Any, TypeVar
 
 import pytest
 
-from replset.bson import Int64, RawDocument, Regex, decode, encode, encode_key
+from replset.bson import Binary, Int64, RawDocument, Regex, decode, encode, encode_key
 from replset.cli.start import SWITCH_S
+from replset.commands.command import GENERIC_FIELDS
+from replset.commands.dispatcher import LARGEST_FIELD, LARGEST_GENERIC
 from replset.commands.ports import CommandRequest, Writing
+from replset.commands.table import COMMANDS
 from replset.ids import Millis
 from replset.query import conditions, match, time_limit
 from replset.query.diff import update_entry_object
@@ -32,6 +35,7 @@ from replset.query.update import OPERATORS, compile_update
 from replset.replication.write_ops import do_delete, do_update, update_object
 from replset.runtime.machine import RealClock
 from tests.unit.commands.conftest import Client, FakeMember, FakeWorkers, fake_member
+from tests.unit.commands.test_odd_input import EXTRA, NAMED
 
 T = TypeVar("T")
 HELD_S = 0.05
@@ -46,10 +50,15 @@ class Threads(FakeWorkers):
     def __init__(self) -> None:
         self.pool = ThreadPoolExecutor(1)
         self.runs = 0
+        self.busy = False
 
     async def run(self, work: Callable[[], T]) -> T:
         self.runs += 1
-        return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+        self.busy = True
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+        finally:
+            self.busy = False
 
 
 class TickingClock(RealClock):
@@ -65,7 +74,6 @@ class TickingClock(RealClock):
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
-    gc.freeze()
     with fake_member(Path(tmp_path_factory.mktemp("long"))) as member:
         threads = Threads()
         member.evaluations = threads
@@ -77,7 +85,6 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         client.dispatcher.cursors.close_all()
         client.close()
         threads.pool.shutdown()
-    gc.unfreeze()
     sys.setswitchinterval(interval)
 
 
@@ -96,16 +103,22 @@ def run(client: Client, command: Document, db: str = "test", **sequences: Any) -
     found = {name: [RawDocument(encode(doc)) for doc in docs] for name, docs in sequences.items()}
     request = CommandRequest(db, body, found, client.connection)
 
+    threads: Any = client.member.evaluations
+
     async def watch() -> tuple[Any, float]:
         longest = 0.0
         task = asyncio.ensure_future(client.dispatcher.run(request))
         while not task.done():
             began = time.thread_time()
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001 if threads.busy else 0)
             longest = max(longest, time.thread_time() - began)
         return task.result(), longest
 
-    reply, longest = client.loop.run_until_complete(watch())
+    gc.disable()  # a look for garbage in all that the other tests left is not the command's
+    try:
+        reply, longest = client.loop.run_until_complete(watch())
+    finally:
+        gc.enable()
     return decode(reply if isinstance(reply, bytes) else encode(reply)), longest
 
 
@@ -267,6 +280,37 @@ def test_a_large_upsert_does_not_hold_the_loop(client: Client) -> None:
     reply, held = run(client, {"update": "u"}, updates=[statement])
     assert reply["upserted"] == [{"index": 0, "_id": "up"}]
     assert held < HELD_S
+
+
+def large(size: int) -> Document:
+    """A document of about so many bytes that takes long to read."""
+    return {"a": [{"a": number} for number in range(size // 23)]}
+
+
+def test_no_field_of_any_command_holds_the_loop(client: Client) -> None:
+    held_by = {}
+    generic = frozenset({"readConcern", *GENERIC_FIELDS} - {"$db"})
+    for name, command in COMMANDS.items():
+        base: Document = {name: "x" if "." not in name else 1, **EXTRA.get(name, {})}
+        db = "admin" if command.admin_only else "test"
+        for field in {name, *(command.fields or ()), *NAMED.get(name, ()), *(generic if name == "find" else ())}:
+            size = LARGEST_GENERIC if field in generic else LARGEST_FIELD
+            for value in (large(size), large(size)["a"]):
+                reply, held = run(client, {**base, field: value}, db)
+                assert reply.get("code") not in (1, 10334), (name, field, reply)
+                if held >= HELD_S:
+                    held_by[name, field] = held
+    assert held_by == {}
+
+
+def test_a_field_that_takes_long_to_read_is_refused(client: Client) -> None:
+    for field in ("hint", "min", "let"):
+        assert client.code({"find": "c", field: large(2 * LARGEST_FIELD)}) == 10334
+    for field in ("readConcern", "lsid", "apiVersion", "$readPreference", "maxTimeMS"):
+        assert client.code({"find": "c", field: large(2 * LARGEST_GENERIC)}) == 10334
+    sessions = [{"id": Binary(number.to_bytes(16, "big"), 4)} for number in range(10_000)]
+    assert client.ok({"endSessions": sessions})
+    assert client.ok({"ping": 1, "comment": large(2 * LARGEST_FIELD)})
 
 
 def test_what_is_small_needs_no_thread(client: Client) -> None:
