@@ -16,6 +16,7 @@ from replset.core.member_state import MemberState
 from replset.core.messages import Done, FreezeRequest, ReconfigRequest, StepDownRequest
 from replset.errors import ReplError
 from replset.ids import HostPort
+from tests.simulation.kit.core_faults import CoreFaults
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.runs import Outcome
 from tests.unit.core.box import Box, host, members_of
@@ -54,6 +55,9 @@ class CoreRun:
         self.seed = seed
         self.rng = rng = random.Random(seed)
         self.size, self.arbiters = rng.choice(SHAPES)
+        self.more = CoreFaults(self) if seed % 5 in (1, 2) else None
+        if self.more is not None:
+            self.size, self.arbiters = self.more.shape()
         self.cluster = Cluster(self.size, seed=seed, latency_ms=(1, rng.choice((3, 40))))
         self.cluster.default_write_concern_set = True
         self.cluster.persist_ms = rng.choice((0, 2, 30))
@@ -61,6 +65,7 @@ class CoreRun:
         self.cluster.pages = rng.choice(((), (1, 3, 100)))
         self.writes = 0
         self.is_over = False
+        self.is_paused = False
         self._rings: Counter[frozenset[HostPort]] = Counter()
 
     def to_the_end(self) -> None:
@@ -77,7 +82,10 @@ class CoreRun:
         while cluster.now < ends:
             cluster.run(self.rng.choice((5, 50, 300, 1_000, 3_000)))
             self._fault(self.rng.choices(FAULTS, weights)[0])
-        self._make_whole()
+            if self.more is not None:
+                self.more.draw()
+        self.is_over = True
+        self.make_whole()
         healed = cluster.now
         cluster.until(cluster.is_quiet, WELL_WITHIN_MS)
         cluster.done["ms until well"] = cluster.now - healed
@@ -108,16 +116,16 @@ class CoreRun:
 
     def _write(self) -> None:
         """From now on somebody writes wherever writes are accepted, now and then; not when all shall be quiet."""
-        for box in self.cluster.boxes.values():
+        for box in () if self.is_paused else self.cluster.boxes.values():
             if self.rng.random() < 0.7:
                 self.writes += 1
                 box.write(f"{self.seed}.{self.writes}")
         if not self.is_over:
             self.cluster.at(self.rng.randint(5, 200), self._write)
 
-    def _make_whole(self) -> None:
+    def make_whole(self) -> None:
+        """Every link, every member; nothing more waits to happen."""
         cluster = self.cluster
-        self.is_over = True
         cluster.loss = cluster.late = cluster.stalls = 0.0
         cluster.on_persist.clear()
         cluster.heal()
@@ -134,19 +142,19 @@ class CoreRun:
         cluster.done[f"fault {kind}"] += 1
         match kind:
             case "kill" | "power" if box.alive:
-                self._stop(box, power=kind == "power")
+                self.stop(box, power=kind == "power")
             case "kill primary" if primary is not None:
-                self._stop(primary, power=rng.random() < 0.5)
+                self.stop(primary, power=rng.random() < 0.5)
             case "power of all":
                 for one in cluster.boxes.values():
                     if one.alive:
-                        self._stop(one, power=True)
+                        self.stop(one, power=True)
             case "while it saves" if self._ambush not in cluster.on_persist:
                 cluster.on_persist.append(self._ambush)
             case "cut in reconfig" if self._cut_in_reconfig not in cluster.on_persist:
                 cluster.on_persist.append(self._cut_in_reconfig)
-            case "lose disk" if self._may_lose_disk(box):
-                self._stop(box, wipe=True)
+            case "lose disk" if self.may_lose(box):
+                self.stop(box, wipe=True)
                 if primary is not None and primary is not box and rng.random() < 0.5:
                     cluster.isolate(cluster.number_of(primary))
             case "isolate":
@@ -174,7 +182,7 @@ class CoreRun:
                 return
         cluster.note("fault", f"{kind} {box.host}")
 
-    def _stop(self, box: Box, *, power: bool = False, wipe: bool = False) -> None:
+    def stop(self, box: Box, *, power: bool = False, wipe: bool = False) -> None:
         """It comes back at once, as a supervisor sees to, or after a while."""
         box.crash(power=power, kept=self.rng.randint(0, len(box.disk.log) - box.disk.durable))
         if wipe:
@@ -187,7 +195,7 @@ class CoreRun:
         """The next member that saves something loses its power before that is on disk, or right after."""
         self.cluster.on_persist.remove(self._ambush)
         delay = self.rng.randint(0, self.cluster.persist_ms + 4)
-        self.cluster.at(delay, lambda: self._stop(box, power=True) if box.alive and not self.is_over else None)
+        self.cluster.at(delay, lambda: self.stop(box, power=True) if box.alive and not self.is_over else None)
 
     def _cut_in_reconfig(self, box: Box, record: PersistedRecord) -> None:
         """A primary that changes the configuration is cut off when few or all have heard of it."""
@@ -201,18 +209,19 @@ class CoreRun:
         delay = self.rng.randint(0, self.rng.choice((5, 50, 500)))
         self.cluster.at(delay, lambda: None if self.is_over else self.cluster.isolate(self.cluster.number_of(box)))
 
-    def _may_lose_disk(self, box: Box) -> bool:
+    def may_lose(self, *boxes: Box) -> bool:
         """A majority has named everybody's data, and others can lead. On even seeds: odd ones move votes."""
         configs = [one.disk.config for one in self.cluster.boxes.values() if one.disk.config is not None]
-        if self.seed % 2 or not box.alive or not configs:
+        if self.seed % 2 or not all(box.alive for box in boxes) or not configs:
             return False
+        lost = {box.host for box in boxes}
         newest = max(configs, key=lambda config: config.version_and_term[::-1])
         named = {member.host: member.incarnation for member in newest.members if not member.newly_added}
         return (
             2 * configs.count(newest) > self.size
             and all(named.get(one.host) == one.disk.incarnation for one in self.cluster.boxes.values())
-            and len(newest.voters) - 1 >= newest.majority_vote_count
-            and any(member.is_electable and member.host != box.host for member in newest.voters)
+            and len(newest.voters) - len(lost) >= newest.majority_vote_count
+            and any(member.is_electable and member.host not in lost for member in newest.voters)
         )
 
     def _reconfig(self, number: int, config: ReplSetConfig) -> None:

@@ -40,6 +40,7 @@ from replset.storage.catalog import Collection
 from replset.storage.store import Store
 from replset.storage.txn import Txn
 from tests.simulation.kit import scenarios
+from tests.simulation.kit.core_mutants import CORE_MUTANTS
 from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.kinds import CORE_ALONE, DOOMED
 from tests.simulation.kit.many import run_many
@@ -343,6 +344,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(oplog_trimmed_too_far, (7,)),
     Mutant(delete_not_replicated, (0, 2, 1)),
     Mutant(leads_on_in_an_old_term, (2, 1, 0), "invariant 1"),
+    *CORE_MUTANTS,
     *MEMBER_MUTANTS,
     *(Mutant(break_rule, (number,), "wiring: ", WIRING) for break_rule, number in WIRING_MUTANTS),
 )

@@ -136,6 +136,7 @@ class Box:
             allow_multiple_arbiters=True,
         )
         self.committed = OPTIME_NULL
+        self.configured = disk.config
         self.take(self.node.start(self.cluster.now))
 
     def crash(self, *, power: bool = False, kept: int = 0) -> None:
@@ -162,6 +163,7 @@ class Box:
 
     def take(self, effects: list[Effect]) -> None:
         self.effects.extend(effects)
+        self.judge_claims(effects)
         for effect in effects:
             if ends_writes(effect):
                 self.carry_out(effect)
@@ -171,6 +173,20 @@ class Box:
                 self.queue.append(effect)
         self.pump()
         self.cluster.wake(self)
+
+    def judge_claims(self, effects: list[Effect]) -> None:
+        """What the node takes for committed, and what it makes of its configuration, against all disks."""
+        config, judge = self.node.config, self.cluster.judge
+        configs = [known for known in (self.configured, config) if known is not None]
+        for effect in effects:
+            match effect:
+                case CommitPointMoved(point):
+                    judge.counted(self, point, configs)
+                case ConfigInstalled(installed):
+                    if self.configured is not None:
+                        judge.changed(self, self.configured, installed)
+                    self.configured = installed
+        self.configured = config
 
     def pump(self) -> None:
         while self.queue and not self.persisting and self.alive:
@@ -194,6 +210,7 @@ class Box:
                 self.disk.last_vote = vote
             case ReplSetConfig() as config:
                 self.disk.config = config
+                self.cluster.judge.saved(self, config)
             case InitialSyncNotNeeded():
                 self.disk.marker = False
         self.persisting = False

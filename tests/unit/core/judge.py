@@ -7,9 +7,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
+from replset.config import Member, ReplSetConfig
 from replset.core.effects import LastVote
 from replset.core.member_state import MemberState
-from replset.ids import HostPort, MemberId, OpTime
+from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
 
 if TYPE_CHECKING:
     from tests.unit.core.box import Box, Entry
@@ -24,6 +25,8 @@ class Judge:
         self.committed_log: list[Entry] = []
         self.committed_in: dict[OpTime, int] = {}  # the term of the commit point that covered it first
         self.uncounted_undone = 0  # copies of committed entries that had not been counted for them
+        self.version_in_force = 0  # the highest version of a configuration that a majority saved
+        self._savers: dict[tuple[int, int], set[HostPort]] = {}
         self.exempt = False  # a forced reconfig voids the invariants
 
     def vote(self, box: Box, vote: LastVote) -> None:
@@ -59,6 +62,109 @@ class Judge:
         for entry in log[len(known) : place]:
             known.append(entry)
             self.committed_in[entry[0]] = box.node.commit_point.term
+
+    # --- what the disks say, whatever was told ---------------------------------------------------------------------
+
+    def counted(self, box: Box, point: OpTime, configs: list[ReplSetConfig]) -> None:
+        """What a primary takes for committed is on the disks of a write majority, by its configuration before this
+        event or after it. A named disk that was lost meanwhile had it, as far as anybody can know.
+        """
+        if self.exempt or box.node.state is not MemberState.PRIMARY:
+            return
+        holders = [(config, [v.host for v in config.data_voters if self._has(box, v, point)]) for config in configs]
+        told = [f"{config.write_majority} by {config.version_and_term}: {hosts}" for config, hosts in holders]
+        on_enough = any(len(hosts) >= config.write_majority for config, hosts in holders)
+        assert on_enough, f"invariant 3: {box.host} commits {point}, which is on the disks of fewer than {told}"
+        for other in box.cluster.boxes.values():
+            voters = self._voters_for(other)
+            lacks = all(optime != point for optime, _ in reversed(other.disk.log))
+            assert not (voters and lacks), f"invariant 3: {box.host} commits {point}; {voters} can elect {other.host}"
+
+    def _voters_for(self, candidate: Box) -> list[HostPort]:
+        """Who would vote for it, by what is on everybody's disk; nobody where that is no majority."""
+        config, members = candidate.disk.config, candidate.cluster.boxes
+        mine = None if config is None else config.member_at(candidate.host)
+        if config is None or mine is None or not mine.is_voter or not mine.is_electable or not candidate.disk.log:
+            return []
+        if mine.incarnation != candidate.disk.incarnation or candidate.disk.marker:
+            return []
+        newest = candidate.disk.log[-1][0]
+        voters = [candidate.host]
+        for voter in config.voters:
+            box = members[voter.host]
+            theirs, disk = box.disk.config, box.disk
+            own = None if theirs is None else theirs.member_at(voter.host)
+            if voter.host == candidate.host or theirs is None or own is None or theirs.newer_than(config):
+                continue
+            known = theirs.member(mine.id)
+            is_named = own.is_voter and own.incarnation == disk.incarnation and (own.arbiter_only or not disk.marker)
+            if not is_named or known is None or known.incarnation != mine.incarnation:
+                continue
+            log = disk.log[: disk.durable]
+            place = box.node.commit_point if own.arbiter_only else log[-1][0] if log else OPTIME_NULL
+            if place <= newest:
+                voters.append(voter.host)
+        return voters if len(voters) >= config.majority_vote_count else []
+
+    def _has(self, box: Box, voter: Member, point: OpTime) -> bool:
+        disk = box.cluster.boxes[voter.host].disk
+        if disk.incarnation != voter.incarnation:
+            return True
+        place = bisect_right(disk.log, point, hi=disk.durable, key=lambda entry: entry[0])
+        return place > 0 and disk.log[place - 1][0] == point
+
+    def changed(self, box: Box, before: ReplSetConfig, after: ReplSetConfig) -> None:
+        """A primary changes a configuration that a majority of its voters has, so that their majorities meet and
+        nobody can be elected who lacks what is committed.
+        """
+        if self.exempt or box.node.state is not MemberState.PRIMARY:
+            return
+        newest = self.version_in_force
+        assert after.version >= newest, f"invariant 10: {box.host} makes version {after.version}, {newest} was in force"
+        if after.version == before.version:
+            return
+        members, what = box.cluster.boxes, f"{box.host} makes {after.version_and_term} of {before.version_and_term}"
+        holders = [voter for voter in before.voters if voter.host == box.host or self._holds(box, voter, before)]
+        assert len(holders) >= before.majority_vote_count, f"invariant 10: {what}, which {len(holders)} voters have"
+        written = [voter for voter in before.data_voters if self._has_term(box, voter)]
+        assert len(written) >= before.write_majority, f"invariant 10: {what} before its term's writes are on a majority"
+        hosts = {voter.host for voter in (*before.voters, *after.voters)}
+        apart = before.majority_vote_count + after.majority_vote_count <= len(hosts)
+        assert not apart, f"invariant 10: {what}: a majority of each may be of other members"
+        able = [voter for voter in after.voters if members[voter.host].disk.incarnation == voter.incarnation]
+        lacking = [voter for voter in able if not self._knows_committed(box, voter)]
+        can_elect = len(lacking) >= after.majority_vote_count and any(voter.is_electable for voter in lacking)
+        assert not can_elect, f"invariant 3: {what}: {[v.host for v in lacking]} lack what is committed, and can elect"
+
+    def saved(self, box: Box, config: ReplSetConfig) -> None:
+        """One that a majority of its voters saved in its own term is in force: whoever has it refuses older ones."""
+        if box.node.term == config.term:
+            savers = self._savers.setdefault(config.version_and_term, set())
+            savers.add(box.host)
+            if len(savers & {voter.host for voter in config.voters}) >= config.majority_vote_count:
+                self.version_in_force = max(self.version_in_force, config.version)
+
+    def _has_term(self, box: Box, voter: Member) -> bool:
+        """Whether its disk holds an entry of the primary's term, and so all that came before."""
+        disk = box.cluster.boxes[voter.host].disk
+        if disk.incarnation != voter.incarnation:
+            return True
+        return disk.durable > 0 and disk.log[disk.durable - 1][0].term == box.node.term
+
+    def _holds(self, box: Box, voter: Member, config: ReplSetConfig) -> bool:
+        disk = box.cluster.boxes[voter.host].disk
+        if disk.incarnation != voter.incarnation or disk.config is None:
+            return disk.incarnation != voter.incarnation
+        return disk.config.version >= config.version and not config.newer_than(disk.config)
+
+    def _knows_committed(self, box: Box, voter: Member) -> bool:
+        """Whether this voter would refuse its vote to who lacks the newest committed entry."""
+        if not self.committed_log:
+            return True
+        newest, other = self.committed_log[-1][0], box.cluster.boxes[voter.host]
+        if voter.arbiter_only:
+            return other.node.commit_point >= newest
+        return any(optime == newest for optime, _ in reversed(other.disk.log))
 
     def undone(self, box: Box, entries: list[Entry], down_to: OpTime) -> None:
         if self.exempt:

@@ -191,6 +191,11 @@ class Cluster:
         self[number].feed(Request(self._requests, body))
         return self._requests
 
+    def lie_number(self) -> int:
+        """The number of a request whose answer nobody waits for."""
+        self._requests += 1
+        return self._requests
+
     def answer_of(self, number: int, request: int) -> ReplyBody | None:
         return self[number].answers.get(request)
 

@@ -1,0 +1,145 @@
+"""Rules of the core broken on purpose, each for the seeds of the core alone to notice (see mutants.py)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from replset.config import Member, ReplSetConfig
+from replset.core import memory, reconfig
+from replset.core.election import Elections
+from replset.core.leading import Leading
+from replset.core.member_state import MemberState
+from replset.core.memory import Memory, Peer
+from replset.core.messages import Refused
+from replset.core.reconfig import Reconfigs
+from tests.simulation.kit.kinds import CORE_ALONE
+from tests.simulation.kit.mutant import Mutant
+
+# --- configurations --------------------------------------------------------------------------------------------------
+
+
+def config_changed_before_a_majority_has_it(patch: pytest.MonkeyPatch) -> None:
+    """A configuration is changed before a majority has the one in force."""
+    patch.setattr(Memory, "is_config_committed", property(lambda _: True))
+
+
+def config_changed_before_the_writes(patch: pytest.MonkeyPatch) -> None:
+    """A configuration is changed before the writes of the term are on a majority."""
+    patch.setattr(Reconfigs, "_is_oplog_committed", lambda *_: True)
+
+
+def two_voters_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Two voters may come or go in one change."""
+    real = reconfig.reconfig_refusal
+
+    def refusal(*args: Any, **named: Any) -> Refused | None:
+        found = real(*args, **named)
+        return None if found is not None and "one voter" in found.reason else found
+
+    patch.setattr(reconfig, "reconfig_refusal", refusal)
+
+
+def vote_before_it_has_caught_up(patch: pytest.MonkeyPatch) -> None:
+    """A newlyAdded member gets its vote before it has what the primary had."""
+    patch.setattr(Reconfigs, "_elections_meet_commit_point", lambda *_: True)
+
+    def promoted(self: Reconfigs, member: Member, peer: Peer) -> Member | None:
+        m = self.m
+        if m.config is None or (peer.config_version, peer.config_term) != m.config.version_and_term:
+            return None
+        is_able = peer.incarnation and peer.state is not MemberState.STARTUP
+        return replace(member, newly_added=False, incarnation=peer.incarnation) if is_able else None
+
+    patch.setattr(Reconfigs, "_promoted", promoted)
+
+
+def vote_passed_by_an_election(patch: pytest.MonkeyPatch) -> None:
+    """Beside arbiters a vote is given although an election could then pass by what is committed."""
+    patch.setattr(Reconfigs, "_elections_meet_commit_point", lambda *_: True)
+
+
+def commits_alone_unknown_to_others(patch: pytest.MonkeyPatch) -> None:
+    """A primary beside arbiters commits alone before a majority has the configuration that lets it."""
+    real = Leading.advance_commit_point
+
+    def advance(self: Leading) -> None:
+        with pytest.MonkeyPatch.context() as within:
+            within.setattr(Memory, "is_config_committed", property(lambda _: True))
+            real(self)
+
+    patch.setattr(Leading, "advance_commit_point", advance)
+
+
+def config_order_without_the_term(patch: pytest.MonkeyPatch) -> None:
+    """Configurations are compared by version alone, so that one of an old primary wins over one of a new one."""
+    patch.setattr(ReplSetConfig, "is_newer_than", lambda self, version, _term: self.version > version)
+
+
+# --- lost disks ----------------------------------------------------------------------------------------------------
+
+
+def lost_disks_wait_for_each_other(patch: pytest.MonkeyPatch) -> None:
+    """A lost disk is set aside only once the writes are on as many members as if no other disk were lost."""
+    patch.setattr(Reconfigs, "_has_lost_disk", lambda *_: False)
+
+
+# --- what others say -------------------------------------------------------------------------------------------------
+
+
+def any_term_believed(patch: pytest.MonkeyPatch) -> None:
+    """A term is taken however far it is above a member's own."""
+    patch.setattr(memory, "is_believable_term", lambda *_: True)
+
+
+def any_place_believed(patch: pytest.MonkeyPatch) -> None:
+    """A place beyond everything that the primary wrote is counted."""
+
+    def accept(_self: Memory, peer: Peer, position: Any) -> None:
+        peer.position = position
+
+    patch.setattr(Memory, "accept_position", accept)
+
+
+def other_set_heard(patch: pytest.MonkeyPatch) -> None:
+    """Another set of the same name is heard like one's own."""
+    patch.setattr(Memory, "is_other_set", lambda self, name, _id: name != self.set_name)
+
+
+def stranger_heard(patch: pytest.MonkeyPatch) -> None:
+    """The term of somebody who is no member is taken."""
+    patch.setattr(Memory, "is_member", lambda self, _host: self.config is not None)
+
+
+def source_from_in_between_followed(patch: pytest.MonkeyPatch) -> None:
+    """A member follows one that was away while what it knows to be committed was committed."""
+    real = Leading.move_commit_point
+    patch.setattr(Leading, "move_commit_point", lambda self, optime, _term: real(self, optime, 0))
+
+
+def dry_run_beside_a_healthy_primary(patch: pytest.MonkeyPatch) -> None:
+    """A dry run is granted to a member that does not hear the primary, by those who do."""
+    patch.setattr(Elections, "_healthy_primary_refusal", lambda *_: None)
+
+
+CORE_MUTANTS = tuple(
+    Mutant(break_rule, killers, verdict, CORE_ALONE)
+    for break_rule, killers, verdict in (
+        (config_changed_before_a_majority_has_it, (2, 22), "invariant 10"),
+        (config_changed_before_the_writes, (6,), "invariant"),
+        (two_voters_at_once, (1,), "invariant 10"),
+        (vote_before_it_has_caught_up, (26,), "invariant"),
+        (vote_passed_by_an_election, (322,), "invariant 3"),
+        (commits_alone_unknown_to_others, (17, 47), "invariant 3"),
+        (config_order_without_the_term, (0,), "not in time"),
+        (lost_disks_wait_for_each_other, (22, 36), "not in time"),
+        (any_term_believed, (6,), "invariant 11"),
+        (any_place_believed, (6,), "invariant 3"),
+        (other_set_heard, (6,), "invariant 11"),
+        (stranger_heard, (26,), "invariant 11"),
+        (source_from_in_between_followed, (2, 6), "invariant 3"),
+        (dry_run_beside_a_healthy_primary, (6,), "invariant 12"),
+    )
+)
