@@ -66,15 +66,21 @@ def install_copy(
 ) -> None:
     """Put a copy in the place of the database. The store is closed, the marker in member.db is set, the lock held.
 
-    rollback_id_before: the store's before this sync, 0 for none. A crash at any moment leaves the old database or the
-    copy, and the marker says that it is not to be trusted. CorruptDataError when the copy does not pass its checks;
-    check_entries 0: it did before.
+    rollback_id_before: the store's before this sync, 0 for none. A crash at any moment leaves the old database, the
+    copy, or no database, and the marker says that it is not to be trusted. CorruptDataError when the copy does not pass
+    its checks; check_entries 0: it did before.
     """
     folder = os.fspath(dbpath)
     path = os.path.join(folder, DATABASE_FILE)
     try:
         _make_ours(disk, copy_path, rollback_id_before)
         disk.sync_file(copy_path)
+        if disk.exists(path + WAL_SUFFIX) and disk.size(path + WAL_SUFFIX):
+            # It was closed without a whole checkpoint (a full disk): some of its pages are in the WAL alone. Without
+            # that it may not open at all, and a start after a crash would end here for ever. Without any database a
+            # start makes an empty one, and the marker has it copied; what only this one held was exported before.
+            disk.remove(path)
+            disk.sync_folder(folder)
         disk.remove(path + WAL_SUFFIX)
         disk.remove(path + SHM_SUFFIX)
         disk.sync_folder(folder)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from replset.errors import CorruptDataError, InvariantError, StorageError
 from replset.ids import OPTIME_NULL
+from replset.oplog_entry import noop_entry
 from replset.storage.copies import check_database, install_copy
 from replset.storage.disk import RealDisk
-from replset.storage.store import Store
+from replset.storage.store import Store, StoreOptions
+from tests.simulation.kit.disk import SimDisk
 
-from .conftest import Driver
+from .conftest import WALL, Driver
 
 
 @pytest.fixture
@@ -163,6 +167,65 @@ def test_a_crash_while_installing_leaves_the_old_data_or_the_copy(
     store = Store.open(RealDisk(), old.folder, source.options)
     assert [coll.ns for coll in store.collections()] == (["db.old"] if steps <= 6 else ["db.c"])
     store.close()
+
+
+class PowerGoesError(BaseException):
+    """Ends the work in the middle, so to speak."""
+
+
+STEPS = ("remove", "rename", "sync_file", "sync_folder")
+
+
+@pytest.mark.parametrize("steps", range(12))
+def test_power_that_goes_while_a_half_folded_database_is_replaced_leaves_one_that_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """The old store was closed on a full disk: the first pages of its WAL are in the database, the others are not."""
+    disk, options = SimDisk(str(tmp_path / "disk")), StoreOptions(min_free_bytes=0)
+    source = Store.open(disk, os.path.join(disk.folder, "source"), options)
+    append(source, 3)
+    dbpath = os.path.join(disk.folder, "data")
+    old = Store.open(disk, dbpath, options)
+    append(old, 200)
+    disk.sync_folder(disk.folder)
+    disk.is_full = True
+    old.close()
+    disk.is_full = False
+    path, copy = os.path.join(dbpath, "replset.db"), os.path.join(dbpath, "copy.db")
+    assert disk.size(path + "-wal") > 0
+    source.snapshot_to(copy)
+    left = steps
+
+    def counted(work: Callable[..., None]) -> Callable[..., None]:
+        def step(*arguments: str) -> None:
+            nonlocal left
+            if not left:
+                raise PowerGoesError
+            left -= 1
+            work(*arguments)
+
+        return step
+
+    for name in STEPS:
+        monkeypatch.setattr(disk, name, counted(getattr(disk, name)))
+    with suppress(PowerGoesError):
+        install_copy(disk, dbpath, copy, rollback_id_before=1, check_entries=0)
+    for seed in range(8):
+        after = disk.crash(str(tmp_path / f"after {seed}"), random.Random(seed), power_loss=True)
+        store = Store.open(after, os.path.join(after.folder, "data"), options)
+        entries = len(store.oplog_after(OPTIME_NULL, limit=1_000, max_bytes=1 << 30))
+        assert entries in ({3} if left else {0, 3, 200})
+        store.close()
+        after.close()
+
+
+def append(store: Store, entries: int) -> None:
+    """And synced."""
+    for _ in range(entries):
+        with store.group() as txn:
+            optime = txn.next_optime(1, WALL)
+            txn.append(noop_entry({"msg": "x" * 500}, optime, WALL), optime, op="n", ns="", wall_ms=WALL)
+    store.sync_wal()
 
 
 def test_a_copy_of_something_else_is_refused_before_anything_is_replaced(tmp_path: Path) -> None:
