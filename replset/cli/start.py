@@ -116,8 +116,13 @@ def main(argv: Sequence[str]) -> int:
         return runner.run(run(options, keys, writer))
 
 
-def refuse(reason: str) -> int:
-    print(f"replset start: {reason}", file=sys.stderr)
+def refuse(reason: str, writer: LogWriter | None = None) -> int:
+    """Say why not, in a line of its own: once there is a log, through it, since both go to standard error."""
+    if writer is None:
+        print(f"replset start: {reason}", file=sys.stderr)
+    else:
+        writer.write(f"replset start: {reason}")
+        writer.flush()
     return 2
 
 
@@ -148,7 +153,7 @@ def exit_if_broken(member: RunningMember, writer: LogWriter) -> None:
 async def run(options: MemberOptions, keys: Keys | None, writer: LogWriter) -> int:
     taken = taken_port(options)  # looked at first, so that a wrong port leaves the dbpath untouched
     if taken is not None:
-        return refuse(taken)
+        return refuse(taken, writer)
     workers = RealWorkers()
     descriptors = raise_descriptor_limit()
     backlog = backlog_for(descriptors)
@@ -170,16 +175,16 @@ async def run(options: MemberOptions, keys: Keys | None, writer: LogWriter) -> i
     try:
         await member.start()
     except ReplError as error:
-        return refuse(error.message)
+        return refuse(error.message, writer)
     except OSError as error:
-        return refuse(f"{error.filename or options.listen}: {reason_of(error)}")
+        return refuse(f"{error.filename or options.listen}: {reason_of(error)}", writer)
     app = create_app(member.dispatcher, member, options.allowed_hosts)
     http = HttpServer(app, options.http_listen, http_slots, member.admission, backlog)
     try:
         await http.start()
     except OSError as error:
         await member.stop()
-        return refuse(f"cannot listen on {options.http_listen}: {reason_of(error)}")
+        return refuse(f"cannot listen on {options.http_listen}: {reason_of(error)}", writer)
     print(f"replset {options.repl_set}: wire {options.host}, http http://{options.http_address}", flush=True)
     watchdog = Watchdog()
     watchdog.start()

@@ -92,6 +92,7 @@ def run(
         voters = sum(row.get("votes", 1) == 1 for row in rows)
         clients = Clients(local.members, history, random.Random(rng.getrandbits(64)))
         world = World(local, rng, history, clients, own_disks, keyed, voters)
+        world.delayed = any("secondaryDelaySecs" in row for row in rows)
         world.wait_until_well()
         clients.start()
         count = _break(world, seconds, say, faults.drawn(rng, own_disks, names))

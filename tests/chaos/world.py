@@ -30,7 +30,7 @@ class CannotError(Exception):
 class World:
     """own_disks: each dbpath is a small file system of its own. keyed: members prove themselves by a key file.
 
-    voters: how many members vote.
+    voters: how many members vote. delayed: one applies entries only when they are old enough.
     """
 
     local: LocalSet
@@ -40,6 +40,7 @@ class World:
     own_disks: bool = False
     keyed: bool = True
     voters: int = 3
+    delayed: bool = False
     down: set[str] = field(default_factory=set)
     """Members that a fault keeps from answering."""
     hurt: set[str] = field(default_factory=set)

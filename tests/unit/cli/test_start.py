@@ -18,9 +18,12 @@ import pytest
 
 from replset.cli.local_set import free_ports
 from replset.cli.main import main
+from replset.cli.start import refuse
 from replset.client import WireClient
 from replset.config import ReplSetConfig
 from replset.errors import ReplError
+from replset.runtime import log_writer
+from replset.runtime.log_writer import LogWriter
 from replset.storage.disk import RealDisk
 from replset.storage.member_file import MemberFile
 from replset.storage.store import Store, lock_dbpath
@@ -162,6 +165,21 @@ def test_a_dbpath_that_another_process_holds(tmp_path: Path, port: int) -> None:
         lock.release()
     assert refused(done) == f"another process (pid {os.getpid()}) holds the data folder {dbpath}"
     assert contents(dbpath) == before
+
+
+def test_a_refusal_is_a_line_of_its_own_in_the_log(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log's thread writes to standard error too, and could come between the reason and the end of its line."""
+    reading, writing = os.pipe()
+    monkeypatch.setattr(log_writer, "FLUSH_S", 10.0)
+    writer = LogWriter(writing)
+    writer.write("a warning of the start")
+    assert refuse("no room", writer) == 2
+    assert os.read(reading, 1000) == b"a warning of the start\nreplset start: no room\n"
+    assert capsys.readouterr() == ("", "")
+    os.close(reading)
+    os.close(writing)
 
 
 def test_a_dbpath_of_another_set(tmp_path: Path, port: int) -> None:
