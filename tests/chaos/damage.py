@@ -92,7 +92,7 @@ def lost_wal(world: World) -> tuple[str, Mend]:
     world.lost(member, what)
     said = member.log.stat().st_size
     world.bring_up(member, absence)
-    if newest < written and "data lost" not in member.log.read_bytes()[said:].decode(errors="replace"):
+    if newest < written and not _says(member.log, said, "data lost"):
         world.breach(f"{what}, all behind {newest}, and it does not say that it lost {written}")
 
     def mend() -> None:
@@ -100,6 +100,16 @@ def lost_wal(world: World) -> tuple[str, Mend]:
             copy_anew(world, member)
 
     return what, mend
+
+
+def _says(log: Path, behind: int, words: str, within_s: float = 10.0) -> bool:
+    """Whether the log says that soon, behind its first so many bytes."""
+    deadline = time.monotonic() + within_s
+    while words not in log.read_bytes()[behind:].decode(errors="replace"):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def newest_in(dbpath: Path) -> tuple[int, int]:

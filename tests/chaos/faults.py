@@ -197,16 +197,15 @@ def _read_until(pipe: int, words: bytes) -> None:
 FAULTS: tuple[Fault, ...] = (
     *(kill, kill, terminate, pause, pause, cut, cut, cut, late_traffic),
     *(clock_step, step_down, reconfig, freeze, resync, full_disk, read_only, unread_log),
-    *(bridge, damaged_entry, wipe, strangers, forged_positions, web_page, hostile_query, crowd),
+    *(bridge, damaged_entry, lost_wal, wipe, strangers, forged_positions, web_page, hostile_query, crowd),
 )
 """What is there twice is drawn more often."""
-BY_NAME_ONLY: tuple[Fault, ...] = (lost_wal,)
 NEEDS_DISKS = frozenset({full_disk, read_only})
 ALONE = frozenset(
     {bridge, unread_log, damaged_entry, lost_wal, wipe, strangers, forged_positions, hostile_query, web_page, crowd}
 )
 """They begin when everything else is mended and the set is well, so that what follows is their own doing."""
-BY_NAME: dict[str, Fault] = {fault.__name__: fault for fault in FAULTS + BY_NAME_ONLY}
+BY_NAME: dict[str, Fault] = {fault.__name__: fault for fault in FAULTS}
 
 
 def drawn(rng: random.Random, own_disks: bool, names: Sequence[str] = ()) -> Iterator[Fault]:
