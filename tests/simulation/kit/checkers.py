@@ -117,6 +117,7 @@ class Checkers:
         cluster.on_change.append(self.look_at)
         cluster.on_many_steps.append(self.every_thousand)
         cluster.on_wipe.append(self.note_wipe)
+        cluster.on_wal_loss.append(self.note_lost_wal)
 
     def fail(self, invariant: str, why: str) -> None:
         now = self.cluster.loop.now_ms
@@ -322,14 +323,21 @@ class Checkers:
 
     def note_wipe(self, name: str) -> None:
         """A disk was emptied by hand: what only it held is nobody's to keep."""
-        self.wiped.add(name)
         self.votes.pop(name, None)
-        if name not in self.mirrors:
-            return
+        if name in self.mirrors:
+            self._note_erased(name)
+            self.mirrors[name].clear()
+        self.wiped.add(name)
+
+    def note_lost_wal(self, name: str) -> None:
+        """As far as it was in the WAL only."""
+        self.wiped.add(name)
+        self._note_erased(name)
+
+    def _note_erased(self, name: str) -> None:
         elsewhere = set().union(*(mirror.marks for other, mirror in self.mirrors.items() if other != name))
         files = set(rolled_back_marks(self.cluster.machines[name].dead_disk))
         self.erased_by_hand |= (self.mirrors[name].marks | files) - elsewhere
-        self.mirrors[name].clear()
 
     # --- when a client was told something
 

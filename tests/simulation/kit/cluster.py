@@ -231,6 +231,7 @@ class SimCluster:
         self._next_many = MANY_STEPS
         self.rotten: Rotten | None = None
         self.on_wipe: list[Callable[[str], None]] = []
+        self.on_wal_loss: list[Callable[[str], None]] = []
         self.on_disk_death: list[Callable[[str], None]] = []  # a member ended because its disk failed
         self.loop.on_step = self._step
         self._closing: list[SimDisk] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -72,6 +73,7 @@ class FaultMix:
     rot: int = 0
     stranger: int = 0
     wipe_two: int = 0
+    lose_wal: int = 0
     pause_s: tuple[float, float] = (0.5, 5.0)
 
 
@@ -86,9 +88,10 @@ NEW_KINDS = (
 
 
 NEWER_KINDS = ("hit_undo", "resync", "freeze", "bridge", "add_new", "failing_disk", "rot", "stranger", "wipe_two")
+NEWEST_KINDS = ("lose_wal",)
 
 
-NO_FAULTS = FaultMix(**dict.fromkeys(OLD_KINDS + NEW_KINDS + NEWER_KINDS, 0))  # type: ignore[arg-type]
+NO_FAULTS = FaultMix(**dict.fromkeys(OLD_KINDS + NEW_KINDS + NEWER_KINDS + NEWEST_KINDS, 0))  # type: ignore[arg-type]
 
 
 def draw_mix(rng: random.Random) -> FaultMix:
@@ -100,7 +103,9 @@ def draw_mix(rng: random.Random) -> FaultMix:
         chosen["kill"] = 1
     chosen |= {name: rng.choice((0, 0, 1, 1, 2)) for name in NEWER_KINDS}
     chosen["hit_undo"] *= 2
-    return FaultMix(**chosen, pause_s=rng.choice(((0.5, 5.0), (0.2, 2.0), (1.0, 7.0))))  # type: ignore[arg-type]
+    pause_s = rng.choice(((0.5, 5.0), (0.2, 2.0), (1.0, 7.0)))
+    chosen |= {name: rng.choice((0, 0, 1, 1, 2)) for name in NEWEST_KINDS}
+    return FaultMix(**chosen, pause_s=pause_s)  # type: ignore[arg-type]
 
 
 class Faults:
@@ -156,6 +161,7 @@ class Faults:
             self._rot: mix.rot,
             self._stranger: mix.stranger,
             self._wipe_two: mix.wipe_two,
+            self._lose_wal: mix.lose_wal,
         }
         self._ends = cluster.loop.time() + seconds
         while cluster.loop.time() < self._ends:
@@ -254,6 +260,30 @@ class Faults:
         for name in self._rng.sample(others, 2):
             cluster.kill(name, wipe=True)
             self._later(self._rng.uniform(0.2, 7.0), partial(self._revive, name))
+
+    def _lose_wal(self) -> None:
+        """Once a run: a member that is not primary dies, and its WAL is gone or cut when it starts again. It has to
+        find out, and copies anew. Not where threads overlap: a checkpoint that was under way needs its WAL.
+        """
+        cluster = self._cluster
+        primary, config = cluster.primary(), cluster.config()
+        others = [machine for machine in cluster.members() if machine.name != primary and not machine.arbiter]
+        if self._wiped or self._reconfiguring or config is None or not others or not cluster.all_counted():
+            return
+        if len(config.voters) - 1 < config.majority_vote_count or cluster.weather.overlap:
+            return
+        self._wiped = True
+        machine, part = self._rng.choice(others), self._rng.choice((0.0, self._rng.random()))
+        cluster.kill(machine.name)
+        disk, path = machine.disk, os.path.join(machine.disk.folder, "replset.db-wal")
+        if disk.exists(path):
+            disk.truncate(path, int(disk.size(path) * part))
+            cluster.trace.add(machine.name, f"has {part:.0%} of its WAL left")
+            machine.state_at_death = None
+            machine.may_have_lost_data = True
+            for look in cluster.on_wal_loss:
+                look(machine.name)
+        self._later(self._rng.uniform(0.2, 7.0), lambda: self._revive(machine.name))
 
     def _rot(self) -> None:
         """Once a run: a byte of a committed oplog entry changes on the disk of a member whose vote the others can do
