@@ -303,7 +303,8 @@ def judge(write: Write, reply: Mapping[str, Any], number: int = 1) -> None:
         write.detail = f"{reply.get('code')}: {reply.get('errmsg')}"
     elif reply.get("writeErrors"):
         error = reply["writeErrors"][0]
-        write.outcome = "fail" if error.get("code") in NOT_APPLIED else "unknown"
+        is_refused = number == 1 and error.get("code") in NOT_APPLIED  # of several, those before it may be there
+        write.outcome = "fail" if is_refused else "unknown"
         write.detail = str(error)
     elif reply.get("writeConcernError"):
         write.outcome, write.detail = "unknown", str(reply["writeConcernError"].get("errmsg"))
