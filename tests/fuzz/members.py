@@ -32,7 +32,7 @@ Change = tuple[int, str, Any]
 CHANGES: st.SearchStrategy[list[Change]] = st.lists(
     st.tuples(
         st.integers(0, 200),
-        st.sampled_from(["raise", "raise", "put", "put", "put", "remove"]),
+        st.sampled_from(["term", "term", "raise", "raise", "put", "put", "put", "remove"]),
         st.one_of(
             st.sampled_from(STEPS),
             st.sampled_from(EDGES).map(Int64),
@@ -51,6 +51,9 @@ def changed(document: dict[str, Any], changes: list[Change]) -> dict[str, Any]:
     first = next(iter(result))
     for number, what, value in changes:
         spots = list(places(result))
+        if what == "term" and "term" in result:  # what reaches furthest is aimed at
+            result["term"] = Int64(EDGES[number % len(EDGES)])
+            continue
         *path, last = spots[number % len(spots)]
         inner: Any = result
         for name in path:
