@@ -11,8 +11,8 @@ from tests.chaos.clients import numbers_in
 from tests.chaos.history import Attack, History, Read, Write
 
 MOST_SHOWN = 20
-STALLED_S = 0.5
-"""A third of the election timeout: a machine that stood still so long may have caused an election by itself."""
+STALLED_S = 0.25
+"""A third of what a sync of the disk may take: a machine that kept us waiting so long may elect by itself."""
 NEED_TWO = frozenset({"majority", "two", "two_journaled"})
 """Write concerns that one member cannot meet."""
 
