@@ -36,6 +36,7 @@ def test_what_is_left_is_not_written_in_a_later_term(
     reply = client.run({**command, "writeConcern": {"w": "majority"}}, **statements)
     assert reply["ok"] == 0.0
     assert reply["code"] == 189
-    assert reply["n"] == GROUP_STATEMENTS
-    assert {entry["t"] for entry in client.entries()} == {1}
+    assert 0 < reply["n"] < MANY
+    written = [entry for entry in client.entries() if entry["op"] == "i"]
+    assert (len(written), {entry["t"] for entry in written}) == (reply["n"], {1})
     assert member.waited == []
