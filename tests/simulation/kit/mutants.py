@@ -333,7 +333,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(cluster_time_ignored, (1, 2), "invariant 3"),
     Mutant(linearizable_read_unproven, (2, 59, 0), "invariant 7"),
     Mutant(waiter_released_too_early, (3, 1, 0)),
-    Mutant(waiter_survives_its_term, (2, 26, 28)),
+    Mutant(waiter_survives_its_term, (3, 2, 26)),
     Mutant(equal_source_accepted, (7, 8, 13), "invariant 9", CORE_ALONE, (scenarios.no_loop_of_sources, "invariant 9")),
     Mutant(misfitting_batch_applied, (9, 0, 1)),
     Mutant(manifest_without_entries, (3, 0, 2), "invariant 4"),
@@ -341,7 +341,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         rollback_files_not_synced, (29, 16, 24), "invariant 4", DOOMED, (scenarios.dark_after_a_rollback, "invariant 4")
     ),
-    Mutant(oplog_trimmed_too_far, (7,)),
+    Mutant(oplog_trimmed_too_far, (2, 7)),
     Mutant(delete_not_replicated, (0, 2, 1)),
     Mutant(leads_on_in_an_old_term, (2, 1, 0), "invariant 1"),
     *CORE_MUTANTS,
