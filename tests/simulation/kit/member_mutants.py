@@ -171,7 +171,7 @@ def pins_ignored(patch: pytest.MonkeyPatch) -> None:
 
 def old_point_shows_the_present(patch: pytest.MonkeyPatch) -> None:
     """A read at the commit point shows documents as they are now."""
-    patch.setattr(Snapshot, "_overlaid", lambda _self, _coll, _since, _after, _end, page: page)
+    patch.setattr(Snapshot, "_overlaid", lambda _self, _coll, _since, _after, _end, page, *_: page)
 
 
 def drain_skipped(patch: pytest.MonkeyPatch) -> None:
@@ -276,7 +276,7 @@ MEMBER_MUTANTS = (
     Mutant(manifest_stays_planned, (0, 1), "invariant 4", DOOMED),
     Mutant(undo_pruned_past_the_commit_point, test=f"{HOUSE}::test_undo_is_kept_until_the_commit_point"),
     Mutant(pins_ignored, test=f"{HOUSE}::test_undo_is_kept_for_the_oldest_open_snapshot"),
-    Mutant(old_point_shows_the_present, (0,), "invariant 3"),
+    Mutant(old_point_shows_the_present, (2, 0), "invariant 3"),
     Mutant(drain_skipped, test=f"{FETCHER}::test_drain_applies_all_that_was_fetched_and_reports_nothing"),
     Mutant(
         failed_sync_survived, test="tests/simulation/test_failing_disks.py::test_a_member_whose_wal_does_not_sync_stops"
