@@ -88,9 +88,9 @@ class Damage:
     def on_compared(self, found: ChainsCompared) -> None:
         m = self.m
         self._comparing = False
-        self._compare_again_at = Millis(m.now + m.settings.election_timeout_ms)
         if m.config is None or m.quarantine or m.state not in _HAS_OPLOG:
-            return
+            return  # a rollback that finds the same difference asks again, at once
+        self._compare_again_at = Millis(m.now + m.settings.election_timeout_ms)
         members = len(m.config.data_bearing)
         majority = members // 2 + 1
         counted = f"{found.same} of {members} have my hash chain at {found.at}, {found.other} another one"

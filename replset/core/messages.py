@@ -13,7 +13,7 @@ from enum import Enum
 from replset.bson import ObjectId
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
-from replset.ids import HostPort, MemberId, Millis, OpTime
+from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
 
 # --- between members -----------------------------------------------------------------------------------------
 
@@ -314,8 +314,8 @@ class ChainsCompared:
 class RollbackEnded:
     """`ok` False with `retry` True: the source broke or changed; nothing was undone yet, try again.
 
-    `ok` False and `retry` False: refused or corrupt; the member quarantines itself in RECOVERING.
-    `too_stale`: there is no common point; resync.
+    `ok` False and `retry` False: refused; the member quarantines itself in RECOVERING.
+    `too_stale`: there is no common point; resync. `chain_differs_at`: the source has another hash chain at this entry.
     """
 
     source: HostPort
@@ -323,6 +323,7 @@ class RollbackEnded:
     retry: bool
     too_stale: bool
     detail: str
+    chain_differs_at: OpTime = OPTIME_NULL
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,6 +204,8 @@ class Node:
                 self._damage.on_compared(message)
             case RollbackEnded():
                 self._following.on_rollback_ended(message)
+                if message.chain_differs_at != OPTIME_NULL:
+                    self._damage.compare(message.chain_differs_at)
             case InitialSyncBegun():
                 self._following.on_sync_begun(message)
             case InitialSyncEnded():

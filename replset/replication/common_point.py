@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from replset.errors import (
     HostUnreachableError,
     RemoteProtocolError,
     ReplError,
     UnrecoverableRollbackError,
 )
-from replset.ids import HostPort, Millis, OpTime, invariant
+from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime, invariant
 from replset.replication.ports import Peer
-from replset.replication.private_commands import ProbeReply, ProbeRequest
+from replset.replication.private_commands import FetchRequest, ProbeReply, ProbeRequest
 from replset.storage.store import Store
 
 PROBE_POINTS = 16
@@ -29,6 +31,14 @@ class NoCommonPointError(ReplError):
     code = 120
 
 
+class ChainDiffersError(UnrecoverableRollbackError):
+    """At the entry `at`, which both hold, the source has another hash chain: one of the two is damaged (127)."""
+
+    def __init__(self, message: str, at: OpTime) -> None:
+        super().__init__(message)
+        self.at = at
+
+
 class CommonPoint:
     """Finds the newest entry that this member and `source` share, by bisection over my log with a few probes.
 
@@ -44,8 +54,8 @@ class CommonPoint:
 
     async def find(self, *, of_any_term: bool = False) -> OpTime:
         """The common point. of_any_term: also with a source whose newest entry is not of a later term than mine.
-        SourceChangedError: try again. NoCommonPointError: too stale. UnrecoverableRollbackError:
-        the chains there differ, or the source lacks what I know to be committed.
+        SourceChangedError: try again. NoCommonPointError: too stale. ChainDiffersError: the
+        chains there differ; the source knows it then too.
         """
         store = self._store
         mine, my_oldest = store.last_applied, store.oldest
@@ -53,7 +63,7 @@ class CommonPoint:
         if head.newest.term <= mine.term and head.chains[0] is None and not of_any_term:
             raise SourceChangedError(f"{self._source} ends at {head.newest}, not in a later term than my {mine}")
         if head.chains[0] is not None:
-            return self._agreed(mine, head.chains[0])
+            return await self._agreed(mine, head.chains[0])
         if head.oldest.ts > mine.ts:
             raise NoCommonPointError(f"{self._source} begins at {head.oldest}, after my newest {mine}")
         low = my_oldest if head.chains[1] is not None else await self._first_shared(head.oldest)
@@ -77,7 +87,7 @@ class CommonPoint:
                 final = await self._probe([low])
                 if final.chains[0] is None:
                     raise SourceChangedError(f"{self._source} does not hold {low} any more")
-                return self._agreed(low, final.chains[0])
+                return await self._agreed(low, final.chains[0])
             reply = await self._probe(points)
             for point, chain in zip(points, reply.chains, strict=True):
                 if chain is None:
@@ -98,14 +108,18 @@ class CommonPoint:
                 found.add(row.optime)
         return sorted(found)
 
-    def _agreed(self, optime: OpTime, chain: int) -> OpTime:
+    async def _agreed(self, optime: OpTime, chain: int) -> OpTime:
         row = self._store.sound_row_at(optime)
         invariant(row is not None, "the common point is an entry of mine")
         mine = row.chain if row is not None else 0
         if mine != chain:
-            raise UnrecoverableRollbackError(
-                f"at the common point {optime} the hash chain of {self._source} is {chain}, mine {mine}: "
-                "corruption, not rollback"
+            # A fetch says which chain is mine, a probe does not: the source compares its own with the others' too. It
+            # may be the one that is outvoted, and nobody else would let it know.
+            doubt = FetchRequest(optime, mine, 1, 0, 0, OPTIME_NULL, -1)
+            with suppress(ReplError):
+                await self._peer.call(self._source, doubt.document(), timeout_ms=PROBE_TIMEOUT_MS)
+            raise ChainDiffersError(
+                f"at the common point {optime} the hash chain of {self._source} is {chain}, mine {mine}", optime
             )
         return optime
 

@@ -23,7 +23,7 @@ from replset.errors import (
     UnrecoverableRollbackError,
 )
 from replset.ids import OPTIME_NULL, HostPort, OpTime
-from replset.replication.common_point import CommonPoint, NoCommonPointError
+from replset.replication.common_point import ChainDiffersError, CommonPoint, NoCommonPointError
 from replset.replication.gate import WriteGate
 from replset.replication.ports import Clock, Peer, Workers
 from replset.replication.rollback_files import (
@@ -171,6 +171,8 @@ class Rollback:
             return RollbackEnded(source, False, True, False, error.message), None
         except NoCommonPointError as error:
             return RollbackEnded(source, False, False, True, error.message), None
+        except ChainDiffersError as error:
+            return RollbackEnded(source, False, True, False, error.message, error.at), None
         except UnrecoverableRollbackError as error:
             return RollbackEnded(source, False, False, False, await self._quarantined(source, error)), None
         except (ReplError, OSError) as error:

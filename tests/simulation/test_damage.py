@@ -32,6 +32,22 @@ def rot(stage: Stage, name: str) -> None:
     stage.cluster.rotten = Rotten(name, ts, entry)
 
 
+def change_history(stage: Stage, name: str) -> None:
+    """Other entries from a write on; each row gives its own hash and chain."""
+    store = member(stage.cluster, name).store
+    chain: int | None = None
+    for ts, entry, before, hashed in list(store._connection.execute("SELECT ts, entry, chain, hash FROM oplog")):
+        if chain is None and OLD not in entry:
+            last = before
+            continue
+        entry = entry.replace(OLD, NEW)
+        hashed = entry_hash(entry)
+        chain = next_chain(last if chain is None else chain, hashed)
+        row = (entry, hashed, chain, ts)
+        store._connection.execute("UPDATE oplog SET entry = ?, hash = ?, chain = ? WHERE ts = ?", row)
+    store._load()
+
+
 def holds_damage(stage: Stage, name: str) -> bool:
     rows = member(stage.cluster, name).store._connection.execute("SELECT entry FROM oplog")
     return any(NEW in entry for (entry,) in rows)
@@ -95,21 +111,35 @@ def test_the_member_whose_history_a_majority_does_not_have_is_the_one_that_stops
         cluster, old = stage.cluster, stage.primary
         for _ in range(5):
             stage.write(old)
-        store = member(cluster, old).store
-        chain: int | None = None
-        for ts, entry, before, hashed in list(store._connection.execute("SELECT ts, entry, chain, hash FROM oplog")):
-            if chain is None and OLD not in entry:
-                last = before
-                continue
-            entry = entry.replace(OLD, NEW)
-            hashed = entry_hash(entry)
-            chain = next_chain(last if chain is None else chain, hashed)
-            row = (entry, hashed, chain, ts)
-            store._connection.execute("UPDATE oplog SET entry = ?, hash = ?, chain = ? WHERE ts = ?", row)
-        store._load()
+        change_history(stage, old)
         cluster.run_until(lambda: cluster.primary() in stage.others, 60, "another member leads")
         assert "outvoted" in member(cluster, old).node.quarantine
         assert all(member(cluster, name).node.quarantine == "" for name in stage.others)
         leader = cluster.primary()
         assert leader is not None
         assert stage.write(leader).outcome == "ok"
+
+
+@pytest.mark.parametrize("whose", ["mine", "the source's"])
+def test_a_rollback_that_meets_another_history_quarantines_only_the_outvoted(whose: str) -> None:
+    """The one that has to roll back may be the healthy one: the others say whose history is the set's."""
+    with staged(seed=7) as stage:
+        cluster, old = stage.cluster, stage.primary
+        for _ in range(5):
+            stage.write(old)
+        stage.cut(old)
+        stage.write(old, concern="w1")
+        cluster.run_until(lambda: cluster.primary() in stage.others, 60, "another member leads")
+        source = cluster.primary()
+        assert source is not None
+        outvoted = old if whose == "mine" else source
+        change_history(stage, outvoted)
+        stage.heal()
+        cluster.run_until(lambda: bool(member(cluster, outvoted).node.quarantine), 60, "it is outvoted")
+        assert "outvoted" in member(cluster, outvoted).node.quarantine
+        healthy = [name for name in cluster.machines if name != outvoted]
+        cluster.run_until(lambda: cluster.primary() in healthy, 60, "a healthy member leads")
+        leader = cluster.primary()
+        assert leader is not None
+        assert stage.write(leader).outcome == "ok"
+        assert [member(cluster, name).node.quarantine for name in healthy] == ["", ""]

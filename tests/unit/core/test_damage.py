@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from replset.core.effects import AcceptWrites, CompareChains, Journal, StartFetching
+from replset.core.effects import AcceptWrites, CompareChains, Journal, StartFetching, StartRollback
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     ChainDoubted,
     ChainsCompared,
     DamageFound,
     HeartbeatRequest,
+    RollbackEnded,
     SourceFailed,
     SourceProblem,
 )
@@ -90,6 +91,37 @@ def test_a_primary_leaves_only_when_it_is_outvoted(same: int, other: int, silent
     effects = compared(node, same, other, silent)
     assert (node.state is MemberState.RECOVERING) is leaves
     assert (AcceptWrites(False, node.term) in effects) is leaves
+
+
+def rolls_back(node: Lone, now: int) -> None:
+    """The source has a newer term and not my newest entry."""
+    node.tick(Millis(now))
+    diverged = SourceFailed(host(1), SourceProblem.DIVERGED, "", node.term, at(3, 9), at(1))
+    assert only(node.receive(diverged, Millis(now)), StartRollback)
+
+
+COMMON = at(2, 3)
+DIFFERS_THERE = RollbackEnded(host(1), False, True, False, "another chain", COMMON)
+
+
+@pytest.mark.parametrize(("same", "other", "leaves"), [(1, 2, True), (2, 1, False)])
+def test_a_rollback_that_finds_another_chain_asks_before_anybody_leaves(same: int, other: int, leaves: bool) -> None:
+    node = member(term=3)
+    rolls_back(node, NOW)
+    assert only(node.receive(DIFFERS_THERE, NOW), CompareChains) == [CompareChains(COMMON, (host(1), host(2)))]
+    assert node.quarantine == ""
+    assert node.state is MemberState.SECONDARY
+    node.receive(ChainsCompared(COMMON, same, other, 0, "they say"), NOW)
+    assert bool(node.quarantine) is leaves
+
+
+def test_an_answer_in_the_middle_of_the_next_rollback_is_asked_for_again() -> None:
+    node = member(term=3)
+    rolls_back(node, NOW)
+    node.receive(DIFFERS_THERE, NOW)
+    rolls_back(node, NOW + 1_000)
+    node.receive(ChainsCompared(COMMON, 1, 2, 0, "they say"), Millis(NOW + 1_000))
+    assert only(node.receive(DIFFERS_THERE, Millis(NOW + 1_000)), CompareChains)
 
 
 def test_a_source_that_is_outvoted_is_not_left_for_good() -> None:
