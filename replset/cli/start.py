@@ -154,7 +154,7 @@ async def run(options: MemberOptions, keys: Keys | None, writer: LogWriter) -> i
     taken = taken_port(options)  # looked at first, so that a wrong port leaves the dbpath untouched
     if taken is not None:
         return refuse(taken, writer)
-    workers = RealWorkers()
+    workers, sync_workers = RealWorkers(), RealWorkers(threads=1)
     descriptors = raise_descriptor_limit()
     backlog = backlog_for(descriptors)
     member = RunningMember(
@@ -165,6 +165,7 @@ async def run(options: MemberOptions, keys: Keys | None, writer: LogWriter) -> i
         workers=workers,
         rng=random.SystemRandom(),
         keys=keys,
+        sync_workers=sync_workers,
     )
     http_slots = Slots(HTTP_CONNECTIONS, "HTTP")
     share_descriptors(descriptors, member.wire_slots, http_slots)
@@ -197,4 +198,5 @@ async def run(options: MemberOptions, keys: Keys | None, writer: LogWriter) -> i
     await http.stop()
     await member.stop()
     workers.close()
+    sync_workers.close()
     return 0

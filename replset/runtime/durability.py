@@ -18,8 +18,26 @@ from replset.storage.store import Store
 
 log = logging.getLogger("replset.durability")
 
+LOOKS: Final = 10
+"""So often a sync is looked at before its disk is said to stall."""
 LATE_MS: Final = 200
-"""A look at the sync that comes so late says that the loop was held, and nothing of the disk."""
+"""A look that comes so late says that this process did not run, and nothing of the disk."""
+
+
+class Sync:
+    """One sync as its thread does it: the disk is to blame only between `begun` and `ended`."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.begun = False
+        self.ended = False
+
+    def __call__(self) -> None:
+        self.begun = True
+        try:
+            self._store.sync_wal()
+        finally:
+            self.ended = True
 
 
 class Durability:
@@ -34,8 +52,8 @@ class Durability:
         on_stalled: Callable[[bool], None],
         stall_after_ms: Callable[[], Millis],
     ) -> None:
-        """on_moved: told of each finished sync. on_stalled: told when none finished for `stall_after_ms` (True), and
-        when the next one did (False). Who replaces the store takes `busy` first.
+        """on_moved: told of each finished sync. on_stalled: told when the disk had one for `stall_after_ms` and did not
+        finish it (True), and when it did (False). Who replaces the store takes `busy` first.
         """
         self._store = store
         self._clock = clock
@@ -86,9 +104,10 @@ class Durability:
         target, wall_ms = store.last_applied, store.last_wall_ms
         if target == self.last_durable:
             return
-        self._watch()
+        sync = Sync(store)
+        self._look_later(sync, 0)
         try:
-            await self._workers.run(store.sync_wal)
+            await self._workers.run(sync)
         finally:
             if self._timer is not None:
                 self._timer.cancel()
@@ -99,19 +118,24 @@ class Durability:
             self.last_durable, self.durable_wall_ms = target, wall_ms
             self._on_moved()
 
-    def _watch(self) -> None:
-        """Look at the sync under way once it has taken too long."""
-        wait_ms = self._stall_after_ms()
-        due = Millis(self._clock.now() + wait_ms)
-        self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._stall, due)
+    def _look_later(self, sync: Sync, looks: int) -> None:
+        """looks: those that saw the disk at work on it."""
+        wait_ms = self._stall_after_ms() / LOOKS
+        due = Millis(self._clock.now() + int(wait_ms))
+        self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._look, sync, looks, due)
 
-    def _stall(self, due: Millis) -> None:
+    def _look(self, sync: Sync, looks: int, due: Millis) -> None:
         late_ms = self._clock.now() - due
+        # A sync that waits for its thread, or whose end the loop has not heard of, says nothing of the disk; nor does
+        # time in which this process did not run, for its thread had no turn either. A primary that stepped down for
+        # that would leave a disk that is well, and tell its operator the opposite. What the sync would have covered
+        # is not durable meanwhile, whoever is to blame.
         if late_ms > LATE_MS:
-            # The loop was held, not the disk: the sync may have ended long ago, and the loop has not come to hear of
-            # it. A primary that stepped down now would leave a disk that is well, and tell its operator the opposite.
-            log.warning("the event loop was held for %d ms; the sync under way is given as long again", late_ms)
-            self._watch()
+            log.warning("the event loop was held for %d ms, which is not counted for the sync under way", late_ms)
+        elif sync.begun and not sync.ended:
+            looks += 1
+        if looks < LOOKS:
+            self._look_later(sync, looks)
             return
         self._stalled = True
         self._on_stalled(True)

@@ -34,12 +34,12 @@ class RealClock:
 
 
 class RealWorkers:
-    """A few threads: for WAL sync, checkpoint, member file, copies, and half of them for long reads and large bodies of
-    clients (`LimitedWorkers`). What the set waits for never queues.
+    """A few threads: for checkpoint, member file, copies, and half of them for long reads and large bodies of clients
+    (`LimitedWorkers`). What the set waits for never queues; the sync of the WAL has a thread of its own.
     """
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="replset")
+    def __init__(self, threads: int = 16) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="replset")
 
     async def run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)

@@ -121,8 +121,9 @@ class RunningMember:
         workers: Workers,
         rng: random.Random,
         keys: Keys | None = None,
+        sync_workers: Workers | None = None,
     ) -> None:
-        """keys: of `options.key_file`."""
+        """keys: of `options.key_file`. sync_workers: the thread of the WAL's sync alone; None: one of `workers`."""
         self.options = options
         self.keys = keys
         self.warnings = [INSECURE] if options.insecure_members else []
@@ -132,6 +133,7 @@ class RunningMember:
         self.test_commands = options.enable_test_commands
         self.clock = clock
         self._threads = KeptWorkers(workers)
+        self._sync_thread = KeptWorkers(sync_workers or workers)
         self.workers = LimitedWorkers(workers, CLIENT_THREADS)
         self.evaluations = LimitedWorkers(workers, 1)
         self.admission = Admission()
@@ -257,7 +259,7 @@ class RunningMember:
         self.durability = Durability(
             lambda: self.store,
             self.clock,
-            self._threads,
+            self._sync_thread,
             self._moved,
             lambda stalled: self.shell.feed(DiskStalled(stalled)),
             lambda: Millis(self.node.election_timeout_ms() // 2),
@@ -414,6 +416,7 @@ class RunningMember:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._threads.idle()
+        await self._sync_thread.idle()
         await self.snapshots.close()
         self.dispatcher.cursors.close_all()
         await self._server.close()

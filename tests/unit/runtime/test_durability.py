@@ -11,7 +11,7 @@ import pytest
 from replset.core.messages import Position
 from replset.errors import StorageError
 from replset.ids import OPTIME_NULL, Millis, OpTime
-from replset.runtime.durability import Durability
+from replset.runtime.durability import Durability, Sync
 from tests.simulation.kit.clock import SimClock
 from tests.unit.runtime.kit import HandWorkers, on_virtual_time, settle
 
@@ -75,6 +75,14 @@ class Rig:
     def commit(self, ts: int) -> None:
         self.store.commit(ts)
         self.durability.committed()
+
+    async def begin(self) -> Sync:
+        """The thread takes the sync that waits, and its disk does not answer."""
+        await settle()
+        (sync, _) = self.workers.jobs[0]
+        assert isinstance(sync, Sync)
+        sync.begun = True
+        return sync
 
 
 def with_rig(scenario: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
@@ -217,6 +225,7 @@ def test_a_disk_that_does_not_answer_is_noticed_and_so_is_its_return() -> None:
     async def scenario(rig: Rig) -> None:
         rig.durability.opened()
         rig.commit(5)
+        await rig.begin()
         await asyncio.sleep(4.9)
         assert rig.stalls == []
         await asyncio.sleep(0.2)
@@ -234,7 +243,7 @@ def test_a_loop_that_was_held_is_no_disk_that_does_not_answer() -> None:
     async def scenario(rig: Rig) -> None:
         rig.durability.opened()
         rig.commit(5)
-        await settle()
+        await rig.begin()
         rig.clock.held_ms = 3_000  # the loop comes back late, and the sync ended meanwhile
         await asyncio.sleep(5.1)
         assert rig.stalls == []
@@ -242,7 +251,7 @@ def test_a_loop_that_was_held_is_no_disk_that_does_not_answer() -> None:
         await asyncio.sleep(20)
         assert rig.stalls == []
         rig.commit(6)
-        await settle()
+        await rig.begin()
         await asyncio.sleep(5.1)
         assert rig.stalls == [True], "the next one is the disk's"
 
@@ -253,7 +262,7 @@ def test_a_disk_that_does_not_answer_is_noticed_though_the_loop_was_held_too() -
     async def scenario(rig: Rig) -> None:
         rig.durability.opened()
         rig.commit(5)
-        await settle()
+        await rig.begin()
         rig.clock.held_ms = 3_000
         await asyncio.sleep(5.1)
         assert rig.stalls == []
@@ -263,10 +272,78 @@ def test_a_disk_that_does_not_answer_is_noticed_though_the_loop_was_held_too() -
     with_rig(scenario)
 
 
+def test_a_sync_that_waits_for_its_thread_is_no_disk_that_does_not_answer() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.durability.opened()
+        rig.commit(5)
+        await asyncio.sleep(60)
+        assert rig.stalls == []
+        assert rig.durability.last_durable == at(3), "nor is anything durable"
+        await rig.begin()
+        await asyncio.sleep(4)
+        assert rig.stalls == [], "its time begins with the sync"
+        await asyncio.sleep(2)
+        assert rig.stalls == [True]
+
+    with_rig(scenario)
+
+
+def test_a_sync_whose_end_the_loop_has_not_heard_of_is_no_disk_that_does_not_answer() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.durability.opened()
+        rig.commit(5)
+        sync = await rig.begin()
+        await asyncio.sleep(3)
+        sync.ended = True
+        await asyncio.sleep(60)
+        assert rig.stalls == []
+        assert rig.durability.last_durable == at(3)
+
+    with_rig(scenario)
+
+
+def test_a_process_that_hardly_runs_does_not_blame_its_disk() -> None:
+    """Held in many pieces, each shorter than the time after which a disk is said to stall."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.durability.opened()
+        rig.commit(5)
+        await rig.begin()
+        for _ in range(40):
+            rig.clock.held_ms += 400
+            await asyncio.sleep(0.45)
+        assert rig.stalls == []
+        await asyncio.sleep(6)
+        assert rig.stalls == [True]
+
+    with_rig(scenario)
+
+
+def test_a_sync_knows_when_its_disk_has_it() -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    class Looking(FakeStore):
+        def sync_wal(self) -> None:
+            seen.append((sync.begun, sync.ended))
+            super().sync_wal()
+
+    store = Looking()
+    sync = Sync(store)  # type: ignore[arg-type]
+    assert not sync.begun
+    sync()
+    assert seen == [(True, False)]
+    assert sync.ended
+    store.sync_error, sync = StorageError("Input/output error"), Sync(store)  # type: ignore[arg-type]
+    with pytest.raises(StorageError):
+        sync()
+    assert sync.ended
+
+
 def test_a_sync_in_time_is_no_stall() -> None:
     async def scenario(rig: Rig) -> None:
         rig.durability.opened()
         rig.commit(5)
+        await rig.begin()
         await asyncio.sleep(4)
         await rig.workers.finish()
         await asyncio.sleep(10)
