@@ -18,7 +18,7 @@ from replset.bson import InvalidBSONError, RawDocument, decode, encode
 from replset.commands.command import PROVE
 from replset.commands.cursors import CursorTable
 from replset.commands.ports import CommandRequest, ConnectionContext, Owner, Reply
-from replset.errors import LocalProtocolError, OverloadedError, RemoteProtocolError, ReplError, code_name
+from replset.errors import BadValueError, LocalProtocolError, OverloadedError, RemoteProtocolError, ReplError, code_name
 from replset.ids import HostPort
 from replset.replication.ports import Listening, Network
 from replset.runtime.admission import SMALL_BYTES, STALLED_S, Admission
@@ -194,8 +194,7 @@ class Connection(asyncio.Protocol):
         try:
             messages = self._reader.feed(data)
         except RemoteProtocolError as error:
-            log.warning("connection %d from %s: %s", self._context.id, self._context.peer, error.message)
-            self.end()
+            self._end_for(error)
             return
         self._queue.extend(messages)
         self._queued_bytes += len(data)
@@ -208,6 +207,10 @@ class Connection(asyncio.Protocol):
         if over and self._reading and self._transport is not None:
             self._reading = False
             self._transport.pause_reading()
+
+    def _end_for(self, error: RemoteProtocolError) -> None:
+        log.warning("connection %d from %s: %s", self._context.id, self._context.peer, error.message)
+        self.end()
 
     def _count_queue(self) -> None:
         """Count what waits behind the command that runs, unless it is little. Large messages are counted one by one."""
@@ -294,6 +297,15 @@ class Connection(asyncio.Protocol):
     async def _answer(self, message: WireMessage) -> None:
         if message.refused:
             self._say(message, self._overloaded())
+            return
+        try:
+            for _ in message.cut():
+                await asyncio.sleep(0)
+        except RemoteProtocolError as error:
+            self._end_for(error)
+            return
+        except BadValueError as error:
+            self._say(message, _refusal(error))
             return
         streams = False
         try:

@@ -7,12 +7,13 @@ connection that it came from is closed.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from replset.bson import InvalidBSONError, RawDocument, encode
-from replset.bson.limits import MAX_MESSAGE_SIZE
-from replset.errors import LocalProtocolError, RemoteProtocolError
+from replset.bson.limits import MAX_MESSAGE_SIZE, MAX_WRITE_BATCH
+from replset.errors import BadValueError, LocalProtocolError, RemoteProtocolError
 
 OP_REPLY, OP_QUERY, OP_COMPRESSED, OP_MSG = 1, 2004, 2012, 2013
 CHECKSUM_PRESENT, MORE_TO_COME, EXHAUST_ALLOWED = 1, 2, 1 << 16
@@ -27,12 +28,18 @@ HEADER_SIZE = 16
 _FLAGS_END = HEADER_SIZE + 4
 LARGE_BYTES = 64 << 10
 """A message above this size has to be admitted."""
+MAX_SEQUENCES: Final = 8
+"""Document sequences in one message; no command takes more than two."""
+SLICE: Final = 2_000
+"""Documents of a large message's sequence that are cut before others have their turn."""
 _NOTHING = RawDocument(encode({}))
 
 
 @dataclass(slots=True)
 class WireMessage:
     """One message. `sequences`: OP_MSG's document sequences by name. `legacy_query`: it was an OP_QUERY on db.$cmd.
+
+    `uncut`: where the documents of a large message's sequences are; `cut` makes `sequences` of them.
 
     `admitted`: its bytes, when it had to be admitted. `refused`: it was not; nothing is known of it but its head.
     """
@@ -47,6 +54,22 @@ class WireMessage:
     database: str = ""  # of a legacy query; OP_MSG has $db in its body
     admitted: int = 0
     refused: bool = False
+    uncut: list[tuple[list[RawDocument], bytes, int, int]] = field(default_factory=list)
+
+    def cut(self) -> Iterator[None]:
+        """Cut the documents of a large message apart, and stop after each slice, for there may be millions of them.
+
+        Raises RemoteProtocolError, and BadValueError when there are more than any command takes.
+        """
+        while self.uncut:
+            documents, buffer, at, stop = self.uncut.pop()
+            while at < stop:
+                if sum(map(len, self.sequences.values())) > MAX_WRITE_BATCH:
+                    raise BadValueError(
+                        f"Write batch sizes must be between 1 and {MAX_WRITE_BATCH}. Got more operations.", code=16
+                    )
+                at = _cut(documents, buffer, at, stop, SLICE)
+                yield
 
 
 class FrameReader:
@@ -140,9 +163,10 @@ def _parse_msg(buffer: bytes, start: int, end: int, request_id: int, response_to
         raise RemoteProtocolError(f"unknown required flag bits {flags & _REQUIRED_BITS:#x}")
     if flags & CHECKSUM_PRESENT:
         end -= 4  # TCP has a checksum of its own
-    at = start + 4
+    at, is_large = start + 4, end - start > LARGE_BYTES
     body: RawDocument | None = None
     sequences: dict[str, list[RawDocument]] = {}
+    uncut: list[tuple[list[RawDocument], bytes, int, int]] = []
     while at < end:
         kind = buffer[at]
         (size,) = _INT32.unpack_from(buffer, at + 1)
@@ -158,26 +182,36 @@ def _parse_msg(buffer: bytes, start: int, end: int, request_id: int, response_to
             name = buffer[at + 5 : name_end].decode()
             if name in sequences:
                 raise RemoteProtocolError(f"two document sequences named {name!r}")
-            sequences[name] = _documents(buffer, name_end + 1, stop)
+            documents: list[RawDocument] = []
+            sequences[name] = documents
+            if len(sequences) > MAX_SEQUENCES:
+                raise RemoteProtocolError(f"more than {MAX_SEQUENCES} document sequences in one message")
+            if is_large:
+                uncut.append((documents, buffer, name_end + 1, stop))
+            else:
+                _cut(documents, buffer, name_end + 1, stop)
         else:
             raise RemoteProtocolError(f"unknown section kind {kind}")
         at = stop
     if body is None:
         raise RemoteProtocolError("a message without a body")
-    return WireMessage(
-        request_id, response_to, body, sequences, bool(flags & MORE_TO_COME), bool(flags & EXHAUST_ALLOWED)
-    )
+    more_to_come, exhaust_allowed = bool(flags & MORE_TO_COME), bool(flags & EXHAUST_ALLOWED)
+    return WireMessage(request_id, response_to, body, sequences, more_to_come, exhaust_allowed, uncut=uncut)
 
 
-def _documents(buffer: bytes, at: int, stop: int) -> list[RawDocument]:
-    documents = []
-    while at < stop:
-        (size,) = _INT32.unpack_from(buffer, at)
-        if size < 5 or at + size > stop:
-            raise RemoteProtocolError(f"a document of {size} bytes does not fit its sequence")
-        documents.append(RawDocument(buffer[at : at + size]))
-        at += size
-    return documents
+def _cut(documents: list[RawDocument], buffer: bytes, at: int, stop: int, most: int = LARGE_BYTES) -> int:
+    """Add up to `most` of the documents from `at` to `stop`; where the next one begins."""
+    try:
+        while at < stop and most > 0:
+            (size,) = _INT32.unpack_from(buffer, at)
+            if size < 5 or at + size > stop:
+                raise RemoteProtocolError(f"a document of {size} bytes does not fit its sequence")
+            documents.append(RawDocument(buffer[at : at + size]))
+            at += size
+            most -= 1
+    except (InvalidBSONError, struct.error) as error:
+        raise RemoteProtocolError(f"malformed document in a sequence: {error}") from error
+    return at
 
 
 def _parse_query(buffer: bytes, start: int, end: int, request_id: int, response_to: int) -> WireMessage:

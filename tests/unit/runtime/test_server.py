@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import struct
+import time
 
 import pytest
 
@@ -589,3 +590,49 @@ async def test_cursors_end_with_the_last_connection_of_their_client() -> None:
                     await asyncio.sleep(0.01)
             assert len(cursors.left) == gone
         assert cursors.left[0] == ("127.0.0.1", driver.raw)
+
+
+# --- many documents in one message ------------------------------------------------------------------------------------
+
+
+def insert(rows: bytes) -> bytes:
+    section = b"\1" + struct.pack("<i", 4 + len(b"documents\0") + len(rows)) + b"documents\0" + rows
+    return encode_msg(1, 0, encode({"insert": "c", "$db": "d"}) + section)
+
+
+@on_sockets
+async def test_a_message_of_many_documents_lets_the_loop_go_on() -> None:
+    async with serving() as served:
+        client = await served.client()
+        client.writer.write(insert(encode({}) * 100_000))
+        gc.disable()  # a look for garbage is not the message's
+        try:
+            waiting = asyncio.ensure_future(client.receive())
+            longest = 0.0
+            while not waiting.done():
+                began = time.thread_time()
+                await asyncio.sleep(0)
+                longest = max(longest, time.thread_time() - began)
+        finally:
+            gc.enable()
+        assert (await waiting).body.get("ok") == 1.0
+        assert len(served.dispatcher.asked[0].sequences["documents"]) == 100_000
+        assert longest < 0.02
+
+
+@on_sockets
+async def test_more_documents_than_a_command_takes_are_refused() -> None:
+    async with serving() as served:
+        client = await served.client()
+        client.writer.write(insert(encode({}) * 300_000))
+        assert (await client.receive()).body.get("code") == 16
+        assert (await client.ask(ping(1)))["n"] == 1
+
+
+@on_sockets
+async def test_a_malformed_document_among_many_ends_the_connection() -> None:
+    async with serving() as served:
+        client = await served.client()
+        client.writer.write(insert(encode({}) * 20_000 + bytes(9)))
+        assert await client.is_closed()
+        assert served.dispatcher.asked == []

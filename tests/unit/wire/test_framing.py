@@ -10,17 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replset.bson import RawDocument, decode, encode
-from replset.bson.limits import MAX_MESSAGE_SIZE
-from replset.errors import LocalProtocolError, RemoteProtocolError
+from replset.bson.limits import MAX_MESSAGE_SIZE, MAX_WRITE_BATCH
+from replset.errors import BadValueError, LocalProtocolError, RemoteProtocolError
 from replset.wire.framing import (
     CHECKSUM_PRESENT,
     EXHAUST_ALLOWED,
     HEADER_SIZE,
+    MAX_SEQUENCES,
     MORE_TO_COME,
     OP_COMPRESSED,
     OP_MSG,
     OP_QUERY,
     OP_REPLY,
+    SLICE,
     FrameReader,
     WireMessage,
     encode_legacy_reply,
@@ -149,6 +151,10 @@ REFUSED = {
         msg(body_section(), sequence_section(b"documents", ORDER), sequence_section(b"documents", ORDER)),
         "two document sequences",
     ),
+    "more-sequences-than-any-command-takes": (
+        msg(body_section(), *(sequence_section(b"%d" % n, ORDER) for n in range(MAX_SEQUENCES + 1))),
+        "more than 8 document sequences",
+    ),
     "a-sequence-name-without-end": (msg(body_section(), b"\1" + struct.pack("<i", 7) + b"abc"), "malformed"),
     "a-sequence-name-that-is-no-text": (msg(body_section(), sequence_section(b"\xff\xfe", ORDER)), "malformed"),
     "a-document-beyond-its-sequence": (
@@ -228,6 +234,39 @@ def test_a_request_with_a_document_sequence() -> None:
     message = only(encode_request(1, {"insert": "orders"}, "shop", ("documents", rows)))
     assert decode(message.body.raw) == {"insert": "orders", "$db": "shop"}
     assert {name: [row.raw for row in found] for name, found in message.sequences.items()} == {"documents": rows}
+
+
+# --- many documents ---------------------------------------------------------------------------------------------------
+
+
+def many(count: int, *, last: bytes = b"", document: bytes = b"\5\0\0\0\0") -> bytes:
+    return msg(body_section(INSERT), sequence_section(b"documents", document * count + last))
+
+
+def test_the_documents_of_a_large_message_are_cut_in_slices() -> None:
+    message = only(many(2 * SLICE + 20_000))
+    assert len(message.sequences["documents"]) == 0
+    most, before = 0, 0
+    for _ in message.cut():
+        most = max(most, len(message.sequences["documents"]) - before)
+        before = len(message.sequences["documents"])
+    assert message.sequences["documents"] == [RawDocument(encode({}))] * (2 * SLICE + 20_000)
+    assert most == SLICE
+    assert list(message.cut()) == []
+
+
+def test_millions_of_documents_are_not_all_cut() -> None:
+    message = only(many(1_000_000))
+    with pytest.raises(BadValueError, match="Write batch sizes"):
+        list(message.cut())
+    assert len(message.sequences["documents"]) <= MAX_WRITE_BATCH + SLICE
+
+
+@pytest.mark.parametrize("last", [struct.pack("<i", 99) + b"\0", bytes(4), b"\5\0", b"\5\0\0\0\1"])
+def test_a_wrong_document_at_the_end_of_many_is_a_protocol_error(last: bytes) -> None:
+    message = only(many(20_000, last=last))
+    with pytest.raises(RemoteProtocolError):
+        list(message.cut())
 
 
 # --- admission ----------------------------------------------------------------------------------------------------
