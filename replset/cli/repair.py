@@ -7,7 +7,8 @@ member that vouched for entries which its disk lost waits for a person too, wher
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import os
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,12 +16,13 @@ from replset.config import ReplSetConfig
 from replset.core.bounds import MAX_TERM
 from replset.core.effects import LastVote
 from replset.errors import BadValueError, StorageError
-from replset.ids import OpTime
+from replset.ids import OPTIME_NULL, OpTime
+from replset.oplog_entry import noop_entry
 from replset.runtime.machine import RealClock
-from replset.storage.disk import RealDisk
+from replset.storage.disk import Disk, RealDisk
 from replset.storage.member_file import MEMBER_FILE, MemberFile
 from replset.storage.offline import open_oplog
-from replset.storage.store import lock_dbpath
+from replset.storage.store import Store, StoreOptions, lock_dbpath
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +71,42 @@ def repair(dbpath: Path, term: int | None, accept_data_loss: bool = False) -> li
             if file.config is not None and file.config.term > term:
                 file.save_config(replace(file.config, term=term))
             file.save_vote(LastVote(term, None))
-        if accept_data_loss and newest < file.vouched:
-            detail = f"the loss of all behind {newest}, up to {file.vouched}, was accepted by replset repair"
-            file.append_journal(
-                wall_ms=RealClock().wall_ms(), term=newest.term, event="data loss accepted", detail=detail
-            )
-            file.lower_mark(newest)
+        if accept_data_loss:
+            newest = accept_loss(disk, dbpath, file, newest, RealClock().wall_ms())
         return Terms(file.last_vote, file.config, newest, file.vouched).lines()
+
+
+def accept_loss(disk: Disk, dbpath: str | os.PathLike[str], file: MemberFile, newest: OpTime, wall_ms: int) -> OpTime:
+    """Let a member go on without the entries that its disk lost; returns the newest entry then. Its journal says so.
+
+    Where nothing is left it copies the others' data. The only member that bears data has nobody to copy: it begins
+    anew, with one entry that says why everything before it is missing.
+    """
+    nothing_left = newest == OPTIME_NULL and _is_only_copy(file)
+    if not nothing_left and newest >= file.vouched:
+        return newest
+    behind = "everything" if newest == OPTIME_NULL else f"all behind {newest}"
+    detail = f"the loss of {behind}, up to {file.vouched}, was accepted by replset repair"
+    file.append_journal(wall_ms=wall_ms, term=newest.term, event="data loss accepted", detail=detail)
+    if nothing_left:
+        # An optime of the lost entries must not be given to another entry: drivers, arbiters and backups know them.
+        wall_ms = max(wall_ms, (file.vouched.seconds + 1) * 1000)
+        vote, config = file.last_vote, file.config
+        term = max(1, file.vouched.term, 0 if vote is None else vote.term, 0 if config is None else config.term)
+        with closing(Store.open(disk, os.fspath(dbpath), StoreOptions(min_free_bytes=0))) as store:
+            with store.group() as txn:
+                newest = txn.next_optime(term, wall_ms)
+                entry = noop_entry({"msg": "data loss accepted"}, newest, wall_ms)
+                txn.append(entry, newest, op="n", ns="", wall_ms=wall_ms)
+            store.sync_wal()
+    file.lower_mark(newest)
+    return newest
+
+
+def _is_only_copy(file: MemberFile) -> bool:
+    """Whether this is the only data-bearing member of its set, and not one that has to copy another's data first."""
+    bearers = () if file.config is None else file.config.data_bearing
+    return not file.initial_sync_pending and [member.incarnation for member in bearers] == [file.incarnation]
 
 
 def _check_term(dbpath: Path, newest: OpTime, term: int) -> None:

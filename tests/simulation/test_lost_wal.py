@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from replset.cli.repair import accept_loss
 from replset.core.member_state import MemberState
 from replset.ids import OPTIME_NULL
 from replset.runtime.member import RunningMember
 from replset.storage.member_file import MemberFile
+from tests.simulation.kit.clock import EPOCH_MS
 from tests.simulation.kit.cluster import SimCluster
 from tests.simulation.kit.scenarios import staged
 
@@ -38,6 +40,18 @@ def lose_wal(cluster: SimCluster, name: str, keep: float) -> None:
     cluster.run_until(lambda: machine.running is not None, 10, f"{name} runs again")
 
 
+def accept(cluster: SimCluster) -> None:
+    """What `replset repair DBPATH --accept-data-loss` does to the stopped member of a set of one."""
+    left = member(cluster, "a").store.last_applied
+    cluster.kill("a")
+    machine = cluster.machines["a"]
+    file = MemberFile.open(machine.disk, machine.disk.folder)
+    accept_loss(machine.disk, machine.disk.folder, file, left, EPOCH_MS)
+    file.close()
+    machine.may_have_lost_data = False
+    cluster.restart("a")
+
+
 @pytest.mark.parametrize("keep", [0.5, 0])
 def test_a_member_alone_waits_for_a_person_who_may_accept_the_loss(keep: float) -> None:
     with SimCluster(1, seed=1) as cluster:
@@ -58,15 +72,34 @@ def test_a_member_alone_waits_for_a_person_who_may_accept_the_loss(keep: float) 
         assert "entries are lost" in row["infoMessage"]
         assert str(held) in row["infoMessage"]
         assert "data lost" in [line.event for line in lost._file.journal(10)]
-        left = lost.store.last_applied
+        accept(cluster)
+        cluster.run_until(lambda: cluster.primary() == "a", 60)
+        cluster.check_unbroken()
 
-        # What `replset repair DBPATH --accept-data-loss` does.
+
+def test_a_member_alone_that_lost_everything_begins_anew_once_a_person_says_so() -> None:
+    """No checkpoint yet: with its WAL all is gone, and there is nobody whose data it could copy."""
+    with SimCluster(1, seed=2) as cluster:
+        cluster.initiate()
+        cluster.run_until(lambda: cluster.primary() == "a", 60)
+        assert cluster.command("a", {**DOCS, "documents": [{"_id": 1}]}, "app")["ok"] == 1.0
+        held = member(cluster, "a").store.last_applied
+        cluster.run_for(2)
+        lose_wal(cluster, "a", 0)
+        assert member(cluster, "a").store.last_applied == OPTIME_NULL
+        cluster.run_for(60)
+        assert member(cluster, "a").node.state is MemberState.STARTUP2
+        accept(cluster)
+        cluster.run_until(lambda: cluster.primary() == "a", 60)
+        lone = member(cluster, "a")
+        assert lone.store.oldest.ts > held.ts
+        assert lone.store.oldest.term >= held.term
+        (line,) = [line for line in lone._file.journal(20) if line.event == "data loss accepted"]
+        assert "everything" in line.detail
+        assert str(held) in line.detail
+        assert cluster.command("a", {"count": "docs"}, "app")["n"] == 0
+        assert cluster.command("a", {**DOCS, "documents": [{"_id": 2}]}, "app")["ok"] == 1.0
         cluster.kill("a")
-        machine = cluster.machines["a"]
-        file = MemberFile.open(machine.disk, machine.disk.folder)
-        file.lower_mark(left)
-        file.close()
-        machine.may_have_lost_data = False
         cluster.restart("a")
         cluster.run_until(lambda: cluster.primary() == "a", 60)
         cluster.check_unbroken()

@@ -12,6 +12,7 @@ from replset.cli.main import main
 from replset.commands.ports import Writing
 from replset.config import ReplSetConfig
 from replset.core.effects import LastVote
+from replset.core.member_state import MemberState
 from replset.ids import MemberId, OpTime, pack_ts
 from replset.replication.write_ops import do_note
 from replset.storage.disk import RealDisk
@@ -120,3 +121,38 @@ def test_a_loss_is_shown_and_only_accepted_when_it_is_asked_for(dbpath: Path, ca
     assert line.event == "data loss accepted"
     assert "4:1790000000:9" in line.detail
     file.close()
+
+
+def emptied(folder: Path, others: tuple[str, ...]) -> None:
+    """A member of a set with these other members; its data file was lost, and a start made an empty one."""
+    file = MemberFile.open(RealDisk(), folder, new_incarnation=lambda: "i0")
+    file.end_initial_sync()
+    hosts = ("m0:27017", *others)
+    members = [{"_id": number, "host": name, "incarnation": f"i{number}"} for number, name in enumerate(hosts)]
+    file.save_config(ReplSetConfig.parse({"_id": "rs0", "version": 3, "term": 5, "members": members}))
+    file.durable = lambda: OpTime(4, pack_ts(1_990_000_000, 9))
+    file.save_vote(LastVote(6, MemberId(0)))
+    file.close()
+    Store.open(RealDisk(), str(folder), StoreOptions(min_free_bytes=0)).close()
+
+
+def test_the_only_copy_begins_anew_after_all_that_is_lost(tmp_path: Path, capsys: Capture) -> None:
+    emptied(tmp_path, ())
+    assert main(["repair", str(tmp_path), "--accept-data-loss"]) == 0
+    assert "newest entry: 6:1990000001:1 (term 6)" in capsys.readouterr().out
+    file = MemberFile.open(RealDisk(), tmp_path)
+    (line,) = file.journal(5)
+    assert line.event == "data loss accepted"
+    assert "everything" in line.detail
+    file.close()
+    with closing(Store.open(RealDisk(), str(tmp_path), StoreOptions(min_free_bytes=0))) as store:
+        node = lone(config=file.config, last_vote=file.last_vote, position=place(store.last_applied))
+    assert node.state is MemberState.PRIMARY
+    assert main(["repair", str(tmp_path), "--accept-data-loss"]) == 0
+    assert "newest entry: 6:1990000001:1 (term 6)" in capsys.readouterr().out
+
+
+def test_a_member_of_a_set_that_lost_everything_copies_anew(tmp_path: Path, capsys: Capture) -> None:
+    emptied(tmp_path, ("m1:27017", "m2:27017"))
+    assert main(["repair", str(tmp_path), "--accept-data-loss"]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == ["newest entry: 0:0:0 (term 0)", "vouched for: 0:0:0"]
