@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextvars
 import random
 import threading
+from _thread import allocate_lock
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +22,43 @@ HANGS_AFTER_S = 120.0
 _here = threading.local()
 
 
+def _held_lock() -> Any:
+    """A lock that one thread takes to wait, and another gives back to wake it."""
+    lock = allocate_lock()
+    lock.acquire()
+    return lock
+
+
+class _Thread:
+    """A thread that does one job after the other: to start one costs as much as to hand over four times."""
+
+    def __init__(self) -> None:
+        self._job: Job | None = None
+        self._has_job = _held_lock()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def do(self, job: Job) -> None:
+        self._job = job
+        self._has_job.release()
+
+    def _serve(self) -> None:
+        while True:
+            self._has_job.acquire()
+            job, self._job = self._job, None
+            assert job is not None
+            _here.job = job
+            job.body()
+            _here.job = None
+            _idle.append(self)
+            job.stopped.release()
+            del job  # what it holds must not live on until the next one
+
+
+_idle: list[_Thread] = []
+
+
 class Job:
-    """One piece of work in a thread of its own. After each `go_on` it is `done`, or waits for so many more seconds."""
+    """One piece of work in a thread. After each `go_on` it is `done`, or waits for so many more seconds."""
 
     def __init__(self, work: Callable[[], Any], rng: random.Random, longest_s: float, *, stops: bool = True) -> None:
         """longest_s: of one stop. stops: at steps of the disk, and not for locks only."""
@@ -31,9 +67,9 @@ class Job:
         self._longest_s = longest_s
         self._stops = rng.choice((0, 1, 2, STOPS_MAX)) if stops else 0
         self._context = contextvars.copy_context()
-        self._may_run = threading.Semaphore(0)
-        self._stopped = threading.Semaphore(0)
-        self._thread: threading.Thread | None = None
+        self._may_run = _held_lock()
+        self.stopped = _held_lock()
+        self._thread: _Thread | None = None
         self.done = False
         self.abandoned = False
         self.waits_s = 0.0
@@ -43,11 +79,11 @@ class Job:
     def go_on(self) -> None:
         """Let it run until its next stop or its end; for the loop's thread."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._context.run, args=(self._body,), daemon=True)
-            self._thread.start()
+            self._thread = _idle.pop() if _idle else _Thread()
+            self._thread.do(self)
         else:
             self._may_run.release()
-        if not self._stopped.acquire(timeout=HANGS_AFTER_S):
+        if not self.stopped.acquire(timeout=HANGS_AFTER_S):
             raise SimulationError("a thread waits for something that is no step of the disk and no lock")
 
     def to_the_end(self) -> None:
@@ -56,22 +92,20 @@ class Job:
         while not self.done:
             self.go_on()
 
-    def _body(self) -> None:
-        _here.job = self
+    def body(self) -> None:
+        """All of it; for its thread."""
         try:
-            self.result = self._work()
+            self.result = self._context.run(self._work)
         except BaseException as error:  # whatever it is: the loop waits for this thread
             self.error = error
-        finally:
-            self.done = True
-            self._stopped.release()
+        self.done = True
 
     def stop(self, seconds: float) -> None:
         """Wait so long in virtual time; for the job's own thread."""
         if self.abandoned:
             return
         self.waits_s = seconds
-        self._stopped.release()
+        self.stopped.release()
         self._may_run.acquire()
 
     def draw_stop(self) -> None:
