@@ -67,20 +67,13 @@ def status(reply: Mapping[str, Any]) -> None:
 
 
 def _print_rollbacks(reply: Mapping[str, Any]) -> None:
-    """A rollback that runs here; who is quarantined, and the way out; whose lost writes nobody has looked at."""
+    """A rollback that runs here; whose lost writes nobody has looked at."""
     out = console()
     running = reply.get("rollbackStatus")
     if running:
         out.print(f"[bold red]{escape(str(running['text']))}[/]", highlight=False)
     for row in reply["members"]:
         name = escape(str(row["name"]))
-        if row.get("quarantine"):
-            out.print(f"[bold red]{name} keeps out of the set[/]: {escape(str(row['quarantine']))}", highlight=False)
-            if row.get("state") == STARTUP2:
-                then = "it copies by itself once another member has what it lost; else stop it: replset repair DBPATH"
-            else:
-                then = f"when what it exported is looked at: replset resync --host {name}"
-            out.print(f"  next: {then}", highlight=False)
         count = row.get("unacknowledgedRollbacks")
         if count:
             text = f"{name}: {count} rollback{'s' if count > 1 else ''} not acknowledged"

@@ -35,6 +35,8 @@ from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 
 MAX_RETRY_MS = 1_000
 NODE_NOT_FOUND, NOT_YET_INITIALIZED, NOT_SECONDARY, INVALID_SYNC_SOURCE = 74, 94, 95, 119
+ROLLBACK_REFUSED = "rollback refused: "
+"""How a quarantine begins that a rollback led to: what this member knows to be committed is not in the set any more."""
 _NOBODY = "no member whose data could be copied is known"
 
 
@@ -167,7 +169,7 @@ class Following:
         elif ended.too_stale:
             self._resync(ended.source, f"too stale: {ended.detail}")
         else:
-            self.quarantine(f"rollback refused: {ended.detail}")
+            self.quarantine(ROLLBACK_REFUSED + ended.detail)
 
     def quarantine(self, why: str) -> None:
         """Stay out of the way, say so, and wait for a person; nothing is undone or thrown away."""

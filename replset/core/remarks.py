@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from replset.config import Member, ReplSetConfig
+from replset.core.following import ROLLBACK_REFUSED
 from replset.core.member_state import MemberState
 from replset.core.memory import Memory, Peer
-from replset.ids import Millis
+from replset.ids import HostPort, Millis
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ def remarks(m: Memory, now: Millis) -> tuple[Remark, ...]:
     if m.self_member is None:
         return (_not_named(m, m.config),)
     found = [_no_primary(m, m.config, now) if m.primary_id is None else _no_majority(m, m.config)]
+    found.append(_quarantined(m.host, m.state, m.quarantine))
+    found += [_quarantined(peer.host, peer.state, peer.quarantine) for peer in m.sorted_peers()]
     if m.damage and not m.quarantine:
         found.append(_damaged(m))
     found += [_not_reached(m, peer) for peer in m.sorted_peers() if not peer.is_up and peer.message]
@@ -113,6 +116,18 @@ def _no_majority(m: Memory, config: ReplSetConfig) -> Remark | None:
         f" voting members with data can be reached (not: {names}); an arbiter holds no copy",
         f"start {names} again; should it stay away: replset remove {down[0].host} --accept",
     )
+
+
+def _quarantined(host: HostPort, state: MemberState, why: str) -> Remark | None:
+    if not why:
+        return None
+    if state is MemberState.STARTUP2:
+        then = "it copies by itself once another member has what it lost; else stop it: replset repair DBPATH"
+    else:
+        # A copy that lacks what a member knows to be committed is refused unless it is forced.
+        force = " --force" if why.startswith(ROLLBACK_REFUSED) else ""
+        then = f"when what it exported is looked at: replset resync{force} --host {host}"
+    return Remark(f"{host} keeps out of the set: {why}", then)
 
 
 def _damaged(m: Memory) -> Remark:

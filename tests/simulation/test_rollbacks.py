@@ -177,6 +177,8 @@ def test_behind_the_commit_point_after_a_forced_reconfig_members_keep_out_and_on
             kinds = {(file["kind"], file["ns"]): file["count"] for file in row["files"]}
             assert kinds["documents", "shop.orders"] == 2, "the whole divergent slice, what was committed once too"
         for name in (old, other):
+            (then,) = [line["next"] for line in status["remarks"] if line["why"].startswith(cluster.host(name))]
+            assert f"replset resync --force --host {cluster.host(name)}" in then
             # What it knows as committed is not in the set any more: that is for a person to say.
             refused = cluster.command(name, {"replSetResync": 1})
             assert (refused["ok"], refused["code"]) == (0, 119)

@@ -1,4 +1,4 @@
-"""`replset status` on rollbacks and quarantines, and `replset resync`, against replies made by hand."""
+"""`replset status` on rollbacks, and `replset resync`, against replies made by hand."""
 
 from __future__ import annotations
 
@@ -44,20 +44,6 @@ def test_rollbacks_that_nobody_acknowledged_are_counted_by_member(capsys: pytest
     text = shown(capsys, reply({"unacknowledgedRollbacks": 1}, {"unacknowledgedRollbacks": 3}))
     assert "m0:1: 1 rollback not acknowledged" in text
     assert "m1:1: 3 rollbacks not acknowledged" in text
-
-
-def test_a_quarantine_comes_with_the_way_out(capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(capsys, reply({}, {"stateStr": "RECOVERING", "quarantine": "too [far] back"}))
-    assert "m1:1 keeps out of the set: too [far] back" in text
-    assert "replset resync --host m1:1" in text
-
-
-def test_a_member_that_lost_entries_is_not_told_to_resync(capsys: pytest.CaptureFixture[str]) -> None:
-    """It copies by itself where it can; where it cannot, a person decides over its files."""
-    text = shown(capsys, reply({}, {"stateStr": "STARTUP2", "state": 5, "quarantine": "entries are lost"}))
-    assert "m1:1 keeps out of the set: entries are lost" in text
-    assert "replset repair DBPATH" in text
-    assert "resync" not in text
 
 
 def test_remarks_come_with_what_is_next(capsys: pytest.CaptureFixture[str]) -> None:

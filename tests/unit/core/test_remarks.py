@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from replset.config import Member
-from replset.core.messages import DamageFound, DiskStalled
+from replset.core.effects import StartRollback
+from replset.core.member_state import MemberState
+from replset.core.messages import DamageFound, DiskStalled, RollbackEnded, SourceFailed, SourceProblem
 from replset.core.remarks import Remark
-from replset.ids import MemberId
+from replset.ids import OPTIME_NULL, MemberId, OpTime
 from tests.unit.core.box import Box, host, members_of
 from tests.unit.core.kit import Cluster, change, running
+from tests.unit.core.lone import NOW, Lone, at, lone, named, only, place
 
 
 def remarks_of(cluster: Cluster, box: Box) -> tuple[Remark, ...]:
@@ -118,3 +123,46 @@ def test_damage_of_a_member_that_the_others_need() -> None:
     assert "holds damaged entries" in remark.why
     assert "1:2:3" in remark.why
     assert f"replset resync --host {box.host}" in remark.then
+
+
+def follower(vouched: OpTime = OPTIME_NULL, **third: Any) -> Lone:
+    """Member 0, which follows member 1."""
+    node = lone(config=named(*members_of(3)), position=place(at(2, 5)), vouched=vouched)
+    node.hear(1, state=MemberState.PRIMARY, term=3)
+    node.hear(2, **{"state": MemberState.SECONDARY, **third})
+    return node
+
+
+def the_remark(node: Lone) -> Remark:
+    status = node.status(NOW)
+    assert status is not None
+    (remark,) = status.remarks
+    return remark
+
+
+def test_a_resync_that_would_be_refused_is_to_be_forced() -> None:
+    """What it knows to be committed is not in the set any more: without force it stays as it is (119)."""
+    node = follower()
+    node.tick(NOW)
+    diverged = SourceFailed(host(1), SourceProblem.DIVERGED, "", node.term, at(3, 9), at(1))
+    assert only(node.receive(diverged, NOW), StartRollback)
+    node.receive(RollbackEnded(host(1), False, False, False, "below the commit point"), NOW)
+    assert "below the commit point" in the_remark(node).why
+    assert f"replset resync --force --host {host(0)}" in the_remark(node).then
+    told = follower(state=MemberState.RECOVERING, quarantine=node.quarantine)
+    assert f"{host(2)} keeps out of the set" in the_remark(told).why
+    assert f"replset resync --force --host {host(2)}" in the_remark(told).then
+
+
+def test_a_damaged_member_copies_without_force() -> None:
+    node = follower()
+    node.receive(DamageFound("the entry is not the one that was written"), NOW)
+    assert f"replset resync --host {host(0)}" in the_remark(node).then
+
+
+def test_a_member_that_lost_entries_is_not_told_to_resync() -> None:
+    """It copies by itself where it can; where it cannot, a person decides over its files."""
+    remark = the_remark(follower(vouched=at(2, 9)))
+    assert f"{host(0)} keeps out of the set: entries are lost" in remark.why
+    assert "replset repair DBPATH" in remark.then
+    assert "resync" not in remark.then
