@@ -45,10 +45,12 @@ class Bounded:
         held = scope["held"] = Held(self._member.admission)
         send = _in_pieces(send, held)
         problem = self._guard.refusal(scope)
+        kept = "on_kept_slot" in scope
         if problem is None and scope["path"].startswith(LIMITED):
-            problem = self._refusal(held, kept="on_kept_slot" in scope)
+            problem = self._refusal(held, kept=kept)
         if problem is not None:
-            await _drain(receive)
+            if not kept:  # on such a slot a body that never comes would keep those out that the slot is for
+                await _drain(receive)
             await say(self._member, Asked(scope), Answer(problem.body, problem.status, problem.headers), send)
             return
         self._under_way += 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import resource
 import time
+from collections import deque
 from typing import Final, Protocol
 
 log = logging.getLogger("replset.server")
@@ -24,6 +25,10 @@ BACKLOG: Final = 1024
 FEW_DESCRIPTORS: Final = 8192
 """Below it the backlog is an eighth: those that wait to be accepted all get descriptors before they are counted."""
 TELL_EVERY_S: Final = 60.0
+MANY: Final = 512
+"""From so many connections on, a look at all of them takes too long for each that comes."""
+LOOK_EVERY_S: Final = 0.05
+"""How long nobody of many is looked for again after all were found at work."""
 
 
 class Holder(Protocol):
@@ -49,6 +54,8 @@ class Slots:
         self._held: dict[Holder, None] = {}
         self._kept: set[Holder] = set()
         self._told_at = 0.0
+        self._idle: deque[tuple[float, Holder]] = deque()  # as of the last look at all, the longest idle first
+        self._look_again_at = 0.0
 
     def __len__(self) -> int:
         return len(self._held)
@@ -85,9 +92,29 @@ class Slots:
 
     def _longest_idle(self, *, or_kept: bool) -> Holder | None:
         """or_kept: also one on a kept slot, which may be a member that has not said so yet."""
-        held = (one for one in self._held if or_kept or one not in self._kept)
-        idle = [(since, one) for one in held if (since := one.idle_since) is not None]
-        return min(idle, key=lambda row: row[0])[1] if idle else None
+        found = self._next_idle(or_kept=or_kept)
+        if found is None and (len(self._held) < MANY or time.monotonic() >= self._look_again_at):
+            idle = [(since, one) for one in self._held if (since := one.idle_since) is not None]
+            self._idle = deque(sorted(idle, key=lambda row: row[0]))
+            found = self._next_idle(or_kept=or_kept)
+            if found is None:
+                self._look_again_at = time.monotonic() + LOOK_EVERY_S
+        return found
+
+    def _next_idle(self, *, or_kept: bool) -> Holder | None:
+        """The first of `_idle` that has been idle since. Who became so later is idle for a shorter time than these."""
+        passed: list[tuple[float, Holder]] = []
+        found = None
+        while self._idle and found is None:
+            since, one = self._idle.popleft()
+            if one not in self._held or one.idle_since != since:
+                continue
+            if or_kept or one not in self._kept:
+                found = one
+            else:
+                passed.append((since, one))
+        self._idle.extendleft(reversed(passed))
+        return found
 
     def _tell(self) -> None:
         now = time.monotonic()

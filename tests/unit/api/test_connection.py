@@ -153,6 +153,25 @@ async def test_idle_connections_make_room_and_kept_slots_serve_health(api: Api) 
             writer.close()
 
 
+@on_sockets
+async def test_half_sent_bodies_keep_nobody_from_asking_how_the_member_is(api: Api) -> None:
+    async with serving(api, most=16) as served:
+        opened = [await served.open() for _ in range(14)]
+        for _, writer in opened:
+            writer.write(POST + b'content-length: 1000\r\n\r\n{"a"')
+        async with asyncio.timeout(10):
+            while sum(holder.idle_since is None for holder in served.slots._held) < 14:  # noqa: ASYNC110 - a count
+                await asyncio.sleep(0.01)
+        for _ in range(4):  # on the two slots that are kept
+            opened.append(await served.open())
+            opened[-1][1].write(POST + b'content-length: 1000\r\n\r\n{"a"')
+            async with asyncio.timeout(10):
+                assert status_of(await opened[-1][0].readuntil(b"\r\n\r\n")) == 503
+        assert status_of(await served.answer(HEAD + b"connection: close\r\n\r\n")) == 200
+        for _, writer in opened:
+            writer.close()
+
+
 def test_half_a_body_counts_from_its_first_byte(api: Api) -> None:
     """Small bodies are not counted, unless they are held while the rest does not come."""
     held = []

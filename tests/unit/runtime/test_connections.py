@@ -47,6 +47,52 @@ def test_the_longest_idle_one_is_let_go() -> None:
     assert (len(slots), slots.let_go) == (3, 1)
 
 
+class Counted(One):
+    """Counts how often it is asked."""
+
+    asked = 0
+
+    def __init__(self, slots: Slots, idle_since: float | None) -> None:
+        self._idle_since = idle_since
+        super().__init__(slots, idle_since)
+
+    @property
+    def idle_since(self) -> float | None:
+        Counted.asked += 1
+        return self._idle_since
+
+    @idle_since.setter
+    def idle_since(self, since: float | None) -> None:
+        self._idle_since = since
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_thousands_that_come_when_all_slots_are_taken_do_not_each_look_at_all(idle: bool) -> None:
+    slots = Slots(2000)
+    ones = [Counted(slots, float(number) if idle else None) for number in range(2000)]
+    Counted.asked = 0
+    more = [Counted(slots, float(number) if idle else None) for number in range(2000, 4000)]
+    assert Counted.asked < 100_000
+    assert len(slots) == (2000 - KEPT if idle else 2000)
+    if idle:
+        assert sum(one.closed for one in ones) >= 1900
+        assert not more[-1].closed
+
+
+def test_whoever_was_heard_meanwhile_is_not_the_longest_idle() -> None:
+    slots = Slots(3)
+    first, second, third = (One(slots, float(number)) for number in range(3))
+    fourth = One(slots, 3.0)
+    assert first.closed
+    second.idle_since = 9.0
+    fifth = One(slots, 4.0)
+    assert [one.closed for one in (second, third, fourth, fifth)] == [False, True, False, False]
+    third.idle_since, fourth.idle_since, fifth.idle_since = None, None, None
+    sixth = One(slots, 10.0)
+    assert second.closed
+    assert sixth.has_slot
+
+
 def test_who_works_is_never_let_go_and_some_slots_are_kept() -> None:
     slots = Slots(1000)
     at_work = [One(slots, None) for _ in range(1000 - KEPT)]
