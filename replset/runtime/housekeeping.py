@@ -1,4 +1,4 @@
-"""What nobody waits for: pruning, trimming, checkpoints, and noticing that a full disk has room again."""
+"""What nobody waits for: pruning, trimming, checkpoints, checking old entries, noticing that a full disk has room."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from replset.errors import OutOfDiskSpaceError
+from replset.errors import CorruptDataError, OutOfDiskSpaceError
 from replset.ids import Millis
 from replset.replication.gate import WriteGate
 from replset.replication.ports import Clock, Workers
@@ -20,6 +20,9 @@ ROOM_EVERY = 8
 READER_PAUSE_MS = 5_000
 """After a last pass that an old reader kept from its end: commits are not held again and again for nothing."""
 
+RECHECK_EVERY_MS = 3_600_000
+"""From the end of one pass over the oplog to the beginning of the next."""
+
 
 class Housekeeper:
     """A task beside the rest; whatever it does on the loop takes a few milliseconds at a time."""
@@ -31,8 +34,11 @@ class Housekeeper:
         workers: Workers,
         gate: WriteGate,
         on_room: Callable[[], None],
+        on_damage: Callable[[str], None],
     ) -> None:
-        """on_room: told now and then while the disk has room to write. Who replaces the store takes `busy` first."""
+        """on_room: told now and then while the disk has room to write. on_damage: an oplog entry is not what was
+        written. Who replaces the store takes `busy` first.
+        """
         self._store = store
         self._clock = clock
         self._workers = workers
@@ -40,7 +46,11 @@ class Housekeeper:
         self._gate = gate
         self._last_pass_due = Millis(0)
         self._on_room = on_room
+        self._on_damage = on_damage
         self._waits = False
+        self._rechecked: Store | None = None
+        self._recheck_after = 0
+        self._recheck_due = Millis(0)
 
     async def run(self) -> None:
         """For as long as the member runs. What finds no room on the disk is left as it was and tried again later; any
@@ -55,6 +65,7 @@ class Housekeeper:
                 store = self._store()
                 if looks_for_room and store.has_room():
                     self._on_room()
+                self._recheck(store)
                 if looks_for_room or not self._waits:
                     await self._round(store)
 
@@ -69,6 +80,23 @@ class Housekeeper:
                 await self._workers.run(store.checkpoint)
             if store.needs_last_pass and self._clock.now() >= self._last_pass_due:
                 await self._last_pass(store)
+
+    def _recheck(self, store: Store) -> None:
+        """The next slice of the oplog, so that what a disk changes is found while others still hold it whole: old
+        entries are read by nobody until a member comes back and needs them, or a rollback meets them.
+        """
+        now = self._clock.now()
+        if store is not self._rechecked:
+            self._rechecked, self._recheck_after, self._recheck_due = store, 0, now
+        if now < self._recheck_due:
+            return
+        try:
+            self._recheck_after = store.recheck(self._recheck_after)
+        except CorruptDataError as error:
+            self._recheck_after = 0
+            self._on_damage(error.message)
+        if not self._recheck_after:
+            self._recheck_due = Millis(now + RECHECK_EVERY_MS)
 
     @contextmanager
     def _unless_full(self, what: str) -> Iterator[None]:

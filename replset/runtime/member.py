@@ -304,7 +304,9 @@ class RunningMember:
             self._committed,
             self._break,
         )
-        self._housekeeper = Housekeeper(lambda: self.store, self.clock, self._threads, self._gate, self._on_room)
+        self._housekeeper = Housekeeper(
+            lambda: self.store, self.clock, self._threads, self._gate, self._on_room, self.on_damage
+        )
         self.snapshots = SnapshotServer(
             clock=self.clock, rng=self.rng, workers=self._threads, disk=self._disk, dbpath=self._dbpath
         )

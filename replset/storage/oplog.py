@@ -101,6 +101,18 @@ def undamaged(connection: apsw.Connection, path: str, rows: list[OplogRow]) -> l
     return rows if damaged is None else rows[:damaged]
 
 
+def check_slice(connection: apsw.Connection, path: str, after_ts: int, *, limit: int, max_bytes: int) -> int:
+    """Re-hash the next rows with ts > after_ts, oldest first; the ts of the last sound one, 0 when none is left.
+
+    CorruptDataError where the first of them is not what was written.
+    """
+    try:
+        rows = undamaged(connection, path, rows_after(connection, after_ts, limit=limit, max_bytes=max_bytes))
+    except UnicodeDecodeError as error:
+        raise CorruptDataError(f"{path}: the oplog holds text that is none: {error}") from error
+    return rows[-1].ts if rows else 0
+
+
 def _damaged(path: str, row: OplogRow, what: str) -> DamagedEntryError:
     return DamagedEntryError(
         f"{path}: the oplog entry {row.optime} is not the one that was written ({what})", row.optime

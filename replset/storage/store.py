@@ -49,6 +49,9 @@ def lock_dbpath(disk: Disk, dbpath: str | os.PathLike[str]) -> Lock:
 ROW_BYTES = 700
 """What a row of the oplog takes in memory beside its entry: small entries are mostly that."""
 
+RECHECK_ROWS, RECHECK_BYTES = 200, 256 << 10
+"""A slice of the oplog that is compared with its hashes anew: about a millisecond."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
@@ -434,6 +437,17 @@ class Store:
         if row is not None:
             self._row(lambda connection: oplog.undamaged(connection, self.path, [row])[0])
         return row
+
+    def recheck(self, after_ts: int) -> int:
+        """Compare a slice of the oplog's rows behind after_ts with hash and chain, as the disk gives them now.
+
+        Returns where the next slice begins, 0 at the end. CorruptDataError: the next row is not what was written.
+        """
+        invariant(not self._in_group, "reads never see an open group")
+        try:
+            return oplog.check_slice(self._connection, self.path, after_ts, limit=RECHECK_ROWS, max_bytes=RECHECK_BYTES)
+        except apsw.Error as error:
+            raise storage_error(error, self.path) from error
 
     def row_at_or_before(self, optime: OpTime) -> OplogRow | None:
         """The newest row with ts <= optime.ts, of whatever term."""

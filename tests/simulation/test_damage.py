@@ -8,6 +8,7 @@ import pytest
 
 from replset.core.member_state import MemberState
 from replset.oplog_row import entry_hash, next_chain
+from replset.runtime import housekeeping
 from replset.runtime.member import RunningMember
 from tests.simulation.kit.cluster import Rotten, SimCluster
 from tests.simulation.kit.scenarios import Stage, staged
@@ -103,6 +104,22 @@ def test_a_damaged_entry_is_found_when_a_member_starts() -> None:
         cluster.run_until(lambda: member(cluster, one).node.state is MemberState.RECOVERING, 60)
         assert cluster.primary() == stage.primary
         assert stage.write(stage.primary).outcome == "ok"
+
+
+def test_a_damaged_entry_that_nobody_reads_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others have it, so no page and no rollback ever meets it; a check of old entries does."""
+    monkeypatch.setattr(housekeeping, "RECHECK_EVERY_MS", 5_000)
+    with staged(seed=8) as stage:
+        cluster, old = stage.cluster, stage.primary
+        for _ in range(5):
+            stage.write(old)
+        rot(stage, old)
+        cluster.run_until(lambda: cluster.primary() in stage.others, 60, "another member leads")
+        assert "not the one that was written" in member(cluster, old).node.quarantine
+        assert [member(cluster, name).node.quarantine for name in stage.others] == ["", ""]
+        assert cluster.command(old, {"replSetResync": 1})["ok"] == 1.0
+        stage.heal_all_and_judge()
+        assert not holds_damage(stage, old)
 
 
 def test_the_member_whose_history_a_majority_does_not_have_is_the_one_that_stops() -> None:

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from replset.errors import OutOfDiskSpaceError, StorageError
+from replset.errors import CorruptDataError, OutOfDiskSpaceError, StorageError
 from replset.replication.gate import WriteGate
-from replset.runtime.housekeeping import INTERVAL_S, READER_PAUSE_MS, ROOM_EVERY, Housekeeper
+from replset.runtime.housekeeping import INTERVAL_S, READER_PAUSE_MS, RECHECK_EVERY_MS, ROOM_EVERY, Housekeeper
 from tests.simulation.kit.clock import SimClock
 from tests.unit.runtime.kit import on_virtual_time
 
@@ -29,6 +29,7 @@ class FakeStore:
         self.free = True
         self.path, self.wal_bytes = "replset.db", 1 << 30
         self.is_read = False
+        self.rechecked: list[int] = []
 
     def has_room(self) -> bool:
         return self.free
@@ -38,6 +39,12 @@ class FakeStore:
         if what in self.errors:
             raise self.errors[what]
         return False
+
+    def recheck(self, after_ts: int) -> int:
+        self.rechecked.append(after_ts)
+        if "recheck" in self.errors:
+            raise self.errors["recheck"]
+        return after_ts + 1 if after_ts < 3 else 0
 
     def housekeeping(self, now_wall_ms: int) -> bool:
         return self._do("slice")
@@ -65,12 +72,14 @@ class Rig:
     def __init__(self, clock: SimClock) -> None:
         self.store, self.gate = FakeStore(), WriteGate()
         self.rooms = 0
+        self.damage: list[str] = []
         self.keeper = Housekeeper(
             lambda: self.store,  # type: ignore[arg-type,return-value]
             clock,
             AtOnce(),
             self.gate,
             self.room,
+            self.damage.append,
         )
         self.task = asyncio.ensure_future(self.keeper.run())
 
@@ -160,5 +169,30 @@ def test_any_other_error_of_the_storage_is_raised(part: str) -> None:
         rig.store.errors = {part: StorageError("replset.db: disk I/O error")}
         await rig.rounds(1)
         assert rig.task.exception() is rig.store.errors[part]
+
+    with_rig(scenario)
+
+
+def test_the_oplog_is_checked_slice_by_slice_and_again_an_hour_later() -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.rounds(20)
+        assert rig.store.rechecked == [0, 1, 2, 3]
+        await asyncio.sleep(RECHECK_EVERY_MS / 1000)
+        assert rig.store.rechecked == [0, 1, 2, 3] * 2
+        rig.store = FakeStore()
+        await rig.rounds(2)
+        assert rig.store.rechecked == [0, 1], "another copy is another disk's"
+
+    with_rig(scenario)
+
+
+def test_damage_is_reported_and_does_not_end_the_rest() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.store = FakeStore()
+        rig.store.errors = {"recheck": CorruptDataError("replset.db: another entry")}
+        assert await rig.rounds(2) == ["slice", "checkpoint"] * 2
+        assert rig.damage == ["replset.db: another entry"]
+        await asyncio.sleep(RECHECK_EVERY_MS / 1000)
+        assert len(rig.damage) == 2
 
     with_rig(scenario)

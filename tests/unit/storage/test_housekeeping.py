@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from replset.errors import CappedPositionLostError
+from replset.errors import CappedPositionLostError, CorruptDataError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.storage import housekeeping
-from replset.storage.store import StoreOptions
+from replset.storage.store import RECHECK_BYTES, RECHECK_ROWS, StoreOptions
 
 from .conftest import WALL, Driver, key_of
 
@@ -235,3 +235,33 @@ def test_the_count_of_bytes_is_noted_now_and_then(driver: Driver, monkeypatch: p
     driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(10)))
     assert settle(driver) == 1
     assert count(driver, "SELECT value FROM meta WHERE name = 'oplog_bytes'") == driver.store.oplog_bytes
+
+
+def rechecked(driver: Driver) -> int:
+    """Slices of one pass; each begins behind the last one's newest row."""
+    slices, after = 0, 0
+    while (place := driver.store.recheck(after)) > after:
+        after, slices = place, slices + 1
+    assert after == driver.store.last_applied.ts
+    return slices
+
+
+def test_old_entries_are_checked_in_bounded_slices(make_driver: Callable[..., Driver]) -> None:
+    driver = small_oplog(make_driver)
+    driver.apply(*[("noop",)] * (2 * RECHECK_ROWS + 1))
+    assert rechecked(driver) == 3
+    driver.apply(*[("put", "db.c", number, "x" * (RECHECK_BYTES // 2)) for number in range(4)])
+    assert rechecked(driver) == 3 + 3, "of large ones fewer in a slice: one each"
+    driver.store.set_commit_point(driver.store.last_applied)
+    settle(driver)
+    assert driver.store.trimmed_through > 0
+    assert rechecked(driver) > 0, "from the oldest that is left"
+
+
+@pytest.mark.parametrize("change", ["entry = entry || x'00'", "chain = chain + 1", "op = CAST(x'ff' AS TEXT)"])
+def test_a_check_finds_what_the_disk_changed_while_memory_has_it_whole(driver: Driver, change: str) -> None:
+    driver.apply(*[("noop",)] * 9)
+    ts = driver.history[5][0].ts
+    driver.store._connection.execute(f"UPDATE oplog SET {change} WHERE ts = ?", (ts,))
+    with pytest.raises(CorruptDataError):
+        driver.store.recheck(driver.store.recheck(0))
