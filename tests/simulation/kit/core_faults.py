@@ -23,6 +23,7 @@ from replset.core.messages import (
     Request,
     RequestBody,
     ResyncRequest,
+    StepUpRequest,
     VoteRequest,
 )
 from replset.errors import ReplError
@@ -75,6 +76,14 @@ class CoreFaults:
         if done:
             self.cluster.done[f"fault {kind}"] += 1
             self.cluster.note("fault", kind)
+
+    def end(self) -> None:
+        """After the faults, each in a set that is calm again: who stands for election is to be refused."""
+        for story in (self._older_config, self._behind_the_arbiter):
+            if self._is_calm() and story():
+                name = story.__name__.strip("_").replace("_", " ")
+                self.cluster.done[f"fault {name}"] += 1
+                self.cluster.note("fault", name)
 
     def _any(self) -> Box:
         return self.cluster[self.rng.randrange(self.run.size)]
@@ -280,6 +289,56 @@ class CoreFaults:
         cluster.run(3_000)
         cluster.pages = pages
         cluster.heal()
+        return True
+
+    def _older_config(self) -> bool:
+        """A bare majority, an arbiter among it, has a changed configuration. Who has not heard of it stands where with
+        that arbiter's vote it would have a majority.
+        """
+        cluster = self.cluster
+        leader = cluster.primary
+        voters = [] if leader is None else [v for v in leader.node.config.voters if v.host != leader.host]
+        arbiters, able = [v for v in voters if v.arbiter_only], [v for v in voters if v.is_electable]
+        if leader is None or len(voters) % 2 or not arbiters or not able:
+            return False
+        arbiter, candidate = self.rng.choice(arbiters), self.rng.choice(able)
+        rest = [v for v in voters if v not in (arbiter, candidate)]
+        beside = self.rng.sample(rest, len(rest) // 2)
+        told = [cluster.number_of(cluster.boxes[v.host]) for v in (arbiter, *beside)]
+        old = cluster.number_of(leader)
+        self._apart([old, *told], [number for number in range(self.run.size) if number not in (old, *told)])
+        before, rows = leader.node.config, list(leader.node.config.members)
+        place = rows.index(candidate)
+        rows[place] = replace(candidate, priority=candidate.priority + 1)
+        if not self._ask_for(leader, rows):
+            return False
+        boxes = [leader, *(cluster[number] for number in told)]
+        if not self._wait(lambda: all(box.disk.config.version > before.version for box in boxes), 900, 1):
+            return False
+        self._apart([old, *told[1:]], [n for n in range(self.run.size) if n not in (old, *told[1:])])
+        cluster.ask(cluster.number_of(cluster.boxes[candidate.host]), StepUpRequest(True))
+        cluster.run(SETTLED_MS)
+        return True
+
+    def _behind_the_arbiter(self) -> bool:
+        """Somebody who lacks what an arbiter knows to be committed asks for its vote once the primary is gone."""
+        cluster = self.cluster
+        leader = cluster.primary
+        voters = [] if leader is None else [v for v in leader.node.config.voters if v.host != leader.host]
+        arbiters, able = [v for v in voters if v.arbiter_only], [v for v in voters if v.is_electable]
+        if leader is None or not arbiters or not able:
+            return False
+        late = cluster.boxes[self.rng.choice(able).host]
+        number, asked = cluster.number_of(late), cluster.boxes[self.rng.choice(arbiters).host]
+        self._apart([number], [other for other in range(self.run.size) if other != number])
+        leader.write(f"{self.run.seed} committed {cluster.now}")
+        if not self._wait(lambda: asked.node.commit_point > late.disk.log[-1][0], 500, 1):
+            return False
+        self.run.stop(leader)
+        self._wait(lambda: asked.node.peer_at(leader.host).state is MemberState.DOWN, 400, 1)
+        cluster.heal()
+        cluster.ask(number, StepUpRequest(True))
+        cluster.run(SETTLED_MS)
         return True
 
     def _apart(self, *groups: list[int]) -> None:

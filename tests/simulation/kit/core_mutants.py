@@ -10,11 +10,13 @@ import pytest
 from replset.config import Member, ReplSetConfig
 from replset.core import memory, reconfig
 from replset.core.election import Elections
+from replset.core.heartbeat import Heartbeats
 from replset.core.leading import Leading
 from replset.core.member_state import MemberState
 from replset.core.memory import Memory, Peer
-from replset.core.messages import Refused
+from replset.core.messages import HeartbeatReply, ProgressRequest, Refused, Response, VoteRequest
 from replset.core.reconfig import Reconfigs
+from replset.ids import OPTIME_NULL, OpTime
 from tests.simulation.kit.kinds import CORE_ALONE
 from tests.simulation.kit.mutant import Mutant
 
@@ -78,6 +80,18 @@ def config_order_without_the_term(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReplSetConfig, "is_newer_than", lambda self, version, _term: self.version > version)
 
 
+def vote_by_an_older_config(patch: pytest.MonkeyPatch) -> None:
+    """A vote is given to a candidate whose configuration is older than the voter's."""
+    real = Elections.vote_refusal
+
+    def vote_refusal(self: Elections, request: VoteRequest) -> str | None:
+        with pytest.MonkeyPatch.context() as within:
+            within.setattr(ReplSetConfig, "is_newer_than", lambda *_: False)
+            return real(self, request)
+
+    patch.setattr(Elections, "vote_refusal", vote_refusal)
+
+
 # --- lost disks ----------------------------------------------------------------------------------------------------
 
 
@@ -124,6 +138,55 @@ def dry_run_beside_a_healthy_primary(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Elections, "_healthy_primary_refusal", lambda *_: None)
 
 
+def arbiter_knows_nothing(patch: pytest.MonkeyPatch) -> None:
+    """An arbiter votes for a candidate that lacks what the arbiter knows to be committed."""
+    real = Elections.vote_refusal
+
+    def vote_refusal(self: Elections, request: VoteRequest) -> str | None:
+        m = self.m
+        known, m.commit_point = m.commit_point, OPTIME_NULL if m.is_arbiter else m.commit_point
+        try:
+            return real(self, request)
+        finally:
+            m.commit_point = known
+
+    patch.setattr(Elections, "vote_refusal", vote_refusal)
+
+
+def arbiter_hears_no_commit_point(patch: pytest.MonkeyPatch) -> None:
+    """An arbiter takes no commit point, since none is of the term of an entry that it has."""
+    real = Heartbeats.accept_commit_point
+
+    def accept(self: Heartbeats, optime: OpTime, term: int = 0) -> None:
+        if not self.m.is_arbiter:
+            real(self, optime, term)
+
+    patch.setattr(Heartbeats, "accept_commit_point", accept)
+
+
+def late_answer_taken(patch: pytest.MonkeyPatch) -> None:
+    """An answer to a heartbeat that is not waited for any more is taken for the newest word."""
+    real = Heartbeats.on_response
+
+    def on_response(self: Heartbeats, response: Response) -> None:
+        peer = self.m.peers.get(response.to)
+        if peer is not None and isinstance(response.body, HeartbeatReply):
+            peer.heartbeat_id = response.request_id
+        real(self, response)
+
+    patch.setattr(Heartbeats, "on_response", on_response)
+
+
+def old_report_counted(patch: pytest.MonkeyPatch) -> None:
+    """A report of progress from an earlier term counts."""
+    real = Heartbeats.on_progress
+
+    def on_progress(self: Heartbeats, request_id: int, request: ProgressRequest) -> None:
+        real(self, request_id, replace(request, term=max(request.term, self.m.term)))
+
+    patch.setattr(Heartbeats, "on_progress", on_progress)
+
+
 CORE_MUTANTS = tuple(
     Mutant(break_rule, killers, verdict, CORE_ALONE)
     for break_rule, killers, verdict in (
@@ -141,5 +204,10 @@ CORE_MUTANTS = tuple(
         (stranger_heard, (26,), "invariant 11"),
         (source_from_in_between_followed, (2, 6), "invariant 3"),
         (dry_run_beside_a_healthy_primary, (6,), "invariant 12"),
+        (vote_by_an_older_config, (1, 21, 22), "invariant 10"),
+        (arbiter_knows_nothing, (1, 16, 31), "invariant 3"),
+        (arbiter_hears_no_commit_point, (1, 3, 4), "not in time"),
+        (late_answer_taken, (0, 1, 2), "invariant 11"),
+        (old_report_counted, (0, 4, 6), "invariant 11"),
     )
 )

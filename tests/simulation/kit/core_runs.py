@@ -32,6 +32,7 @@ FAULTS = (
 )
 FAULTS_MS = 30_000
 WELL_WITHIN_MS = 60_000
+TOLD_WITHIN_MS = 5_000
 RING_LOOK_MS = 100
 RING_LOOKS_MAX = 20
 """A ring stays until a member gives up on a source that it does not reach, half a second each; two are too long."""
@@ -84,14 +85,23 @@ class CoreRun:
             self._fault(self.rng.choices(FAULTS, weights)[0])
             if self.more is not None:
                 self.more.draw()
+        if self.more is not None:
+            self.more.end()
         self.is_over = True
         self.make_whole()
         healed = cluster.now
         cluster.until(cluster.is_quiet, WELL_WITHIN_MS)
         cluster.done["ms until well"] = cluster.now - healed
+        cluster.until(self._do_arbiters_know, TOLD_WITHIN_MS)
         log = cluster.elect().disk.log
         if log[: len(cluster.judge.committed_log)] != cluster.judge.committed_log:
             raise SimulationError("invariant 3 broken at the end: committed entries are missing")
+
+    def _do_arbiters_know(self) -> bool:
+        """Whether each arbiter in the set knows what is committed."""
+        node = self.cluster.elect().node
+        arbiters = [row.host for row in node.config.members if row.arbiter_only] if node.config else []
+        return all(self.cluster.boxes[address].node.commit_point == node.commit_point for address in arbiters)
 
     def outcome(self, error: str | None) -> Outcome:
         cluster, counts = self.cluster, self.cluster.done

@@ -321,9 +321,7 @@ MUTANTS: tuple[Mutant, ...] = (
         CORE_ALONE,
         (scenarios.candidate_behind, "invariant 3"),
     ),
-    Mutant(
-        commit_point_in_an_old_term, (1, 34, 48), "invariant 3", CORE_ALONE, (scenarios.figure_eight, "invariant 3")
-    ),
+    Mutant(commit_point_in_an_old_term, (34, 48), "invariant 3", CORE_ALONE, (scenarios.figure_eight, "invariant 3")),
     Mutant(commit_point_of_another_history, (3, 0, 1), "invariant 3"),
     Mutant(undo_row_skipped, (2, 0, 1)),
     Mutant(durable_before_the_sync, (5, 10, 0), "invariant 4"),
@@ -334,7 +332,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(linearizable_read_unproven, (2, 59, 0), "invariant 7"),
     Mutant(waiter_released_too_early, (3, 1, 0)),
     Mutant(waiter_survives_its_term, (3, 2, 26)),
-    Mutant(equal_source_accepted, (7, 8, 13), "invariant 9", CORE_ALONE, (scenarios.no_loop_of_sources, "invariant 9")),
+    Mutant(equal_source_accepted, (8, 13), "invariant 9", CORE_ALONE, (scenarios.no_loop_of_sources, "invariant 9")),
     Mutant(misfitting_batch_applied, (9, 0, 1)),
     Mutant(manifest_without_entries, (3, 0, 2), "invariant 4"),
     Mutant(commands_not_in_the_files, (0,), "invariant 4", DOOMED),

@@ -159,7 +159,12 @@ class Box:
         return Position(applied, synced, 0, 0)
 
     def feed(self, message: Message) -> None:
-        self.take(self.node.receive(message, self.cluster.now))
+        judge = self.cluster.judge
+        known = judge.known_before(self, message)
+        effects = self.node.receive(message, self.cluster.now)
+        judge.heard(self, message, known)
+        judge.granted(self, message, effects)
+        self.take(effects)
 
     def take(self, effects: list[Effect]) -> None:
         self.effects.extend(effects)

@@ -8,12 +8,16 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from replset.config import Member, ReplSetConfig
-from replset.core.effects import LastVote
+from replset.core.effects import Effect, LastVote, Persist
 from replset.core.member_state import MemberState
+from replset.core.messages import HeartbeatReply, Message, Position, ProgressRequest, Request, Response, VoteRequest
 from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
 
 if TYPE_CHECKING:
     from tests.unit.core.box import Box, Entry
+
+Known = tuple[HostPort, MemberState, str, Position, int]
+"""What a member last took from another one: its state, incarnation, place and version of the configuration."""
 
 
 class Judge:
@@ -62,6 +66,41 @@ class Judge:
         for entry in log[len(known) : place]:
             known.append(entry)
             self.committed_in[entry[0]] = box.node.commit_point.term
+
+    # --- what a member makes of what it hears ----------------------------------------------------------------------
+
+    def granted(self, box: Box, message: Message, effects: list[Effect]) -> None:
+        """Nobody votes for who lacks what the voter knows to be committed."""
+        if not isinstance(message, Request) or not isinstance(message.body, VoteRequest) or self.exempt:
+            return
+        votes = any(isinstance(effect, Persist) and isinstance(effect.record, LastVote) for effect in effects)
+        place, point = message.body.last_applied, box.node.commit_point
+        what = f"{box.host} votes for member {message.body.candidate} at {place}, it knows {point} to be committed"
+        assert not votes or place >= point, f"invariant 3: {what}"
+
+    def known_before(self, box: Box, message: Message) -> Known | None:
+        """What is known of the sender of something late: a report of an earlier term, an answer to a heartbeat that is
+        not waited for any more. None: it is not late.
+        """
+        node = box.node
+        match message:
+            case Response(to=sender, body=HeartbeatReply()):
+                peer = node.peer_at(sender)
+                return None if peer is None or peer.heartbeat_id == message.request_id else self._known(box, sender)
+            case Request(body=ProgressRequest(term=term, sender_id=number)) if term < node.term:
+                row = None if node.config is None else node.config.member(number)
+                return None if row is None else self._known(box, row.host)
+        return None
+
+    def heard(self, box: Box, message: Message, known: Known | None) -> None:
+        """What is late changes nothing of what is known of its sender."""
+        now = None if known is None else self._known(box, known[0])
+        what = "" if known is None else f"{box.host} takes something late from {known[0]}: {known[1:]}, then {now}"
+        assert known is None or now in (None, known), f"invariant 11: {what}"
+
+    def _known(self, box: Box, sender: HostPort) -> Known | None:
+        peer = box.node.peer_at(sender)
+        return None if peer is None else (sender, peer.state, peer.incarnation, peer.position, peer.config_version)
 
     # --- what the disks say, whatever was told ---------------------------------------------------------------------
 
