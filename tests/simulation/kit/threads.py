@@ -98,6 +98,7 @@ class Job:
             self.result = self._context.run(self._work)
         except BaseException as error:  # whatever it is: the loop waits for this thread
             self.error = error
+        del self._work, self._context  # what they hold goes while the loop waits, and not beside it
         self.done = True
 
     def stop(self, seconds: float) -> None:
