@@ -32,9 +32,6 @@ from replset.runtime.options import MemberOptions, flag_of, resolve_options, var
 from replset.runtime.watchdog import Watchdog
 from replset.storage.disk import RealDisk
 
-SWITCH_S = 0.0005
-"""How long a thread keeps the interpreter while the event loop waits for it (Python's own: ten times as long)."""
-
 HELP = {
     "repl_set": "name of the replica set (required)",
     "dbpath": "folder of this member's files; made when missing (required)",
@@ -111,7 +108,6 @@ def main(argv: Sequence[str]) -> int:
         return refuse(error.message)
     writer = log_to_stderr(options.log_level)
     gc.freeze()
-    sys.setswitchinterval(SWITCH_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run(options, keys, writer))
 

@@ -3,7 +3,7 @@
 Heartbeats, elections and every other client live on the event loop, so no evaluation may hold it for long. What it can
 cost is bounded before it begins, by the bytes of the statement times the bytes of the document: each part of a filter
 is asked of each item at most once. What is over SMALL_WORK runs in a thread, which gives the loop its turn after every
-half millisecond (`sys.setswitchinterval`); there it ends after `LIMIT_S`. There is one such thread for all clients, so
+half millisecond (`machine.short_turns`); there it ends after `LIMIT_S`. There is one such thread for all clients, so
 that the loop never waits for more than one; each takes it for a slice, in turn.
 """
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 
 import pytest
 
-from replset.runtime.machine import KeptWorkers, LimitedWorkers
+from replset.runtime.machine import SWITCH_S, KeptWorkers, LimitedWorkers, RealWorkers
 from tests.simulation.kit.clock import SimClock
 from tests.unit.runtime.kit import HandWorkers, on_virtual_time, settle
 
@@ -79,3 +81,34 @@ def test_a_client_that_gives_up_frees_no_thread() -> None:
         assert await last == 7
 
     on_virtual_time(main)
+
+
+def test_threads_take_short_turns_only_while_clients_work_runs() -> None:
+    usual = sys.getswitchinterval()
+    assert usual > SWITCH_S
+    begun, go_on = threading.Semaphore(0), [threading.Event(), threading.Event()]
+
+    def work(number: int) -> float:
+        begun.release()
+        go_on[number].wait(10)
+        return sys.getswitchinterval()
+
+    async def main() -> None:
+        threads = RealWorkers(threads=2)
+        limited = LimitedWorkers(threads, 2)
+        first, second = (asyncio.ensure_future(limited.run(lambda number=n: work(number))) for n in range(2))
+        for _ in range(2):
+            await asyncio.to_thread(begun.acquire)
+        go_on[0].set()
+        assert await first == pytest.approx(SWITCH_S)
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_S), "the other one still runs"
+        go_on[1].set()
+        assert await second == pytest.approx(SWITCH_S)
+        assert sys.getswitchinterval() == pytest.approx(usual)
+        with pytest.raises(ZeroDivisionError):
+            await limited.run(lambda: 1 // 0)
+        assert sys.getswitchinterval() == pytest.approx(usual)
+        assert await threads.run(sys.getswitchinterval) == pytest.approx(usual), "a sync needs none"
+        threads.close()
+
+    asyncio.run(main())
