@@ -162,7 +162,10 @@ def journaled_beside_not_journaled() -> None:
                 "a", {"insert": "orders", "documents": [{"_id": document}], "writeConcern": concern}
             )
 
-        plain, journaled = write(1, {"w": 2}), write(2, {"w": 2, "j": True})
+        before = member.store.last_applied
+        plain = write(1, {"w": 2})
+        cluster.run_until(lambda: member.store.last_applied > before, 5, "the one without j waits first")
+        journaled = write(2, {"w": 2, "j": True})
         cluster.run_for(0.2)
         written = member.store.last_applied
         expect(not plain.done() and not journaled.done(), "both wait while nobody else has it")
