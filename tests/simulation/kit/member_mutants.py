@@ -270,7 +270,7 @@ MEMBER_MUTANTS = (
     Mutant(undone_from_the_beginning, (1, 3, 5), "", DOOMED),
     Mutant(deletes_cannot_be_undone, (2, 14), "invariant", DOOMED),
     Mutant(undo_keeps_the_new_document, (2, 3), "invariant"),
-    Mutant(drops_cannot_be_undone, (6, 0, 3), "invariant", DOOMED),
+    Mutant(drops_cannot_be_undone, (7, 6, 0), "invariant", DOOMED),
     Mutant(undo_in_progress_unmarked, test=f"{UNDO}::test_the_first_step_marks_the_rollback_and_raises_the_id_once"),
     Mutant(rollback_id_stays, test=f"{UNDO}::test_the_first_step_marks_the_rollback_and_raises_the_id_once"),
     Mutant(manifest_stays_planned, (0, 1), "invariant 4", DOOMED),
