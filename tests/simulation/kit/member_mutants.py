@@ -282,7 +282,7 @@ MEMBER_MUTANTS = (
         failed_sync_survived, test="tests/simulation/test_failing_disks.py::test_a_member_whose_wal_does_not_sync_stops"
     ),
     Mutant(replaced_without_an_export, test=f"{SYNC}::test_what_would_be_lost_is_exported_first"),
-    Mutant(wal_never_synced, verdict="invariant 4", story=(scenarios.journaled_then_dark, "invariant 4")),
+    Mutant(wal_never_synced, story=(scenarios.journaled_then_dark, "no disk did")),
     Mutant(chain_not_compared, test=f"{FETCHER}::test_another_chain_at_my_newest_entry_is_corruption"),
     Mutant(delay_ignored, test=f"{FETCHER}::test_a_delayed_member_holds_entries_back"),
     Mutant(
