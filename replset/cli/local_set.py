@@ -163,12 +163,14 @@ class LocalSet:
         self.start(member)
         return member
 
+    def options(self, member: LocalMember) -> list[str]:
+        """What `replset start` is given for this member."""
+        options = ["--replSet", self.name, "--dbpath", str(member.dbpath), "--port", str(member.port), *member.flags]
+        return [*options, "--key-file", str(self.key_file)] if self.key_file.exists() else options
+
     def start(self, member: LocalMember) -> None:
         """Start (again) the process of `member` and wait until it, and no other process, answers on its wire port."""
-        command = [sys.executable, "-m", "replset.cli.main", "start", "--replSet", self.name]
-        command += ["--dbpath", str(member.dbpath), "--port", str(member.port), *member.flags]
-        if self.key_file.exists():
-            command += ["--key-file", str(self.key_file)]
+        command = [sys.executable, "-m", "replset.cli.main", "start", *self.options(member)]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("REPLSET_")}
         with member.log.open("ab") as log:
             process = subprocess.Popen(

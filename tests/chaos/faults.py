@@ -136,8 +136,7 @@ def read_only(world: World) -> tuple[str, Mend]:
     member = world.a_member()
     absence = world.take_down(member)
     subprocess.run(["mount", "-o", "remount,ro", str(member.dbpath)], check=True)
-    options = ["--replSet", world.local.name, "--dbpath", str(member.dbpath), "--port", str(member.port), *member.flags]
-    command = [sys.executable, "-m", "replset.cli.main", "start", *options]
+    command = [sys.executable, "-m", "replset.cli.main", "start", *world.local.options(member)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     log = done.stderr.strip()
     refusals = [line for line in log.splitlines() if line.startswith("replset start: ")]

@@ -52,7 +52,7 @@ def kill_when(local: LocalSet, member: LocalMember, condition: Callable[[], bool
 @contextlib.contextmanager
 def starting(local: LocalSet, member: LocalMember) -> Iterator[None]:
     """The process is started; within the block it is on its way up, or up, or dead. It has nothing left to import."""
-    arguments = ["--replSet", local.name, "--dbpath", str(member.dbpath), "--port", str(member.port), *member.flags]
+    arguments = local.options(member)
     assert member.pid == 0
     process = FORKS.Process(target=start_member, args=(arguments,))
     process.start()
