@@ -12,7 +12,7 @@ settings.register_profile("replset", deadline=None, print_blob=True)
 settings.load_profile("replset")
 
 HERE = Path(__file__).parent
-SLOW = (HERE / "property", HERE / "fuzz", HERE / "integration")
+SLOW = (HERE / "property", HERE / "integration", HERE / "tools")
 """Searches over many examples and real sets of processes; `./dev test --quick` leaves them to the full run."""
 
 

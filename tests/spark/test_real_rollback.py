@@ -12,7 +12,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from replset.bson import RawDocument, to_ejson_value
-from replset.cli.demo import copy_database
 from replset.cli.local_set import LocalMember, LocalSet, running_set, wait_until
 from replset.replication.rollback_files import FileKind, Manifest, RollbackState, list_manifests
 from replset.storage.layout import DATABASE_FILE
@@ -22,6 +21,7 @@ from spark.running import Run
 from tests.integration.conftest import FAST, next_ports
 from tests.integration.talk import all_counted, cut, heal, insert, run, same_everywhere, state
 from tests.spark.beside import told_beside
+from tools.demo import copy_database
 
 WITHIN_S = 60
 WRITTEN_ALONE = [("i", 666), ("u", 1), ("d", 2)]

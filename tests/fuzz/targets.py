@@ -1,9 +1,0 @@
-"""All targets by name."""
-
-from __future__ import annotations
-
-from tests.fuzz import answers, bson, commands, ejson, http, members, openapi, wire
-from tests.fuzz.kit import Target
-
-_MODULES = (bson, ejson, wire, commands, members, answers, http, openapi)
-TARGETS: dict[str, Target] = {module.TARGET.name: module.TARGET for module in _MODULES}

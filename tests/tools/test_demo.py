@@ -1,0 +1,44 @@
+"""The demo holds, and it can fail: a broken step ends it with a non-zero status."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.integration.conftest import next_ports
+from tools.demo import reason_of
+
+pytestmark = pytest.mark.slow
+
+
+def run_demo(prelude: str = "") -> subprocess.CompletedProcess[str]:
+    """The demo with fast timeouts in a process of its own; `prelude` may break it first."""
+    program = (
+        "import sys, tools.demo as demo\n"
+        f"{prelude}\n"
+        f"sys.exit(demo.main(['--fast', '--base-port', '{next_ports(5)[0]}']))"
+    )
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=280)
+
+
+def test_every_step_of_the_demo_holds() -> None:
+    done = run_demo()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Every step held" in done.stdout
+    assert done.stdout.count("✔") == 12
+
+
+def test_a_broken_step_ends_the_demo_with_a_failure() -> None:
+    done = run_demo("demo.Demo.cut = lambda self: (setattr(self, 'old_primary', self.primary()), self.prove('no cut'))")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "✘" in done.stdout
+    assert "FAILED" in done.stdout
+
+
+def test_a_program_that_fails_is_told_in_its_own_last_line() -> None:
+    missing = 'oplog-spark: no pyspark here: pip install "replset[spark]"'
+    done = subprocess.CompletedProcess(["oplog-spark"], 2, stdout="", stderr=f"oplog-spark: Java 17\n{missing}\n")
+    assert reason_of(done, "oplog-spark") == f"{missing} (exit status 2)"
+    assert reason_of(subprocess.CompletedProcess([], -9, "", ""), "oplog-spark").endswith("(exit status -9)")

@@ -1,0 +1,274 @@
+"""What a stranger on the network, a hostile client or a web page in the operator's browser can try.
+
+None of it may change the data, the configuration or who leads; the judge sees the terms before and after, and documents
+that no client of ours wrote.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from replset.bson import DateTime, Int64, Timestamp
+from replset.cli.local_set import HTTP_OFFSET, LocalMember
+from replset.client import WireClient
+from replset.core.bounds import MAX_TERM_JUMP
+from replset.errors import ReplError
+from tools.chaos.clients import COLLECTION, DATABASE
+from tools.chaos.world import CannotError, World, answers, status_of
+
+MESSAGES = 60
+BRANCHES = 50_000
+STRANGE = -1
+"""The number of a document, and of the write that made it, that only a stranger writes."""
+PATIENCE_S = 8.0
+
+# --- messages of members -----------------------------------------------------------------------------------------
+
+
+def strangers(world: World) -> tuple[str, None]:
+    """Somebody who is no member talks as one: absurd terms, foreign sets, votes, positions, another configuration."""
+    sent, answered = 0, 0
+    config = _config(world)
+    with world.attack("a stranger talks as a member", most_terms=0 if world.keyed else MESSAGES * MAX_TERM_JUMP):
+        for _ in range(MESSAGES):
+            member = world.rng.choice(world.up())
+            message = forged(world.rng, world, config)
+            sent += 1
+            answered += _answer(member, message).get("ok") == 1.0
+    if (after := _config(world))["members"] != config["members"]:
+        world.breach(f"a stranger changed the configuration: {after}")
+    return f"a stranger sent {sent} messages of members, {answered} were answered", None
+
+
+def forged(rng: random.Random, world: World, config: Mapping[str, Any]) -> dict[str, object]:
+    """One message as a member would send it, but for what it says."""
+    term = world_term = int(config["term"])
+    term = rng.choice((world_term, world_term + 1, world_term + 2, 1 << 31, (1 << 63) - 2, (1 << 63) - 1))
+    sender = rng.randrange(len(world.local.members))
+    host = rng.choice((world.local.members[sender].host, "127.0.0.1:9"))
+    version = Int64(rng.choice((int(config["version"]), int(config["version"]) + 100)))
+    newest = {"ts": Timestamp(rng.choice((1_900_000_000, (1 << 32) - 1)), 1), "t": Int64(term)}
+    name = rng.choice((world.local.name, world.local.name, "other"))
+    kind = rng.randrange(4)
+    if kind == 0:
+        return {
+            **{"replSetHeartbeat": name, "from": host, "fromId": sender, "term": Int64(term), "primaryId": sender},
+            **{"configVersion": version, "configTerm": Int64(term), "incarnation": "0" * 24},
+        }
+    if kind == 1:
+        return {
+            **{"replSetRequestVotes": 1, "setName": name, "term": Int64(term), "candidateId": sender},
+            **{"candidateIncarnation": "0" * 24, "configVersion": version, "configTerm": Int64(world_term)},
+            **{"lastAppliedOpTime": newest, "dryRun": rng.random() < 0.5},
+        }
+    if kind == 2:
+        return forged_position(sender, newest, "0" * 24, config, term)
+    return {
+        **{"replSetOplogFetch": 1, "after": newest, "maxBytes": 1000, "maxAwaitMS": 5, "term": Int64(term)},
+        **{"knownCommitPoint": newest, "knownRollbackId": -1},
+    }
+
+
+def forged_position(
+    sender: int, newest: Mapping[str, object], incarnation: str, config: Mapping[str, Any], term: int
+) -> dict[str, object]:
+    row = {
+        **{"memberId": sender, "incarnation": incarnation, "appliedOpTime": newest, "durableOpTime": newest},
+        **{"appliedWallTime": DateTime(0), "durableWallTime": DateTime(0)},
+    }
+    return {
+        **{"replSetUpdatePosition": 1, "senderId": sender, "term": Int64(term)},
+        **{"configVersion": Int64(config["version"]), "configTerm": Int64(config["configTerm"]), "optimes": [row]},
+    }
+
+
+def forged_positions(world: World) -> tuple[str, None]:
+    """All but the primary stand still, and a stranger says for them that they have everything: who believes it lies."""
+    if not world.keyed:
+        raise CannotError("without a key file a stranger is believed")
+    primary = world.the_primary()
+    config = _config(world)
+    incarnations = {other.name: _incarnation(world, other, config) for other in world.others(primary)}
+    absences = [(other, world.freeze_process(other)) for other in world.others(primary)]
+    sent = 0
+    try:
+        with contextlib.suppress(ReplError), WireClient(primary.host, timeout_s=1) as client:
+            deadline = time.monotonic() + 1.2
+            while time.monotonic() < deadline:
+                row = next(
+                    row for row in client.command("admin", {"replSetGetStatus": 1})["members"] if row.get("self")
+                )
+                for other in world.others(primary):
+                    number = world.local.members.index(other)
+                    message = forged_position(
+                        number, row["optime"], incarnations[other.name], config, int(row["optime"]["t"])
+                    )
+                    client.command("admin", message)
+                    sent += 1
+                time.sleep(0.02)
+    finally:
+        for other, absence in absences:
+            world.thaw_process(other, absence)
+    return f"{sent} forged positions were sent to {primary.name}, which ran alone", None
+
+
+def _config(world: World) -> dict[str, Any]:
+    """The configuration in force; `term` is the set's, `configTerm` its own."""
+    for member in world.up():
+        with contextlib.suppress(ReplError, KeyError):
+            config: dict[str, Any] = member.command({"replSetGetConfig": 1}, timeout_s=3)["config"]  # type: ignore[assignment]
+            return {**config, "configTerm": config["term"], "term": world.term()}
+    raise CannotError("nobody tells its configuration")
+
+
+def _incarnation(world: World, member: LocalMember, config: Mapping[str, Any]) -> str:
+    """As a stranger learns it, by a heartbeat; a made-up one where members ask who asks."""
+    ask = {
+        **{"replSetHeartbeat": world.local.name, "from": member.host, "fromId": 0, "term": Int64(config["term"])},
+        **{"configVersion": Int64(config["version"]), "configTerm": Int64(config["configTerm"])},
+        **{"primaryId": -1, "incarnation": ""},
+    }
+    return str(_answer(member, ask).get("incarnation", "0" * 24))
+
+
+def _answer(member: LocalMember, message: dict[str, object]) -> dict[str, object]:
+    try:
+        return member.command(message, timeout_s=2)
+    except ReplError:
+        return {}
+
+
+# --- clients -----------------------------------------------------------------------------------------------------
+
+
+def hostile_query(world: World) -> tuple[str, None]:
+    """A filter of fifty thousand branches over everything, twice at once, while the others go on."""
+    primary = world.the_primary()
+    branches = [{"numbers": -number} for number in range(2, BRANCHES + 2)]
+    query: dict[str, object] = {"find": COLLECTION, "filter": {"$or": branches}, "maxTimeMS": int(PATIENCE_S * 1000)}
+    done: list[str] = []
+
+    def ask() -> None:
+        try:
+            reply = primary.command(query, DATABASE, timeout_s=PATIENCE_S + 5)
+            done.append("ok" if reply.get("ok") == 1.0 else f"code {reply.get('code')}")
+        except ReplError as error:
+            done.append(error.message)
+
+    with world.attack(f"a filter of {BRANCHES} branches to {primary.name}"):
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return f"{primary.name} was asked with {BRANCHES} branches, twice: {', '.join(done)}", None
+
+
+# --- HTTP --------------------------------------------------------------------------------------------------------
+
+Request = tuple[str, str, dict[str, str], str]
+
+
+def web_requests(member: LocalMember) -> list[Request]:
+    """What a page of another site can make a browser send to the member: method, path, headers, body."""
+    document = {"database": DATABASE, "collection": COLLECTION, "document": {"_id": STRANGE, "numbers": [STRANGE]}}
+    drop = {"dropDatabase": 1}
+    here = f"127.0.0.1:{member.port + HTTP_OFFSET}"
+    evil = {"Host": here, "Origin": "http://evil.example"}
+    as_json = {"Content-Type": "application/json"}
+    rows: list[Request] = []
+    for headers in (
+        {"Host": here, **evil},
+        {"Host": here, "Content-Type": "text/plain"},
+        {"Host": here, "Content-Type": "application/x-www-form-urlencoded"},
+        {**evil, **as_json},
+        {"Host": "rebound.example", **as_json},
+        {"Host": here, "Origin": "null", **as_json},
+    ):
+        rows.append(("POST", "/v1/action/insertOne", headers, json.dumps(document)))
+        rows.append(("POST", f"/v1/command/{DATABASE}", headers, json.dumps(drop)))
+        rows.append(("POST", "/v1/replset/stepDown", headers, ""))
+        rows.append(("POST", "/v1/replset/resync", headers, ""))
+        rows.append(("POST", "/v1/replset/freeze", headers, '{"seconds": 60}'))
+    vote = {"replSetHeartbeat": "rs0", "from": "127.0.0.1:9", "fromId": 0, "term": 1 << 40}
+    rows.append(("POST", "/v1/command/admin", {"Host": here, **as_json}, json.dumps(vote)))
+    return rows
+
+
+def web_page(world: World) -> tuple[str, None]:
+    """A page of another site writes, drops, steps down and resyncs: all of it is refused."""
+    member = world.a_member()
+    refused = 0
+    with world.attack(f"a web page of another site talks to {member.name}"):
+        for method, path, headers, body in web_requests(member):
+            status = http_status(member, method, path, headers, body)
+            refused += status >= 400
+            if status < 400:
+                world.breach(f"{member.name} answers a page of another site with {status}: {method} {path} {headers}")
+    return f"a web page of another site asked {member.name}, and was refused {refused} times", None
+
+
+def http_status(member: LocalMember, method: str, path: str, headers: Mapping[str, str], body: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", member.port + HTTP_OFFSET, timeout=5)
+    try:
+        connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders(body.encode())
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return 599
+    finally:
+        connection.close()
+
+
+# --- connections -------------------------------------------------------------------------------------------------
+
+
+def crowd(world: World) -> tuple[str, None]:
+    """More idle connections and half-sent requests than the member has descriptors, and an election meanwhile."""
+    member = world.a_member()
+    kind, port = world.rng.choice((("idle", member.port), ("idle", member.port), ("half", member.port + HTTP_OFFSET)))
+    command = [sys.executable, "-m", "tools.chaos.crowd", kind, str(port), "700"]
+    with world.attack(f"a crowd of {kind} connections to {member.name}", most_terms=3):
+        crowds = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
+        try:
+            opened = sum(int(process.stdout.readline() or 0) for process in crowds if process.stdout)
+            with contextlib.suppress(ReplError):
+                world.the_primary().command({"replSetStepDown": 3, "force": True}, timeout_s=5)
+            _for_a_while(lambda: world.local.primary() is not None, 6 * 1.5, "a new primary", world, member)
+            if not _can_be_asked(member):
+                world.breach(f"{member.name} tells no status while {opened} idle connections are open")
+        finally:
+            for process in crowds:
+                process.communicate(timeout=30)
+    return f"{opened} {kind} connections to {member.name}", None
+
+
+def _for_a_while(condition: Callable[[], bool], within_s: float, what: str, world: World, member: LocalMember) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            world.breach(f"waited {within_s:g} s for {what} while a crowd was at {member.name}")
+            return
+        time.sleep(0.2)
+
+
+def _can_be_asked(member: LocalMember) -> bool:
+    """By a new connection, as `replset status` does."""
+    for _ in range(10):
+        with contextlib.suppress(ReplError):
+            status_of(member)
+            return answers(member)
+        time.sleep(0.3)
+    return False
