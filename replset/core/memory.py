@@ -160,7 +160,7 @@ class Memory:
 
     @property
     def is_named(self) -> bool:
-        """Whether the configuration names my incarnation: only then do I vote and count (DESIGN: incarnation)."""
+        """Whether the configuration names my incarnation: only then do I vote and count (docs/adr/0007)."""
         member = self.self_member
         return member is not None and member.incarnation == self.incarnation and not self.must_sync
 

@@ -19,7 +19,7 @@ SLOW = range(8, 80)
 
 @pytest.mark.parametrize("seed", [*QUICK, *(pytest.param(seed, marks=pytest.mark.slow) for seed in SLOW)])
 def test_the_core_holds(seed: int) -> None:
-    """DESIGN, invariants 1, 2, 3 and 8."""
+    """One primary a term, one entry an optime, no majority write lost, no commit point moves back."""
     outcome = run_core(seed)
     assert outcome.error is None, outcome.report()
     assert outcome.counts["entries committed"] > 10

@@ -102,7 +102,7 @@ def test_a_dry_run_first_and_only_then_a_new_term() -> None:
 
 
 def test_the_candidates_own_vote_is_durable_before_anybody_is_asked() -> None:
-    """DESIGN: votes are durable before they are told, counted or sent, the candidate's own included."""
+    """Votes are durable before they are sent or counted, the candidate's own included (docs/adr/0007)."""
     node = ready()
     until_it_stands(node)
     effects = grant(node, 1)
@@ -122,7 +122,7 @@ def test_a_majority_of_voters_wins() -> None:
 
 
 def test_a_vote_of_another_incarnation_is_not_counted() -> None:
-    """DESIGN: a member votes and is counted only while the config names its incarnation."""
+    """A member votes and is counted only while the configuration names its incarnation (docs/adr/0007)."""
     node = ready()
     until_it_stands(node)
     grant(node, 1, incarnation="another")
@@ -177,7 +177,7 @@ def test_nobody_stands_who_cannot_see_a_majority() -> None:
 
 @pytest.mark.parametrize("message", [DiskStalled(True), ShutdownBegins()])
 def test_a_stalled_disk_and_a_shutdown_do_not_stand(message: Any) -> None:
-    """DESIGN: no sync finished for half an election timeout: refuse writes, step down, don't stand."""
+    """A member whose disk finished no sync for half an election timeout does not stand; nor does one shutting down."""
     node = ready()
     node.receive(message, NOW)
     assert not vote_requests(node.tick(Millis(NOW + 11_600)))
@@ -321,7 +321,7 @@ def test_catch_up_ignores_old_heartbeats() -> None:
 
 
 def test_the_commit_point_does_not_move_before_the_first_entry_of_the_term() -> None:
-    """Map E7, K1; DESIGN: only once it reaches the current term."""
+    """Map E7, K1: the commit point moves only once it reaches the current term."""
     node = lone(config=CONFIG)
     lead(node)
     for number in (1, 2):
@@ -437,7 +437,7 @@ def test_a_whole_set_restarts() -> None:
 
 
 def test_votes_survive_and_nobody_votes_twice_through_restarts() -> None:
-    """DESIGN: a vote is durable before the reply leaves; the kit checks every vote that was persisted."""
+    """A vote is durable before the reply leaves; the kit checks every vote that was persisted (docs/adr/0007)."""
     cluster = set_of(5, seed=3)
     for _ in range(12):
         leader = cluster.elect()
@@ -450,7 +450,7 @@ def test_votes_survive_and_nobody_votes_twice_through_restarts() -> None:
 
 
 def test_the_initiator_alone_holds_data_until_the_others_have_copied() -> None:
-    """DESIGN: others initial-sync from any data-bearing member not in ROLLBACK, then vote."""
+    """The others copy the data of any data-bearing member that is not in ROLLBACK, and vote then."""
     cluster = Cluster(3)
     cluster.copy_ms = 4_000
     cluster.initiate(*members_of(3))

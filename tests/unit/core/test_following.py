@@ -141,7 +141,7 @@ def test_an_arbiter_fetches_nothing() -> None:
     ],
 )
 def test_rollback_only_towards_a_higher_term(newest: OpTime, oldest: OpTime, rolls_back: bool) -> None:
-    """DESIGN: only towards a source whose newest entry has a higher term than my newest."""
+    """A member rolls back only towards a source whose newest entry has a higher term than its own newest."""
     node = following()
     effects = failed(node, SourceProblem.DIVERGED, newest, oldest)
     assert only(effects, StartRollback) == ([StartRollback(host(1))] if rolls_back else [])
@@ -175,7 +175,7 @@ def test_a_rollback_that_could_not_begin_is_tried_again() -> None:
 
 
 def test_a_refused_rollback_is_quarantined() -> None:
-    """DESIGN: refused, quarantined in RECOVERING."""
+    """A refused rollback leaves the member in RECOVERING."""
     node = following()
     failed(node, SourceProblem.DIVERGED, at(3), at(1))
     node.receive(RollbackEnded(host(1), False, False, False, "below the commit point"), NOW)
@@ -203,7 +203,7 @@ def outvoted(node: Lone) -> list[Any]:
 
 
 def test_corruption_is_not_rolled_back() -> None:
-    """DESIGN: a secondary whose chain differs stops applying; if it is outvoted it stays in RECOVERING and says so."""
+    """A secondary whose chain differs stops applying; if outvoted it stays in RECOVERING (docs/adr/0006)."""
     node = following()
     effects = failed(node, SourceProblem.CHAIN_DIFFERS, at(3), at(1))
     assert not only(effects, StartRollback)
@@ -432,7 +432,7 @@ def fresh() -> Lone:
 
 
 def test_an_empty_member_copies_from_any_readable_member_with_data() -> None:
-    """DESIGN: any data-bearing member not in ROLLBACK: the initiator, still SECONDARY."""
+    """Any data-bearing member that is not in ROLLBACK is a source: the initiator is one, still SECONDARY."""
     node = fresh()
     assert node.state is MemberState.STARTUP2
     assert not only(node.hear(1, has_data=False), StartInitialSync)
@@ -481,7 +481,7 @@ def test_a_failed_copy_is_tried_again_after_a_pause() -> None:
     ],
 )
 def test_too_stale_is_a_resync_not_a_rollback(mine: OpTime, newest: OpTime, oldest: OpTime) -> None:
-    """Map Ro1; DESIGN: the source's oldest newer than my newest."""
+    """Map Ro1: the source's oldest entry is newer than this member's newest."""
     node = following(position=place(mine))
     effects = failed(node, SourceProblem.DIVERGED, newest, oldest)
     assert not only(effects, StartRollback)
@@ -492,7 +492,7 @@ def test_too_stale_is_a_resync_not_a_rollback(mine: OpTime, newest: OpTime, olde
 
 
 def test_from_the_decision_to_resync_on_it_neither_votes_nor_acknowledges() -> None:
-    """DESIGN: an incarnation is made anew with every initial-sync marker."""
+    """An incarnation is made anew with every initial-sync marker (docs/adr/0007)."""
     node = following()
     failed(node, SourceProblem.DIVERGED, at(3, 9), at(3, 6))
     assert node.progress_request() is None

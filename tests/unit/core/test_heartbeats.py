@@ -209,7 +209,7 @@ def told_by(kind: str, node: Lone) -> list[Any]:
 
 @pytest.mark.parametrize("kind", ["heartbeat", "heartbeat answer", "progress", "progress answer", "batch"])
 def test_every_report_carries_the_term_and_a_higher_one_is_taken_first(kind: str) -> None:
-    """DESIGN: who sees a higher one takes it first; a primary then steps down and counts nothing."""
+    """Whoever sees a higher term takes it first; a primary then steps down and counts nothing."""
     node = lone(config=CONFIG)
     lead(node)
     node.receive(LocalPosition(place(at(2))), NOW)
@@ -235,7 +235,7 @@ def test_progress_of_an_older_term_does_not_count() -> None:
 
 
 def test_the_term_after_a_restart() -> None:
-    """DESIGN: after a restart term = max(last vote, newest entry, config)."""
+    """After a restart the term is the highest of last vote, newest entry and configuration."""
     assert lone(config=CONFIG, position=place(at(7))).term == 7
     assert lone(config=CONFIG, last_vote=LastVote(8, None)).term == 8
     assert lone(config=replace(CONFIG, term=9)).term == 9
@@ -254,7 +254,7 @@ def test_the_term_after_a_restart() -> None:
     ],
 )
 def test_a_commit_point_by_heartbeat(mine: Any, told: Any, expected: Any) -> None:
-    """DESIGN: accepted from a heartbeat only in the term of my own last_applied (map K2)."""
+    """A commit point from a heartbeat is accepted only in the term of the member's own last_applied (map K2)."""
     node = lone(config=CONFIG, position=place(mine))
     node.hear(1, commit_point=told, term=max(node.term, told.term))
     assert node.commit_point == expected
@@ -262,7 +262,7 @@ def test_a_commit_point_by_heartbeat(mine: Any, told: Any, expected: Any) -> Non
 
 @pytest.mark.parametrize(("told", "expected"), [(at(3, 9), at(2, 5)), (at(1, 9), at(1, 9)), (at(2, 3), at(2, 3))])
 def test_a_commit_point_from_the_sync_source(told: Any, expected: Any) -> None:
-    """DESIGN: from the sync source clamped to what I have, and only with a batch that matched my log."""
+    """A commit point from the sync source is cut to what the member has, and needs a batch that matched its log."""
     node = lone(config=CONFIG, position=place(at(2, 5)))
     node.hear(1, state=MemberState.PRIMARY)
     node.receive(SourceBatch(host(2), node.term, told, True), NOW)
@@ -272,7 +272,7 @@ def test_a_commit_point_from_the_sync_source(told: Any, expected: Any) -> None:
 
 
 def test_an_arbiter_takes_every_commit_point_and_passes_on_its_own() -> None:
-    """Map K2; DESIGN: a member passes on only its own."""
+    """Map K2: a member passes on only its own commit point."""
     node = lone(2, config=named(*members_of(3, arbiters=1)), position=place(OPTIME_NULL))
     node.hear(0, commit_point=at(7, 7), term=9)
     assert node.commit_point == at(7, 7)
@@ -282,7 +282,7 @@ def test_an_arbiter_takes_every_commit_point_and_passes_on_its_own() -> None:
 
 
 def test_the_commit_point_never_moves_back() -> None:
-    """DESIGN, invariant 8: a running member's commit point never moves back."""
+    """A running member's commit point never moves back."""
     node = lone(config=CONFIG, position=place(at(1, 9)))
     node.hear(1, commit_point=at(1, 8))
     node.hear(2, commit_point=at(1, 3))
@@ -295,7 +295,7 @@ def test_the_commit_point_never_moves_back() -> None:
 
 
 def test_a_primary_that_hears_no_majority_steps_down() -> None:
-    """Map H5; DESIGN: stepdown without a majority."""
+    """Map H5: a primary without a majority steps down."""
     node = leading_three()
     node.tick(Millis(NOW + 9_999))
     assert node.state is MemberState.PRIMARY
@@ -332,7 +332,7 @@ def test_members_in_initial_sync_count_for_liveness() -> None:
 
 
 def test_a_member_that_is_not_named_does_not_keep_a_primary() -> None:
-    """DESIGN: counted only while the config names its incarnation."""
+    """A member is counted only while the configuration names its incarnation (docs/adr/0007)."""
     node = leading_three()
     for step in range(1, 12):
         now = Millis(NOW + step * 1_000)

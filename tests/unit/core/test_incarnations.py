@@ -1,4 +1,4 @@
-"""Incarnations (DESIGN): an emptied disk loses its vote and gets it back; who is not named promises nothing."""
+"""Incarnations (docs/adr/0007): an emptied disk loses its vote and gets it back; who is not named promises nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.unit.core.lone import NOW, asked, at, lead, lone, named, only, place
 
 
 def test_a_wiped_member_loses_its_vote_and_gets_it_back() -> None:
-    """DESIGN: the primary that sees another one reconfigs by itself: newlyAdded, then named and given its vote back."""
+    """Another incarnation makes a member newlyAdded; the primary names it and gives the vote back (docs/adr/0007)."""
     cluster = running(3)
     leader = cluster.elect()
     leader.write("before")
@@ -74,7 +74,7 @@ def test_a_wiped_secondary_of_psa_comes_back_even_after_an_election() -> None:
 
 
 def test_a_lost_disk_holds_nothing_any_more() -> None:
-    """DESIGN: told in heartbeats and progress, where it voids older values."""
+    """Heartbeats and progress carry the incarnation; a new one voids older values (docs/adr/0007)."""
     node = lone(config=named(*members_of(3)))
     node.hear(1, position=place(at(1, 9)))
     assert node.peer_at(host(1)).position == place(at(1, 9))  # type: ignore[union-attr]
@@ -85,7 +85,7 @@ def test_a_lost_disk_holds_nothing_any_more() -> None:
 
 
 def test_one_voter_at_a_time() -> None:
-    """DESIGN: C10, C11, one voter at a time."""
+    """Map C10, C11: one voter at a time."""
     cluster = running(5)
     leader = cluster.elect()
     wiped = [box for box in cluster.boxes.values() if box is not leader][:2]
@@ -106,7 +106,7 @@ def test_one_voter_at_a_time() -> None:
 
 
 def test_the_marker_keeps_a_member_from_voting_and_acknowledging() -> None:
-    """DESIGN: while the marker is set: no vote, no acknowledgement, no read."""
+    """While the initial-sync marker is set, a member gives no vote, no acknowledgement and no read."""
     node = lone(config=named(*members_of(3)), initial_sync_pending=True, position=place(at(1, 5)))
     assert node.state is MemberState.STARTUP2
     assert node.progress_request() is None
@@ -116,13 +116,13 @@ def test_the_marker_keeps_a_member_from_voting_and_acknowledging() -> None:
 
 
 def test_a_member_that_is_not_named_acknowledges_nothing() -> None:
-    """DESIGN: by its own judgement and by everybody's."""
+    """An unnamed incarnation does not count, by its own judgement and by everybody's (docs/adr/0007)."""
     assert lone(config=named(*members_of(3)), incarnation="another").progress_request() is None
     assert lone(config=named(*members_of(3))).progress_request() is not None
 
 
 def test_the_vote_comes_with_what_the_primary_had_when_newly_added_was_committed() -> None:
-    """DESIGN: once that is committed and its last_applied has reached the primary's of that moment; not later ones."""
+    """The vote comes once the member has reached what the primary had when newlyAdded was committed (docs/adr/0007)."""
     rows = members_of(4)
     node = lone(config=named(*rows[:3], replace(rows[3], newly_added=True)))
     lead(node)

@@ -70,7 +70,7 @@ def test_one_member_under_two_names_cannot_initiate() -> None:
 
 
 def test_initiate_end_to_end() -> None:
-    """DESIGN: initiate names those that its check found. Map C9: version 1, term 1, a set id, "initiating set"."""
+    """Initiate names the incarnations that its check found. Map C9: version 1, term 1, a set id, "initiating set"."""
     cluster = Cluster(4)
     answer = cluster.initiate(*members_of(4, arbiters=1))
     assert isinstance(answer, Done)

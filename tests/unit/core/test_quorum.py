@@ -41,7 +41,7 @@ OLD, NEW, NEWER = at(1), at(2, 1), at(2, 2)
     ],
 )
 def test_commit_point(shape: str, durable: list[OpTime], expected: OpTime) -> None:
-    """DESIGN: the writeMajority-th highest last_durable among voting data-bearing members, only in the current term."""
+    """The commit point is the writeMajority-th highest last_durable of voting data-bearing members, in this term."""
     config = shaped(shape)
     held = {MemberId(number): optime for number, optime in enumerate(durable)}
     holders = [member.id for member in config.data_voters]

@@ -133,7 +133,7 @@ def test_a_default_write_concern_that_was_set_makes_the_arbiter_possible() -> No
 
 
 def test_the_primary_fills_in_what_users_do_not_see() -> None:
-    """DESIGN: adding a voter starts as newlyAdded; the primary fills in the incarnation on a user's reconfig."""
+    """A voter is added as newlyAdded; the primary fills in the incarnation on a user's reconfig (docs/adr/0007)."""
     rows = members_of(5)
     plain = (*rows[:3], rows[3], replace(rows[4], votes=0, priority=0.0))
     done = completed(PSS, config_of(*plain, version=2, term=-1), 7)
@@ -176,7 +176,7 @@ def test_before_initiate_there_is_nothing_to_reconfigure() -> None:
 
 
 def test_a_new_voter_is_newly_added_until_it_has_caught_up() -> None:
-    """Map C14; DESIGN: newlyAdded, and once that is committed and it has caught up the vote is given."""
+    """Map C14: a newlyAdded member gets its vote once that is committed and it has caught up."""
     cluster = running(extra=1)
     cluster.copy_ms = 3_000
     leader = cluster.elect()
@@ -198,7 +198,7 @@ def test_a_new_voter_is_newly_added_until_it_has_caught_up() -> None:
 
 
 def test_a_new_arbiter_gets_its_vote_at_once() -> None:
-    """DESIGN: newlyAdded, here arbiters too; an arbiter: at once."""
+    """Arbiters are newlyAdded too, and get their vote at once."""
     cluster = running(extra=1)
     cluster.default_write_concern_set = True
     rows = members_of(4, arbiters=1)
@@ -299,7 +299,7 @@ def test_one_reconfig_at_a_time() -> None:
 
 
 def test_a_config_is_durable_before_it_is_told() -> None:
-    """DESIGN: votes and configs are durable before they are told, counted or sent."""
+    """Votes and configurations are durable before they are sent or counted (docs/adr/0007)."""
     node = leading_three()
     node.receive(Request(5, ReconfigRequest(new_config(node, members_of(3)), False, 0)), NOW)
     effects = node.hear(1)
@@ -312,7 +312,7 @@ def test_a_config_is_durable_before_it_is_told() -> None:
 
 
 def test_a_change_waits_for_the_current_config_and_the_writes_before_it() -> None:
-    """DESIGN: a config change needs the current config committed and the previous term's writes too (map C10, C11)."""
+    """A change needs the current configuration committed and the previous term's writes too (map C10, C11)."""
     cluster = running(3)
     leader = cluster.elect()
     others = [box for box in cluster.boxes.values() if box is not leader]
@@ -381,7 +381,7 @@ def test_a_primary_beside_arbiters_commits_alone_once_a_majority_knows_that_it_m
 
 
 def test_the_term_in_the_config_moves_at_step_up() -> None:
-    """DESIGN: the term in the config moves at step-up (E7), from the first version on."""
+    """The term in the configuration moves at step-up (map E7), from the first version on."""
     cluster = running()
     for box in cluster.boxes.values():
         assert the_config(box).version_and_term == (1, 2)

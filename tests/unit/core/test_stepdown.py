@@ -144,7 +144,7 @@ def test_a_stepdown_needs_somebody_electable() -> None:
 
 
 def test_leaving_primary_ends_writes_before_anything_else() -> None:
-    """DESIGN: on leaving PRIMARY every waiter fails at once."""
+    """On leaving PRIMARY every waiting client gets an error at once."""
     node = leading_three()
     effects = node.receive(Request(9, replace(FROM_1, term=9)), NOW)
     kinds = [effect for effect in effects if isinstance(effect, AcceptWrites | BecomeState)]

@@ -100,7 +100,7 @@ def test_a_dry_run_does_not_mind_the_vote_that_was_cast() -> None:
 
 
 def test_a_vote_is_durable_before_it_is_told() -> None:
-    """DESIGN: votes and configs are durable before they are told, counted or sent."""
+    """Votes and configurations are durable before they are sent or counted (docs/adr/0007)."""
     effects = voter().receive(Request(1, replace(REQUEST, term=2)), NOW)
     kinds = [type(effect) for effect in effects if isinstance(effect, Persist | Reply)]
     assert kinds == [Persist, Reply]
@@ -108,7 +108,7 @@ def test_a_vote_is_durable_before_it_is_told() -> None:
 
 
 def test_a_higher_term_is_taken_even_when_the_vote_is_refused() -> None:
-    """DESIGN: every report carries the reporter's term: who sees a higher one takes it first."""
+    """Every report carries the sender's term; whoever sees a higher one takes it first."""
     node = voter()
     answer = vote(node, replace(REQUEST, term=7, last_applied=at(1, 1)))
     assert (answer.granted, answer.term, node.term) == (False, 7, 7)
@@ -132,7 +132,7 @@ def test_granting_pushes_the_election_timer_on() -> None:
     ],
 )
 def test_a_member_votes_only_while_the_config_names_its_incarnation(fields: dict[str, object], says: str) -> None:
-    """DESIGN: a member votes, acknowledges and is counted only while the config names its incarnation."""
+    """A member votes, acknowledges and counts only while the configuration names its incarnation (docs/adr/0007)."""
     answer = vote(voter(**fields), replace(REQUEST, term=2))
     assert not answer.granted
     assert says in answer.reason

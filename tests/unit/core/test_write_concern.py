@@ -100,7 +100,7 @@ def test_a_write_is_met_by_members_one_after_the_other() -> None:
 
 
 def test_progress_of_another_term_never_releases_a_waiter() -> None:
-    """DESIGN: progress of another term never releases one."""
+    """Progress of another term never ends a wait."""
     cluster = leading()
     old = cluster.elect()
     cluster.isolate(cluster.number_of(old))
@@ -120,7 +120,7 @@ def test_progress_of_another_term_never_releases_a_waiter() -> None:
 
 
 def test_a_member_that_is_not_named_does_not_count_for_w() -> None:
-    """DESIGN: a member is counted only while the config names its incarnation; one without a vote counts as it is."""
+    """A member counts only while the configuration names its incarnation; without a vote, always (docs/adr/0007)."""
     rows = members_of(4)
     config = named(rows[0], rows[1], rows[2], replace(rows[3], votes=0, priority=0.0))
     node = lone(0, config=config)
