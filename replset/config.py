@@ -273,7 +273,7 @@ def is_weaker(new: ReplSetConfig, old: ReplSetConfig) -> bool:
     return after.majority_writes < before.majority_writes or after.elections < before.elections
 
 
-def normal_host(text: str, place: str = "host") -> HostPort:
+def parse_host(text: str, place: str = "host") -> HostPort:
     """`text` with its port made explicit; BadValueError when it is no HOST or HOST:PORT, 93 when no machine has it."""
     match = _HOST.fullmatch(text.strip())
     port = int(match[2] or DEFAULT_PORT) if match else 0
@@ -343,7 +343,7 @@ def _parse_member(row: object, place: str) -> Member:
         raise TypeMismatchError(f"{at}incarnation must be a string")
     member = Member(
         MemberId(member_id),
-        normal_host(host, f"{at}host"),
+        parse_host(host, f"{at}host"),
         arbiter,
         bool(row.get("newlyAdded", False)),
         _boolean(row, "buildIndexes", True, at),

@@ -104,7 +104,7 @@ class OplogEntry:
         return f"OplogEntry({self.optime}, {self.op}, {self.ns})"
 
 
-class InsertRun:
+class InsertReader:
     """Reads inserts into one collection without walking them: as a primary builds them, they begin with the same bytes
     and end with fields of fixed size. Any other entry is left to `OplogEntry`.
     """

@@ -58,10 +58,10 @@ def next_chain(chain: int, hash_value: int) -> int:
     return value - _WHOLE if value >= _SIGN else value
 
 
-Pending = tuple[int, int, str, str, bytes | None, int, bytes]
+UnchainedRow = tuple[int, int, str, str, bytes | None, int, bytes]
 
 
-def chained_rows(pending: Iterable[Pending], chain: int) -> list[OplogRow]:
+def chained_rows(pending: Iterable[UnchainedRow], chain: int) -> list[OplogRow]:
     """Rows with hash and chain from (ts, term, op, ns, key, wall, entry) in order. chain: before the first, signed."""
     rows: list[OplogRow] = []
     append, make, digest, pack = rows.append, tuple.__new__, xxh3_64_intdigest, _two

@@ -16,7 +16,7 @@ from replset.cli.changes import NotAcceptedError, check_effect, effect_of, with_
 from replset.cli.host_option import Host
 from replset.cli.repair import repair as repair_dbpath
 from replset.client import WireClient
-from replset.config import ReplSetConfig, normal_host
+from replset.config import ReplSetConfig, parse_host
 from replset.errors import BadValueError, HostUnreachableError, ReplError
 from replset.terminal import run_app
 
@@ -145,7 +145,7 @@ def remove(
 ) -> None:
     """Take a member out of the set; its files stay where they are."""
     config = counted_config(host)
-    if effect := check_effect(config, without_member(config, normal_host(member)), accept=accept):
+    if effect := check_effect(config, without_member(config, parse_host(member)), accept=accept):
         typer.echo(effect)
     tell(on_primary(host, {"replSetRemoveMember": member}), f"{member} is removed")
 
@@ -282,7 +282,7 @@ def missing_rows(host: str, rows: list[dict[str, Any]], if_needed: bool, accept:
     """The rows that are to be added. What that means for how many members may fail is checked, and told."""
     config = counted_config(host)
     known = {str(row["host"]) for row in config["members"]}
-    missing = [row for row in rows if not if_needed or normal_host(str(row["host"])) not in known]
+    missing = [row for row in rows if not if_needed or parse_host(str(row["host"])) not in known]
     after = with_members(config, missing)
     effect = check_effect(config, after, accept=accept)
     if any(row.get("arbiterOnly") for row in missing):

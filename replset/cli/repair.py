@@ -2,7 +2,7 @@
 
 A term is never taken back while a member runs. When the files hold one that cannot be true (a forged or damaged message
 was believed once), or when a member was away while its set's term rose too far, a person says which term goes on. A
-member that vouched for entries which its disk lost waits for a person too, where no other member has them.
+member whose disk lost entries below its durability mark waits for a person too, where no other member has them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from replset.config import ReplSetConfig
-from replset.core.bounds import MAX_TERM
 from replset.core.effects import LastVote
+from replset.core.term_limits import MAX_TERM
 from replset.errors import BadValueError, StorageError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import noop_entry
@@ -32,7 +32,7 @@ class Terms:
     vote: LastVote | None
     config: ReplSetConfig | None
     newest: OpTime
-    vouched: OpTime
+    durability_mark: OpTime
 
     def lines(self) -> list[str]:
         vote, config = self.vote, self.config
@@ -41,18 +41,19 @@ class Terms:
             f"last vote: {'none' if vote is None else f'term {vote.term}'}",
             f"configuration: {'none' if config is None else f'version {config.version}, term {config.term}'}",
             f"newest entry: {self.newest} (term {self.newest.term})",
-            f"vouched for: {self.vouched}{' (entries behind the newest one are lost)' if self._has_loss else ''}",
+            f"durability mark: {self.durability_mark}"
+            f"{' (entries behind the newest one are lost)' if self._has_loss else ''}",
         ]
 
     @property
     def _has_loss(self) -> bool:
-        return self.newest < self.vouched
+        return self.newest < self.durability_mark
 
 
 def repair(dbpath: Path, term: int | None, accept_data_loss: bool = False) -> list[str]:
     """Put vote and configuration into `term`, None: leave them; returns what the files say then, line by line.
 
-    accept_data_loss: go on with the entries that are there; those that this member vouched for beyond them are lost.
+    accept_data_loss: go on with the entries that are there; those between them and the durability mark are lost.
 
     Raises DbPathLockedError when the member runs, StorageError when there is none, BadValueError for a term that is
     below an entry here.
@@ -73,7 +74,7 @@ def repair(dbpath: Path, term: int | None, accept_data_loss: bool = False) -> li
             file.save_vote(LastVote(term, None))
         if accept_data_loss:
             newest = accept_loss(disk, dbpath, file, newest, RealClock().wall_ms())
-        return Terms(file.last_vote, file.config, newest, file.vouched).lines()
+        return Terms(file.last_vote, file.config, newest, file.durability_mark).lines()
 
 
 def accept_loss(disk: Disk, dbpath: str | os.PathLike[str], file: MemberFile, newest: OpTime, wall_ms: int) -> OpTime:
@@ -83,16 +84,16 @@ def accept_loss(disk: Disk, dbpath: str | os.PathLike[str], file: MemberFile, ne
     anew, with one entry that says why everything before it is missing.
     """
     nothing_left = newest == OPTIME_NULL and _is_only_copy(file)
-    if not nothing_left and newest >= file.vouched:
+    if not nothing_left and newest >= file.durability_mark:
         return newest
     behind = "everything" if newest == OPTIME_NULL else f"all behind {newest}"
-    detail = f"the loss of {behind}, up to {file.vouched}, was accepted by replset repair"
+    detail = f"the loss of {behind}, up to {file.durability_mark}, was accepted by replset repair"
     file.append_journal(wall_ms=wall_ms, term=newest.term, event="data loss accepted", detail=detail)
     if nothing_left:
         # An optime of the lost entries must not be given to another entry: drivers, arbiters and backups know them.
-        wall_ms = max(wall_ms, (file.vouched.seconds + 1) * 1000)
+        wall_ms = max(wall_ms, (file.durability_mark.seconds + 1) * 1000)
         vote, config = file.last_vote, file.config
-        term = max(1, file.vouched.term, 0 if vote is None else vote.term, 0 if config is None else config.term)
+        term = max(1, file.durability_mark.term, 0 if vote is None else vote.term, 0 if config is None else config.term)
         with closing(Store.open(disk, os.fspath(dbpath), StoreOptions(min_free_bytes=0))) as store:
             with store.group() as txn:
                 newest = txn.next_optime(term, wall_ms)

@@ -128,7 +128,7 @@ class WriteConcernFailure:
     """The write is applied, its write concern is not met (map W4).
 
     code: 64 (wtimeout), 50 (maxTimeMS), 100, 79, 91, 189, 11602. timed_out: wtimeout ran out. progress: how far each
-    member was: {_id, host, state, appliedOpTime, durableOpTime} as `Node.progress_of` gives it.
+    member was: {_id, host, state, appliedOpTime, durableOpTime} as `Node.member_progress` gives it.
     """
 
     code: int

@@ -10,7 +10,7 @@ from replset.commands.default_concerns import store_default
 from replset.commands.ports import Reply, Writing
 from replset.commands.write_batch import write_times
 from replset.commands.write_concern import concern_of, stored_default, wait_for
-from replset.config import ReplSetConfig, normal_host
+from replset.config import ReplSetConfig, parse_host
 from replset.core.messages import (
     Done,
     FreezeRequest,
@@ -109,7 +109,7 @@ async def remove_member(ctx: CommandContext) -> Reply:
     else:
         host = fields.text(ctx.body, ctx.name, ctx.name)
     config = _primary_config(ctx)
-    leaving = config.member_at(normal_host(host))
+    leaving = config.member_at(parse_host(host))
     if leaving is None:
         raise NodeNotFoundError(f"{host} is no member of the set")
     rows = [member.document() for member in config.members if member.id != leaving.id]
@@ -181,7 +181,7 @@ async def test_cut(ctx: CommandContext) -> Reply:
     for index, host in enumerate(fields.values(ctx.body, "hosts", ctx.name)):
         if not isinstance(host, str):
             raise fields.wrong_type(ctx.name, f"hosts.{index}", None, "string")
-        hosts.append(normal_host(host, f"hosts.{index}"))
+        hosts.append(parse_host(host, f"hosts.{index}"))
     direction = fields.text(ctx.body, "direction", ctx.name, "both")
     if direction not in DIRECTIONS:
         raise BadValueError(f"direction must be both, in or out, not {direction!r:.40}")

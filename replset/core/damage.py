@@ -1,4 +1,4 @@
-"""Damage: entries of this member that are not what was written, and hash chains that differ from others'.
+"""DamageMonitor: entries of this member that are not what was written, and hash chains that differ from others'.
 
 A row that does not give its own hash or chain is damaged, whatever others say. Where two members' chains differ at one
 entry, each asks the other data-bearing members, and only the one that a majority outvotes keeps out of the way. A
@@ -8,96 +8,101 @@ damaged member goes on while the others cannot do without it: its other entries,
 from __future__ import annotations
 
 from replset.core.effects import CompareChains
-from replset.core.following import Following
-from replset.core.leading import Leading
+from replset.core.follower import Follower
+from replset.core.leader import Leader
 from replset.core.member_state import MemberState
-from replset.core.memory import NEVER, Memory
 from replset.core.messages import ChainsCompared
 from replset.core.quorum import has_majority
+from replset.core.state import NEVER, NodeState
 from replset.ids import Millis, OpTime
 
 _HAS_OPLOG = frozenset({MemberState.PRIMARY, MemberState.SECONDARY, MemberState.RECOVERING})
 _TAKES_PART = frozenset({MemberState.PRIMARY, MemberState.SECONDARY, MemberState.ARBITER})
 
 
-class Damage:
+class DamageMonitor:
     """What a member does about damage, its own or another one's."""
 
-    def __init__(self, memory: Memory, leading: Leading, following: Following) -> None:
-        self.m = memory
-        self._leading = leading
-        self._following = following
+    def __init__(self, node: NodeState, leader: Leader, follower: Follower) -> None:
+        self.node = node
+        self._leader = leader
+        self._follower = follower
         self._comparing = False
         self._compare_again_at = Millis(0)
 
     def tick(self) -> None:
-        m = self.m
-        if m.damage and not m.quarantine and self._is_in_use() and self._others_can_go_on():
-            self._leave(m.damage)
+        node = self.node
+        if node.damage and not node.quarantine and self._is_in_use() and self._others_can_go_on():
+            self._leave(node.damage)
 
     def next_due(self) -> Millis:
-        m = self.m
-        if not m.damage or m.quarantine or not self._is_in_use():
+        node = self.node
+        if not node.damage or node.quarantine or not self._is_in_use():
             return NEVER
-        return Millis(m.now + m.settings.heartbeat_interval_ms)  # the others may come back
+        return Millis(node.now + node.settings.heartbeat_interval_ms)  # the others may come back
 
     def _is_in_use(self) -> bool:
-        return self.m.state in (MemberState.PRIMARY, MemberState.SECONDARY)
+        return self.node.state in (MemberState.PRIMARY, MemberState.SECONDARY)
 
     def _others_can_go_on(self) -> bool:
         """Whether a majority of the votes is up without this member, and somebody in it can lead."""
-        m = self.m
-        if m.config is None:
+        node = self.node
+        if node.config is None:
             return False
         votes, leaders = 0, 0
-        for voter in m.config.voters:
-            peer = m.peers.get(voter.host)
-            if peer is None or not m.is_peer_named(peer) or peer.quarantine or peer.state not in _TAKES_PART:
+        for voter in node.config.voters:
+            peer = node.peers.get(voter.host)
+            if (
+                peer is None
+                or not node.peer_incarnation_matches(peer)
+                or peer.quarantine
+                or peer.state not in _TAKES_PART
+            ):
                 continue
             votes += 1
             leaders += voter.is_electable
-        return has_majority(votes, len(m.config.voters)) and leaders > 0
+        return has_majority(votes, len(node.config.voters)) and leaders > 0
 
     def _leave(self, why: str) -> None:
         """What only this member holds stays on its disk, and is exported before anything replaces it."""
-        self._leading.step_down(why)
-        self._following.quarantine(why)
+        self._leader.step_down(why)
+        self._follower.quarantine(why)
 
     # --- my own entries ------------------------------------------------------------------------------------------
 
-    def on_found(self, detail: str) -> None:
+    def on_damage_found(self, detail: str) -> None:
         self._comparing = False
-        m = self.m
-        if m.damage != detail:
-            m.damage = detail
-            m.journal("damage found", detail)
+        node = self.node
+        if node.damage != detail:
+            node.damage = detail
+            node.journal("damage found", detail)
 
     # --- another chain -------------------------------------------------------------------------------------------
 
     def compare(self, at: OpTime) -> None:
         """Ask the others whose chain at this entry of mine is the set's; once in an election timeout."""
-        m = self.m
-        if m.config is None or self._comparing or m.quarantine or m.now < self._compare_again_at:
+        node = self.node
+        if node.config is None or self._comparing or node.quarantine or node.now < self._compare_again_at:
             return
-        hosts = tuple(member.host for member in m.config.data_bearing if member.host != m.host)
-        if hosts and m.state in _HAS_OPLOG:
+        hosts = tuple(member.host for member in node.config.data_bearing if member.host != node.host)
+        if hosts and node.state in _HAS_OPLOG:
             self._comparing = True
-            m.journal("chain differs", f"another member has another hash chain at {at}: asking all who hold data")
-            m.emit(CompareChains(at, hosts))
+            node.journal("chain differs", f"another member has another hash chain at {at}: asking all who hold data")
+            node.emit(CompareChains(at, hosts))
 
-    def on_compared(self, found: ChainsCompared) -> None:
-        m = self.m
+    def on_chains_compared(self, found: ChainsCompared) -> None:
+        node = self.node
         self._comparing = False
-        if m.config is None or m.quarantine or m.state not in _HAS_OPLOG:
+        if node.config is None or node.quarantine or node.state not in _HAS_OPLOG:
             return  # a rollback that finds the same difference asks again, at once
-        self._compare_again_at = Millis(m.now + m.settings.election_timeout_ms)
-        members = len(m.config.data_bearing)
+        self._compare_again_at = Millis(node.now + node.settings.election_timeout_ms)
+        members = len(node.config.data_bearing)
         majority = members // 2 + 1
         counted = f"{found.same} of {members} have my hash chain at {found.at}, {found.other} another one"
         if found.other >= majority:
             self._leave(f"outvoted: {counted}; {found.detail}")
-        elif found.same < majority and not found.silent and not m.is_primary:
+        elif found.same < majority and not found.silent and not node.is_primary:
             # Nobody can say whose is right. One of the two has to go on, and the primary is the one with the writes.
             self._leave(f"undecided: {counted}; {found.detail}")
         else:
-            m.journal("chains compared", f"{counted}; {found.silent} cannot say; {found.detail}")
+            node.journal("chains compared", f"{counted}; {found.silent} cannot say; {found.detail}")

@@ -57,7 +57,7 @@ class Persist:
 
 
 @dataclass(frozen=True, slots=True)
-class Journal:
+class RecordElectionEvent:
     """Note in the election journal; need not be durable before anything."""
 
     record: ElectionRecord
@@ -82,7 +82,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class BecomeState:
+class StateChanged:
     """The member's state, its term or its primary changed: wake hello, fail waiters on leaving PRIMARY."""
 
     state: MemberState
@@ -129,14 +129,14 @@ class AcceptWrites:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitPointMoved:
+class CommitPointAdvanced:
     """Release waiters; prune undo; trim."""
 
     commit_point: OpTime
 
 
 @dataclass(frozen=True, slots=True)
-class ProgressMoved:
+class ProgressChanged:
     """Some member's place moved: look at the waiters for `w: n` again."""
 
 
@@ -168,7 +168,7 @@ class StartRollback:
 class StartInitialSync:
     """Set the marker, export what would be lost, copy `source`, install.
 
-    Reports `InitialSyncBegun` and then `InitialSyncEnded`. forced: the copy may lack what this member acknowledged.
+    Reports `InitialSyncStarted` and then `InitialSyncEnded`. forced: the copy may lack what this member acknowledged.
     """
 
     source: HostPort
@@ -178,17 +178,17 @@ class StartInitialSync:
 
 Effect = (
     Persist
-    | Journal
+    | RecordElectionEvent
     | Send
     | Reply
-    | BecomeState
+    | StateChanged
     | StopFetching
     | StartFetching
     | Drain
     | AppendNoop
     | AcceptWrites
-    | CommitPointMoved
-    | ProgressMoved
+    | CommitPointAdvanced
+    | ProgressChanged
     | ConfigInstalled
     | CompareChains
     | StartRollback
@@ -201,7 +201,7 @@ def ends_writes(effect: Effect) -> bool:
     match effect:
         case AcceptWrites(accept=accept):
             return not accept
-        case BecomeState(state=state):
+        case StateChanged(state=state):
             return state is not MemberState.PRIMARY
         case _:
             return False

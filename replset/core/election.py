@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from replset.core.bounds import MAX_TERM
 from replset.core.effects import LastVote, Persist
-from replset.core.leading import Leading
+from replset.core.leader import Leader
 from replset.core.member_state import MemberState
-from replset.core.memory import NEVER, Memory, Peer
 from replset.core.messages import Done, Refused, StepUpRequest, VoteReply, VoteRequest
+from replset.core.state import NEVER, NodeState, Peer
+from replset.core.term_limits import MAX_TERM
 from replset.ids import HostPort, MemberId, Millis, OpTime, invariant
 
 COMMAND_FAILED = 125
@@ -19,8 +19,8 @@ TAKEOVER_FRESHNESS_INCREMENTS = 1000
 
 
 @dataclass(slots=True)
-class Campaign:
-    """One round of asking for votes. `asked`: request id -> voter, for those who have not answered yet."""
+class ElectionRound:
+    """A dry run, or a real election. `pending`: request id -> voter, for voters that have not answered yet."""
 
     reason: str
     term: int
@@ -28,17 +28,17 @@ class Campaign:
     needed: int
     deadline: Millis
     granted: set[MemberId] = field(default_factory=set)
-    asked: dict[int, MemberId] = field(default_factory=dict)
+    pending: dict[int, MemberId] = field(default_factory=dict)
     request_id: int | None = None  # of the replSetStepUp that wants to know how it ends
 
 
 class Elections:
     """Votes for others and campaigns of its own."""
 
-    def __init__(self, memory: Memory, leading: Leading) -> None:
-        self.m = memory
-        self._leading = leading
-        self.campaign: Campaign | None = None
+    def __init__(self, node: NodeState, leader: Leader) -> None:
+        self.node = node
+        self._leader = leader
+        self.election: ElectionRound | None = None
         self._takeover_due = NEVER
         self.last_reason = ""
         self.last_needed = 0
@@ -48,24 +48,24 @@ class Elections:
     def observe_term(self, term: int) -> None:
         """Take a higher term first of all: a primary then steps down and counts nothing (map H6).
 
-        For callers that know who speaks; `hear_term` asks that first.
+        For callers that know who speaks; `accept_term` asks that first.
         """
-        m = self.m
-        if term <= m.term:
+        node = self.node
+        if term <= node.term:
             return
-        self._leading.step_down(f"it heard of term {term}")
-        self._end_campaign(f"somebody is in term {term}")
-        m.term = term
-        m.primary_id = None
+        self._leader.step_down(f"it heard of term {term}")
+        self._end_round(f"somebody is in term {term}")
+        node.term = term
+        node.primary_id = None
         self._takeover_due = NEVER
-        m.tell_state()
+        node.tell_state()
 
-    def hear_term(self, host: HostPort, term: int) -> bool:
+    def accept_term(self, host: HostPort, term: int) -> bool:
         """Take the term that `host` says, if it is a member of mine and the term can be true; else nothing it says is
         to be taken (False).
         """
-        m = self.m
-        if not m.is_member(host) or m.term_refusal(term) is not None:
+        node = self.node
+        if not node.is_member(host) or node.term_refusal(term) is not None:
             return False
         self.observe_term(term)
         return True
@@ -73,54 +73,54 @@ class Elections:
     # --- voting --------------------------------------------------------------------------------------------------
 
     def on_vote_request(self, request_id: int, request: VoteRequest) -> None:
-        m = self.m
-        if self._is_candidate(request) and m.term_refusal(request.term) is None:
+        node = self.node
+        if self._is_candidate(request) and node.term_refusal(request.term) is None:
             self.observe_term(request.term)
         refusal = self.vote_refusal(request)
         if refusal is None and not request.dry_run:
-            m.last_vote = LastVote(request.term, request.candidate)
-            m.emit(Persist(m.last_vote))  # durable before the reply leaves
-            m.push_election_timer()
+            node.last_vote = LastVote(request.term, request.candidate)
+            node.emit(Persist(node.last_vote))  # durable before the reply leaves
+            node.push_election_timer()
         if not request.dry_run:
             verdict = "granted" if refusal is None else f"refused: {refusal}"
-            m.journal("vote", f"for member {request.candidate} in term {request.term} {verdict}")
-        m.reply(request_id, VoteReply(m.term, refusal is None, refusal or "", m.self_id, m.incarnation))
+            node.journal("vote", f"for member {request.candidate} in term {request.term} {verdict}")
+        node.reply(request_id, VoteReply(node.term, refusal is None, refusal or "", node.self_id, node.incarnation))
 
     def _is_candidate(self, request: VoteRequest) -> bool:
         """Whether a member that my configuration names asks."""
-        m = self.m
-        member = None if m.config is None else m.config.member(request.candidate)
-        is_named = member is not None and member.incarnation == request.candidate_incarnation
-        return is_named and not m.is_other_set(request.set_name, request.set_id)
+        node = self.node
+        member = None if node.config is None else node.config.member(request.candidate)
+        incarnation_matches = member is not None and member.incarnation == request.candidate_incarnation
+        return incarnation_matches and not node.is_other_set(request.set_name, request.set_id)
 
     def vote_refusal(self, request: VoteRequest) -> str | None:
         """Why not, None to grant; changes nothing. In MongoDB's order (map E5)."""
-        m = self.m
-        if m.config is None or m.self_member is None:
+        node = self.node
+        if node.config is None or node.self_member is None:
             return "I am not in the set's configuration"
-        if not m.self_member.is_voter or not m.is_named:
+        if not node.self_member.is_voter or not node.incarnation_matches:
             return "I have no vote: the configuration does not name my data"
-        if m.config.is_newer_than(request.config_version, request.config_term):
+        if node.config.is_newer_than(request.config_version, request.config_term):
             return (
                 f"the candidate's configuration (version {request.config_version}, term {request.config_term}) "
-                f"is older than mine (version {m.config.version}, term {m.config.term})"
+                f"is older than mine (version {node.config.version}, term {node.config.term})"
             )
-        if request.term < m.term:
-            return f"the candidate's term {request.term} is lower than mine, {m.term}"
-        if m.is_other_set(request.set_name, request.set_id):
-            return f"the candidate's set {request.set_name!r} is not mine, {m.set_name!r} with id {m.set_id}"
+        if request.term < node.term:
+            return f"the candidate's term {request.term} is lower than mine, {node.term}"
+        if node.is_other_set(request.set_name, request.set_id):
+            return f"the candidate's set {request.set_name!r} is not mine, {node.set_name!r} with id {node.set_id}"
         if not self._is_candidate(request):
             return "the configuration does not name the candidate's data"
-        if request.term > m.term:
-            return f"the candidate's {m.term_refusal(request.term)}"
+        if request.term > node.term:
+            return f"the candidate's {node.term_refusal(request.term)}"
         # An arbiter stands for what it knows to be committed, as MongoDB's does by echoing the commit point (map K1).
-        mine = m.commit_point if m.is_arbiter else m.position.last_applied
+        mine = node.commit_point if node.is_arbiter else node.position.last_applied
         if request.last_applied < mine:
             return f"the candidate is at {request.last_applied}, I am at {mine}"
-        if not request.dry_run and m.last_vote.term == request.term and m.last_vote.candidate is not None:
-            return f"I voted for member {m.last_vote.candidate} in term {request.term} already"
-        if not request.dry_run and m.last_vote.term > request.term:
-            return f"I voted in term {m.last_vote.term} already"
+        if not request.dry_run and node.last_vote.term == request.term and node.last_vote.candidate is not None:
+            return f"I voted for member {node.last_vote.candidate} in term {request.term} already"
+        if not request.dry_run and node.last_vote.term > request.term:
+            return f"I voted in term {node.last_vote.term} already"
         return self._healthy_primary_refusal(request) or self._arbiter_refusal(request)
 
     def _healthy_primary_refusal(self, request: VoteRequest) -> str | None:
@@ -129,12 +129,12 @@ class Elections:
         One broken link between the primary and a member would else change the primary again and again. Takeovers and
         step-up want another primary although there is one; a real vote binds its term and is no place to ask this.
         """
-        m = self.m
+        node = self.node
         if not request.dry_run or request.reason != ELECTION_TIMEOUT:
             return None
-        peer = m.peer_of(m.primary_id)
-        if m.is_primary:
-            return f"I am a healthy primary: {m.host}"
+        peer = node.peer_of(node.primary_id)
+        if node.is_primary:
+            return f"I am a healthy primary: {node.host}"
         if peer is None or peer.state is not MemberState.PRIMARY or peer.id == request.candidate:
             return None
         return f"I hear a healthy primary: {peer.host}" if self._is_heard(peer) else None
@@ -145,19 +145,19 @@ class Elections:
         The candidate heard nothing for a whole election timeout. I may have heard the same primary one heartbeat later
         than it did. Were I to refuse for that, a primary that fell silent would be replaced a whole timeout later.
         """
-        timeout, interval = self.m.settings.election_timeout_ms, self.m.settings.heartbeat_interval_ms
-        return self.m.now - primary.last_contact < max(timeout // 2, timeout - interval)
+        timeout, interval = self.node.settings.election_timeout_ms, self.node.settings.heartbeat_interval_ms
+        return self.node.now - primary.last_contact < max(timeout // 2, timeout - interval)
 
     def _arbiter_refusal(self, request: VoteRequest) -> str | None:
         """An arbiter that sees a healthy primary of no lower priority keeps it (map E5)."""
-        m = self.m
-        if not m.is_arbiter or m.config is None:
+        node = self.node
+        if not node.is_arbiter or node.config is None:
             return None
-        if m.config.version_and_term != (request.config_version, request.config_term):
+        if node.config.version_and_term != (request.config_version, request.config_term):
             return None
-        candidate = m.config.member(request.candidate)
-        for peer in m.sorted_peers():
-            primary = m.config.member(peer.id)
+        candidate = node.config.member(request.candidate)
+        for peer in node.sorted_peers():
+            primary = node.config.member(peer.id)
             if peer.state is not MemberState.PRIMARY or peer.id == request.candidate or primary is None:
                 continue
             if candidate is not None and primary.priority >= candidate.priority and self._is_heard(peer):
@@ -167,58 +167,58 @@ class Elections:
     # --- standing ------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        m = self.m
-        if self.campaign is not None and m.now >= self.campaign.deadline:
-            self._end_campaign("not enough votes in time")
-        if self.campaign is not None and not m.is_electable:
-            self._end_campaign("it is not electable any more")
-        if m.state is not MemberState.SECONDARY:
+        node = self.node
+        if self.election is not None and node.now >= self.election.deadline:
+            self._end_round("not enough votes in time")
+        if self.election is not None and not node.is_electable:
+            self._end_round("it is not electable any more")
+        if node.state is not MemberState.SECONDARY:
             return
         if self._may_elect_itself():
-            self.stand("singleNodePromptElection")
-        elif m.now >= m.election_due:
-            self.stand(ELECTION_TIMEOUT)
-        elif m.now >= self._takeover_due:
+            self.start_election("singleNodePromptElection")
+        elif node.now >= node.election_due:
+            self.start_election(ELECTION_TIMEOUT)
+        elif node.now >= self._takeover_due:
             self._takeover_due = NEVER
             if self._takeover_refusal() is None:
-                self.stand("priorityTakeover")
+                self.start_election("priorityTakeover")
 
     def next_due(self) -> Millis:
-        m = self.m
-        due = NEVER if self.campaign is None else self.campaign.deadline
-        if m.state is MemberState.SECONDARY:
-            due = min(due, m.election_due, self._takeover_due)
+        node = self.node
+        due = NEVER if self.election is None else self.election.deadline
+        if node.state is MemberState.SECONDARY:
+            due = min(due, node.election_due, self._takeover_due)
             if self._may_elect_itself():
-                due = m.now
-            if m.frozen_until > m.now:
-                due = min(due, m.frozen_until)
+                due = node.now
+            if node.frozen_until > node.now:
+                due = min(due, node.frozen_until)
         return due
 
     def on_step_up_request(self, request_id: int, request: StepUpRequest) -> None:
-        """replSetStepUp: stand now; answered when the campaign has ended (map E14)."""
-        m = self.m
-        if m.is_primary:
-            m.reply(request_id, Done())
+        """replSetStepUp: stand now; answered when the election has ended (map E14)."""
+        node = self.node
+        if node.is_primary:
+            node.reply(request_id, Done())
             return
         reason = "stepUpRequestSkipDryRun" if request.skip_dry_run else "stepUpRequest"
-        refusal = self.stand(reason, skip_dry_run=request.skip_dry_run)
-        if self.campaign is not None and refusal is None:
-            self.campaign.request_id = request_id
-        elif not m.is_primary:
-            m.reply(request_id, Refused(COMMAND_FAILED, f"election failed: {refusal or 'lost'}"))
+        refusal = self.start_election(reason, skip_dry_run=request.skip_dry_run)
+        if self.election is not None and refusal is None:
+            self.election.request_id = request_id
+        elif not node.is_primary:
+            node.reply(request_id, Refused(COMMAND_FAILED, f"election failed: {refusal or 'lost'}"))
         else:
-            m.reply(request_id, Done())
+            node.reply(request_id, Done())
 
-    def stand(self, reason: str, *, skip_dry_run: bool = False) -> str | None:
-        """Start a campaign, or return why not."""
-        m = self.m
-        m.push_election_timer()
-        refusal = self.standing_refusal()
+    def start_election(self, reason: str, *, skip_dry_run: bool = False) -> str | None:
+        """Start an election, or return why not."""
+        node = self.node
+        node.push_election_timer()
+        refusal = self.election_refusal()
         if refusal is not None:
-            if m.is_electable:
-                m.journal("not standing", f"{reason}: {refusal}")
+            if node.is_electable:
+                node.journal("not standing", f"{reason}: {refusal}")
             return refusal
-        self._end_campaign("a new one begins")
+        self._end_round("a new one begins")
         self.last_reason = reason
         if skip_dry_run:
             self._ask_for_votes(reason)
@@ -226,161 +226,163 @@ class Elections:
             self._ask(reason, dry_run=True)
         return None
 
-    def standing_refusal(self) -> str | None:
+    def election_refusal(self) -> str | None:
         """Why this member may not stand (map E2), None when it may."""
-        m = self.m
-        if m.config is None or not m.is_electable:
+        node = self.node
+        if node.config is None or not node.is_electable:
             return "it is not electable now"
-        if m.term >= MAX_TERM:
-            return f"there is no term above {m.term}; `replset repair` puts such a term right"
+        if node.term >= MAX_TERM:
+            return f"there is no term above {node.term}; `replset repair` puts such a term right"
         up = sum(
-            voter.host == m.host or ((peer := m.peers.get(voter.host)) is not None and peer.is_up)
-            for voter in m.config.voters
+            voter.host == node.host or ((peer := node.peers.get(voter.host)) is not None and peer.is_up)
+            for voter in node.config.voters
         )
-        if up < m.config.majority_vote_count:
-            return f"it sees {up} of {len(m.config.voters)} voters"
+        if up < node.config.majority_vote_count:
+            return f"it sees {up} of {len(node.config.voters)} voters"
         return None
 
     def _may_elect_itself(self) -> bool:
         """The only voter, which waits for nobody, but for its own vote to be saved."""
-        m, config = self.m, self.m.config
-        only_voter = config is not None and [voter.host for voter in config.voters] == [m.host]
-        return only_voter and m.is_electable and self.campaign is None
+        node, config = self.node, self.node.config
+        only_voter = config is not None and [voter.host for voter in config.voters] == [node.host]
+        return only_voter and node.is_electable and self.election is None
 
     def _ask_for_votes(self, reason: str) -> None:
         """The real round: a new term, my own vote durable before it counts and before anybody is asked (map E3)."""
-        m = self.m
-        me = m.self_id
+        node = self.node
+        me = node.self_id
         invariant(me is not None, "a candidate is in its configuration")
         if me is None:
             return
-        m.term += 1
-        m.primary_id = None
-        m.last_vote = LastVote(m.term, me)
-        m.emit(Persist(m.last_vote))
-        m.tell_state()
+        node.term += 1
+        node.primary_id = None
+        node.last_vote = LastVote(node.term, me)
+        node.emit(Persist(node.last_vote))
+        node.tell_state()
         self._ask(reason, dry_run=False)
 
     def _ask(self, reason: str, *, dry_run: bool) -> None:
-        m = self.m
-        config, me = m.config, m.self_id
+        node = self.node
+        config, me = node.config, node.self_id
         if config is None or me is None:
             return
-        timeout = m.settings.election_timeout_ms
-        request_id = None if self.campaign is None else self.campaign.request_id
+        timeout = node.settings.election_timeout_ms
+        request_id = None if self.election is None else self.election.request_id
         own = {me} if dry_run else set()  # a real one counts when it is saved
-        campaign = Campaign(reason, m.term, dry_run, config.majority_vote_count, Millis(m.now + timeout), own)
-        campaign.request_id = request_id
-        self.campaign = campaign
-        self.last_needed = campaign.needed
-        m.journal("dry run" if dry_run else "election", f"{reason}: asking for {campaign.needed} votes")
+        election = ElectionRound(
+            reason, node.term, dry_run, config.majority_vote_count, Millis(node.now + timeout), own
+        )
+        election.request_id = request_id
+        self.election = election
+        self.last_needed = election.needed
+        node.journal("dry run" if dry_run else "election", f"{reason}: asking for {election.needed} votes")
         request = VoteRequest(
-            m.set_name,
-            m.term,
+            node.set_name,
+            node.term,
             me,
-            m.incarnation,
+            node.incarnation,
             config.version,
             config.term,
-            m.position.last_applied,
+            node.position.last_applied,
             dry_run,
             reason,
-            m.set_id,
+            node.set_id,
         )
         for voter in config.voters:
-            if voter.host != m.host:
-                campaign.asked[m.send(voter.host, request, timeout)] = voter.id
-        self._count(campaign)
+            if voter.host != node.host:
+                election.pending[node.send(voter.host, request, timeout)] = voter.id
+        self._count(election)
 
-    def is_asked(self, request_id: int) -> bool:
-        return self.campaign is not None and request_id in self.campaign.asked
+    def awaits(self, request_id: int) -> bool:
+        return self.election is not None and request_id in self.election.pending
 
     def on_vote_saved(self, term: int) -> None:
         """My own vote counts: a member that leads alone must not lead in one term twice, whenever its power goes."""
-        campaign, me = self.campaign, self.m.self_id
-        if campaign is not None and me is not None and not campaign.dry_run and campaign.term == term:
-            campaign.granted.add(me)
-            self._count(campaign)
+        election, me = self.election, self.node.self_id
+        if election is not None and me is not None and not election.dry_run and election.term == term:
+            election.granted.add(me)
+            self._count(election)
 
     def on_vote_reply(self, request_id: int, reply: VoteReply | None, why_not: str) -> None:
         """Count an answer; `reply` None: the voter could not be reached."""
-        m = self.m
-        voter = None if self.campaign is None else self.campaign.asked.pop(request_id, None)
+        node = self.node
+        voter = None if self.election is None else self.election.pending.pop(request_id, None)
         if reply is not None:
-            refusal = m.term_refusal(reply.term)
+            refusal = node.term_refusal(reply.term)
             if refusal is None:
                 self.observe_term(reply.term)
             else:
                 reply, why_not = None, f"its {refusal}"
-        campaign = self.campaign
-        if campaign is None or voter is None or m.config is None:
+        election = self.election
+        if election is None or voter is None or node.config is None:
             return
-        member = m.config.member(voter)
+        member = node.config.member(voter)
         reason = why_not if reply is None else reply.reason
         if reply is not None and reply.granted and member is not None and member.incarnation == reply.incarnation:
-            campaign.granted.add(voter)
+            election.granted.add(voter)
         else:
-            m.journal("vote not granted", f"by member {voter}: {reason or 'its data is not named'}")
-        self._count(campaign)
+            node.journal("vote not granted", f"by member {voter}: {reason or 'its data is not named'}")
+        self._count(election)
 
-    def _count(self, campaign: Campaign) -> None:
-        m = self.m
-        if not m.is_electable:
-            self._end_campaign("it is not electable any more")
-        elif campaign.term != m.term:
-            self._end_campaign("the term has passed")
-        elif len(campaign.granted) >= campaign.needed:
-            if campaign.dry_run:
-                self._ask_for_votes(campaign.reason)
+    def _count(self, election: ElectionRound) -> None:
+        node = self.node
+        if not node.is_electable:
+            self._end_round("it is not electable any more")
+        elif election.term != node.term:
+            self._end_round("the term has passed")
+        elif len(election.granted) >= election.needed:
+            if election.dry_run:
+                self._ask_for_votes(election.reason)
             else:
-                self._win(campaign)
-        elif len(campaign.granted | {m.self_id}) + len(campaign.asked) < campaign.needed:
-            self._end_campaign(f"{len(campaign.granted)} of {campaign.needed} votes")
+                self._win(election)
+        elif len(election.granted | {node.self_id}) + len(election.pending) < election.needed:
+            self._end_round(f"{len(election.granted)} of {election.needed} votes")
 
-    def _win(self, campaign: Campaign) -> None:
-        m = self.m
-        invariant(campaign.term == m.term, "an election is won in its own term")
-        self.campaign = None
+    def _win(self, election: ElectionRound) -> None:
+        node = self.node
+        invariant(election.term == node.term, "an election is won in its own term")
+        self.election = None
         self._takeover_due = NEVER
-        m.journal("won", f"{campaign.reason}: votes of members {sorted(campaign.granted)}")
-        self._leading.begin()
-        if campaign.request_id is not None:
-            m.reply(campaign.request_id, Done())
+        node.journal("won", f"{election.reason}: votes of members {sorted(election.granted)}")
+        self._leader.begin()
+        if election.request_id is not None:
+            node.reply(election.request_id, Done())
 
-    def _end_campaign(self, why: str) -> None:
-        campaign, self.campaign = self.campaign, None
-        if campaign is None:
+    def _end_round(self, why: str) -> None:
+        election, self.election = self.election, None
+        if election is None:
             return
-        self.m.journal("dry run lost" if campaign.dry_run else "election lost", why)
-        if campaign.request_id is not None:
-            self.m.reply(campaign.request_id, Refused(COMMAND_FAILED, f"election failed: {why}"))
+        self.node.journal("dry run lost" if election.dry_run else "election lost", why)
+        if election.request_id is not None:
+            self.node.reply(election.request_id, Refused(COMMAND_FAILED, f"election failed: {why}"))
 
     def cancel(self, why: str) -> None:
         """The configuration or the state changed: the votes asked for mean nothing any more."""
-        self._end_campaign(why)
+        self._end_round(why)
 
     # --- priority takeover (map E9) ------------------------------------------------------------------------------
 
-    def consider_takeover(self) -> None:
+    def schedule_takeover(self) -> None:
         """Called with news of the primary: plan to take over from one of lower priority."""
-        m = self.m
+        node = self.node
         if self._takeover_refusal() is not None:
             self._takeover_due = NEVER
-        elif self._takeover_due == NEVER and m.config is not None:
-            member = m.self_member
-            rank = sum(other.priority > (member.priority if member else 0) for other in m.config.members)
-            timeout = m.settings.election_timeout_ms
-            self._takeover_due = Millis(m.now + (rank + 1) * timeout + int(m.rng.random() * timeout * 0.15))
+        elif self._takeover_due == NEVER and node.config is not None:
+            member = node.self_member
+            rank = sum(other.priority > (member.priority if member else 0) for other in node.config.members)
+            timeout = node.settings.election_timeout_ms
+            self._takeover_due = Millis(node.now + (rank + 1) * timeout + int(node.rng.random() * timeout * 0.15))
 
     def _takeover_refusal(self) -> str | None:
-        m = self.m
-        primary = None if m.config is None else m.config.member(m.primary_id)
-        member, peer = m.self_member, m.peer_of(m.primary_id)
+        node = self.node
+        primary = None if node.config is None else node.config.member(node.primary_id)
+        member, peer = node.self_member, node.peer_of(node.primary_id)
         if primary is None or member is None or peer is None or peer.state is not MemberState.PRIMARY:
             return "no primary is known"
-        if member.priority <= primary.priority or not m.is_electable:
+        if member.priority <= primary.priority or not node.is_electable:
             return "it has no higher priority, or is not electable"
-        newest = max((other.position.last_applied for other in m.peers.values()), default=m.position.last_applied)
-        if not _is_fresh(m.position.last_applied, newest):
+        newest = max((other.position.last_applied for other in node.peers.values()), default=node.position.last_applied)
+        if not _is_fresh(node.position.last_applied, newest):
             return "it is too far behind"
         return None
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from replset.core.election import Elections
-from replset.core.leading import Leading
+from replset.core.leader import Leader
 from replset.core.member_state import MemberState
-from replset.core.memory import NEVER, NO_CONFIG_VERSION, Memory, Peer
 from replset.core.messages import (
     HeartbeatReply,
     HeartbeatRequest,
@@ -16,90 +15,95 @@ from replset.core.messages import (
     Response,
 )
 from replset.core.reconfig import Reconfigs
+from replset.core.state import NEVER, NO_CONFIG_VERSION, NodeState, Peer
 from replset.ids import HostPort, Millis, OpTime
 
 MAX_RETRIES = 2
 BAD_VALUE, SET_NAMES_DIFFER = 2, 108
 
 
-def other_set(m: Memory) -> Refused:
+def other_set(node: NodeState) -> Refused:
     """The answer to another set's member. It has no term: neither set takes the other one's."""
-    return Refused(SET_NAMES_DIFFER, f"this member belongs to set {m.set_name!r} with id {m.set_id}, not to yours")
+    return Refused(
+        SET_NAMES_DIFFER, f"this member belongs to set {node.set_name!r} with id {node.set_id}, not to yours"
+    )
 
 
 class Heartbeats:
     """Every member asks every other one, all the time."""
 
-    def __init__(self, memory: Memory, elections: Elections, leading: Leading, reconfigs: Reconfigs) -> None:
-        self.m = memory
+    def __init__(self, node: NodeState, elections: Elections, leader: Leader, reconfigs: Reconfigs) -> None:
+        self.node = node
         self._elections = elections
-        self._leading = leading
+        self._leader = leader
         self._reconfigs = reconfigs
-        self._asked: dict[int, HostPort] = {}
+        self._pending: dict[int, HostPort] = {}
 
     # --- asking --------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        for peer in self.m.sorted_peers():
-            if peer.heartbeat_id is None and self.m.now >= peer.heartbeat_due:
-                peer.round_began = self.m.now
+        for peer in self.node.sorted_peers():
+            if peer.heartbeat_id is None and self.node.now >= peer.heartbeat_due:
+                peer.round_began = self.node.now
                 peer.failures = 0
                 self._beat(peer)
 
     def next_due(self) -> Millis:
-        return min((peer.heartbeat_due for peer in self.m.peers.values() if peer.heartbeat_id is None), default=NEVER)
+        return min(
+            (peer.heartbeat_due for peer in self.node.peers.values() if peer.heartbeat_id is None), default=NEVER
+        )
 
     def interval_ms(self) -> int:
         """Shorter while there is nobody to sync from; an arbiter never lets an election timeout pass (map H1)."""
-        m = self.m
-        interval, half = m.settings.heartbeat_interval_ms, m.settings.election_timeout_ms // 2
-        if m.is_arbiter:
+        node = self.node
+        interval, half = node.settings.heartbeat_interval_ms, node.settings.election_timeout_ms // 2
+        if node.is_arbiter:
             return max(1, min(half, interval))
-        if m.state is not MemberState.PRIMARY and m.sync_source is None:
+        if node.state is not MemberState.PRIMARY and node.sync_source is None:
             return max(1, min(half, interval // 4))
         return max(1, interval)
 
     def request(self, *, check_empty: bool = False) -> HeartbeatRequest:
         """What I say of myself when I ask."""
-        m = self.m
-        told = m.config
+        node = self.node
+        told = node.config
         return HeartbeatRequest(
-            m.set_name,
-            m.host,
-            m.self_id,
-            m.term,
+            node.set_name,
+            node.host,
+            node.self_id,
+            node.term,
             NO_CONFIG_VERSION if told is None else told.version,
             -1 if told is None else told.term,
-            m.primary_id,
-            m.incarnation,
+            node.primary_id,
+            node.incarnation,
             check_empty,
-            m.set_id,
+            node.set_id,
         )
 
     def _beat(self, peer: Peer) -> None:
-        left = self.m.settings.heartbeat_timeout_ms - (self.m.now - peer.round_began)
-        peer.heartbeat_id = self.m.send(peer.host, self.request(), max(1, left))
-        self._asked[peer.heartbeat_id] = peer.host
+        left = self.node.settings.heartbeat_timeout_ms - (self.node.now - peer.round_began)
+        peer.heartbeat_id = self.node.send(peer.host, self.request(), max(1, left))
+        self._pending[peer.heartbeat_id] = peer.host
 
-    def is_asked(self, request_id: int) -> bool:
-        return request_id in self._asked
+    def awaits(self, request_id: int) -> bool:
+        return request_id in self._pending
 
     # --- being answered ------------------------------------------------------------------------------------------
 
     def on_response(self, response: Response) -> None:
-        m = self.m
-        host = self._asked.pop(response.request_id)
+        node = self.node
+        host = self._pending.pop(response.request_id)
         body = response.body
         if isinstance(body, HeartbeatReply):
             refusal = self._reply_refusal(host, body)
             if refusal is not None:
                 body = Refused(BAD_VALUE, refusal)
-            elif m.is_member(host):
+            elif node.is_member(host):
                 self._elections.observe_term(body.term)
                 self._take_config(body)
-            elif m.config is None:
+            elif node.config is None:
                 self._take_config(body)
-        peer = m.peers.get(host)
+        peer = node.peers.get(host)
         if peer is None or peer.heartbeat_id != response.request_id:
             return
         peer.heartbeat_id = None
@@ -110,27 +114,27 @@ class Heartbeats:
 
     def _reply_refusal(self, host: HostPort, reply: HeartbeatReply) -> str | None:
         """Why nothing of an answer is taken: it cannot be true, or it comes from another set."""
-        m = self.m
-        if reply.set_name != m.set_name:
-            return f"{host} belongs to set {reply.set_name!r}, not {m.set_name!r}"
+        node = self.node
+        if reply.set_name != node.set_name:
+            return f"{host} belongs to set {reply.set_name!r}, not {node.set_name!r}"
         newest = max(reply.position.last_applied, reply.position.last_durable, reply.commit_point).term
         highest = max(newest, reply.commit_term, -1 if reply.config is None else reply.config.term)
         if highest > reply.term:
             return f"{host} is in term {reply.term} and speaks of term {highest}"
-        return m.term_refusal(reply.term)
+        return node.term_refusal(reply.term)
 
     def _on_alive(self, peer: Peer, reply: HeartbeatReply, round_trip_ms: int) -> None:
-        m = self.m
+        node = self.node
         was_up, before = peer.is_up, peer.state
         peer.ping_ms = round_trip_ms if not was_up else (4 * peer.ping_ms + round_trip_ms) // 5
         peer.failures = 0
         peer.is_fresh = True
         peer.message = ""
-        peer.last_contact = m.now
-        peer.last_reply_wall_ms = m.wall_ms()
+        peer.last_contact = node.now
+        peer.last_reply_wall_ms = node.wall_ms()
         peer.state = reply.state
-        peer.told_incarnation(reply.incarnation)
-        m.accept_position(peer, reply.position)
+        peer.set_incarnation(reply.incarnation)
+        node.accept_position(peer, reply.position)
         peer.config_version, peer.config_term = reply.config_version, reply.config_term
         peer.term = reply.term
         peer.primary_id = reply.primary_id
@@ -142,55 +146,55 @@ class Heartbeats:
         peer.election_wall_ms = reply.election_wall_ms
         peer.has_data = reply.has_data
         peer.electable = reply.electable
-        peer.heartbeat_due = Millis(m.now + self.interval_ms())
+        peer.heartbeat_due = Millis(node.now + self.interval_ms())
         self._learn_primary(peer, reply)
         self.accept_commit_point(reply.commit_point, reply.commit_term)
         if before is not peer.state:
-            m.journal("member", f"{peer.host} is {peer.state.name}")
-        self._leading.progress_moved()
-        self._leading.advance_catch_up()
+            node.journal("member", f"{peer.host} is {peer.state.name}")
+        self._leader.on_progress_changed()
+        self._leader.advance_catch_up()
         self._reconfigs.advance()
 
     def _learn_primary(self, peer: Peer, reply: HeartbeatReply) -> None:
-        m = self.m
-        if reply.term != m.term:
+        node = self.node
+        if reply.term != node.term:
             return
         if reply.state is MemberState.PRIMARY:
-            m.set_primary(peer.id)
-            m.push_election_timer()
-            self._elections.consider_takeover()
-        elif m.primary_id == peer.id:
-            m.set_primary(None)
+            node.set_primary(peer.id)
+            node.push_election_timer()
+            self._elections.schedule_takeover()
+        elif node.primary_id == peer.id:
+            node.set_primary(None)
 
     def accept_commit_point(self, optime: OpTime, term: int = 0) -> None:
         """From a heartbeat only in the term of my newest entry, and never beyond it (map K2); arbiters take all. In an
         initial sync none: it would speak of entries that are about to be replaced.
         """
-        m = self.m
-        if m.state is MemberState.PRIMARY or m.must_sync:
+        node = self.node
+        if node.state is MemberState.PRIMARY or node.must_sync:
             return
-        if m.is_arbiter:
-            self._leading.move_commit_point(optime, max(term, optime.term))
-        elif optime.term == m.position.last_applied.term:
-            self._leading.move_commit_point(min(optime, m.position.last_applied), max(term, optime.term))
+        if node.is_arbiter:
+            self._leader.advance_commit_point(optime, max(term, optime.term))
+        elif optime.term == node.position.last_applied.term:
+            self._leader.advance_commit_point(min(optime, node.position.last_applied), max(term, optime.term))
 
     def _on_failure(self, peer: Peer, body: ReplyBody | None, error: str) -> None:
         """Up to two retries at once, within the timeout; then the member is DOWN until it answers again (map H4)."""
-        m = self.m
+        node = self.node
         peer.failures += 1
         peer.message = body.reason if isinstance(body, Refused) else error
-        in_time = m.now - peer.round_began < m.settings.heartbeat_timeout_ms
+        in_time = node.now - peer.round_began < node.settings.heartbeat_timeout_ms
         if peer.failures <= MAX_RETRIES and in_time and not isinstance(body, Refused):
             self._beat(peer)
             return
         if peer.state is not MemberState.DOWN:
-            m.journal("member", f"{peer.host} is not reachable: {peer.message}")
+            node.journal("member", f"{peer.host} is not reachable: {peer.message}")
         peer.state = MemberState.DOWN
         peer.is_fresh = True
-        peer.heartbeat_due = Millis(m.now + self.interval_ms())
-        if m.primary_id == peer.id:
-            m.set_primary(None)
-        self._leading.advance_catch_up()
+        peer.heartbeat_due = Millis(node.now + self.interval_ms())
+        if node.primary_id == peer.id:
+            node.set_primary(None)
+        self._leader.advance_catch_up()
         self._reconfigs.advance()
 
     def _take_config(self, reply: HeartbeatReply) -> None:
@@ -200,64 +204,64 @@ class Heartbeats:
     # --- being asked ---------------------------------------------------------------------------------------------
 
     def on_request(self, request_id: int, request: HeartbeatRequest) -> None:
-        m = self.m
-        if m.is_other_set(request.set_name, request.set_id):
-            m.reply(request_id, other_set(m))
+        node = self.node
+        if node.is_other_set(request.set_name, request.set_id):
+            node.reply(request_id, other_set(node))
             return
-        if m.is_member(request.sender):
-            refusal = m.term_refusal(request.term)
+        if node.is_member(request.sender):
+            refusal = node.term_refusal(request.term)
             if refusal is not None:
-                m.reply(request_id, Refused(BAD_VALUE, refusal))
+                node.reply(request_id, Refused(BAD_VALUE, refusal))
                 return
             self._elections.observe_term(request.term)
-        peer = m.peers.get(request.sender)
+        peer = node.peers.get(request.sender)
         if peer is not None:
-            peer.last_contact = m.now
-            peer.last_request_wall_ms = m.wall_ms()
-            peer.told_incarnation(request.incarnation)
+            peer.last_contact = node.now
+            peer.last_request_wall_ms = node.wall_ms()
+            peer.set_incarnation(request.incarnation)
             peer.config_version, peer.config_term = request.config_version, request.config_term
-            if request.term == m.term and request.primary_id is not None and request.primary_id == request.sender_id:
-                m.set_primary(request.primary_id)
+            if request.term == node.term and request.primary_id is not None and request.primary_id == request.sender_id:
+                node.set_primary(request.primary_id)
             elif peer.state is MemberState.PRIMARY and request.primary_id != peer.id:
                 peer.state = MemberState.SECONDARY  # it stepped down; an arbiter shall not wait for its next answer
-                if m.primary_id == peer.id:
-                    m.set_primary(None)
-            self._leading.advance_commit_point()  # it may be the one by which a majority has the configuration
+                if node.primary_id == peer.id:
+                    node.set_primary(None)
+            self._leader.update_commit_point()  # it may be the one by which a majority has the configuration
             self._reconfigs.advance()
         if not request.check_empty and self._knows_newer_config(request):
             self._fetch_config(request.sender, peer)
-        m.reply(request_id, self.answer(request))
+        node.reply(request_id, self.answer(request))
 
     def answer(self, request: HeartbeatRequest) -> HeartbeatReply:
         """What I say of myself when I am asked."""
-        m = self.m
-        config = m.config
+        node = self.node
+        config = node.config
         mine_is_newer = config is not None and config.is_newer_than(request.config_version, request.config_term)
         return HeartbeatReply(
-            m.set_name,
-            m.term,
-            m.state,
-            m.self_id,
+            node.set_name,
+            node.term,
+            node.state,
+            node.self_id,
             NO_CONFIG_VERSION if config is None else config.version,
             -1 if config is None else config.term,
             config if mine_is_newer else None,
-            m.primary_id,
-            m.told_position(),
-            m.commit_point,
-            m.is_electable,
-            m.election_wall_ms,
-            m.sync_source,
-            m.incarnation,
-            m.rollback_id(),
-            m.http_address,
-            m.has_data,
-            m.unacknowledged_rollbacks(),
-            m.quarantine,
-            m.commit_term,
+            node.primary_id,
+            node.advertised_position(),
+            node.commit_point,
+            node.is_electable,
+            node.election_wall_ms,
+            node.sync_source,
+            node.incarnation,
+            node.rollback_id(),
+            node.http_address,
+            node.has_data,
+            node.unacknowledged_rollbacks(),
+            node.quarantine,
+            node.commit_term,
         )
 
     def _knows_newer_config(self, request: HeartbeatRequest) -> bool:
-        config = self.m.config
+        config = self.node.config
         if request.config_version <= 0:
             return False
         if config is None:
@@ -271,35 +275,35 @@ class Heartbeats:
         """Ask the sender in return: its answer brings the configuration. A stranger is asked only by a member that has
         none: else one message would put this member into another set.
         """
-        m = self.m
+        node = self.node
         if peer is not None:
             if peer.heartbeat_id is None:
-                peer.heartbeat_due = m.now
-        elif (m.config is None or m.is_member(sender)) and sender not in self._asked.values():
-            self._asked[m.send(sender, self.request(), m.settings.heartbeat_timeout_ms)] = sender
+                peer.heartbeat_due = node.now
+        elif (node.config is None or node.is_member(sender)) and sender not in self._pending.values():
+            self._pending[node.send(sender, self.request(), node.settings.heartbeat_timeout_ms)] = sender
 
     # --- progress (map R8) ---------------------------------------------------------------------------------------
 
     def on_progress(self, request_id: int, request: ProgressRequest) -> None:
         """replSetUpdatePosition: only a member's, and only in my own term, does it count."""
-        m = self.m
-        if m.is_other_set(m.set_name, request.set_id):
-            m.reply(request_id, other_set(m))
+        node = self.node
+        if node.is_other_set(node.set_name, request.set_id):
+            node.reply(request_id, other_set(node))
             return
-        is_heard = m.config is not None and m.config.member(request.sender_id) is not None
-        if is_heard and m.term_refusal(request.term) is None:
+        is_heard = node.config is not None and node.config.member(request.sender_id) is not None
+        if is_heard and node.term_refusal(request.term) is None:
             self._elections.observe_term(request.term)
-        if not is_heard or request.term != m.term:
-            m.reply(request_id, ProgressReply(m.term, accepted=False))
+        if not is_heard or request.term != node.term:
+            node.reply(request_id, ProgressReply(node.term, accepted=False))
             return
         for progress in request.progress:
-            peer, position = m.peer_of(progress.member_id), progress.position
+            peer, position = node.peer_of(progress.member_id), progress.position
             if peer is None or max(position.last_applied, position.last_durable).term > request.term:
                 continue
-            peer.last_contact = m.now
-            peer.told_incarnation(progress.incarnation)
-            m.accept_position(peer, position)
-        self._leading.progress_moved()
-        self._leading.advance_catch_up()
+            peer.last_contact = node.now
+            peer.set_incarnation(progress.incarnation)
+            node.accept_position(peer, position)
+        self._leader.on_progress_changed()
+        self._leader.advance_catch_up()
         self._reconfigs.advance()
-        m.reply(request_id, ProgressReply(m.term, accepted=True))
+        node.reply(request_id, ProgressReply(node.term, accepted=True))

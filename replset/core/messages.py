@@ -291,7 +291,7 @@ class DamageFound:
 
 
 @dataclass(frozen=True, slots=True)
-class ChainDoubted:
+class ChainMismatch:
     """A member that fetches from this one has another hash chain at the entry `at`."""
 
     at: OpTime
@@ -342,7 +342,7 @@ class InitialSyncEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class InitialSyncBegun:
+class InitialSyncStarted:
     """The durable initial-sync marker is set, or the copy fetched asks for another incarnation: go on as this one."""
 
     incarnation: str
@@ -370,7 +370,7 @@ class DrainFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class ShutdownBegins:
+class ShutdownStarted:
     """SIGTERM: a primary hands over; a secondary answers hello with 91."""
 
 
@@ -379,14 +379,14 @@ Report = (
     | SourceBatch
     | SourceFailed
     | DamageFound
-    | ChainDoubted
+    | ChainMismatch
     | ChainsCompared
     | RollbackEnded
     | InitialSyncEnded
-    | InitialSyncBegun
+    | InitialSyncStarted
     | DiskStalled
     | VoteSaved
     | DrainFinished
-    | ShutdownBegins
+    | ShutdownStarted
 )
 Message = Request | Response | Report

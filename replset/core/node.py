@@ -12,16 +12,15 @@ from typing import assert_never
 
 from replset.bson import ObjectId
 from replset.config import Member, ReplSetConfig
-from replset.core.damage import Damage
+from replset.core.damage import DamageMonitor
 from replset.core.effects import AppendNoop, Effect, LastVote
 from replset.core.election import Elections
-from replset.core.following import Following
+from replset.core.follower import Follower
 from replset.core.heartbeat import Heartbeats
-from replset.core.leading import Leading
+from replset.core.leader import Leader
 from replset.core.member_state import MemberState
-from replset.core.memory import Memory, Peer
 from replset.core.messages import (
-    ChainDoubted,
+    ChainMismatch,
     ChainsCompared,
     DamageFound,
     DiskStalled,
@@ -29,8 +28,8 @@ from replset.core.messages import (
     FreezeRequest,
     HeartbeatReply,
     HeartbeatRequest,
-    InitialSyncBegun,
     InitialSyncEnded,
+    InitialSyncStarted,
     InitiateRequest,
     LocalPosition,
     MemberProgress,
@@ -44,7 +43,7 @@ from replset.core.messages import (
     Response,
     ResyncRequest,
     RollbackEnded,
-    ShutdownBegins,
+    ShutdownStarted,
     SourceBatch,
     SourceFailed,
     SourceProblem,
@@ -55,7 +54,8 @@ from replset.core.messages import (
     VoteSaved,
 )
 from replset.core.reconfig import Reconfigs
-from replset.core.status import Status, describe
+from replset.core.state import NodeState, Peer
+from replset.core.status import Status, build_status
 from replset.core.stepdown import StepDowns
 from replset.core.write_concern import WriteConcern, satisfied
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
@@ -82,14 +82,14 @@ class Node:
         allow_multiple_arbiters: bool = False,
         unacknowledged_rollbacks: Callable[[], int] = lambda: 0,
         rolling_back: bool = False,
-        vouched: OpTime = OPTIME_NULL,
+        durability_mark: OpTime = OPTIME_NULL,
     ) -> None:
         """Everything that member.db and the store say at start. After a restart the term is the highest of last vote,
         newest entry and configuration. rolling_back: an interrupted rollback is not at its end; RollbackEnded follows.
-        vouched: the durability mark; entries are lost where the newest one is before it.
+        durability_mark: the durability mark; entries are lost where the newest one is before it.
         """
         vote = last_vote or LastVote(0, None)
-        self._m = Memory(
+        self._state = NodeState(
             host=host,
             set_name=set_name,
             http_address=http_address,
@@ -105,33 +105,35 @@ class Node:
             allow_multiple_arbiters=allow_multiple_arbiters,
             unacknowledged_rollbacks=unacknowledged_rollbacks,
             rolling_back=rolling_back,
-            vouched=OPTIME_NULL if initial_sync_pending or vouched <= position.last_applied else vouched,
+            durability_mark=OPTIME_NULL
+            if initial_sync_pending or durability_mark <= position.last_applied
+            else durability_mark,
             term=max(vote.term, position.last_applied.term, 0 if config is None else config.term),
         )
-        self._leading = Leading(self._m, lambda: self._reconfigs.on_leading())
-        self._elections = Elections(self._m, self._leading)
-        self._reconfigs = Reconfigs(self._m, self._elections, self._leading)
-        self._heartbeats = Heartbeats(self._m, self._elections, self._leading, self._reconfigs)
-        self._following = Following(self._m, self._leading)
-        self._damage = Damage(self._m, self._leading, self._following)
-        self._stepdowns = StepDowns(self._m, self._leading)
+        self._leader = Leader(self._state, lambda: self._reconfigs.on_leading())
+        self._elections = Elections(self._state, self._leader)
+        self._reconfigs = Reconfigs(self._state, self._elections, self._leader)
+        self._heartbeats = Heartbeats(self._state, self._elections, self._leader, self._reconfigs)
+        self._follower = Follower(self._state, self._leader)
+        self._damage = DamageMonitor(self._state, self._leader, self._follower)
+        self._stepdowns = StepDowns(self._state, self._leader)
         self._reconfigs.check_request = lambda empty: self._heartbeats.request(check_empty=empty)
 
     # --- inputs --------------------------------------------------------------------------------------------------
 
     def start(self, now: Millis) -> list[Effect]:
         """Begin where the files left off."""
-        m = self._m
-        m.now = m.started_at = now
-        member = m.self_member
-        if m.config is not None:
-            if m.vouched != OPTIME_NULL:
+        state = self._state
+        state.now = state.started_at = now
+        member = state.self_member
+        if state.config is not None:
+            if state.durability_mark != OPTIME_NULL:
                 self._begin_after_loss()
-            elif member is not None and member.bears_data and not m.has_data and not m.initial_sync_pending:
-                self._begin_without_data(m.config)
-            self._reconfigs.meet_members()
-            m.become(MemberState.REMOVED if member is None else self._reconfigs.place_of(member))
-            m.push_election_timer()
+            elif member is not None and member.bears_data and not state.has_data and not state.initial_sync_pending:
+                self._begin_without_data(state.config)
+            self._reconfigs.update_peers()
+            state.become(MemberState.REMOVED if member is None else self._reconfigs.initial_state(member))
+            state.push_election_timer()
         self._think()
         return self._take()
 
@@ -139,39 +141,39 @@ class Node:
         """The disk lost entries that others may count on: with its vote, or as primary, a member without them could
         have the set forget what was acknowledged. It copies anew, as another incarnation; alone it waits for a person.
         """
-        m = self._m
-        m.initial_sync_pending = True
-        m.quarantine = (
-            f"entries are lost: this member vouched for all up to {m.vouched}, and its data ends at"
-            f" {m.position.last_applied}. It copies the data of a member that has them; where there is none, bring back"
-            " the missing file (replset.db-wal), or accept the loss with replset repair DBPATH --accept-data-loss"
+        state = self._state
+        state.initial_sync_pending = True
+        state.quarantine = (
+            f"entries are lost: the durability mark is {state.durability_mark}, and this member's data ends at"
+            f" {state.position.last_applied}. It copies the data of a member that has them; where there is none, bring"
+            " back the missing file (replset.db-wal), or accept the loss with replset repair DBPATH --accept-data-loss"
         )
-        m.journal("data lost", m.quarantine)
+        state.journal("data lost", state.quarantine)
 
     def _begin_without_data(self, config: ReplSetConfig) -> None:
         """The files say that there must be entries, and there are none."""
-        m = self._m
-        if config.version_and_term == (1, 1) and m.term == 1:
+        state = self._state
+        if config.version_and_term == (1, 1) and state.term == 1:
             # It died between its configuration and the first entry that should stand before it.
-            m.emit(AppendNoop(1, "initiating set"))
+            state.emit(AppendNoop(1, "initiating set"))
         else:
             # The data file was lost, the member file was not: what is named is data that is not here any more.
-            m.initial_sync_pending = True
+            state.initial_sync_pending = True
 
     def tick(self, now: Millis) -> list[Effect]:
         """Time has passed."""
-        self._m.now = now
+        self._state.now = now
         self._think()
         return self._take()
 
     def receive(self, message: Message, now: Millis) -> list[Effect]:
         """Somebody said something, or finished something."""
-        m = self._m
-        m.now = now
+        state = self._state
+        state.now = now
         match message:
             case Response():
                 self._on_response(message)
-            case Request(request_id, ProgressRequest() as progress) if progress.term == m.term:
+            case Request(request_id, ProgressRequest() as progress) if progress.term == state.term:
                 self._heartbeats.on_progress(request_id, progress)
                 self._stepdowns.advance()
                 return self._take()  # as below
@@ -181,43 +183,43 @@ class Node:
                 # A batch is applied before it is reported: a place told in an earlier term than its entry's would be
                 # taken for one in that term's history.
                 self._elections.observe_term(position.last_applied.term)
-                m.position = position
-                self._leading.progress_moved()
-                self._leading.advance_catch_up()
+                state.position = position
+                self._leader.on_progress_changed()
+                self._leader.advance_catch_up()
                 self._stepdowns.advance()
                 return self._take()  # the hot path: no timer can have changed
             case SourceBatch():
-                if self._elections.hear_term(message.source, message.term):
-                    self._following.on_batch(message)
+                if self._elections.accept_term(message.source, message.term):
+                    self._follower.on_batch(message)
             case SourceFailed():
                 is_true = message.newest.term <= message.term
-                if not (self._elections.hear_term(message.source, message.term) and is_true):
+                if not (self._elections.accept_term(message.source, message.term) and is_true):
                     message = replace(message, problem=SourceProblem.NOT_READABLE)
-                self._following.on_source_failed(message)
+                self._follower.on_source_failed(message)
                 if message.problem is SourceProblem.CHAIN_DIFFERS:
-                    self._damage.compare(m.position.last_applied)
+                    self._damage.compare(state.position.last_applied)
             case DamageFound(detail):
-                self._damage.on_found(detail)
-            case ChainDoubted(at):
+                self._damage.on_damage_found(detail)
+            case ChainMismatch(at):
                 self._damage.compare(at)
             case ChainsCompared():
-                self._damage.on_compared(message)
+                self._damage.on_chains_compared(message)
             case RollbackEnded():
-                self._following.on_rollback_ended(message)
+                self._follower.on_rollback_ended(message)
                 if message.chain_differs_at != OPTIME_NULL:
                     self._damage.compare(message.chain_differs_at)
-            case InitialSyncBegun():
-                self._following.on_sync_begun(message)
+            case InitialSyncStarted():
+                self._follower.on_initial_sync_started(message)
             case InitialSyncEnded():
-                self._following.on_sync_ended(message)
+                self._follower.on_initial_sync_ended(message)
             case DiskStalled(stalled):
-                m.disk_stalled = stalled
+                state.disk_stalled = stalled
             case VoteSaved(term):
                 self._elections.on_vote_saved(term)
             case DrainFinished(term):
-                self._leading.on_drained(term)
-            case ShutdownBegins():
-                m.shutting_down = True
+                self._leader.on_drain_finished(term)
+            case ShutdownStarted():
+                state.shutting_down = True
             case _:
                 assert_never(message)
         self._think()
@@ -242,43 +244,43 @@ class Node:
             case FreezeRequest():
                 self._stepdowns.on_freeze(request_id, body)
             case ResyncRequest():
-                self._following.on_resync(request_id, body)
+                self._follower.on_resync(request_id, body)
 
     def _on_response(self, response: Response) -> None:
         body = response.body
-        if self._heartbeats.is_asked(response.request_id):
+        if self._heartbeats.awaits(response.request_id):
             self._heartbeats.on_response(response)
-        elif self._elections.is_asked(response.request_id):
+        elif self._elections.awaits(response.request_id):
             why_not = body.reason if isinstance(body, Refused) else response.error
             self._elections.on_vote_reply(response.request_id, body if isinstance(body, VoteReply) else None, why_not)
-        elif self._reconfigs.is_asked(response.request_id):
+        elif self._reconfigs.awaits(response.request_id):
             self._reconfigs.on_response(response)
         elif isinstance(body, VoteReply | ProgressReply | HeartbeatReply):
-            self._elections.hear_term(response.to, body.term)
+            self._elections.accept_term(response.to, body.term)
 
     def _think(self) -> None:
         """Whatever time or news make due."""
         self._heartbeats.tick()
-        self._leading.tick()
+        self._leader.tick()
         self._elections.tick()
         self._stepdowns.advance()
         self._reconfigs.tick()
         self._damage.tick()
-        self._following.tick()
+        self._follower.tick()
 
     def _take(self) -> list[Effect]:
-        effects, self._m.out = self._m.out, []
+        effects, self._state.out = self._state.out, []
         return effects
 
     def next_tick_at(self) -> Millis:
         """The earliest deadline; a tick before it changes nothing."""
         return min(
             self._heartbeats.next_due(),
-            self._leading.next_due(),
+            self._leader.next_due(),
             self._elections.next_due(),
             self._stepdowns.next_due(),
             self._reconfigs.next_due(),
-            self._following.next_due(),
+            self._follower.next_due(),
             self._damage.next_due(),
         )
 
@@ -286,136 +288,142 @@ class Node:
 
     @property
     def config(self) -> ReplSetConfig | None:
-        return self._m.config
+        return self._state.config
 
     @property
     def state(self) -> MemberState:
-        return self._m.state
+        return self._state.state
 
     @property
     def term(self) -> int:
-        return self._m.term
+        return self._state.term
 
     @property
     def primary(self) -> MemberId | None:
-        return self._m.primary_id
+        return self._state.primary_id
 
     @property
     def primary_host(self) -> HostPort | None:
-        return self._m.primary_host
+        return self._state.primary_host
 
     @property
     def self_id(self) -> MemberId | None:
-        return self._m.self_id
+        return self._state.self_id
 
     @property
     def self_member(self) -> Member | None:
-        return self._m.self_member
+        return self._state.self_member
 
     @property
     def writable(self) -> bool:
         """PRIMARY, drained, and not stepping down: clients may write."""
-        return self._m.writable
+        return self._state.writable
 
     @property
     def commit_point(self) -> OpTime:
-        return self._m.commit_point
+        return self._state.commit_point
 
     @property
     def commit_term(self) -> int:
         """The term of the primary that committed what is behind `commit_point`."""
-        return self._m.commit_term
+        return self._state.commit_term
 
     @property
     def set_id(self) -> ObjectId | None:
         """The id of the set in the configuration, None while there is none."""
-        return self._m.set_id
+        return self._state.set_id
 
     @property
     def position(self) -> Position:
-        return self._m.position
+        return self._state.position
 
     @property
     def sync_source(self) -> HostPort | None:
-        return self._m.sync_source
+        return self._state.sync_source
 
     @property
     def incarnation(self) -> str:
-        return self._m.incarnation
+        return self._state.incarnation
 
     @property
     def has_lost_data(self) -> bool:
-        """Whether entries that this member vouched for are missing on its disk, and nothing has replaced it yet."""
-        return self._m.vouched != OPTIME_NULL
+        """Whether entries up to the durability mark are missing on this disk and have not been copied again."""
+        return self._state.durability_mark != OPTIME_NULL
 
     @property
     def rolling_back(self) -> bool:
         """Whether a rollback is under way, in whatever state this member is."""
-        return self._m.rolling_back
+        return self._state.rolling_back
 
     @property
     def quarantine(self) -> str:
         """Why this member keeps out of the way, empty when it does not."""
-        return self._m.quarantine
+        return self._state.quarantine
 
     def peer_at(self, host: HostPort) -> Peer | None:
         """What is known of another member; for reading."""
-        return self._m.peers.get(host)
+        return self._state.peers.get(host)
 
     def http_address_of(self, host: HostPort) -> str | None:
         """Where a member's HTTP API is, as it said itself."""
-        if host == self._m.host:
-            return self._m.http_address
-        peer = self._m.peers.get(host)
+        if host == self._state.host:
+            return self._state.http_address
+        peer = self._state.peers.get(host)
         return peer.http_address or None if peer is not None else None
 
     def election_timeout_ms(self) -> Millis:
-        return self._m.settings.election_timeout_ms
+        return self._state.settings.election_timeout_ms
 
     def secondary_delay_ms(self) -> int:
-        member = self._m.self_member
+        member = self._state.self_member
         return 0 if member is None else member.secondary_delay_secs * 1000
 
     def status(self, now: Millis) -> Status | None:
         """The set as this node sees it, None while there is no configuration."""
-        return describe(self._m, now, self._elections.last_reason, self._elections.last_needed)
+        return build_status(self._state, now, self._elections.last_reason, self._elections.last_needed)
 
     def progress_request(self) -> ProgressRequest | None:
         """What this member reports upstream now; None while it must not acknowledge anything."""
-        m = self._m
-        me = m.self_id
-        if m.config is None or me is None or m.must_sync or m.is_arbiter or m.state is MemberState.STARTUP2:
+        state = self._state
+        me = state.self_id
+        if (
+            state.config is None
+            or me is None
+            or state.must_sync
+            or state.is_arbiter
+            or state.state is MemberState.STARTUP2
+        ):
             return None
-        member = m.config.member(me)
-        if member is not None and member.votes and not m.is_named:
+        member = state.config.member(me)
+        if member is not None and member.votes and not state.incarnation_matches:
             return None  # nothing of mine counts; how far I am is told in heartbeats
-        own = MemberProgress(me, m.incarnation, m.position)
-        return ProgressRequest(me, m.term, m.config.version, m.config.term, (own,), m.set_id)
+        own = MemberProgress(me, state.incarnation, state.position)
+        return ProgressRequest(me, state.term, state.config.version, state.config.term, (own,), state.set_id)
 
     def is_satisfied(self, concern: WriteConcern, optime: OpTime) -> bool:
         """Whether the entry at `optime` meets `concern` by now. Only a primary says yes: after a stepdown the places of
         others are in another term's history.
         """
-        m = self._m
-        if not m.is_primary:
+        state = self._state
+        if not state.is_primary:
             return False
         if isinstance(concern.w, str):
-            return m.commit_point >= optime and (not concern.j or self._leading.journalled() >= optime)
-        return satisfied(concern, optime, m.position, m.positions().values(), m.commit_point)
+            return state.commit_point >= optime and (not concern.j or self._leader.durable_commit_point() >= optime)
+        return satisfied(concern, optime, state.position, state.positions().values(), state.commit_point)
 
-    def progress_of(self) -> list[dict[str, object]]:
+    def member_progress(self) -> list[dict[str, object]]:
         """How far each member is, for people who wait: id, host, state and optimes as values."""
-        m = self._m
+        state = self._state
         rows: list[dict[str, object]] = []
-        for member in () if m.config is None else m.config.members:
-            peer = m.peers.get(member.host)
-            state = m.state if peer is None else peer.state
-            position = m.position if peer is None else peer.position
+        for member in () if state.config is None else state.config.members:
+            peer = state.peers.get(member.host)
+            member_state = state.state if peer is None else peer.state
+            position = state.position if peer is None else peer.position
             rows.append(
                 {
                     "_id": int(member.id),
                     "host": member.host,
-                    "state": state.name,
+                    "state": member_state.name,
                     "appliedOpTime": position.last_applied,
                     "durableOpTime": position.last_durable,
                 }

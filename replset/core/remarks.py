@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from replset.config import Member, ReplSetConfig
-from replset.core.following import ROLLBACK_REFUSED
+from replset.core.follower import ROLLBACK_REFUSED
 from replset.core.member_state import MemberState
-from replset.core.memory import Memory, Peer
+from replset.core.state import NodeState, Peer
 from replset.ids import HostPort, Millis
 
 
@@ -19,57 +19,57 @@ class Remark:
     then: str
 
 
-def remarks(m: Memory, now: Millis) -> tuple[Remark, ...]:
+def remarks(node: NodeState, now: Millis) -> tuple[Remark, ...]:
     """What a person should know and do, the most important first; empty when nothing is wrong."""
-    if m.config is None:
+    if node.config is None:
         return ()
-    if m.self_member is None:
-        return (_not_named(m, m.config),)
-    found = [_no_primary(m, m.config, now) if m.primary_id is None else _no_majority(m, m.config)]
-    found.append(_quarantined(m.host, m.state, m.quarantine))
-    found += [_quarantined(peer.host, peer.state, peer.quarantine) for peer in m.sorted_peers()]
-    if m.damage and not m.quarantine:
-        found.append(_damaged(m))
-    found += [_not_reached(m, peer) for peer in m.sorted_peers() if not peer.is_up and peer.message]
+    if node.self_member is None:
+        return (_not_named(node, node.config),)
+    found = [_no_primary(node, node.config, now) if node.primary_id is None else _no_majority(node, node.config)]
+    found.append(_quarantined(node.host, node.state, node.quarantine))
+    found += [_quarantined(peer.host, peer.state, peer.quarantine) for peer in node.sorted_peers()]
+    if node.damage and not node.quarantine:
+        found.append(_damaged(node))
+    found += [_not_reached(node, peer) for peer in node.sorted_peers() if not peer.is_up and peer.message]
     return tuple(remark for remark in found if remark is not None)
 
 
-def _not_named(m: Memory, config: ReplSetConfig) -> Remark:
+def _not_named(node: NodeState, config: ReplSetConfig) -> Remark:
     """Removed, or started under another address than the configuration has."""
     others = ", ".join(str(member.host) for member in config.members)
     return Remark(
-        f"{m.host} is not in the set's configuration (version {config.version}: {others}): it was removed, or it runs"
-        " under another address than it was added with",
-        f"to take it in again: replset add {m.host} --host {config.members[0].host}; if it is to be one of these"
+        f"{node.host} is not in the set's configuration (version {config.version}: {others}): it was removed, or it"
+        " runs under another address than it was added with",
+        f"to take it in again: replset add {node.host} --host {config.members[0].host}; if it is to be one of these"
         " addresses: start it with that --port and --advertise",
     )
 
 
-def _is_up(m: Memory, member: Member) -> bool:
-    peer = m.peers.get(member.host)
-    return member.host == m.host or (peer is not None and peer.is_up)
+def _is_up(node: NodeState, member: Member) -> bool:
+    peer = node.peers.get(member.host)
+    return member.host == node.host or (peer is not None and peer.is_up)
 
 
-def _no_primary(m: Memory, config: ReplSetConfig, now: Millis) -> Remark:
-    up = [member for member in config.voters if _is_up(m, member)]
+def _no_primary(node: NodeState, config: ReplSetConfig, now: Millis) -> Remark:
+    up = [member for member in config.voters if _is_up(node, member)]
     if len(up) < config.majority_vote_count:
         down = ", ".join(str(member.host) for member in config.voters if member not in up)
         return Remark(
             f"no primary: an election takes {config.majority_vote_count} of {len(config.voters)} votes, and only"
-            f" {len(up)} voters can be reached from {m.host} (not: {down})",
+            f" {len(up)} voters can be reached from {node.host} (not: {down})",
             "start these members again; if they are gone for good: replset conf, take them out of it, replset reconfig"
             " FILE --force --accept (acknowledged writes may be lost)",
         )
     reasons = [
         f"{member.host} {why}"
         for member in config.members
-        if member.is_electable and (why := _why_not_standing(m, member, now))
+        if member.is_electable and (why := _why_not_standing(node, member, now))
     ]
     if len(reasons) < sum(member.is_electable for member in config.members):
-        within = m.settings.election_timeout_ms * 1.15 / 1000
+        within = node.settings.election_timeout_ms * 1.15 / 1000
         waits = f" ({'; '.join(reasons)})" if reasons else ""
         return Remark(
-            f"no primary: the next election begins within {within:g} s{waits}", f"replset status --host {m.host}"
+            f"no primary: the next election begins within {within:g} s{waits}", f"replset status --host {node.host}"
         )
     return Remark(
         f"no primary: no member stands for election: {'; '.join(reasons) or 'none may, by priority and role'}",
@@ -77,11 +77,11 @@ def _no_primary(m: Memory, config: ReplSetConfig, now: Millis) -> Remark:
     )
 
 
-def _why_not_standing(m: Memory, member: Member, now: Millis) -> str:
+def _why_not_standing(node: NodeState, member: Member, now: Millis) -> str:
     """Why an electable member does not stand for election now; empty: it does."""
-    if member.host == m.host:
-        return _why_i_do_not_stand(m, now)
-    peer = m.peers.get(member.host)
+    if member.host == node.host:
+        return _why_i_do_not_stand(node, now)
+    peer = node.peers.get(member.host)
     if peer is None or not peer.is_up:
         return "cannot be reached"
     if peer.quarantine:
@@ -91,22 +91,24 @@ def _why_not_standing(m: Memory, member: Member, now: Millis) -> str:
     return "" if peer.electable else "does not stand now (its disk is full or slow, or it is frozen)"
 
 
-def _why_i_do_not_stand(m: Memory, now: Millis) -> str:
-    if m.quarantine:
+def _why_i_do_not_stand(node: NodeState, now: Millis) -> str:
+    if node.quarantine:
         return "keeps out of the set"
-    if m.state is not MemberState.SECONDARY:
-        return f"is {m.state.name}"
-    if m.disk_stalled:
+    if node.state is not MemberState.SECONDARY:
+        return f"is {node.state.name}"
+    if node.disk_stalled:
         return "has no room on its disk, or its disk does not sync"
-    if now < m.frozen_until:
-        seconds = (m.frozen_until - now + 999) // 1000
-        return f"does not stand for {seconds} s more, by freeze or step-down (replset freeze 0 --host {m.host} ends it)"
-    return "" if m.is_electable else "has no vote: the configuration does not name its data"
+    if now < node.frozen_until:
+        seconds = (node.frozen_until - now + 999) // 1000
+        return (
+            f"does not stand for {seconds} s more, by freeze or step-down (replset freeze 0 --host {node.host} ends it)"
+        )
+    return "" if node.is_electable else "has no vote: the configuration does not name its data"
 
 
-def _no_majority(m: Memory, config: ReplSetConfig) -> Remark | None:
+def _no_majority(node: NodeState, config: ReplSetConfig) -> Remark | None:
     """A primary leads, and too few members with data are there: majority writes wait. The arbiter's trap (map D6)."""
-    down = [member for member in config.data_voters if not _is_up(m, member)]
+    down = [member for member in config.data_voters if not _is_up(node, member)]
     copies = len(config.data_voters) - len(down)
     if copies >= config.write_majority:
         return None
@@ -130,15 +132,16 @@ def _quarantined(host: HostPort, state: MemberState, why: str) -> Remark | None:
     return Remark(f"{host} keeps out of the set: {why}", then)
 
 
-def _damaged(m: Memory) -> Remark:
+def _damaged(node: NodeState) -> Remark:
     """It serves on because the others cannot do without it."""
     return Remark(
-        f"{m.host} holds damaged entries and serves on while the others need it: {m.damage}",
-        f"oplog-spark verify DBPATH lists them; once the others can go on without it: replset resync --host {m.host}",
+        f"{node.host} holds damaged entries and serves on while the others need it: {node.damage}",
+        f"oplog-spark verify DBPATH lists them; once the others can go on without it:"
+        f" replset resync --host {node.host}",
     )
 
 
-def _not_reached(m: Memory, peer: Peer) -> Remark:
+def _not_reached(node: NodeState, peer: Peer) -> Remark:
     if peer.last_reply_wall_ms:
         return Remark(
             f"{peer.host} is not reachable: {peer.message}",
@@ -146,6 +149,6 @@ def _not_reached(m: Memory, peer: Peer) -> Remark:
         )
     return Remark(
         f"{peer.host} has not answered since this member was started: {peer.message}",
-        f"start a member of set {m.set_name} with exactly this address (replset status --host {peer.host}); if the"
+        f"start a member of set {node.set_name} with exactly this address (replset status --host {peer.host}); if the"
         f" address is wrong: replset remove {peer.host}, then replset add with the right one",
     )

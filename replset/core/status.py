@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from replset.core.member_state import MemberState
-from replset.core.memory import Memory, Peer
 from replset.core.messages import Position
 from replset.core.remarks import Remark, remarks
+from replset.core.state import NodeState, Peer
 from replset.ids import HostPort, MemberId, Millis, OpTime
 
 
@@ -68,70 +68,70 @@ class Status:
     remarks: tuple[Remark, ...] = ()
 
 
-def describe(m: Memory, now: Millis, reason: str, needed: int) -> Status | None:
+def build_status(node: NodeState, now: Millis, reason: str, needed: int) -> Status | None:
     """The status, None while there is no configuration."""
-    if m.config is None:
+    if node.config is None:
         return None
-    ids = {member.host: int(member.id) for member in m.config.members}
+    ids = {member.host: int(member.id) for member in node.config.members}
     lines = []
-    for member in sorted(m.config.members, key=lambda member: member.id):
-        peer = m.peers.get(member.host)
-        if member.host == m.host:
-            lines.append(_own_line(m, now, ids))
+    for member in sorted(node.config.members, key=lambda member: member.id):
+        peer = node.peers.get(member.host)
+        if member.host == node.host:
+            lines.append(_own_line(node, now, ids))
         elif peer is not None:
-            lines.append(_line(m, peer, now, ids))
+            lines.append(_line(node, peer, now, ids))
     return Status(
-        m.set_name,
-        m.state,
-        m.term,
-        m.sync_source,
-        -1 if m.sync_source is None else ids.get(m.sync_source, -1),
-        m.settings.heartbeat_interval_ms,
-        m.config.majority_vote_count,
-        m.config.write_majority,
-        len(m.config.voters),
-        len(m.config.data_voters),
-        m.commit_point,
-        m.position,
+        node.set_name,
+        node.state,
+        node.term,
+        node.sync_source,
+        -1 if node.sync_source is None else ids.get(node.sync_source, -1),
+        node.settings.heartbeat_interval_ms,
+        node.config.majority_vote_count,
+        node.config.write_majority,
+        len(node.config.voters),
+        len(node.config.data_voters),
+        node.commit_point,
+        node.position,
         tuple(lines),
-        _blocking(m, lines),
-        m.quarantine,
+        _blocking(node, lines),
+        node.quarantine,
         reason,
         needed,
-        remarks(m, now),
+        remarks(node, now),
     )
 
 
-def _own_line(m: Memory, now: Millis, ids: dict[HostPort, int]) -> MemberStatus:
-    member = m.self_member
+def _own_line(node: NodeState, now: Millis, ids: dict[HostPort, int]) -> MemberStatus:
+    member = node.self_member
     newly_added = member is not None and member.newly_added
     return MemberStatus(
-        MemberId(ids[m.host]),
-        m.host,
+        MemberId(ids[node.host]),
+        node.host,
         True,
-        m.state,
+        node.state,
         True,
-        m.is_named and not newly_added,
+        node.incarnation_matches and not newly_added,
         newly_added,
-        m.is_arbiter,
-        None if m.is_arbiter else m.position,
-        now - m.started_at,
-        m.sync_source,
-        -1 if m.sync_source is None else ids.get(m.sync_source, -1),
-        m.election_wall_ms,
-        0 if m.config is None else m.config.version,
-        -1 if m.config is None else m.config.term,
+        node.is_arbiter,
+        None if node.is_arbiter else node.position,
+        now - node.started_at,
+        node.sync_source,
+        -1 if node.sync_source is None else ids.get(node.sync_source, -1),
+        node.election_wall_ms,
+        0 if node.config is None else node.config.version,
+        -1 if node.config is None else node.config.term,
         0,
         0,
         0,
-        m.quarantine or m.damage,
-        m.unacknowledged_rollbacks(),
-        m.quarantine,
+        node.quarantine or node.damage,
+        node.unacknowledged_rollbacks(),
+        node.quarantine,
     )
 
 
-def _line(m: Memory, peer: Peer, now: Millis, ids: dict[HostPort, int]) -> MemberStatus:
-    member = None if m.config is None else m.config.member(peer.id)
+def _line(node: NodeState, peer: Peer, now: Millis, ids: dict[HostPort, int]) -> MemberStatus:
+    member = None if node.config is None else node.config.member(peer.id)
     arbiter = member is not None and member.arbiter_only
     newly_added = member is not None and member.newly_added
     return MemberStatus(
@@ -140,11 +140,11 @@ def _line(m: Memory, peer: Peer, now: Millis, ids: dict[HostPort, int]) -> Membe
         False,
         peer.state,
         peer.is_up,
-        peer.is_up and m.is_peer_named(peer) and not newly_added and _has_config(m, peer),
+        peer.is_up and node.peer_incarnation_matches(peer) and not newly_added and _has_config(node, peer),
         newly_added,
         arbiter,
         None if arbiter else peer.position,
-        now - m.started_at,
+        now - node.started_at,
         peer.sync_source,
         -1 if peer.sync_source is None else ids.get(peer.sync_source, -1),
         peer.election_wall_ms,
@@ -159,20 +159,20 @@ def _line(m: Memory, peer: Peer, now: Millis, ids: dict[HostPort, int]) -> Membe
     )
 
 
-def _has_config(m: Memory, peer: Peer) -> bool:
+def _has_config(node: NodeState, peer: Peer) -> bool:
     """Whether the member has this node's configuration: until then its own judgement of its vote may be another."""
-    return m.config is not None and (peer.config_version, peer.config_term) == m.config.version_and_term
+    return node.config is not None and (peer.config_version, peer.config_term) == node.config.version_and_term
 
 
-def _blocking(m: Memory, lines: list[MemberStatus]) -> str:
+def _blocking(node: NodeState, lines: list[MemberStatus]) -> str:
     """Why the commit point stands still behind this primary's newest entry, naming the members (map D6)."""
-    if m.config is None or m.state is not MemberState.PRIMARY or m.commit_point >= m.position.last_applied:
+    if node.config is None or node.state is not MemberState.PRIMARY or node.commit_point >= node.position.last_applied:
         return ""
     behind = [
         f"{line.host} ({line.state.name if line.healthy else 'not reachable'})"
         for line in lines
-        if not line.arbiter and not line.is_self and line.position and line.position.last_durable <= m.commit_point
+        if not line.arbiter and not line.is_self and line.position and line.position.last_durable <= node.commit_point
     ]
     if not behind:
         return ""
-    return f"a majority write needs {m.config.write_majority} copies; not there yet: {', '.join(behind)}"
+    return f"a majority write needs {node.config.write_majority} copies; not there yet: {', '.join(behind)}"

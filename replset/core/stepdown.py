@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from replset.core.effects import AcceptWrites
-from replset.core.leading import Leading, Phase
+from replset.core.leader import Leader, Phase
 from replset.core.member_state import MemberState
-from replset.core.memory import NEVER, Memory, Peer
 from replset.core.messages import Done, FreezeRequest, Refused, StepDownRequest, StepUpRequest
 from replset.core.quorum import electable_majority
+from replset.core.state import NEVER, NodeState, Peer
 from replset.ids import Millis
 
 BAD_VALUE = 2
@@ -33,30 +33,30 @@ class PendingStepDown:
 class StepDowns:
     """Ends a primary's time in good order."""
 
-    def __init__(self, memory: Memory, leading: Leading) -> None:
-        self.m = memory
-        self._leading = leading
+    def __init__(self, node: NodeState, leader: Leader) -> None:
+        self.node = node
+        self._leader = leader
         self._pending: PendingStepDown | None = None
 
     def on_request(self, request_id: int, request: StepDownRequest) -> None:
-        m = self.m
-        if m.state is not MemberState.PRIMARY:
-            m.reply(request_id, Refused(NOT_WRITABLE, "not primary, so it cannot step down"))
+        node = self.node
+        if node.state is not MemberState.PRIMARY:
+            node.reply(request_id, Refused(NOT_WRITABLE, "not primary, so it cannot step down"))
         elif request.step_down_ms < 0 or request.catch_up_ms < 0:
-            m.reply(request_id, Refused(BAD_VALUE, "stepdown periods must not be negative"))
+            node.reply(request_id, Refused(BAD_VALUE, "stepdown periods must not be negative"))
         elif request.catch_up_ms > request.step_down_ms:
-            m.reply(
+            node.reply(
                 request_id, Refused(BAD_VALUE, "secondaryCatchUpPeriodSecs must not be longer than the stepdown period")
             )
         elif self._pending is not None:
-            m.reply(request_id, Refused(IN_PROGRESS, "a stepdown is under way already"))
+            node.reply(request_id, Refused(IN_PROGRESS, "a stepdown is under way already"))
         else:
             self._pending = PendingStepDown(
-                request_id, Millis(m.now + request.catch_up_ms), request.step_down_ms, request.force
+                request_id, Millis(node.now + request.catch_up_ms), request.step_down_ms, request.force
             )
-            if m.writable:
-                m.writable = False  # nothing new may come behind what the others have to reach
-                m.emit(AcceptWrites(False, m.term))
+            if node.writable:
+                node.writable = False  # nothing new may come behind what the others have to reach
+                node.emit(AcceptWrites(False, node.term))
             self.advance()
 
     def next_due(self) -> Millis:
@@ -64,60 +64,62 @@ class StepDowns:
 
     def advance(self) -> None:
         """Step down once the others have everything, or give up at the deadline."""
-        m, pending = self.m, self._pending
+        node, pending = self.node, self._pending
         if pending is None:
             return
-        if m.state is not MemberState.PRIMARY:
+        if node.state is not MemberState.PRIMARY:
             self._pending = None
-            m.reply(pending.request_id, Done("it stepped down already"))
+            node.reply(pending.request_id, Done("it stepped down already"))
             return
         best = self._successor()
-        if best is None and m.now < pending.deadline:
+        if best is None and node.now < pending.deadline:
             return
         self._pending = None
         if best is None and not pending.force:
-            if self._leading.phase is Phase.LEADING:
-                m.writable = True
-                m.emit(AcceptWrites(True, m.term))
-            m.reply(
+            if self._leader.phase is Phase.LEADING:
+                node.writable = True
+                node.emit(AcceptWrites(True, node.term))
+            node.reply(
                 pending.request_id,
                 Refused(EXCEEDED_TIME_LIMIT, "no electable secondary caught up in time; still primary (see force)"),
             )
             return
-        self._leading.step_down("it shuts down" if m.shutting_down else "it was told to", pending.freeze_ms)
+        self._leader.step_down("it shuts down" if node.shutting_down else "it was told to", pending.freeze_ms)
         if best is not None and not pending.force:
-            m.send(best.host, StepUpRequest(skip_dry_run=True), m.settings.election_timeout_ms)
-        m.reply(pending.request_id, Done())
+            node.send(best.host, StepUpRequest(skip_dry_run=True), node.settings.election_timeout_ms)
+        node.reply(pending.request_id, Done())
 
     def _successor(self) -> Peer | None:
         """The electable member that has everything: highest priority, lowest id (map E12); None: nobody may yet."""
-        m = self.m
-        if m.config is None:
+        node = self.node
+        if node.config is None:
             return None
-        target = m.position.last_applied
-        positions = m.positions()
+        target = node.position.last_applied
+        positions = node.positions()
         caught_up = [
             member
-            for member in m.config.data_voters
+            for member in node.config.data_voters
             if member.id in positions and positions[member.id].last_applied >= target
         ]
         ready = [
             (member.priority, -member.id, peer)
             for member in caught_up
-            if member.is_electable and (peer := m.peers.get(member.host)) is not None and peer.is_up
+            if member.is_electable and (peer := node.peers.get(member.host)) is not None and peer.is_up
         ]
-        if not electable_majority(len(caught_up), len(ready), m.config.write_majority):
+        if not electable_majority(len(caught_up), len(ready), node.config.write_majority):
             return None
         return max(ready, key=lambda row: row[:2])[2]
 
     def on_freeze(self, request_id: int, request: FreezeRequest) -> None:
-        m = self.m
-        if m.state is MemberState.PRIMARY:
-            m.reply(request_id, Refused(NOT_SECONDARY, "a primary cannot be frozen; use replSetStepDown"))
+        node = self.node
+        if node.state is MemberState.PRIMARY:
+            node.reply(request_id, Refused(NOT_SECONDARY, "a primary cannot be frozen; use replSetStepDown"))
             return
         if request.freeze_ms <= 0:
-            m.frozen_until = m.now
-            m.reply(request_id, Done("unfrozen"))
+            node.frozen_until = node.now
+            node.reply(request_id, Done("unfrozen"))
             return
-        m.frozen_until = Millis(max(m.frozen_until, m.now + request.freeze_ms))
-        m.reply(request_id, Done("you really want to freeze for only 1 second?" if request.freeze_ms == 1000 else ""))
+        node.frozen_until = Millis(max(node.frozen_until, node.now + request.freeze_ms))
+        node.reply(
+            request_id, Done("you really want to freeze for only 1 second?" if request.freeze_ms == 1000 else "")
+        )

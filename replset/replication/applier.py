@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from replset.bson import RawDocument, encode_key
 from replset.bson.decoding import read_value
 from replset.errors import OutOfDiskSpaceError, RemoteProtocolError, ReplError, StorageError
-from replset.oplog_entry import INSERT, InsertRun, OplogEntry
+from replset.oplog_entry import INSERT, InsertReader, OplogEntry
 from replset.query.diff import updated
 from replset.storage.catalog import Collection
 from replset.storage.store import Store
@@ -63,7 +63,7 @@ def apply_batch(
     done = size = 0
     try:
         with store.group() as txn:
-            run: InsertRun | None = None
+            run: InsertReader | None = None
             for i in range(start, min(stop, start + MAX_GROUP_ENTRIES)):
                 raw = entries[i]
                 if run is None or not _apply_insert(txn, run, raw):
@@ -74,7 +74,7 @@ def apply_batch(
                         if not done:
                             raise
                         break
-                    run = InsertRun(entry) if entry.op == INSERT and entry.ui is not None else None
+                    run = InsertReader(entry) if entry.op == INSERT and entry.ui is not None else None
                 done += 1
                 size += len(raw)
                 if size > MAX_GROUP_BYTES or (done % _LOOK_EVERY == 0 and is_time_up()):
@@ -86,7 +86,7 @@ def apply_batch(
     return done
 
 
-def _apply_insert(txn: Txn, run: InsertRun, raw: bytes) -> bool:
+def _apply_insert(txn: Txn, run: InsertReader, raw: bytes) -> bool:
     """The hot path: one more new document of a run of inserts. False: nothing is done, take the long way."""
     found = run.read(raw)
     if found is None:

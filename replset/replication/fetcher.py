@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from replset.core.bounds import is_believable_term
 from replset.core.messages import Report, SourceBatch, SourceFailed, SourceProblem
+from replset.core.term_limits import is_plausible_term
 from replset.errors import HostUnreachableError, OutOfDiskSpaceError, RemoteProtocolError, ReplError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.oplog_entry import OplogEntry
@@ -230,7 +230,7 @@ class Fetcher:
     def _check_term(self, page: FetchReply) -> None:
         """Refuse a page whose terms cannot be true: once applied, its entries would be this member's own term."""
         newest = OplogEntry(page.entries[-1]).optime.term if page.entries else 0
-        if newest > page.term or not is_believable_term(self._term(), page.term):
+        if newest > page.term or not is_plausible_term(self._term(), page.term):
             raise RemoteProtocolError(
                 f"an entry of term {newest} from a source in term {page.term}, mine {self._term()}"
             )

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import apsw
 
 from replset.bson import RawDocument
-from replset.core.messages import InitialSyncBegun, InitialSyncEnded, Report
+from replset.core.messages import InitialSyncEnded, InitialSyncStarted, Report
 from replset.errors import (
     DamagedEntryError,
     InvalidSyncSourceError,
@@ -163,7 +163,7 @@ class InitialSync:
             log.warning("%s", error)
 
     async def run(self, source: HostPort, reason: str, *, forced: bool = False) -> None:
-        """One attempt; reports InitialSyncBegun once the marker is durable, and InitialSyncEnded.
+        """One attempt; reports InitialSyncStarted once the marker is durable, and InitialSyncEnded.
 
         forced: the source may lack what this member acknowledged or knows to be committed.
         """
@@ -174,7 +174,7 @@ class InitialSync:
             if not forced:
                 await self._ask_for_known(source, known)
             marker = await self._set_marker(known)
-            self._report(InitialSyncBegun(marker.incarnation))
+            self._report(InitialSyncStarted(marker.incarnation))
             exported = await self._export(source, reason, marker.sync_id, known.committed, forced)
             transfer = await self._fetch(source, marker.sync_id)
             try:
@@ -191,7 +191,7 @@ class InitialSync:
                 await self._withdraw(exported)
             incarnation = await self._claim(copy.newest)
             if incarnation != marker.incarnation:
-                self._report(InitialSyncBegun(incarnation))
+                self._report(InitialSyncStarted(incarnation))
             await self._install(self._copy.path)
         except (ReplError, OSError) as error:
             detail = error.message if isinstance(error, ReplError) else str(error)

@@ -24,8 +24,7 @@ from replset.config import ReplSetConfig
 from replset.core.effects import (
     AcceptWrites,
     AppendNoop,
-    BecomeState,
-    CommitPointMoved,
+    CommitPointAdvanced,
     CompareChains,
     ConfigInstalled,
     Drain,
@@ -34,16 +33,17 @@ from replset.core.effects import (
     InitialSyncNotNeeded,
     LastVote,
     PersistedRecord,
-    ProgressMoved,
+    ProgressChanged,
     Send,
     StartFetching,
     StartInitialSync,
     StartRollback,
+    StateChanged,
     StopFetching,
 )
 from replset.core.member_state import MemberState
 from replset.core.messages import (
-    ChainDoubted,
+    ChainMismatch,
     DamageFound,
     DiskStalled,
     DrainFinished,
@@ -51,7 +51,7 @@ from replset.core.messages import (
     ReplyBody,
     Report,
     RequestBody,
-    ShutdownBegins,
+    ShutdownStarted,
     StepDownRequest,
 )
 from replset.core.node import Node
@@ -278,7 +278,7 @@ class RunningMember:
             rollback_id=lambda: self.store.rollback_id,
             unacknowledged_rollbacks=lambda: self.rollbacks.unacknowledged,
             rolling_back=self._unsettled,
-            vouched=self._file.vouched,
+            durability_mark=self._file.durability_mark,
             wall_ms=self.clock.wall_ms,
             default_write_concern_set=self._default_is_set,
             allow_multiple_arbiters=self.options.allow_multiple_arbiters,
@@ -288,7 +288,7 @@ class RunningMember:
                 "%s ends at %s, before %s: entries are lost",
                 self.store.path,
                 self.store.last_applied,
-                self._file.vouched,
+                self._file.durability_mark,
             )
         self._file.durable = self._durable
         self._concerns = Concerns(self.node, lambda: self.store, self.clock, self._news)
@@ -388,7 +388,7 @@ class RunningMember:
         """Before stopping: a primary steps down to somebody who has everything, if there is anybody (map E15)."""
         self.shutting_down = True
         self._topology_changed()
-        self.shell.feed(ShutdownBegins())
+        self.shell.feed(ShutdownStarted())
         try:
             await self._hand_over()
         except ShutdownInProgressError as error:
@@ -486,7 +486,7 @@ class RunningMember:
 
     def carry_out(self, effect: Effect) -> None:
         match effect:
-            case BecomeState(state=state):
+            case StateChanged(state=state):
                 if state is not MemberState.PRIMARY:
                     self._concerns.stepped_down()
                 self._topology_changed()
@@ -496,11 +496,11 @@ class RunningMember:
             case AcceptWrites(accept, term):
                 self._writer.accept(term if accept else None)
                 self._topology_changed()
-            case CommitPointMoved(commit_point):
+            case CommitPointAdvanced(commit_point):
                 self.store.set_commit_point(min(commit_point, self.store.last_applied))
                 self._concerns.release()
                 self._news.ring()
-            case ProgressMoved():
+            case ProgressChanged():
                 self._concerns.release()
             case StartFetching(source):
                 self._fetcher.start(source)
@@ -600,7 +600,7 @@ class RunningMember:
         """Note in member.db what is durable, at most once a second: a WAL that is lost later is missed by that."""
         while True:
             await asyncio.sleep(MARK_EVERY_S)
-            if self._durable() > self._file.vouched and not self._file.initial_sync_pending:
+            if self._durable() > self._file.durability_mark and not self._file.initial_sync_pending:
                 with suppress(OutOfDiskSpaceError):  # the next second tries again
                     await self._threads.run(self._file.raise_mark)
 
@@ -617,7 +617,7 @@ class RunningMember:
             max(
                 newest_held(self.store),
                 file.initial_sync_held,
-                file.vouched if self.node.has_lost_data else OPTIME_NULL,
+                file.durability_mark if self.node.has_lost_data else OPTIME_NULL,
             ),
             max(self.node.commit_point, file.initial_sync_committed, self.store.noted_commit_point()),
         )
@@ -710,7 +710,7 @@ class RunningMember:
         self.shell.feed(DamageFound(detail))
 
     def on_chain_doubt(self, at: OpTime) -> None:
-        self.shell.feed(ChainDoubted(at))
+        self.shell.feed(ChainMismatch(at))
 
     async def wait_topology_change(self, counter: int, timeout_ms: int) -> None:
         deadline = self.clock.now() + timeout_ms

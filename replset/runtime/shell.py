@@ -18,10 +18,10 @@ from replset.core.effects import (
     AcceptWrites,
     Effect,
     ElectionRecord,
-    Journal,
     LastVote,
     Persist,
     PersistedRecord,
+    RecordElectionEvent,
     Reply,
     Send,
     ends_writes,
@@ -42,7 +42,7 @@ class Hands(Protocol):
     """What the shell needs of the member to carry effects out."""
 
     def carry_out(self, effect: Effect) -> None:
-        """Do any effect but Persist, Journal, Send and Reply; on the loop, without waiting."""
+        """Do any effect but Persist, RecordElectionEvent, Send and Reply; on the loop, without waiting."""
         ...
 
     async def exchange(self, send: Send) -> ReplyBody:
@@ -172,7 +172,7 @@ class Shell:
             case Persist(record):
                 self._persisting = True
                 self._spawn_file_work(self._persist(record))
-            case Journal(record=line):
+            case RecordElectionEvent(record=line):
                 self._journal.append(line)
                 if len(self._journal) == 1:
                     self._spawn_file_work(self._write_journal())

@@ -55,7 +55,7 @@ class MemberFile:
         """The newest entry of the data that an initial sync replaces: what this incarnation may have acknowledged."""
         self.initial_sync_committed = OPTIME_NULL
         """The newest entry that this member knew to be committed when its initial sync began."""
-        self.vouched = OPTIME_NULL
+        self.durability_mark = OPTIME_NULL
         """The durability mark: everything up to here was on this member's disk, and others may count on it."""
         self.durable: Callable[[], OpTime] = lambda: OPTIME_NULL
         """The newest entry that is on disk for good, what the mark moves up to; the member sets it."""
@@ -115,7 +115,7 @@ class MemberFile:
             self.initial_sync_held = OpTime.parse(str(values.get("initial_sync_held", OPTIME_NULL)))
             self.initial_sync_committed = OpTime.parse(str(values.get("initial_sync_committed", OPTIME_NULL)))
             self.rollback_id_floor = int(values.get("rollback_id_floor", 0))
-            self.vouched = OpTime.parse(str(values.get("vouched", OPTIME_NULL)))
+            self.durability_mark = OpTime.parse(str(values.get("vouched", OPTIME_NULL)))
             if "vote_term" in values:
                 candidate = values.get("vote_candidate")
                 self.last_vote = LastVote(
@@ -133,14 +133,14 @@ class MemberFile:
         What the mark moves to is read under the guard: a rollback that lowers it must have the last word.
         """
         with self._guard:
-            mark = self.vouched
+            mark = self.durability_mark
             if with_mark and not self.initial_sync_pending:
                 mark = max(mark, self.durable())
-            if mark != self.vouched:
+            if mark != self.durability_mark:
                 values = {**values, "vouched": str(mark)}
             if values:
                 self._write(values)
-            self.vouched = mark
+            self.durability_mark = mark
 
     def _write(self, values: Mapping[str, Value | None]) -> None:
         """Under the guard."""
@@ -170,9 +170,9 @@ class MemberFile:
     def lower_mark(self, to: OpTime) -> None:
         """Before entries behind `to` are taken away on purpose; nothing happens when the mark is there or below."""
         with self._guard:
-            if to < self.vouched:
+            if to < self.durability_mark:
                 self._write({"vouched": str(to)})
-                self.vouched = to
+                self.durability_mark = to
 
     def save_config(self, config: ReplSetConfig) -> None:
         """Durable on return."""
@@ -229,7 +229,7 @@ class MemberFile:
         """Clear the marker: the data is this member's and whole."""
         names = ("initial_sync", "initial_sync_held", "initial_sync_committed", "rollback_id_floor", "vouched")
         self._put(dict.fromkeys(names))
-        self.vouched = OPTIME_NULL
+        self.durability_mark = OPTIME_NULL
         self.initial_sync_id, self.rollback_id_floor = "", 0
         self.initial_sync_held = self.initial_sync_committed = OPTIME_NULL
 

@@ -16,7 +16,7 @@ import apsw
 from replset.bson import MAX_INTERNAL_SIZE, RawDocument, encode
 from replset.errors import NamespaceExistsError, ReplError, StorageError
 from replset.ids import OPTIME_NULL, OpTime, invariant, pack_ts
-from replset.oplog_row import OplogRow, Pending, chained_rows
+from replset.oplog_row import OplogRow, UnchainedRow, chained_rows
 from replset.storage.catalog import Catalog, Collection
 from replset.storage.schema import collection_table, collection_table_sql
 from replset.storage.sqlite import PAGE_ROWS, first_row, page_of
@@ -73,7 +73,7 @@ class Txn:
         self.last: OpTime = head.optime
         """The newest optime, this group's entries included."""
         self.appended_bytes = 0
-        self._oplog: list[Pending] = []
+        self._oplog: list[UnchainedRow] = []
         self._undo: list[UndoRow] = []
         self._meta_before: list[tuple[str, Meta]] = []
 

@@ -147,7 +147,7 @@ def test_a_rollback_that_is_cut_off_is_no_loss() -> None:
                 stage.write(old, concern="w1")
             cluster.run_until(lambda: cluster.primary() in stage.others, 60)  # noqa: B023
             cluster.run_for(2)
-            assert member(cluster, old)._file.vouched == member(cluster, old).store.last_applied
+            assert member(cluster, old)._file.durability_mark == member(cluster, old).store.last_applied
             stage.kill_after(old, MemberState.ROLLBACK, steps, power_loss=True)
             stage.heal()
             cluster.run_until(lambda: cluster.machines[old].life is None, 60)  # noqa: B023
@@ -160,10 +160,10 @@ def test_the_mark_is_what_was_synced_and_a_clean_stop_brings_it_up(tmp_path: Pat
         cluster, one = stage.cluster, stage.others[0]
         stage.write(stage.primary)
         running = member(cluster, one)
-        cluster.run_until(lambda: running._file.vouched == running.durability.last_durable != OPTIME_NULL, 10)
+        cluster.run_until(lambda: running._file.durability_mark == running.durability.last_durable != OPTIME_NULL, 10)
         stage.write(stage.primary)
         last = running.store.last_applied
         assert cluster.run(cluster.stop(one))
-        assert running._file.vouched >= last
+        assert running._file.durability_mark >= last
         stage.restart(one)
         stage.heal_all_and_judge()

@@ -11,7 +11,7 @@ import pyarrow as pa
 from replset.bson import encode, encode_key
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import command_entry, delete_entry, insert_entry, noop_entry, update_entry
-from replset.oplog_row import CHAIN_START, OplogRow, Pending, chained_rows, entry_hash, next_chain
+from replset.oplog_row import CHAIN_START, OplogRow, UnchainedRow, chained_rows, entry_hash, next_chain
 from replset.query.diff import update_entry_object
 from spark.places import ALL, Bounds, Only, Span
 from spark.readers.entries import Row, batch_of, batched, chosen
@@ -26,7 +26,7 @@ class Story:
     """Entries as a primary writes them, `per_second` of them a second. Documents by collection and `_id`'s key."""
 
     def __init__(self, per_second: int = 2) -> None:
-        self.pending: list[Pending] = []
+        self.pending: list[UnchainedRow] = []
         self.documents: dict[tuple[bytes, bytes], Doc] = {}
         self.term = 1
         self._per_second = per_second

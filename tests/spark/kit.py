@@ -11,7 +11,7 @@ from pathlib import Path
 from replset.bson import encode, encode_key
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import insert_entry
-from replset.oplog_row import CHAIN_START, COLUMNS, OplogRow, Pending, chained_rows
+from replset.oplog_row import CHAIN_START, COLUMNS, OplogRow, UnchainedRow, chained_rows
 from replset.storage.layout import DATABASE_FILE
 from replset.storage.schema import DATA_SCHEMA, statements_of
 
@@ -19,7 +19,9 @@ T0 = 1_760_000_000
 UUID = b"u" * 16
 
 
-def insert(number: int, *, ns: str = "shop.orders", term: int = 1, per_second: int = 2000, text: str = "x") -> Pending:
+def insert(
+    number: int, *, ns: str = "shop.orders", term: int = 1, per_second: int = 2000, text: str = "x"
+) -> UnchainedRow:
     """The entry number `number` (from 0) of a plain history: document {_id: number, text}, one insert each."""
     seconds = T0 + number // per_second
     optime, wall_ms = OpTime(term, pack_ts(seconds, 1 + number % per_second)), seconds * 1000
@@ -27,7 +29,7 @@ def insert(number: int, *, ns: str = "shop.orders", term: int = 1, per_second: i
     return (optime.ts, term, "i", ns, encode_key(number), wall_ms, entry)
 
 
-def write_oplog(folder: Path, pending: Iterable[Pending], *, trimmed_through: int = 0) -> Path:
+def write_oplog(folder: Path, pending: Iterable[UnchainedRow], *, trimmed_through: int = 0) -> Path:
     """A dbpath whose oplog holds these entries, hashed and chained; the folder itself."""
     return write_rows(folder, _chained(pending), trimmed_through=trimmed_through)
 
@@ -60,7 +62,7 @@ def write_rows(folder: Path, rows: Iterable[OplogRow], *, trimmed_through: int =
     return folder
 
 
-def _chained(pending: Iterable[Pending]) -> Iterator[OplogRow]:
+def _chained(pending: Iterable[UnchainedRow]) -> Iterator[OplogRow]:
     chain, left = CHAIN_START, iter(pending)
     while block := list(islice(left, 10_000)):
         rows = chained_rows(block, chain)
@@ -68,7 +70,7 @@ def _chained(pending: Iterable[Pending]) -> Iterator[OplogRow]:
         yield from rows
 
 
-def append(folder: Path, pending: Iterable[Pending], *, keep: int | None = None) -> None:
+def append(folder: Path, pending: Iterable[UnchainedRow], *, keep: int | None = None) -> None:
     """More entries behind the newest; with `keep` behind the first `keep` of them: the member rolled back."""
     with closing(sqlite3.connect(folder / DATABASE_FILE)) as connection:
         if keep is not None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from replset.bson import encode, encode_key
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import insert_entry
-from replset.oplog_row import CHAIN_START, OplogRow, Pending, chained_rows
+from replset.oplog_row import CHAIN_START, OplogRow, UnchainedRow, chained_rows
 from replset.storage.layout import DATABASE_FILE
 from spark.classify import ENTRY_ORDER
 from spark.columns import arrow_schema
@@ -128,7 +128,7 @@ def plant(plan: Plan) -> Planted:
     return Planted(members, sorted(telling.rows, key=lambda row: [row[name] for name in ENTRY_ORDER]))
 
 
-def _insert(ts: int, term: int, *, about: int, text: str = "x") -> Pending:
+def _insert(ts: int, term: int, *, about: int, text: str = "x") -> UnchainedRow:
     """An insert of the document number `about`."""
     ns, key, wall_ms = _SPACES[about % len(_SPACES)], about // 2, (ts >> 31) * 1000
     entry = insert_entry(ns, UUID, encode({"_id": key, "text": text}), OpTime(term, ts), wall_ms)
@@ -141,7 +141,7 @@ def _place(plan: Plan, number: int) -> tuple[int, int]:
     return pack_ts(T0 + seconds, 1 + count * _ROOM), 1 + number * 3 // plan.entries
 
 
-def _make(plan: Plan, kept: list[list[Pending]], number: int, change: Change) -> None:
+def _make(plan: Plan, kept: list[list[UnchainedRow]], number: int, change: Change) -> None:
     ts, term = _place(plan, number)
     plain, other = kept[number][0], _insert(ts, term, about=number, text="other")
     match change:
@@ -162,7 +162,9 @@ def _make(plan: Plan, kept: list[list[Pending]], number: int, change: Change) ->
             kept[number] = [plain, other]
 
 
-def _wrong(made: Sequence[tuple[Change, str, int]], name: str, ts: int, shared: Sequence[Pending]) -> Change | None:
+def _wrong(
+    made: Sequence[tuple[Change, str, int]], name: str, ts: int, shared: Sequence[UnchainedRow]
+) -> Change | None:
     return next((change for change, of, number in made if of == name and shared[number][0] == ts), None)
 
 
@@ -177,7 +179,7 @@ def _damaged(row: OplogRow, change: Change | None) -> OplogRow:
     return row
 
 
-def _tail(plan: Plan, *, parted: bool) -> list[Pending]:
+def _tail(plan: Plan, *, parted: bool) -> list[UnchainedRow]:
     """What comes behind the shared history on this side."""
     last_ts, term = _place(plan, plan.entries - 1)
     second, many, text = (last_ts >> 31) + 1, plan.own if parted else plan.others, "own" if parted else "others"

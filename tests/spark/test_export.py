@@ -13,7 +13,7 @@ from pyarrow.dataset import dataset
 
 from replset.bson import decode, from_ejson, to_ejson
 from replset.ids import OpTime, pack_ts
-from replset.oplog_row import Pending
+from replset.oplog_row import UnchainedRow
 from spark import export as exporting
 from spark.columns import COLUMNS
 from spark.export import PARSED, ExportError, Mode, Target, export
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 MIDNIGHT = 1_760_054_400
 
 
-def past(count: int = 60, *, namespaces: int = 3) -> list[Pending]:
+def past(count: int = 60, *, namespaces: int = 3) -> list[UnchainedRow]:
     """Inserts into some namespaces around a midnight in UTC, four a minute, with no-ops between."""
-    found: list[Pending] = []
+    found: list[UnchainedRow] = []
     for number in range(count):
         seconds = MIDNIGHT - 7 * count + 15 * number
         row = insert(number, ns=f"shop.n{number % namespaces}", term=1 + number // 40)

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import spark as package
-from replset.oplog_row import Pending
+from replset.oplog_row import UnchainedRow
 from spark.jobs import place_error
 from tests.spark.kit import T0, append, insert, trim, write_oplog
 
@@ -69,7 +69,7 @@ def offset_of(query: StreamingQuery) -> dict[str, Any]:
     return dict(end if isinstance(end, dict) else json.loads(end))
 
 
-def entries(*numbers: int) -> list[Pending]:
+def entries(*numbers: int) -> list[UnchainedRow]:
     return [insert(n) for n in range(*numbers)]
 
 

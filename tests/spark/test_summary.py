@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from replset.bson import encode
-from replset.oplog_row import Pending
+from replset.oplog_row import UnchainedRow
 from spark.places import Only, Span
 from spark.readers.sqlite import SqlitePlace
 from spark.summary import Summary, local_summary, summary
@@ -17,7 +17,7 @@ from tests.unit.spark.test_summary import DIFF_O, WHOLE_O, entry
 TABLES = Summary.__slots__
 
 
-def history(count: int) -> list[Pending]:
+def history(count: int) -> list[UnchainedRow]:
     """Seconds apart: no-ops, commands, inserts, deletes, and updates of which document 7 gets half."""
     rows = []
     for n in range(count):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from replset.bson import Int64, ObjectId, decode, encode
-from replset.config import Member, ReplSetConfig, Settings, Tolerance, is_weaker, normal_host
+from replset.config import Member, ReplSetConfig, Settings, Tolerance, is_weaker, parse_host
 from replset.errors import BadValueError, ReplError
 from replset.ids import HostPort, MemberId
 
@@ -193,7 +193,7 @@ def test_numbers_may_be_of_any_type_as_drivers_send_them() -> None:
     ],
 )
 def test_hosts(text: str, expected: str) -> None:
-    assert normal_host(text) == expected
+    assert parse_host(text) == expected
 
 
 P, S, A, N = member, member, arbiter, lambda number: member(number, votes=0, priority=0)

@@ -20,7 +20,7 @@ from replset.bson import (
 )
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import (
-    InsertRun,
+    InsertReader,
     OplogEntry,
     command_entry,
     delete_entry,
@@ -147,7 +147,7 @@ def test_an_entry_without_its_id_has_no_key() -> None:
 def test_a_run_of_inserts_reads_what_the_long_way_reads() -> None:
     ui = bytes(range(16))
     first = OplogEntry(insert_entry("shop.orders", ui, encode({"_id": 1}), OpTime(3, pack_ts(10, 1)), 5))
-    run = InsertRun(first)
+    run = InsertReader(first)
     for number in (2, -7, "x" * 300):
         doc = encode({"_id": number, "v": [1, 2]})
         raw = insert_entry("shop.orders", ui, doc, OpTime(4, pack_ts(2**32 - 1, 9)), -3)
@@ -159,7 +159,7 @@ def test_a_run_of_inserts_reads_what_the_long_way_reads() -> None:
 def test_a_run_of_inserts_leaves_every_other_entry_alone() -> None:
     ui, optime = bytes(range(16)), OpTime(3, pack_ts(10, 1))
     doc = encode({"_id": 1})
-    run = InsertRun(OplogEntry(insert_entry("shop.orders", ui, doc, optime, 5)))
+    run = InsertReader(OplogEntry(insert_entry("shop.orders", ui, doc, optime, 5)))
     good = insert_entry("shop.orders", ui, doc, optime, 5)
     assert run.read(good) is not None
     others = [

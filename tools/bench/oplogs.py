@@ -27,7 +27,7 @@ import numpy.typing as npt
 from replset.bson import Int64, ObjectId, encode
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import delete_entry, insert_entry, update_entry
-from replset.oplog_row import CHAIN_START, COLUMNS, OplogRow, Pending, chained_rows, entry_hash
+from replset.oplog_row import CHAIN_START, COLUMNS, OplogRow, UnchainedRow, chained_rows, entry_hash
 from replset.storage.layout import DATABASE_FILE
 from tests.spark.kit import T0, write_rows
 
@@ -96,7 +96,7 @@ class Change:
     """What a member has in place of the entry with a number: `make` gets the entry as it should be."""
 
     kind: str
-    make: Callable[[Pending], list[Pending]]
+    make: Callable[[UnchainedRow], list[UnchainedRow]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def cycle(shape: Shape) -> list[Slot]:
     return slots + [Slot("u", _PLACES[0], -1)] * hot
 
 
-def pending(shape: Shape, *, first: int = 0, end: int | None = None) -> Iterator[list[Pending]]:
+def pending(shape: Shape, *, first: int = 0, end: int | None = None) -> Iterator[list[UnchainedRow]]:
     """Blocks of entries in order. first, end: entries' numbers, multiples of CYCLE."""
     templates = [_Template.of(slot) for slot in cycle(shape)]
     last = (shape.entries if end is None else end) // CYCLE
@@ -150,7 +150,7 @@ class _Template:
             return cls(slot, update_entry(slot.ns, uuid, encode({"_id": about}), encode(diff), optime, 0))
         return cls(slot, delete_entry(slot.ns, uuid, encode({"_id": about}), optime, 0))
 
-    def fill(self, shape: Shape, cycles: Numbers, slot: int) -> Iterator[Pending]:
+    def fill(self, shape: Shape, cycles: Numbers, slot: int) -> Iterator[UnchainedRow]:
         """The entries of this slot in these cycles."""
         numbers = cycles * CYCLE + slot
         seconds, increments = shape.places_of(numbers)
@@ -187,7 +187,7 @@ def tail_offsets(raw: bytes) -> tuple[int, int, int]:
     return raw.rindex(b"\x11ts\0") + 4, raw.rindex(b"\x12t\0") + 3, raw.rindex(b"\x09wall\0") + 6
 
 
-def moved(entry: Pending, ts: int, term: int) -> Pending:
+def moved(entry: UnchainedRow, ts: int, term: int) -> UnchainedRow:
     """The same operation at another optime."""
     raw = bytearray(entry[6])
     stamp, at, _ = tail_offsets(entry[6])
@@ -197,11 +197,11 @@ def moved(entry: Pending, ts: int, term: int) -> Pending:
     return (ts, term, *entry[2:6], bytes(raw))
 
 
-def _missing(_: Pending) -> list[Pending]:
+def _missing(_: UnchainedRow) -> list[UnchainedRow]:
     return []
 
 
-def _divergent(entry: Pending) -> list[Pending]:
+def _divergent(entry: UnchainedRow) -> list[UnchainedRow]:
     """Other content at the same optime: written a millisecond later."""
     raw, wall_ms = bytearray(entry[6]), entry[5] + 1
     at = tail_offsets(entry[6])[2]
@@ -209,16 +209,16 @@ def _divergent(entry: Pending) -> list[Pending]:
     return [(*entry[:5], wall_ms, bytes(raw))]
 
 
-def _extra(entry: Pending) -> list[Pending]:
+def _extra(entry: UnchainedRow) -> list[UnchainedRow]:
     """The operation is there twice, the second time right behind the first one."""
     return [entry, moved(entry, entry[0] + 1, entry[1])]
 
 
-def _other_term(entry: Pending) -> list[Pending]:
+def _other_term(entry: UnchainedRow) -> list[UnchainedRow]:
     return [moved(entry, entry[0], entry[1] + 1)]
 
 
-KINDS: dict[str, Callable[[Pending], list[Pending]]] = {
+KINDS: dict[str, Callable[[UnchainedRow], list[UnchainedRow]]] = {
     "missing": _missing,
     "divergent": _divergent,
     "extra": _extra,
@@ -251,7 +251,7 @@ def history(shape: Shape, plan: Plan) -> Iterator[list[OplogRow]]:
         number += size
 
 
-def _changed(block: list[Pending], number: int, plan: Plan) -> list[Pending]:
+def _changed(block: list[UnchainedRow], number: int, plan: Plan) -> list[UnchainedRow]:
     changes = plan.changes
     return list(
         chain.from_iterable(

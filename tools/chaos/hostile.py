@@ -20,7 +20,7 @@ from typing import Any
 from replset.bson import DateTime, Int64, Timestamp
 from replset.cli.local_set import HTTP_OFFSET, LocalMember
 from replset.client import WireClient
-from replset.core.bounds import MAX_TERM_JUMP
+from replset.core.term_limits import MAX_TERM_JUMP
 from replset.errors import ReplError
 from tools.chaos.clients import COLLECTION, DATABASE
 from tools.chaos.world import CannotError, World, answers, status_of

@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 from replset.commands import insert, write_batch
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
-from replset.core.memory import Memory
 from replset.core.node import Node
+from replset.core.state import NodeState
 from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
 from replset.key_file import Keys
 from replset.replication import rollback
@@ -100,14 +100,14 @@ class Rotten:
 
 @dataclass(slots=True)
 class Live:
-    """A member that is up, and what was seen of it last. The node's memory is read directly: this is looked at after
+    """A member that is up, and what was seen of it last. The node's state is read directly: this is looked at after
     every turn of the loop.
     """
 
     name: str
     machine: Machine
     node: Node
-    memory: Memory
+    state: NodeState
     state: MemberState | None = None
     term: int = -1
     primary: MemberId | None = None
@@ -281,13 +281,13 @@ class SimCluster:
 
     def _step(self) -> None:
         for row in self.live:
-            memory = row.memory
-            if memory.state is not row.state or memory.term != row.term or memory.primary_id != row.primary:
+            state = row.state
+            if state.state is not row.state or state.term != row.term or state.primary_id != row.primary:
                 self._note_state(row)
                 row.changed = True
-            elif memory.commit_point is row.point and not row.machine.disk.changed:
+            elif state.commit_point is row.point and not row.machine.disk.changed:
                 continue
-            row.point = memory.commit_point
+            row.point = state.commit_point
             for look_at in self.on_change:
                 look_at(row)
             row.changed = False
@@ -361,7 +361,7 @@ class SimCluster:
         node = machine.member.node
         if node.has_lost_data and not machine.may_have_lost_data:
             self.broken.append(f"{machine.name} says that its disk lost entries, and no disk did")
-        self.live.append(Live(machine.name, machine, node, node._m))
+        self.live.append(Live(machine.name, machine, node, node._state))
         machine.member.broken.add_done_callback(lambda why: self._broke(machine, life, why))
 
     def _broke(self, machine: Machine, life: Life, why: asyncio.Future[Any]) -> None:
@@ -590,10 +590,10 @@ class SimCluster:
 
     def _note_state(self, row: Live) -> None:
         """Note a member's state, term and known primary, which changed."""
-        memory = row.memory
-        if memory.state is MemberState.STARTUP2 and row.state not in (None, MemberState.STARTUP, MemberState.STARTUP2):
+        state = row.state
+        if state.state is MemberState.STARTUP2 and row.state not in (None, MemberState.STARTUP, MemberState.STARTUP2):
             self.resyncs += 1
-        row.state, row.term, row.primary = memory.state, memory.term, memory.primary_id
+        row.state, row.term, row.primary = state.state, state.term, state.primary_id
         if row.state is MemberState.PRIMARY and self.primaries_ever[-1:] != [row.name]:
             self.primaries_ever.append(row.name)
         self.trace.add(row.name, f"{row.state.name} term {row.term} primary {row.primary}")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from replset.bson import ObjectId
 from replset.config import ReplSetConfig
-from replset.core.bounds import MAX_TERM, MAX_TERM_JUMP
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     HeartbeatRequest,
@@ -26,6 +25,7 @@ from replset.core.messages import (
     StepUpRequest,
     VoteRequest,
 )
+from replset.core.term_limits import MAX_TERM, MAX_TERM_JUMP
 from replset.errors import ReplError
 from replset.ids import HostPort, MemberId, OpTime
 from tests.simulation.kit.errors import SimulationError

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from replset.config import Member, ReplSetConfig
-from replset.core import memory, reconfig
+from replset.core import reconfig, state
 from replset.core.election import Elections
 from replset.core.heartbeat import Heartbeats
-from replset.core.leading import Leading
+from replset.core.leader import Leader
 from replset.core.member_state import MemberState
-from replset.core.memory import Memory, Peer
 from replset.core.messages import HeartbeatReply, ProgressRequest, Refused, Response, VoteRequest
 from replset.core.reconfig import Reconfigs
+from replset.core.state import NodeState, Peer
 from replset.ids import OPTIME_NULL, OpTime
 from tests.simulation.kit.kinds import CORE_ALONE
 from tests.simulation.kit.mutant import Mutant
@@ -25,7 +25,7 @@ from tests.simulation.kit.mutant import Mutant
 
 def config_changed_before_a_majority_has_it(patch: pytest.MonkeyPatch) -> None:
     """A configuration is changed before a majority has the one in force."""
-    patch.setattr(Memory, "is_config_committed", property(lambda _: True))
+    patch.setattr(NodeState, "is_config_committed", property(lambda _: True))
 
 
 def config_changed_before_the_writes(patch: pytest.MonkeyPatch) -> None:
@@ -49,8 +49,8 @@ def vote_before_it_has_caught_up(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Reconfigs, "_elections_meet_commit_point", lambda *_: True)
 
     def promoted(self: Reconfigs, member: Member, peer: Peer) -> Member | None:
-        m = self.m
-        if m.config is None or (peer.config_version, peer.config_term) != m.config.version_and_term:
+        node = self.node
+        if node.config is None or (peer.config_version, peer.config_term) != node.config.version_and_term:
             return None
         is_able = peer.incarnation and peer.state is not MemberState.STARTUP
         return replace(member, newly_added=False, incarnation=peer.incarnation) if is_able else None
@@ -65,14 +65,14 @@ def vote_passed_by_an_election(patch: pytest.MonkeyPatch) -> None:
 
 def commits_alone_unknown_to_others(patch: pytest.MonkeyPatch) -> None:
     """A primary beside arbiters commits alone before a majority has the configuration that lets it."""
-    real = Leading.advance_commit_point
+    real = Leader.update_commit_point
 
-    def advance(self: Leading) -> None:
+    def advance(self: Leader) -> None:
         with pytest.MonkeyPatch.context() as within:
-            within.setattr(Memory, "is_config_committed", property(lambda _: True))
+            within.setattr(NodeState, "is_config_committed", property(lambda _: True))
             real(self)
 
-    patch.setattr(Leading, "advance_commit_point", advance)
+    patch.setattr(Leader, "update_commit_point", advance)
 
 
 def config_order_without_the_term(patch: pytest.MonkeyPatch) -> None:
@@ -105,32 +105,32 @@ def lost_disks_wait_for_each_other(patch: pytest.MonkeyPatch) -> None:
 
 def any_term_believed(patch: pytest.MonkeyPatch) -> None:
     """A term is taken however far it is above a member's own."""
-    patch.setattr(memory, "is_believable_term", lambda *_: True)
+    patch.setattr(state, "is_plausible_term", lambda *_: True)
 
 
 def any_place_believed(patch: pytest.MonkeyPatch) -> None:
     """A place beyond everything that the primary wrote is counted."""
 
-    def accept(_self: Memory, peer: Peer, position: Any) -> None:
+    def accept(_self: NodeState, peer: Peer, position: Any) -> None:
         peer.position = position
 
-    patch.setattr(Memory, "accept_position", accept)
+    patch.setattr(NodeState, "accept_position", accept)
 
 
 def other_set_heard(patch: pytest.MonkeyPatch) -> None:
     """Another set of the same name is heard like one's own."""
-    patch.setattr(Memory, "is_other_set", lambda self, name, _id: name != self.set_name)
+    patch.setattr(NodeState, "is_other_set", lambda self, name, _id: name != self.set_name)
 
 
 def stranger_heard(patch: pytest.MonkeyPatch) -> None:
     """The term of somebody who is no member is taken."""
-    patch.setattr(Memory, "is_member", lambda self, _host: self.config is not None)
+    patch.setattr(NodeState, "is_member", lambda self, _host: self.config is not None)
 
 
 def source_from_in_between_followed(patch: pytest.MonkeyPatch) -> None:
     """A member follows one that was away while what it knows to be committed was committed."""
-    real = Leading.move_commit_point
-    patch.setattr(Leading, "move_commit_point", lambda self, optime, _term: real(self, optime, 0))
+    real = Leader.advance_commit_point
+    patch.setattr(Leader, "advance_commit_point", lambda self, optime, _term: real(self, optime, 0))
 
 
 def dry_run_beside_a_healthy_primary(patch: pytest.MonkeyPatch) -> None:
@@ -143,12 +143,12 @@ def arbiter_knows_nothing(patch: pytest.MonkeyPatch) -> None:
     real = Elections.vote_refusal
 
     def vote_refusal(self: Elections, request: VoteRequest) -> str | None:
-        m = self.m
-        known, m.commit_point = m.commit_point, OPTIME_NULL if m.is_arbiter else m.commit_point
+        node = self.node
+        known, node.commit_point = node.commit_point, OPTIME_NULL if node.is_arbiter else node.commit_point
         try:
             return real(self, request)
         finally:
-            m.commit_point = known
+            node.commit_point = known
 
     patch.setattr(Elections, "vote_refusal", vote_refusal)
 
@@ -158,7 +158,7 @@ def arbiter_hears_no_commit_point(patch: pytest.MonkeyPatch) -> None:
     real = Heartbeats.accept_commit_point
 
     def accept(self: Heartbeats, optime: OpTime, term: int = 0) -> None:
-        if not self.m.is_arbiter:
+        if not self.node.is_arbiter:
             real(self, optime, term)
 
     patch.setattr(Heartbeats, "accept_commit_point", accept)
@@ -169,7 +169,7 @@ def late_answer_taken(patch: pytest.MonkeyPatch) -> None:
     real = Heartbeats.on_response
 
     def on_response(self: Heartbeats, response: Response) -> None:
-        peer = self.m.peers.get(response.to)
+        peer = self.node.peers.get(response.to)
         if peer is not None and isinstance(response.body, HeartbeatReply):
             peer.heartbeat_id = response.request_id
         real(self, response)
@@ -182,7 +182,7 @@ def old_report_counted(patch: pytest.MonkeyPatch) -> None:
     real = Heartbeats.on_progress
 
     def on_progress(self: Heartbeats, request_id: int, request: ProgressRequest) -> None:
-        real(self, request_id, replace(request, term=max(request.term, self.m.term)))
+        real(self, request_id, replace(request, term=max(request.term, self.node.term)))
 
     patch.setattr(Heartbeats, "on_progress", on_progress)
 

@@ -17,15 +17,15 @@ import pytest
 
 from replset.bson import decode
 from replset.commands import find
-from replset.core import leading, node
+from replset.core import leader, node
 from replset.core.effects import Effect, LastVote, Persist
 from replset.core.election import Elections
-from replset.core.following import Following
+from replset.core.follower import Follower
 from replset.core.heartbeat import Heartbeats
-from replset.core.leading import Leading
+from replset.core.leader import Leader
 from replset.core.member_state import MemberState
-from replset.core.memory import Memory
 from replset.core.node import Node
+from replset.core.state import NodeState
 from replset.core.write_concern import WriteConcern
 from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
 from replset.oplog_entry import OplogEntry
@@ -53,12 +53,12 @@ from tests.simulation.kit.wiring_mutants import WIRING_MUTANTS
 
 def vote_not_durable(patch: pytest.MonkeyPatch) -> None:
     """A vote is told before it is on disk, and a restart forgets it."""
-    real = Memory.emit
+    real = NodeState.emit
 
-    def emit(self: Memory, *effects: Effect) -> None:
+    def emit(self: NodeState, *effects: Effect) -> None:
         real(self, *(e for e in effects if not (isinstance(e, Persist) and isinstance(e.record, LastVote))))
 
-    patch.setattr(Memory, "emit", emit)
+    patch.setattr(NodeState, "emit", emit)
     own_vote_counted_unsaved(patch)
 
 
@@ -69,7 +69,7 @@ def own_vote_counted_unsaved(patch: pytest.MonkeyPatch) -> None:
     def ask(self: Elections, reason: str, *, dry_run: bool) -> None:
         real(self, reason, dry_run=dry_run)
         if not dry_run:
-            self.on_vote_saved(self.m.term)
+            self.on_vote_saved(self.node.term)
 
     patch.setattr(Elections, "_ask", ask)
 
@@ -83,7 +83,7 @@ def commit_point_in_an_old_term(patch: pytest.MonkeyPatch) -> None:
         newest_first = sorted((durable.get(holder, OPTIME_NULL) for holder in holders), reverse=True)
         return newest_first[write_majority - 1]
 
-    patch.setattr(leading, "commit_point", commit_point)
+    patch.setattr(leader, "commit_point", commit_point)
 
 
 def undo_row_skipped(patch: pytest.MonkeyPatch) -> None:
@@ -124,8 +124,10 @@ def any_incarnation_votes(patch: pytest.MonkeyPatch) -> None:
         return None if refusal is not None and "does not name" in refusal else refusal
 
     patch.setattr(Elections, "vote_refusal", vote_refusal)
-    patch.setattr(Memory, "is_named", property(lambda m: m.self_member is not None and not m.must_sync))
-    patch.setattr(Memory, "is_peer_named", lambda _m, _peer: True)
+    patch.setattr(
+        NodeState, "incarnation_matches", property(lambda node: node.self_member is not None and not node.must_sync)
+    )
+    patch.setattr(NodeState, "peer_incarnation_matches", lambda _state, _peer: True)
 
 
 def majority_reads_of_anything(patch: pytest.MonkeyPatch) -> None:
@@ -181,7 +183,7 @@ def waiter_released_too_early(patch: pytest.MonkeyPatch) -> None:
 
     def is_satisfied(self: Node, concern: WriteConcern, optime: OpTime) -> bool:
         if isinstance(concern.w, str):
-            return self._m.is_primary and self._m.position.last_durable >= optime
+            return self._state.is_primary and self._state.position.last_durable >= optime
         return real(self, concern, optime)
 
     patch.setattr(Node, "is_satisfied", is_satisfied)
@@ -193,7 +195,7 @@ def waiter_survives_its_term(patch: pytest.MonkeyPatch) -> None:
 
     def is_satisfied(self: Node, concern: WriteConcern, optime: OpTime) -> bool:
         if isinstance(concern.w, str):
-            return self._m.commit_point >= optime
+            return self._state.commit_point >= optime
         return real(self, concern, optime)
 
     patch.setattr(Node, "is_satisfied", is_satisfied)
@@ -212,18 +214,18 @@ def journaled_before_the_sync(patch: pytest.MonkeyPatch) -> None:
 
 def equal_source_accepted(patch: pytest.MonkeyPatch) -> None:
     """A member that knows no primary follows one that is not ahead of it, and that one may follow it."""
-    real = Following.choose_source
+    real = Follower.choose_source
 
-    def choose_source(self: Following) -> HostPort | None:
-        m = self.m
+    def choose_source(self: Follower) -> HostPort | None:
+        node = self.node
         chosen = real(self)
-        if chosen is not None or m.quarantine or m.peer_of(m.primary_id) is not None:
+        if chosen is not None or node.quarantine or node.peer_of(node.primary_id) is not None:
             return chosen
-        mine = m.position.last_applied
-        peers = [peer for peer in m.sorted_peers() if peer.state is MemberState.SECONDARY]
+        mine = node.position.last_applied
+        peers = [peer for peer in node.sorted_peers() if peer.state is MemberState.SECONDARY]
         return next((peer.host for peer in peers if peer.position.last_applied >= mine), None)
 
-    patch.setattr(Following, "choose_source", choose_source)
+    patch.setattr(Follower, "choose_source", choose_source)
 
 
 def misfitting_batch_applied(patch: pytest.MonkeyPatch) -> None:
@@ -241,8 +243,8 @@ def commit_point_of_another_history(patch: pytest.MonkeyPatch) -> None:
     """A commit point in a heartbeat is taken whatever the term of a member's own newest entry."""
 
     def accept(self: Heartbeats, optime: OpTime, term: int = 0) -> None:
-        if self.m.state is not MemberState.PRIMARY:
-            self._leading.move_commit_point(min(optime, self.m.position.last_applied), term)
+        if self.node.state is not MemberState.PRIMARY:
+            self._leader.advance_commit_point(min(optime, self.node.position.last_applied), term)
 
     patch.setattr(Heartbeats, "accept_commit_point", accept)
 
@@ -310,7 +312,7 @@ def delete_not_replicated(patch: pytest.MonkeyPatch) -> None:
 
 def leads_on_in_an_old_term(patch: pytest.MonkeyPatch) -> None:
     """A primary that hears of a higher term takes the term and goes on leading."""
-    patch.setattr(Leading, "step_down", lambda *_, **__: None)
+    patch.setattr(Leader, "step_down", lambda *_, **__: None)
 
 
 MUTANTS: tuple[Mutant, ...] = (

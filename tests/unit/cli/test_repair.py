@@ -52,7 +52,7 @@ def test_it_shows_the_terms_and_changes_nothing(dbpath: Path, capsys: Capture) -
         f"last vote: term {ABSURD}",
         f"configuration: version 3, term {ABSURD - 1}",
         "newest entry: 4:1790000000:1 (term 4)",
-        "vouched for: 0:0:0",
+        "durability mark: 0:0:0",
     ]
     assert held(dbpath) == (LastVote(ABSURD, MemberId(1)), ABSURD - 1)
 
@@ -113,9 +113,9 @@ def test_a_loss_is_shown_and_only_accepted_when_it_is_asked_for(dbpath: Path, ca
     file.raise_mark()
     file.close()
     assert main(["repair", str(dbpath)]) == 0
-    assert "vouched for: 4:1790000000:9 (entries behind the newest one are lost)" in capsys.readouterr().out
+    assert "durability mark: 4:1790000000:9 (entries behind the newest one are lost)" in capsys.readouterr().out
     assert main(["repair", str(dbpath), "--accept-data-loss"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "vouched for: 4:1790000000:1"
+    assert capsys.readouterr().out.splitlines()[-1] == "durability mark: 4:1790000000:1"
     file = MemberFile.open(RealDisk(), dbpath)
     (line,) = file.journal(5)
     assert line.event == "data loss accepted"
@@ -155,4 +155,4 @@ def test_the_only_copy_begins_anew_after_all_that_is_lost(tmp_path: Path, capsys
 def test_a_member_of_a_set_that_lost_everything_copies_anew(tmp_path: Path, capsys: Capture) -> None:
     emptied(tmp_path, ("m1:27017", "m2:27017"))
     assert main(["repair", str(tmp_path), "--accept-data-loss"]) == 0
-    assert capsys.readouterr().out.splitlines()[-2:] == ["newest entry: 0:0:0 (term 0)", "vouched for: 0:0:0"]
+    assert capsys.readouterr().out.splitlines()[-2:] == ["newest entry: 0:0:0 (term 0)", "durability mark: 0:0:0"]

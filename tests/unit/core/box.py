@@ -16,29 +16,29 @@ from replset.config import Member, ReplSetConfig, Settings
 from replset.core.effects import (
     AcceptWrites,
     AppendNoop,
-    BecomeState,
-    CommitPointMoved,
+    CommitPointAdvanced,
     ConfigInstalled,
     Drain,
     Effect,
     InitialSyncNotNeeded,
-    Journal,
     LastVote,
     Persist,
-    ProgressMoved,
+    ProgressChanged,
+    RecordElectionEvent,
     Reply,
     Send,
     StartFetching,
     StartInitialSync,
     StartRollback,
+    StateChanged,
     StopFetching,
     ends_writes,
 )
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     DrainFinished,
-    InitialSyncBegun,
     InitialSyncEnded,
+    InitialSyncStarted,
     LocalPosition,
     Message,
     Position,
@@ -185,7 +185,7 @@ class Box:
         configs = [known for known in (self.configured, config) if known is not None]
         for effect in effects:
             match effect:
-                case CommitPointMoved(point):
+                case CommitPointAdvanced(point):
                     judge.counted(self, point, configs)
                 case ConfigInstalled(installed):
                     if self.configured is not None:
@@ -234,10 +234,10 @@ class Box:
                     self.answers[request_id] = body
                 else:
                     self.cluster.answer(self, asked, body)
-            case BecomeState(state=state):
+            case StateChanged(state=state):
                 self.states.append(state)
                 self.cluster.note(self.host, f"{state.name} term {node.term}")
-            case Journal(record=record):
+            case RecordElectionEvent(record=record):
                 self.journal.append(f"{self.cluster.now} {record.event}: {record.detail}")
             case AppendNoop(term, text):
                 if text == "initiating set" or (node.state is MemberState.PRIMARY and node.term == term):
@@ -259,12 +259,12 @@ class Box:
                 self.later(20, lambda: self.roll_back(source))
             case StartInitialSync(source, forced=forced):
                 self.later(10, lambda: self.begin_sync(source, forced))
-            case CommitPointMoved(commit_point):
+            case CommitPointAdvanced(commit_point):
                 assert commit_point > self.committed, "invariant 8: a running member's commit point never moves back"
                 self.committed = commit_point
                 self.cluster.note(self.host, f"commit point {commit_point}")
                 self.cluster.judge.committed(self)
-            case ConfigInstalled() | ProgressMoved():
+            case ConfigInstalled() | ProgressChanged():
                 pass
 
     def later(self, delay_ms: int, action: Callable[[], None]) -> None:
@@ -399,7 +399,7 @@ class Box:
             if not self.disk.log:
                 self.disk.incarnation = self.cluster.new_incarnation()
             self.disk.marker = True
-        self.feed(InitialSyncBegun(self.disk.incarnation))
+        self.feed(InitialSyncStarted(self.disk.incarnation))
         self.later(self.cluster.copy_ms, lambda: self.end_sync(address, forced))
 
     def end_sync(self, address: HostPort, forced: bool) -> None:
@@ -416,7 +416,7 @@ class Box:
             return
         if newest < held:
             self.disk.incarnation = self.cluster.new_incarnation()
-            self.feed(InitialSyncBegun(self.disk.incarnation))
+            self.feed(InitialSyncStarted(self.disk.incarnation))
         self.disk.rollbacks += [entry for entry in self.disk.log if entry not in source.disk.log]
         self.cluster.done["copies"] += 1
         self.disk.rollback_id = max(self.disk.rollback_id, source.disk.rollback_id) + 1

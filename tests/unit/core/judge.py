@@ -136,8 +136,10 @@ class Judge:
             if voter.host == candidate.host or theirs is None or own is None or theirs.newer_than(config):
                 continue
             known = theirs.member(mine.id)
-            is_named = own.is_voter and own.incarnation == disk.incarnation and (own.arbiter_only or not disk.marker)
-            if not is_named or known is None or known.incarnation != mine.incarnation:
+            incarnation_matches = (
+                own.is_voter and own.incarnation == disk.incarnation and (own.arbiter_only or not disk.marker)
+            )
+            if not incarnation_matches or known is None or known.incarnation != mine.incarnation:
                 continue
             log = disk.log[: disk.durable]
             place = box.node.commit_point if own.arbiter_only else log[-1][0] if log else OPTIME_NULL

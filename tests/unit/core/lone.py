@@ -77,7 +77,7 @@ class Lone(Node):
         self.sent = [*getattr(self, "sent", []), *only(effects, Send)]
         for persist in only(effects, Persist):
             if self.disk_is_fast and isinstance(persist.record, LastVote):
-                effects += self.receive(VoteSaved(persist.record.term), self._m.now)
+                effects += self.receive(VoteSaved(persist.record.term), self._state.now)
         return effects
 
     def open(self, number: int, kind: type) -> Send:
@@ -125,7 +125,7 @@ def lone(
     allow_multiple_arbiters: bool = True,
     unacknowledged_rollbacks: int = 0,
     rolling_back: bool = False,
-    vouched: OpTime = OPTIME_NULL,
+    durability_mark: OpTime = OPTIME_NULL,
     start: bool = True,
 ) -> Lone:
     """Member `number`, started at NOW, SECONDARY when it is in `config` and bears data."""
@@ -145,7 +145,7 @@ def lone(
         allow_multiple_arbiters=allow_multiple_arbiters,
         unacknowledged_rollbacks=lambda: unacknowledged_rollbacks,
         rolling_back=rolling_back,
-        vouched=vouched,
+        durability_mark=durability_mark,
     )
     if start:
         node.start(NOW)

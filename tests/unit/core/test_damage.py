@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from replset.core.effects import AcceptWrites, CompareChains, Journal, StartFetching, StartRollback
+from replset.core.effects import AcceptWrites, CompareChains, RecordElectionEvent, StartFetching, StartRollback
 from replset.core.member_state import MemberState
 from replset.core.messages import (
-    ChainDoubted,
+    ChainMismatch,
     ChainsCompared,
     DamageFound,
     HeartbeatRequest,
@@ -58,10 +58,10 @@ def test_a_member_whose_chain_differs_asks_all_who_hold_data() -> None:
 def test_it_asks_once_at_a_time_and_not_again_and_again() -> None:
     node = member()
     assert only(differs(node), CompareChains)
-    assert not only(node.receive(ChainDoubted(MINE), NOW), CompareChains)
+    assert not only(node.receive(ChainMismatch(MINE), NOW), CompareChains)
     compared(node, 1, 1, 1)
-    assert not only(node.receive(ChainDoubted(MINE), NOW), CompareChains)
-    assert only(node.receive(ChainDoubted(MINE), Millis(NOW + 20_000)), CompareChains)
+    assert not only(node.receive(ChainMismatch(MINE), NOW), CompareChains)
+    assert only(node.receive(ChainMismatch(MINE), Millis(NOW + 20_000)), CompareChains)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_what_a_secondary_makes_of_the_answers(same: int, other: int, silent: in
 )
 def test_a_primary_leaves_only_when_it_is_outvoted(same: int, other: int, silent: int, leaves: bool) -> None:
     node = leader(3 if same + other + silent == 3 else 2)
-    assert only(node.receive(ChainDoubted(node.position.last_applied), NOW), CompareChains)
+    assert only(node.receive(ChainMismatch(node.position.last_applied), NOW), CompareChains)
     effects = compared(node, same, other, silent)
     assert (node.state is MemberState.RECOVERING) is leaves
     assert (AcceptWrites(False, node.term) in effects) is leaves
@@ -135,7 +135,7 @@ def test_a_damaged_secondary_keeps_out_of_the_way_and_tells_the_others() -> None
     node = member()
     effects = node.receive(DAMAGE, NOW)
     assert node.state is MemberState.RECOVERING
-    assert "damage found" in [line.record.event for line in only(effects, Journal)]
+    assert "damage found" in [line.record.event for line in only(effects, RecordElectionEvent)]
     told = asked(node, HeartbeatRequest("rs0", host(1), MemberId(1), 2, 1, 1, None, "i1"))
     assert getattr(told, "quarantine", None) == DAMAGE.detail
 

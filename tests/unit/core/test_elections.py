@@ -11,13 +11,13 @@ from replset.config import Settings
 from replset.core.effects import (
     AcceptWrites,
     AppendNoop,
-    BecomeState,
     Drain,
-    Journal,
     LastVote,
     Persist,
+    RecordElectionEvent,
     Send,
     StartFetching,
+    StateChanged,
 )
 from replset.core.member_state import MemberState
 from replset.core.messages import (
@@ -29,7 +29,7 @@ from replset.core.messages import (
     ProgressRequest,
     Refused,
     Request,
-    ShutdownBegins,
+    ShutdownStarted,
     SourceFailed,
     SourceProblem,
     StepDownRequest,
@@ -82,7 +82,7 @@ def test_the_timer_is_drawn_at_random() -> None:
 
 def ready_with_seed(seed: int) -> Lone:
     node = lone(config=CONFIG, start=False)
-    node._m.rng.seed(seed)
+    node._state.rng.seed(seed)
     node.start(NOW)
     for number in (1, 2):
         node.hear(number)
@@ -107,7 +107,7 @@ def test_the_candidates_own_vote_is_durable_before_anybody_is_asked() -> None:
     until_it_stands(node)
     effects = grant(node, 1)
     assert only(effects, Persist)[0].record == LastVote(2, MemberId(0))
-    order = [type(effect) for effect in effects if isinstance(effect, Persist | Send | BecomeState)]
+    order = [type(effect) for effect in effects if isinstance(effect, Persist | Send | StateChanged)]
     assert order[0] is Persist
 
 
@@ -137,8 +137,8 @@ def test_a_lost_dry_run_changes_nothing() -> None:
     for number in (1, 2):
         effects = grant(node, number, granted=False, reason="no")
     assert (node.term, node.state) == (1, MemberState.SECONDARY)
-    assert "dry run lost" in [journal.record.event for journal in only(effects, Journal)]
-    assert any("no" in journal.record.detail for journal in only(effects, Journal))
+    assert "dry run lost" in [journal.record.event for journal in only(effects, RecordElectionEvent)]
+    assert any("no" in journal.record.detail for journal in only(effects, RecordElectionEvent))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_nobody_stands_who_cannot_see_a_majority() -> None:
     assert vote_requests(effects)
 
 
-@pytest.mark.parametrize("message", [DiskStalled(True), ShutdownBegins()])
+@pytest.mark.parametrize("message", [DiskStalled(True), ShutdownStarted()])
 def test_a_stalled_disk_and_a_shutdown_do_not_stand(message: Any) -> None:
     """A member whose disk finished no sync for half an election timeout does not stand; nor does one shutting down."""
     node = ready()
@@ -224,7 +224,7 @@ def test_a_campaign_ends_when_the_member_may_not_lead_any_more() -> None:
     node.receive(Request(3, StepUpRequest(skip_dry_run=False)), NOW)
     node.receive(SourceFailed(host(1), SourceProblem.DIVERGED, "", 1, at(1), at(1)), NOW)
     assert node.state is MemberState.SECONDARY
-    node._m.sync_source = host(1)
+    node._state.sync_source = host(1)
     node.receive(SourceFailed(host(1), SourceProblem.DIVERGED, "", 2, at(2), at(1)), NOW)
     assert node.state is MemberState.ROLLBACK
     grant(node, 1)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from replset.config import Settings
-from replset.core.effects import BecomeState, CommitPointMoved, ConfigInstalled, LastVote, Persist, Send
+from replset.core.effects import CommitPointAdvanced, ConfigInstalled, LastVote, Persist, Send, StateChanged
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     HeartbeatReply,
@@ -218,7 +218,7 @@ def test_every_report_carries_the_term_and_a_higher_one_is_taken_first(kind: str
     assert node.term == 9
     assert node.state is MemberState.SECONDARY
     assert not node.writable
-    assert not only(effects, CommitPointMoved)
+    assert not only(effects, CommitPointAdvanced)
     assert node.commit_point == OPTIME_NULL
 
 
@@ -302,8 +302,8 @@ def test_a_primary_that_hears_no_majority_steps_down() -> None:
     effects = node.tick(Millis(NOW + 10_000))
     assert node.state is MemberState.SECONDARY
     kinds = [type(effect).__name__ for effect in effects]
-    assert kinds.index("AcceptWrites") < kinds.index("BecomeState")
-    assert only(effects, BecomeState)[-1].state is MemberState.SECONDARY
+    assert kinds.index("AcceptWrites") < kinds.index("StateChanged")
+    assert only(effects, StateChanged)[-1].state is MemberState.SECONDARY
 
 
 @pytest.mark.parametrize("by", ["heartbeat", "progress"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from replset.core.effects import Journal, Persist, Send
+from replset.core.effects import Persist, RecordElectionEvent, Send
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     DrainFinished,
@@ -201,7 +201,7 @@ def test_a_vote_beside_an_arbiter_waits_for_what_was_committed_without_it() -> N
         node.tick(Millis(now))
         node.hear(2, state=MemberState.ARBITER, config_term=2, position=place(OPTIME_NULL), now=now)
         effects = node.hear(1, position=place(at(2, entry)), config_term=2, now=now)
-        journal.extend(line.record.detail for line in only(effects, Journal))
+        journal.extend(line.record.detail for line in only(effects, RecordElectionEvent))
         return bool(only(effects, Persist))
 
     assert not hear(2, NOW + 2_000)  # it lacks what was there when newlyAdded was committed

@@ -1,10 +1,10 @@
-"""A member whose newest entry is before what it vouched for: it says so, is not counted, and copies anew."""
+"""A member whose newest entry is before its durability mark: it says so, is not counted, and copies anew."""
 
 from __future__ import annotations
 
-from replset.core.effects import Journal, StartInitialSync
+from replset.core.effects import RecordElectionEvent, StartInitialSync
 from replset.core.member_state import MemberState
-from replset.core.messages import InitialSyncBegun, InitialSyncEnded, VoteReply, VoteRequest
+from replset.core.messages import InitialSyncEnded, InitialSyncStarted, VoteReply, VoteRequest
 from replset.ids import MemberId, Millis
 from tests.unit.core.box import host, members_of
 from tests.unit.core.lone import NOW, Lone, asked, at, lone, named, only, place
@@ -14,12 +14,14 @@ HAS, VOUCHED = at(2, 5), at(2, 9)
 
 
 def after_loss(count: int = 3) -> Lone:
-    return lone(config=named(*members_of(count)), position=place(HAS), vouched=VOUCHED)
+    return lone(config=named(*members_of(count)), position=place(HAS), durability_mark=VOUCHED)
 
 
 def test_it_says_what_is_missing_and_what_to_do() -> None:
-    node = lone(config=CONFIG, position=place(HAS), vouched=VOUCHED, start=False)
-    (line,) = [journal.record for journal in only(node.start(NOW), Journal) if journal.record.event == "data lost"]
+    node = lone(config=CONFIG, position=place(HAS), durability_mark=VOUCHED, start=False)
+    (line,) = [
+        journal.record for journal in only(node.start(NOW), RecordElectionEvent) if journal.record.event == "data lost"
+    ]
     for text in (str(HAS), str(VOUCHED), "--accept-data-loss"):
         assert text in line.detail
         assert text in node.quarantine
@@ -47,7 +49,7 @@ def test_it_copies_only_from_who_has_what_it_vouched_for() -> None:
     effects = node.tick(Millis(NOW + 2_000)) + node.hear(2, position=place(VOUCHED), now=NOW + 2_000)
     effects += node.tick(Millis(NOW + 3_500))
     assert [effect.source for effect in only(effects, StartInitialSync)] == [host(2)]
-    node.receive(InitialSyncBegun("another"), Millis(NOW + 3_600))
+    node.receive(InitialSyncStarted("another"), Millis(NOW + 3_600))
     node.receive(InitialSyncEnded(host(2), ok=True, detail="copied"), Millis(NOW + 3_700))
     assert node.state is MemberState.SECONDARY
     assert not node.has_lost_data
@@ -55,13 +57,13 @@ def test_it_copies_only_from_who_has_what_it_vouched_for() -> None:
 
 
 def test_nothing_is_lost_where_the_newest_entry_is_the_one_vouched_for_or_later() -> None:
-    for vouched in (HAS, at(2, 4), at(1, 9)):
-        node = lone(config=CONFIG, position=place(HAS), vouched=vouched)
+    for durability_mark in (HAS, at(2, 4), at(1, 9)):
+        node = lone(config=CONFIG, position=place(HAS), durability_mark=durability_mark)
         assert node.state is MemberState.SECONDARY
         assert not node.has_lost_data
 
 
 def test_an_initial_sync_that_is_pending_anyway_is_no_loss() -> None:
-    node = lone(config=CONFIG, position=place(HAS), vouched=VOUCHED, initial_sync_pending=True)
+    node = lone(config=CONFIG, position=place(HAS), durability_mark=VOUCHED, initial_sync_pending=True)
     assert not node.has_lost_data
     assert node.quarantine == ""

@@ -53,9 +53,9 @@ def test_only_a_secondary_becomes_primary() -> None:
 @pytest.mark.parametrize(("before", "after"), [p for p in product(MemberState, repeat=2) if not is_legal(*p)])
 def test_an_illegal_way_stops_the_member(before: MemberState, after: MemberState) -> None:
     node = lone(config=named(*members_of(3)))
-    node._m.state = before
+    node._state.state = before
     with pytest.raises(InvariantError):
-        node._m.become(after)
+        node._state.become(after)
 
 
 def test_the_picture_is_the_table() -> None:

@@ -125,9 +125,9 @@ def test_damage_of_a_member_that_the_others_need() -> None:
     assert f"replset resync --host {box.host}" in remark.then
 
 
-def follower(vouched: OpTime = OPTIME_NULL, **third: Any) -> Lone:
+def follower(durability_mark: OpTime = OPTIME_NULL, **third: Any) -> Lone:
     """Member 0, which follows member 1."""
-    node = lone(config=named(*members_of(3)), position=place(at(2, 5)), vouched=vouched)
+    node = lone(config=named(*members_of(3)), position=place(at(2, 5)), durability_mark=durability_mark)
     node.hear(1, state=MemberState.PRIMARY, term=3)
     node.hear(2, **{"state": MemberState.SECONDARY, **third})
     return node
@@ -162,7 +162,7 @@ def test_a_damaged_member_copies_without_force() -> None:
 
 def test_a_member_that_lost_entries_is_not_told_to_resync() -> None:
     """It copies by itself where it can; where it cannot, a person decides over its files."""
-    remark = the_remark(follower(vouched=at(2, 9)))
+    remark = the_remark(follower(durability_mark=at(2, 9)))
     assert f"{host(0)} keeps out of the set: entries are lost" in remark.why
     assert "replset repair DBPATH" in remark.then
     assert "resync" not in remark.then

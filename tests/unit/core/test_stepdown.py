@@ -8,8 +8,8 @@ import pytest
 
 from replset.core.effects import (
     AcceptWrites,
-    BecomeState,
     Send,
+    StateChanged,
 )
 from replset.core.member_state import MemberState
 from replset.core.messages import (
@@ -147,10 +147,10 @@ def test_leaving_primary_ends_writes_before_anything_else() -> None:
     """On leaving PRIMARY every waiting client gets an error at once."""
     node = leading_three()
     effects = node.receive(Request(9, replace(FROM_1, term=9)), NOW)
-    kinds = [effect for effect in effects if isinstance(effect, AcceptWrites | BecomeState)]
+    kinds = [effect for effect in effects if isinstance(effect, AcceptWrites | StateChanged)]
     assert kinds[0] == AcceptWrites(False, 2)
-    assert kinds[1] == BecomeState(MemberState.SECONDARY, 2, None)
-    assert kinds[-1] == BecomeState(MemberState.SECONDARY, 9, None)
+    assert kinds[1] == StateChanged(MemberState.SECONDARY, 2, None)
+    assert kinds[-1] == StateChanged(MemberState.SECONDARY, 9, None)
 
 
 # --- freeze and step up ----------------------------------------------------------------------------------------------

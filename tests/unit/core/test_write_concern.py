@@ -127,12 +127,12 @@ def test_a_member_that_is_not_named_does_not_count_for_w() -> None:
     node.hear(1, position=place(at(1, 9)), incarnation="other")
     node.hear(2, position=place(at(1, 8)))
     node.hear(3, position=place(at(1, 7)), incarnation="whatever")
-    node.receive(LocalPosition(place(at(1, 9))), node._m.now)
-    assert {int(member) for member in node._m.positions()} == {0, 2, 3}
+    node.receive(LocalPosition(place(at(1, 9))), node._state.now)
+    assert {int(member) for member in node._state.positions()} == {0, 2, 3}
 
 
 def test_the_places_of_members_are_told_to_who_waits() -> None:
     cluster = leading()
-    rows = cluster.elect().node.progress_of()
+    rows = cluster.elect().node.member_progress()
     assert [row["_id"] for row in rows] == [0, 1, 2]
     assert {row["state"] for row in rows} == {"PRIMARY", "SECONDARY"}

@@ -13,7 +13,7 @@ import pytest
 from replset.bson import Int64, RawDocument, encode
 from replset.commands.oplog_serving import SnapshotOptions
 from replset.core.member_state import MemberState
-from replset.core.messages import InitialSyncBegun, InitialSyncEnded
+from replset.core.messages import InitialSyncEnded, InitialSyncStarted
 from replset.errors import BadValueError, CursorNotFoundError, NotPrimaryOrSecondaryError, ReplError
 from replset.ids import OPTIME_NULL, HostPort, OpTime
 from replset.replication.private_commands import SnapshotReply, SnapshotRequest, optime_document
@@ -65,7 +65,7 @@ def test_an_empty_member_gets_everything_while_writes_go_on(members: tuple[Membe
             await asyncio.sleep(0)
         assert number > 1_005
         assert mine.reports == [
-            InitialSyncBegun("first"),
+            InitialSyncStarted("first"),
             InitialSyncEnded(SOURCE, ok=True, detail=mine.reports[-1].detail),  # type: ignore[union-attr]
         ]
         assert not mine.marker
@@ -323,7 +323,7 @@ def test_a_source_that_goes_away_fails_the_attempt(members: tuple[Member, Member
     mine.network.down.clear()
     mine.reports.clear()
     assert sync(mine).ok
-    assert mine.reports[0] == InitialSyncBegun("first")
+    assert mine.reports[0] == InitialSyncStarted("first")
     assert mine.everything() == source.everything()
 
 
@@ -379,9 +379,9 @@ def test_the_copy_is_claimed_before_it_is_installed(members: tuple[Member, Membe
     mine.claims_as = "second"
     assert sync(mine).ok
     assert mine.claimed == [source.store.last_applied]
-    assert [report for report in mine.reports if isinstance(report, InitialSyncBegun)] == [
-        InitialSyncBegun("first"),
-        InitialSyncBegun("second"),
+    assert [report for report in mine.reports if isinstance(report, InitialSyncStarted)] == [
+        InitialSyncStarted("first"),
+        InitialSyncStarted("second"),
     ]
 
 

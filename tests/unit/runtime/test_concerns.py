@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from replset.core.effects import BecomeState, CommitPointMoved, Effect, ProgressMoved
+from replset.core.effects import CommitPointAdvanced, Effect, ProgressChanged, StateChanged
 from replset.core.member_state import MemberState
 from replset.core.messages import LocalPosition, Position
 from replset.core.write_concern import WriteConcern
@@ -47,9 +47,9 @@ class Rig:
     def take(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case BecomeState(state=state) if state is not MemberState.PRIMARY:
+                case StateChanged(state=state) if state is not MemberState.PRIMARY:
                     self.concerns.stepped_down()
-                case CommitPointMoved() | ProgressMoved():
+                case CommitPointAdvanced() | ProgressChanged():
                     self.concerns.release()
             self.news.ring()
 

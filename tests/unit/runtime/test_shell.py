@@ -10,18 +10,18 @@ import pytest
 
 from replset.core.effects import (
     AcceptWrites,
-    BecomeState,
-    CommitPointMoved,
+    CommitPointAdvanced,
     Drain,
     Effect,
     ElectionRecord,
-    Journal,
     LastVote,
     Persist,
     PersistedRecord,
-    ProgressMoved,
+    ProgressChanged,
+    RecordElectionEvent,
     Reply,
     Send,
+    StateChanged,
     StopFetching,
 )
 from replset.core.member_state import MemberState
@@ -138,7 +138,7 @@ def with_rig(scenario: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
 
 def test_effects_are_carried_out_in_list_order() -> None:
     async def scenario(rig: Rig) -> None:
-        effects = [StopFetching(), CommitPointMoved(OpTime(1, 5)), ProgressMoved(), Drain(2)]
+        effects = [StopFetching(), CommitPointAdvanced(OpTime(1, 5)), ProgressChanged(), Drain(2)]
         rig.answer(DrainFinished, *effects)
         rig.shell.feed(DrainFinished(1))
         assert rig.done == effects
@@ -149,22 +149,22 @@ def test_effects_are_carried_out_in_list_order() -> None:
 def test_effects_of_the_start_come_first() -> None:
     async def scenario(rig: Rig) -> None:
         rig.node.on_start = [StopFetching()]
-        rig.answer(DrainFinished, ProgressMoved())
+        rig.answer(DrainFinished, ProgressChanged())
         rig.shell.start()
         rig.shell.feed(DrainFinished(1))
-        assert rig.done == [StopFetching(), ProgressMoved()]
+        assert rig.done == [StopFetching(), ProgressChanged()]
 
     with_rig(scenario)
 
 
 def test_what_stands_behind_a_persist_waits_until_it_is_durable() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.answer(DrainFinished, StopFetching(), BALLOT, ProgressMoved())
+        rig.answer(DrainFinished, StopFetching(), BALLOT, ProgressChanged())
         rig.shell.feed(DrainFinished(1))
         await settle()
         assert rig.done == [StopFetching()]
         await rig.workers.finish()
-        assert rig.done == [StopFetching(), ("saved", VOTE), ProgressMoved()]
+        assert rig.done == [StopFetching(), ("saved", VOTE), ProgressChanged()]
 
     with_rig(scenario)
 
@@ -172,14 +172,14 @@ def test_what_stands_behind_a_persist_waits_until_it_is_durable() -> None:
 def test_effects_of_later_messages_wait_for_an_earlier_persist_too() -> None:
     async def scenario(rig: Rig) -> None:
         rig.answer(DrainFinished, BALLOT, StopFetching())
-        rig.answer(DiskStalled, ProgressMoved())
+        rig.answer(DiskStalled, ProgressChanged())
         rig.shell.feed(DrainFinished(1))
         rig.shell.feed(DiskStalled(True))
         await settle()
         assert rig.done == []
         assert len(rig.node.heard) == 2, "the core itself hears every message at once"
         await rig.workers.finish()
-        assert rig.done == [("saved", VOTE), StopFetching(), ProgressMoved()]
+        assert rig.done == [("saved", VOTE), StopFetching(), ProgressChanged()]
 
     with_rig(scenario)
 
@@ -188,15 +188,15 @@ def test_the_end_of_writes_waits_for_no_save() -> None:
     """A save may take seconds; meanwhile a primary that has stepped down must not acknowledge writes."""
 
     async def scenario(rig: Rig) -> None:
-        stopped = [AcceptWrites(False, 3), BecomeState(MemberState.SECONDARY, 3, None)]
-        rig.answer(DrainFinished, BALLOT, AcceptWrites(True, 3), ProgressMoved())
+        stopped = [AcceptWrites(False, 3), StateChanged(MemberState.SECONDARY, 3, None)]
+        rig.answer(DrainFinished, BALLOT, AcceptWrites(True, 3), ProgressChanged())
         rig.answer(DiskStalled, StopFetching(), *stopped)
         rig.shell.feed(DrainFinished(1))
         rig.shell.feed(DiskStalled(True))
         assert rig.done == stopped
         await settle()
         await rig.workers.finish()
-        assert rig.done == [*stopped, ("saved", VOTE), ProgressMoved(), StopFetching()]  # nothing allows them again
+        assert rig.done == [*stopped, ("saved", VOTE), ProgressChanged(), StopFetching()]  # nothing allows them again
 
     with_rig(scenario)
 
@@ -230,11 +230,11 @@ def test_one_persist_after_the_other() -> None:
 
 def test_a_message_fed_while_effects_are_carried_out_queues_behind_them() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.answer(DrainFinished, StopFetching(), ProgressMoved())
+        rig.answer(DrainFinished, StopFetching(), ProgressChanged())
         rig.answer(DiskStalled, Drain(9))
         rig.hands.on_effect = lambda effect: rig.shell.feed(DiskStalled(True)) if effect == StopFetching() else None
         rig.shell.feed(DrainFinished(1))
-        assert rig.done == [StopFetching(), ProgressMoved(), Drain(9)]
+        assert rig.done == [StopFetching(), ProgressChanged(), Drain(9)]
 
     with_rig(scenario)
 
@@ -274,10 +274,10 @@ def test_no_answer_comes_back_as_a_message_with_the_reason() -> None:
 
 def test_the_journal_holds_nothing_up_and_is_written_in_one_go() -> None:
     async def scenario(rig: Rig) -> None:
-        lines = [Journal(ElectionRecord(Millis(1), 2, event, "")) for event in ("dry run started", "won")]
-        rig.answer(DrainFinished, lines[0], ProgressMoved(), lines[1])
+        lines = [RecordElectionEvent(ElectionRecord(Millis(1), 2, event, "")) for event in ("dry run started", "won")]
+        rig.answer(DrainFinished, lines[0], ProgressChanged(), lines[1])
         rig.shell.feed(DrainFinished(1))
-        assert rig.done == [ProgressMoved()]
+        assert rig.done == [ProgressChanged()]
         await settle()
         await rig.workers.finish()
         assert rig.done[1:] == [("noted", ["dry run started", "won"])]
@@ -292,13 +292,13 @@ def test_ticks_come_when_the_core_is_due() -> None:
 
         def tick() -> list[Effect]:
             rig.node.due = Millis(rig.node.due + 40)
-            return [ProgressMoved()]
+            return [ProgressChanged()]
 
         rig.node.on_tick = tick
         rig.shell.start()
         await asyncio.sleep(0.1)
         assert rig.node.ticks == [40, 80]
-        assert rig.done == [ProgressMoved()] * 2
+        assert rig.done == [ProgressChanged()] * 2
 
     with_rig(scenario)
 
@@ -356,7 +356,7 @@ def test_an_error_that_nobody_foresaw_stops_the_member_too(where: str) -> None:
         if where == "receive":
             rig.node.answers[DrainFinished] = fail
         elif where == "effect":
-            rig.answer(DrainFinished, StopFetching(), ProgressMoved())
+            rig.answer(DrainFinished, StopFetching(), ProgressChanged())
             rig.hands.on_effect = fail  # type: ignore[assignment]
         else:
             rig.node.on_tick = fail
@@ -365,7 +365,7 @@ def test_an_error_that_nobody_foresaw_stops_the_member_too(where: str) -> None:
         rig.shell.feed(DrainFinished(1))
         await asyncio.sleep(0.05)
         assert [type(error) for error in rig.broken] == [KeyError]
-        assert ProgressMoved() not in rig.done
+        assert ProgressChanged() not in rig.done
 
     with_rig(scenario)
 
@@ -435,7 +435,7 @@ def test_close_waits_for_the_member_file_to_be_written() -> None:
     """Whoever closes member.db next must not meet a thread that still writes it."""
 
     async def scenario(rig: Rig) -> None:
-        rig.answer(DrainFinished, BALLOT, ProgressMoved())
+        rig.answer(DrainFinished, BALLOT, ProgressChanged())
         rig.shell.feed(DrainFinished(1))
         await settle()
         closing = asyncio.ensure_future(rig.shell.close())
@@ -468,9 +468,9 @@ def test_whoever_gives_up_asking_is_forgotten() -> None:
         await settle()
         request = rig.node.heard[0]
         assert isinstance(request, Request)
-        rig.answer(DrainFinished, Reply(request.request_id, Done()), ProgressMoved())
+        rig.answer(DrainFinished, Reply(request.request_id, Done()), ProgressChanged())
         rig.shell.feed(DrainFinished(1))
-        assert rig.done == [ProgressMoved()], "the late answer goes nowhere and hurts nobody"
+        assert rig.done == [ProgressChanged()], "the late answer goes nowhere and hurts nobody"
 
     with_rig(scenario)
 

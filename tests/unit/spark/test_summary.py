@@ -10,7 +10,7 @@ import pytest
 from replset.bson import encode, encode_key
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import command_entry, delete_entry, noop_entry, update_entry
-from replset.oplog_row import Pending
+from replset.oplog_row import UnchainedRow
 from spark.entries import diff_size
 from spark.places import Only, Span
 from spark.readers.sqlite import SqlitePlace
@@ -22,7 +22,9 @@ DIFF_O = encode({"$v": 2, "diff": {"u": {"a": 1, "text": "y" * 40}}})
 WHOLE_O = encode({"_id": 1, "text": "z"})
 
 
-def entry(number: int, op: str, o: bytes = b"", *, of: object = 1, term: int = 1, ns: str = "shop.orders") -> Pending:
+def entry(
+    number: int, op: str, o: bytes = b"", *, of: object = 1, term: int = 1, ns: str = "shop.orders"
+) -> UnchainedRow:
     """The entry of second T0 + number, about the document `of`."""
     optime, wall = OpTime(term, pack_ts(T0 + number, 1)), (T0 + number) * 1000
     about = encode({"_id": of})
@@ -50,7 +52,7 @@ ENTRIES = [
 ]
 
 
-def place(folder: Path, entries: list[Pending], name: str = "a") -> SqlitePlace:
+def place(folder: Path, entries: list[UnchainedRow], name: str = "a") -> SqlitePlace:
     return SqlitePlace(name, str(write_oplog(folder / name, entries) / "replset.db"))
 
 

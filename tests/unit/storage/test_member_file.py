@@ -206,21 +206,21 @@ def test_the_durability_mark_moves_up_with_votes_and_by_itself_and_down_when_tol
     file = MemberFile.open(RealDisk(), tmp_path)
     file.durable = lambda: OpTime(1, 7)
     file.raise_mark()
-    assert file.vouched == OPTIME_NULL, "a new member has an initial sync before it"
+    assert file.durability_mark == OPTIME_NULL, "a new member has an initial sync before it"
     file.end_initial_sync()
     file.save_vote(LastVote(3, MemberId(1)))
-    assert file.vouched == OpTime(1, 7)
+    assert file.durability_mark == OpTime(1, 7)
     file.durable = lambda: OpTime(1, 5)
     file.raise_mark()
-    assert file.vouched == OpTime(1, 7), "it never goes down by itself"
+    assert file.durability_mark == OpTime(1, 7), "it never goes down by itself"
     file.durable = lambda: OpTime(2, 9)
     file.raise_mark()
     file.lower_mark(OpTime(3, 1))
     file.close()
     again = MemberFile.open(RealDisk(), tmp_path)
-    assert again.vouched == OpTime(2, 9)
+    assert again.durability_mark == OpTime(2, 9)
     again.lower_mark(OpTime(1, 6))
-    assert again.vouched == OpTime(1, 6)
+    assert again.durability_mark == OpTime(1, 6)
     again.close()
 
 
@@ -236,5 +236,5 @@ def test_an_initial_sync_takes_the_mark_with_it_and_a_loss_makes_another_incarna
     file.end_initial_sync()
     file.close()
     again = MemberFile.open(RealDisk(), tmp_path)
-    assert again.vouched == OPTIME_NULL
+    assert again.durability_mark == OPTIME_NULL
     again.close()

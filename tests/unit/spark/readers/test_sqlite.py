@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
-from replset.oplog_row import OplogRow, Pending
+from replset.oplog_row import OplogRow, UnchainedRow
 from spark.columns import COLUMNS
 from spark.members import open_members
 from spark.places import (
@@ -33,12 +33,12 @@ from spark.readers.sqlite import SqlitePlace
 from tests.spark.kit import T0, insert, write_oplog
 
 
-def place(folder: Path, pending: Iterable[Pending], *, trimmed_through: int = 0) -> SqlitePlace:
+def place(folder: Path, pending: Iterable[UnchainedRow], *, trimmed_through: int = 0) -> SqlitePlace:
     written = write_oplog(folder, pending, trimmed_through=trimmed_through)
     return SqlitePlace("m1", str(written / "replset.db"))
 
 
-def at(seconds: int, increment: int, number: int = 0) -> Pending:
+def at(seconds: int, increment: int, number: int = 0) -> UnchainedRow:
     return (pack_ts(seconds, increment), *insert(number)[1:])
 
 
@@ -186,11 +186,11 @@ def test_bounds(tmp_path: Path) -> None:
     assert list(empty.read(EVERYTHING, ("ts",))) == []
 
 
-def plain(count: int) -> Iterator[Pending]:
+def plain(count: int) -> Iterator[UnchainedRow]:
     return (insert(n, per_second=500) for n in range(count))
 
 
-def hot_second(count: int) -> Iterator[Pending]:
+def hot_second(count: int) -> Iterator[UnchainedRow]:
     """A tenth before, four fifths in one second, a tenth behind it."""
     for n in range(count):
         if n < count // 10:
@@ -201,11 +201,11 @@ def hot_second(count: int) -> Iterator[Pending]:
             yield at(T0 + count + n, 1, n)
 
 
-def sparse(count: int) -> Iterator[Pending]:
+def sparse(count: int) -> Iterator[UnchainedRow]:
     return (at(T0 + n * 3600, 1, n) for n in range(count))
 
 
-def bursts(count: int) -> Iterator[Pending]:
+def bursts(count: int) -> Iterator[UnchainedRow]:
     """Now a thousand in a second, now one in an hour; after a year of silence ten in each second."""
     for n in range(count):
         if n < count // 2:
@@ -217,7 +217,7 @@ def bursts(count: int) -> Iterator[Pending]:
 @pytest.mark.parametrize("times", [plain, hot_second, sparse, bursts])
 @pytest.mark.parametrize("parts", [2, 7, 24])
 def test_split_is_balanced_and_complete(
-    tmp_path: Path, times: Callable[[int], Iterator[Pending]], parts: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, times: Callable[[int], Iterator[UnchainedRow]], parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "_TAIL_ROWS", 500)  # as if the table were too large to walk over
     read = place(tmp_path, times(12_000))

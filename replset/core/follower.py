@@ -1,4 +1,4 @@
-"""Following: whom to sync from, when to roll back, when to copy everything anew (map R1, Ro1, I1).
+"""Follower: whom to sync from, when to roll back, when to copy everything anew (map R1, Ro1, I1).
 
 Members sync from the primary. A source that does not hold my newest entry is rolled back to only when its newest entry
 is of a higher term than mine: then it holds all that was committed before that term (Raft, 5.4.3). Entries of an old
@@ -16,13 +16,12 @@ from replset.core.effects import (
     StartRollback,
     StopFetching,
 )
-from replset.core.leading import Leading
+from replset.core.leader import Leader
 from replset.core.member_state import MemberState
-from replset.core.memory import NEVER, Memory, Peer
 from replset.core.messages import (
     Done,
-    InitialSyncBegun,
     InitialSyncEnded,
+    InitialSyncStarted,
     Refused,
     ResyncRequest,
     RollbackEnded,
@@ -31,6 +30,7 @@ from replset.core.messages import (
     SourceProblem,
 )
 from replset.core.quorum import has_majority
+from replset.core.state import NEVER, NodeState, Peer
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 
 MAX_RETRY_MS = 1_000
@@ -40,12 +40,12 @@ ROLLBACK_REFUSED = "rollback refused: "
 _NOBODY = "no member whose data could be copied is known"
 
 
-class Following:
+class Follower:
     """What a member that is not primary does to keep up."""
 
-    def __init__(self, memory: Memory, leading: Leading) -> None:
-        self.m = memory
-        self._leading = leading
+    def __init__(self, node: NodeState, leader: Leader) -> None:
+        self.node = node
+        self._leader = leader
         self._retry_at = Millis(0)
         self._failed: HostPort | None = None  # the pause is for this source; another one is tried at once
         self._syncing = False  # an initial sync runs
@@ -57,22 +57,22 @@ class Following:
         self._too_stale = ""
 
     def tick(self) -> None:
-        m = self.m
-        if m.state is MemberState.STARTUP2:
+        node = self.node
+        if node.state is MemberState.STARTUP2:
             self._sync_initially()
-        elif m.state in (MemberState.SECONDARY, MemberState.RECOVERING):
+        elif node.state in (MemberState.SECONDARY, MemberState.RECOVERING):
             self._follow_primary()
-        elif m.state in (MemberState.REMOVED, MemberState.ARBITER) and m.sync_source is not None:
+        elif node.state in (MemberState.REMOVED, MemberState.ARBITER) and node.sync_source is not None:
             self._stop()
 
     def next_due(self) -> Millis:
-        m = self.m
-        waiting = m.state in (MemberState.SECONDARY, MemberState.RECOVERING, MemberState.STARTUP2)
-        return self._retry_at if waiting and self._retry_at > m.now else NEVER
+        node = self.node
+        waiting = node.state in (MemberState.SECONDARY, MemberState.RECOVERING, MemberState.STARTUP2)
+        return self._retry_at if waiting and self._retry_at > node.now else NEVER
 
     def _later(self) -> Millis:
         """When to try again: soon, but not at once."""
-        return Millis(self.m.now + min(MAX_RETRY_MS, max(1, self.m.settings.heartbeat_interval_ms // 4)))
+        return Millis(self.node.now + min(MAX_RETRY_MS, max(1, self.node.settings.heartbeat_interval_ms // 4)))
 
     # --- the oplog -----------------------------------------------------------------------------------------------
 
@@ -80,92 +80,92 @@ class Following:
         """The primary. While none is known: a member that is ahead of me, so that what only it has can still win an
         election where it cannot stand itself. None: nobody.
         """
-        m = self.m
-        if m.quarantine:
+        node = self.node
+        if node.quarantine:
             return None
-        peer = m.peer_of(m.primary_id)
+        peer = node.peer_of(node.primary_id)
         if peer is not None:
             return None if peer.state is MemberState.DOWN else peer.host
-        mine = m.position.last_applied
+        mine = node.position.last_applied
         ahead = [
             peer
-            for peer in m.sorted_peers()
+            for peer in node.sorted_peers()
             if peer.state is MemberState.SECONDARY
             and peer.position.last_applied > mine
-            and peer.position.last_applied.term >= m.commit_term
+            and peer.position.last_applied.term >= node.commit_term
         ]
-        if m.sync_source in [peer.host for peer in ahead]:
-            return m.sync_source
+        if node.sync_source in [peer.host for peer in ahead]:
+            return node.sync_source
         return max(ahead, key=lambda peer: (peer.position.last_applied, -peer.id)).host if ahead else None
 
     def _follow_primary(self) -> None:
-        m = self.m
+        node = self.node
         source = self.choose_source()
-        if source != m.sync_source:
+        if source != node.sync_source:
             self._stop()
-        if source is not None and m.sync_source is None and (m.now >= self._retry_at or source != self._failed):
-            m.sync_source = source
-            m.emit(StartFetching(source))
+        if source is not None and node.sync_source is None and (node.now >= self._retry_at or source != self._failed):
+            node.sync_source = source
+            node.emit(StartFetching(source))
 
     def _stop(self) -> None:
-        if self.m.sync_source is not None:
-            self.m.sync_source = None
-            self.m.emit(StopFetching())
+        if self.node.sync_source is not None:
+            self.node.sync_source = None
+            self.node.emit(StopFetching())
 
     def on_batch(self, batch: SourceBatch) -> None:
         """A batch matched my log: the source's commit point is mine as far as I have its entries (map K2)."""
-        m = self.m
-        if batch.source != m.sync_source:
+        node = self.node
+        if batch.source != node.sync_source:
             return
-        if batch.source_is_primary and batch.term == m.term and batch.source == m.primary_host:
-            m.push_election_timer()
-        if m.state is not MemberState.PRIMARY:
+        if batch.source_is_primary and batch.term == node.term and batch.source == node.primary_host:
+            node.push_election_timer()
+        if node.state is not MemberState.PRIMARY:
             term = max(batch.commit_term, batch.commit_point.term)
-            self._leading.move_commit_point(min(batch.commit_point, m.position.last_applied), term)
-        if m.state is MemberState.RECOVERING and not m.quarantine:
-            m.become(MemberState.SECONDARY)
-        self._leading.advance_catch_up()
+            self._leader.advance_commit_point(min(batch.commit_point, node.position.last_applied), term)
+        if node.state is MemberState.RECOVERING and not node.quarantine:
+            node.become(MemberState.SECONDARY)
+        self._leader.advance_catch_up()
 
     def on_source_failed(self, failed: SourceFailed) -> None:
-        m = self.m
-        if failed.source != m.sync_source:
+        node = self.node
+        if failed.source != node.sync_source:
             return
-        m.sync_source = None
+        node.sync_source = None
         self._failed = failed.source
         self._retry_at = self._later()
-        if m.state is MemberState.PRIMARY:
-            self._leading.end_catch_up(f"{failed.source}: {failed.detail}")
+        if node.state is MemberState.PRIMARY:
+            self._leader.end_catch_up(f"{failed.source}: {failed.detail}")
             return
         if failed.problem is SourceProblem.DIVERGED:
             self._on_diverged(failed)
 
     def _on_diverged(self, failed: SourceFailed) -> None:
-        m = self.m
-        mine = m.position.last_applied
-        if failed.newest.term < m.commit_term:
+        node = self.node
+        mine = node.position.last_applied
+        if failed.newest.term < node.commit_term:
             return  # it was away while what I know to be committed was committed: nothing of mine goes for it
         if failed.oldest > mine and failed.oldest.ts > mine.ts:
             self._resync(
                 failed.source, f"too stale: the oldest entry of {failed.source} is {failed.oldest}, my newest {mine}"
             )
-        elif failed.newest.term > mine.term and m.state in (MemberState.SECONDARY, MemberState.RECOVERING):
-            m.journal("rollback", f"my newest entry {mine} is not in the history of {failed.source}")
-            m.rolling_back = True
-            m.become(MemberState.ROLLBACK)
-            m.emit(StartRollback(failed.source))
+        elif failed.newest.term > mine.term and node.state in (MemberState.SECONDARY, MemberState.RECOVERING):
+            node.journal("rollback", f"my newest entry {mine} is not in the history of {failed.source}")
+            node.rolling_back = True
+            node.become(MemberState.ROLLBACK)
+            node.emit(StartRollback(failed.source))
 
     # --- rollback ------------------------------------------------------------------------------------------------
 
     def on_rollback_ended(self, ended: RollbackEnded) -> None:
-        m = self.m
-        m.rolling_back = False
-        if m.state is not MemberState.ROLLBACK:
+        node = self.node
+        node.rolling_back = False
+        if node.state is not MemberState.ROLLBACK:
             return
-        m.journal("rollback ended", ended.detail)
-        self._retry_at = m.now if ended.ok else self._later()
+        node.journal("rollback ended", ended.detail)
+        self._retry_at = node.now if ended.ok else self._later()
         if ended.ok or ended.retry:
-            m.become(MemberState.STARTUP2 if m.initial_sync_pending else MemberState.SECONDARY)
-            m.push_election_timer()
+            node.become(MemberState.STARTUP2 if node.initial_sync_pending else MemberState.SECONDARY)
+            node.push_election_timer()
         elif ended.too_stale:
             self._resync(ended.source, f"too stale: {ended.detail}")
         else:
@@ -173,37 +173,37 @@ class Following:
 
     def quarantine(self, why: str) -> None:
         """Stay out of the way, say so, and wait for a person; nothing is undone or thrown away."""
-        m = self.m
-        m.quarantine = why
-        m.journal("quarantined", why)
+        node = self.node
+        node.quarantine = why
+        node.journal("quarantined", why)
         self._stop()
-        m.become(MemberState.RECOVERING)
+        node.become(MemberState.RECOVERING)
 
     def on_resync(self, request_id: int, request: ResyncRequest) -> None:
         """A person wants this member's data replaced; also the way out of a quarantine. Answered once it has begun."""
-        m = self.m
+        node = self.node
         refusal = self._resync_refusal()
         if refusal is not None:
-            m.reply(request_id, refusal)
-        elif m.state is MemberState.STARTUP2:
+            node.reply(request_id, refusal)
+        elif node.state is MemberState.STARTUP2:
             self._forced = self._forced or request.force
-            m.reply(request_id, Done("this member copies another one's data already"))
+            node.reply(request_id, Done("this member copies another one's data already"))
         else:
             source = self._choose_sync_source(forced=request.force)
             refusal = self._source_refusal(source, request)
             if source is None or refusal is not None:
-                m.reply(request_id, refusal or Refused(NODE_NOT_FOUND, _NOBODY))
+                node.reply(request_id, refusal or Refused(NODE_NOT_FOUND, _NOBODY))
                 return
             self._asked_for, self._forced, self._resync_request = True, request.force, (request_id, source)
             self._resync(source, "forced" if request.force else "asked for")
 
     def _source_refusal(self, source: HostPort | None, request: ResyncRequest) -> Refused | None:
         """Why this member's data is not to be replaced by that of anybody in sight."""
-        m = self.m
+        node = self.node
         behind = self._choose_sync_source(forced=True)
         if behind is None:
             return Refused(NODE_NOT_FOUND, _NOBODY)
-        peer = m.peers[behind]
+        peer = node.peers[behind]
         lack = f"{behind} is at {peer.position.last_applied}, this member holds {self._floor()}"
         if source is None:
             return Refused(
@@ -222,45 +222,45 @@ class Following:
         return None
 
     def _others_can_elect(self) -> bool:
-        m = self.m
-        if m.config is None:
+        node = self.node
+        if node.config is None:
             return False
-        peers = [m.peers.get(voter.host) for voter in m.config.voters]
-        votes = sum(peer is not None and peer.is_up and m.is_peer_named(peer) for peer in peers)
-        return has_majority(votes, len(m.config.voters))
+        peers = [node.peers.get(voter.host) for voter in node.config.voters]
+        votes = sum(peer is not None and peer.is_up and node.peer_incarnation_matches(peer) for peer in peers)
+        return has_majority(votes, len(node.config.voters))
 
     def _resync_refusal(self) -> Refused | None:
-        m = self.m
-        if m.config is None:
+        node = self.node
+        if node.config is None:
             return Refused(NOT_YET_INITIALIZED, "no replset config has been received")
-        if m.state is MemberState.PRIMARY:
+        if node.state is MemberState.PRIMARY:
             return Refused(NOT_SECONDARY, "the primary's data is what others copy; step it down first")
-        if m.state is MemberState.ARBITER:
+        if node.state is MemberState.ARBITER:
             return Refused(NOT_SECONDARY, "an arbiter holds no data")
-        if m.state in (MemberState.SECONDARY, MemberState.RECOVERING, MemberState.STARTUP2):
+        if node.state in (MemberState.SECONDARY, MemberState.RECOVERING, MemberState.STARTUP2):
             return None
-        return Refused(NOT_SECONDARY, f"this member is in {m.state.name}; try again once it is not")
+        return Refused(NOT_SECONDARY, f"this member is in {node.state.name}; try again once it is not")
 
     # --- initial sync --------------------------------------------------------------------------------------------
 
     def _resync(self, source: HostPort, why: str) -> None:
-        m = self.m
-        m.journal("resync", why)
+        node = self.node
+        node.journal("resync", why)
         self._stop()
-        if m.state is not MemberState.STARTUP2:
-            m.become(MemberState.STARTUP2)
+        if node.state is not MemberState.STARTUP2:
+            node.become(MemberState.STARTUP2)
         self._too_stale = why
         self._start_sync(source, why)
 
     def _sync_initially(self) -> None:
-        m = self.m
-        if self._syncing or m.now < self._retry_at:
+        node = self.node
+        if self._syncing or node.now < self._retry_at:
             return
         source = self._choose_sync_source(forced=self._forced)
         if source is None:
             self._retry_at = self._later()
             if self._no_source_since is None:
-                self._no_source_since = m.now
+                self._no_source_since = node.now
             elif self._asked_for and self._is_vote_missed(self._no_source_since):
                 self._give_up("nobody can be reached who holds what this member acknowledged")
             return
@@ -270,9 +270,9 @@ class Following:
         """Whether others are there, and no primary among them, for an election timeout: my vote, or my data, may be
         what they lack.
         """
-        m = self.m
-        waited = m.now - since >= m.settings.election_timeout_ms
-        return waited and m.primary_id is None and any(peer.is_up for peer in m.peers.values())
+        node = self.node
+        waited = node.now - since >= node.settings.election_timeout_ms
+        return waited and node.primary_id is None and any(peer.is_up for peer in node.peers.values())
 
     def _give_up(self, why: str) -> None:
         """End a resync that was asked for; the data is still whole, and this member goes on with it.
@@ -280,24 +280,24 @@ class Following:
         While it waits for a source it neither votes nor stands. If the source died, this member may be the only one
         that holds the newest committed entries: without this nobody could be elected, and no source would ever come.
         """
-        m = self.m
-        m.journal("resync given up", why)
+        node = self.node
+        node.journal("resync given up", why)
         if self._has_marker:
-            m.emit(Persist(InitialSyncNotNeeded()))
-        m.initial_sync_pending = False
+            node.emit(Persist(InitialSyncNotNeeded()))
+        node.initial_sync_pending = False
         self._end_sync()
-        m.become(MemberState.RECOVERING if m.quarantine else MemberState.SECONDARY)
-        m.push_election_timer()
+        node.become(MemberState.RECOVERING if node.quarantine else MemberState.SECONDARY)
+        node.push_election_timer()
 
     def _end_sync(self) -> None:
         self._asked_for = self._forced = self._has_marker = False
         self._too_stale = ""
         self._no_source_since = None
-        self._retry_at = self.m.now
+        self._retry_at = self.node.now
 
     def _floor(self) -> OpTime:
         """What a copy must reach: the newest entry here, which this member may have acknowledged; also one that was."""
-        return max(self.m.position.last_applied, self.m.commit_point, self.m.vouched)
+        return max(self.node.position.last_applied, self.node.commit_point, self.node.durability_mark)
 
     def _reaches(self, peer: Peer) -> bool:
         """Whether this member's log reaches mine, as far as is known: what I hold of its term came from the primary.
@@ -306,12 +306,12 @@ class Following:
         not. The initial sync asks the source itself, and looks into the copy before it is installed.
         """
         floor = self._floor()
-        return peer.position.last_applied >= floor or (peer.id == self.m.primary_id and floor.term == self.m.term)
+        return peer.position.last_applied >= floor or (peer.id == self.node.primary_id and floor.term == self.node.term)
 
     def _choose_sync_source(self, *, forced: bool) -> HostPort | None:
         """The primary, else the data-bearing member that is furthest and readable (the initiator at first)."""
-        m = self.m
-        able = [peer for peer in m.sorted_peers() if peer.has_data and peer.state.is_readable]
+        node = self.node
+        able = [peer for peer in node.sorted_peers() if peer.has_data and peer.state.is_readable]
         able = [peer for peer in able if forced or self._reaches(peer)]
         if not able:
             return None
@@ -324,42 +324,42 @@ class Following:
     def _start_sync(self, source: HostPort, why: str) -> None:
         self._syncing = True
         self._no_source_since = None
-        self.m.initial_sync_pending = True  # before the marker is: no vote and no acknowledgement from here on
-        self.m.journal("initial sync", f"from {source}: {why}")
-        self.m.emit(StartInitialSync(source, why, self._forced))
+        self.node.initial_sync_pending = True  # before the marker is: no vote and no acknowledgement from here on
+        self.node.journal("initial sync", f"from {source}: {why}")
+        self.node.emit(StartInitialSync(source, why, self._forced))
 
-    def on_sync_begun(self, begun: InitialSyncBegun) -> None:
-        m = self.m
-        m.incarnation = begun.incarnation
-        m.initial_sync_pending = True
+    def on_initial_sync_started(self, begun: InitialSyncStarted) -> None:
+        node = self.node
+        node.incarnation = begun.incarnation
+        node.initial_sync_pending = True
         self._has_marker = True
         if self._resync_request is not None:
             source = self._resync_request[1]
             self._answer_resync(Done(f"this member exports what only it has, and copies the data of {source}"))
 
-    def on_sync_ended(self, ended: InitialSyncEnded) -> None:
-        m = self.m
+    def on_initial_sync_ended(self, ended: InitialSyncEnded) -> None:
+        node = self.node
         self._syncing = False
-        m.journal("initial sync ended", ended.detail)
+        node.journal("initial sync ended", ended.detail)
         if not ended.ok:
             self._retry_at = self._later()
             self._answer_resync(Refused(INVALID_SYNC_SOURCE if ended.refused else NODE_NOT_FOUND, ended.detail))
-            if self._asked_for and m.state is MemberState.STARTUP2 and (ended.refused or not self._has_marker):
+            if self._asked_for and node.state is MemberState.STARTUP2 and (ended.refused or not self._has_marker):
                 self._give_up(ended.detail)
             return
-        m.initial_sync_pending = False
-        m.quarantine = m.damage = ""
-        m.vouched = OPTIME_NULL
+        node.initial_sync_pending = False
+        node.quarantine = node.damage = ""
+        node.durability_mark = OPTIME_NULL
         self._end_sync()
         if not ended.holds_committed:
             # What was known as committed is not in this data: an entry of it that stands at or below that optime may
             # never have been committed, and must not be shown to a majority read.
-            m.commit_point, m.commit_term = OPTIME_NULL, 0
-        if m.state is MemberState.STARTUP2:
-            m.become(MemberState.SECONDARY)
-            m.push_election_timer()
+            node.commit_point, node.commit_term = OPTIME_NULL, 0
+        if node.state is MemberState.STARTUP2:
+            node.become(MemberState.SECONDARY)
+            node.push_election_timer()
 
     def _answer_resync(self, answer: Done | Refused) -> None:
         if self._resync_request is not None:
-            self.m.reply(self._resync_request[0], answer)
+            self.node.reply(self._resync_request[0], answer)
             self._resync_request = None

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from replset.bson import ObjectId
-from replset.core.bounds import MAX_TERM, MAX_TERM_JUMP
-from replset.core.effects import CommitPointMoved, Reply, Send, StartFetching, StartRollback
+from replset.core.effects import CommitPointAdvanced, Reply, Send, StartFetching, StartRollback
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     HeartbeatReply,
@@ -29,6 +28,7 @@ from replset.core.messages import (
     VoteReply,
     VoteRequest,
 )
+from replset.core.term_limits import MAX_TERM, MAX_TERM_JUMP
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis
 from tests.unit.core.box import host, members_of
 from tests.unit.core.lone import FROM_1, NOW, Lone, asked, at, lead, leading_three, lone, named, only, place, ready
@@ -170,8 +170,8 @@ def test_nobody_has_what_this_primary_has_not_written(ahead: Any) -> None:
     effects = node.receive(Request(9, ProgressRequest(MemberId(1), 2, 1, 2, (row,))), NOW)
     node.tick(Millis(NOW + 2_000))
     effects += node.hear(2, NOW + 2_000, position=place(ahead))
-    assert not only(effects, CommitPointMoved)
-    assert [row["appliedOpTime"] for row in node.progress_of()][1:] == [at(1), at(1)]
+    assert not only(effects, CommitPointAdvanced)
+    assert [row["appliedOpTime"] for row in node.member_progress()][1:] == [at(1), at(1)]
     by_progress(node, 2)
     assert node.commit_point == at(2)
 
@@ -180,7 +180,7 @@ def test_a_place_beyond_the_term_in_which_it_is_told_is_not_taken() -> None:
     node = ready()
     row = MemberProgress(MemberId(2), "i2", place(at(7)))
     node.receive(Request(9, ProgressRequest(MemberId(1), 1, 1, 1, (row,))), NOW)
-    assert [row["appliedOpTime"] for row in node.progress_of()] == [at(1)] * 3
+    assert [row["appliedOpTime"] for row in node.member_progress()] == [at(1)] * 3
     assert not only(node.tick(Millis(NOW + 1)), StartFetching)
 
 
@@ -214,7 +214,7 @@ def test_a_stranger_s_progress_is_not_counted() -> None:
     node = leading()
     effects = by_progress(node, 2, sender_id=MemberId(9))
     assert only(effects, Reply)[0].body == ProgressReply(2, accepted=False)
-    assert not only(effects, CommitPointMoved)
+    assert not only(effects, CommitPointAdvanced)
 
 
 def test_a_stranger_is_not_asked_for_its_configuration() -> None:

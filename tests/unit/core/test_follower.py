@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from replset.core.effects import (
-    BecomeState,
     CompareChains,
     InitialSyncNotNeeded,
     Persist,
@@ -16,6 +15,7 @@ from replset.core.effects import (
     StartFetching,
     StartInitialSync,
     StartRollback,
+    StateChanged,
     StopFetching,
 )
 from replset.core.member_state import MemberState
@@ -24,8 +24,8 @@ from replset.core.messages import (
     Done,
     HeartbeatReply,
     HeartbeatRequest,
-    InitialSyncBegun,
     InitialSyncEnded,
+    InitialSyncStarted,
     LocalPosition,
     Refused,
     Request,
@@ -149,7 +149,7 @@ def test_rollback_only_towards_a_higher_term(newest: OpTime, oldest: OpTime, rol
     assert not only(effects, StartInitialSync)
     if rolls_back:
         kinds = [type(effect) for effect in effects]
-        assert kinds.index(BecomeState) < kinds.index(StartRollback)
+        assert kinds.index(StateChanged) < kinds.index(StartRollback)
 
 
 def test_after_a_rollback_it_is_secondary_and_follows_again() -> None:
@@ -276,7 +276,7 @@ def test_a_resync_copies_the_primary_s_data() -> None:
     assert [effect.source for effect in only(effects, StartInitialSync)] == [host(1)]
     assert only(effects, StopFetching) == [StopFetching()]
     assert not only(effects, Reply)  # the source is asked first whether it holds enough
-    (reply,) = only(node.receive(InitialSyncBegun("i0"), NOW), Reply)
+    (reply,) = only(node.receive(InitialSyncStarted("i0"), NOW), Reply)
     assert isinstance(reply.body, Done)
     assert str(host(1)) in reply.body.info
     again = asked(node, ResyncRequest())
@@ -288,7 +288,7 @@ def test_a_resync_ends_a_quarantine() -> None:
     node = following()
     outvoted(node)
     node.receive(Request(5, ResyncRequest()), NOW)
-    node.receive(InitialSyncBegun("another"), NOW)
+    node.receive(InitialSyncStarted("another"), NOW)
     node.receive(InitialSyncEnded(host(1), ok=True, detail="copied"), NOW)
     assert node.state is MemberState.SECONDARY
     assert node.quarantine == ""
@@ -354,7 +354,7 @@ def test_a_refused_resync_leaves_a_quarantine_as_it_is() -> None:
     outvoted(node)
     why = node.quarantine
     node.receive(Request(5, ResyncRequest()), NOW)
-    node.receive(InitialSyncBegun("i0"), NOW)
+    node.receive(InitialSyncStarted("i0"), NOW)
     effects = node.receive(InitialSyncEnded(host(1), ok=False, detail="it lacks 2:1", refused=True), NOW)
     assert [persist.record for persist in only(effects, Persist)] == [InitialSyncNotNeeded()]
     assert node.state is MemberState.RECOVERING
@@ -387,7 +387,7 @@ def test_after_a_copy_that_lacks_what_was_committed_no_entry_of_it_is_taken_for_
     node.receive(SourceBatch(host(1), 2, at(2, 5), True), NOW)
     assert node.commit_point == at(2, 5)
     node.receive(Request(5, ResyncRequest(force=True)), NOW)
-    node.receive(InitialSyncBegun("i9"), NOW)
+    node.receive(InitialSyncStarted("i9"), NOW)
     node.receive(LocalPosition(place(at(2, 4))), NOW)
     node.receive(InitialSyncEnded(host(1), ok=True, detail="copied", holds_committed=False), NOW)
     assert node.state is MemberState.SECONDARY
@@ -446,7 +446,7 @@ def test_an_empty_member_copies_from_any_readable_member_with_data() -> None:
 
 def test_the_primary_is_copied_from_first() -> None:
     node = fresh()
-    node._following._retry_at = Millis(NOW + 100)
+    node._follower._retry_at = Millis(NOW + 100)
     node.hear(1, position=place(at(9)))
     node.hear(2, state=MemberState.PRIMARY)
     effects = node.tick(Millis(NOW + 100))
@@ -456,7 +456,7 @@ def test_the_primary_is_copied_from_first() -> None:
 def test_a_finished_copy_makes_it_a_secondary_that_follows() -> None:
     node = fresh()
     node.hear(1, state=MemberState.PRIMARY)
-    node.receive(InitialSyncBegun("i0"), NOW)
+    node.receive(InitialSyncStarted("i0"), NOW)
     node.receive(LocalPosition(place(at(1, 9))), NOW)
     effects = node.receive(InitialSyncEnded(host(1), True, "done"), NOW)
     assert node.state is MemberState.SECONDARY
@@ -496,7 +496,7 @@ def test_from_the_decision_to_resync_on_it_neither_votes_nor_acknowledges() -> N
     node = following()
     failed(node, SourceProblem.DIVERGED, at(3, 9), at(3, 6))
     assert node.progress_request() is None
-    node.receive(InitialSyncBegun("new"), NOW)
+    node.receive(InitialSyncStarted("new"), NOW)
     assert node.incarnation == "new"
     node.receive(LocalPosition(place(at(3, 9))), NOW)
     node.receive(InitialSyncEnded(host(1), True, ""), NOW)

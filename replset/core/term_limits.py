@@ -14,7 +14,7 @@ MAX_TERM_JUMP: Final = 1 << 20
 """How far above its own a member takes a term: at one election a second, what a set reaches in twelve days."""
 
 
-def is_believable_term(mine: int, told: int) -> bool:
+def is_plausible_term(mine: int, told: int) -> bool:
     """Whether a member in term `mine` takes term `told` from another member.
 
     A member that was in no term yet (0) has nothing to compare with and takes what its set says.

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from replset.bson import ObjectId
 from replset.config import Member, ReplSetConfig, Settings
-from replset.core.bounds import is_believable_term
-from replset.core.effects import BecomeState, Effect, ElectionRecord, Journal, LastVote, Reply, Send
+from replset.core.effects import Effect, ElectionRecord, LastVote, RecordElectionEvent, Reply, Send, StateChanged
 from replset.core.member_state import MemberState, is_legal
 from replset.core.messages import (
     HeartbeatRequest,
@@ -22,6 +21,7 @@ from replset.core.messages import (
     StepUpRequest,
     VoteRequest,
 )
+from replset.core.term_limits import is_plausible_term
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, invariant
 
 NO_POSITION = Position(OPTIME_NULL, OPTIME_NULL, 0, 0)
@@ -66,21 +66,21 @@ class Peer:
     def is_up(self) -> bool:
         return self.state not in (MemberState.DOWN, MemberState.UNKNOWN)
 
-    def told_incarnation(self, incarnation: str) -> None:
+    def set_incarnation(self, incarnation: str) -> None:
         """Another incarnation is another disk: what the one before it held says nothing of this one."""
         if self.incarnation != incarnation:
             self.incarnation = incarnation
             self.position = NO_POSITION
             self.has_data = False
 
-    def beat_now(self, now: Millis) -> None:
+    def restart_heartbeat(self, now: Millis) -> None:
         """Ask it anew at once; an answer to an earlier heartbeat that is still under way is not waited for."""
         self.heartbeat_id = None
         self.heartbeat_due = now
 
 
 @dataclass(slots=True)
-class Memory:
+class NodeState:
     """One node's knowledge. `out` collects the effects of the input under way."""
 
     host: HostPort
@@ -103,7 +103,7 @@ class Memory:
     primary_id: MemberId | None = None
     commit_point: OpTime = OPTIME_NULL
     commit_term: int = 0  # of the primary that committed it; the entry itself may be of an older term
-    commit_point_waits: bool = False  # for a member that is about to get its vote; on the primary
+    commit_point_paused: bool = False  # for a member that is about to get its vote; on the primary
     writable: bool = False
     peers: dict[HostPort, Peer] = field(default_factory=dict)
     election_due: Millis = NEVER
@@ -111,7 +111,7 @@ class Memory:
     disk_stalled: bool = False
     shutting_down: bool = False
     quarantine: str = ""
-    vouched: OpTime = OPTIME_NULL  # set where it is behind what the disk holds: entries were lost
+    durability_mark: OpTime = OPTIME_NULL  # set where it is behind what the disk holds: entries were lost
     damage: str = ""  # what was found on this member's disk that is not what was written
     election_wall_ms: int | None = None
     sync_source: HostPort | None = None
@@ -159,7 +159,7 @@ class Memory:
         return self.initial_sync_pending and not self.is_arbiter
 
     @property
-    def is_named(self) -> bool:
+    def incarnation_matches(self) -> bool:
         """Whether the configuration names my incarnation: only then do I vote and count (docs/adr/0007)."""
         member = self.self_member
         return member is not None and member.incarnation == self.incarnation and not self.must_sync
@@ -171,7 +171,7 @@ class Memory:
             member is not None
             and member.is_electable
             and member.is_voter
-            and self.is_named
+            and self.incarnation_matches
             and self.has_data
             and self.state is MemberState.SECONDARY
             and self.now >= self.frozen_until
@@ -192,7 +192,7 @@ class Memory:
 
     def term_refusal(self, term: int) -> str | None:
         """Why another member's term is not taken, None when it is; in words that name the way out."""
-        if is_believable_term(self.term, term):
+        if is_plausible_term(self.term, term):
             return None
         return f"term {term} is too far above mine, {self.term}, to be true; `replset repair` puts such a term right"
 
@@ -214,7 +214,7 @@ class Memory:
     def sorted_peers(self) -> list[Peer]:
         return sorted(self.peers.values(), key=lambda peer: peer.id)
 
-    def is_peer_named(self, peer: Peer) -> bool:
+    def peer_incarnation_matches(self, peer: Peer) -> bool:
         """Whether the configuration names the incarnation that this member tells."""
         member = None if self.config is None else self.config.member(peer.id)
         return member is not None and bool(peer.incarnation) and member.incarnation == peer.incarnation
@@ -237,13 +237,13 @@ class Memory:
         counted = {self.incarnation}
         for member in self.config.data_bearing:
             if member.host == self.host:
-                if self.is_named or member.votes == 0:
+                if self.incarnation_matches or member.votes == 0:
                     found[member.id] = self.position
                 continue
             peer = self.peers.get(member.host)
             if peer is None or peer.incarnation in counted:
                 continue
-            if self.is_peer_named(peer) or (member.votes == 0 and not member.newly_added):
+            if self.peer_incarnation_matches(peer) or (member.votes == 0 and not member.newly_added):
                 counted.add(peer.incarnation)
                 found[member.id] = peer.position
         return found
@@ -260,10 +260,10 @@ class Memory:
                 continue
             peer = self.peers.get(voter.host)
             if peer is not None and (peer.config_version, peer.config_term) == self.config.version_and_term:
-                holders += self.is_peer_named(peer)
+                holders += self.peer_incarnation_matches(peer)
         return holders >= self.config.majority_vote_count
 
-    def told_position(self) -> Position:
+    def advertised_position(self) -> Position:
         """What I say of my place: nothing while my data is not mine yet (map S5)."""
         return NO_POSITION if self.must_sync else self.position
 
@@ -284,7 +284,7 @@ class Memory:
         self.emit(Reply(request_id, body))
 
     def journal(self, event: str, detail: str) -> None:
-        self.emit(Journal(ElectionRecord(self.now, self.term, event, detail)))
+        self.emit(RecordElectionEvent(ElectionRecord(self.now, self.term, event, detail)))
 
     def become(self, state: MemberState) -> None:
         """Change state (the table says what is legal) and tell the shell."""
@@ -294,17 +294,17 @@ class Memory:
             self.tell_state()
 
     def tell_state(self) -> None:
-        self.emit(BecomeState(self.state, self.term, self.primary_id))
+        self.emit(StateChanged(self.state, self.term, self.primary_id))
 
     def set_primary(self, member_id: MemberId | None) -> None:
         if self.primary_id != member_id:
             self.primary_id = member_id
             self.tell_state()
 
-    def beat_all(self) -> None:
+    def restart_heartbeats(self) -> None:
         """Tell everybody what has changed with the next tick, which follows at once."""
         for peer in self.peers.values():
-            peer.beat_now(self.now)
+            peer.restart_heartbeat(self.now)
 
     def push_election_timer(self) -> None:
         """Wait a whole election timeout and up to 15 % more again (map E1, H7)."""
