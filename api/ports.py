@@ -10,7 +10,7 @@ from replset.commands.ports import CommandRequest, Reply
 from replset.core.node import Node
 from replset.ids import HostPort, Millis
 from replset.replication.ports import Clock, Peer, Workers
-from replset.replication.rollback_tally import RollbackTally
+from replset.replication.rollback_list import RollbackList
 from replset.runtime.admission import Admission
 from replset.storage.store import Store
 
@@ -66,7 +66,7 @@ class ApiMember(Protocol):
     def shutting_down(self) -> bool: ...
 
     @property
-    def rollbacks(self) -> RollbackTally: ...
+    def rollbacks(self) -> RollbackList: ...
 
     @property
     def admission(self) -> Admission: ...

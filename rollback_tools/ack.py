@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from replset.errors import CorruptDataError, ReplError
-from replset.replication.rollback_files import (
+from replset.replication.rollback_manifest import (
     RollbackState,
     acknowledge,
     acknowledged,
@@ -19,11 +19,11 @@ from replset.replication.rollback_files import (
     read_manifest,
 )
 from replset.storage.disk import RealDisk
-from rollback_tools import place
+from rollback_tools import manifest_source
 
 
 def ack(
-    manifests: Annotated[list[str], typer.Argument(metavar="MANIFEST...", help=place.HELP)],
+    manifests: Annotated[list[str], typer.Argument(metavar="MANIFEST...", help=manifest_source.HELP)],
     by: Annotated[str, typer.Option(help="who acknowledges; default: the user's name")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="JSON for scripts")] = False,
 ) -> int:
@@ -32,15 +32,14 @@ def ack(
     A running member sees it within ten seconds. Acknowledging twice changes nothing.
     """
     for text in manifests:
-        if place.is_remote(text):
-            place.client_of(text)
+        if manifest_source.is_remote(text):
+            manifest_source.client_and_id(text)
         else:
             check(Path(text))
     rows = []
     for text in manifests:
-        row = (
-            _ask(text, by or getpass.getuser()) if place.is_remote(text) else _note(Path(text), by or getpass.getuser())
-        )
+        who = by or getpass.getuser()
+        row = _ask(text, who) if manifest_source.is_remote(text) else _note(Path(text), who)
         rows.append(row)
         if not as_json:
             typer.echo(f"{row['id']} {'is' if row['new'] else 'was'} acknowledged {row['acknowledged']}")
@@ -56,8 +55,8 @@ def _note(path: Path, by: str) -> dict[str, Any]:
 
 
 def _ask(text: str, by: str) -> dict[str, Any]:
-    client, identifier = place.client_of(text)
-    answer = client.post(f"{place.ROUTE}/{identifier}/ack", {"by": by})
+    client, identifier = manifest_source.client_and_id(text)
+    answer = client.post(f"{manifest_source.ROUTE}/{identifier}/ack", {"by": by})
     return {name: answer[name] for name in ("id", "acknowledged", "new")}
 
 

@@ -12,36 +12,36 @@ from typing import Annotated
 import typer
 
 from replset.bson import decode
-from replset.recovery.diffing import Difference, Diffing
-from replset.recovery.live import Live
-from replset.recovery.report import JsonReport
-from replset.replication.lost_writes import LostDocument, LostKind, LostWrites
-from replset.replication.put_back import (
+from replset.recovery.diff import Difference, RollbackDiff
+from replset.recovery.live_set import LiveSet
+from replset.recovery.lost_writes import LostDocument, LostKind, LostWrites
+from replset.recovery.policy import (
     MISSING,
     CommandKind,
+    ConflictStatus,
     FieldRow,
     LostChange,
     Side,
-    Standing,
     Versions,
     field_rows,
     path_text,
 )
-from replset.replication.rollback_files import read_manifest
-from rollback_tools import place
-from rollback_tools.report import printable, short
+from replset.recovery.report import JsonReport
+from replset.replication.rollback_manifest import read_manifest
+from rollback_tools import manifest_source
+from rollback_tools.text import printable, short
 
-COLOUR = {Standing.THERE: "bright_black", Standing.CLEAN: "green", Standing.CONFLICT: "red"}
+COLOUR = {ConflictStatus.THERE: "bright_black", ConflictStatus.CLEAN: "green", ConflictStatus.CONFLICT: "red"}
 SIDE_COLOUR = {Side.LOST: "green", Side.LIVE: "cyan", Side.SAME: "bright_black", Side.BOTH: "red"}
 SAYS = {
-    Standing.THERE: "in the set",
-    Standing.CLEAN: "unchanged since the common point",
-    Standing.CONFLICT: "in conflict",
+    ConflictStatus.THERE: "in the set",
+    ConflictStatus.CLEAN: "unchanged since the common point",
+    ConflictStatus.CONFLICT: "in conflict",
 }
 
 
 def diff(
-    manifest: Annotated[str, typer.Argument(help=place.HELP)],
+    manifest: Annotated[str, typer.Argument(help=manifest_source.HELP)],
     host: Annotated[str, typer.Option(help="any member of the set, HOST:PORT of its wire port")] = "127.0.0.1:27017",
     as_json: Annotated[bool, typer.Option("--json", help="JSON for scripts instead of tables")] = False,
 ) -> int:
@@ -50,11 +50,11 @@ def diff(
     Exit status 0: the set has all of them. 1: something is lost.
     """
     with ExitStack() as stack:
-        path = stack.enter_context(place.at_hand(manifest))
+        path = stack.enter_context(manifest_source.local_manifest(manifest))
         found = read_manifest(path)
         lost = stack.enter_context(LostWrites(path.parent, found))
-        live = stack.enter_context(Live(host, found.set_name))
-        diffing = Diffing(lost, live)
+        live = stack.enter_context(LiveSet(host, found.set_name))
+        diffing = RollbackDiff(lost, live)
         report = JsonReport(sys.stdout, diffing.head(), "writes") if as_json else None
         for difference in diffing.run():
             if report is not None:
@@ -70,7 +70,7 @@ def diff(
 
 
 def _sum_up(counts: Counter[str]) -> None:
-    parts = [f"{counts[standing.value]} {SAYS[standing]}" for standing in Standing if counts[standing.value]]
+    parts = [f"{counts[standing.value]} {SAYS[standing]}" for standing in ConflictStatus if counts[standing.value]]
     typer.echo("; ".join(parts) or "nothing was lost")
 
 
@@ -84,18 +84,18 @@ def print_difference(found: Difference) -> None:
         print_document(found.lost, found.versions, found.standing)
 
 
-def print_change(change: LostChange, standing: Standing) -> None:
-    is_drop = change.kind is CommandKind.DROP and standing is Standing.CONFLICT
+def print_change(change: LostChange, standing: ConflictStatus) -> None:
+    is_drop = change.kind is CommandKind.DROP and standing is ConflictStatus.CONFLICT
     says = "the set still has the collection" if is_drop else SAYS[standing]
     Printer().heading(printable(change.ns), f"lost {printable(change.name)}", says, standing)
 
 
-def print_document(row: LostDocument, versions: Versions, standing: Standing, *, err: bool = False) -> None:
+def print_document(row: LostDocument, versions: Versions, standing: ConflictStatus, *, err: bool = False) -> None:
     """A heading, then a line for each field that is not the same in all versions."""
     printer = Printer(err=err)
     kind = row.kind.value if row.kind is not None else ""
     printer.heading(f"{printable(row.ns)} {short(row.id)}", f"lost {kind}", SAYS[standing], standing)
-    if standing is Standing.THERE:
+    if standing is ConflictStatus.THERE:
         return
     fields = [] if versions.lost is None else field_rows(versions)
     if fields:
@@ -116,7 +116,7 @@ class Printer:
     def line(self, text: str) -> None:
         typer.echo(text, err=self._err, color=self._colours)
 
-    def heading(self, about: str, lost: str, says: str, standing: Standing) -> None:
+    def heading(self, about: str, lost: str, says: str, standing: ConflictStatus) -> None:
         self.line(f"{self._styled(about, bold=True)}  {lost}  {self._styled(says, fg=COLOUR[standing])}")
 
     def fields(self, fields: Sequence[FieldRow], *, before_known: bool) -> None:

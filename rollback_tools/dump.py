@@ -140,9 +140,9 @@ def _dump(source: BinaryIO, out: BinaryIO, options: argparse.Namespace) -> int:
 def _documents(source: BinaryIO, options: argparse.Namespace, damage: _Damage) -> Iterator[bytes]:
     if not options.resync:
         return read_documents(source)
-    from rollback_tools import resync
+    from rollback_tools import damaged_bson
 
-    return resync.documents(source, damage.add)
+    return damaged_bson.documents(source, damage.add)
 
 
 def _writer(out: BinaryIO, options: argparse.Namespace) -> tuple[Callable[[bytes], object], Callable[[], None]]:

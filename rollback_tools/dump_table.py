@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import BinaryIO
 
-from rollback_tools.report import printable, short
+from rollback_tools.text import printable, short
 
 FIRST_ROWS = 100
 MOST_COLUMNS = 12

@@ -14,7 +14,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["dump"]:
         return dump.main(arguments[1:])
     from replset.terminal import run_app
-    from rollback_tools.tools import app
+    from rollback_tools.app import app
 
     return run_app(app, "rollback-tools", _with_collection(arguments))
 

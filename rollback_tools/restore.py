@@ -12,16 +12,16 @@ from typing import Annotated, Any
 
 import typer
 
-from replset.recovery.audit import Audit
-from replset.recovery.live import Live
-from replset.recovery.putting_back import Outcome, Result
+from replset.recovery.audit import AuditLog
+from replset.recovery.live_set import LiveSet
+from replset.recovery.lost_writes import LostDocument, LostWrites
+from replset.recovery.policy import ConflictStatus, Decision, LostChange, Policy, Versions
 from replset.recovery.report import JsonReport
+from replset.recovery.restore import Outcome, Result
 from replset.recovery.restoring import POLICIES, Restoring, policy_of, readable, stamp_of
-from replset.replication.lost_writes import LostDocument, LostWrites
-from replset.replication.put_back import Decision, LostChange, Policy, Standing, Versions
-from rollback_tools import place
+from rollback_tools import manifest_source
 from rollback_tools.diff import print_document
-from rollback_tools.report import printable, short
+from rollback_tools.text import printable, short
 
 DEFAULT_HOST = "127.0.0.1:27017"
 AUDIT_HELP = "the record of the run; default: beside the manifest, of a member's manifest in the current folder"
@@ -37,7 +37,7 @@ ANSWERS = "p: put back, m: merge, n: only if newer, k: keep what is live, a: as 
 
 
 def restore(
-    manifest: Annotated[str, typer.Argument(help=place.HELP)],
+    manifest: Annotated[str, typer.Argument(help=manifest_source.HELP)],
     host: Annotated[str, typer.Option(help="any member of the set, HOST:PORT of its wire port")] = DEFAULT_HOST,
     policy: Annotated[str, typer.Option(help=f"where the set changed the document since: {POLICIES}")] = "skip",
     interactive: Annotated[bool, typer.Option("--interactive", help="ask about each lost write")] = False,
@@ -51,11 +51,11 @@ def restore(
     """
     chosen, collection = parse_policy(policy)
     with ExitStack() as stack:
-        path = stack.enter_context(place.at_hand(manifest))
+        path = stack.enter_context(manifest_source.local_manifest(manifest))
         found = readable(path)
         lost = stack.enter_context(LostWrites(path.parent, found))
-        live = stack.enter_context(Live(host, found.set_name))
-        choose = Asking(chosen).choose if interactive else None
+        live = stack.enter_context(LiveSet(host, found.set_name))
+        choose = Prompt(chosen).choose if interactive else None
         restoring = Restoring(lost, live, chosen, collection=collection, choose=choose)
         record = None if dry_run else stack.enter_context(_audit(manifest, path, audit))
         outcomes = stack.enter_context(closing(restoring.run(record, _now)))
@@ -72,12 +72,12 @@ def parse_policy(text: str) -> tuple[Policy, str]:
     return policy_of(name, collection), collection
 
 
-def _audit(manifest: str, path: Path, chosen: Path | None) -> Audit:
+def _audit(manifest: str, path: Path, chosen: Path | None) -> AuditLog:
     """manifest: as it was given. path: where it is at hand."""
     if chosen is not None:
-        return Audit(chosen)
-    folder = Path.cwd() if place.is_remote(manifest) else path.parent
-    return Audit.beside(folder / path.name, stamp_of(_now()))
+        return AuditLog(chosen)
+    folder = Path.cwd() if manifest_source.is_remote(manifest) else path.parent
+    return AuditLog.beside(folder / path.name, stamp_of(_now()))
 
 
 def _now() -> datetime.datetime:
@@ -108,7 +108,7 @@ def line_of(outcome: Outcome) -> str:
     return f"{VERBS[outcome.result]}  {what}; {printable(outcome.decision.reason)}"
 
 
-def _sum_up(counts: Counter[str], manifest: str, record: Audit | None) -> None:
+def _sum_up(counts: Counter[str], manifest: str, record: AuditLog | None) -> None:
     parts = [f"{counts[result.value]} {VERBS[result]}" for result in Result if counts[result.value]]
     typer.echo(", ".join(parts) or "nothing was lost")
     if record is not None:
@@ -120,7 +120,7 @@ def _sum_up(counts: Counter[str], manifest: str, record: Audit | None) -> None:
 # --- asking -----------------------------------------------------------------------------------------------------
 
 
-class Asking:
+class Prompt:
     """Asks a person about one lost write after the other, on standard error."""
 
     def __init__(self, policy: Policy) -> None:
@@ -158,7 +158,7 @@ class Asking:
                     typer.echo(ANSWERS, err=True)
 
     def _answer(self, decision: Decision) -> str:
-        fitting = "k" if decision.standing is Standing.CONFLICT else "p"
+        fitting = "k" if decision.standing is ConflictStatus.CONFLICT else "p"
         typer.echo(f"[p/m/n/k/a/q, ?: help] ({fitting}) ", nl=False, err=True)
         line = sys.stdin.readline()
         if not line:  # nobody is there to ask any more

@@ -9,22 +9,22 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from replset.recovery.checking import Verdict, verdict
-from replset.replication.rollback_files import read_manifest
+from replset.recovery.verify import RollbackCheck, verify_rollback
+from replset.replication.rollback_manifest import read_manifest
 from replset.terminal import console
-from rollback_tools import place
+from rollback_tools import manifest_source
 
 
 def verify(
-    manifest: Annotated[str, typer.Argument(help=place.HELP)],
+    manifest: Annotated[str, typer.Argument(help=manifest_source.HELP)],
     as_json: Annotated[bool, typer.Option("--json", help="JSON for scripts instead of a table")] = False,
 ) -> int:
     """Check sizes, SHA-256, counts, each document, and that entries and documents belong together.
 
     Exit status 1 when anything is damaged; file and byte are named.
     """
-    with place.at_hand(manifest) as path:
-        found = verdict(path, read_manifest(path))
+    with manifest_source.local_manifest(manifest) as path:
+        found = verify_rollback(path, read_manifest(path))
     if as_json:
         typer.echo(json.dumps(found.document(), indent=2, ensure_ascii=False))
     else:
@@ -32,7 +32,7 @@ def verify(
     return 0 if found.is_sound else 1
 
 
-def _print(found: Verdict) -> None:
+def _print(found: RollbackCheck) -> None:
     out = console()
     table = Table()
     for column in ("file", "documents", "bytes", "check"):

@@ -18,7 +18,7 @@ import pyarrow as pa
 from replset.bson import RawDocument
 from replset.errors import CorruptDataError
 from replset.ids import OpTime
-from replset.replication.rollback_files import Manifest, list_manifests
+from replset.replication.rollback_manifest import Manifest, list_manifests
 from spark.jobs import map_spans, pinned, scan, table_of
 from spark.places import Only, Place, PlaceError, Span
 from spark.readers.sqlite import SqlitePlace

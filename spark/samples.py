@@ -14,7 +14,7 @@ from replset.bson import RawDocument, encode_key
 from replset.errors import ReplError
 from replset.ids import OpTime
 from replset.query.diff import is_diff
-from replset.replication.rollback_files import FileKind, Manifest, rollback_folder
+from replset.replication.rollback_manifest import FileKind, Manifest, rollback_folder
 from spark.elections import manifests_of
 from spark.places import Place, PlaceTrimmedError, Span
 from spark.readers.sqlite import SqlitePlace

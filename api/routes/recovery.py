@@ -12,21 +12,21 @@ from fastapi import APIRouter, Request, Response
 
 from api.errors import NOT_PRIMARY, TYPE_MISMATCH, failure
 from api.exchange import Answer, Asked, known_fields, respond
-from api.once import Once
 from api.openapi import answers, body
 from api.ports import ApiMember
+from api.rollback_jobs import RollbackJobLimiter
 from api.routes.rollbacks import find
 from api.streamed import Telling, in_thread, problem_of, report, streamed
 from replset.errors import ReplError, ShutdownInProgressError
 from replset.ids import HostPort
-from replset.recovery.audit import Audit
-from replset.recovery.checking import Verdict, verdict
-from replset.recovery.diffing import Diffing
-from replset.recovery.live import Live
+from replset.recovery.audit import AuditLog
+from replset.recovery.diff import RollbackDiff
+from replset.recovery.live_set import LiveSet
+from replset.recovery.lost_writes import LostWrites
+from replset.recovery.policy import Policy
 from replset.recovery.restoring import Restoring, policy_of, readable, stamp_of
-from replset.replication.lost_writes import LostWrites
-from replset.replication.put_back import Policy
-from replset.replication.rollback_files import read_manifest
+from replset.recovery.verify import RollbackCheck, verify_rollback
+from replset.replication.rollback_manifest import read_manifest
 
 Row: TypeAlias = dict[str, Any]
 RECORD_BYTES = 1000
@@ -46,7 +46,7 @@ _RESTORE: dict[str, Any] = {
 
 def router(member: ApiMember) -> APIRouter:
     routes = APIRouter(prefix="/v1/replset/rollbacks", tags=["rollbacks"])
-    once = Once()
+    limiter = RollbackJobLimiter()
 
     @routes.get(
         "/{rollback}/verify",
@@ -58,9 +58,9 @@ def router(member: ApiMember) -> APIRouter:
         asked = Asked(request.scope)
         path = await _held(member, asked, rollback)
 
-        def work() -> Verdict:
-            with once.reading():
-                return verdict(path, read_manifest(path))
+        def work() -> RollbackCheck:
+            with limiter.admit_read():
+                return verify_rollback(path, read_manifest(path))
 
         try:
             found = await in_thread(work)
@@ -80,10 +80,10 @@ def router(member: ApiMember) -> APIRouter:
         primary = _primary(member)
 
         def begin(stack: ExitStack) -> Telling:
-            stack.enter_context(once.reading())
+            stack.enter_context(limiter.admit_read())
             found = read_manifest(path)
             lost = stack.enter_context(LostWrites(path.parent, found))
-            diffing = Diffing(lost, stack.enter_context(Live(primary, found.set_name)))
+            diffing = RollbackDiff(lost, stack.enter_context(LiveSet(primary, found.set_name)))
             rows = _while_it_runs(member, (difference.row() for difference in diffing.run()))
             return Telling(diffing.head(), rows, diffing.counts)
 
@@ -109,13 +109,13 @@ def router(member: ApiMember) -> APIRouter:
 
         def begin(stack: ExitStack) -> Telling:
             if not is_dry:
-                stack.enter_context(once.restoring(path.stem))
-            stack.enter_context(once.reading())
+                stack.enter_context(limiter.admit_restore(path.stem))
+            stack.enter_context(limiter.admit_read())
             found = readable(path)
             lost = stack.enter_context(LostWrites(path.parent, found))
-            live = stack.enter_context(Live(primary, found.set_name))
+            live = stack.enter_context(LiveSet(primary, found.set_name))
             restoring = Restoring(lost, live, policy, collection=collection)
-            record = None if is_dry else stack.enter_context(Audit.beside(path, stamp_of(now())))
+            record = None if is_dry else stack.enter_context(AuditLog.beside(path, stamp_of(now())))
             outcomes = stack.enter_context(closing(restoring.run(record, now)))
             rows = _while_it_runs(member, (outcome.row() for outcome in outcomes))
             return Telling(restoring.head(record), rows, restoring.counts, lambda: restoring.has_written)

@@ -17,8 +17,8 @@ from api.ports import ApiDispatcher, ApiMember
 from replset.bson import InvalidBSONError
 from replset.errors import CorruptDataError
 from replset.ids import HostPort
-from replset.replication.lost_feed import LostPage, lost_entries
-from replset.replication.rollback_files import (
+from replset.recovery.lost_entries import LostPage, lost_entries
+from replset.replication.rollback_manifest import (
     Manifest,
     RollbackState,
     acknowledged,

@@ -17,8 +17,8 @@ from replset.core.write_concern import WriteConcern
 from replset.ids import HostPort, MemberId, Millis, OpTime
 from replset.key_file import Handshake, Keys
 from replset.replication.ports import Clock, Peer, Workers
+from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_progress import RollbackProgress
-from replset.replication.rollback_tally import RollbackTally
 from replset.replication.sync_progress import SyncProgress
 from replset.storage.store import Store
 from replset.storage.txn import Txn
@@ -250,7 +250,7 @@ class MemberPort(Protocol):
         ...
 
     @property
-    def rollbacks(self) -> RollbackTally:
+    def rollbacks(self) -> RollbackList:
         """What rollbacks of this member took away."""
         ...
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 
-class Audit:
+class AuditLog:
     """An append-only file; use it in `with`. OSError where it cannot be written."""
 
     def __init__(self, path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from replset.bson import decode, to_ejson
-from replset.replication.lost_writes import LostDocument
+from replset.recovery.lost_writes import LostDocument
 
 
 def plain(value: object) -> Any:

@@ -10,13 +10,13 @@ from typing import Any
 
 from replset.commands.namespaces import writable_namespace
 from replset.errors import BadValueError, CorruptDataError, IllegalOperationError
-from replset.recovery.audit import Audit
-from replset.recovery.comparing import Comparing
-from replset.recovery.live import Live
-from replset.recovery.putting_back import Choose, Outcome, PuttingBack, Result
-from replset.replication.lost_writes import LostWrites
-from replset.replication.put_back import Policy
-from replset.replication.rollback_files import Manifest, RollbackState, read_manifest, verify_file
+from replset.recovery.audit import AuditLog
+from replset.recovery.compare import Comparison
+from replset.recovery.live_set import LiveSet
+from replset.recovery.lost_writes import LostWrites
+from replset.recovery.policy import Policy
+from replset.recovery.restore import Choose, Outcome, PuttingBack, Result
+from replset.replication.rollback_manifest import Manifest, RollbackState, read_manifest, verify_file
 
 POLICIES = "skip, overwrite, keep-newer, merge, or to-collection NAME"
 
@@ -51,7 +51,7 @@ class Restoring:
     """Puts the lost writes of one rollback back. counts: by result, of the outcomes so far."""
 
     def __init__(
-        self, lost: LostWrites, live: Live, policy: Policy, *, collection: str = "", choose: Choose | None = None
+        self, lost: LostWrites, live: LiveSet, policy: Policy, *, collection: str = "", choose: Choose | None = None
     ) -> None:
         """collection, choose: as PuttingBack takes them. InvalidNamespaceError where nobody can copy to it."""
         self._lost = lost
@@ -60,7 +60,7 @@ class Restoring:
         self._collection = collection
         self._choose = choose
         with_entries = policy is Policy.KEEP_NEWER or choose is not None
-        self._comparing = Comparing(lost, live, with_entries=with_entries)
+        self._comparing = Comparison(lost, live, with_entries=with_entries)
         if policy is Policy.TO_COLLECTION:
             for database in {row.ns.partition(".")[0] for row in self._comparing.documents}:
                 writable_namespace(database, collection)
@@ -72,7 +72,7 @@ class Restoring:
         """Whether anything was sent that changes the set."""
         return self._run is not None and self._run.has_written
 
-    def head(self, record: Audit | None) -> dict[str, Any]:
+    def head(self, record: AuditLog | None) -> dict[str, Any]:
         manifest = self._lost.manifest
         return {
             "id": manifest.id,
@@ -83,7 +83,7 @@ class Restoring:
             "audit": None if record is None else str(record.path),
         }
 
-    def run(self, record: Audit | None, now: Callable[[], datetime.datetime]) -> Generator[Outcome]:
+    def run(self, record: AuditLog | None, now: Callable[[], datetime.datetime]) -> Generator[Outcome]:
         """Each outcome once it is certain. record: None is a dry run; else close this before it."""
         self._run = PuttingBack(
             self._comparing,

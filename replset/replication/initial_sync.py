@@ -36,8 +36,8 @@ from replset.replication.gate import WriteGate
 from replset.replication.ports import Clock, Peer, Workers
 from replset.replication.private_commands import ProbeReply, ProbeRequest, SnapshotReply, SnapshotRequest
 from replset.replication.rollback import export_before_wipe, settle
-from replset.replication.rollback_files import Manifest, RollbackState, settle_manifest
-from replset.replication.rollback_writing import Identity
+from replset.replication.rollback_files import Identity
+from replset.replication.rollback_manifest import Manifest, RollbackState, settle_manifest
 from replset.replication.sync_progress import FailedAttempt, SyncProgress
 from replset.replication.transfer import PartialCopy, Transfer
 from replset.storage.copies import check_database

@@ -26,15 +26,9 @@ from replset.ids import OPTIME_NULL, HostPort, OpTime
 from replset.replication.common_point import ChainDiffersError, CommonPoint, NoCommonPointError
 from replset.replication.gate import WriteGate
 from replset.replication.ports import Clock, Peer, Workers
-from replset.replication.rollback_files import (
-    Manifest,
-    RollbackState,
-    manifests_on,
-    settle_manifest,
-    sync_names,
-)
+from replset.replication.rollback_files import Identity, RollbackFiles
+from replset.replication.rollback_manifest import Manifest, RollbackState, manifests_on, settle_manifest, sync_names
 from replset.replication.rollback_progress import RollbackPhase, RollbackProgress
-from replset.replication.rollback_writing import Identity, Writing
 from replset.storage.disk import Disk
 from replset.storage.sqlite import is_no_room
 from replset.storage.store import Store
@@ -214,7 +208,7 @@ class Rollback:
 
     async def _write(self, common: OpTime, state: RollbackState, reason: str, source: HostPort | None) -> Manifest:
         self.progress.write(common)
-        writing = Writing(
+        writing = RollbackFiles(
             self._disk,
             self._dbpath,
             self._clock.wall_ms(),
@@ -383,6 +377,6 @@ async def export_before_wipe(
         if manifest.state is RollbackState.EXPORTED and manifest.last == newest and manifest.common_point <= common:
             await workers.run(lambda: sync_names(disk, dbpath))  # a crash may have left it unsynced
             return manifest
-    writing = Writing(disk, dbpath, wall_ms, identity, common, reason, source, progress or RollbackProgress())
+    writing = RollbackFiles(disk, dbpath, wall_ms, identity, common, reason, source, progress or RollbackProgress())
     snapshot = store.read()
     return await workers.run(lambda: writing.write(snapshot, RollbackState.EXPORTED))

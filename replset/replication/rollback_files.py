@@ -1,214 +1,175 @@
-"""The files of a rollback: names, contents, the manifest and its states. `docs/rollback.md` describes the format.
+"""The files of a rollback: everything after one entry, written before it is undone or erased by a copy.
 
-Writing goes through the member's disk, in bounded pieces, and never over an existing file. Reading is a few functions
-on a folder's path that need no running member: the HTTP API and rollback-tools use them.
+The entries and documents go to BSON files in bounded pieces, and no existing file is overwritten.
+`rollback_manifest.py` owns the manifest that names the files.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import logging
 import os
 import string
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
-from enum import Enum
-from pathlib import Path
-from typing import TYPE_CHECKING, Self
 from uuid import UUID
 
-from replset.errors import CorruptDataError
-from replset.ids import OpTime
+from replset.ids import HostPort, OpTime, invariant
+from replset.oplog_row import OplogRow, entry_hash
+from replset.replication.rollback_manifest import (
+    FOLDER,
+    OPLOG_NS,
+    FileKind,
+    Manifest,
+    RollbackFile,
+    RollbackState,
+    store_manifest,
+    sync_names,
+    utc_text,
+)
+from replset.replication.rollback_progress import RollbackProgress
+from replset.storage.catalog import Collection
+from replset.storage.disk import Disk
+from replset.storage.snapshot import Snapshot
 
-if TYPE_CHECKING:
-    from replset.storage.disk import Disk
-
-log = logging.getLogger("replset.rollback")
-
-FOLDER = "rollback"
-ACK_SUFFIX = ".ack"
-OPLOG_NS = "local.oplog.rs"
-MANIFEST_VERSION = 1
+PAGE_ENTRIES = 1_000
+PAGE_BYTES = 4 << 20
+TOUCHED_PAGE = 1_000
+WRITTEN_PAGE = 20_000
+_NAMED_ENTRIES = 20
 _PLAIN = frozenset(string.ascii_letters + string.digits + "._-$")
 _LONGEST_NAME = 180
 _BUFFER_BYTES = 4 << 20
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class RollbackState(Enum):
-    """planned -> finished; planned -> abandoned when nothing was undone; exported is written once (before a wipe)."""
-
-    PLANNED = "planned"
-    FINISHED = "finished"
-    EXPORTED = "exported"
-    ABANDONED = "abandoned"
-
-
-class FileKind(Enum):
-    """documents: as they were here and will not be any more. before: the same at the common point. oplog: entries."""
-
-    DOCUMENTS = "documents"
-    BEFORE = "before"
-    OPLOG = "oplog"
 
 
 @dataclass(frozen=True, slots=True)
-class RollbackFile:
-    """One BSON file. `ns` is the true namespace; `uuid` the collection's, None for the oplog. sha256 in hex."""
+class Identity:
+    """Who is rolling back, for the manifest. mongodb_layout: whether its files are in MongoDB's layout too."""
 
-    name: str
-    kind: FileKind
-    ns: str
-    uuid: UUID | None
-    count: int
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What a rollback took away and where it is. `id` is the manifest's stem; `member` host:port.
-
-    common_point: the newest entry that stays (exported: the newest entry known committed). first, last: the range
-    of entries that go, with their wall clocks. operations: how many entries of each op. mongodb_files: paths of the
-    documents in MongoDB's layout too, where that was asked for.
-    """
-
-    id: str
-    state: RollbackState
-    reason: str
     set_name: str
-    member: str
-    when: str
-    source: str | None
-    common_point: OpTime
-    first: OpTime
-    last: OpTime
-    first_wall_ms: int
-    last_wall_ms: int
-    entries: int
-    operations: Mapping[str, int]
-    files: tuple[RollbackFile, ...]
-    settled: str | None = None
-    mongodb_files: tuple[str, ...] = ()
+    member: HostPort
+    mongodb_layout: bool = False
 
-    def document(self) -> dict[str, object]:
-        """The manifest as it stands in its JSON file."""
-        return {
-            "version": MANIFEST_VERSION,
-            "id": self.id,
-            "state": self.state.value,
-            "reason": self.reason,
-            "set": self.set_name,
-            "member": self.member,
-            "when": self.when,
-            "settled": self.settled,
-            "source": self.source,
-            "commonPoint": str(self.common_point),
-            "range": {
-                "first": str(self.first),
-                "last": str(self.last),
-                "firstTerm": self.first.term,
-                "lastTerm": self.last.term,
-                "firstWall": utc_text(self.first_wall_ms),
-                "lastWall": utc_text(self.last_wall_ms),
-                "entries": self.entries,
-                "operations": dict(sorted(self.operations.items())),
-            },
-            "files": [
-                {
-                    "name": file.name,
-                    "kind": file.kind.value,
-                    "ns": file.ns,
-                    "uuid": None if file.uuid is None else str(file.uuid),
-                    "count": file.count,
-                    "bytes": file.size,
-                    "sha256": file.sha256,
-                }
-                for file in self.files
-            ],
-            **({"mongodbFiles": list(self.mongodb_files)} if self.mongodb_files else {}),
-        }
 
-    @classmethod
-    def parse(cls, text: bytes, name: str) -> Self:
-        """Read a manifest's bytes; CorruptDataError names the file `name` and what is wrong."""
+@dataclass(frozen=True, slots=True)
+class RollbackFiles:
+    """Writes everything behind `common` to files: what a rollback is about to undo, or a wipe to erase."""
+
+    disk: Disk
+    dbpath: str
+    wall_ms: int
+    identity: Identity
+    common: OpTime
+    reason: str
+    source: HostPort | None
+    progress: RollbackProgress = field(default_factory=RollbackProgress)
+
+    def write(self, snapshot: Snapshot, state: RollbackState) -> Manifest:
+        """In a worker thread: entries, documents, then the manifest, all synced. Ends the snapshot.
+
+        OutOfDiskSpaceError and OSError: nothing is left behind.
+        """
+        layout = self.identity.mongodb_layout
+        writer = RollbackWriter(self.disk, self.dbpath, self.wall_ms, mongodb_layout=layout)
         try:
-            document = json.loads(text)
-            if document["version"] != MANIFEST_VERSION:
-                raise ValueError(f"version {document['version']!r} is not known here")
-            span = document["range"]
-            return cls(
-                id=str(document["id"]),
-                state=RollbackState(document["state"]),
-                reason=str(document["reason"]),
-                set_name=str(document["set"]),
-                member=str(document["member"]),
-                when=str(document["when"]),
-                source=document["source"],
-                common_point=OpTime.parse(document["commonPoint"]),
-                first=OpTime.parse(span["first"]),
-                last=OpTime.parse(span["last"]),
-                first_wall_ms=parse_utc(span["firstWall"]),
-                last_wall_ms=parse_utc(span["lastWall"]),
-                entries=int(span["entries"]),
-                operations={str(op): int(count) for op, count in span["operations"].items()},
-                files=tuple(
-                    RollbackFile(
-                        name=str(file["name"]),
-                        kind=FileKind(file["kind"]),
-                        ns=str(file["ns"]),
-                        uuid=None if file["uuid"] is None else UUID(file["uuid"]),
-                        count=int(file["count"]),
-                        size=int(file["bytes"]),
-                        sha256=str(file["sha256"]),
-                    )
-                    for file in document["files"]
-                ),
-                settled=document["settled"],
-                mongodb_files=tuple(str(path) for path in document.get("mongodbFiles", ())),
-            )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CorruptDataError(f"{name} is not a rollback manifest: {error!r}") from error
+            with snapshot:
+                self.progress.entries = snapshot.entries_after(self.common.ts)
+                manifest = self._entries(snapshot, writer, state)
+                self._documents(snapshot, writer)
+            return writer.write_manifest(replace(manifest, files=writer.finish()))
+        except BaseException:
+            writer.discard()
+            raise
+
+    def _entries(self, snapshot: Snapshot, writer: RollbackWriter, state: RollbackState) -> Manifest:
+        """The oplog's part; the manifest without files.
+
+        An entry that the disk has changed is left out and named in the reason: written as it is, it would be taken for
+        what a client wrote. Its document is in the documents' file, as the member held it.
+        """
+        operations: Counter[str] = Counter()
+        damaged: list[OpTime] = []
+        first: OplogRow | None = None
+        last: OplogRow | None = None
+        after = self.common
+        while rows := snapshot.oplog_after(after, limit=PAGE_ENTRIES, max_bytes=PAGE_BYTES):
+            for row in rows:
+                if entry_hash(row.entry) != row.hash:
+                    damaged.append(row.optime)
+                    continue
+                self._add(writer, FileKind.OPLOG, OPLOG_NS, None, row.entry)
+                operations[row.op] += 1
+            self.progress.written = operations.total()
+            first, last = first or rows[0], rows[-1]
+            after = last.optime
+        invariant(first is not None and last is not None, "something lies behind the common point")
+        assert first is not None and last is not None  # noqa: PT018  # for the type checker
+        when = utc_text(self.wall_ms)
+        return Manifest(
+            id="",
+            state=state,
+            reason=self.reason + _left_out(damaged),
+            set_name=self.identity.set_name,
+            member=self.identity.member,
+            when=when,
+            source=self.source,
+            common_point=self.common,
+            first=first.optime,
+            last=last.optime,
+            first_wall_ms=first.wall_ms,
+            last_wall_ms=last.wall_ms,
+            entries=operations.total(),
+            operations=operations,
+            files=(),
+            settled=when if state is RollbackState.EXPORTED else None,
+        )
+
+    def _documents(self, snapshot: Snapshot, writer: RollbackWriter) -> None:
+        """Each document that is here, was written behind the common point and differs from what it was there."""
+        if self.common.ts < snapshot.pruned_through:
+            self._documents_as_they_are(snapshot, writer)
+            return
+        place: tuple[bytes, bytes] | None = None
+        while touched := snapshot.touched_after(self.common.ts, place, TOUCHED_PAGE):
+            for uuid, key in touched:
+                coll = snapshot.collection_by_uuid(uuid)
+                if coll is not None and coll.dropped_ts is None:
+                    self._document(snapshot, writer, coll, key)
+            place = touched[-1]
+
+    def _document(self, snapshot: Snapshot, writer: RollbackWriter, coll: Collection, key: bytes) -> None:
+        now = snapshot.get(coll, key)
+        before = snapshot.get(coll, key, self.common) if coll.created_ts <= self.common.ts else None
+        if now is None or now == before:
+            return
+        uuid = UUID(bytes=coll.uuid)
+        self._add(writer, FileKind.DOCUMENTS, coll.ns, uuid, now)
+        self.progress.documents += 1
+        if before is not None:
+            self._add(writer, FileKind.BEFORE, coll.ns, uuid, before)
+
+    def _documents_as_they_are(self, snapshot: Snapshot, writer: RollbackWriter) -> None:
+        """For an export from before what the undo knows: what the documents were at the common point is gone."""
+        place: tuple[str, bytes] | None = None
+        while written := snapshot.written_after(self.common.ts, place, WRITTEN_PAGE):
+            for ns, key in written:
+                coll = snapshot.collection(ns)
+                now = None if coll is None else snapshot.get(coll, key)
+                if coll is not None and now is not None:
+                    self._add(writer, FileKind.DOCUMENTS, ns, UUID(bytes=coll.uuid), now)
+                    self.progress.documents += 1
+            place = written[-1]
+
+    def _add(self, writer: RollbackWriter, kind: FileKind, ns: str, uuid: UUID | None, document: bytes) -> None:
+        writer.add(kind, ns, uuid, document)
+        self.progress.size += len(document)
 
 
-# --- names and times -------------------------------------------------------------------------------------------
-
-
-def stamp(wall_ms: int) -> str:
-    """`YYYY-MM-DDTHH-MM-SS` in UTC, as it stands in file names."""
-    return (_EPOCH + timedelta(milliseconds=wall_ms)).strftime("%Y-%m-%dT%H-%M-%S")
-
-
-def utc_text(wall_ms: int) -> str:
-    """`YYYY-MM-DDTHH:MM:SS.mmmZ`."""
-    return (_EPOCH + timedelta(milliseconds=wall_ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def parse_utc(text: str) -> int:
-    """Milliseconds of what `utc_text` wrote."""
-    return (datetime.fromisoformat(text) - _EPOCH) // timedelta(milliseconds=1)
-
-
-def escape_namespace(ns: str) -> str:
-    """A namespace as part of a file name: percent-escaped, and cut with a hash where it would be too long.
-
-    `~` stands only before the hash, so no two namespaces share a name.
-    """
-    parts = [
-        character if character in _PLAIN else "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "replace"))
-        for character in ns
-    ]
-    if parts and parts[0] == ".":
-        parts[0] = "%2E"  # no hidden files
-    if sum(map(len, parts)) <= _LONGEST_NAME:
-        return "".join(parts)
-    digest = hashlib.sha256(ns.encode("utf-8", "replace")).hexdigest()[:16]
-    while sum(map(len, parts)) > _LONGEST_NAME - 17:
-        parts.pop()
-    return f"{''.join(parts)}~{digest}"
+def _left_out(damaged: list[OpTime]) -> str:
+    if not damaged:
+        return ""
+    named = ", ".join(str(optime) for optime in damaged[:_NAMED_ENTRIES])
+    more = "" if len(damaged) <= _NAMED_ENTRIES else f" and {len(damaged) - _NAMED_ENTRIES} more"
+    return f"; left out, damaged on this member's disk: {named}{more}"
 
 
 # --- writing ---------------------------------------------------------------------------------------------------
@@ -334,132 +295,25 @@ class RollbackWriter:
         self._removed.clear()
 
 
-def sync_names(disk: Disk, dbpath: str) -> None:
-    """Make the names of the files and of their folder durable, those too that an earlier run left unsynced."""
-    folder = os.path.join(dbpath, FOLDER)
-    if disk.exists(folder):
-        disk.sync_folder(folder)
-        disk.sync_folder(dbpath)
+def stamp(wall_ms: int) -> str:
+    """`YYYY-MM-DDTHH-MM-SS` in UTC, as it stands in file names."""
+    return utc_text(wall_ms)[:19].replace(":", "-")
 
 
-def store_manifest(disk: Disk, dbpath: str, manifest: Manifest) -> None:
-    """Write a manifest, or replace it atomically: temporary file, sync, rename, sync folder."""
-    folder = os.path.join(dbpath, FOLDER)
-    path = os.path.join(folder, f"{manifest.id}.json")
-    temporary = f"{path}.tmp"
-    text = json.dumps(manifest.document(), indent=2, ensure_ascii=False).encode() + b"\n"
-    disk.write_file(temporary, [text])
-    disk.sync_file(temporary)
-    disk.rename(temporary, path)
-    disk.sync_folder(folder)
+def escape_namespace(ns: str) -> str:
+    """A namespace as part of a file name: percent-escaped, and cut with a hash where it would be too long.
 
-
-def settle_manifest(disk: Disk, dbpath: str, manifest: Manifest, state: RollbackState, wall_ms: int) -> Manifest:
-    """Move a manifest that is planned or exported to its last state, durably."""
-    settled = replace(manifest, state=state, settled=utc_text(wall_ms))
-    store_manifest(disk, dbpath, settled)
-    return settled
-
-
-def manifests_on(disk: Disk, dbpath: str) -> list[Manifest]:
-    """The manifests of a member, read through its disk, oldest first. One that is damaged is left out with a warning:
-    nothing can be done about it here, and it must not keep the member from running.
+    `~` stands only before the hash, so no two namespaces share a name.
     """
-    folder = os.path.join(dbpath, FOLDER)
-    if not disk.exists(folder):
-        return []
-    names = sorted(name for name in disk.list_folder(folder) if is_manifest_name(name))
-    found = []
-    for name in names:
-        try:
-            found.append(Manifest.parse(disk.read_file(os.path.join(folder, name)), name))
-        except CorruptDataError as error:
-            log.warning("%s", error.message)
-    return sorted(found, key=_age)
-
-
-# --- acknowledgements ------------------------------------------------------------------------------------------
-
-
-def acknowledge(disk: Disk, folder: str, rollback_id: str, *, wall_ms: int, by: str) -> bool:
-    """Note durably, beside the manifest, that a person knows of this rollback; False when it was noted before.
-
-    The note is `ID.ack`: `{"acknowledged": WHEN, "by": WHO}`. The manifest stays as it is. A live member and a tool in
-    another process may both do this. OSError when it could not be written.
-    """
-    path = os.path.join(folder, f"{rollback_id}{ACK_SUFFIX}")
-    if disk.exists(path):
-        disk.sync_folder(folder)  # whoever wrote it may have died before this
-        return False
-    temporary = f"{path}.tmp"
-    try:
-        disk.write_file(temporary, [json.dumps({"acknowledged": utc_text(wall_ms), "by": by}).encode() + b"\n"])
-        disk.sync_file(temporary)
-        disk.rename(temporary, path)
-    except OSError:
-        disk.remove(temporary)
-        raise
-    disk.sync_folder(folder)
-    return True
-
-
-def acknowledged(folder: str | Path, rollback_id: str) -> str | None:
-    """When a rollback was acknowledged, as `utc_text` writes it; None while nobody has. A damaged note still counts."""
-    try:
-        note = json.loads((Path(folder) / f"{rollback_id}{ACK_SUFFIX}").read_bytes())
-        return str(note["acknowledged"])
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError):
-        return "unknown"
-
-
-# --- reading, without a member ---------------------------------------------------------------------------------
-
-
-def is_manifest_name(name: str) -> bool:
-    return name.startswith("rollback-") and name.endswith(".json")
-
-
-def rollback_folder(path: str | Path) -> Path:
-    """The folder with the manifests: `path` itself, or `rollback` in it when `path` is a dbpath."""
-    folder = Path(path)
-    return folder / FOLDER if (folder / FOLDER).is_dir() else folder
-
-
-def list_manifests(path: str | Path) -> list[Manifest]:
-    """Every manifest under a dbpath (or its rollback folder), oldest first. A folder without any: empty."""
-    folder = rollback_folder(path)
-    if not folder.is_dir():
-        return []
-    return sorted((read_manifest(file) for file in folder.iterdir() if is_manifest_name(file.name)), key=_age)
-
-
-def read_manifest(file: str | Path) -> Manifest:
-    """One manifest by its path; CorruptDataError when it is none, OSError when it cannot be read."""
-    path = Path(file)
-    return Manifest.parse(path.read_bytes(), path.name)
-
-
-def verify_file(folder: str | Path, file: RollbackFile) -> str | None:
-    """What is wrong with one file of a rollback (missing, another size, another SHA-256); None when nothing is."""
-    path = Path(folder) / file.name
-    if not path.is_file():
-        return "missing"
-    digest = hashlib.sha256()
-    size = 0
-    with path.open("rb") as opened:
-        while chunk := opened.read(1 << 20):
-            digest.update(chunk)
-            size += len(chunk)
-    if size != file.size:
-        return f"{size} bytes, the manifest says {file.size}"
-    if digest.hexdigest() != file.sha256:
-        return "its SHA-256 is not the manifest's"
-    return None
-
-
-def _age(manifest: Manifest) -> tuple[str, int, str]:
-    """By time, and within one second by number."""
-    head, _, number = manifest.id.rpartition(".")
-    return head, int(number) if number.isdigit() else 0, manifest.when
+    parts = [
+        character if character in _PLAIN else "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "replace"))
+        for character in ns
+    ]
+    if parts and parts[0] == ".":
+        parts[0] = "%2E"  # no hidden files
+    if sum(map(len, parts)) <= _LONGEST_NAME:
+        return "".join(parts)
+    digest = hashlib.sha256(ns.encode("utf-8", "replace")).hexdigest()[:16]
+    while sum(map(len, parts)) > _LONGEST_NAME - 17:
+        parts.pop()
+    return f"{''.join(parts)}~{digest}"

@@ -74,9 +74,9 @@ from replset.replication.initial_sync import InitialSync, Known, Marker, newest_
 from replset.replication.ports import Clock, Network, SetPeer, Workers
 from replset.replication.progress import ProgressReporter
 from replset.replication.rollback import Rollback, settle
+from replset.replication.rollback_files import Identity
+from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_progress import RollbackProgress
-from replset.replication.rollback_tally import RollbackTally
-from replset.replication.rollback_writing import Identity
 from replset.replication.sync_progress import SyncProgress
 from replset.runtime.admission import Admission
 from replset.runtime.concerns import Concerns
@@ -148,7 +148,7 @@ class RunningMember:
         self._dbpath = str(options.dbpath)
         self._news = Bell()
         self._topology = Bell()
-        self.rollbacks = RollbackTally(disk, self._dbpath, self._threads)
+        self.rollbacks = RollbackList(disk, self._dbpath, self._threads)
         self._unsettled = False
         self._gate = WriteGate()
         self._replacing = False  # the data, by a copy

@@ -17,7 +17,7 @@ import pytest
 
 from replset.cli.local_set import wait_until
 from tests.integration.conftest import MakeSet
-from tests.integration.test_put_back import Story, lose_writes
+from tests.integration.test_restore import Story, lose_writes
 
 pytestmark = pytest.mark.slow
 PAGE = Path(__file__).parents[2] / "docs" / "after-a-failover.md"

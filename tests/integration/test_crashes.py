@@ -22,7 +22,7 @@ import pytest
 from replset.cli.local_set import LocalMember, LocalSet, wait_until
 from replset.cli.start import main as start_member
 from replset.errors import ReplError
-from replset.replication.rollback_files import RollbackState, list_manifests
+from replset.replication.rollback_manifest import RollbackState, list_manifests
 from tests.integration.conftest import MakeSet
 from tests.integration.talk import all_counted, cut, heal, ids, insert, run, same_everywhere, state
 from tests.integration.test_set import lost_entries

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from replset.cli.local_set import LocalMember, LocalSet, wait_until
-from replset.replication.rollback_files import FileKind, Manifest, RollbackState, list_manifests
+from replset.replication.rollback_manifest import FileKind, Manifest, RollbackState, list_manifests
 from tests.integration.conftest import MakeSet
 from tests.integration.talk import all_counted, cut, find, heal, ids, insert, run, same_everywhere, state, status
 

@@ -12,7 +12,7 @@ import pytest
 
 from replset.bson import decode
 from replset.cli.local_set import LocalMember, wait_until
-from replset.replication.rollback_files import FileKind, list_manifests
+from replset.replication.rollback_manifest import FileKind, list_manifests
 from tests.integration.conftest import MakeSet, next_ports
 from tests.integration.talk import (
     all_counted,

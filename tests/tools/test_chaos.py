@@ -17,7 +17,7 @@ import pytest
 
 from replset.bson import Timestamp
 from replset.oplog_row import CHAIN_START, OplogRow, chained_rows
-from replset.replication.rollback_files import FileKind, list_manifests
+from replset.replication.rollback_manifest import FileKind, list_manifests
 from tests.integration.conftest import next_ports
 from tools.chaos.disks import OWN_NAMESPACE, can_mount
 from tools.chaos.faults import ALONE, FAULTS, NEEDS_DISKS, drawn, kill, resync

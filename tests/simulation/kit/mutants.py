@@ -32,7 +32,8 @@ from replset.oplog_entry import OplogEntry
 from replset.replication import applier
 from replset.replication.fetcher import Fetcher
 from replset.replication.private_commands import FetchReply
-from replset.replication.rollback_files import FileKind, RollbackWriter
+from replset.replication.rollback_files import RollbackWriter
+from replset.replication.rollback_manifest import FileKind
 from replset.runtime.concerns import Concerns
 from replset.runtime.durability import Durability
 from replset.runtime.waiters import Waiters

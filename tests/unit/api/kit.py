@@ -20,7 +20,7 @@ from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import Position
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime, pack_ts
-from replset.replication.rollback_tally import RollbackTally
+from replset.replication.rollback_list import RollbackList
 from replset.runtime.admission import Admission
 from replset.storage.disk import RealDisk
 
@@ -127,7 +127,7 @@ class FakeMember:
         self.connection_count = 7
         self.admission = Admission()
         self.rollback_folder = rollback_folder
-        self.rollbacks = RollbackTally(RealDisk(), os.path.dirname(rollback_folder), self.workers)
+        self.rollbacks = RollbackList(RealDisk(), os.path.dirname(rollback_folder), self.workers)
         self.http_addresses: dict[str, str] = {ME: "127.0.0.1:28017", OTHER: "127.0.0.1:28018"}
 
     def http_address_of(self, host: HostPort) -> str | None:

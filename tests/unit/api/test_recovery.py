@@ -13,13 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
-from api import once, streamed
+from api import rollback_jobs, streamed
 from api.routes import recovery
 from replset.errors import BadValueError, HostUnreachableError, ReplError
-from replset.recovery import comparing
-from replset.recovery.audit import Audit
-from replset.recovery.live import Write
-from replset.replication.rollback_files import RollbackState
+from replset.recovery import compare
+from replset.recovery.audit import AuditLog
+from replset.recovery.live_set import Write
+from replset.replication.rollback_manifest import RollbackState
 from rollback_tools import diff, main, restore
 from tests.unit.api.kit import ME, Api, plain, refused
 from tests.unit.rollback_tools.kit import ORDERS, Doc, LostHistory, OpenSet, live_at
@@ -34,7 +34,7 @@ def live(monkeypatch: pytest.MonkeyPatch) -> OpenSet:
     found = OpenSet({ORDERS: BEFORE.values()})
     found.put(ORDERS, {**BEFORE[3], "a": 9}, live_at(1))
     for module in (diff, restore, recovery):
-        monkeypatch.setattr(module, "Live", lambda host, set_name: found)
+        monkeypatch.setattr(module, "LiveSet", lambda host, set_name: found)
     return found
 
 
@@ -280,7 +280,7 @@ def connect_to(monkeypatch: pytest.MonkeyPatch, error: ReplError) -> None:
         assert (host, set_name) == ("127.0.0.1:27018", "rs0")
         raise error
 
-    monkeypatch.setattr(recovery, "Live", fail)
+    monkeypatch.setattr(recovery, "LiveSet", fail)
 
 
 # --- failures on the way ------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def connect_to(monkeypatch: pytest.MonkeyPatch, error: ReplError) -> None:
 def test_a_failure_behind_the_first_row_stands_in_the_answer(
     held: Api, live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comparing, "BATCH_DOCUMENTS", 1)
+    monkeypatch.setattr(compare, "BATCH_DOCUMENTS", 1)
 
     def fail(writes: Sequence[Write]) -> None:
         if live.writes == 2:
@@ -325,10 +325,10 @@ def test_a_failure_before_the_first_row_tells_whether_anything_was_sent(
 def test_a_record_that_cannot_be_made(
     held: Api, live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: int, code: int
 ) -> None:
-    def fail(*_: object) -> Audit:
+    def fail(*_: object) -> AuditLog:
         raise OSError(number, "no")
 
-    monkeypatch.setattr(Audit, "beside", fail)
+    monkeypatch.setattr(AuditLog, "beside", fail)
     refused(held.post(place(manifest, "restore")), status, code)
     assert live.writes == 0
 
@@ -341,7 +341,7 @@ def test_a_record_that_finds_no_room_on_the_way(
     def fail(_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Audit, "sync", fail)
+    monkeypatch.setattr(AuditLog, "sync", fail)
     refused(held.post(place(manifest, "restore")), 503, 14031, "No space left")
     assert live.writes == 0
 
@@ -392,7 +392,7 @@ def test_a_rollback_is_put_back_once_at_a_time(held: Api, live: OpenSet, manifes
 def test_few_rollbacks_are_read_at_once(
     held: Api, live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(once, "MOST_AT_ONCE", 1)
+    monkeypatch.setattr(rollback_jobs, "MOST_AT_ONCE", 1)
     others = [("GET", place(manifest, what), None) for what in ("diff", "verify")]
     first, *rest = at_once(held, Gate(live), place(manifest, "restore"), *others)
     for response in rest:
@@ -419,7 +419,7 @@ def test_what_a_comparison_takes_is_counted(
 def test_a_client_that_goes_away_stops_the_restore(
     held: Api, live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comparing, "BATCH_DOCUMENTS", 1)
+    monkeypatch.setattr(compare, "BATCH_DOCUMENTS", 1)
     monkeypatch.setattr(streamed, "PIECE_CHARS", 1)
     pieces = exchange(held, "POST", place(manifest, "restore"), take=lambda body: False)
     assert not b"".join(pieces).endswith(b"}\n")
@@ -435,7 +435,7 @@ def test_a_client_that_goes_away_stops_the_restore(
 def test_a_member_that_stops_ends_what_is_under_way(
     held: Api, live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comparing, "BATCH_DOCUMENTS", 1)
+    monkeypatch.setattr(compare, "BATCH_DOCUMENTS", 1)
 
     def stop() -> None:
         held.member.shutting_down = True

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from api.routes.replset import NOT_BUILT_YET
 from replset.bson import Binary, DateTime, Int64, RawDocument, Timestamp, encode
 from replset.core.member_state import MemberState
-from replset.replication.rollback_files import FileKind, Manifest, RollbackFile, RollbackState, acknowledge
+from replset.replication.rollback_manifest import FileKind, Manifest, RollbackFile, RollbackState, acknowledge
 from replset.storage.disk import RealDisk
 from tests.unit.api.kit import NEWEST, OTHER, Api, plain, refused
 

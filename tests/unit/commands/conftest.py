@@ -24,8 +24,8 @@ from replset.core.write_concern import WriteConcern
 from replset.errors import HostUnreachableError, NotWritablePrimaryError
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
 from replset.key_file import Keys
+from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_progress import RollbackProgress
-from replset.replication.rollback_tally import RollbackTally
 from replset.replication.sync_progress import SyncProgress
 from replset.runtime.admission import Admission
 from replset.storage.disk import RealDisk
@@ -182,8 +182,8 @@ class FakeMember:
         self.cuts.append((list(hosts), delay_ms))
 
     @property
-    def rollbacks(self) -> RollbackTally:
-        return RollbackTally(self.store.disk, self.store.dbpath, self.workers)
+    def rollbacks(self) -> RollbackList:
+        return RollbackList(self.store.disk, self.store.dbpath, self.workers)
 
     def set_wall_clock_ahead(self, ahead_ms: int) -> None:
         self.clock.set_wall_ahead(ahead_ms)

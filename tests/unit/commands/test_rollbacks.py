@@ -13,7 +13,8 @@ from replset.core.member_state import MemberState
 from replset.core.messages import Done, Refused, ResyncRequest
 from replset.errors import HostUnreachableError
 from replset.ids import HostPort, Millis, OpTime, pack_ts
-from replset.replication.rollback_files import RollbackWriter, acknowledge
+from replset.replication.rollback_files import RollbackWriter
+from replset.replication.rollback_manifest import acknowledge
 from replset.replication.rollback_progress import RollbackPhase
 from replset.storage.disk import RealDisk
 from tests.unit.commands.conftest import Client, FakeMember

@@ -17,8 +17,8 @@ from replset.cli.administer import app as replset_app
 from replset.cli.start import build_parser as start_parser
 from replset.errors import CODE_NAMES
 from replset.runtime.options import MemberOptions, flag_of, variable_of
+from rollback_tools.app import app as tools_app
 from rollback_tools.dump import build_parser as dump_parser
-from rollback_tools.tools import app as tools_app
 from spark.cli import app as spark_app
 from tests.unit.cli.commands import commands_of, parameters_of
 

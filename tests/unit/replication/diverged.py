@@ -11,9 +11,7 @@ import pytest
 
 from replset.core.messages import RollbackEnded
 from replset.ids import HostPort, OpTime
-from replset.replication.rollback_files import (
-    Manifest,
-)
+from replset.replication.rollback_manifest import Manifest
 from replset.storage.disk import RealDisk
 from tests.unit.replication.kit import Member, Network, copy_log, numbered
 

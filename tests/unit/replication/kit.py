@@ -28,7 +28,7 @@ from replset.replication.fetcher import Fetcher, FetchOptions
 from replset.replication.gate import WriteGate
 from replset.replication.initial_sync import InitialSync, InitialSyncOptions, Known, Marker, newest_held
 from replset.replication.rollback import Rollback, RollbackOptions
-from replset.replication.rollback_writing import Identity
+from replset.replication.rollback_files import Identity
 from replset.storage.copies import install_copy
 from replset.storage.disk import Disk, RealDisk
 from replset.storage.store import Store, StoreOptions

@@ -19,7 +19,7 @@ from replset.ids import HostPort, OpTime
 from replset.oplog_entry import OplogEntry, delete_entry, insert_entry, update_entry
 from replset.replication import rollback as rollback_module
 from replset.replication.applier import apply_entry
-from replset.replication.rollback_files import FileKind, list_manifests, verify_file
+from replset.replication.rollback_manifest import FileKind, list_manifests, verify_file
 from replset.replication.rollback_progress import RollbackPhase
 from tests.unit.replication.kit import Member, Network, copy_log, numbered
 

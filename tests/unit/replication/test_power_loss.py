@@ -16,7 +16,7 @@ import pytest
 from replset.bson import encode
 from replset.replication import rollback as rollback_module
 from replset.replication.rollback import settle
-from replset.replication.rollback_files import FOLDER, FileKind, Manifest, RollbackState, manifests_on
+from replset.replication.rollback_manifest import FOLDER, FileKind, Manifest, RollbackState, manifests_on
 from tests.simulation.kit.disk import SimDisk
 from tests.unit.replication.diverged import MINE, SOURCE, Crash, diverge, two_members
 from tests.unit.replication.kit import Member, Network, split_bson

@@ -14,7 +14,7 @@ import pytest
 from replset.core.messages import InitialSyncEnded
 from replset.errors import CorruptDataError
 from replset.ids import HostPort, OpTime
-from replset.replication.rollback_files import list_manifests
+from replset.replication.rollback_manifest import list_manifests
 from replset.replication.transfer import PartialCopy, Transfer
 from replset.storage.disk import RealDisk
 from tests.unit.replication.kit import Member, Network, copy_log, numbered, until

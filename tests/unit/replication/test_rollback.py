@@ -13,14 +13,8 @@ from replset.core.member_state import MemberState
 from replset.core.messages import DamageFound, RollbackEnded, SourceBatch
 from replset.ids import OPTIME_NULL, OpTime
 from replset.replication.rollback import export_before_wipe
-from replset.replication.rollback_files import (
-    FileKind,
-    Manifest,
-    RollbackState,
-    list_manifests,
-    verify_file,
-)
-from replset.replication.rollback_writing import Identity
+from replset.replication.rollback_files import Identity
+from replset.replication.rollback_manifest import FileKind, Manifest, RollbackState, list_manifests, verify_file
 from tests.unit.replication.diverged import (
     MINE,
     NS,

@@ -12,13 +12,7 @@ from replset.ids import OpTime
 from replset.replication import rollback as rollback_module
 from replset.replication.common_point import CommonPoint
 from replset.replication.rollback import settle
-from replset.replication.rollback_files import (
-    FileKind,
-    RollbackState,
-    list_manifests,
-    read_manifest,
-    verify_file,
-)
+from replset.replication.rollback_manifest import FileKind, RollbackState, list_manifests, read_manifest, verify_file
 from tests.unit.replication.diverged import (
     DISK_OPERATIONS,
     NS,

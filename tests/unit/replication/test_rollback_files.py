@@ -12,20 +12,18 @@ from hypothesis import strategies as st
 from replset.bson import encode
 from replset.errors import CorruptDataError
 from replset.ids import OpTime, pack_ts
-from replset.replication.rollback_files import (
+from replset.replication.rollback_files import RollbackWriter, escape_namespace, stamp
+from replset.replication.rollback_manifest import (
     FileKind,
     Manifest,
     RollbackFile,
     RollbackState,
-    RollbackWriter,
     acknowledge,
     acknowledged,
-    escape_namespace,
     list_manifests,
     parse_utc,
     read_manifest,
     settle_manifest,
-    stamp,
     utc_text,
     verify_file,
 )

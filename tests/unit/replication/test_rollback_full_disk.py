@@ -14,14 +14,8 @@ from replset.core.messages import RollbackEnded
 from replset.errors import OutOfDiskSpaceError
 from replset.ids import HostPort
 from replset.replication import rollback as rollback_module
-from replset.replication.rollback_files import (
-    FileKind,
-    RollbackState,
-    RollbackWriter,
-    list_manifests,
-    verify_file,
-)
-from replset.replication.rollback_writing import Identity
+from replset.replication.rollback_files import Identity, RollbackWriter
+from replset.replication.rollback_manifest import FileKind, RollbackState, list_manifests, verify_file
 from replset.storage.disk import RealDisk
 from tests.unit.replication.diverged import (
     DISK_OPERATIONS,

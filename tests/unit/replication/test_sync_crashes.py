@@ -17,7 +17,7 @@ from replset.core.messages import InitialSyncEnded
 from replset.ids import HostPort
 from replset.replication.initial_sync import InitialSyncOptions, Known, Marker
 from replset.replication.rollback import settle
-from replset.replication.rollback_files import RollbackState, manifests_on
+from replset.replication.rollback_manifest import RollbackState, manifests_on
 from replset.storage.copies import install_copy
 from replset.storage.member_file import MemberFile
 from replset.storage.store import Store

@@ -14,15 +14,9 @@ from replset.bson import decode, encode, encode_key
 from replset.errors import HostUnreachableError
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import command_entry, delete_entry, insert_entry, noop_entry, update_entry
-from replset.recovery.live import Key, Write, Written
-from replset.replication.rollback_files import (
-    OPLOG_NS,
-    FileKind,
-    Manifest,
-    RollbackState,
-    RollbackWriter,
-    utc_text,
-)
+from replset.recovery.live_set import Key, Write, Written
+from replset.replication.rollback_files import RollbackWriter
+from replset.replication.rollback_manifest import OPLOG_NS, FileKind, Manifest, RollbackState, utc_text
 from replset.storage.disk import RealDisk
 
 Doc = dict[str, object]
@@ -122,7 +116,7 @@ class FakeSet:
 
 
 class OpenSet(FakeSet):
-    """As `live.Live` looks to the commands and routes."""
+    """As `live.LiveSet` looks to the commands and routes."""
 
     primary = "127.0.0.1:27018"
 

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from replset.bson import Binary, encode
-from rollback_tools import main, resync
+from rollback_tools import damaged_bson, main
 
 Capture = pytest.CaptureFixture[str]
 DOCUMENTS = [encode({"_id": number, "in": {"a": number}, "text": "x" * number}) for number in range(6)]
@@ -94,7 +94,7 @@ def test_damage_in_one_document_costs_no_other(number: int, offset: int, data: b
     data = data[: AT[number + 1] - start]
     damaged = with_bytes(start, data)
     parts: list[tuple[int, int]] = []
-    found = list(resync.documents(io_of(damaged), lambda a, b, why: parts.append((a, b))))
+    found = list(damaged_bson.documents(io_of(damaged), lambda a, b, why: parts.append((a, b))))
     others = DOCUMENTS[:number] + DOCUMENTS[number + 1 :]
     assert [raw for raw in found if raw in others] == others
     assert sum(map(len, found)) + sum(b - a for a, b in parts) == len(damaged)

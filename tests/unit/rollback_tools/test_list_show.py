@@ -11,12 +11,12 @@ import pytest
 from replset.bson import encode
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import noop_entry
-from replset.replication.rollback_files import (
+from replset.replication.rollback_files import RollbackWriter
+from replset.replication.rollback_manifest import (
     OPLOG_NS,
     FileKind,
     Manifest,
     RollbackState,
-    RollbackWriter,
     settle_manifest,
     utc_text,
 )

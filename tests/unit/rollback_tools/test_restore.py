@@ -11,9 +11,9 @@ import pytest
 
 from replset.bson import Binary, encode_key
 from replset.oplog_entry import extra_fields
-from replset.recovery.live import Write
-from replset.replication.rollback_files import RollbackState, list_manifests
-from rollback_tools import diff, main, place, restore
+from replset.recovery.live_set import Write
+from replset.replication.rollback_manifest import RollbackState, list_manifests
+from rollback_tools import diff, main, manifest_source, restore
 from tests.unit.rollback_tools.kit import (
     ORDERS,
     UUID_OF_ORDERS,
@@ -38,7 +38,7 @@ def live(monkeypatch: pytest.MonkeyPatch) -> OpenSet:
     found.put(ORDERS, {**BEFORE[4], "a": 9})
     found.put(ORDERS, {**BEFORE[6], "b": 9})
     for module in (diff, restore):
-        monkeypatch.setattr(module, "Live", lambda host, set_name: found)
+        monkeypatch.setattr(module, "LiveSet", lambda host, set_name: found)
     return found
 
 
@@ -246,8 +246,8 @@ def test_the_record_of_a_member_s_rollback_is_in_the_current_folder(
     live: OpenSet, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(place, "_fetch", lambda text, folder: manifest)
-    assert run("restore", f"http://127.0.0.1:1{place.ROUTE}/{manifest.stem}", "--policy", "overwrite") == 0
+    monkeypatch.setattr(manifest_source, "_fetch", lambda text, folder: manifest)
+    assert run("restore", f"http://127.0.0.1:1{manifest_source.ROUTE}/{manifest.stem}", "--policy", "overwrite") == 0
     assert len(list(tmp_path.glob(f"restore.{manifest.stem}.*.jsonl"))) == 1
     assert list(manifest.parent.glob("restore.*")) == []
 
@@ -277,7 +277,7 @@ def test_a_write_that_the_set_refuses_stays_undone(live: OpenSet, manifest: Path
 def test_a_set_that_never_answers_is_given_up(
     live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr("replset.recovery.putting_back.PAUSE_S", 0)
+    monkeypatch.setattr("replset.recovery.restore.PAUSE_S", 0)
     live.before_write = lambda writes: unreachable()
     assert run("restore", manifest, "--json") == 1
     assert rows(capsys)[10]["reason"] == "the connection broke"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from replset.bson import encode
-from replset.replication.rollback_files import RollbackState, acknowledged
+from replset.replication.rollback_manifest import RollbackState, acknowledged
 from rollback_tools import main
 from tests.unit.rollback_tools.kit import Doc, LostHistory
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from replset.bson import Int64
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import insert_entry, noop_entry
-from replset.replication.rollback_files import Manifest, RollbackState
+from replset.replication.rollback_manifest import Manifest, RollbackState
 from spark.elections import (
     Fork,
     Opening,

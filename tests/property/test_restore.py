@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replset.bson import encode, encode_key
-from replset.recovery.audit import Audit
-from replset.recovery.comparing import Comparing
-from replset.recovery.live import Write
-from replset.recovery.putting_back import Outcome, PuttingBack, Result
-from replset.replication.lost_writes import LostWrites
-from replset.replication.put_back import Policy
+from replset.recovery.audit import AuditLog
+from replset.recovery.compare import Comparison
+from replset.recovery.live_set import Write
+from replset.recovery.lost_writes import LostWrites
+from replset.recovery.policy import Policy
+from replset.recovery.restore import Outcome, PuttingBack, Result
 from tests.unit.rollback_tools.kit import ORDERS, Doc, FakeSet, LostHistory, unreachable
 
 EXAMPLES = settings(max_examples=60, deadline=None)
@@ -61,10 +61,10 @@ def change(live: FakeSet, changes: Changes) -> set[int]:
 
 def put_back(path: Path, live: FakeSet, policy: Policy, *, dry: bool = False) -> list[Outcome]:
     with LostWrites.open(path) as lost:
-        comparing = Comparing(lost, live, with_entries=policy is Policy.KEEP_NEWER)
+        comparing = Comparison(lost, live, with_entries=policy is Policy.KEEP_NEWER)
         if dry:
             return list(PuttingBack(comparing, live, policy).run())
-        with Audit.beside(path, "now") as audit:
+        with AuditLog.beside(path, "now") as audit:
             return list(PuttingBack(comparing, live, policy, audit=audit, pause=lambda seconds: None).run())
 
 

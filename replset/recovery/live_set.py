@@ -56,7 +56,7 @@ class Written:
     refused: dict[int, str]
 
 
-class Live:
+class LiveSet:
     """The primary of the set that `host` belongs to. Follows it when another one takes over. Use it in `with`."""
 
     def __init__(self, host: str, set_name: str | None = None, *, patience_s: float = PATIENCE_S) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 from replset.bson import InvalidBSONError, RawDocument, encode_key, validate
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import COMMAND, NOOP, OplogEntry
-from replset.replication.lost_writes import DamagedFileError, read_bson
-from replset.replication.rollback_files import FileKind, Manifest, RollbackFile
+from replset.recovery.lost_writes import DamagedFileError, read_bson
+from replset.replication.rollback_manifest import FileKind, Manifest, RollbackFile
 
 MOST_PROBLEMS = 20
 Place = tuple[bytes, bytes]
@@ -21,7 +21,7 @@ Place = tuple[bytes, bytes]
 
 
 @dataclass(slots=True)
-class Checked:
+class FileCheck:
     """What was found in one file. problems: (byte offset or None, what is wrong)."""
 
     file: RollbackFile
@@ -39,11 +39,11 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RollbackCheck:
     """What was found in one rollback. general: what is wrong with the whole."""
 
     id: str
-    files: list[Checked]
+    files: list[FileCheck]
     general: list[str]
 
     @property
@@ -56,20 +56,20 @@ class Verdict:
         return {"id": self.id, "ok": self.is_sound, "files": rows, "problems": self.general}
 
 
-def verdict(path: Path, manifest: Manifest) -> Verdict:
+def verify_rollback(path: Path, manifest: Manifest) -> RollbackCheck:
     """path: of the manifest, whose files stand beside it."""
     checked, general = check(path.parent, manifest)
     if path.stem != manifest.id:
         general.append(f"the manifest is that of {manifest.id}, by its name of {path.stem}")
-    return Verdict(manifest.id, checked, general)
+    return RollbackCheck(manifest.id, checked, general)
 
 
-def check(folder: Path, manifest: Manifest) -> tuple[list[Checked], list[str]]:
+def check(folder: Path, manifest: Manifest) -> tuple[list[FileCheck], list[str]]:
     """Each file's result, in the manifest's order; and what is wrong with the whole."""
     touched: set[Place] = set()
     lost: set[Place] = set()
     general: list[str] = []
-    checked = {file.name: Checked(file) for file in manifest.files}
+    checked = {file.name: FileCheck(file) for file in manifest.files}
     order = (FileKind.OPLOG, FileKind.DOCUMENTS, FileKind.BEFORE)
     for row in sorted(checked.values(), key=lambda row: order.index(row.file.kind)):
         path = folder / row.file.name
@@ -89,7 +89,7 @@ def check(folder: Path, manifest: Manifest) -> tuple[list[Checked], list[str]]:
     return list(checked.values()), general
 
 
-def _check_bytes(path: Path, row: Checked) -> None:
+def _check_bytes(path: Path, row: FileCheck) -> None:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         row.size = file.tell()
@@ -99,7 +99,7 @@ def _check_bytes(path: Path, row: Checked) -> None:
         row.add(None, "its SHA-256 is not the manifest's")
 
 
-def _check_entries(path: Path, row: Checked, manifest: Manifest, touched: set[Place]) -> None:
+def _check_entries(path: Path, row: FileCheck, manifest: Manifest, touched: set[Place]) -> None:
     operations: Counter[str] = Counter()
     first, last = OPTIME_NULL, OPTIME_NULL
     for offset, entry in _entries(path, row):
@@ -121,7 +121,7 @@ def _check_entries(path: Path, row: Checked, manifest: Manifest, touched: set[Pl
     _expect(row, "first and last entry", (first, last), (manifest.first, manifest.last))
 
 
-def _entries(path: Path, row: Checked) -> Iterator[tuple[int, OplogEntry]]:
+def _entries(path: Path, row: FileCheck) -> Iterator[tuple[int, OplogEntry]]:
     for offset, raw in _read(path, row):
         try:
             entry = OplogEntry(raw)
@@ -131,7 +131,7 @@ def _entries(path: Path, row: Checked) -> Iterator[tuple[int, OplogEntry]]:
         yield offset, entry
 
 
-def _expect(row: Checked, what: str, found: object, expected: object) -> None:
+def _expect(row: FileCheck, what: str, found: object, expected: object) -> None:
     if found != expected:
         row.add(None, f"{what}: {_shown(found)}, the manifest says {_shown(expected)}")
 
@@ -142,7 +142,7 @@ def _shown(value: object) -> str:
     return str(value)
 
 
-def _check_documents(path: Path, row: Checked, allowed: set[Place], seen: set[Place]) -> None:
+def _check_documents(path: Path, row: FileCheck, allowed: set[Place], seen: set[Place]) -> None:
     """allowed: what can stand here; seen: takes what does."""
     uuid = b"" if row.file.uuid is None else row.file.uuid.bytes
     for offset, raw in _read(path, row):
@@ -158,7 +158,7 @@ def _check_documents(path: Path, row: Checked, allowed: set[Place], seen: set[Pl
         seen.add(place)
 
 
-def _read(path: Path, row: Checked) -> Iterator[tuple[int, bytes]]:
+def _read(path: Path, row: FileCheck) -> Iterator[tuple[int, bytes]]:
     """The documents that can be decoded, with their place."""
     try:
         with path.open("rb", buffering=1 << 20) as file:

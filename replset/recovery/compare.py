@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from replset.ids import OpTime
-from replset.recovery.live import Key
-from replset.replication.lost_writes import LostDocument, LostWrites
-from replset.replication.put_back import Versions
-from replset.replication.rollback_files import RollbackState
+from replset.recovery.live_set import Key
+from replset.recovery.lost_writes import LostDocument, LostWrites
+from replset.recovery.policy import Versions
+from replset.replication.rollback_manifest import RollbackState
 
 BATCH_DOCUMENTS = 500
 BATCH_BYTES = 8 << 20
 
 
 class LiveReading(Protocol):
-    """What comparing needs of the set; `live.Live` reads a real one."""
+    """What comparing needs of the set; `live.LiveSet` reads a real one."""
 
     def documents(self, ns: str, ids: Sequence[object]) -> dict[bytes, bytes]: ...
 
@@ -30,7 +30,7 @@ class LiveReading(Protocol):
     def has_entry(self, optime: OpTime) -> bool: ...
 
 
-class Comparing:
+class Comparison:
     """The lost documents of one rollback against one set.
 
     An export before a wipe may hold entries that the set has: everything up to the newest of them is not lost.

@@ -12,7 +12,7 @@ import pytest
 from replset.cli.local_set import wait_until
 from tests.integration.conftest import MakeSet
 from tests.integration.talk import find, run, same_everywhere
-from tests.integration.test_put_back import MANY, Story, lose_writes, many_lost, rows_of, tool
+from tests.integration.test_restore import MANY, Story, lose_writes, many_lost, rows_of, tool
 
 pytestmark = pytest.mark.slow
 

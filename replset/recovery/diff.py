@@ -7,25 +7,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from replset.recovery.comparing import Comparing
-from replset.recovery.live import Live
-from replset.recovery.report import about, document, plain
-from replset.replication.lost_writes import LostDocument, LostWrites
-from replset.replication.put_back import (
+from replset.recovery.compare import Comparison
+from replset.recovery.live_set import LiveSet
+from replset.recovery.lost_writes import LostDocument, LostWrites
+from replset.recovery.policy import (
     MISSING,
     Action,
+    ConflictStatus,
     LostChange,
     Policy,
     Side,
-    Standing,
     Versions,
+    conflict_status,
     decide_change,
     field_rows,
     lost_changes,
     operators,
     path_text,
-    standing_of,
 )
+from replset.recovery.report import about, document, plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Difference:
 
     lost: LostDocument | LostChange
     versions: Versions | None
-    standing: Standing
+    standing: ConflictStatus
 
     def row(self) -> dict[str, Any]:
         """For scripts."""
@@ -44,14 +44,14 @@ class Difference:
         return _document_row(self.lost, self.versions, self.standing)
 
 
-class Diffing:
+class RollbackDiff:
     """The lost writes of one rollback beside what the set holds now. counts: by standing, of the rows so far."""
 
-    def __init__(self, lost: LostWrites, live: Live) -> None:
+    def __init__(self, lost: LostWrites, live: LiveSet) -> None:
         self._lost = lost
         self._live = live
-        self._comparing = Comparing(lost, live, with_entries=True)
-        self.counts: Counter[str] = Counter({standing.value: 0 for standing in Standing})
+        self._comparing = Comparison(lost, live, with_entries=True)
+        self.counts: Counter[str] = Counter({standing.value: 0 for standing in ConflictStatus})
 
     def head(self) -> dict[str, Any]:
         manifest = self._lost.manifest
@@ -73,14 +73,14 @@ class Diffing:
         collections = self._live.collections() if changes else {}
         for change in changes:
             decision = decide_change(Policy.OVERWRITE, change, collections)
-            standing = Standing.CLEAN if decision.action is Action.LEAVE else decision.standing
+            standing = ConflictStatus.CLEAN if decision.action is Action.LEAVE else decision.standing
             yield Difference(change, None, standing)
         for batch in self._comparing.batches():
             for row, versions in zip(batch, self._comparing.versions(batch), strict=True):
-                yield Difference(row, versions, standing_of(versions))
+                yield Difference(row, versions, conflict_status(versions))
 
 
-def _document_row(row: LostDocument, versions: Versions, standing: Standing) -> dict[str, Any]:
+def _document_row(row: LostDocument, versions: Versions, standing: ConflictStatus) -> dict[str, Any]:
     fields = field_rows(versions)
     return about(row) | {
         "standing": standing.value,
@@ -115,7 +115,7 @@ def _change_between(before: bytes | None, after: bytes | None) -> Any:
     return None if change is None else plain(change)
 
 
-def _change_row(change: LostChange, standing: Standing) -> dict[str, Any]:
+def _change_row(change: LostChange, standing: ConflictStatus) -> dict[str, Any]:
     return {
         "ns": change.ns,
         "class": "command",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from rollback_tools import ack, diff, listing, manifest, restore, verify
+from rollback_tools import ack, diff, list_rollbacks, restore, show, verify
 
 app = typer.Typer(
     help="See what a rollback took, and put it back. Only diff and restore need a running set.",
@@ -14,8 +14,8 @@ app = typer.Typer(
     rich_markup_mode=None,  # rich's tables show a type for flags, which take none
     context_settings={"max_content_width": 110},
 )
-app.command("list")(listing.list_rollbacks)
-app.command("show")(manifest.show)
+app.command("list")(list_rollbacks.list_rollbacks)
+app.command("show")(show.show)
 app.command("diff")(diff.diff)
 app.command("restore")(restore.restore)
 app.command("verify")(verify.verify)

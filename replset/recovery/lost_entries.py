@@ -12,8 +12,8 @@ from typing import NamedTuple
 from replset.bson import DateTime
 from replset.errors import CorruptDataError
 from replset.oplog_entry import COMMAND, NOOP, UPDATE, OplogEntry
-from replset.replication.lost_writes import read_bson
-from replset.replication.rollback_files import FileKind, Manifest
+from replset.recovery.lost_writes import read_bson
+from replset.replication.rollback_manifest import FileKind, Manifest
 
 SESSION_FIELDS = ("lsid", "txnNumber", "stmtId")
 

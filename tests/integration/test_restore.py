@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from replset.cli.local_set import LocalMember, LocalSet, wait_until
-from replset.replication.rollback_files import acknowledged, list_manifests
+from replset.replication.rollback_manifest import acknowledged, list_manifests
 from tests.integration.conftest import MakeSet
 from tests.integration.talk import cut, find, heal, insert, run, same_everywhere, state
 

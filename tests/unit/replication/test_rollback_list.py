@@ -8,25 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from replset.replication.rollback_files import (
-    RollbackState,
-    RollbackWriter,
-    acknowledge,
-    acknowledged,
-    settle_manifest,
-    utc_text,
-)
-from replset.replication.rollback_tally import RollbackTally
+from replset.replication.rollback_files import RollbackWriter
+from replset.replication.rollback_list import RollbackList
+from replset.replication.rollback_manifest import RollbackState, acknowledge, acknowledged, settle_manifest, utc_text
 from replset.storage.disk import RealDisk
 from tests.unit.replication.kit import InlineWorkers
 from tests.unit.replication.test_rollback_files import WALL_MS, manifest
 
 
-def tally(dbpath: Path, disk: RealDisk | None = None) -> RollbackTally:
-    return RollbackTally(disk or RealDisk(), str(dbpath), InlineWorkers())
+def tally(dbpath: Path, disk: RealDisk | None = None) -> RollbackList:
+    return RollbackList(disk or RealDisk(), str(dbpath), InlineWorkers())
 
 
-def count(found: RollbackTally) -> int:
+def count(found: RollbackList) -> int:
     assert asyncio.run(found.refresh()) == found.unacknowledged
     return found.unacknowledged
 

@@ -1,7 +1,7 @@
 """What a rollback took, document by document, read from its files: no member needs to run.
 
 `LostWrites` walks the files once and keeps a small record for each document, with the places of its bytes; the
-documents themselves are read when they are asked for. What to do about them is `put_back.py`'s.
+documents themselves are read when they are asked for. What to do about them is `policy.py`'s.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from replset.bson.limits import MAX_INTERNAL_SIZE
 from replset.errors import CorruptDataError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import COMMAND, DELETE, INSERT, NOOP, UPDATE, OplogEntry
-from replset.replication.rollback_files import FileKind, Manifest, RollbackFile, read_manifest
+from replset.replication.rollback_manifest import FileKind, Manifest, RollbackFile, read_manifest
 
 _BUFFER_BYTES = 1 << 20
 _SMALLEST = 5

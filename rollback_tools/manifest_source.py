@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 
 from replset.client import HttpClient
 from replset.errors import BadValueError, CorruptDataError, ReplError
-from replset.replication.rollback_files import Manifest
+from replset.replication.rollback_manifest import Manifest
 
 ROUTE = "/v1/replset/rollbacks"
 HELP = "a rollback-*.json file, or http://HOST:PORT/v1/replset/rollbacks/ID of the member that holds it"
@@ -23,7 +23,7 @@ def is_remote(text: str) -> bool:
     return text.startswith("http://")
 
 
-def client_of(text: str) -> tuple[HttpClient, str]:
+def client_and_id(text: str) -> tuple[HttpClient, str]:
     """The member's API, and the rollback's id; BadValueError when the address is no rollback's."""
     path = urlsplit(text).path
     identifier = path.removeprefix(f"{ROUTE}/")
@@ -33,7 +33,7 @@ def client_of(text: str) -> tuple[HttpClient, str]:
 
 
 @contextmanager
-def at_hand(text: str) -> Iterator[Path]:
+def local_manifest(text: str) -> Iterator[Path]:
     """The path of the manifest, its files beside it. What a member holds is in a temporary folder meanwhile.
 
     ReplError when there is no such manifest; HttpError and HostUnreachableError from a member.
@@ -49,7 +49,7 @@ def at_hand(text: str) -> Iterator[Path]:
 
 
 def _fetch(text: str, folder: Path) -> Path:
-    client, identifier = client_of(text)
+    client, identifier = client_and_id(text)
     document = client.get(f"{ROUTE}/{identifier}")
     path = folder / f"{identifier}.json"
     path.write_text(json.dumps(document), encoding="utf-8")
@@ -62,7 +62,7 @@ def _fetch(text: str, folder: Path) -> Path:
     return path
 
 
-def listed(text: str) -> list[dict[str, Any]]:
+def list_remote(text: str) -> list[dict[str, Any]]:
     """The rollbacks of all members, as one of them lists them, with the names of those that did not answer."""
     answer = HttpClient(text).get(ROUTE)
     for host, reason in answer.get("unreachable", {}).items():

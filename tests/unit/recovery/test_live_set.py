@@ -15,8 +15,8 @@ from replset.bson import Binary, Int64, RawDocument, Timestamp, decode, encode, 
 from replset.errors import BadValueError, HostUnreachableError, ReplError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.oplog_entry import command_entry, delete_entry, insert_entry, noop_entry
-from replset.recovery import live as live_module
-from replset.recovery.live import Live, UnconfirmedError, Write
+from replset.recovery import live_set
+from replset.recovery.live_set import LiveSet, UnconfirmedError, Write
 from replset.wire.framing import FrameReader, WireMessage, encode_reply
 
 Answer = Callable[[dict[str, Any]], dict[str, Any] | None]
@@ -71,7 +71,7 @@ class FakeMember:
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_module, "PAUSE_S", 0)
+    monkeypatch.setattr(live_set, "PAUSE_S", 0)
 
 
 @contextmanager
@@ -106,14 +106,14 @@ def cursor(*rows: bytes, more: int = 0, name: str = "firstBatch") -> dict[str, A
 def test_any_member_leads_to_the_primary() -> None:
     with members(2) as (secondary, primary):
         secondary.hello |= {"isWritablePrimary": False, "primary": primary.host}
-        with Live(secondary.host, "rs0") as live:
+        with LiveSet(secondary.host, "rs0") as live:
             assert live.primary == primary.host
 
 
 def test_another_set_is_refused(member: FakeMember) -> None:
     member.hello["setName"] = "rs9"
     with pytest.raises(BadValueError, match=f"{member.host} is a member of rs9, the rollback was in rs0"):
-        Live(member.host, "rs0")
+        LiveSet(member.host, "rs0")
 
 
 def test_a_wrong_address_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,13 +124,13 @@ def test_a_wrong_address_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     with socket.socket() as silent:  # its port is taken, and nobody listens there
         silent.bind(("127.0.0.1", 0))
         with pytest.raises(HostUnreachableError, match="cannot be reached"):
-            Live(f"127.0.0.1:{silent.getsockname()[1]}", "rs0")
+            LiveSet(f"127.0.0.1:{silent.getsockname()[1]}", "rs0")
 
 
 def test_no_primary_in_time(member: FakeMember) -> None:
     member.hello |= {"isWritablePrimary": False, "primary": None}
     with pytest.raises(HostUnreachableError, match="knows no primary"):
-        Live(member.host, "rs0", patience_s=0.01)
+        LiveSet(member.host, "rs0", patience_s=0.01)
 
 
 def test_a_read_follows_the_primary_that_takes_over() -> None:
@@ -143,14 +143,14 @@ def test_a_read_follows_the_primary_that_takes_over() -> None:
 
         old.answers["find"] = step_down
         new.answers["find"] = once(cursor(encode({"_id": 1})))
-        with Live(old.host, "rs0", patience_s=5) as live:
+        with LiveSet(old.host, "rs0", patience_s=5) as live:
             assert live.documents(NS, [1]) == {encode_key(1): encode({"_id": 1})}
             assert live.primary == new.host
 
 
 def test_an_error_about_the_request_is_not_tried_again(member: FakeMember) -> None:
     member.answers["find"] = once({"ok": 0.0, "code": 2, "errmsg": "bad value"})
-    with Live(member.host) as live, pytest.raises(ReplError, match="bad value"):
+    with LiveSet(member.host) as live, pytest.raises(ReplError, match="bad value"):
         live.documents(NS, [1])
     assert len(member.asked) == 1
 
@@ -162,7 +162,7 @@ def test_documents_are_read_to_the_end_and_as_a_majority_has_them(member: FakeMe
     rows = [encode({"_id": number}) for number in (1, 2)]
     member.answers["find"] = once(cursor(rows[0], more=5))
     member.answers["getMore"] = once(cursor(rows[1], name="nextBatch"))
-    with Live(member.host) as live:
+    with LiveSet(member.host) as live:
         assert live.documents(NS, [1, 2, 3]) == {encode_key(1): rows[0], encode_key(2): rows[1]}
     find, more = member.asked
     assert (find["filter"], find["readConcern"]) == ({"_id": {"$in": [1, 2, 3]}}, {"level": "majority"})
@@ -173,7 +173,7 @@ def test_a_lost_cursor_is_read_again(member: FakeMember) -> None:
     row = encode({"_id": 1})
     member.answers["find"] = once(cursor(row, more=5), cursor(row))
     member.answers["getMore"] = once({"ok": 0.0, "code": 43, "errmsg": "cursor not found"})
-    with Live(member.host, patience_s=5) as live:
+    with LiveSet(member.host, patience_s=5) as live:
         assert live.documents(NS, [1]) == {encode_key(1): row}
 
 
@@ -181,7 +181,7 @@ def test_collections(member: FakeMember) -> None:
     member.answers["listDatabases"] = once({"databases": [{"name": "local"}, {"name": "shop"}]})
     info = {"name": "orders", "info": {"uuid": Binary(UUID_OF_ORDERS, 4)}}
     member.answers["listCollections"] = once({"cursor": {"id": Int64(0), "firstBatch": [info]}})
-    with Live(member.host) as live:
+    with LiveSet(member.host) as live:
         assert live.collections() == {NS: UUID_OF_ORDERS}
 
 
@@ -206,7 +206,7 @@ def test_a_scan_notes_last_entries_and_goes_on_where_it_stopped(member: FakeMemb
 
     member.answers["find"] = find
     wanted = frozenset({(NS, encode_key(1)), ("shop.parts", encode_key(1))})
-    with Live(member.host) as live:
+    with LiveSet(member.host) as live:
         live.scan(at(1), wanted)
         assert live.oplog_is_complete
         assert live.last_entry((NS, encode_key(1))) == at(4)
@@ -220,7 +220,7 @@ def test_a_scan_notes_last_entries_and_goes_on_where_it_stopped(member: FakeMemb
 
 def test_an_oplog_that_begins_later_is_not_complete(member: FakeMember) -> None:
     member.answers["find"] = once(cursor(noop_entry({"msg": "x"}, at(9), 0)), cursor())
-    with Live(member.host) as live:
+    with LiveSet(member.host) as live:
         live.scan(at(1), frozenset())
         assert not live.oplog_is_complete
 
@@ -228,7 +228,7 @@ def test_an_oplog_that_begins_later_is_not_complete(member: FakeMember) -> None:
 @pytest.mark.parametrize(("asked", "expected"), [(at(3), True), (at(2), False), (OPTIME_NULL, False)])
 def test_whether_the_set_has_an_entry(member: FakeMember, asked: OpTime, expected: bool) -> None:
     member.answers["find"] = once(cursor(noop_entry({"msg": "x"}, at(3), 0)))
-    with Live(member.host) as live:
+    with LiveSet(member.host) as live:
         assert live.has_entry(asked) is expected
 
 
@@ -244,7 +244,7 @@ def test_writes_name_the_version_that_they_replace(member: FakeMember) -> None:
     for name in ("insert", "update", "delete"):
         member.answers[name] = once({"n": 1})
     writes = [write(1, {"a": 1}, {"a": 2}), write(2, None, {"a": 1}), write(3, {"a": 1}, None)]
-    with Live(member.host) as live:
+    with LiveSet(member.host) as live:
         written = live.write(writes)
     assert (written.done, written.refused) == ({0, 1, 2}, {})
     insert, update, delete = member.asked
@@ -261,14 +261,14 @@ def test_a_document_that_is_another_one_by_now_is_not_done(member: FakeMember) -
     member.answers["update"] = once({"n": 1})
     member.answers["insert"] = once({"n": 1, "writeErrors": [{"index": 0, "code": 11000, "errmsg": "duplicate"}]})
     writes = [write(n, {"a": 1}, {"a": 2}) for n in (1, 2)] + [write(n, None, {"a": 1}) for n in (3, 4)]
-    with Live(member.host) as live:
+    with LiveSet(member.host) as live:
         written = live.write(writes)
     assert (written.done, written.refused) == ({3}, {})
 
 
 def test_statements_that_are_refused_are_told(member: FakeMember) -> None:
     member.answers["insert"] = once({"n": 0, "writeErrors": [{"index": 0, "code": 20, "errmsg": "not here"}]})
-    with Live(member.host) as live:
+    with LiveSet(member.host) as live:
         assert live.write([write(1, None, {})]).refused == {0: "20: not here"}
 
 
@@ -284,13 +284,13 @@ def test_a_write_is_never_sent_twice_by_itself(
     member: FakeMember, reply: dict[str, Any] | None, error: type[ReplError]
 ) -> None:
     member.answers["insert"] = once(reply)
-    with Live(member.host) as live, pytest.raises(error):
+    with LiveSet(member.host) as live, pytest.raises(error):
         live.write([write(1, None, {})])
     assert len(member.asked) == 1
 
 
 def test_large_documents_go_in_messages_of_their_own(member: FakeMember, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_module, "LARGEST_STATEMENT", 5000)
+    monkeypatch.setattr(live_set, "LARGEST_STATEMENT", 5000)
     member.answers["insert"] = lambda command: {"n": len(command["documents"])}
     member.answers["update"] = once({"n": 1})
     writes = [write(n, None, {"text": "x" * 2000}) for n in range(3)]
@@ -298,7 +298,7 @@ def test_large_documents_go_in_messages_of_their_own(member: FakeMember, monkeyp
     change = {"$set": {"text": "y"}}
     large = write(9, {"text": "x" * 4000}, {"text": "y"})
     writes.append(Write(NS, large.id_element, large.before, large.after, change))
-    with Live(member.host) as live:
+    with LiveSet(member.host) as live:
         written = live.write(writes)
     assert written.done == {0, 1, 2, 4}
     assert "too large to be put back safely" in written.refused[3]
@@ -309,7 +309,7 @@ def test_large_documents_go_in_messages_of_their_own(member: FakeMember, monkeyp
 @pytest.mark.parametrize(("command", "code"), [("create", 48), ("drop", 26)])
 def test_commands_that_somebody_else_did_before(member: FakeMember, command: str, code: int) -> None:
     member.answers[command] = once({"ok": 0.0, "code": code, "errmsg": "so it is"})
-    with Live(member.host) as live:
+    with LiveSet(member.host) as live:
         if command == "create":
             live.create(NS, {"x": 1})
         else:

@@ -12,12 +12,11 @@ from enum import Enum
 from typing import Any, Protocol
 
 from replset.errors import ReplError
-from replset.recovery.audit import Audit
-from replset.recovery.comparing import Comparing, LiveReading
-from replset.recovery.live import LARGEST_STATEMENT, RETRIED, UnconfirmedError, Write, Written
-from replset.recovery.report import about, document
-from replset.replication.lost_writes import LostDocument
-from replset.replication.put_back import (
+from replset.recovery.audit import AuditLog
+from replset.recovery.compare import Comparison, LiveReading
+from replset.recovery.live_set import LARGEST_STATEMENT, RETRIED, UnconfirmedError, Write, Written
+from replset.recovery.lost_writes import LostDocument
+from replset.recovery.policy import (
     Action,
     CommandKind,
     Decision,
@@ -29,13 +28,14 @@ from replset.replication.put_back import (
     lost_changes,
     operators,
 )
+from replset.recovery.report import about, document
 
 ATTEMPTS = 8
 PAUSE_S = 0.1
 
 
 class LiveWriting(LiveReading, Protocol):
-    """What putting back needs of the set; `live.Live` writes to a real one."""
+    """What putting back needs of the set; `live.LiveSet` writes to a real one."""
 
     def collections(self) -> dict[str, bytes]: ...
 
@@ -89,12 +89,12 @@ class PuttingBack:
 
     def __init__(
         self,
-        comparing: Comparing,
+        comparing: Comparison,
         live: LiveWriting,
         policy: Policy,
         *,
         collection: str = "",
-        audit: Audit | None = None,
+        audit: AuditLog | None = None,
         choose: Choose | None = None,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 from replset.bson import decode, encode
 from replset.ids import OpTime
 from replset.query.order import identical
-from replset.replication.lost_writes import LostKind, LostWrites
+from replset.recovery.lost_writes import LostKind, LostWrites
 
 Doc = Mapping[str, object]
 
@@ -29,7 +29,7 @@ class Policy(Enum):
     TO_COLLECTION = "to-collection"
 
 
-class Standing(Enum):
+class ConflictStatus(Enum):
     """How the live document stands to the lost one."""
 
     THERE = "there"  # as it was lost, or with every field that was lost
@@ -75,18 +75,18 @@ class Decision:
     """target: the document to write, None to delete it (with PUT). conflicts: fields that both sides changed."""
 
     action: Action
-    standing: Standing
+    standing: ConflictStatus
     reason: str
     target: bytes | None = None
     conflicts: tuple[str, ...] = ()
 
 
-def standing_of(versions: Versions) -> Standing:
+def conflict_status(versions: Versions) -> ConflictStatus:
     if versions.lost == versions.live:
-        return Standing.THERE
+        return ConflictStatus.THERE
     if versions.before == versions.live if versions.before_known else versions.touched is False:
-        return Standing.CLEAN
-    return Standing.THERE if _has_all_changes(versions) else Standing.CONFLICT
+        return ConflictStatus.CLEAN
+    return ConflictStatus.THERE if _has_all_changes(versions) else ConflictStatus.CONFLICT
 
 
 def _has_all_changes(versions: Versions) -> bool:
@@ -100,14 +100,14 @@ def decide(policy: Policy, versions: Versions) -> Decision:
     """What `policy` makes of one lost write. TO_COLLECTION: `versions.live` is the document in that collection."""
     if policy is Policy.TO_COLLECTION:
         return _copy(versions)
-    standing = standing_of(versions)
+    standing = conflict_status(versions)
     match standing:
-        case Standing.THERE:
+        case ConflictStatus.THERE:
             is_same = versions.lost == versions.live
             return Decision(Action.NOTHING, standing, "as it was lost" if is_same else "every lost change is in it")
-        case Standing.CLEAN:
+        case ConflictStatus.CLEAN:
             return Decision(Action.PUT, standing, "unchanged since the common point", versions.lost)
-        case Standing.CONFLICT:
+        case ConflictStatus.CONFLICT:
             return _in_conflict(policy, versions)
 
 
@@ -116,10 +116,10 @@ def _in_conflict(policy: Policy, versions: Versions) -> Decision:
     what = _conflict_text(versions)
 
     def leave(reason: str) -> Decision:
-        return Decision(Action.LEAVE, Standing.CONFLICT, reason, conflicts=conflicts)
+        return Decision(Action.LEAVE, ConflictStatus.CONFLICT, reason, conflicts=conflicts)
 
     def put(reason: str, target: bytes | None) -> Decision:
-        return Decision(Action.PUT, Standing.CONFLICT, f"{what}; {reason}", target, conflicts)
+        return Decision(Action.PUT, ConflictStatus.CONFLICT, f"{what}; {reason}", target, conflicts)
 
     match policy:
         case Policy.OVERWRITE:
@@ -143,12 +143,12 @@ def _in_conflict(policy: Policy, versions: Versions) -> Decision:
 
 def _copy(versions: Versions) -> Decision:
     if versions.lost is None:
-        return Decision(Action.LEAVE, Standing.CONFLICT, "a delete has no document to copy")
+        return Decision(Action.LEAVE, ConflictStatus.CONFLICT, "a delete has no document to copy")
     if versions.live is None:
-        return Decision(Action.PUT, Standing.CLEAN, "copied", versions.lost)
+        return Decision(Action.PUT, ConflictStatus.CLEAN, "copied", versions.lost)
     if versions.live == versions.lost:
-        return Decision(Action.NOTHING, Standing.THERE, "copied before")
-    return Decision(Action.LEAVE, Standing.CONFLICT, "the collection has another document with this _id")
+        return Decision(Action.NOTHING, ConflictStatus.THERE, "copied before")
+    return Decision(Action.LEAVE, ConflictStatus.CONFLICT, "the collection has another document with this _id")
 
 
 def _conflict_text(versions: Versions) -> str:
@@ -315,16 +315,18 @@ def decide_change(policy: Policy, change: LostChange, live: Mapping[str, bytes])
     """live: namespace -> UUID of the collections that the set has now."""
     match change.kind:
         case CommandKind.CREATE if change.ns in live:
-            return Decision(Action.NOTHING, Standing.THERE, "the collection is there")
+            return Decision(Action.NOTHING, ConflictStatus.THERE, "the collection is there")
         case CommandKind.CREATE if policy is Policy.TO_COLLECTION:
-            return Decision(Action.LEAVE, Standing.CLEAN, "only documents are copied")
+            return Decision(Action.LEAVE, ConflictStatus.CLEAN, "only documents are copied")
         case CommandKind.CREATE:
-            return Decision(Action.PUT, Standing.CLEAN, "the collection is not there")
+            return Decision(Action.PUT, ConflictStatus.CLEAN, "the collection is not there")
         case CommandKind.DROP if live.get(change.ns) != change.uuid:
-            return Decision(Action.NOTHING, Standing.THERE, "that collection is not there any more")
+            return Decision(Action.NOTHING, ConflictStatus.THERE, "that collection is not there any more")
         case CommandKind.DROP if policy is Policy.OVERWRITE:
-            return Decision(Action.PUT, Standing.CONFLICT, "dropped with all that it holds now")
+            return Decision(Action.PUT, ConflictStatus.CONFLICT, "dropped with all that it holds now")
         case CommandKind.DROP:
-            return Decision(Action.LEAVE, Standing.CONFLICT, "a drop is put back by --policy overwrite only")
+            return Decision(Action.LEAVE, ConflictStatus.CONFLICT, "a drop is put back by --policy overwrite only")
         case CommandKind.OTHER:
-            return Decision(Action.LEAVE, Standing.CONFLICT, f"the command {change.name} is not put back by this tool")
+            return Decision(
+                Action.LEAVE, ConflictStatus.CONFLICT, f"the command {change.name} is not put back by this tool"
+            )

@@ -9,9 +9,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from replset.replication.rollback_files import FileKind, Manifest, read_manifest, verify_file
+from replset.replication.rollback_manifest import FileKind, Manifest, read_manifest, verify_file
 from replset.terminal import console
-from rollback_tools import place
+from rollback_tools import manifest_source
 
 MEANING = {
     FileKind.DOCUMENTS: "as they were on this member and are not any more",
@@ -22,11 +22,11 @@ WORDS = {"i": "inserted", "u": "updated", "d": "deleted", "c": "command", "n": "
 
 
 def show(
-    manifest: Annotated[str, typer.Argument(help=place.HELP)],
+    manifest: Annotated[str, typer.Argument(help=manifest_source.HELP)],
     as_json: Annotated[bool, typer.Option("--json", help="the manifest, and what is wrong with its files")] = False,
 ) -> int:
     """What was lost, when, towards whom; its files, checked. Exit status 1 when a file is missing or damaged."""
-    with place.at_hand(manifest) as path:
+    with manifest_source.local_manifest(manifest) as path:
         found = read_manifest(path)
         problems = {file.name: verify_file(path.parent, file) for file in found.files}
     if as_json:

@@ -10,7 +10,7 @@ import os
 
 from replset.errors import CorruptDataError, ReplError
 from replset.replication.ports import Workers
-from replset.replication.rollback_files import (
+from replset.replication.rollback_manifest import (
     ACK_SUFFIX,
     FOLDER,
     Manifest,
@@ -25,7 +25,7 @@ from replset.storage.sqlite import storage_error
 log = logging.getLogger("replset.rollback")
 
 
-class RollbackTally:
+class RollbackList:
     """`unacknowledged`: of rollbacks and exports, damaged manifests included; an abandoned one took nothing away."""
 
     def __init__(self, disk: Disk, dbpath: str, workers: Workers) -> None:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from replset.bson import decode
 from replset.ids import HostPort
-from replset.recovery.putting_back import Result
-from replset.replication.put_back import Policy
-from replset.replication.rollback_files import list_manifests
-from tests.property.test_put_back import put_back
+from replset.recovery.policy import Policy
+from replset.recovery.restore import Result
+from replset.replication.rollback_manifest import list_manifests
+from tests.property.test_restore import put_back
 from tests.unit.replication.kit import Member, Network, copy_log
 from tests.unit.rollback_tools.kit import FakeSet
 

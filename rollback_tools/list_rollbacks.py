@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from replset.errors import CorruptDataError, ReplError
-from replset.replication.rollback_files import (
+from replset.replication.rollback_manifest import (
     FileKind,
     Manifest,
     acknowledged,
@@ -20,7 +20,7 @@ from replset.replication.rollback_files import (
     rollback_folder,
 )
 from replset.terminal import console
-from rollback_tools import place
+from rollback_tools import manifest_source
 
 HELP = "a member's dbpath, or its rollback folder; http://HOST:PORT: those of all members, as that one lists them"
 
@@ -39,7 +39,7 @@ def list_rollbacks(
 
     Exit status 1 when a manifest cannot be read; the others are listed all the same.
     """
-    if place.is_remote(dbpath):
+    if manifest_source.is_remote(dbpath):
         return _list_all_members(dbpath, as_json)
     if not Path(dbpath).is_dir():
         raise ReplError(f"{dbpath} is not a folder")
@@ -60,7 +60,7 @@ def list_rollbacks(
 
 def _list_all_members(address: str, as_json: bool) -> int:
     """As one member lists the rollbacks of all."""
-    rows = place.listed(address)
+    rows = manifest_source.list_remote(address)
     damaged = {str(row["id"]): str(row["error"]) for row in rows if "error" in row}
     sound = [row for row in rows if "error" not in row]
     if as_json:
@@ -87,7 +87,7 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
     out.print(table)
     newest = rows[-1]
     if newest.get("httpAddress"):
-        address = f"http://{newest['httpAddress']}{place.ROUTE}/{newest['id']}"
+        address = f"http://{newest['httpAddress']}{manifest_source.ROUTE}/{newest['id']}"
         out.print(f"See one: rollback-tools show {escape(address)}", highlight=False, soft_wrap=True)
 
 

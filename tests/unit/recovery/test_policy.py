@@ -9,20 +9,20 @@ import pytest
 from replset.bson import Int64, decode, encode
 from replset.ids import OpTime, pack_ts
 from replset.query.order import identical
-from replset.replication.lost_writes import LostKind
-from replset.replication.put_back import (
+from replset.recovery.lost_writes import LostKind
+from replset.recovery.policy import (
     MISSING,
     Action,
+    ConflictStatus,
     Policy,
     Side,
-    Standing,
     Versions,
+    conflict_status,
     decide,
     field_rows,
     merge,
     operators,
     side_of,
-    standing_of,
 )
 
 Doc = dict[str, Any]
@@ -53,26 +53,26 @@ def versions(
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        pytest.param(versions(None, A, None), Standing.CLEAN, id="insert-nothing-there"),
-        pytest.param(versions(None, A, A), Standing.THERE, id="insert-there"),
-        pytest.param(versions(None, A, B), Standing.CONFLICT, id="insert-another-document"),
-        pytest.param(versions(A, B, A), Standing.CLEAN, id="update-unchanged"),
-        pytest.param(versions(A, B, B), Standing.THERE, id="update-there"),
-        pytest.param(versions(A, B, C), Standing.CONFLICT, id="update-changed"),
-        pytest.param(versions(A, B, None), Standing.CONFLICT, id="update-deleted"),
-        pytest.param(versions(A, B, {**SIDE, "a": 2}), Standing.THERE, id="update-there-and-more"),
-        pytest.param(versions(A, B, {"a": 2, "_id": 1}), Standing.THERE, id="update-there-in-another-order"),
-        pytest.param(versions(A, {"_id": 1}, {"_id": 1, "b": 1}), Standing.THERE, id="field-gone-there-too"),
-        pytest.param(versions(None, A, {**A, "b": 1}), Standing.CONFLICT, id="insert-and-more"),
-        pytest.param(versions(A, {**A, "a": Int64(1)}, {**A, "a": 1.0}), Standing.CONFLICT, id="types-of-numbers"),
-        pytest.param(versions(A, None, None), Standing.THERE, id="delete-there"),
-        pytest.param(versions(A, None, A, touched=False), Standing.CLEAN, id="delete-untouched"),
-        pytest.param(versions(A, None, A, touched=True), Standing.CONFLICT, id="delete-touched"),
-        pytest.param(versions(A, None, A), Standing.CONFLICT, id="delete-not-known"),
+        pytest.param(versions(None, A, None), ConflictStatus.CLEAN, id="insert-nothing-there"),
+        pytest.param(versions(None, A, A), ConflictStatus.THERE, id="insert-there"),
+        pytest.param(versions(None, A, B), ConflictStatus.CONFLICT, id="insert-another-document"),
+        pytest.param(versions(A, B, A), ConflictStatus.CLEAN, id="update-unchanged"),
+        pytest.param(versions(A, B, B), ConflictStatus.THERE, id="update-there"),
+        pytest.param(versions(A, B, C), ConflictStatus.CONFLICT, id="update-changed"),
+        pytest.param(versions(A, B, None), ConflictStatus.CONFLICT, id="update-deleted"),
+        pytest.param(versions(A, B, {**SIDE, "a": 2}), ConflictStatus.THERE, id="update-there-and-more"),
+        pytest.param(versions(A, B, {"a": 2, "_id": 1}), ConflictStatus.THERE, id="update-there-in-another-order"),
+        pytest.param(versions(A, {"_id": 1}, {"_id": 1, "b": 1}), ConflictStatus.THERE, id="field-gone-there-too"),
+        pytest.param(versions(None, A, {**A, "b": 1}), ConflictStatus.CONFLICT, id="insert-and-more"),
+        pytest.param(versions(A, {**A, "a": Int64(1)}, {**A, "a": 1.0}), ConflictStatus.CONFLICT, id="number-types"),
+        pytest.param(versions(A, None, None), ConflictStatus.THERE, id="delete-there"),
+        pytest.param(versions(A, None, A, touched=False), ConflictStatus.CLEAN, id="delete-untouched"),
+        pytest.param(versions(A, None, A, touched=True), ConflictStatus.CONFLICT, id="delete-touched"),
+        pytest.param(versions(A, None, A), ConflictStatus.CONFLICT, id="delete-not-known"),
     ],
 )
-def test_how_the_live_document_stands_to_the_lost_one(found: Versions, expected: Standing) -> None:
-    assert standing_of(found) is expected
+def test_how_the_live_document_stands_to_the_lost_one(found: Versions, expected: ConflictStatus) -> None:
+    assert conflict_status(found) is expected
 
 
 @pytest.mark.parametrize("policy", [policy for policy in Policy if policy is not Policy.TO_COLLECTION])
@@ -105,7 +105,7 @@ def test_without_a_conflict_every_policy_puts_back(policy: Policy) -> None:
 )
 def test_in_a_conflict_the_policy_decides(policy: Policy, found: Versions, action: Action, words: str) -> None:
     decision = decide(policy, found)
-    assert (decision.action, decision.standing) == (action, Standing.CONFLICT)
+    assert (decision.action, decision.standing) == (action, ConflictStatus.CONFLICT)
     assert words in decision.reason
 
 

@@ -13,7 +13,7 @@ from replset.errors import OverloadedError
 MOST_AT_ONCE = 2
 
 
-class Once:
+class RollbackJobLimiter:
     """A few readings and restores at a time, and of each rollback one restore. Any thread may ask."""
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Once:
         self._restored: set[str] = set()
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
+    def admit_read(self) -> Iterator[None]:
         """While a rollback is read. HttpError 503 (462) where enough are read already."""
         with self._lock:
             if self._running >= MOST_AT_ONCE:
@@ -36,7 +36,7 @@ class Once:
                 self._running -= 1
 
     @contextmanager
-    def restoring(self, rollback: str) -> Iterator[None]:
+    def admit_restore(self, rollback: str) -> Iterator[None]:
         """While a rollback is put back. HttpError 409 (117) where it is already."""
         with self._lock:
             if rollback in self._restored:

@@ -1,0 +1,317 @@
+"""The manifest of a rollback: its states, its JSON file, and the note that a person acknowledged it.
+
+`docs/rollback.md` describes the format. A member writes through its disk. The HTTP API and rollback-tools read a
+folder by its path, which needs no running member. `rollback_files.py` writes the files that a manifest names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+from uuid import UUID
+
+from replset.errors import CorruptDataError
+from replset.ids import OpTime
+
+if TYPE_CHECKING:
+    from replset.storage.disk import Disk
+
+log = logging.getLogger("replset.rollback")
+
+FOLDER = "rollback"
+ACK_SUFFIX = ".ack"
+OPLOG_NS = "local.oplog.rs"
+MANIFEST_VERSION = 1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class RollbackState(Enum):
+    """planned -> finished; planned -> abandoned when nothing was undone; exported is written once (before a wipe)."""
+
+    PLANNED = "planned"
+    FINISHED = "finished"
+    EXPORTED = "exported"
+    ABANDONED = "abandoned"
+
+
+class FileKind(Enum):
+    """documents: as they were here and will not be any more. before: the same at the common point. oplog: entries."""
+
+    DOCUMENTS = "documents"
+    BEFORE = "before"
+    OPLOG = "oplog"
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackFile:
+    """One BSON file. `ns` is the true namespace; `uuid` the collection's, None for the oplog. sha256 in hex."""
+
+    name: str
+    kind: FileKind
+    ns: str
+    uuid: UUID | None
+    count: int
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a rollback took away and where it is. `id` is the manifest's stem; `member` host:port.
+
+    common_point: the newest entry that stays (exported: the newest entry known committed). first, last: the range
+    of entries that go, with their wall clocks. operations: how many entries of each op. mongodb_files: paths of the
+    documents in MongoDB's layout too, where that was asked for.
+    """
+
+    id: str
+    state: RollbackState
+    reason: str
+    set_name: str
+    member: str
+    when: str
+    source: str | None
+    common_point: OpTime
+    first: OpTime
+    last: OpTime
+    first_wall_ms: int
+    last_wall_ms: int
+    entries: int
+    operations: Mapping[str, int]
+    files: tuple[RollbackFile, ...]
+    settled: str | None = None
+    mongodb_files: tuple[str, ...] = ()
+
+    def document(self) -> dict[str, object]:
+        """The manifest as it stands in its JSON file."""
+        return {
+            "version": MANIFEST_VERSION,
+            "id": self.id,
+            "state": self.state.value,
+            "reason": self.reason,
+            "set": self.set_name,
+            "member": self.member,
+            "when": self.when,
+            "settled": self.settled,
+            "source": self.source,
+            "commonPoint": str(self.common_point),
+            "range": {
+                "first": str(self.first),
+                "last": str(self.last),
+                "firstTerm": self.first.term,
+                "lastTerm": self.last.term,
+                "firstWall": utc_text(self.first_wall_ms),
+                "lastWall": utc_text(self.last_wall_ms),
+                "entries": self.entries,
+                "operations": dict(sorted(self.operations.items())),
+            },
+            "files": [
+                {
+                    "name": file.name,
+                    "kind": file.kind.value,
+                    "ns": file.ns,
+                    "uuid": None if file.uuid is None else str(file.uuid),
+                    "count": file.count,
+                    "bytes": file.size,
+                    "sha256": file.sha256,
+                }
+                for file in self.files
+            ],
+            **({"mongodbFiles": list(self.mongodb_files)} if self.mongodb_files else {}),
+        }
+
+    @classmethod
+    def parse(cls, text: bytes, name: str) -> Self:
+        """Read a manifest's bytes; CorruptDataError names the file `name` and what is wrong."""
+        try:
+            document = json.loads(text)
+            if document["version"] != MANIFEST_VERSION:
+                raise ValueError(f"version {document['version']!r} is not known here")
+            span = document["range"]
+            return cls(
+                id=str(document["id"]),
+                state=RollbackState(document["state"]),
+                reason=str(document["reason"]),
+                set_name=str(document["set"]),
+                member=str(document["member"]),
+                when=str(document["when"]),
+                source=document["source"],
+                common_point=OpTime.parse(document["commonPoint"]),
+                first=OpTime.parse(span["first"]),
+                last=OpTime.parse(span["last"]),
+                first_wall_ms=parse_utc(span["firstWall"]),
+                last_wall_ms=parse_utc(span["lastWall"]),
+                entries=int(span["entries"]),
+                operations={str(op): int(count) for op, count in span["operations"].items()},
+                files=tuple(
+                    RollbackFile(
+                        name=str(file["name"]),
+                        kind=FileKind(file["kind"]),
+                        ns=str(file["ns"]),
+                        uuid=None if file["uuid"] is None else UUID(file["uuid"]),
+                        count=int(file["count"]),
+                        size=int(file["bytes"]),
+                        sha256=str(file["sha256"]),
+                    )
+                    for file in document["files"]
+                ),
+                settled=document["settled"],
+                mongodb_files=tuple(str(path) for path in document.get("mongodbFiles", ())),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptDataError(f"{name} is not a rollback manifest: {error!r}") from error
+
+
+# --- names and times -------------------------------------------------------------------------------------------
+
+
+def utc_text(wall_ms: int) -> str:
+    """`YYYY-MM-DDTHH:MM:SS.mmmZ`."""
+    return (_EPOCH + timedelta(milliseconds=wall_ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def parse_utc(text: str) -> int:
+    """Milliseconds of what `utc_text` wrote."""
+    return (datetime.fromisoformat(text) - _EPOCH) // timedelta(milliseconds=1)
+
+
+# --- writing ---------------------------------------------------------------------------------------------------
+
+
+def sync_names(disk: Disk, dbpath: str) -> None:
+    """Make the names of the files and of their folder durable, those too that an earlier run left unsynced."""
+    folder = os.path.join(dbpath, FOLDER)
+    if disk.exists(folder):
+        disk.sync_folder(folder)
+        disk.sync_folder(dbpath)
+
+
+def store_manifest(disk: Disk, dbpath: str, manifest: Manifest) -> None:
+    """Write a manifest, or replace it atomically: temporary file, sync, rename, sync folder."""
+    folder = os.path.join(dbpath, FOLDER)
+    path = os.path.join(folder, f"{manifest.id}.json")
+    temporary = f"{path}.tmp"
+    text = json.dumps(manifest.document(), indent=2, ensure_ascii=False).encode() + b"\n"
+    disk.write_file(temporary, [text])
+    disk.sync_file(temporary)
+    disk.rename(temporary, path)
+    disk.sync_folder(folder)
+
+
+def settle_manifest(disk: Disk, dbpath: str, manifest: Manifest, state: RollbackState, wall_ms: int) -> Manifest:
+    """Move a manifest that is planned or exported to its last state, durably."""
+    settled = replace(manifest, state=state, settled=utc_text(wall_ms))
+    store_manifest(disk, dbpath, settled)
+    return settled
+
+
+def manifests_on(disk: Disk, dbpath: str) -> list[Manifest]:
+    """The manifests of a member, read through its disk, oldest first. One that is damaged is left out with a warning:
+    nothing can be done about it here, and it must not keep the member from running.
+    """
+    folder = os.path.join(dbpath, FOLDER)
+    if not disk.exists(folder):
+        return []
+    names = sorted(name for name in disk.list_folder(folder) if is_manifest_name(name))
+    found = []
+    for name in names:
+        try:
+            found.append(Manifest.parse(disk.read_file(os.path.join(folder, name)), name))
+        except CorruptDataError as error:
+            log.warning("%s", error.message)
+    return sorted(found, key=_age)
+
+
+# --- acknowledgements ------------------------------------------------------------------------------------------
+
+
+def acknowledge(disk: Disk, folder: str, rollback_id: str, *, wall_ms: int, by: str) -> bool:
+    """Note durably, beside the manifest, that a person knows of this rollback; False when it was noted before.
+
+    The note is `ID.ack`: `{"acknowledged": WHEN, "by": WHO}`. The manifest stays as it is. A live member and a tool in
+    another process may both do this. OSError when it could not be written.
+    """
+    path = os.path.join(folder, f"{rollback_id}{ACK_SUFFIX}")
+    if disk.exists(path):
+        disk.sync_folder(folder)  # whoever wrote it may have died before this
+        return False
+    temporary = f"{path}.tmp"
+    try:
+        disk.write_file(temporary, [json.dumps({"acknowledged": utc_text(wall_ms), "by": by}).encode() + b"\n"])
+        disk.sync_file(temporary)
+        disk.rename(temporary, path)
+    except OSError:
+        disk.remove(temporary)
+        raise
+    disk.sync_folder(folder)
+    return True
+
+
+def acknowledged(folder: str | Path, rollback_id: str) -> str | None:
+    """When a rollback was acknowledged, as `utc_text` writes it; None while nobody has. A damaged note still counts."""
+    try:
+        note = json.loads((Path(folder) / f"{rollback_id}{ACK_SUFFIX}").read_bytes())
+        return str(note["acknowledged"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return "unknown"
+
+
+# --- reading, without a member ---------------------------------------------------------------------------------
+
+
+def is_manifest_name(name: str) -> bool:
+    return name.startswith("rollback-") and name.endswith(".json")
+
+
+def rollback_folder(path: str | Path) -> Path:
+    """The folder with the manifests: `path` itself, or `rollback` in it when `path` is a dbpath."""
+    folder = Path(path)
+    return folder / FOLDER if (folder / FOLDER).is_dir() else folder
+
+
+def list_manifests(path: str | Path) -> list[Manifest]:
+    """Every manifest under a dbpath (or its rollback folder), oldest first. A folder without any: empty."""
+    folder = rollback_folder(path)
+    if not folder.is_dir():
+        return []
+    return sorted((read_manifest(file) for file in folder.iterdir() if is_manifest_name(file.name)), key=_age)
+
+
+def read_manifest(file: str | Path) -> Manifest:
+    """One manifest by its path; CorruptDataError when it is none, OSError when it cannot be read."""
+    path = Path(file)
+    return Manifest.parse(path.read_bytes(), path.name)
+
+
+def verify_file(folder: str | Path, file: RollbackFile) -> str | None:
+    """What is wrong with one file of a rollback (missing, another size, another SHA-256); None when nothing is."""
+    path = Path(folder) / file.name
+    if not path.is_file():
+        return "missing"
+    digest = hashlib.sha256()
+    size = 0
+    with path.open("rb") as opened:
+        while chunk := opened.read(1 << 20):
+            digest.update(chunk)
+            size += len(chunk)
+    if size != file.size:
+        return f"{size} bytes, the manifest says {file.size}"
+    if digest.hexdigest() != file.sha256:
+        return "its SHA-256 is not the manifest's"
+    return None
+
+
+def _age(manifest: Manifest) -> tuple[str, int, str]:
+    """By time, and within one second by number."""
+    head, _, number = manifest.id.rpartition(".")
+    return head, int(number) if number.isdigit() else 0, manifest.when
