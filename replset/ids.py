@@ -14,7 +14,7 @@ Millis = NewType("Millis", int)
 HostPort = NewType("HostPort", str)
 """`host:port` of a member's wire port."""
 
-_INC_BITS = 31
+INCREMENT_BITS = 31
 _OPTIME_TEXT = re.compile(r"(\d{1,19}):(\d{1,10}):(\d{1,10})")
 
 
@@ -29,11 +29,11 @@ class OpTime(NamedTuple):
 
     @property
     def seconds(self) -> int:
-        return self.ts >> _INC_BITS
+        return self.ts >> INCREMENT_BITS
 
     @property
     def increment(self) -> int:
-        return self.ts & ((1 << _INC_BITS) - 1)
+        return self.ts & ((1 << INCREMENT_BITS) - 1)
 
     def __str__(self) -> str:
         return f"{self.term}:{self.seconds}:{self.increment}"
@@ -45,14 +45,14 @@ class OpTime(NamedTuple):
         if match is None:
             raise ValueError(f"not an optime (TERM:SECONDS:INC): {text!r}")
         term, seconds, increment = (int(part) for part in match.groups())
-        if seconds >= 1 << 32 or increment >= 1 << _INC_BITS:
+        if seconds >= 1 << 32 or increment >= 1 << INCREMENT_BITS:
             raise ValueError(f"seconds or increment out of range: {text!r}")
         return cls(term, pack_ts(seconds, increment))
 
 
 def pack_ts(seconds: int, increment: int) -> int:
     """One integer for a BSON timestamp, ordered like it and positive beyond 2038."""
-    return (seconds << _INC_BITS) | increment
+    return (seconds << INCREMENT_BITS) | increment
 
 
 OPTIME_NULL = OpTime(0, 0)

@@ -10,11 +10,11 @@ from replset.commands.hint import hint_of
 from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.ports import Reply
 from replset.commands.read_concern import prove, read_concern_of
-from replset.commands.replies import timestamp
 from replset.commands.scan import Filter, Scan, breathe, filter_of, open_collection
 from replset.commands.write_batch import check_options
 from replset.errors import BadValueError, ReplError, SnapshotCutError, UnknownFieldError
 from replset.ids import OpTime
+from replset.optime import timestamp
 from replset.query.distinct import Distinct
 from replset.storage.catalog import Collection
 

@@ -8,7 +8,6 @@ from replset.bson import DateTime, RawDocument, encode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.ports import Reply, Writing
-from replset.commands.replies import optime_document
 from replset.commands.write_batch import write_times
 from replset.commands.write_concern import (
     DEFAULTS_ID,
@@ -22,6 +21,7 @@ from replset.commands.write_concern import (
 from replset.core.write_concern import MAJORITY, WriteConcern, unsatisfiable
 from replset.errors import BadValueError, IllegalOperationError, ReplError, UnknownFieldError
 from replset.ids import OpTime
+from replset.optime import optime_document
 from replset.replication.write_ops import do_create, do_insert, do_update
 
 

@@ -14,11 +14,11 @@ from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.oplog_cursor import OplogCursor
 from replset.commands.ports import MemberPort, Reply
 from replset.commands.read_concern import LINEARIZABLE, prove, read_concern_of, read_point, refuse_linearizable
-from replset.commands.replies import timestamp
 from replset.commands.scan import SLICE_DECODED, Filter, Scan, breathe, filter_of, open_collection
 from replset.commands.write_batch import check_options
 from replset.errors import BadValueError, NotPrimaryOrSecondaryError, ReplError, UnknownFieldError
 from replset.ids import Millis, OpTime
+from replset.optime import timestamp
 from replset.query.order import equals
 from replset.query.projection import Projection, compile_projection
 from replset.query.sort import RUN, Sort, compile_sort, ordered

@@ -7,11 +7,12 @@ from replset.commands import fields
 from replset.commands.command import Command, CommandContext
 from replset.commands.diagnostics import MAX_WIRE_VERSION
 from replset.commands.ports import MemberPort, Reply
-from replset.commands.replies import election_id, optime_document, topology_version
+from replset.commands.replies import election_id, topology_version
 from replset.config import Member, ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.errors import ReplError, ShutdownInProgressError, StorageError, TypeMismatchError
 from replset.ids import OPTIME_NULL, OpTime
+from replset.optime import optime_document
 from replset.storage.store import Store
 
 BOTH_OR_NEITHER, BAD_COUNTER, BAD_AWAIT, NEWER_THAN_MINE = 31368, 31372, 31373, 31382

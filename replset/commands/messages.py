@@ -29,7 +29,7 @@ from replset.core.messages import (
 )
 from replset.errors import RemoteProtocolError, code_name, cut_message
 from replset.ids import HostPort, MemberId, OpTime
-from replset.replication.private_commands import optime_document, parse_optime
+from replset.optime import optime_document, parse_optime
 
 T = TypeVar("T")
 MemberRequest = HeartbeatRequest | VoteRequest | ProgressRequest | StepUpRequest

@@ -9,20 +9,12 @@ from replset.bson import Binary, Int64, ObjectId, Timestamp
 from replset.commands.ports import MemberPort
 from replset.errors import ReplError
 from replset.ids import OpTime
+from replset.optime import timestamp
 
 # Replies with these codes tell the client that the member's role changed (map W5): they carry topologyVersion.
 TOPOLOGY_CODES = frozenset({91, 189, 10107, 11600, 11602, 13435, 13436})
 _NO_SIGNATURE: dict[str, object] = {"hash": Binary(bytes(20)), "keyId": Int64(0)}
 _INC_MASK = (1 << 31) - 1
-
-
-def timestamp(ts: int) -> Timestamp:
-    """The BSON timestamp of a packed one."""
-    return Timestamp(ts >> 31, ts & _INC_MASK)
-
-
-def optime_document(optime: OpTime) -> dict[str, object]:
-    return {"ts": timestamp(optime.ts), "t": Int64(optime.term)}
 
 
 def election_id(term: int) -> ObjectId:

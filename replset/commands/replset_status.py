@@ -7,13 +7,13 @@ from replset.commands import fields
 from replset.commands.command import Command, CommandContext
 from replset.commands.hello import wall_of
 from replset.commands.ports import MemberPort, Reply
-from replset.commands.replies import optime_document
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.remarks import Remark
 from replset.core.status import MemberStatus, Status
 from replset.errors import NotYetInitializedError, StorageError
 from replset.ids import Millis
+from replset.optime import optime_document
 from replset.replication.rollback_progress import RollbackProgress
 from replset.replication.sync_progress import SyncProgress
 

@@ -9,7 +9,7 @@ from replset.commands.command import Command, CommandContext
 from replset.commands.diagnostics import SERVER_VERSION
 from replset.commands.hello import set_fields
 from replset.commands.ports import Reply
-from replset.commands.replies import optime_document
+from replset.optime import optime_document
 
 COUNTERS = {"insert": "insert", "query": "find", "update": "update", "delete": "delete", "getmore": "getMore"}
 

@@ -12,7 +12,6 @@ from replset.commands.evaluation import UNBOUNDED, is_small, weight_of
 from replset.commands.hint import check_hint, given_hint
 from replset.commands.insert import KEEP_TIMESTAMPS, check_id_document, duplicate_key, new_id
 from replset.commands.ports import Reply, Writing
-from replset.commands.replies import timestamp
 from replset.commands.scan import filter_of
 from replset.commands.write_batch import (
     Match,
@@ -24,6 +23,7 @@ from replset.commands.write_batch import (
     sub_documents,
 )
 from replset.errors import BadValueError, FailedToParseError, ReplError, UnknownFieldError
+from replset.optime import timestamp
 from replset.query.update import Update, check_id, compile_update
 from replset.query.upsert import upsert_base
 from replset.replication.write_ops import do_insert, do_update, update_object

@@ -19,7 +19,7 @@ from replset.commands.command import CommandContext
 from replset.commands.evaluation import SMALL_STATEMENT, Turn, apart, is_small, large_reply, read_statement
 from replset.commands.namespaces import collection_field, writable_namespace
 from replset.commands.ports import Reply, Writing
-from replset.commands.replies import election_id, hot_reply, optime_document, timestamp
+from replset.commands.replies import election_id, hot_reply
 from replset.commands.scan import SLICE_BYTES, SLICE_DECODED, Filter, breathe
 from replset.commands.write_concern import concern_of, wait_for
 from replset.errors import (
@@ -32,6 +32,7 @@ from replset.errors import (
     UnknownFieldError,
 )
 from replset.ids import OPTIME_NULL, OpTime
+from replset.optime import optime_document, timestamp
 from replset.replication.write_ops import do_create
 from replset.storage.catalog import Collection
 from replset.storage.txn import Txn

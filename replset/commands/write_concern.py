@@ -9,7 +9,6 @@ from replset.bson import RawDocument, encode_key
 from replset.commands.command import CommandContext
 from replset.commands.fields import TYPE_NAMES, wrong_type
 from replset.commands.ports import WriteConcernFailure
-from replset.commands.replies import optime_document
 from replset.config import ReplSetConfig
 from replset.core.write_concern import MAJORITY, WriteConcern, implicit_default, unsatisfiable
 from replset.errors import (
@@ -22,6 +21,7 @@ from replset.errors import (
     cut_message,
 )
 from replset.ids import OpTime
+from replset.optime import optime_document
 from replset.storage.store import Store
 
 MAX_W = 50

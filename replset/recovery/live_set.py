@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from replset.bson import RawDocument, Timestamp, decode, encode, encode_key, walk
+from replset.bson import RawDocument, decode, encode, encode_key, walk
 from replset.client import WireClient
 from replset.errors import BadValueError, HostUnreachableError, ReplError
 from replset.ids import OpTime
 from replset.oplog_entry import COMMAND, NOOP, OplogEntry
+from replset.optime import timestamp
 
 T = TypeVar("T")
 Key = tuple[str, bytes]
@@ -121,7 +122,7 @@ class LiveSet:
     def _scan(self, client: WireClient, wanted: frozenset[Key]) -> None:
         after = self._scanned
         assert after is not None
-        edge = Timestamp(after.seconds, after.increment)
+        edge = timestamp(after.ts)
         for raw in self._find(client, OPLOG, {"filter": {"ts": {"$gt": edge}}}):
             entry = OplogEntry(raw)
             self._scanned = entry.optime
@@ -144,7 +145,7 @@ class LiveSet:
 
     def has_entry(self, optime: OpTime) -> bool:
         """Whether the set's history holds this very entry."""
-        return self._first_entry({"ts": {"$gte": Timestamp(optime.seconds, optime.increment)}}) == optime
+        return self._first_entry({"ts": {"$gte": timestamp(optime.ts)}}) == optime
 
     def _first_entry(self, query: dict[str, object]) -> OpTime | None:
         command = {"filter": query, "limit": 1, "batchSize": 1, "singleBatch": True}

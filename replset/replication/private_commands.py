@@ -11,27 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
-from replset.bson import Int64, RawDocument, Timestamp, walk
+from replset.bson import Int64, RawDocument, walk
 from replset.errors import RemoteProtocolError, ReplError
-from replset.ids import OpTime, pack_ts
+from replset.ids import OpTime
+from replset.optime import optime_document, parse_optime
 
 T = TypeVar("T")
-
-
-def optime_document(optime: OpTime) -> dict[str, object]:
-    """`{ts, t}` as in every reply of the server."""
-    return {"ts": Timestamp(optime.seconds, optime.increment), "t": Int64(optime.term)}
-
-
-def parse_optime(value: object) -> OpTime:
-    """Read `{ts, t}`."""
-    if isinstance(value, dict):
-        ts, term = value.get("ts"), value.get("t")
-        if isinstance(ts, Timestamp) and isinstance(term, int) and not isinstance(term, bool):
-            if term < 0 or ts.inc >= 1 << 31:
-                raise RemoteProtocolError(f"not an optime that there can be: {value!r:.100}")
-            return OpTime(int(term), pack_ts(ts.time, ts.inc))
-    raise RemoteProtocolError(f"not an optime: {value!r:.100}")
 
 
 def parse_chain(value: object) -> int:

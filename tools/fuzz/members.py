@@ -14,7 +14,7 @@ from replset.bson import DateTime, Int64, InvalidBSONError, InvalidValueError, O
 from replset.bson.raw import RawDocument
 from replset.commands.ports import CommandRequest, ConnectionContext
 from replset.core.term_limits import MAX_TERM, MAX_TERM_JUMP
-from replset.replication.private_commands import optime_document
+from replset.optime import optime_document
 from replset.runtime.member import RunningMember
 from tests.simulation.kit.cluster import SimCluster
 from tools.fuzz.commands import VALUES, copied, places

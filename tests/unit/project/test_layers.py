@@ -16,6 +16,7 @@ LEVELS = {
     "replset.key_file": 1,
     "replset.oplog_entry": 1,
     "replset.oplog_row": 1,
+    "replset.optime": 1,
     "replset.core": 2,
     "replset.query": 3,
     "replset.wire": 3,

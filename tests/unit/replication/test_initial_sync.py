@@ -16,7 +16,8 @@ from replset.core.member_state import MemberState
 from replset.core.messages import InitialSyncEnded, InitialSyncStarted
 from replset.errors import BadValueError, CursorNotFoundError, NotPrimaryOrSecondaryError, ReplError
 from replset.ids import OPTIME_NULL, HostPort, OpTime
-from replset.replication.private_commands import SnapshotReply, SnapshotRequest, optime_document
+from replset.optime import optime_document
+from replset.replication.private_commands import SnapshotReply, SnapshotRequest
 from replset.replication.rollback_manifest import FileKind, RollbackState, list_manifests
 from replset.storage.store import Store
 from tests.unit.replication.kit import OPTIONS, Member, Network, copy_log, numbered, until

@@ -1,0 +1,29 @@
+"""BSON forms of an optime, for every document of the product: {ts: Timestamp, t: term}."""
+
+from __future__ import annotations
+
+from replset.bson import Int64, Timestamp
+from replset.errors import RemoteProtocolError
+from replset.ids import INCREMENT_BITS, OpTime, pack_ts
+
+_INCREMENT_MASK = (1 << INCREMENT_BITS) - 1
+
+
+def timestamp(ts: int) -> Timestamp:
+    """The BSON timestamp of a packed `ts`; `ids.pack_ts` is the other direction."""
+    return Timestamp(ts >> INCREMENT_BITS, ts & _INCREMENT_MASK)
+
+
+def optime_document(optime: OpTime) -> dict[str, object]:
+    return {"ts": timestamp(optime.ts), "t": Int64(optime.term)}
+
+
+def parse_optime(value: object) -> OpTime:
+    """Read {ts, t}. Raises RemoteProtocolError when the value is no optime, or none that a member can write."""
+    if isinstance(value, dict):
+        ts, term = value.get("ts"), value.get("t")
+        if isinstance(ts, Timestamp) and isinstance(term, int) and not isinstance(term, bool):
+            if term < 0 or ts.inc >= 1 << INCREMENT_BITS:
+                raise RemoteProtocolError(f"not an optime that there can be: {value!r:.100}")
+            return OpTime(int(term), pack_ts(ts.time, ts.inc))
+    raise RemoteProtocolError(f"not an optime: {value!r:.100}")
