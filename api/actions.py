@@ -13,20 +13,10 @@ from typing import Any, TypeAlias
 
 from api.ask import Reply, decoded
 from api.content import Documents, times_of
-from api.errors import (
-    APPLIED,
-    FAILED_TO_PARSE,
-    MISSING_FIELD,
-    TYPE_MISMATCH,
-    UNKNOWN_FIELD,
-    HttpError,
-    failure,
-    status_of,
-    unknown_outcome,
-)
+from api.errors import APPLIED, HttpError, failure, status_of, unknown_outcome
 from api.exchange import Answer
 from replset.bson import Binary, Code, DateTime, Decimal128, Int64, ObjectId, RawDocument, Regex, Timestamp, encode
-from replset.errors import code_name
+from replset.errors import ErrorCode, code_name
 from replset.ids import OpTime, pack_ts
 
 NOT_BUILT = ("findOneAndUpdate", "findOneAndReplace", "findOneAndDelete", "bulkWrite", "aggregate")
@@ -99,19 +89,19 @@ def checked(action: Action, body: Fields) -> Fields:
     for name, value in body.items():
         kind = takes.get(name)
         if kind is None:
-            raise failure(UNKNOWN_FIELD, f"BSON field '{action.name}.{name[:80]}' is an unknown field.")
+            raise failure(ErrorCode.UNKNOWN_FIELD, f"BSON field '{action.name}.{name[:80]}' is an unknown field.")
         if value is None and name not in action.needs:
             continue
         if not _fits(kind, value):
             raise failure(
-                TYPE_MISMATCH,
+                ErrorCode.TYPE_MISMATCH,
                 f"BSON field '{action.name}.{name}' is the wrong type '{type_name(value)}',"
                 f" expected type '{kind.value}'",
             )
         found[name] = value
     for name in action.needs:
         if name not in found:
-            raise failure(MISSING_FIELD, f"BSON field '{action.name}.{name}' is missing but a required field")
+            raise failure(ErrorCode.MISSING_FIELD, f"BSON field '{action.name}.{name}' is missing but a required field")
     return found
 
 
@@ -206,7 +196,7 @@ def _insert_many(body: Fields, new_id: NewId) -> Prepared:
     for index, document in enumerate(body["documents"]):
         if not isinstance(document, RawDocument):
             raise failure(
-                TYPE_MISMATCH,
+                ErrorCode.TYPE_MISMATCH,
                 f"BSON field 'insertMany.documents.{index}' is the wrong type '{type_name(document)}',"
                 " expected type 'object'",
             )
@@ -238,7 +228,7 @@ def _update(many: bool) -> Callable[[Fields, NewId], Prepared]:
         if isinstance(change, RawDocument) and (change.first_key or "")[:1] != "$":
             name = "updateMany" if many else "updateOne"
             text = f"'{name}.update' must hold update operators such as $set; replaceOne takes a whole document"
-            raise failure(FAILED_TO_PARSE, text)
+            raise failure(ErrorCode.FAILED_TO_PARSE, text)
         return _statement(body, change, many)
 
     return build
@@ -247,7 +237,9 @@ def _update(many: bool) -> Callable[[Fields, NewId], Prepared]:
 def _replace_one(body: Fields, _new_id: NewId) -> Prepared:
     replacement: RawDocument = body["replacement"]
     if (replacement.first_key or "")[:1] == "$":
-        raise failure(FAILED_TO_PARSE, "'replaceOne.replacement' is a whole document; updateOne takes operators")
+        raise failure(
+            ErrorCode.FAILED_TO_PARSE, "'replaceOne.replacement' is a whole document; updateOne takes operators"
+        )
     return _statement(body, replacement, False)
 
 

@@ -11,14 +11,14 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from api.bounded import Bounded
-from api.errors import BAD_VALUE, NOT_BUILT, HttpError, failure, of
+from api.errors import HttpError, failure, of
 from api.exchange import Answer, App, Asked, respond
 from api.guard import Guard, check_content_type
 from api.hot import Actions
 from api.openapi import with_actions
 from api.ports import ApiDispatcher, ApiMember
 from api.routes import command, docs, health, metrics, oplog, recovery, replset, rollbacks
-from replset.errors import ReplError
+from replset.errors import ErrorCode, ReplError
 
 log = logging.getLogger("replset.http")
 DESCRIPTION = """A replica set over HTTP. Bodies are MongoDB Extended JSON v2 (`application/json`, `application/ejson`)
@@ -78,10 +78,12 @@ def _handle_errors(app: FastAPI, member: ApiMember) -> None:
             case RequestValidationError():
                 first = error.errors()[0]
                 place = " ".join(str(part) for part in first["loc"])
-                return await give(request, failure(BAD_VALUE, f"{place}: {first['msg']}"))
+                return await give(request, failure(ErrorCode.BAD_VALUE, f"{place}: {first['msg']}"))
             case HTTPException():
                 text = f"{request.method[:20]} {request.url.path[:200]}: {error.detail}"
-                return await give(request, failure(NOT_BUILT, text, status=error.status_code, headers=error.headers))
+                return await give(
+                    request, failure(ErrorCode.COMMAND_NOT_FOUND, text, status=error.status_code, headers=error.headers)
+                )
         raise error
 
     for kind in (HttpError, ReplError, RequestValidationError, HTTPException):

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, quote, urlencode
 
-from api.errors import NOT_PRIMARY, OUTCOME_UNKNOWN, HttpError, failure, of, unknown_outcome
+from api.errors import OUTCOME_UNKNOWN, HttpError, failure, of, unknown_outcome
 from api.exchange import Asked
 from api.ports import ApiDispatcher, ApiMember
 from replset.bson import RawDocument, encode
 from replset.commands.ports import CommandRequest, ConnectionContext
 from replset.commands.write_concern import parse_write_concern
 from replset.core.write_concern import WriteConcern, unsatisfiable
-from replset.errors import HostUnreachableError, NothingSentError, ReplError
+from replset.errors import ErrorCode, HostUnreachableError, NothingSentError, ReplError
 from replset.ids import HostPort, Millis
 
 Reply: TypeAlias = dict[str, Any] | RawDocument
@@ -54,7 +54,7 @@ def check(reply: Reply, *, writes: bool = False) -> Reply:
     whole = decoded(reply)
     details = {name: value for name, value in whole.items() if name not in ERROR_FIELDS}
     code, text = int(whole.get("code", 1)), str(whole.get("errmsg", ""))
-    if writes and (code in OUTCOME_UNKNOWN or (code == 50 and "opTime" in details)):
+    if writes and (code in OUTCOME_UNKNOWN or (code == ErrorCode.MAX_TIME_EXPIRED and "opTime" in details)):
         raise unknown_outcome(code, text, details)
     raise failure(code, text, details=details)
 
@@ -69,11 +69,11 @@ async def run_write(
     forward = asked.forwards()
     if member.node.writable:
         reply = await run(dispatcher, command, database, asked.client)
-        if reply.get("ok") == 1 or reply.get("code") != NOT_PRIMARY:
+        if reply.get("ok") == 1 or reply.get("code") != ErrorCode.NOT_WRITABLE_PRIMARY:
             return reply, {}
     primary = member.node.primary_host
     if primary is None or primary == member.host:
-        raise failure(NOT_PRIMARY, "no primary takes writes now; nothing was applied")
+        raise failure(ErrorCode.NOT_WRITABLE_PRIMARY, "no primary takes writes now; nothing was applied")
     if not forward:
         raise _redirect(member, primary, asked)
     _refuse_unsatisfiable(member, command)
@@ -83,11 +83,11 @@ async def run_write(
 def _redirect(member: ApiMember, primary: HostPort, asked: Asked) -> HttpError:
     address = member.http_address_of(primary)
     if not address:
-        return failure(NOT_PRIMARY, f"the primary is {primary}; its HTTP address is not known yet")
+        return failure(ErrorCode.NOT_WRITABLE_PRIMARY, f"the primary is {primary}; its HTTP address is not known yet")
     rest = urlencode([(name, value) for name, value in parse_qsl(asked.query) if name != "forward"])
     location = f"http://{address}{quote(asked.path, safe=_PATH_SAFE)}{'?' + rest if rest else ''}"
     text = f"this member is not primary; the primary's HTTP API is at http://{address}"
-    return failure(NOT_PRIMARY, text, status=307, headers={"location": location})
+    return failure(ErrorCode.NOT_WRITABLE_PRIMARY, text, status=307, headers={"location": location})
 
 
 def _refuse_unsatisfiable(member: ApiMember, command: Mapping[str, object]) -> None:

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from api.errors import FAILED_TO_PARSE, error_body
+from api.errors import error_body
+from replset.errors import ErrorCode
 from replset.runtime.admission import STALLED_S, Admission
 from replset.runtime.connections import Slots
 
@@ -178,7 +179,7 @@ class HttpConnection(HttpToolsProtocol):
         self._count(0)
         reason = _REASONS[status]
         limits = f"at most {MAX_HEAD_BYTES >> 10} KiB and {MAX_HEADERS} headers, within {HEAD_S:g} s"
-        body = json.dumps(error_body(FAILED_TO_PARSE, f"{reason}: a request's head has {limits}")).encode()
+        body = json.dumps(error_body(ErrorCode.FAILED_TO_PARSE, f"{reason}: a request's head has {limits}")).encode()
         head = f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\nconnection: close\r\n"
         self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         self.transport.close()

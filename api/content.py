@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 import orjson
 
-from api.errors import FAILED_TO_PARSE, TOO_LARGE, HttpError, failure, of
+from api.errors import HttpError, failure, of
 from replset.bson import (
     MAX_MESSAGE_SIZE,
     Binary,
@@ -31,7 +31,7 @@ from replset.bson import (
     walk,
 )
 from replset.bson.decoding import read_value
-from replset.errors import ReplError
+from replset.errors import ErrorCode, ReplError
 
 JSON, EJSON, BSON = "application/json", "application/ejson", "application/bson"
 LARGE_BYTES = 1 << 17
@@ -124,9 +124,9 @@ def is_bson(content_type: str) -> bool:
         charset = rest.lower().replace(" ", "").replace('"', "").partition("charset=")[2].partition(";")[0]
         if charset in ("", "utf-8", "utf8", "us-ascii"):
             return False
-        raise failure(FAILED_TO_PARSE, f"charset {charset[:40]!r} is not read; JSON is UTF-8", status=415)
+        raise failure(ErrorCode.FAILED_TO_PARSE, f"charset {charset[:40]!r} is not read; JSON is UTF-8", status=415)
     raise failure(
-        FAILED_TO_PARSE,
+        ErrorCode.FAILED_TO_PARSE,
         f"content type {kind[:80]!r} is not read; send {JSON}, {EJSON} or {BSON}"
         + (" (curl: -H 'content-type: application/json')" if "form" in kind or not kind else ""),
         status=415,
@@ -135,7 +135,7 @@ def is_bson(content_type: str) -> bool:
 
 def check_size(size: int) -> None:
     if size > MAX_MESSAGE_SIZE:
-        raise failure(TOO_LARGE, f"the body is over {MAX_MESSAGE_SIZE} bytes")
+        raise failure(ErrorCode.DOCUMENT_TOO_LARGE, f"the body is over {MAX_MESSAGE_SIZE} bytes")
 
 
 def read_document(content_type: str, data: bytes) -> RawDocument:

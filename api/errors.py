@@ -5,34 +5,66 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from replset.errors import ReplError, code_name, cut_message
+from replset.errors import ErrorCode, ReplError, code_name, cut_message
 
-BAD_VALUE, FAILED_TO_PARSE, UNAUTHORIZED, TYPE_MISMATCH, NOT_FOUND = 2, 9, 13, 14, 26
-NOT_BUILT, NOT_PRIMARY, TOO_LARGE = 59, 10107, 10334
-MISSING_FIELD, UNKNOWN_FIELD = 40414, 40415
-BUSY, NO_ROOM = 117, 14031
 RETRY_AFTER_S = 1
 """What `Retry-After` says: elections take seconds, and nothing was applied, so asking again soon is right."""
 APPLIED = "x-replset-applied"
 
 UNAVAILABLE = frozenset(
-    {1, 6, 50, 76, 89, 91, 94, 109, 112, 117, 133, 134, 187, 189, 237, 239, 246, 262, 308, 462}
-    | {NOT_PRIMARY, 11600, 11601, 11602, 13435, 13436, 14031}
+    {
+        ErrorCode.INTERNAL_ERROR,
+        ErrorCode.HOST_UNREACHABLE,
+        ErrorCode.MAX_TIME_EXPIRED,
+        ErrorCode.NO_REPLICATION_ENABLED,
+        ErrorCode.NETWORK_TIMEOUT,
+        ErrorCode.SHUTDOWN_IN_PROGRESS,
+        ErrorCode.NOT_YET_INITIALIZED,
+        ErrorCode.CONFIGURATION_IN_PROGRESS,
+        ErrorCode.WRITE_CONFLICT,
+        ErrorCode.CONFLICTING_OPERATION_IN_PROGRESS,
+        ErrorCode.READ_PREFERENCE_NOT_SATISFIED,
+        ErrorCode.READ_CONCERN_MAJORITY_NOT_AVAILABLE,
+        ErrorCode.LINEARIZABLE_READ_CONCERN_ERROR,
+        ErrorCode.PRIMARY_STEPPED_DOWN,
+        ErrorCode.CURSOR_IN_USE,
+        ErrorCode.SNAPSHOT_TOO_OLD,
+        ErrorCode.SNAPSHOT_UNAVAILABLE,
+        ErrorCode.EXCEEDED_TIME_LIMIT,
+        ErrorCode.CONFIG_NOT_COMMITTED_YET,
+        ErrorCode.OVERLOADED,
+        ErrorCode.NOT_WRITABLE_PRIMARY,
+        ErrorCode.INTERRUPTED_AT_SHUTDOWN,
+        ErrorCode.INTERRUPTED,
+        ErrorCode.INTERRUPTED_BY_STATE_CHANGE,
+        ErrorCode.NOT_PRIMARY_NO_SECONDARY_OK,
+        ErrorCode.NOT_PRIMARY_OR_SECONDARY,
+        ErrorCode.OUT_OF_DISK_SPACE,
+    }
 )
 """Not here or not now: 503, unless it is a write that may have been applied."""
-OUTCOME_UNKNOWN = frozenset({1, 64, 89, 189, 11601, 11602})
+OUTCOME_UNKNOWN = frozenset(
+    {
+        ErrorCode.INTERNAL_ERROR,
+        ErrorCode.WRITE_CONCERN_TIMEOUT,
+        ErrorCode.NETWORK_TIMEOUT,
+        ErrorCode.PRIMARY_STEPPED_DOWN,
+        ErrorCode.INTERRUPTED,
+        ErrorCode.INTERRUPTED_BY_STATE_CHANGE,
+    }
+)
 """At the top of a write's reply: what of it was applied, and whether that stays, this member cannot say."""
 STATUS: dict[int, int] = {
-    11: 404,
-    13: 403,
-    18: 401,
-    26: 404,
-    43: 404,
-    64: 504,
-    257: 413,
-    TOO_LARGE: 413,
-    11000: 409,
-    17419: 413,
+    ErrorCode.USER_NOT_FOUND: 404,
+    ErrorCode.UNAUTHORIZED: 403,
+    ErrorCode.AUTHENTICATION_FAILED: 401,
+    ErrorCode.NAMESPACE_NOT_FOUND: 404,
+    ErrorCode.CURSOR_NOT_FOUND: 404,
+    ErrorCode.WRITE_CONCERN_TIMEOUT: 504,
+    ErrorCode.TRANSACTION_TOO_LARGE: 413,
+    ErrorCode.DOCUMENT_TOO_LARGE: 413,
+    ErrorCode.DUPLICATE_KEY: 409,
+    ErrorCode.UPDATE_RESULT_TOO_LARGE: 413,
 }
 
 

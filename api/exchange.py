@@ -22,10 +22,11 @@ from api.content import (
     read_fields,
     write,
 )
-from api.errors import BAD_VALUE, FAILED_TO_PARSE, UNKNOWN_FIELD, HttpError, error_body, failure
+from api.errors import HttpError, error_body, failure
 from api.held import Held
 from api.ports import ApiMember
 from replset.bson import InvalidBSONError, RawDocument
+from replset.errors import ErrorCode
 from replset.runtime.admission import STALLED_S
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -77,9 +78,9 @@ class Asked:
         forward = True
         for name, value in parse_qsl(self.query, keep_blank_values=True):
             if name != "forward":
-                raise failure(UNKNOWN_FIELD, f"unknown query parameter {name[:80]!r}; there is: forward")
+                raise failure(ErrorCode.UNKNOWN_FIELD, f"unknown query parameter {name[:80]!r}; there is: forward")
             if value not in ("true", "false"):
-                raise failure(BAD_VALUE, f"query parameter forward is true or false, not {value[:80]!r}")
+                raise failure(ErrorCode.BAD_VALUE, f"query parameter forward is true or false, not {value[:80]!r}")
             forward = value == "true"
         return forward
 
@@ -100,9 +101,9 @@ async def read_body(asked: Asked, receive: Receive) -> bytes:
                 message = await receive()
         except TimeoutError:
             text = f"the body stopped coming after {size} bytes"
-            raise failure(FAILED_TO_PARSE, text, status=408) from None
+            raise failure(ErrorCode.FAILED_TO_PARSE, text, status=408) from None
         if message["type"] == "http.disconnect":
-            raise failure(FAILED_TO_PARSE, "the request ended before its body did")
+            raise failure(ErrorCode.FAILED_TO_PARSE, "the request ended before its body did")
         chunk = message.get("body", b"")
         size += len(chunk)
         more_follows = message.get("more_body", False)
@@ -144,7 +145,7 @@ async def known_fields(asked: Asked, receive: Receive, *known: str) -> dict[str,
     for name in fields:
         if name not in known:
             there = f"there {'are' if len(known) > 1 else 'is'}: {', '.join(known)}"
-            raise failure(UNKNOWN_FIELD, f"unknown field {name[:80]!r}; {there}")
+            raise failure(ErrorCode.UNKNOWN_FIELD, f"unknown field {name[:80]!r}; {there}")
     return fields
 
 

@@ -14,9 +14,10 @@ from functools import cached_property
 from urllib.parse import urlsplit
 
 from api.content import JSON, is_bson
-from api.errors import UNAUTHORIZED, HttpError, failure
+from api.errors import HttpError, failure
 from api.exchange import Scope
 from api.ports import ApiMember
+from replset.errors import ErrorCode
 from replset.ids import HostPort
 from replset.runtime.network import split_host_port
 
@@ -52,10 +53,12 @@ class Guard:
                     self._seen.add(host)
             else:
                 text = f"the host {host[:80]!r} is none of this member's; see --allowed-hosts"
-                return failure(UNAUTHORIZED, text)
+                return failure(ErrorCode.UNAUTHORIZED, text)
         for origin in _headers(scope, b"origin"):
             if not self._is_own(origin, hosts):
-                return failure(UNAUTHORIZED, f"requests of pages from {origin[:80]!r} are refused; see --allowed-hosts")
+                return failure(
+                    ErrorCode.UNAUTHORIZED, f"requests of pages from {origin[:80]!r} are refused; see --allowed-hosts"
+                )
         return None
 
     def _knows(self, name: str) -> bool:

@@ -7,13 +7,12 @@ import asyncio
 from api.actions import ACTIONS, NOT_BUILT, Action, Prepared, first_batch, next_batch, prepare, write_answer
 from api.ask import Reply, check, run, run_write
 from api.content import LARGE_BYTES, MAX_ANSWER_BYTES, Documents, read_fields, times_of
-from api.errors import NOT_BUILT as NOT_BUILT_CODE
-from api.errors import TOO_LARGE, UNKNOWN_FIELD, HttpError, failure
+from api.errors import HttpError, failure
 from api.exchange import Answer, App, Asked, Receive, Scope, Send, read_body, say
 from api.guard import check_content_type
 from api.ports import ApiDispatcher, ApiMember
 from replset.bson import ObjectId
-from replset.errors import ReplError
+from replset.errors import ErrorCode, ReplError
 
 PREFIX = "/v1/action/"
 
@@ -44,7 +43,7 @@ class Actions:
         action = self._action(asked)
         check_content_type(scope)
         if b"idempotency-key" in asked.headers:
-            raise failure(UNKNOWN_FIELD, "the header Idempotency-Key is not built yet")
+            raise failure(ErrorCode.UNKNOWN_FIELD, "the header Idempotency-Key is not built yet")
         data = await read_body(asked, receive)
         if len(data) > LARGE_BYTES:
             prepared = await self._member.workers.run(lambda: self._prepare(action, asked, data))
@@ -64,13 +63,15 @@ class Actions:
         action = ACTIONS.get(name)
         if action is None and name not in NOT_BUILT:
             raise failure(
-                NOT_BUILT_CODE, f"no action {name[:80]!r}; there are: {', '.join(sorted(ACTIONS))}", status=404
+                ErrorCode.COMMAND_NOT_FOUND,
+                f"no action {name[:80]!r}; there are: {', '.join(sorted(ACTIONS))}",
+                status=404,
             )
         if asked.method != "POST":
             text = f"{name} takes POST, not {asked.method[:20]}"
-            raise failure(NOT_BUILT_CODE, text, status=405, headers={"allow": "POST"})
+            raise failure(ErrorCode.COMMAND_NOT_FOUND, text, status=405, headers={"allow": "POST"})
         if action is None:
-            raise failure(NOT_BUILT_CODE, f"{name} is not built yet")
+            raise failure(ErrorCode.COMMAND_NOT_FOUND, f"{name} is not built yet")
         return action
 
     def _prepare(self, action: Action, asked: Asked, data: bytes) -> Prepared:
@@ -98,7 +99,10 @@ class Actions:
                 documents += page
                 size += sum(len(document.raw) for document in page)
                 if size > MAX_ANSWER_BYTES:
-                    raise failure(TOO_LARGE, "the answer is too large; use limit and skip, or the wire port's cursors")
+                    raise failure(
+                        ErrorCode.DOCUMENT_TOO_LARGE,
+                        "the answer is too large; use limit and skip, or the wire port's cursors",
+                    )
         except (HttpError, asyncio.CancelledError):
             kill = {"killCursors": collection, "cursors": [cursor]}
             await run(self._dispatcher, kill, database, asked.client)

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from api.errors import BUSY, failure
+from api.errors import failure
 from api.held import overloaded
-from replset.errors import OverloadedError
+from replset.errors import ErrorCode, OverloadedError
 
 MOST_AT_ONCE = 2
 
@@ -40,7 +40,11 @@ class RollbackJobLimiter:
         """While a rollback is put back. HttpError 409 (117) where it is already."""
         with self._lock:
             if rollback in self._restored:
-                raise failure(BUSY, f"a restore of {rollback} is under way on this member", status=409)
+                raise failure(
+                    ErrorCode.CONFLICTING_OPERATION_IN_PROGRESS,
+                    f"a restore of {rollback} is under way on this member",
+                    status=409,
+                )
             self._restored.add(rollback)
         try:
             yield

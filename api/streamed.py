@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 
 from api.content import JSON
-from api.errors import BAD_VALUE, NO_ROOM, HttpError, failure, of, unknown_outcome
+from api.errors import HttpError, failure, of, unknown_outcome
 from api.exchange import Receive, Scope, Send
-from replset.errors import CorruptDataError, ReplError
+from replset.errors import CorruptDataError, ErrorCode, ReplError
 from replset.recovery.report import JsonReport
 from replset.storage.sqlite import is_no_room
 
@@ -56,13 +56,13 @@ def problem_of(error: Exception) -> HttpError:
         case HttpError():
             return error
         case CorruptDataError():
-            return failure(BAD_VALUE, error.message)
+            return failure(ErrorCode.BAD_VALUE, error.message)
         case ReplError():
             return of(error)
         case FileNotFoundError():
-            return failure(BAD_VALUE, f"{error.filename} is missing")
+            return failure(ErrorCode.BAD_VALUE, f"{error.filename} is missing")
         case OSError() if is_no_room(error):
-            return failure(NO_ROOM, f"the disk is full: {error}")
+            return failure(ErrorCode.OUT_OF_DISK_SPACE, f"the disk is full: {error}")
     return failure(1, str(error))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from replset.bson import Int64, ObjectId
-from replset.errors import BadValueError, InvalidReplicaSetConfigError, ReplError, TypeMismatchError
+from replset.errors import BadValueError, ErrorCode, InvalidReplicaSetConfigError, ReplError, TypeMismatchError
 from replset.ids import HostPort, MemberId, Millis
 
 MAX_MEMBERS = 50
@@ -233,7 +233,7 @@ class ReplSetConfig:
         allow_multiple_arbiters: whether more than one arbiter is taken (map C6); what members tell each other is.
         """
         if "repaired" in document:
-            raise ReplError("the configuration was repaired and cannot be used", code=270)
+            raise ReplError("the configuration was repaired and cannot be used", code=ErrorCode.REPAIRED_CONFIG)
         for name in document:
             if name not in _TOP:
                 raise BadValueError(f"unknown field {name!r} in the replica set configuration")
@@ -389,7 +389,8 @@ def _parse_settings(value: object) -> Settings:
     defaults = value.get("getLastErrorDefaults", {"w": 1, "wtimeout": 0})
     if not isinstance(defaults, Mapping) or dict(defaults) != {"w": 1, "wtimeout": 0}:
         raise ReplError(
-            "settings.getLastErrorDefaults must stay {w: 1, wtimeout: 0}; use setDefaultRWConcern", code=5_624_102
+            "settings.getLastErrorDefaults must stay {w: 1, wtimeout: 0}; use setDefaultRWConcern",
+            code=ErrorCode.GET_LAST_ERROR_DEFAULTS_SET,
         )
     if value.get("getLastErrorModes") not in (None, {}):
         raise BadValueError("settings.getLastErrorModes: custom write concern modes are not built")

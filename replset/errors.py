@@ -7,109 +7,153 @@ into a reply. `labels` and `details` travel into the reply document (`errorLabel
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from replset.ids import OpTime
 
-# MongoDB's numbers for the codes that this product answers with (map A8 W4, W5, B3).
-CODE_NAMES: dict[int, str] = {
-    1: "InternalError",
-    2: "BadValue",
-    6: "HostUnreachable",
-    9: "FailedToParse",
-    11: "UserNotFound",
-    13: "Unauthorized",
-    14: "TypeMismatch",
-    18: "AuthenticationFailed",
-    15: "Overflow",
-    16: "InvalidLength",
-    20: "IllegalOperation",
-    22: "InvalidBSON",
-    23: "AlreadyInitialized",
-    26: "NamespaceNotFound",
-    28: "PathNotViable",
-    40: "ConflictingUpdateOperators",
-    43: "CursorNotFound",
-    48: "NamespaceExists",
-    50: "MaxTimeMSExpired",
-    52: "DollarPrefixedFieldName",
-    53: "InvalidIdField",
-    54: "NotSingleValueField",
-    56: "EmptyFieldName",
-    59: "CommandNotFound",
-    64: "WriteConcernTimeout",
-    66: "ImmutableField",
-    67: "CannotCreateIndex",
-    72: "InvalidOptions",
-    73: "InvalidNamespace",
-    74: "NodeNotFound",
-    76: "NoReplicationEnabled",
-    79: "UnknownReplWriteConcern",
-    85: "IndexOptionsConflict",
-    89: "NetworkTimeout",
-    91: "ShutdownInProgress",
-    93: "InvalidReplicaSetConfig",
-    94: "NotYetInitialized",
-    95: "NotSecondary",
-    98: "DBPathInUse",
-    100: "UnsatisfiableWriteConcern",
-    103: "NewReplicaSetConfigurationIncompatible",
-    104: "NodeNotElectable",
-    108: "InconsistentReplicaSetNames",
-    109: "ConfigurationInProgress",
-    110: "CannotInitializeNodeWithData",
-    111: "NotExactValueField",
-    112: "WriteConflict",
-    115: "CommandNotSupported",
-    117: "ConflictingOperationInProgress",
-    119: "InvalidSyncSource",
-    120: "OplogStartMissing",
-    125: "CommandFailed",
-    127: "UnrecoverableRollbackError",
-    133: "FailedToSatisfyReadPreference",
-    134: "ReadConcernMajorityNotAvailableYet",
-    136: "CappedPositionLost",
-    146: "ExceededMemoryLimit",
-    160: "MaxStalenessOutOfRange",
-    175: "QueryPlanKilled",
-    187: "LinearizableReadConcernError",
-    189: "PrimarySteppedDown",
-    197: "InvalidIndexSpecificationOption",
-    211: "KeyNotFound",
-    237: "CursorInUse",
-    239: "SnapshotTooOld",
-    246: "SnapshotUnavailable",
-    257: "TransactionTooLarge",
-    262: "ExceededTimeLimit",
-    292: "QueryExceededMemoryLimitNoDiskUseAllowed",
-    308: "CurrentConfigNotCommittedYet",
-    322: "APIVersionError",
-    352: "UnsupportedOpQueryCommand",
-    462: "IngressRequestRateLimitExceeded",
-    10003: "CannotGrowDocumentInCappedNamespace",
-    10107: "NotWritablePrimary",
-    10334: "BSONObjectTooLarge",
-    11000: "DuplicateKey",
-    11600: "InterruptedAtShutdown",
-    11601: "Interrupted",
-    11602: "InterruptedDueToReplStateChange",
-    13388: "StaleConfig",
-    13435: "NotPrimaryNoSecondaryOk",
-    13436: "NotPrimaryOrSecondary",
-    14031: "OutOfDiskSpace",
-    17280: "KeyTooLong",
-    17419: "BSONObjectTooLarge",
-    40324: "Location40324",
-    40353: "Location40353",
-    40414: "Location40414",
-    40415: "Location40415",
-}
+
+class ErrorCode(IntEnum):
+    """The error codes of this product: MongoDB's numbers, each with the `codeName` that its server sends.
+
+    Members without a name are MongoDB's numbered assertions, which its server calls `LocationNNN`. docs/errors.md
+    describes each code.
+    """
+
+    code_name: str
+
+    def __new__(cls, number: int, code_name: str = "") -> ErrorCode:
+        member = int.__new__(cls, number)
+        member._value_ = number
+        member.code_name = code_name or f"Location{number}"
+        return member
+
+    INTERNAL_ERROR = 1, "InternalError"
+    BAD_VALUE = 2, "BadValue"
+    HOST_UNREACHABLE = 6, "HostUnreachable"
+    HOST_NOT_FOUND = 7, "HostNotFound"
+    FAILED_TO_PARSE = 9, "FailedToParse"
+    USER_NOT_FOUND = 11, "UserNotFound"
+    UNAUTHORIZED = 13, "Unauthorized"
+    TYPE_MISMATCH = 14, "TypeMismatch"
+    OVERFLOW = 15, "Overflow"
+    INVALID_LENGTH = 16, "InvalidLength"
+    AUTHENTICATION_FAILED = 18, "AuthenticationFailed"
+    ILLEGAL_OPERATION = 20, "IllegalOperation"
+    INVALID_BSON = 22, "InvalidBSON"
+    ALREADY_INITIALIZED = 23, "AlreadyInitialized"
+    NAMESPACE_NOT_FOUND = 26, "NamespaceNotFound"
+    PATH_NOT_VIABLE = 28, "PathNotViable"
+    CONFLICTING_UPDATE_OPERATORS = 40, "ConflictingUpdateOperators"
+    CURSOR_NOT_FOUND = 43, "CursorNotFound"
+    NAMESPACE_EXISTS = 48, "NamespaceExists"
+    MAX_TIME_EXPIRED = 50, "MaxTimeMSExpired"
+    DOLLAR_PREFIXED_FIELD_NAME = 52, "DollarPrefixedFieldName"
+    INVALID_ID_FIELD = 53, "InvalidIdField"
+    NOT_SINGLE_VALUE_FIELD = 54, "NotSingleValueField"
+    EMPTY_FIELD_NAME = 56, "EmptyFieldName"
+    COMMAND_NOT_FOUND = 59, "CommandNotFound"
+    WRITE_CONCERN_TIMEOUT = 64, "WriteConcernTimeout"
+    IMMUTABLE_FIELD = 66, "ImmutableField"
+    CANNOT_CREATE_INDEX = 67, "CannotCreateIndex"
+    INVALID_OPTIONS = 72, "InvalidOptions"
+    INVALID_NAMESPACE = 73, "InvalidNamespace"
+    NODE_NOT_FOUND = 74, "NodeNotFound"
+    NO_REPLICATION_ENABLED = 76, "NoReplicationEnabled"
+    UNKNOWN_WRITE_CONCERN_MODE = 79, "UnknownReplWriteConcern"
+    INDEX_OPTIONS_CONFLICT = 85, "IndexOptionsConflict"
+    NETWORK_TIMEOUT = 89, "NetworkTimeout"
+    SHUTDOWN_IN_PROGRESS = 91, "ShutdownInProgress"
+    INVALID_CONFIG = 93, "InvalidReplicaSetConfig"
+    NOT_YET_INITIALIZED = 94, "NotYetInitialized"
+    NOT_SECONDARY = 95, "NotSecondary"
+    OPERATION_FAILED = 96, "OperationFailed"
+    DB_PATH_IN_USE = 98, "DBPathInUse"
+    UNSATISFIABLE_WRITE_CONCERN = 100, "UnsatisfiableWriteConcern"
+    NEW_CONFIG_INCOMPATIBLE = 103, "NewReplicaSetConfigurationIncompatible"
+    NODE_NOT_ELECTABLE = 104, "NodeNotElectable"
+    INCONSISTENT_REPLICA_SET_NAMES = 108, "InconsistentReplicaSetNames"
+    CONFIGURATION_IN_PROGRESS = 109, "ConfigurationInProgress"
+    CANNOT_INITIALIZE_NODE_WITH_DATA = 110, "CannotInitializeNodeWithData"
+    NOT_EXACT_VALUE_FIELD = 111, "NotExactValueField"
+    WRITE_CONFLICT = 112, "WriteConflict"
+    CONFLICTING_OPERATION_IN_PROGRESS = 117, "ConflictingOperationInProgress"
+    INVALID_SYNC_SOURCE = 119, "InvalidSyncSource"
+    OPLOG_START_MISSING = 120, "OplogStartMissing"
+    COMMAND_FAILED = 125, "CommandFailed"
+    UNRECOVERABLE_ROLLBACK = 127, "UnrecoverableRollbackError"
+    READ_PREFERENCE_NOT_SATISFIED = 133, "FailedToSatisfyReadPreference"
+    READ_CONCERN_MAJORITY_NOT_AVAILABLE = 134, "ReadConcernMajorityNotAvailableYet"
+    CAPPED_POSITION_LOST = 136, "CappedPositionLost"
+    MAX_STALENESS_OUT_OF_RANGE = 160, "MaxStalenessOutOfRange"
+    QUERY_PLAN_KILLED = 175, "QueryPlanKilled"
+    LINEARIZABLE_READ_CONCERN_ERROR = 187, "LinearizableReadConcernError"
+    PRIMARY_STEPPED_DOWN = 189, "PrimarySteppedDown"
+    INVALID_INDEX_OPTION = 197, "InvalidIndexSpecificationOption"
+    CURSOR_IN_USE = 237, "CursorInUse"
+    SNAPSHOT_TOO_OLD = 239, "SnapshotTooOld"
+    SNAPSHOT_UNAVAILABLE = 246, "SnapshotUnavailable"
+    TRANSACTION_TOO_LARGE = 257, "TransactionTooLarge"
+    EXCEEDED_TIME_LIMIT = 262, "ExceededTimeLimit"
+    REPAIRED_CONFIG = 270
+    SORT_EXCEEDED_MEMORY_LIMIT = 292, "QueryExceededMemoryLimitNoDiskUseAllowed"
+    CONFIG_NOT_COMMITTED_YET = 308, "CurrentConfigNotCommittedYet"
+    API_VERSION_ERROR = 322, "APIVersionError"
+    UNSUPPORTED_OP_QUERY = 352, "UnsupportedOpQueryCommand"
+    OVERLOADED = 462, "IngressRequestRateLimitExceeded"
+    SOCKET_EXCEPTION = 9001, "SocketException"
+    NOT_WRITABLE_PRIMARY = 10107, "NotWritablePrimary"
+    DOCUMENT_TOO_LARGE = 10334, "BSONObjectTooLarge"
+    DUPLICATE_KEY = 11000, "DuplicateKey"
+    INTERRUPTED_AT_SHUTDOWN = 11600, "InterruptedAtShutdown"
+    INTERRUPTED = 11601, "Interrupted"
+    INTERRUPTED_BY_STATE_CHANGE = 11602, "InterruptedDueToReplStateChange"
+    NOT_PRIMARY_NO_SECONDARY_OK = 13435, "NotPrimaryNoSecondaryOk"
+    NOT_PRIMARY_OR_SECONDARY = 13436, "NotPrimaryOrSecondary"
+    OUT_OF_DISK_SPACE = 14031, "OutOfDiskSpace"
+    SORT_DIRECTION_NOT_A_NUMBER = 15974
+    SORT_DIRECTION_NOT_ONE = 15975
+    EMPTY_PATH_PART = 15998
+    DOLLAR_IN_PATH = 16410
+    NUL_IN_PATH = 16411
+    DISTINCT_TOO_LARGE = 17217
+    UPDATE_RESULT_TOO_LARGE = 17419, "BSONObjectTooLarge"
+    PROJECTION_PATH_COLLISION_BELOW = 31249
+    PROJECTION_PATH_COLLISION = 31250
+    PROJECTION_INCLUDES_IN_EXCLUSION = 31253
+    PROJECTION_EXCLUDES_IN_INCLUSION = 31254
+    SLICE_LIMIT_NOT_POSITIVE = 31259
+    SLICE_ARRAY_LENGTH = 31272
+    SLICE_TYPE = 31273
+    ELEM_MATCH_TYPE = 31274
+    ELEM_MATCH_NESTED = 31275
+    HELLO_AWAIT_FIELDS_APART = 31368
+    HELLO_COUNTER_NEGATIVE = 31372
+    HELLO_AWAIT_TIME_NEGATIVE = 31373
+    HELLO_COUNTER_AHEAD = 31382
+    EMPTY_PATH = 40352
+    PATH_ENDS_WITH_DOT = 40353
+    DUPLICATE_FIELD = 40413
+    MISSING_FIELD = 40414
+    UNKNOWN_FIELD = 40415
+    MISSING_DATABASE = 40571
+    NUMBER_OUT_OF_RANGE = 51024
+    REGEX_OPTIONS_TWICE = 51075
+    INVALID_REGEX = 51091
+    INVALID_REGEX_OPTION = 51108
+    REGEX_TIME_LIMIT = 51156
+    EMPTY_SUB_PROJECTION = 51270
+    DUPLICATE_FIELD_IN_DIFF = 4728000
+    GET_LAST_ERROR_DEFAULTS_SET = 5624102
 
 
 def code_name(code: int) -> str:
-    """MongoDB's name of `code`; unnamed assertion numbers read `LocationNNN`, as its server prints them."""
-    return CODE_NAMES.get(code, f"Location{code}")
+    """Return MongoDB's name of `code`; a number that is not in the table reads `LocationNNN`, as in MongoDB."""
+    try:
+        return ErrorCode(code).code_name
+    except ValueError:
+        return f"Location{code}"
 
 
 LONGEST_MESSAGE = 2_000
@@ -130,7 +174,7 @@ class ReplError(Exception):
     `message` is cut in the middle where it is too long.
     """
 
-    code: int = 1
+    code: int = ErrorCode.INTERNAL_ERROR
 
     def __init__(
         self,
@@ -156,97 +200,97 @@ class ReplError(Exception):
 class BadValueError(ReplError):
     """A value that the command, operator or option cannot take (2)."""
 
-    code = 2
+    code = ErrorCode.BAD_VALUE
 
 
 class FailedToParseError(ReplError):
     """Input of the wrong form (9)."""
 
-    code = 9
+    code = ErrorCode.FAILED_TO_PARSE
 
 
 class TypeMismatchError(ReplError):
     """A field of the wrong BSON type (14)."""
 
-    code = 14
+    code = ErrorCode.TYPE_MISMATCH
 
 
 class AuthenticationFailedError(ReplError):
     """Who asks, or who was asked, did not prove that it is a member of the set."""
 
-    code = 18
+    code = ErrorCode.AUTHENTICATION_FAILED
 
 
 class IllegalOperationError(ReplError):
     """Not allowed here, ever (20)."""
 
-    code = 20
+    code = ErrorCode.ILLEGAL_OPERATION
 
 
 class NamespaceNotFoundError(ReplError):
     """The collection or database does not exist (26)."""
 
-    code = 26
+    code = ErrorCode.NAMESPACE_NOT_FOUND
 
 
 class NamespaceExistsError(ReplError):
     """The collection exists already, with other options (48)."""
 
-    code = 48
+    code = ErrorCode.NAMESPACE_EXISTS
 
 
 class InvalidNamespaceError(ReplError):
     """A database or collection name that cannot be (73)."""
 
-    code = 73
+    code = ErrorCode.INVALID_NAMESPACE
 
 
 class InvalidOptionsError(ReplError):
     """Options that do not go together (72)."""
 
-    code = 72
+    code = ErrorCode.INVALID_OPTIONS
 
 
 class CommandNotFoundError(ReplError):
     """No such command (59)."""
 
-    code = 59
+    code = ErrorCode.COMMAND_NOT_FOUND
 
 
 class UnknownFieldError(ReplError):
     """A field that the command does not know (40415)."""
 
-    code = 40415
+    code = ErrorCode.UNKNOWN_FIELD
 
 
 class DuplicateKeyError(ReplError):
     """A document with this key exists already (11000). `details` hold keyPattern and keyValue."""
 
-    code = 11000
+    code = ErrorCode.DUPLICATE_KEY
 
 
 class CursorNotFoundError(ReplError):
     """The cursor is gone: exhausted, killed, timed out or closed by a rollback (43)."""
 
-    code = 43
+    code = ErrorCode.CURSOR_NOT_FOUND
 
 
 class CappedPositionLostError(ReplError):
     """The place in the oplog was trimmed away (136)."""
 
-    code = 136
+    code = ErrorCode.CAPPED_POSITION_LOST
 
 
 class SnapshotTooOldError(ReplError):
     """The read point lies before the undo that is still kept (239)."""
 
-    code = 239
+    code = ErrorCode.SNAPSHOT_TOO_OLD
 
 
 class NotWritablePrimaryError(ReplError):
     """A write reached a member that is not primary (10107). Try again on `primary` if it is known."""
 
-    code = 10107
+    code = ErrorCode.NOT_WRITABLE_PRIMARY
 
     def __init__(self, message: str = "not primary", *, primary: str | None = None) -> None:
         super().__init__(message)
@@ -256,37 +300,37 @@ class NotWritablePrimaryError(ReplError):
 class NotPrimaryNoSecondaryOkError(ReplError):
     """A read reached a secondary without a read preference that allows it (13435)."""
 
-    code = 13435
+    code = ErrorCode.NOT_PRIMARY_NO_SECONDARY_OK
 
 
 class NotPrimaryOrSecondaryError(ReplError):
     """A read reached a member that is neither primary nor secondary (13436)."""
 
-    code = 13436
+    code = ErrorCode.NOT_PRIMARY_OR_SECONDARY
 
 
 class PrimarySteppedDownError(ReplError):
     """The primary stepped down while the operation waited; it may or may not survive (189)."""
 
-    code = 189
+    code = ErrorCode.PRIMARY_STEPPED_DOWN
 
 
 class LinearizableReadConcernError(ReplError):
     """It could not be told whether the read was linearizable; nothing of it is answered (187)."""
 
-    code = 187
+    code = ErrorCode.LINEARIZABLE_READ_CONCERN_ERROR
 
 
 class ShutdownInProgressError(ReplError):
     """The member is shutting down (91)."""
 
-    code = 91
+    code = ErrorCode.SHUTDOWN_IN_PROGRESS
 
 
 class OverloadedError(ReplError):
     """Refused before anything was done, since the member has too much to do (462, as MongoDB 8.2's rate limiter)."""
 
-    code = 462
+    code = ErrorCode.OVERLOADED
 
     def __init__(self, message: str) -> None:
         super().__init__(message, labels=("SystemOverloadedError", "RetryableError"))
@@ -295,79 +339,49 @@ class OverloadedError(ReplError):
 class MaxTimeMSExpiredError(ReplError):
     """maxTimeMS ran out (50)."""
 
-    code = 50
-
-
-class ExceededTimeLimitError(ReplError):
-    """The server's own time limit ran out (262)."""
-
-    code = 262
+    code = ErrorCode.MAX_TIME_EXPIRED
 
 
 class InvalidReplicaSetConfigError(ReplError):
     """The configuration breaks a rule (93, or the code given)."""
 
-    code = 93
-
-
-class NewReplicaSetConfigurationIncompatibleError(ReplError):
-    """The new configuration does not follow from the current one (103)."""
-
-    code = 103
+    code = ErrorCode.INVALID_CONFIG
 
 
 class NotYetInitializedError(ReplError):
     """The member has no replica-set configuration yet (94)."""
 
-    code = 94
+    code = ErrorCode.NOT_YET_INITIALIZED
 
 
 class NodeNotFoundError(ReplError):
     """Too few members answered, or none of the hosts is this member (74)."""
 
-    code = 74
-
-
-class WriteConcernTimeoutError(ReplError):
-    """wtimeout ran out; the write itself is applied (64)."""
-
-    code = 64
-
-
-class UnsatisfiableWriteConcernError(ReplError):
-    """More members asked for than the set holds (100)."""
-
-    code = 100
+    code = ErrorCode.NODE_NOT_FOUND
 
 
 class OutOfDiskSpaceError(ReplError):
     """The disk is nearly full: writes are refused before anything is damaged (14031)."""
 
-    code = 14031
+    code = ErrorCode.OUT_OF_DISK_SPACE
 
 
 class InvalidSyncSourceError(ReplError):
     """The source lacks what this member acknowledged or knows to be committed; nothing of it is copied (119)."""
 
-    code = 119
-
-
-class OplogStartMissingError(ReplError):
-    """The sync source's history does not hold my newest entry (120)."""
-
-    code = 120
+    code = ErrorCode.INVALID_SYNC_SOURCE
 
 
 class UnrecoverableRollbackError(ReplError):
     """The rollback would undo what must stay; the member quarantines itself (127)."""
 
-    code = 127
+    code = ErrorCode.UNRECOVERABLE_ROLLBACK
 
 
 class HostUnreachableError(ReplError):
     """A member could not be reached, or the connection broke (6)."""
 
-    code = 6
+    code = ErrorCode.HOST_UNREACHABLE
 
 
 class NothingSentError(HostUnreachableError):
@@ -377,7 +391,7 @@ class NothingSentError(HostUnreachableError):
 class StorageError(ReplError):
     """SQLite or the file system failed under us (1)."""
 
-    code = 1
+    code = ErrorCode.INTERNAL_ERROR
 
 
 class CorruptDataError(StorageError):
@@ -399,13 +413,13 @@ class StoreBusyError(StorageError):
 class DbPathLockedError(ReplError):
     """Another process holds the data folder (98)."""
 
-    code = 98
+    code = ErrorCode.DB_PATH_IN_USE
 
 
 class CatalogChangedError(ReplError):
     """The collection was created or dropped after the read point (246). Wait until the point reaches `until` (a ts)."""
 
-    code = 246
+    code = ErrorCode.SNAPSHOT_UNAVAILABLE
 
     def __init__(self, message: str, *, until: int) -> None:
         super().__init__(message)
@@ -415,7 +429,7 @@ class CatalogChangedError(ReplError):
 class SnapshotCutError(ReplError):
     """The read was cut off so that the log could be folded into the database: read again from a new snapshot (246)."""
 
-    code = 246
+    code = ErrorCode.SNAPSHOT_UNAVAILABLE
 
 
 class LocalProtocolError(ReplError):
@@ -425,7 +439,7 @@ class LocalProtocolError(ReplError):
 class RemoteProtocolError(ReplError):
     """The peer sent bytes that the protocol does not allow; the connection is closed (9)."""
 
-    code = 9
+    code = ErrorCode.FAILED_TO_PARSE
 
 
 class InvariantError(Exception):

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from replset.bson import RawDocument, to_ejson
-from replset.errors import ReplError
+from replset.errors import ErrorCode, ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from spark.columns import COLUMNS, MEMBER, SPARK_SCHEMA, arrow_schema
 from spark.jobs import map_spans, pinned, table_of, with_member
@@ -76,8 +76,7 @@ class Mode(Enum):
 class ExportError(ReplError):
     """The folder cannot take the export; nothing in it was changed."""
 
-    code = 96
-    code_name = "OperationFailed"
+    code = ErrorCode.OPERATION_FAILED
 
 
 class ExportedFile(NamedTuple):

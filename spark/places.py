@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from replset.errors import ReplError
+from replset.errors import ErrorCode, ReplError
 from replset.ids import OPTIME_NULL, OpTime
 
 _NOTE = "oplog-place-error: "
@@ -21,8 +21,7 @@ _NOTE = "oplog-place-error: "
 class PlaceError(ReplError):
     """An oplog could not be read; the text begins with the member's name."""
 
-    code = 96
-    code_name = "OperationFailed"
+    code = ErrorCode.OPERATION_FAILED
 
     def __init__(self, name: str, reason: object, *facts: int) -> None:
         super().__init__(f"{name}: {reason}")
@@ -54,8 +53,7 @@ class PlaceTrimmedError(PlaceError):
     through: ts of the newest entry that is gone.
     """
 
-    code = 136
-    code_name = "CappedPositionLost"
+    code = ErrorCode.CAPPED_POSITION_LOST
 
     def __init__(self, name: str, reason: object, through: int) -> None:
         super().__init__(name, reason, through)
@@ -65,8 +63,7 @@ class PlaceTrimmedError(PlaceError):
 class PlaceRolledBackError(PlaceError):
     """An entry that had been seen is no longer in the oplog, or stands on another history: the member rolled back."""
 
-    code = 120
-    code_name = "OplogStartMissing"
+    code = ErrorCode.OPLOG_START_MISSING
 
 
 _KINDS = {kind.__name__: kind for kind in (PlaceError, PlaceTrimmedError, PlaceRolledBackError)}

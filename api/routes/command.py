@@ -8,11 +8,12 @@ from fastapi import APIRouter, Request, Response
 
 from api.ask import check, decoded, run
 from api.content import times_of
-from api.errors import APPLIED, UNKNOWN_FIELD, HttpError, failure, headers_of, status_of
+from api.errors import APPLIED, HttpError, failure, headers_of, status_of
 from api.exchange import Answer, Asked, document_of, respond
 from api.openapi import answers
 from api.ports import ApiDispatcher, ApiMember
 from replset.commands.table import PRIVATE
+from replset.errors import ErrorCode
 
 WRITES = frozenset({"insert", "update", "delete", "findAndModify", "bulkWrite", "create", "drop", "dropDatabase"})
 BODY = {
@@ -40,7 +41,7 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
     async def command(db: str, request: Request) -> Response:
         asked = Asked(request.scope)
         if b"idempotency-key" in asked.headers:
-            raise failure(UNKNOWN_FIELD, "the header Idempotency-Key is not built yet")
+            raise failure(ErrorCode.UNKNOWN_FIELD, "the header Idempotency-Key is not built yet")
         document = await document_of(member, asked, request.receive)
         reply = await run(dispatcher, document, db, asked.client)
         try:

@@ -8,12 +8,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from api.content import Form, Parts, Rows
-from api.errors import BAD_VALUE, failure
+from api.errors import failure
 from api.exchange import Answer, Asked, respond
 from api.openapi import answers
 from api.ports import ApiMember
 from replset.bson import Binary, Int64, RawDocument, encode, walk
 from replset.bson.decoding import read_value
+from replset.errors import ErrorCode
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_row import OplogRow
 from replset.storage.snapshot import Snapshot
@@ -84,7 +85,7 @@ def parse_after(text: str | None) -> OpTime:
     try:
         return OpTime.parse(text)
     except ValueError as error:
-        raise failure(BAD_VALUE, f"query parameter after: {error}"[:300]) from error
+        raise failure(ErrorCode.BAD_VALUE, f"query parameter after: {error}"[:300]) from error
 
 
 def read_rows(

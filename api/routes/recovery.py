@@ -10,14 +10,14 @@ from typing import Any, TypeAlias
 
 from fastapi import APIRouter, Request, Response
 
-from api.errors import NOT_PRIMARY, TYPE_MISMATCH, failure
+from api.errors import failure
 from api.exchange import Answer, Asked, known_fields, respond
 from api.openapi import answers, body
 from api.ports import ApiMember
 from api.rollback_jobs import RollbackJobLimiter
 from api.routes.rollbacks import find
 from api.streamed import Telling, in_thread, problem_of, report, streamed
-from replset.errors import ReplError, ShutdownInProgressError
+from replset.errors import ErrorCode, ReplError, ShutdownInProgressError
 from replset.ids import HostPort
 from replset.recovery.audit import AuditLog
 from replset.recovery.diff import RollbackDiff
@@ -131,7 +131,7 @@ async def _wanted(asked: Asked, request: Request) -> tuple[Policy, str, bool]:
     fields = await known_fields(asked, request.receive, *known)
     for name, kind in (("policy", str), ("collection", str), ("dryRun", bool)):
         if not isinstance(fields.get(name, kind()), kind):
-            raise failure(TYPE_MISMATCH, f"field {name!r} must be a {known[name]['type']}")
+            raise failure(ErrorCode.TYPE_MISMATCH, f"field {name!r} must be a {known[name]['type']}")
     collection = fields.get("collection", "")
     return policy_of(fields.get("policy", Policy.SKIP.value), collection), collection, fields.get("dryRun", False)
 
@@ -149,7 +149,10 @@ def _while_it_runs(member: ApiMember, rows: Iterator[Row]) -> Iterator[Row]:
 def _primary(member: ApiMember) -> HostPort:
     primary = member.node.primary_host
     if primary is None:
-        raise failure(NOT_PRIMARY, "this member knows no primary, with whose documents to compare; nothing was applied")
+        raise failure(
+            ErrorCode.NOT_WRITABLE_PRIMARY,
+            "this member knows no primary, with whose documents to compare; nothing was applied",
+        )
     return primary
 
 

@@ -8,10 +8,11 @@ from fastapi import APIRouter, Request, Response
 
 from api.ask import check, decoded, run, run_write
 from api.content import read_document, times_of
-from api.errors import MISSING_FIELD, NOT_BUILT, TYPE_MISMATCH, UNKNOWN_FIELD, HttpError, failure
+from api.errors import HttpError, failure
 from api.exchange import Answer, Asked, read_body, respond
 from api.openapi import answers, body
 from api.ports import ApiDispatcher, ApiMember
+from replset.errors import ErrorCode
 
 NOT_BUILT_YET = ("syncFrom", "maintenance")
 NODE_NOT_FOUND = 74
@@ -61,7 +62,7 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
         for name in fields:
             if known is not None and name not in known:
                 text = f"unknown field {name[:80]!r}; there are: {', '.join(sorted(known))}"
-                raise failure(UNKNOWN_FIELD, text)
+                raise failure(ErrorCode.UNKNOWN_FIELD, text)
         return fields
 
     @routes.get("/status", summary="Every member as this one sees it.", responses=answers(200, *READ_ERRORS))
@@ -99,9 +100,9 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
         fields = await body_of(request, REPLY_FIELDS | {"config", "force", "maxTimeMS"})
         document = fields.get("config")
         if document is None:
-            raise failure(MISSING_FIELD, "field 'config' is missing but required: the new configuration")
+            raise failure(ErrorCode.MISSING_FIELD, "field 'config' is missing but required: the new configuration")
         if not isinstance(document, dict):
-            raise failure(TYPE_MISMATCH, "field 'config' must be the new configuration, a document")
+            raise failure(ErrorCode.TYPE_MISMATCH, "field 'config' must be the new configuration, a document")
         options = {name: fields[name] for name in ("force", "maxTimeMS") if fields.get(name) is not None}
         command = {"replSetReconfig": document, **options}
         if options.get("force"):
@@ -137,7 +138,7 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
     async def freeze(request: Request) -> Response:
         fields = await body_of(request, frozenset({"seconds"}))
         if "seconds" not in fields:
-            raise failure(MISSING_FIELD, "field 'seconds' is missing but required; 0 ends it")
+            raise failure(ErrorCode.MISSING_FIELD, "field 'seconds' is missing but required; 0 ends it")
         return await here(request, {"replSetFreeze": fields["seconds"]})
 
     @routes.post(
@@ -159,7 +160,7 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
     async def add_member(request: Request) -> Response:
         fields = await body_of(request, frozenset(MEMBER))
         if "host" not in fields:
-            raise failure(MISSING_FIELD, "field 'host' is missing but required: HOST:PORT of the member")
+            raise failure(ErrorCode.MISSING_FIELD, "field 'host' is missing but required: HOST:PORT of the member")
         return await on_primary(request, {"replSetAddMember": fields})
 
     @routes.delete(
@@ -171,7 +172,7 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
         return await on_primary(request, {"replSetRemoveMember": host})
 
     async def not_built(request: Request) -> Response:
-        raise failure(NOT_BUILT, f"{request.url.path.rpartition('/')[2]} is not built yet")
+        raise failure(ErrorCode.COMMAND_NOT_FOUND, f"{request.url.path.rpartition('/')[2]} is not built yet")
 
     for name in NOT_BUILT_YET:
         routes.add_api_route(

@@ -10,12 +10,12 @@ from fastapi.responses import FileResponse
 
 from api.ask import check, decoded, run
 from api.content import BSON, times_of
-from api.errors import BAD_VALUE, NOT_FOUND, TYPE_MISMATCH, failure
+from api.errors import failure
 from api.exchange import Answer, Asked, known_fields, respond
 from api.openapi import answers, body
 from api.ports import ApiDispatcher, ApiMember
 from replset.bson import InvalidBSONError
-from replset.errors import CorruptDataError
+from replset.errors import CorruptDataError, ErrorCode
 from replset.ids import HostPort
 from replset.recovery.lost_entries import LostPage, lost_entries
 from replset.replication.rollback_manifest import (
@@ -76,7 +76,9 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
             try:
                 return lost_entries(folder, manifest, session=lsid, after=after, limit=limit)
             except (OSError, CorruptDataError, InvalidBSONError) as error:
-                raise failure(BAD_VALUE, f"the lost entries cannot be read from byte {after}: {error}") from error
+                raise failure(
+                    ErrorCode.BAD_VALUE, f"the lost entries cannot be read from byte {after}: {error}"
+                ) from error
 
         page = await member.workers.run(read)
         found = {"writes": page.rows, "next": page.next}
@@ -110,7 +112,7 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
         folder = Path(member.rollback_folder)
         manifest = await member.workers.run(lambda: find(folder, rollback))
         if file not in {row.name for row in manifest.files} or not await member.workers.run((folder / file).is_file):
-            raise failure(NOT_FOUND, f"rollback {rollback} has no file {file[:255]!r}", status=404)
+            raise failure(ErrorCode.NAMESPACE_NOT_FOUND, f"rollback {rollback} has no file {file[:255]!r}", status=404)
         return FileResponse(folder / file, media_type=BSON)
 
     return routes
@@ -120,7 +122,7 @@ async def _who(asked: Asked, request: Request) -> str:
     """`by` of the body, else the client's address."""
     by = (await known_fields(asked, request.receive, "by")).get("by", asked.client)
     if not isinstance(by, str):
-        raise failure(TYPE_MISMATCH, "field 'by' must be a string: who acknowledges")
+        raise failure(ErrorCode.TYPE_MISMATCH, "field 'by' must be a string: who acknowledges")
     return by[:200]
 
 
@@ -139,8 +141,10 @@ def find(folder: Path, rollback: str) -> Manifest:
     names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
     name = f"{rollback}.json"
     if not is_manifest_name(name) or name not in names:
-        raise failure(NOT_FOUND, f"no rollback {rollback[:255]!r} on this member", status=404)
+        raise failure(ErrorCode.NAMESPACE_NOT_FOUND, f"no rollback {rollback[:255]!r} on this member", status=404)
     try:
         return read_manifest(folder / name)
     except OSError as error:
-        raise failure(NOT_FOUND, f"rollback {rollback[:255]!r} cannot be read: {error.strerror}", status=404) from error
+        raise failure(
+            ErrorCode.NAMESPACE_NOT_FOUND, f"rollback {rollback[:255]!r} cannot be read: {error.strerror}", status=404
+        ) from error

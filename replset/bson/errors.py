@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replset.errors import BadValueError, FailedToParseError, ReplError
+from replset.errors import BadValueError, ErrorCode, FailedToParseError, ReplError
 
 
 def shown_path(path: str) -> str:
@@ -17,7 +17,7 @@ class InvalidBSONError(ReplError):
     offset: where in the bytes, when decoding. path: the dotted path of the field, when encoding.
     """
 
-    code = 22
+    code = ErrorCode.INVALID_BSON
 
     def __init__(self, reason: str, *, offset: int | None = None, path: str | None = None) -> None:
         self.reason = reason

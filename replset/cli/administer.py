@@ -17,7 +17,7 @@ from replset.cli.host_option import Host
 from replset.cli.repair import repair as repair_dbpath
 from replset.client import WireClient
 from replset.config import ReplSetConfig, parse_host
-from replset.errors import BadValueError, HostUnreachableError, ReplError
+from replset.errors import BadValueError, ErrorCode, HostUnreachableError, ReplError
 from replset.terminal import run_app
 
 T = TypeVar("T")
@@ -40,7 +40,6 @@ Accept = Annotated[
     bool, typer.Option("--accept", help="do it although fewer members may fail then, or the new one does not answer")
 ]
 DEFAULT_CATCH_UP_S = 10
-ALREADY_INITIALIZED, NOT_YET_INITIALIZED = 23, 94
 
 
 class CommandFailedError(ReplError):
@@ -63,10 +62,10 @@ def status(host: Host, json: AsJson = False) -> None:
     try:
         reply = ask(host, {"replSetGetStatus": 1})
     except CommandFailedError as error:
-        if error.code != NOT_YET_INITIALIZED:
+        if error.code != ErrorCode.NOT_YET_INITIALIZED:
             raise
         hint = f"make a set: replset initiate --host {host}; or have it added: replset add {host} --host MEMBER"
-        raise CommandFailedError(f"{error.message}; {hint}", code=NOT_YET_INITIALIZED) from error
+        raise CommandFailedError(f"{error.message}; {hint}", code=ErrorCode.NOT_YET_INITIALIZED) from error
     if json:
         typer.echo(to_ejson(reply))
     else:
@@ -98,7 +97,7 @@ def initiate(
     try:
         reply = ask(host, {"replSetInitiate": document}, timeout_s=60)
     except CommandFailedError as error:
-        if if_needed and error.code == ALREADY_INITIALIZED:
+        if if_needed and error.code == ErrorCode.ALREADY_INITIALIZED:
             typer.echo("the set is initiated already")
             return
         raise

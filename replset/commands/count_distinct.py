@@ -12,13 +12,12 @@ from replset.commands.ports import Reply
 from replset.commands.read_concern import prove, read_concern_of
 from replset.commands.scan import Filter, Scan, breathe, filter_of, open_collection
 from replset.commands.write_batch import check_options
-from replset.errors import BadValueError, ReplError, SnapshotCutError, UnknownFieldError
+from replset.errors import BadValueError, ErrorCode, ReplError, SnapshotCutError, UnknownFieldError
 from replset.ids import OpTime
 from replset.optime import timestamp
 from replset.query.distinct import Distinct
 from replset.storage.catalog import Collection
 
-DISTINCT_TOO_BIG = 17217
 SMALL_REPLY = 1000
 
 
@@ -112,7 +111,7 @@ async def distinct(ctx: CommandContext) -> Reply:
             while not scan.exhausted:
                 await scan.next_slice()
                 if values.size > MAX_BSON_SIZE:
-                    raise ReplError("distinct too big, 16mb cap", code=DISTINCT_TOO_BIG)
+                    raise ReplError("distinct too big, 16mb cap", code=ErrorCode.DISTINCT_TOO_LARGE)
                 if not scan.exhausted:
                     await breathe(ctx)
         finally:

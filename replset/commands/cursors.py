@@ -14,7 +14,7 @@ from random import Random
 from replset.bson import MAX_BSON_SIZE
 from replset.commands.command import CommandContext
 from replset.commands.ports import Memory, Owner
-from replset.errors import CursorNotFoundError, OverloadedError, ReplError
+from replset.errors import CursorNotFoundError, ErrorCode, OverloadedError, ReplError
 from replset.ids import Millis
 from replset.replication.ports import Clock
 
@@ -28,7 +28,6 @@ MAX_OPEN = 10_000
 """Cursors of all clients; for one more the longest idle one ends."""
 SPARED_MS = 10_000
 """A cursor that had a getMore so lately does not make room for others."""
-CURSOR_IN_USE = 237
 
 
 class Cursor(ABC):
@@ -138,9 +137,12 @@ class CursorTable:
         if cursor is None:
             raise CursorNotFoundError(f"cursor id {cursor_id} not found")
         if cursor.ns != ns:
-            raise ReplError(f"Requested getMore on namespace '{ns}', but cursor belongs to '{cursor.ns}'", code=13)
+            raise ReplError(
+                f"Requested getMore on namespace '{ns}', but cursor belongs to '{cursor.ns}'",
+                code=ErrorCode.UNAUTHORIZED,
+            )
         if cursor.busy:
-            raise ReplError(f"cursor id {cursor_id} is already in use", code=CURSOR_IN_USE)
+            raise ReplError(f"cursor id {cursor_id} is already in use", code=ErrorCode.CURSOR_IN_USE)
         cursor.busy = True
         return cursor
 

@@ -15,6 +15,7 @@ from replset.commands.replies import error_reply, finish
 from replset.commands.table import COMMANDS
 from replset.errors import (
     CommandNotFoundError,
+    ErrorCode,
     IllegalOperationError,
     InvalidOptionsError,
     InvariantError,
@@ -26,8 +27,6 @@ from replset.ids import Millis
 
 log = logging.getLogger("replset.commands")
 
-UNSUPPORTED_OP_QUERY = 352
-UNAUTHORIZED = 13
 LARGEST_FIELD = 256 << 10
 LARGEST_GENERIC = 16 << 10
 """Bytes of a field that is read on the event loop, and of one that every command takes."""
@@ -36,7 +35,6 @@ ANY_SIZE = frozenset(
     | {"comment", "endSessions", "refreshSessions", "killSessions", "killAllSessions"}
 )
 """Fields that are read in a thread where they are large (evaluation.py), or not read at all."""
-TOO_LARGE = 10334
 HELLO_NAMES = frozenset({"hello", "isMaster", "ismaster"})
 
 
@@ -81,14 +79,16 @@ class Dispatcher:
         if request.legacy and name not in HELLO_NAMES:
             raise ReplError(
                 f"Unsupported OP_QUERY command: {name}. The client driver may require an upgrade.",
-                code=UNSUPPORTED_OP_QUERY,
+                code=ErrorCode.UNSUPPORTED_OP_QUERY,
             )
         if command.admin_only and request.database != "admin":
-            raise ReplError(f"{name} may only be run against the admin database.", code=UNAUTHORIZED)
+            raise ReplError(f"{name} may only be run against the admin database.", code=ErrorCode.UNAUTHORIZED)
         if self.member.keys is not None and not request.connection.is_member and command.private and name != PROVE:
             # A stranger's heartbeat, position or vote would count like a member's: with it one could have writes
             # acknowledged that nobody holds, or depose the primary again and again.
-            raise ReplError(f"{name} is for members, which prove that they know the key file", code=UNAUTHORIZED)
+            raise ReplError(
+                f"{name} is for members, which prove that they know the key file", code=ErrorCode.UNAUTHORIZED
+            )
         if len(body.raw) > LARGEST_GENERIC:
             refuse_large(body, name)
         deadline = None
@@ -123,7 +123,9 @@ class Dispatcher:
             if name in body:
                 raise UnknownFieldError(f"BSON field '{command.name}.{name}' is not built yet")
         if "apiVersion" in body and body.get("apiVersion") != "1":
-            raise ReplError(f'API version must be "1", not {body.get("apiVersion")!r:.40}', code=322)
+            raise ReplError(
+                f'API version must be "1", not {body.get("apiVersion")!r:.40}', code=ErrorCode.API_VERSION_ERROR
+            )
         if not command.write_concern and "writeConcern" in body:
             raise InvalidOptionsError(f"Command {command.name} does not support writeConcern")
         if not command.read_concern and "readConcern" in body:
@@ -143,4 +145,6 @@ def refuse_large(body: RawDocument, command: str) -> None:
     for name in body.keys():  # noqa: SIM118 - a RawDocument is no mapping
         most = LARGEST_GENERIC if name in GENERIC_FIELDS else LARGEST_FIELD
         if name not in ANY_SIZE and body.size_of(name) > most:
-            raise ReplError(f"BSON field '{command}.{name:.80}' is over {most} bytes", code=TOO_LARGE)
+            raise ReplError(
+                f"BSON field '{command}.{name:.80}' is over {most} bytes", code=ErrorCode.DOCUMENT_TOO_LARGE
+            )

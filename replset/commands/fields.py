@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from replset.bson import Decimal128, InvalidBSONError, RawDocument, encode, walk
 from replset.bson.decoding import read_value
-from replset.errors import BadValueError, TypeMismatchError, UnknownFieldError
+from replset.errors import BadValueError, ErrorCode, TypeMismatchError, UnknownFieldError
 
 TYPE_NAMES: dict[int, str] = {
     1: "double",
@@ -46,7 +46,7 @@ def wrong_type(command: str, name: str, kind: int | None, wanted: str) -> TypeMi
 
 def missing(command: str, name: str) -> BadValueError:
     """A field that must be there (MongoDB's 40414)."""
-    return BadValueError(f"BSON field '{command}.{name}' is missing but a required field", code=40414)
+    return BadValueError(f"BSON field '{command}.{name}' is missing but a required field", code=ErrorCode.MISSING_FIELD)
 
 
 def unknown_field(command: str, name: str) -> UnknownFieldError:
@@ -105,9 +105,13 @@ def whole(
         raise wrong_type(command, name, kind, "long")
     value = as_whole(body.get(name), name, command)
     if least is not None and value < least:
-        raise BadValueError(f"BSON field '{name}' value must be >= {least}, actual value '{value}'", code=51024)
+        raise BadValueError(
+            f"BSON field '{name}' value must be >= {least}, actual value '{value}'", code=ErrorCode.NUMBER_OUT_OF_RANGE
+        )
     if value > most:
-        raise BadValueError(f"BSON field '{name}' value must be <= {most}, actual value '{value}'", code=51024)
+        raise BadValueError(
+            f"BSON field '{name}' value must be <= {most}, actual value '{value}'", code=ErrorCode.NUMBER_OUT_OF_RANGE
+        )
     return value
 
 
@@ -151,7 +155,7 @@ def documents(
     sequence = sequences.get(name)
     if sequence is not None:
         if name in body:
-            raise BadValueError(f"BSON field '{command}.{name}' is a duplicate field", code=40413)
+            raise BadValueError(f"BSON field '{command}.{name}' is a duplicate field", code=ErrorCode.DUPLICATE_FIELD)
         return sequence
     kind = body.type_of(name)
     if kind is None:

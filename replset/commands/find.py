@@ -16,7 +16,7 @@ from replset.commands.ports import MemberPort, Reply
 from replset.commands.read_concern import LINEARIZABLE, prove, read_concern_of, read_point, refuse_linearizable
 from replset.commands.scan import SLICE_DECODED, Filter, Scan, breathe, filter_of, open_collection
 from replset.commands.write_batch import check_options
-from replset.errors import BadValueError, NotPrimaryOrSecondaryError, ReplError, UnknownFieldError
+from replset.errors import BadValueError, ErrorCode, NotPrimaryOrSecondaryError, ReplError, UnknownFieldError
 from replset.ids import Millis, OpTime
 from replset.optime import timestamp
 from replset.query.order import equals
@@ -26,7 +26,6 @@ from replset.storage.catalog import Collection
 from replset.storage.store import Pin
 
 SORT_BYTES = 100 << 20
-SORT_MEMORY = 292
 PAIR_BYTES, ROW_BYTES = 130, 41
 """What Python adds to a document and its key, and to a document alone."""
 _NOT_BUILT = ("collation", "let", "min", "max", "returnKey", "showRecordId", "requestResumeToken", "resumeAfter")
@@ -85,7 +84,7 @@ async def parse_find(ctx: CommandContext) -> Query:
     await_data = fields.boolean(body, "awaitData", name)
     tailable = fields.boolean(body, "tailable", name)
     if await_data and not tailable:
-        raise BadValueError("Cannot set 'awaitData' without also setting 'tailable'", code=9)
+        raise BadValueError("Cannot set 'awaitData' without also setting 'tailable'", code=ErrorCode.FAILED_TO_PARSE)
 
     direction = _direction(sort) if sort else hint
 
@@ -226,7 +225,7 @@ class FindCursor(Cursor):
             if size > SORT_BYTES:
                 raise ReplError(
                     f"Sort exceeded memory limit of {SORT_BYTES} bytes, but did not opt in to external sorting.",
-                    code=SORT_MEMORY,
+                    code=ErrorCode.SORT_EXCEEDED_MEMORY_LIMIT,
                 )
             ctx.cursors.hold(self, size + PAIR_BYTES * len(kept))
             await breathe(ctx)

@@ -10,12 +10,10 @@ from replset.commands.ports import MemberPort, Reply
 from replset.commands.replies import election_id, topology_version
 from replset.config import Member, ReplSetConfig
 from replset.core.member_state import MemberState
-from replset.errors import ReplError, ShutdownInProgressError, StorageError, TypeMismatchError
+from replset.errors import ErrorCode, ReplError, ShutdownInProgressError, StorageError, TypeMismatchError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.optime import optime_document
 from replset.storage.store import Store
-
-BOTH_OR_NEITHER, BAD_COUNTER, BAD_AWAIT, NEWER_THAN_MINE = 31368, 31372, 31373, 31382
 
 
 async def hello(ctx: CommandContext) -> Reply:
@@ -59,18 +57,22 @@ async def _await_change(ctx: CommandContext) -> None:
     known = fields.document(body, "topologyVersion", ctx.name)
     waits = not fields.is_absent(body, "maxAwaitTimeMS")
     if (known is None) == waits:
-        raise ReplError("topologyVersion and maxAwaitTimeMS must be given together or not at all", code=BOTH_OR_NEITHER)
+        raise ReplError(
+            "topologyVersion and maxAwaitTimeMS must be given together or not at all",
+            code=ErrorCode.HELLO_AWAIT_FIELDS_APART,
+        )
     if known is None:
         return
     timeout_ms = fields.whole(body, "maxAwaitTimeMS", ctx.name)
     process, counter = _parse_topology_version(known)
     if timeout_ms < 0:
-        raise ReplError("maxAwaitTimeMS must be a non-negative integer", code=BAD_AWAIT)
+        raise ReplError("maxAwaitTimeMS must be a non-negative integer", code=ErrorCode.HELLO_AWAIT_TIME_NEGATIVE)
     if process != member.process_id:
         return
     if counter > member.topology_counter:
         raise ReplError(
-            f"topologyVersion.counter {counter} is newer than mine, {member.topology_counter}", code=NEWER_THAN_MINE
+            f"topologyVersion.counter {counter} is newer than mine, {member.topology_counter}",
+            code=ErrorCode.HELLO_COUNTER_AHEAD,
         )
     if counter == member.topology_counter:
         await member.wait_topology_change(counter, timeout_ms)
@@ -81,7 +83,7 @@ def _parse_topology_version(known: RawDocument) -> tuple[ObjectId, int]:
     if not isinstance(process, ObjectId) or not isinstance(counter, int) or isinstance(counter, bool):
         raise TypeMismatchError("topologyVersion must hold processId, an ObjectId, and counter, a long")
     if counter < 0:
-        raise ReplError("topologyVersion.counter must be non-negative", code=BAD_COUNTER)
+        raise ReplError("topologyVersion.counter must be non-negative", code=ErrorCode.HELLO_COUNTER_NEGATIVE)
     return process, int(counter)
 
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from replset.bson import RawDocument, walk
 from replset.commands import fields
-from replset.errors import BadValueError, CommandNotFoundError, FailedToParseError, ReplError
+from replset.errors import BadValueError, CommandNotFoundError, ErrorCode, FailedToParseError, ReplError
 from replset.query.order import equals
 
-OPTIONS_CONFLICT = 85
-INVALID_OPTION = 197
-CANNOT_CREATE = 67
 _OF_ID_INDEX = frozenset({"key", "name", "v", "ns", "collation"})
 _KNOWN = _OF_ID_INDEX | {
     "background",
@@ -51,7 +48,9 @@ def check_index(index: RawDocument, place: str, ignore_unknown: bool) -> None:
     given = [name for name in index.keys() if name in _KNOWN or not ignore_unknown]  # noqa: SIM118 - no mapping
     for name in given:
         if name not in _KNOWN:
-            raise ReplError(f"The field '{name:.80}' is not valid for an index specification.", code=INVALID_OPTION)
+            raise ReplError(
+                f"The field '{name:.80}' is not valid for an index specification.", code=ErrorCode.INVALID_INDEX_OPTION
+            )
     name = fields.text(index, "name", place, "_id_")
     if [path for path, _, _, _ in walk(key)] != ["_id"]:
         raise CommandNotFoundError(f"createIndexes for {name!r:.80} is not built yet: only _id is indexed")
@@ -64,14 +63,16 @@ def check_index(index: RawDocument, place: str, ignore_unknown: bool) -> None:
         if option not in _OF_ID_INDEX:
             raise ReplError(
                 f"The field '{option}' is not valid for an _id index specification.",
-                code=INVALID_OPTION,
+                code=ErrorCode.INVALID_INDEX_OPTION,
             )
     if fields.whole(index, "v", place, 2) not in (1, 2):
-        raise ReplError(f"Invalid index specification: index version {index.get('v')}", code=CANNOT_CREATE)
+        raise ReplError(
+            f"Invalid index specification: index version {index.get('v')}", code=ErrorCode.CANNOT_CREATE_INDEX
+        )
     collation = fields.document(index, "collation", place)
     if collation is not None and (len(collation.raw) > 1000 or collation.decode() != {"locale": "simple"}):
         raise BadValueError("The _id index must have the same collation as the collection: the simple one")
     if not name:
         raise FailedToParseError("an index name cannot be empty")
     if name != "_id_":
-        raise ReplError("Index already exists with a different name: _id_", code=OPTIONS_CONFLICT)
+        raise ReplError("Index already exists with a different name: _id_", code=ErrorCode.INDEX_OPTIONS_CONFLICT)

@@ -13,14 +13,11 @@ from replset.commands.evaluation import Turn, read_statement
 from replset.commands.ports import MemberPort, Reply, Writing
 from replset.commands.scan import breathe
 from replset.commands.write_batch import GROUP_BYTES, GROUP_MS, GROUP_STATEMENTS, Batch, run_batch, sub_documents
-from replset.errors import BadValueError, DuplicateKeyError, ReplError
+from replset.errors import BadValueError, DuplicateKeyError, ErrorCode, ReplError
 from replset.ids import OpTime
 from replset.replication.write_ops import do_insert
 
-TOO_LARGE = 10334
-INVALID_ID = 53
 KEEP_TIMESTAMPS = "bypassEmptyTsReplacement"
-DOLLAR_PREFIX = 52
 _ID_FIRST = b"_id\0"
 _NO_ID = frozenset({0x04, 0x06, 0x0B})  # array, undefined, regular expression
 _ID_NAMES = {0x04: "an array", 0x06: "undefined", 0x0B: "a regular expression"}
@@ -36,7 +33,8 @@ def prepare(doc: bytes, member: MemberPort, keep_timestamps: bool = False) -> tu
     """
     if len(doc) > MAX_BSON_SIZE:
         raise BadValueError(
-            f"object to insert too large. size in bytes: {len(doc)}, max size: {MAX_BSON_SIZE}", code=TOO_LARGE
+            f"object to insert too large. size in bytes: {len(doc)}, max size: {MAX_BSON_SIZE}",
+            code=ErrorCode.DOCUMENT_TOO_LARGE,
         )
     validate(doc)
     if _ZERO_TIMESTAMP in doc and not keep_timestamps:
@@ -46,7 +44,7 @@ def prepare(doc: bytes, member: MemberPort, keep_timestamps: bool = False) -> tu
     kind = doc[4]
     value = read_value(doc, kind, 9, len(doc) - 1)
     if kind in _NO_ID:
-        raise ReplError(f"The '_id' value cannot be of type {_ID_NAMES[kind]}", code=INVALID_ID)
+        raise ReplError(f"The '_id' value cannot be of type {_ID_NAMES[kind]}", code=ErrorCode.INVALID_ID_FIELD)
     if kind == 0x03:
         check_id_document(value)
     return encode_key(value), doc
@@ -58,7 +56,7 @@ def check_id_document(value: object) -> None:
         if name.startswith("$"):
             raise ReplError(
                 f"_id fields may not contain '$'-prefixed fields: {name:.80} is not valid for storage.",
-                code=DOLLAR_PREFIX,
+                code=ErrorCode.DOLLAR_PREFIXED_FIELD_NAME,
             )
 
 
@@ -81,7 +79,9 @@ def _with_id_first(doc: bytes, member: MemberPort) -> bytes:
         front = b"\x07_id\0" + new_id(member).binary
     body = b"".join((front, *rest))
     if len(body) + 5 > MAX_BSON_SIZE:
-        raise BadValueError(f"object to insert too large with its _id: {len(body) + 5} bytes", code=TOO_LARGE)
+        raise BadValueError(
+            f"object to insert too large with its _id: {len(body) + 5} bytes", code=ErrorCode.DOCUMENT_TOO_LARGE
+        )
     return b"".join((_int32(len(body) + 5), body, b"\0"))
 
 

@@ -9,9 +9,8 @@ from replset.commands import fields, oplog_serving
 from replset.commands.command import PROVE, Command, CommandContext
 from replset.commands.messages import parse_request, reply_document
 from replset.commands.ports import Reply
-from replset.core.heartbeat import SET_NAMES_DIFFER
 from replset.core.messages import Refused
-from replset.errors import AuthenticationFailedError, FailedToParseError, RemoteProtocolError, ReplError
+from replset.errors import AuthenticationFailedError, ErrorCode, FailedToParseError, RemoteProtocolError, ReplError
 from replset.ids import HostPort
 from replset.key_file import MAX_KEYS, NONCE_BYTES, Handshake
 
@@ -34,7 +33,10 @@ def _refuse_other_set(ctx: CommandContext) -> None:
     if theirs is not None and not isinstance(theirs, ObjectId):
         raise RemoteProtocolError("field 'setId' is not an ObjectId")
     if theirs != mine and None not in (theirs, mine):
-        raise ReplError(f"this member belongs to the set with id {mine}, not {theirs}", code=SET_NAMES_DIFFER)
+        raise ReplError(
+            f"this member belongs to the set with id {mine}, not {theirs}",
+            code=ErrorCode.INCONSISTENT_REPLICA_SET_NAMES,
+        )
 
 
 async def oplog_fetch(ctx: CommandContext) -> Reply:

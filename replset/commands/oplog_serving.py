@@ -21,6 +21,7 @@ from replset.errors import (
     BadValueError,
     CursorNotFoundError,
     DamagedEntryError,
+    ErrorCode,
     HostUnreachableError,
     NotPrimaryOrSecondaryError,
     OutOfDiskSpaceError,
@@ -279,7 +280,10 @@ class SnapshotServer:
         if port.store.last_applied == OPTIME_NULL:
             raise NotPrimaryOrSecondaryError("this member holds no data to copy")
         if len(self._copies) >= self._options.max_copies:
-            raise ReplError(f"{len(self._copies)} copies are being served already; try again later", code=117)
+            raise ReplError(
+                f"{len(self._copies)} copies are being served already; try again later",
+                code=ErrorCode.CONFLICTING_OPERATION_IN_PROGRESS,
+            )
         snapshot_id = f"{self._rng.getrandbits(64):016x}"
         path = os.path.join(self._folder, f"{snapshot_id}.db")
         copy = self._copies[snapshot_id] = _Copy(path, port.store.rollback_id, self._clock.now())

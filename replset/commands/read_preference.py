@@ -14,11 +14,16 @@ from replset.commands import fields
 from replset.commands.command import CommandContext
 from replset.config import Member
 from replset.core.member_state import MemberState
-from replset.errors import BadValueError, FailedToParseError, InvalidOptionsError, ReplError, TypeMismatchError
+from replset.errors import (
+    BadValueError,
+    ErrorCode,
+    FailedToParseError,
+    InvalidOptionsError,
+    ReplError,
+    TypeMismatchError,
+)
 
 FIELD = "$readPreference"
-UNSATISFIED = 133
-OUT_OF_RANGE = 160
 LEAST_STALENESS_S = 90
 MOST_STALENESS_S = (1 << 31) - 1
 _MODES = frozenset({"primary", "primaryPreferred", "secondary", "secondaryPreferred", "nearest"})
@@ -90,7 +95,7 @@ def _staleness(document: RawDocument) -> int:
     if seconds and not LEAST_STALENESS_S <= seconds <= MOST_STALENESS_S:
         raise ReplError(
             f"maxStalenessSeconds value must be from {LEAST_STALENESS_S} to {MOST_STALENESS_S}, not {seconds}",
-            code=OUT_OF_RANGE,
+            code=ErrorCode.MAX_STALENESS_OUT_OF_RANGE,
         )
     return seconds
 
@@ -114,7 +119,7 @@ def refuse_unfit(ctx: CommandContext, preference: ReadPreference) -> None:
         if reason is None and preference.max_staleness_s and behind_s > preference.max_staleness_s:
             reason = f"this member's newest entry is {behind_s:.0f} s old, over maxStalenessSeconds"
     if reason is not None:
-        raise ReplError(reason, code=UNSATISFIED)
+        raise ReplError(reason, code=ErrorCode.READ_PREFERENCE_NOT_SATISFIED)
 
 
 def _tags_refusal(preference: ReadPreference, me: Member) -> str | None:

@@ -7,12 +7,22 @@ from struct import Struct
 
 from replset.bson import Binary, Int64, ObjectId, Timestamp
 from replset.commands.ports import MemberPort
-from replset.errors import ReplError
+from replset.errors import ErrorCode, ReplError
 from replset.ids import OpTime
 from replset.optime import timestamp
 
 # Replies with these codes tell the client that the member's role changed (map W5): they carry topologyVersion.
-TOPOLOGY_CODES = frozenset({91, 189, 10107, 11600, 11602, 13435, 13436})
+TOPOLOGY_CODES = frozenset(
+    {
+        ErrorCode.SHUTDOWN_IN_PROGRESS,
+        ErrorCode.PRIMARY_STEPPED_DOWN,
+        ErrorCode.NOT_WRITABLE_PRIMARY,
+        ErrorCode.INTERRUPTED_AT_SHUTDOWN,
+        ErrorCode.INTERRUPTED_BY_STATE_CHANGE,
+        ErrorCode.NOT_PRIMARY_NO_SECONDARY_OK,
+        ErrorCode.NOT_PRIMARY_OR_SECONDARY,
+    }
+)
 _NO_SIGNATURE: dict[str, object] = {"hash": Binary(bytes(20)), "keyId": Int64(0)}
 _INC_MASK = (1 << 31) - 1
 

@@ -24,6 +24,7 @@ from replset.core.messages import (
 from replset.core.write_concern import MAJORITY, implicit_default
 from replset.errors import (
     BadValueError,
+    ErrorCode,
     NodeNotFoundError,
     NotWritablePrimaryError,
     NotYetInitializedError,
@@ -134,7 +135,10 @@ async def _change(ctx: CommandContext, config: ReplSetConfig, document: dict[str
     if implicit_default(new).w != implicit_default(config).w and stored_default(ctx.member.store) is None:
         _, failure = await store_default(ctx, {"w": MAJORITY, "wtimeout": 0})
         if failure is not None:
-            raise ReplError(f"the default write concern could not be stored: {failure['errmsg']}", code=64)
+            raise ReplError(
+                f"the default write concern could not be stored: {failure['errmsg']}",
+                code=ErrorCode.WRITE_CONCERN_TIMEOUT,
+            )
         info = (
             f"the default write concern is {{w: 'majority'}} from now on: without it, this change would have made it"
             f" {{w: {implicit_default(new).w!r}}}; setDefaultRWConcern changes it"

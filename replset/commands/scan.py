@@ -17,7 +17,7 @@ from replset.commands.evaluation import evaluate
 from replset.commands.namespaces import namespace
 from replset.commands.ports import MemberPort
 from replset.commands.read_concern import ReadConcern, read_point
-from replset.errors import CatalogChangedError, CursorNotFoundError, ReplError
+from replset.errors import CatalogChangedError, CursorNotFoundError, ErrorCode, ReplError
 from replset.ids import OpTime
 from replset.query.match import Matcher, compile_filter
 from replset.query.order import MISSING
@@ -29,7 +29,6 @@ SLICE_DECODED = 128
 """Documents decoded and matched without giving others a turn: some 3 ms."""
 SLICE_RAW = 1024
 SLICE_BYTES = 4 << 20
-QUERY_PLAN_KILLED = 175
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +138,7 @@ class Scan(Generic[T]):
         if self.at is None:
             known = store.collection_by_uuid(self._coll.uuid)
             if known is None or known.dropped_ts is not None:
-                raise ReplError(f"collection dropped: {self._coll.ns}", code=QUERY_PLAN_KILLED)
+                raise ReplError(f"collection dropped: {self._coll.ns}", code=ErrorCode.QUERY_PLAN_KILLED)
 
     def _by_keys(self, keys: list[bytes], want: int | None) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
         """(key, document) of those that are there, and the keys that were asked for."""

@@ -22,14 +22,13 @@ from replset.commands.write_batch import (
     run_batch,
     sub_documents,
 )
-from replset.errors import BadValueError, FailedToParseError, ReplError, UnknownFieldError
+from replset.errors import BadValueError, ErrorCode, FailedToParseError, ReplError, UnknownFieldError
 from replset.optime import timestamp
 from replset.query.update import Update, check_id, compile_update
 from replset.query.upsert import upsert_base
 from replset.replication.write_ops import do_insert, do_update, update_object
 from replset.storage.catalog import Collection
 
-RESULT_TOO_LARGE = 17419
 _FIELDS = frozenset({"q", "u", "upsert", "multi", "arrayFilters", "hint", "collation", "c", "sort"})
 _NOT_BUILT = ("collation", "c", "sort")
 _FAR_INDEX = re.compile(r"\.\d{3,}")
@@ -85,7 +84,9 @@ def sized(document: dict[str, object]) -> bytes:
     """The bytes of the document that an update makes; 17419 when they are too many."""
     raw = encode(document)
     if len(raw) > MAX_BSON_SIZE:
-        raise BadValueError(f"Resulting document after update is larger than {MAX_BSON_SIZE}", code=RESULT_TOO_LARGE)
+        raise BadValueError(
+            f"Resulting document after update is larger than {MAX_BSON_SIZE}", code=ErrorCode.UPDATE_RESULT_TOO_LARGE
+        )
     return raw
 
 

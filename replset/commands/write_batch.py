@@ -24,6 +24,7 @@ from replset.commands.scan import SLICE_BYTES, SLICE_DECODED, Filter, breathe
 from replset.commands.write_concern import concern_of, wait_for
 from replset.errors import (
     BadValueError,
+    ErrorCode,
     NotWritablePrimaryError,
     OutOfDiskSpaceError,
     PrimarySteppedDownError,
@@ -83,7 +84,8 @@ class Batch(ABC):
         body, name = ctx.body, ctx.name
         if not 1 <= size <= MAX_WRITE_BATCH:
             raise BadValueError(
-                f"Write batch sizes must be between 1 and {MAX_WRITE_BATCH}. Got {size} operations.", code=16
+                f"Write batch sizes must be between 1 and {MAX_WRITE_BATCH}. Got {size} operations.",
+                code=ErrorCode.INVALID_LENGTH,
             )
         self.ctx = ctx
         self.ns = writable_namespace(ctx.database, collection_field(body, name))

@@ -10,9 +10,9 @@ from replset.core.member_state import MemberState
 from replset.core.messages import Done, Refused, StepUpRequest, VoteReply, VoteRequest
 from replset.core.state import NEVER, NodeState, Peer
 from replset.core.term_limits import MAX_TERM
+from replset.errors import ErrorCode
 from replset.ids import HostPort, MemberId, Millis, OpTime, invariant
 
-COMMAND_FAILED = 125
 ELECTION_TIMEOUT = "electionTimeout"
 TAKEOVER_FRESHNESS_SECS = 2
 TAKEOVER_FRESHNESS_INCREMENTS = 1000
@@ -205,7 +205,7 @@ class Elections:
         if self.election is not None and refusal is None:
             self.election.request_id = request_id
         elif not node.is_primary:
-            node.reply(request_id, Refused(COMMAND_FAILED, f"election failed: {refusal or 'lost'}"))
+            node.reply(request_id, Refused(ErrorCode.COMMAND_FAILED, f"election failed: {refusal or 'lost'}"))
         else:
             node.reply(request_id, Done())
 
@@ -354,7 +354,7 @@ class Elections:
             return
         self.node.journal("dry run lost" if election.dry_run else "election lost", why)
         if election.request_id is not None:
-            self.node.reply(election.request_id, Refused(COMMAND_FAILED, f"election failed: {why}"))
+            self.node.reply(election.request_id, Refused(ErrorCode.COMMAND_FAILED, f"election failed: {why}"))
 
     def cancel(self, why: str) -> None:
         """The configuration or the state changed: the votes asked for mean nothing any more."""

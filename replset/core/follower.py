@@ -31,10 +31,10 @@ from replset.core.messages import (
 )
 from replset.core.quorum import has_majority
 from replset.core.state import NEVER, NodeState, Peer
+from replset.errors import ErrorCode
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 
 MAX_RETRY_MS = 1_000
-NODE_NOT_FOUND, NOT_YET_INITIALIZED, NOT_SECONDARY, INVALID_SYNC_SOURCE = 74, 94, 95, 119
 ROLLBACK_REFUSED = "rollback refused: "
 """How a quarantine begins that a rollback led to: what this member knows to be committed is not in the set any more."""
 _NOBODY = "no member whose data could be copied is known"
@@ -192,7 +192,7 @@ class Follower:
             source = self._choose_sync_source(forced=request.force)
             refusal = self._source_refusal(source, request)
             if source is None or refusal is not None:
-                node.reply(request_id, refusal or Refused(NODE_NOT_FOUND, _NOBODY))
+                node.reply(request_id, refusal or Refused(ErrorCode.NODE_NOT_FOUND, _NOBODY))
                 return
             self._asked_for, self._forced, self._resync_request = True, request.force, (request_id, source)
             self._resync(source, "forced" if request.force else "asked for")
@@ -202,12 +202,12 @@ class Follower:
         node = self.node
         behind = self._choose_sync_source(forced=True)
         if behind is None:
-            return Refused(NODE_NOT_FOUND, _NOBODY)
+            return Refused(ErrorCode.NODE_NOT_FOUND, _NOBODY)
         peer = node.peers[behind]
         lack = f"{behind} is at {peer.position.last_applied}, this member holds {self._floor()}"
         if source is None:
             return Refused(
-                INVALID_SYNC_SOURCE,
+                ErrorCode.INVALID_SYNC_SOURCE,
                 f"{lack}: its copy may lack what was acknowledged here; wait until it has caught up, or use force to"
                 " keep what is missing in a rollback file only",
             )
@@ -215,7 +215,7 @@ class Follower:
             # The copy makes this member another incarnation, which a primary has to name anew. A set whose others are
             # no majority would have no primary, and so nobody who could.
             return Refused(
-                INVALID_SYNC_SOURCE,
+                ErrorCode.INVALID_SYNC_SOURCE,
                 f"{lack}: with such a copy its vote is void, and the others elect no primary without it; take its vote"
                 " away first (replSetReconfig with force on another member)",
             )
@@ -232,14 +232,14 @@ class Follower:
     def _resync_refusal(self) -> Refused | None:
         node = self.node
         if node.config is None:
-            return Refused(NOT_YET_INITIALIZED, "no replset config has been received")
+            return Refused(ErrorCode.NOT_YET_INITIALIZED, "no replset config has been received")
         if node.state is MemberState.PRIMARY:
-            return Refused(NOT_SECONDARY, "the primary's data is what others copy; step it down first")
+            return Refused(ErrorCode.NOT_SECONDARY, "the primary's data is what others copy; step it down first")
         if node.state is MemberState.ARBITER:
-            return Refused(NOT_SECONDARY, "an arbiter holds no data")
+            return Refused(ErrorCode.NOT_SECONDARY, "an arbiter holds no data")
         if node.state in (MemberState.SECONDARY, MemberState.RECOVERING, MemberState.STARTUP2):
             return None
-        return Refused(NOT_SECONDARY, f"this member is in {node.state.name}; try again once it is not")
+        return Refused(ErrorCode.NOT_SECONDARY, f"this member is in {node.state.name}; try again once it is not")
 
     # --- initial sync --------------------------------------------------------------------------------------------
 
@@ -343,7 +343,9 @@ class Follower:
         node.journal("initial sync ended", ended.detail)
         if not ended.ok:
             self._retry_at = self._later()
-            self._answer_resync(Refused(INVALID_SYNC_SOURCE if ended.refused else NODE_NOT_FOUND, ended.detail))
+            self._answer_resync(
+                Refused(ErrorCode.INVALID_SYNC_SOURCE if ended.refused else ErrorCode.NODE_NOT_FOUND, ended.detail)
+            )
             if self._asked_for and node.state is MemberState.STARTUP2 and (ended.refused or not self._has_marker):
                 self._give_up(ended.detail)
             return

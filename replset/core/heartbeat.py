@@ -16,16 +16,17 @@ from replset.core.messages import (
 )
 from replset.core.reconfig import Reconfigs
 from replset.core.state import NEVER, NO_CONFIG_VERSION, NodeState, Peer
+from replset.errors import ErrorCode
 from replset.ids import HostPort, Millis, OpTime
 
 MAX_RETRIES = 2
-BAD_VALUE, SET_NAMES_DIFFER = 2, 108
 
 
 def other_set(node: NodeState) -> Refused:
     """The answer to another set's member. It has no term: neither set takes the other one's."""
     return Refused(
-        SET_NAMES_DIFFER, f"this member belongs to set {node.set_name!r} with id {node.set_id}, not to yours"
+        ErrorCode.INCONSISTENT_REPLICA_SET_NAMES,
+        f"this member belongs to set {node.set_name!r} with id {node.set_id}, not to yours",
     )
 
 
@@ -97,7 +98,7 @@ class Heartbeats:
         if isinstance(body, HeartbeatReply):
             refusal = self._reply_refusal(host, body)
             if refusal is not None:
-                body = Refused(BAD_VALUE, refusal)
+                body = Refused(ErrorCode.BAD_VALUE, refusal)
             elif node.is_member(host):
                 self._elections.observe_term(body.term)
                 self._take_config(body)
@@ -211,7 +212,7 @@ class Heartbeats:
         if node.is_member(request.sender):
             refusal = node.term_refusal(request.term)
             if refusal is not None:
-                node.reply(request_id, Refused(BAD_VALUE, refusal))
+                node.reply(request_id, Refused(ErrorCode.BAD_VALUE, refusal))
                 return
             self._elections.observe_term(request.term)
         peer = node.peers.get(request.sender)

@@ -31,20 +31,9 @@ from replset.core.messages import (
 from replset.core.quorum import commit_point
 from replset.core.state import NEVER, NO_POSITION, NodeState, Peer
 from replset.core.write_concern import implicit_default
+from replset.errors import ErrorCode
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
 
-BAD_VALUE = 2
-ALREADY_INITIALIZED = 23
-NODE_NOT_FOUND = 74
-INVALID_CONFIG = 93
-NOT_YET_INITIALIZED = 94
-INCOMPATIBLE = 103
-NOT_ELECTABLE = 104
-IN_PROGRESS = 109
-CANNOT_INITIALIZE = 110
-STEPPED_DOWN = 189
-NOT_COMMITTED_YET = 308
-NOT_WRITABLE = 10107
 LOOK_AGAIN_MS = 100
 FIRST_TERM = 1  # of the initiate; the first election is for the next one
 MANY_ARBITERS = "more than one arbiter needs --allow-multiple-arbiters on every member"
@@ -81,36 +70,49 @@ def reconfig_refusal(
 ) -> Refused | None:
     """Why `new` may not follow `old`, None when it may (map C10, C13, C15, C16). Changes nothing."""
     if new.set_name != old.set_name:
-        return Refused(INCOMPATIBLE, f"the set's name is {old.set_name!r} and cannot become {new.set_name!r}")
+        return Refused(
+            ErrorCode.NEW_CONFIG_INCOMPATIBLE, f"the set's name is {old.set_name!r} and cannot become {new.set_name!r}"
+        )
     if not force and new.version <= old.version:
-        return Refused(INCOMPATIBLE, f"version {new.version} must be greater than the current one, {old.version}")
+        return Refused(
+            ErrorCode.NEW_CONFIG_INCOMPATIBLE,
+            f"version {new.version} must be greater than the current one, {old.version}",
+        )
     if new.settings.replica_set_id not in (None, old.settings.replica_set_id):
-        return Refused(INCOMPATIBLE, "settings.replicaSetId cannot change")
+        return Refused(ErrorCode.NEW_CONFIG_INCOMPATIBLE, "settings.replicaSetId cannot change")
     for index, member in enumerate(new.members):
         before = old.member_at(member.host)
         if before is None:
             continue
         at = f"members.{index} ({member.host})"
         if before.id != member.id:
-            return Refused(INCOMPATIBLE, f"{at}: its _id is {before.id} and cannot become {member.id}")
+            return Refused(
+                ErrorCode.NEW_CONFIG_INCOMPATIBLE, f"{at}: its _id is {before.id} and cannot become {member.id}"
+            )
         if before.arbiter_only != member.arbiter_only:
-            return Refused(INCOMPATIBLE, f"{at}: arbiterOnly cannot change; remove the member, then add it again")
+            return Refused(
+                ErrorCode.NEW_CONFIG_INCOMPATIBLE,
+                f"{at}: arbiterOnly cannot change; remove the member, then add it again",
+            )
         if before.build_indexes != member.build_indexes:
-            return Refused(INCOMPATIBLE, f"{at}: buildIndexes cannot change; remove the member, then add it again")
+            return Refused(
+                ErrorCode.NEW_CONFIG_INCOMPATIBLE,
+                f"{at}: buildIndexes cannot change; remove the member, then add it again",
+            )
     mine = new.member_at(me)
     if mine is None:
-        return Refused(NODE_NOT_FOUND, f"this member, {me}, is not in the new configuration")
+        return Refused(ErrorCode.NODE_NOT_FOUND, f"this member, {me}, is not in the new configuration")
     if not force and (mine.arbiter_only or mine.priority == 0):
-        return Refused(NOT_ELECTABLE, f"this member, {me}, must stay electable: it is the primary")
+        return Refused(ErrorCode.NODE_NOT_ELECTABLE, f"this member, {me}, must stay electable: it is the primary")
     before_voters = {member.id for member in old.members if member.votes}
     after_voters = {member.id for member in new.members if member.votes}
     # Another host under a voter's id is another disk: it begins as newlyAdded, so the voter that was there goes.
     gone = {member.host for member in old.voters} - {member.host for member in new.members if member.votes}
     if not force and (len(before_voters ^ after_voters) > 1 or len(gone) > 1):
-        return Refused(INVALID_CONFIG, "at most one voter may be added or removed at a time")
+        return Refused(ErrorCode.INVALID_CONFIG, "at most one voter may be added or removed at a time")
     if not default_set and implicit_default(old).w != implicit_default(new).w:
         return Refused(
-            INCOMPATIBLE,
+            ErrorCode.NEW_CONFIG_INCOMPATIBLE,
             "this would change the implicit default write concern from "
             f"{{w: {implicit_default(old).w}}} to {{w: {implicit_default(new).w}}}; run setDefaultRWConcern first",
         )
@@ -126,7 +128,7 @@ def _psa_refusal(old: ReplSetConfig, new: ReplSetConfig) -> Refused | None:
     electable = sum(member.priority > 0 and member.bears_data for member in voters)
     if old_holders < len(was) // 2 + 1 and is_psa and electable > 1:
         return Refused(
-            INCOMPATIBLE,
+            ErrorCode.NEW_CONFIG_INCOMPATIBLE,
             "from a primary and an arbiter to a primary, a secondary and an arbiter in one step is not safe: add the "
             "secondary with priority 0, let it catch up, then raise its priority",
         )
@@ -176,35 +178,39 @@ class Reconfigs:
     def _initiate_refusal(self, config: ReplSetConfig) -> Refused | None:
         node = self.node
         if node.config is not None:
-            return Refused(ALREADY_INITIALIZED, "the set is initiated already")
+            return Refused(ErrorCode.ALREADY_INITIALIZED, "the set is initiated already")
         if self._change is not None:
-            return Refused(IN_PROGRESS, "an initiate is under way already")
+            return Refused(ErrorCode.CONFIGURATION_IN_PROGRESS, "an initiate is under way already")
         if node.position.last_applied.term > FIRST_TERM:
             # Its member.db was lost, its data was not: a new set would take entries of another one for its own. In the
             # first term there is only what an initiate writes, and one that a crash ended may be done again.
             return Refused(
-                CANNOT_INITIALIZE,
+                ErrorCode.CANNOT_INITIALIZE_NODE_WITH_DATA,
                 f"this member holds the data of a set, up to {node.position.last_applied}, and no configuration:"
                 " where it is still a member, that set finds it and it copies its data anew; to make a new set, start"
                 " it with an empty dbpath",
             )
         if config.set_name != node.set_name:
             return Refused(
-                INVALID_CONFIG, f"this member was started for set {node.set_name!r}, not {config.set_name!r}"
+                ErrorCode.INVALID_CONFIG, f"this member was started for set {node.set_name!r}, not {config.set_name!r}"
             )
         if config.version != 1:
-            return Refused(INCOMPATIBLE, f"the first configuration has version 1, not {config.version}")
+            return Refused(
+                ErrorCode.NEW_CONFIG_INCOMPATIBLE, f"the first configuration has version 1, not {config.version}"
+            )
         if self._has_too_many_arbiters(config, None):
-            return Refused(BAD_VALUE, MANY_ARBITERS)
+            return Refused(ErrorCode.BAD_VALUE, MANY_ARBITERS)
         if config.settings.replica_set_id is not None:
-            return Refused(INVALID_CONFIG, "settings.replicaSetId is the server's to set")
+            return Refused(ErrorCode.INVALID_CONFIG, "settings.replicaSetId is the server's to set")
         if any(member.newly_added for member in config.members):
-            return Refused(INVALID_CONFIG, "newlyAdded is the server's to set")
+            return Refused(ErrorCode.INVALID_CONFIG, "newlyAdded is the server's to set")
         mine = config.member_at(node.host)
         if mine is None:
-            return Refused(NODE_NOT_FOUND, f"none of the members is this one, {node.host}")
+            return Refused(ErrorCode.NODE_NOT_FOUND, f"none of the members is this one, {node.host}")
         if not mine.is_electable:
-            return Refused(NOT_ELECTABLE, f"this member, {node.host}, must be electable to initiate the set")
+            return Refused(
+                ErrorCode.NODE_NOT_ELECTABLE, f"this member, {node.host}, must be electable to initiate the set"
+            )
         return None
 
     def _has_too_many_arbiters(self, new: ReplSetConfig, old: ReplSetConfig | None) -> bool:
@@ -217,7 +223,7 @@ class Reconfigs:
         node = self.node
         refusal = self._request_refusal(request)
         if refusal is not None or node.config is None:
-            node.reply(request_id, refusal or Refused(NOT_YET_INITIALIZED, "the set is not initiated"))
+            node.reply(request_id, refusal or Refused(ErrorCode.NOT_YET_INITIALIZED, "the set is not initiated"))
             return
         config = completed(node.config, request.config, -1 if request.force else node.term)
         if request.force:
@@ -234,7 +240,10 @@ class Reconfigs:
         node = self.node
         version += 10_000 + node.rng.randrange(100_000)
         if version > MAX_VERSION:
-            node.reply(request_id, Refused(INCOMPATIBLE, "the version would pass the highest one that there is"))
+            node.reply(
+                request_id,
+                Refused(ErrorCode.NEW_CONFIG_INCOMPATIBLE, "the version would pass the highest one that there is"),
+            )
             return
         mine = config.member_at(node.host)
         if mine is not None and mine.votes and not node.must_sync:
@@ -245,17 +254,18 @@ class Reconfigs:
     def _request_refusal(self, request: ReconfigRequest) -> Refused | None:
         node = self.node
         if node.config is None:
-            return Refused(NOT_YET_INITIALIZED, "the set is not initiated")
+            return Refused(ErrorCode.NOT_YET_INITIALIZED, "the set is not initiated")
         if self._change is not None:
-            return Refused(IN_PROGRESS, "another reconfig is under way")
+            return Refused(ErrorCode.CONFIGURATION_IN_PROGRESS, "another reconfig is under way")
         if not request.force and not node.writable:
             return Refused(
-                NOT_WRITABLE, f"only the primary can reconfigure; known primary: {node.primary_host or 'none'}"
+                ErrorCode.NOT_WRITABLE_PRIMARY,
+                f"only the primary can reconfigure; known primary: {node.primary_host or 'none'}",
             )
         if any(member.newly_added for member in request.config.members):
-            return Refused(INVALID_CONFIG, "newlyAdded is the server's to set")
+            return Refused(ErrorCode.INVALID_CONFIG, "newlyAdded is the server's to set")
         if self._has_too_many_arbiters(request.config, node.config):
-            return Refused(BAD_VALUE, MANY_ARBITERS)
+            return Refused(ErrorCode.BAD_VALUE, MANY_ARBITERS)
         return reconfig_refusal(
             node.config, request.config, node.host, force=request.force, default_set=node.default_write_concern_set()
         )
@@ -281,17 +291,19 @@ class Reconfigs:
             return
         now_in_force = None if node.config is None else node.config.version_and_term
         if change.stage is not ReconfigStage.PROPAGATING and now_in_force != change.made_of:
-            code = ALREADY_INITIALIZED if change.initiating else INCOMPATIBLE
+            code = ErrorCode.ALREADY_INITIALIZED if change.initiating else ErrorCode.NEW_CONFIG_INCOMPATIBLE
             self._end(change, Refused(code, "another configuration came meanwhile"))
         elif not change.initiating and node.state is not MemberState.PRIMARY:
-            self._end(change, Refused(STEPPED_DOWN, "this member stepped down before the change was done"))
+            self._end(
+                change, Refused(ErrorCode.PRIMARY_STEPPED_DOWN, "this member stepped down before the change was done")
+            )
         elif change.stage is ReconfigStage.WAITING and self.is_committed():
             change.stage = ReconfigStage.CHECKING
             self._ask_members(change)
         elif change.stage is ReconfigStage.PROPAGATING and self.node.is_config_committed:
             self._end(change, Done())
         elif node.now >= change.deadline:
-            self._end(change, Refused(NOT_COMMITTED_YET, f"out of time while {change.stage.value}"))
+            self._end(change, Refused(ErrorCode.CONFIG_NOT_COMMITTED_YET, f"out of time while {change.stage.value}"))
 
     def _end(self, change: PendingReconfig, answer: Done | Refused) -> None:
         self._change = None
@@ -322,7 +334,7 @@ class Reconfigs:
         else:
             change.failures[host] = response.body.reason if isinstance(response.body, Refused) else response.error
             if isinstance(response.body, Refused):
-                self._end(change, Refused(INCOMPATIBLE, f"{host} refuses: {response.body.reason}"))
+                self._end(change, Refused(ErrorCode.NEW_CONFIG_INCOMPATIBLE, f"{host} refuses: {response.body.reason}"))
                 return
         self.advance()  # a higher term may have ended it
         if self._change is change:
@@ -344,12 +356,17 @@ class Reconfigs:
             other = found.setdefault(answer.incarnation, host)
             if other != host:
                 # One disk under two names would count twice for a majority.
-                return Refused(INVALID_CONFIG, f"the hosts {other} and {host} are the same member")
+                return Refused(ErrorCode.INVALID_CONFIG, f"the hosts {other} and {host} are the same member")
             if change.initiating:
                 if answer.has_data or answer.config_version > 0:
-                    return Refused(CANNOT_INITIALIZE, f"{host} holds data or a configuration already")
+                    return Refused(
+                        ErrorCode.CANNOT_INITIALIZE_NODE_WITH_DATA, f"{host} holds data or a configuration already"
+                    )
             elif answer.config is not None and node.config is not None and answer.config.newer_than(node.config):
-                return Refused(INCOMPATIBLE, f"{host} has a newer configuration (version {answer.config_version})")
+                return Refused(
+                    ErrorCode.NEW_CONFIG_INCOMPATIBLE,
+                    f"{host} has a newer configuration (version {answer.config_version})",
+                )
         return None
 
     def _consider_initiate(self, change: PendingReconfig) -> None:
@@ -358,7 +375,7 @@ class Reconfigs:
             return
         if change.failures:
             host, why = min(change.failures.items())
-            self._end(change, Refused(NODE_NOT_FOUND, f"cannot reach {host}: {why}"))
+            self._end(change, Refused(ErrorCode.NODE_NOT_FOUND, f"cannot reach {host}: {why}"))
             return
         node = self.node
         found = {host: answer.incarnation for host, answer in change.answers.items()}
@@ -393,7 +410,7 @@ class Reconfigs:
                 if voter.host in answered and told[voter.host] != voter.incarnation
             ]
             text = f"a majority of the new voters must answer: {'; '.join(lacking)}"
-            self._end(change, Refused(NODE_NOT_FOUND, text))
+            self._end(change, Refused(ErrorCode.NODE_NOT_FOUND, text))
 
     def _awaits_new_host(self, change: PendingReconfig) -> bool:
         """Whether a host that was no member has not answered yet: it may be another name of one that is."""

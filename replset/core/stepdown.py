@@ -10,14 +10,8 @@ from replset.core.member_state import MemberState
 from replset.core.messages import Done, FreezeRequest, Refused, StepDownRequest, StepUpRequest
 from replset.core.quorum import electable_majority
 from replset.core.state import NEVER, NodeState, Peer
+from replset.errors import ErrorCode
 from replset.ids import Millis
-
-BAD_VALUE = 2
-NOT_SECONDARY = 95
-STEPPED_DOWN = 189
-EXCEEDED_TIME_LIMIT = 262
-IN_PROGRESS = 109
-NOT_WRITABLE = 10107
 
 
 @dataclass(slots=True)
@@ -41,15 +35,16 @@ class StepDowns:
     def on_request(self, request_id: int, request: StepDownRequest) -> None:
         node = self.node
         if node.state is not MemberState.PRIMARY:
-            node.reply(request_id, Refused(NOT_WRITABLE, "not primary, so it cannot step down"))
+            node.reply(request_id, Refused(ErrorCode.NOT_WRITABLE_PRIMARY, "not primary, so it cannot step down"))
         elif request.step_down_ms < 0 or request.catch_up_ms < 0:
-            node.reply(request_id, Refused(BAD_VALUE, "stepdown periods must not be negative"))
+            node.reply(request_id, Refused(ErrorCode.BAD_VALUE, "stepdown periods must not be negative"))
         elif request.catch_up_ms > request.step_down_ms:
             node.reply(
-                request_id, Refused(BAD_VALUE, "secondaryCatchUpPeriodSecs must not be longer than the stepdown period")
+                request_id,
+                Refused(ErrorCode.BAD_VALUE, "secondaryCatchUpPeriodSecs must not be longer than the stepdown period"),
             )
         elif self._pending is not None:
-            node.reply(request_id, Refused(IN_PROGRESS, "a stepdown is under way already"))
+            node.reply(request_id, Refused(ErrorCode.CONFIGURATION_IN_PROGRESS, "a stepdown is under way already"))
         else:
             self._pending = PendingStepDown(
                 request_id, Millis(node.now + request.catch_up_ms), request.step_down_ms, request.force
@@ -81,7 +76,9 @@ class StepDowns:
                 node.emit(AcceptWrites(True, node.term))
             node.reply(
                 pending.request_id,
-                Refused(EXCEEDED_TIME_LIMIT, "no electable secondary caught up in time; still primary (see force)"),
+                Refused(
+                    ErrorCode.EXCEEDED_TIME_LIMIT, "no electable secondary caught up in time; still primary (see force)"
+                ),
             )
             return
         self._leader.step_down("it shuts down" if node.shutting_down else "it was told to", pending.freeze_ms)
@@ -113,7 +110,7 @@ class StepDowns:
     def on_freeze(self, request_id: int, request: FreezeRequest) -> None:
         node = self.node
         if node.state is MemberState.PRIMARY:
-            node.reply(request_id, Refused(NOT_SECONDARY, "a primary cannot be frozen; use replSetStepDown"))
+            node.reply(request_id, Refused(ErrorCode.NOT_SECONDARY, "a primary cannot be frozen; use replSetStepDown"))
             return
         if request.freeze_ms <= 0:
             node.frozen_until = node.now

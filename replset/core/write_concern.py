@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from replset.config import ReplSetConfig
 from replset.core.messages import Position, Refused
+from replset.errors import ErrorCode
 from replset.ids import OpTime
 
 MAJORITY = "majority"
-UNSATISFIABLE = 100
-UNKNOWN_MODE = 79
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +47,15 @@ def unsatisfiable(config: ReplSetConfig, concern: WriteConcern) -> Refused | Non
     if isinstance(concern.w, str):
         if concern.w == MAJORITY:
             return None
-        return Refused(UNKNOWN_MODE, f"no write concern mode named {concern.w!r} in the configuration")
+        return Refused(
+            ErrorCode.UNKNOWN_WRITE_CONCERN_MODE, f"no write concern mode named {concern.w!r} in the configuration"
+        )
     holders = len(config.data_bearing)
     if concern.w > holders:
-        return Refused(UNSATISFIABLE, f"w: {concern.w} asks for more members than the {holders} that hold data")
+        return Refused(
+            ErrorCode.UNSATISFIABLE_WRITE_CONCERN,
+            f"w: {concern.w} asks for more members than the {holders} that hold data",
+        )
     return None
 
 

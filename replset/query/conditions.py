@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from replset.bson import Decimal128, Int64, Regex, Undefined, encode_key
-from replset.errors import ReplError
+from replset.errors import ErrorCode, ReplError
 from replset.query import regex
 from replset.query.order import (
     MISSING,
@@ -306,7 +306,7 @@ def _mod(operand: object) -> Predicate:
 def _regex(operand: object, options: object) -> Predicate:
     if type(operand) is Regex:
         if options is not MISSING and operand.options:
-            raise ReplError("options set in both $regex and $options", code=51075)
+            raise ReplError("options set in both $regex and $options", code=ErrorCode.REGEX_OPTIONS_TWICE)
         pattern, flags = operand.pattern, operand.options
     elif isinstance(operand, str):
         pattern, flags = operand, ""

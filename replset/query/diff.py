@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from enum import Enum
 
 from replset.bson import InvalidBSONError, RawDocument, decode, encode
-from replset.errors import FailedToParseError, ReplError
+from replset.errors import ErrorCode, FailedToParseError, ReplError
 from replset.query.order import identical
 from replset.query.paths import array_index
 
 DIFF_VERSION = 2
-DUPLICATE_FIELD = 4728000
 
 
 def compute_diff(before: dict[str, object], after: dict[str, object]) -> dict[str, object] | None:
@@ -235,7 +234,9 @@ def _apply_array(items: list[object], diff: Mapping[str, object]) -> list[object
 
 def _once(name: str, seen: set[str]) -> str:
     if name in seen:
-        raise ReplError(f"duplicate field name in an oplog difference: '{name[:100]}'", code=DUPLICATE_FIELD)
+        raise ReplError(
+            f"duplicate field name in an oplog difference: '{name[:100]}'", code=ErrorCode.DUPLICATE_FIELD_IN_DIFF
+        )
     seen.add(name)
     return name
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from replset.bson import MAX_DEPTH
-from replset.errors import ReplError
+from replset.errors import ErrorCode, ReplError
 from replset.query.order import MISSING
 from replset.query.refusals import BadValueError
 
@@ -20,17 +20,19 @@ def split_path(path: str) -> tuple[str, ...]:
 def field_path(path: str) -> tuple[str, ...]:
     """The field names of a path in a projection, a sort or distinct: none empty, none with a dollar in front."""
     if not path:
-        raise ReplError("FieldPath cannot be constructed with empty string", code=40352)
+        raise ReplError("FieldPath cannot be constructed with empty string", code=ErrorCode.EMPTY_PATH)
     if path.endswith("."):
-        raise ReplError(f"FieldPath must not end with a '.': {path[:100]}", code=40353)
+        raise ReplError(f"FieldPath must not end with a '.': {path[:100]}", code=ErrorCode.PATH_ENDS_WITH_DOT)
     parts = split_path(path)
     for part in parts:
         if not part:
-            raise ReplError("FieldPath field names may not be empty strings.", code=15998)
+            raise ReplError("FieldPath field names may not be empty strings.", code=ErrorCode.EMPTY_PATH_PART)
         if part.startswith("$"):
-            raise ReplError(f"FieldPath field names may not start with '$': {path[:100]}", code=16410)
+            raise ReplError(
+                f"FieldPath field names may not start with '$': {path[:100]}", code=ErrorCode.DOLLAR_IN_PATH
+            )
         if "\0" in part:
-            raise ReplError("FieldPath field names may not contain '\\0'.", code=16411)
+            raise ReplError("FieldPath field names may not contain '\\0'.", code=ErrorCode.NUL_IN_PATH)
     return parts
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 
-from replset.errors import ReplError
+from replset.errors import ErrorCode, ReplError
 
-INVALID = 51091
 MOST_NODES = 33_000
 """`regex` copies what is repeated as often as it must occur at least: (?:a{1000}){1000} is a million nodes."""
 _LONGEST_RUN = 128
@@ -57,7 +56,7 @@ _ESCAPES_IN_CLASS = {"v": _VERTICAL, "a": r"\x07", "e": r"\x1b", "E": ""}
 class PatternError(ReplError):
     """An expression that cannot be read, or that is too large (51091)."""
 
-    code = INVALID
+    code = ErrorCode.INVALID_REGEX
 
 
 def translated(pattern: str, *, verbose: bool) -> tuple[str, int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from replset.bson import Decimal128
+from replset.errors import ErrorCode
 from replset.query.conditions import item_finder
 from replset.query.match import compile_item_filter
 from replset.query.order import is_number, is_true, type_name
@@ -90,7 +91,8 @@ def _leaves(spec: Mapping[str, object], prefix: str) -> dict[str, _Leaf]:
         if isinstance(value, Mapping):
             if not value:
                 raise ProjectionError(
-                    f"An empty sub-projection is not a valid value. Found empty object at path {path}", code=51270
+                    f"An empty sub-projection is not a valid value. Found empty object at path {path}",
+                    code=ErrorCode.EMPTY_SUB_PROJECTION,
                 )
             first = next(iter(value))
             leaves.update(
@@ -112,20 +114,25 @@ def _operator(path: str, name: str, value: Mapping[str, object]) -> _Leaf:
         return _slice(value[name])
     if not isinstance(value[name], Mapping):
         raise ProjectionError(
-            f"elemMatch: Invalid argument, object required, but got {type_name(value[name])}", code=31274
+            f"elemMatch: Invalid argument, object required, but got {type_name(value[name])}",
+            code=ErrorCode.ELEM_MATCH_TYPE,
         )
     if "." in path:
-        raise ProjectionError("Cannot use $elemMatch projection on a nested field.", code=31275)
+        raise ProjectionError("Cannot use $elemMatch projection on a nested field.", code=ErrorCode.ELEM_MATCH_NESTED)
     return _FirstItem(item_finder(value[name], path, compile_item_filter))
 
 
 def _slice(operand: object) -> _Slice:
     if type(operand) is list:
         if len(operand) != 2:
-            raise ProjectionError("$slice array argument should be of form [skip, limit]", code=31272)
+            raise ProjectionError(
+                "$slice array argument should be of form [skip, limit]", code=ErrorCode.SLICE_ARRAY_LENGTH
+            )
         skip, limit = (_whole(number) for number in operand)
         if limit <= 0:
-            raise ProjectionError(f"$slice limit must be positive, got {limit}", code=31259)
+            raise ProjectionError(
+                f"$slice limit must be positive, got {limit}", code=ErrorCode.SLICE_LIMIT_NOT_POSITIVE
+            )
         return _Slice(skip, limit)
     count = _whole(operand)
     return _Slice(0, count) if count >= 0 else _Slice(count, None)
@@ -134,7 +141,7 @@ def _slice(operand: object) -> _Slice:
 def _whole(number: Any) -> int:
     """A number cut to a whole one, held to 32 bits: no array is longer."""
     if not is_number(number):
-        raise ProjectionError("$slice only supports numbers and [skip, limit] arrays", code=31273)
+        raise ProjectionError("$slice only supports numbers and [skip, limit] arrays", code=ErrorCode.SLICE_TYPE)
     decimal = number.to_decimal() if type(number) is Decimal128 else number
     if decimal != decimal:
         return 0
@@ -149,9 +156,15 @@ def _is_inclusion(leaves: dict[str, _Leaf]) -> bool:
             continue
         shown = isinstance(leaf, _Shown)
         if inclusion is True and not shown:
-            raise ProjectionError(f"Cannot do exclusion on field {path} in inclusion projection", code=31254)
+            raise ProjectionError(
+                f"Cannot do exclusion on field {path} in inclusion projection",
+                code=ErrorCode.PROJECTION_EXCLUDES_IN_INCLUSION,
+            )
         if inclusion is False and shown:
-            raise ProjectionError(f"Cannot do inclusion on field {path} in exclusion projection", code=31253)
+            raise ProjectionError(
+                f"Cannot do inclusion on field {path} in exclusion projection",
+                code=ErrorCode.PROJECTION_INCLUDES_IN_EXCLUSION,
+            )
         inclusion = shown
     if inclusion is None:
         inclusion = isinstance(leaves.get("_id"), _Shown) or any(
@@ -167,10 +180,12 @@ def _add(tree: _Node, path: str, leaf: _Leaf) -> None:
         child = node.setdefault(part, {})
         if not isinstance(child, dict):
             rest = ".".join(parts[depth + 1 :])
-            raise ProjectionError(f"Path collision at {path} remaining portion {rest}", code=31249)
+            raise ProjectionError(
+                f"Path collision at {path} remaining portion {rest}", code=ErrorCode.PROJECTION_PATH_COLLISION_BELOW
+            )
         node = child
     if parts[-1] in node:
-        raise ProjectionError(f"Path collision at {path}", code=31250)
+        raise ProjectionError(f"Path collision at {path}", code=ErrorCode.PROJECTION_PATH_COLLISION)
     node[parts[-1]] = leaf
 
 

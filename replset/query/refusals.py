@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replset.bson import InvalidBSONError, to_ejson
-from replset.errors import BadValueError, FailedToParseError, ReplError, TypeMismatchError, UnknownFieldError
+from replset.errors import BadValueError, ErrorCode, FailedToParseError, ReplError, TypeMismatchError, UnknownFieldError
 
 __all__ = [
     "BadValueError",
@@ -26,31 +26,31 @@ _SHOWN_CHARACTERS = 150
 class PathNotViableError(ReplError):
     """A path leads through a value that holds no fields (28)."""
 
-    code = 28
+    code = ErrorCode.PATH_NOT_VIABLE
 
 
 class ConflictingUpdateOperatorsError(ReplError):
     """Two parts of one update change the same place (40)."""
 
-    code = 40
+    code = ErrorCode.CONFLICTING_UPDATE_OPERATORS
 
 
 class DollarPrefixedFieldNameError(ReplError):
     """A field name that may not begin with a dollar here (52)."""
 
-    code = 52
+    code = ErrorCode.DOLLAR_PREFIXED_FIELD_NAME
 
 
 class EmptyFieldNameError(ReplError):
     """A path with an empty field name (56)."""
 
-    code = 56
+    code = ErrorCode.EMPTY_FIELD_NAME
 
 
 class ImmutableFieldError(ReplError):
     """The `_id` of a document would change (66)."""
 
-    code = 66
+    code = ErrorCode.IMMUTABLE_FIELD
 
 
 class ProjectionError(ReplError):

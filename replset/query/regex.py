@@ -18,12 +18,11 @@ from typing import Final
 import regex
 
 from replset.bson import Regex, Symbol
-from replset.errors import ReplError
+from replset.errors import ErrorCode, ReplError
 from replset.query.order import Predicate
 from replset.query.pcre import PatternError, translated
 from replset.query.refusals import shortened
 
-TOO_LONG = 51156
 TURN_S: Final = 0.02
 """What expressions use of one turn of the loop before others get theirs."""
 LIMIT_S: Final = 0.2
@@ -167,7 +166,9 @@ def _search_apart(pattern: str, search: Search, text: str, limit: float) -> bool
 
 
 def _too_long(pattern: str) -> ReplError:
-    return ReplError(f"Regular expression takes too long to match: {shortened(pattern)}", code=TOO_LONG)
+    return ReplError(
+        f"Regular expression takes too long to match: {shortened(pattern)}", code=ErrorCode.REGEX_TIME_LIMIT
+    )
 
 
 # --- compiling --------------------------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ def _compiled(pattern: str, options: str) -> tuple[Search | None, Search]:
     flags = re.NOFLAG
     for option in options:
         if option not in _FLAGS:
-            raise ReplError(f"invalid flag in regex options: {option}", code=51108)
+            raise ReplError(f"invalid flag in regex options: {option}", code=ErrorCode.INVALID_REGEX_OPTION)
         flags |= _FLAGS[option]
     if "\0" in pattern:
         raise PatternError("Regular expression cannot contain an embedded null byte")

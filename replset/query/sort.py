@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from replset.bson import Undefined, encode_key
-from replset.errors import ReplError
+from replset.errors import ErrorCode, ReplError
 from replset.query.order import MISSING, equals, is_number
 from replset.query.paths import array_index, field_path
 from replset.query.refusals import BadValueError, not_built, show
@@ -105,9 +105,15 @@ def compile_sort(spec: Mapping[str, object]) -> Sort:
         if isinstance(direction, Mapping) and "$meta" in direction:
             raise not_built("$meta in a sort")
         if not is_number(direction):
-            raise ReplError(f"Illegal key in $sort specification: {name}: {show(direction)}", code=15974)
+            raise ReplError(
+                f"Illegal key in $sort specification: {name}: {show(direction)}",
+                code=ErrorCode.SORT_DIRECTION_NOT_A_NUMBER,
+            )
         if not (equals(1)(direction) or equals(-1)(direction)):
-            raise ReplError("$sort key ordering must be 1 (for ascending) or -1 (for descending)", code=15975)
+            raise ReplError(
+                "$sort key ordering must be 1 (for ascending) or -1 (for descending)",
+                code=ErrorCode.SORT_DIRECTION_NOT_ONE,
+            )
         paths.append(field_path(name))
         is_reversed.append(not equals(1)(direction))
     return Sort(paths, is_reversed, 0)

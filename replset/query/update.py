@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from replset.bson import DateTime, Regex, Timestamp, Undefined, encode_key
-from replset.errors import ReplError
+from replset.errors import ErrorCode, ReplError
 from replset.query import update_arrays, update_operators
 from replset.query.match import Matcher, compile_filter
 from replset.query.order import MISSING, Predicate, type_name
@@ -254,7 +254,7 @@ def _with_id(doc: Document, result: Document, is_insert: bool, is_replacement: b
 def check_id(value: object) -> None:
     """InvalidIdField (53) for an `_id` that no document may have: an array, a regular expression, undefined."""
     if type(value) in (list, Regex, Undefined):
-        raise ReplError(f"The '_id' value cannot be of type {type_name(value)}", code=53)
+        raise ReplError(f"The '_id' value cannot be of type {type_name(value)}", code=ErrorCode.INVALID_ID_FIELD)
 
 
 def _array_filters(array_filters: Sequence[object]) -> dict[str, Predicate]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from replset.bson import MAX_DEPTH, DateTime, Timestamp
-from replset.errors import ReplError
+from replset.errors import ErrorCode, ReplError
 from replset.query.order import MISSING, Predicate, identical
 from replset.query.paths import array_index
 from replset.query.refusals import (
@@ -51,7 +51,7 @@ def update_path(path: str) -> tuple[str, ...]:
         raise EmptyFieldNameError("An empty update path is not valid.")
     parts = tuple(path.split("."))
     if len(parts) > MAX_DEPTH:
-        raise ReplError(f"The update path has more than {MAX_DEPTH} field names", code=15)
+        raise ReplError(f"The update path has more than {MAX_DEPTH} field names", code=ErrorCode.OVERFLOW)
     if "" in parts:
         raise EmptyFieldNameError(f"The update path '{path}' contains an empty field name, which is not allowed.")
     for part in parts:

@@ -6,13 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from replset.bson import Regex
-from replset.errors import ReplError
+from replset.errors import ErrorCode, ReplError
 from replset.query.conditions import is_operators
 from replset.query.refusals import ConflictingUpdateOperatorsError
 from replset.query.update_paths import PathTree
-
-NOT_SINGLE_VALUE_FIELD = 54
-NOT_EXACT_VALUE_FIELD = 111
 
 
 def upsert_base(query: Mapping[str, object]) -> dict[str, object]:
@@ -26,14 +23,16 @@ def upsert_base(query: Mapping[str, object]) -> dict[str, object]:
     for path, value in _equalities(query):
         if path.startswith("_id."):
             raise ReplError(
-                f"field at '_id' must be exactly specified, field at sub-path '{path}'found", code=NOT_EXACT_VALUE_FIELD
+                f"field at '_id' must be exactly specified, field at sub-path '{path}'found",
+                code=ErrorCode.NOT_EXACT_VALUE_FIELD,
             )
         parts = tuple(path.split("."))
         try:
             tree.add(parts)
         except ConflictingUpdateOperatorsError:
             raise ReplError(
-                f"cannot infer query fields to set, path '{path}' is matched twice", code=NOT_SINGLE_VALUE_FIELD
+                f"cannot infer query fields to set, path '{path}' is matched twice",
+                code=ErrorCode.NOT_SINGLE_VALUE_FIELD,
             ) from None
         holder: dict[str, Any] = base
         for part in parts[:-1]:

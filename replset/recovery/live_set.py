@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 
 from replset.bson import RawDocument, decode, encode, encode_key, walk
 from replset.client import WireClient
-from replset.errors import BadValueError, HostUnreachableError, ReplError
+from replset.errors import BadValueError, ErrorCode, HostUnreachableError, ReplError
 from replset.ids import OpTime
 from replset.oplog_entry import COMMAND, NOOP, OplogEntry
 from replset.optime import timestamp
@@ -22,10 +22,25 @@ from replset.optime import timestamp
 T = TypeVar("T")
 Key = tuple[str, bytes]
 """A namespace, and encode_key of a document's `_id`."""
-RETRIED = frozenset({6, 7, 89, 91, 189, 10107, 11600, 11602, 13435, 13436, 43, 246, 9001})
+RETRIED = frozenset(
+    {
+        ErrorCode.HOST_UNREACHABLE,
+        ErrorCode.HOST_NOT_FOUND,
+        ErrorCode.CURSOR_NOT_FOUND,
+        ErrorCode.NETWORK_TIMEOUT,
+        ErrorCode.SHUTDOWN_IN_PROGRESS,
+        ErrorCode.PRIMARY_STEPPED_DOWN,
+        ErrorCode.SNAPSHOT_UNAVAILABLE,
+        ErrorCode.SOCKET_EXCEPTION,
+        ErrorCode.NOT_WRITABLE_PRIMARY,
+        ErrorCode.INTERRUPTED_AT_SHUTDOWN,
+        ErrorCode.INTERRUPTED_BY_STATE_CHANGE,
+        ErrorCode.NOT_PRIMARY_NO_SECONDARY_OK,
+        ErrorCode.NOT_PRIMARY_OR_SECONDARY,
+    }
+)
 """Errors that say nothing about the request: no primary, another one, a connection that broke."""
 LARGEST_STATEMENT = 16 << 20
-DUPLICATE_KEY = 11000
 OPLOG = "local.oplog.rs"
 PATIENCE_S = 30.0
 PAUSE_S = 0.2
@@ -35,7 +50,7 @@ WAIT_FOR_MAJORITY_MS = 30_000
 class UnconfirmedError(ReplError):
     """A write was applied, and no majority had it in time: it may be lost again."""
 
-    code = 64
+    code = ErrorCode.WRITE_CONCERN_TIMEOUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +208,7 @@ class LiveSet:
         self._check(reply)
         errors = {part[error["index"]][0]: error for error in reply.get("writeErrors", [])}
         for index, error in errors.items():
-            if error["code"] != DUPLICATE_KEY:  # that is another version of the document
+            if error["code"] != ErrorCode.DUPLICATE_KEY:  # that is another version of the document
                 written.refused[index] = f"{error['code']}: {error['errmsg']}"
         _confirm(reply)
         rest = {index for index, _ in part} - set(errors)
@@ -203,11 +218,17 @@ class LiveSet:
     def create(self, ns: str, options: dict[str, object]) -> None:
         """NamespaceExists (48) is no error: somebody was faster."""
         database, _, name = ns.partition(".")
-        self._command(database, {"create": name, **options, "writeConcern": _MAJORITY}, passed=frozenset({48}))
+        self._command(
+            database,
+            {"create": name, **options, "writeConcern": _MAJORITY},
+            passed=frozenset({ErrorCode.NAMESPACE_EXISTS}),
+        )
 
     def drop(self, ns: str) -> None:
         database, _, name = ns.partition(".")
-        self._command(database, {"drop": name, "writeConcern": _MAJORITY}, passed=frozenset({26}))
+        self._command(
+            database, {"drop": name, "writeConcern": _MAJORITY}, passed=frozenset({ErrorCode.NAMESPACE_NOT_FOUND})
+        )
 
     # --- the connection
 

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from replset.errors import (
-    HostUnreachableError,
-    RemoteProtocolError,
-    ReplError,
-    UnrecoverableRollbackError,
-)
+from replset.errors import ErrorCode, HostUnreachableError, RemoteProtocolError, ReplError, UnrecoverableRollbackError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime, invariant
 from replset.replication.ports import Peer
 from replset.replication.private_commands import FetchRequest, ProbeReply, ProbeRequest
@@ -22,13 +17,13 @@ PROBE_TIMEOUT_MS = Millis(10_000)
 class SourceChangedError(ReplError):
     """The source broke off, rolled back itself or does not fit any more; nothing was undone yet (6)."""
 
-    code = 6
+    code = ErrorCode.HOST_UNREACHABLE
 
 
 class NoCommonPointError(ReplError):
     """The source's oplog begins after everything that the two have in common: too stale (120)."""
 
-    code = 120
+    code = ErrorCode.OPLOG_START_MISSING
 
 
 class ChainDiffersError(UnrecoverableRollbackError):

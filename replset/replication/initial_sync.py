@@ -23,6 +23,7 @@ from replset.bson import RawDocument
 from replset.core.messages import InitialSyncEnded, InitialSyncStarted, Report
 from replset.errors import (
     DamagedEntryError,
+    ErrorCode,
     InvalidSyncSourceError,
     OutOfDiskSpaceError,
     RemoteProtocolError,
@@ -52,8 +53,15 @@ log = logging.getLogger("replset.initial_sync")
 CHECKED_ENTRIES = 1 << 60
 """Of a copy: all that it has. A damaged entry that is copied would be damaged on both."""
 _COPY_FOR = "copy_for"  # meta of an installed copy: the id of the initial sync that it was fetched for
-_UNREACHABLE = frozenset({6, 89})  # HostUnreachable, NetworkTimeout
-_NOT_NOW = _UNREACHABLE | {91, 11600, 11602, 13435, 13436, 14031}
+_UNREACHABLE = frozenset({ErrorCode.HOST_UNREACHABLE, ErrorCode.NETWORK_TIMEOUT})
+_NOT_NOW = _UNREACHABLE | {
+    ErrorCode.SHUTDOWN_IN_PROGRESS,
+    ErrorCode.INTERRUPTED_AT_SHUTDOWN,
+    ErrorCode.INTERRUPTED_BY_STATE_CHANGE,
+    ErrorCode.NOT_PRIMARY_NO_SECONDARY_OK,
+    ErrorCode.NOT_PRIMARY_OR_SECONDARY,
+    ErrorCode.OUT_OF_DISK_SPACE,
+}
 """Codes that say nothing about the copy: shutting down, a state that serves nothing for a while, a full disk."""
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 

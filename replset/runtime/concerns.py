@@ -9,6 +9,7 @@ from replset.core.member_state import MemberState
 from replset.core.node import Node
 from replset.core.write_concern import WriteConcern, unsatisfiable
 from replset.errors import (
+    ErrorCode,
     MaxTimeMSExpiredError,
     NotPrimaryOrSecondaryError,
     NotWritablePrimaryError,
@@ -18,8 +19,6 @@ from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.replication.ports import Clock
 from replset.runtime.waiters import Bell, Waiters, done_within
 from replset.storage.store import Store
-
-_STEPPED_DOWN = 189
 
 
 class Concerns:
@@ -51,7 +50,9 @@ class Concerns:
         if optime.term >= self._node.term and self._node.is_satisfied(wait, optime):
             return None
         if optime.term < self._node.term or self._node.state is not MemberState.PRIMARY:
-            return WriteConcernFailure(_STEPPED_DOWN, "the primary stepped down", progress=self._node.member_progress())
+            return WriteConcernFailure(
+                ErrorCode.PRIMARY_STEPPED_DOWN, "the primary stepped down", progress=self._node.member_progress()
+            )
         timeout_ms = concern.wtimeout_ms or None
         by_deadline = False
         if deadline is not None:
@@ -64,11 +65,17 @@ class Concerns:
             if await done_within(future, timeout_ms):
                 return None
         except PrimarySteppedDownError as error:
-            return WriteConcernFailure(_STEPPED_DOWN, error.message, progress=self._node.member_progress())
+            return WriteConcernFailure(
+                ErrorCode.PRIMARY_STEPPED_DOWN, error.message, progress=self._node.member_progress()
+            )
         if by_deadline:
-            return WriteConcernFailure(50, "operation exceeded time limit", progress=self._node.member_progress())
+            return WriteConcernFailure(
+                ErrorCode.MAX_TIME_EXPIRED, "operation exceeded time limit", progress=self._node.member_progress()
+            )
         text = "waiting for replication timed out"
-        return WriteConcernFailure(64, text, timed_out=True, progress=self._node.member_progress())
+        return WriteConcernFailure(
+            ErrorCode.WRITE_CONCERN_TIMEOUT, text, timed_out=True, progress=self._node.member_progress()
+        )
 
     async def wait_for_read(self, level: Level, after: int | None, deadline: Millis | None) -> OpTime | None:
         """See `commands/ports.MemberPort`."""

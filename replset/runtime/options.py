@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from replset.errors import FailedToParseError, ReplError
+from replset.errors import ErrorCode, FailedToParseError, ReplError
 from replset.ids import HostPort
 
 PLAIN_LAYOUT, MONGODB_LAYOUT = "plain", "mongodb"
@@ -22,7 +22,7 @@ PLAIN_LAYOUT, MONGODB_LAYOUT = "plain", "mongodb"
 class BadOptionError(ReplError):
     """An option of `replset start` that cannot be; the message names it and where it came from (2)."""
 
-    code = 2
+    code = ErrorCode.BAD_VALUE
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,15 @@ from replset.bson import InvalidBSONError, RawDocument, decode, encode
 from replset.commands.command import PROVE
 from replset.commands.cursors import CursorTable
 from replset.commands.ports import CommandRequest, ConnectionContext, Owner, Reply
-from replset.errors import BadValueError, LocalProtocolError, OverloadedError, RemoteProtocolError, ReplError, code_name
+from replset.errors import (
+    BadValueError,
+    ErrorCode,
+    LocalProtocolError,
+    OverloadedError,
+    RemoteProtocolError,
+    ReplError,
+    code_name,
+)
 from replset.ids import HostPort
 from replset.replication.ports import Listening, Network
 from replset.runtime.admission import SMALL_BYTES, STALLED_S, Admission
@@ -36,7 +44,6 @@ TURN = 16
 HELLO = frozenset({"hello", "isMaster", "ismaster"})
 EVEN_WHEN_FULL = HELLO | {"ping", "endSessions", "killCursors", "replSetGetStatus", "serverStatus", PROVE}
 """What a client may ask of a member that is overloaded: it costs little, and says what is the matter."""
-NO_DATABASE, TOO_LARGE = 40571, 10334
 
 
 class Runs(Protocol):
@@ -352,7 +359,7 @@ class Connection(asyncio.Protocol):
         except InvalidBSONError as error:
             return _refusal(error)
         if not isinstance(database, str):
-            return _refusal(ReplError("the command has no $db", code=NO_DATABASE))
+            return _refusal(ReplError("the command has no $db", code=ErrorCode.MISSING_DATABASE))
         is_full = self._server.admission.is_full and not self._context.is_member and not message.admitted
         if is_full and message.body.first_key not in EVEN_WHEN_FULL:
             self._server.admission.refused += 1
@@ -374,7 +381,7 @@ class Connection(asyncio.Protocol):
         try:
             frame = encode_reply(reply_id, message, reply, more_to_come=more_to_come)
         except LocalProtocolError as error:
-            frame = encode_reply(reply_id, message, _refusal(error, TOO_LARGE))
+            frame = encode_reply(reply_id, message, _refusal(error, ErrorCode.DOCUMENT_TOO_LARGE))
         if self._transport is not None:
             self._transport.write(frame)
         return reply_id

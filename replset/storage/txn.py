@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import apsw
 
 from replset.bson import MAX_INTERNAL_SIZE, RawDocument, encode
-from replset.errors import NamespaceExistsError, ReplError, StorageError
+from replset.errors import ErrorCode, NamespaceExistsError, ReplError, StorageError
 from replset.ids import OPTIME_NULL, OpTime, invariant, pack_ts
 from replset.oplog_row import OplogRow, UnchainedRow, chained_rows
 from replset.storage.catalog import Catalog, Collection
@@ -25,7 +25,6 @@ DOC, CREATE, DROP = "doc", "create", "drop"
 UndoRow = tuple[int, int, str, bytes, bytes | None, bytes | None]
 """ts, seq, kind, coll, key, before."""
 Meta = int | str | bytes | None
-_TRANSACTION_TOO_LARGE = 257
 
 
 @dataclass(slots=True)
@@ -93,7 +92,7 @@ class Txn:
         last = self.last
         invariant(optime.ts > last.ts and optime.term >= last.term, "oplog entries only move forward")
         if len(entry) > MAX_INTERNAL_SIZE:
-            raise ReplError(f"an oplog entry of {len(entry)} bytes is too large", code=_TRANSACTION_TOO_LARGE)
+            raise ReplError(f"an oplog entry of {len(entry)} bytes is too large", code=ErrorCode.TRANSACTION_TOO_LARGE)
         self._oplog.append((optime.ts, optime.term, op, ns, key, wall_ms, entry))
         self.appended_bytes += len(entry)
         self.last = optime

@@ -13,7 +13,7 @@ from typing import Final
 
 from replset.bson import InvalidBSONError, RawDocument, encode
 from replset.bson.limits import MAX_MESSAGE_SIZE, MAX_WRITE_BATCH
-from replset.errors import BadValueError, LocalProtocolError, RemoteProtocolError
+from replset.errors import BadValueError, ErrorCode, LocalProtocolError, RemoteProtocolError
 
 OP_REPLY, OP_QUERY, OP_COMPRESSED, OP_MSG = 1, 2004, 2012, 2013
 CHECKSUM_PRESENT, MORE_TO_COME, EXHAUST_ALLOWED = 1, 2, 1 << 16
@@ -66,7 +66,8 @@ class WireMessage:
             while at < stop:
                 if sum(map(len, self.sequences.values())) > MAX_WRITE_BATCH:
                     raise BadValueError(
-                        f"Write batch sizes must be between 1 and {MAX_WRITE_BATCH}. Got more operations.", code=16
+                        f"Write batch sizes must be between 1 and {MAX_WRITE_BATCH}. Got more operations.",
+                        code=ErrorCode.INVALID_LENGTH,
                     )
                 at = _cut(documents, buffer, at, stop, SLICE)
                 yield

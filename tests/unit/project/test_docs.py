@@ -4,7 +4,6 @@ and routes are held beside their own tests.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -15,7 +14,7 @@ import pytest
 
 from replset.cli.administer import app as replset_app
 from replset.cli.start import build_parser as start_parser
-from replset.errors import CODE_NAMES
+from replset.errors import ErrorCode
 from replset.runtime.options import MemberOptions, flag_of, variable_of
 from rollback_tools.app import app as tools_app
 from rollback_tools.dump import build_parser as dump_parser
@@ -91,46 +90,38 @@ def test_every_chore_is_documented() -> None:
 
 # --- error codes --------------------------------------------------------------------------------------------------
 
-CODE_CALLS = {"Refused", "Refusal", "WriteConcernFailure"}
+
+def test_every_error_code_is_documented_under_its_name() -> None:
+    documented: dict[int, str] = {}
+    for numbers, name in re.findall(r"^\| ([\d, ]+) \| (\w*) ?\|", page("errors.md"), re.MULTILINE):
+        documented |= {int(number): name for number in numbers.split(", ")}
+    sent = {code for code in ErrorCode if code not in OF_OTHER_SERVERS}
+    assert sent <= documented.keys()
+    for code, name in documented.items():
+        assert name in ("", ErrorCode(code).code_name)
 
 
-def codes_used() -> dict[int, str]:
-    """Error codes in the source -> a place: `code = N`, `code=N`, `Refused(N, ...)`, and constants that equal one."""
-    found: dict[int, str] = {}
-    for top in ("replset", "api", "rollback_tools"):
-        for path in sorted((ROOT / top).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                for code in _codes_of(node):
-                    found[code] = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
-    return found
+OF_OTHER_SERVERS = {
+    ErrorCode.HOST_NOT_FOUND,
+    ErrorCode.USER_NOT_FOUND,
+    ErrorCode.NO_REPLICATION_ENABLED,
+    ErrorCode.NETWORK_TIMEOUT,
+    ErrorCode.OPERATION_FAILED,
+    ErrorCode.WRITE_CONFLICT,
+    ErrorCode.READ_CONCERN_MAJORITY_NOT_AVAILABLE,
+    ErrorCode.SOCKET_EXCEPTION,
+    ErrorCode.INTERRUPTED_AT_SHUTDOWN,
+    ErrorCode.INTERRUPTED,
+    ErrorCode.INTERRUPTED_BY_STATE_CHANGE,
+}
+"""Codes that only other servers or a command line of ours give; our clients and the HTTP status table know them."""
 
 
-def _codes_of(node: ast.AST) -> Iterator[int]:
-    match node:
-        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=int(code))):
-            if name == "code" or (name.isupper() and code in CODE_NAMES):
-                yield code
-        case ast.Call(func=function, args=arguments, keywords=keywords):
-            for keyword in keywords:
-                match keyword:
-                    case ast.keyword(arg="code", value=ast.Constant(value=int(code))):
-                        yield code
-            match arguments:
-                case [ast.Constant(value=int(code)), *_] if getattr(function, "id", "") in CODE_CALLS:
-                    yield code
-
-
-def test_every_error_code_is_documented() -> None:
-    text = page("errors.md")
-    documented = {
-        int(number) for row in re.findall(r"^\| ([\d, ]+) \|", text, re.MULTILINE) for number in row.split(", ")
-    }
-    used = codes_used()
-    assert len(used) > 50
-    missing = {code: place for code, place in used.items() if code not in documented}
-    assert missing == {}
-    for code, name in re.findall(r"^\| (\d+) \| (\w+) \|", text, re.MULTILINE):
-        assert name == CODE_NAMES.get(int(code), f"Location{code}"), code
+@pytest.mark.parametrize("top", ["replset", "api", "rollback_tools", "spark"])
+def test_error_codes_have_names_in_the_source(top: str) -> None:
+    for path in sorted((ROOT / top).rglob("*.py")):
+        bare = re.search(r"\b(code=|code = |Refused\(|code [!=]= )\d", path.read_text(encoding="utf-8"))
+        assert bare is None, f"{path}: {bare}"
 
 
 # --- the pages themselves -----------------------------------------------------------------------------------------
