@@ -20,7 +20,7 @@ from api.errors import HttpError, failure, of, unknown_outcome
 from api.exchange import Receive, Scope, Send
 from replset.errors import CorruptDataError, ErrorCode, ReplError
 from replset.recovery.report import JsonReport
-from replset.storage.sqlite import is_no_room
+from replset.storage.sqlite import is_disk_full
 
 T = TypeVar("T")
 PIECE_CHARS = 1 << 16
@@ -61,7 +61,7 @@ def problem_of(error: Exception) -> HttpError:
             return of(error)
         case FileNotFoundError():
             return failure(ErrorCode.BAD_VALUE, f"{error.filename} is missing")
-        case OSError() if is_no_room(error):
+        case OSError() if is_disk_full(error):
             return failure(ErrorCode.OUT_OF_DISK_SPACE, f"the disk is full: {error}")
     return failure(1, str(error))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from replset.storage.layout import DATABASE_FILE
+from replset.storage.file_names import DATABASE_FILE
 from spark.places import Place, PlaceError
 from spark.readers.held import held
 

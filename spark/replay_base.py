@@ -18,7 +18,7 @@ from adbc_driver_sqlite import dbapi
 from replset.bson import RawDocument, encode_key
 from replset.errors import BadValueError, ReplError
 from replset.ids import OPTIME_NULL, OpTime
-from replset.storage.layout import DATA_APPLICATION_ID
+from replset.storage.file_names import DATA_APPLICATION_ID
 from spark.places import PlaceError
 from spark.readers.sqlite import database_file
 

@@ -26,7 +26,7 @@ from rich.table import Table
 from replset.cli.local_set import LocalMember, LocalSet, LocalSetError, free_ports, wait_until
 from replset.client import HttpClient
 from replset.errors import ReplError
-from replset.storage.layout import DATABASE_FILE
+from replset.storage.file_names import DATABASE_FILE
 
 FAST: dict[str, object] = {"electionTimeoutMillis": 1000, "heartbeatIntervalMillis": 200, "heartbeatTimeoutSecs": 1}
 DATABASE, COLLECTION = "shop", "orders"

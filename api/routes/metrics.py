@@ -63,7 +63,7 @@ class MemberCollector(Collector):
             ("replset_oplog_bytes", "bytes of all oplog entries", store.oplog_bytes),
             ("replset_oplog_window_seconds", "from the oldest entry to the newest", window),
             ("replset_data_bytes", "bytes of the database file", store.data_bytes()),
-            ("replset_wal_bytes", "bytes of the write-ahead log in use", store.wal_bytes),
+            ("replset_wal_bytes", "bytes of the write-ahead log in use", store.wal.size),
             ("replset_connections", "connections on the wire port", member.connection_count),
             ("replset_held_bytes", "bytes of large requests and answers under way", member.admission.held),
             (

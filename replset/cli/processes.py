@@ -8,7 +8,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from replset.storage.layout import LOCK_FILE
+from replset.storage.file_names import LOCK_FILE
 
 
 def start_mark(pid: int) -> str:

@@ -99,7 +99,7 @@ def accept_loss(disk: Disk, dbpath: str | os.PathLike[str], file: MemberFile, ne
                 newest = txn.next_optime(term, wall_ms)
                 entry = noop_entry({"msg": "data loss accepted"}, newest, wall_ms)
                 txn.append(entry, newest, op="n", ns="", wall_ms=wall_ms)
-            store.sync_wal()
+            store.wal.sync()
     file.lower_mark(newest)
     return newest
 

@@ -304,7 +304,7 @@ class SnapshotServer:
         free = self._disk.free_bytes(self._dbpath)
         if free < needed:
             raise OutOfDiskSpaceError(f"a copy needs {needed} bytes, the disk has {free} left")
-        info = store.snapshot_to(copy.path, pause=self._look_at_the_disk)
+        info = store.copy_to(copy.path, pause=self._look_at_the_disk)
         copy.size, copy.sha256 = info.size, info.sha256
         copy.ready = True
 

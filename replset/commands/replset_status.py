@@ -111,7 +111,7 @@ def _remarks(status: Status, member: MemberPort) -> tuple[Remark, ...]:
     """The core's, and before them that this member's own disk is too full: then it takes no writes and cannot lead."""
     store = member.store
     try:
-        if store.has_room():
+        if store.has_disk_space():
             return status.remarks
     except StorageError:  # the disk is gone: the member stops by itself, and a status is still an answer
         return status.remarks

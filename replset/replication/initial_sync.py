@@ -47,6 +47,7 @@ from replset.storage.oplog import is_in_history, newest_row, oldest_row, row_at
 from replset.storage.sqlite import storage_error, transaction
 from replset.storage.store import Store
 from replset.storage.txn import write_meta
+from replset.storage.undo import rollback_in_progress
 
 log = logging.getLogger("replset.initial_sync")
 
@@ -84,7 +85,7 @@ class Known(NamedTuple):
 
 def newest_held(store: Store) -> OpTime:
     """The newest entry that stays: a rollback that is not at its end takes back what lies behind its common point."""
-    mark = store.rollback_in_progress()
+    mark = rollback_in_progress(store)
     return store.last_applied if mark is None else mark.common_point
 
 

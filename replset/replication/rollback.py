@@ -30,8 +30,9 @@ from replset.replication.rollback_files import Identity, RollbackFiles
 from replset.replication.rollback_manifest import Manifest, RollbackState, manifests_on, settle_manifest, sync_names
 from replset.replication.rollback_progress import RollbackPhase, RollbackProgress
 from replset.storage.disk import Disk
-from replset.storage.sqlite import is_no_room
+from replset.storage.sqlite import is_disk_full
 from replset.storage.store import Store
+from replset.storage.undo import clear_rollback_done, rollback_done_marks, rollback_in_progress, undo_step
 
 log = logging.getLogger("replset.rollback")
 T = TypeVar("T")
@@ -260,7 +261,7 @@ class Rollback:
             try:
                 result = await work()
             except (ReplError, OSError) as error:
-                if not is_no_room(error):
+                if not is_disk_full(error):
                     raise
                 await self._pause_for_room(error)
             else:
@@ -292,7 +293,7 @@ async def undo(store: Store, gate: WriteGate, common: OpTime, stem: str, undone:
     """Undo everything behind `common` in bounded steps; the first writes the mark, the last the done mark."""
 
     def step() -> bool:
-        more = store.undo_step(common, stem=stem, limit=UNDO_STEP_ENTRIES)
+        more = undo_step(store, common, stem=stem, limit=UNDO_STEP_ENTRIES)
         undone()
         return more
 
@@ -319,16 +320,16 @@ async def settle(
     step is abandoned (nothing of it happened). ReplError and OSError: storage failed; call again at the next start.
     """
     gate = gate or WriteGate()
-    mark = store.rollback_in_progress()
+    mark = rollback_in_progress(store)
     if mark is not None:
         log.warning("finishing rollback %s, down to %s", mark.stem, mark.common_point)
         await undo(store, gate, mark.common_point, mark.stem, undone)
-    done = [mark.stem for mark in store.rollback_done_marks()]
+    done = [mark.stem for mark in rollback_done_marks(store)]
     if done:
-        await workers.run(store.sync_wal)  # the undo is durable before anything says that it is finished
+        await workers.run(store.wal.sync)  # the undo is durable before anything says that it is finished
     settled = await workers.run(lambda: _settle_manifests(disk, dbpath, frozenset(done), clock.wall_ms()))
     for stem in done:
-        await gate.write(partial(store.clear_rollback_done, stem))
+        await gate.write(partial(clear_rollback_done, store, stem))
     return settled
 
 

@@ -35,7 +35,7 @@ class Sync:
     def __call__(self) -> None:
         self.begun = True
         try:
-            self._store.sync_wal()
+            self._store.wal.sync()
         finally:
             self.ended = True
 

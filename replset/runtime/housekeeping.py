@@ -11,6 +11,7 @@ from replset.errors import CorruptDataError, OutOfDiskSpaceError
 from replset.ids import Millis
 from replset.replication.gate import WriteGate
 from replset.replication.ports import Clock, Workers
+from replset.storage.retention import remove_old_data
 from replset.storage.store import Store
 
 log = logging.getLogger("replset.housekeeping")
@@ -63,7 +64,7 @@ class Housekeeper:
             looks_for_room = rounds % ROOM_EVERY == 0
             async with self.busy:
                 store = self._store()
-                if looks_for_room and store.has_room():
+                if looks_for_room and store.has_disk_space():
                     self._on_room()
                 self._recheck(store)
                 if looks_for_room or not self._waits:
@@ -76,9 +77,9 @@ class Housekeeper:
             if await self._slice(store):
                 await self._more_slices(store)
         with self._unless_full("the checkpoint"):
-            if store.needs_checkpoint:
-                await self._workers.run(store.checkpoint)
-            if store.needs_last_pass and self._clock.now() >= self._last_pass_due:
+            if store.wal.needs_checkpoint:
+                await self._workers.run(store.wal.checkpoint)
+            if store.wal.needs_last_pass and self._clock.now() >= self._last_pass_due:
                 await self._last_pass(store)
 
     def _recheck(self, store: Store) -> None:
@@ -107,7 +108,7 @@ class Housekeeper:
             self._waits = True
 
     async def _slice(self, store: Store) -> bool:
-        return await self._gate.write(lambda: store.housekeeping(self._clock.wall_ms()))
+        return await self._gate.write(lambda: remove_old_data(store, self._clock.wall_ms()))
 
     async def _more_slices(self, store: Store) -> None:
         for _ in range(20):
@@ -120,8 +121,8 @@ class Housekeeper:
         began = self._clock.now()
         self._gate.hold()
         try:
-            cut = store.cut_readers()
-            done = await self._workers.run(store.last_pass)
+            cut = store.readers.cut()
+            done = await self._workers.run(store.wal.last_pass)
         finally:
             self._gate.release()
         now = self._clock.now()
@@ -131,5 +132,5 @@ class Housekeeper:
             log.warning(
                 "the WAL of %s has %d MiB and cannot start anew: something else reads the database, or a disk is slow",
                 store.path,
-                store.wal_bytes >> 20,
+                store.wal.size >> 20,
             )

@@ -93,7 +93,7 @@ from replset.runtime.writer import Writer
 from replset.storage.copies import install_copy
 from replset.storage.disk import Disk
 from replset.storage.member_file import JournalLine, MemberFile
-from replset.storage.sqlite import is_no_room
+from replset.storage.sqlite import is_disk_full
 from replset.storage.store import Store, StoreOptions, lock_dbpath
 
 log = logging.getLogger("replset.member")
@@ -207,7 +207,7 @@ class RunningMember:
         try:
             await settle(self.store, self._disk, self._dbpath, self.clock, self._threads)
         except (ReplError, OSError) as error:
-            if not is_no_room(error):
+            if not is_disk_full(error):
                 raise
             return False
         return True
@@ -560,7 +560,7 @@ class RunningMember:
             if message == "initiating set":
                 # On disk before the configuration that follows is, or a power cut could leave a member that must have
                 # data and has none. Nobody is served yet, so the loop may wait.
-                self.store.sync_wal()
+                self.store.wal.sync()
         except OutOfDiskSpaceError as error:
             log.warning("%s; this member cannot lead", error.message)
             self._disk_full = True
@@ -619,7 +619,7 @@ class RunningMember:
                 file.initial_sync_held,
                 file.durability_mark if self.node.has_lost_data else OPTIME_NULL,
             ),
-            max(self.node.commit_point, file.initial_sync_committed, self.store.noted_commit_point()),
+            max(self.node.commit_point, file.initial_sync_committed, self.store.saved_commit_point()),
         )
 
     async def _set_marker(self, known: Known) -> Marker:

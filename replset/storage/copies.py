@@ -12,7 +12,7 @@ from replset.errors import CorruptDataError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.storage import oplog
 from replset.storage.disk import SHM_SUFFIX, WAL_SUFFIX, Disk, file_sha256
-from replset.storage.layout import DATABASE_FILE
+from replset.storage.file_names import DATABASE_FILE
 from replset.storage.schema import DATA_SCHEMA
 from replset.storage.sqlite import first_row, storage_error, transaction
 from replset.storage.txn import read_meta, write_meta
@@ -30,7 +30,7 @@ class CopyInfo:
 
 
 def copy_database(disk: Disk, source_path: str, path: str, pause: Callable[[], None] | None) -> CopyInfo:
-    """See Store.snapshot_to. One read transaction from beginning to end, so commits meanwhile do not show."""
+    """See Store.copy_to. One read transaction from beginning to end, so commits meanwhile do not show."""
     disk.remove(path)
     source = disk.connect(source_path)
     try:

@@ -19,7 +19,7 @@ from sqlite_utils import Database
 from replset.errors import CappedPositionLostError, CorruptDataError, StorageError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_row import COLUMNS, OplogRow, TermSpan
-from replset.storage.layout import DATABASE_FILE
+from replset.storage.file_names import DATABASE_FILE
 from replset.storage.schema import DATA_SCHEMA
 
 _PAGE = 500

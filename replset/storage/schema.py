@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import apsw
 
 from replset.errors import CorruptDataError
-from replset.storage.layout import DATA_APPLICATION_ID
+from replset.storage.file_names import DATA_APPLICATION_ID
 from replset.storage.sqlite import first_row, transaction
 
 if TYPE_CHECKING:

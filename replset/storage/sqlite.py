@@ -13,6 +13,8 @@ from replset.errors import CorruptDataError, OutOfDiskSpaceError, StorageError
 
 MIN_SQLITE = (3, 51, 3)
 """Before it, two connections could reset one WAL twice and lose commits."""
+BUSY_MS = 2000
+"""How long a connection that may wait waits for another connection's lock."""
 PAGE_ROWS = 256
 PAGE_BYTES = 4 << 20
 
@@ -29,14 +31,14 @@ def check_sqlite_version(found: str | None = None) -> None:
 
 def storage_error(error: Exception, path: str) -> StorageError | OutOfDiskSpaceError:
     """What an apsw.Error or OSError on the database `path` means to the rest of the member."""
-    if isinstance(error, apsw.FullError) or is_no_room(error):
+    if isinstance(error, apsw.FullError) or is_disk_full(error):
         return OutOfDiskSpaceError(f"{path}: no space left on the disk")
     if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.FormatError):
         return CorruptDataError(f"{path} is damaged: {error}")
     return StorageError(f"{path}: {type(error).__name__}: {error}")
 
 
-def is_no_room(error: BaseException) -> bool:
+def is_disk_full(error: BaseException) -> bool:
     """Whether the disk, or this user's share of it, is full: what failed may succeed once there is room."""
     if isinstance(error, OutOfDiskSpaceError):
         return True

@@ -1,42 +1,44 @@
 """The replicated data of one member: documents, oplog, catalog and undo in DBPATH/replset.db.
 
 One write connection, used on the event loop's thread only; a group of operations and its oplog and undo rows commit
-in one transaction. Everything here is synchronous. `sync_wal`, `checkpoint`, `last_pass`, `snapshot_to` and snapshots
-are for worker threads; all else belongs on the loop. The lock on the folder is `lock_dbpath`, taken before `open`.
-Numbers of hash and chain are signed 64-bit everywhere.
+in one transaction. Everything here is synchronous. `copy_to`, `read` and the WAL's sync and checkpoints (`wal`) are for
+worker threads too; all else belongs on the loop. The lock on the folder is `lock_dbpath`, taken before `open`.
+Numbers of hash and chain are signed 64-bit everywhere. Rollbacks use undo.py; retention.py removes old data.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import threading
-from bisect import bisect_right
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import TracebackType
+from typing import TypeVar
 
 import apsw
 
-from replset.errors import CorruptDataError, OutOfDiskSpaceError, SnapshotCutError, StorageError, StoreBusyError
+from replset.errors import CorruptDataError, OutOfDiskSpaceError, StorageError, StoreBusyError
 from replset.ids import OPTIME_NULL, OpTime, invariant
 from replset.oplog_row import OplogRow, TermSpan
-from replset.storage import copies, housekeeping, oplog, undo
+from replset.storage import copies, oplog
 from replset.storage.catalog import Catalog, Collection, load_catalog
 from replset.storage.copies import CopyInfo
-from replset.storage.disk import WAL_SUFFIX, Disk, Lock
-from replset.storage.layout import DATABASE_FILE, LOCK_FILE
+from replset.storage.disk import Disk, Lock
+from replset.storage.file_names import DATABASE_FILE, LOCK_FILE
+from replset.storage.oplog_tail import OplogTail
+from replset.storage.readers import Readers
 from replset.storage.schema import DATA_SCHEMA, check_schema, ensure_schema
 from replset.storage.snapshot import Snapshot
-from replset.storage.sqlite import check_sqlite_version, first_row, storage_error, transaction
-from replset.storage.txn import Head, Txn, read_meta, write_meta
-from replset.storage.undo import RollbackMark
+from replset.storage.sqlite import BUSY_MS, check_sqlite_version, first_row, storage_error, transaction
+from replset.storage.txn import NewestEntry, Txn, read_meta, write_meta
+from replset.storage.wal import Wal
 
 log = logging.getLogger("replset.storage")
+T = TypeVar("T")
 
-_BUSY_MS = 2000
-_MAX_IDLE_READERS = 4
+RECHECK_ROWS, RECHECK_BYTES = 200, 256 << 10
+"""A slice of the oplog that is compared with its hashes anew: about a millisecond."""
+_SAVE_SIZE_EVERY = 64 << 20
 
 
 def lock_dbpath(disk: Disk, dbpath: str | os.PathLike[str]) -> Lock:
@@ -46,17 +48,10 @@ def lock_dbpath(disk: Disk, dbpath: str | os.PathLike[str]) -> Lock:
     return disk.lock(os.path.join(folder, LOCK_FILE))
 
 
-ROW_BYTES = 700
-"""What a row of the oplog takes in memory beside its entry: small entries are mostly that."""
-
-RECHECK_ROWS, RECHECK_BYTES = 200, 256 << 10
-"""A slice of the oplog that is compared with its hashes anew: about a millisecond."""
-
-
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """oplog_max_bytes, oplog_min_retention_s: the oplog's head is trimmed when its entries take more than the first
-    and are older than the second. snapshot_history_s: how long undo is kept for reads at old points.
+    """oplog_max_bytes, oplog_min_retention_s: the oldest entries are trimmed when all take more than the first and
+    they are older than the second. snapshot_history_s: how long undo is kept for reads at old points.
     min_free_bytes: with less on the disk, groups are refused. checkpoint_bytes: WAL bytes between two checkpoints;
     wal_limit_bytes: above it the loop should hold commits for a last pass. tail_bytes: newest entries kept in memory.
     """
@@ -74,38 +69,21 @@ class StoreOptions:
 class Pin:
     """Keeps the undo for reads at one point until released. Cursors hold one of these, never a transaction."""
 
-    def __init__(self, at: OpTime, release: Callable[[Pin], None]) -> None:
+    def __init__(self, at: OpTime, on_release: Callable[[Pin], None]) -> None:
         self.at = at
-        self._release = release
+        self._on_release = on_release
 
     def release(self) -> None:
         """Nothing happens the second time."""
-        self._release(self)
-
-
-class Group:
-    """`with store.group() as txn:` one transaction. See Store.group."""
-
-    __slots__ = ("_store", "_txn")
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def __enter__(self) -> Txn:
-        self._txn = self._store._begin()
-        return self._txn
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self._store._commit(self._txn)
-        else:
-            self._store._abort(error)
+        self._on_release(self)
 
 
 class Store:
-    """See the module. Attributes to read: last_applied, last_wall_ms, chain, oldest, rollback_id, pruned_through."""
+    """See the module. Read also: oldest, oldest_wall_ms, rollback_id, pruned_through, trimmed_through (both a ts),
+    oplog_bytes, commit_point.
+
+    undone_entries: how many entries undo steps have taken back since this store was opened.
+    """
 
     def __init__(self, disk: Disk, dbpath: str, options: StoreOptions) -> None:
         """Use `Store.open`."""
@@ -114,23 +92,23 @@ class Store:
         self.path = os.path.join(dbpath, DATABASE_FILE)
         self.options = options
         self.commit_point = OPTIME_NULL
-        self._head = Head()
+        self.wal = Wal(disk, self.path, options.checkpoint_bytes, options.wal_limit_bytes)
+        self.readers = Readers(disk, self.path)
+        self.tail = OplogTail(options.tail_bytes)
+        self.oldest = OPTIME_NULL
+        self.oldest_wall_ms = 0
+        self.rollback_id = 1
+        self.pruned_through = self.trimmed_through = 0
+        self.oplog_bytes = 0
+        self.undone_entries = 0
+        self._newest = NewestEntry()
         self._catalog = Catalog([])
         self._in_group = False
         self._closed = False
-        self._wal_pages = 0
-        self._passed_pages = 0
         self._pins: set[Pin] = set()
-        self._snapshots: set[Snapshot] = set()
-        self._idle_readers: list[apsw.Connection] = []
-        self._guard = threading.Lock()
-        self._copy_limits: dict[object, int] = {}
-        self._tail: list[OplogRow] = []
-        self._tail_size = 0
-        self.oplog_bytes = 0
-        self.counted_bytes = 0
-        self.undone_entries = 0
-        """How many entries undo steps have taken back since this store was opened."""
+        self._saved_oplog_bytes = 0
+        self._saved_commit_point = OPTIME_NULL
+        self._connection = disk.connect(self.path)
 
     @classmethod
     def open(cls, disk: Disk, dbpath: str | os.PathLike[str], options: StoreOptions | None = None) -> Store:
@@ -139,21 +117,24 @@ class Store:
         CorruptDataError names the file and what is wrong with it; StorageError otherwise.
         """
         check_sqlite_version()
-        store = cls(disk, os.fspath(dbpath), options or StoreOptions())
-        disk.make_folder(store.dbpath)
+        folder = os.fspath(dbpath)
+        disk.make_folder(folder)
+        store = None
         try:
+            store = cls(disk, folder, options or StoreOptions())
             store._connect()
-        except (apsw.Error, OSError) as error:
-            store._abandon()
-            raise storage_error(error, store.path) from error
-        except StorageError:
-            store._abandon()
-            raise
+        except (apsw.Error, OSError, StorageError) as error:
+            if store is not None:
+                store.wal.close()
+                store._connection.close(True)
+            if isinstance(error, StorageError):
+                raise
+            raise storage_error(error, os.path.join(folder, DATABASE_FILE)) from error
         return store
 
     def _connect(self) -> None:
-        self._connection = connection = self.disk.connect(self.path)
-        connection.set_busy_timeout(_BUSY_MS)
+        connection = self._connection
+        connection.set_busy_timeout(BUSY_MS)
         check_schema(connection, DATA_SCHEMA, self.path)
         mode = connection.pragma("journal_mode", "wal")
         if mode != "wal":
@@ -162,55 +143,40 @@ class Store:
         connection.pragma("cache_size", -(self.options.cache_bytes >> 10))
         connection.pragma("temp_store", "MEMORY")
         connection.pragma("journal_size_limit", self.options.wal_limit_bytes)
-        connection.pragma("wal_autocheckpoint", 0)
-        connection.set_wal_hook(self._on_commit)
+        self.wal.count_pages(connection)
         ensure_schema(connection, DATA_SCHEMA, self.path)
         # A write makes sure that the WAL exists, so that the folder's sync below covers its name: later commits are
         # synced through the file alone.
         with transaction(connection):
             opened = read_meta(connection, "opened")
             write_meta(connection, "opened", (opened if isinstance(opened, int) else 0) + 1)
-        self._checkpointer = self.disk.connect(self.path)
-        self._checkpointer.set_busy_timeout(100)
-        self._checkpointer.pragma("synchronous", "FULL")
-        self._checkpointer.pragma("wal_autocheckpoint", 0)
+        self.wal.open()
         connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         self.disk.sync_folder(self.dbpath)
         # From here on this connection is used on the loop, which never waits for a lock: see StoreBusyError.
         connection.set_busy_timeout(0)
-        self._wal_pages = 0
-        self._page_size = int(first_row(connection, "PRAGMA page_size")[0])
-        self._load()
+        self.wal.started_anew()
+        self.reload()
 
-    def _abandon(self) -> None:
-        for name in ("_checkpointer", "_connection"):
-            connection = getattr(self, name, None)
-            if connection is not None:
-                connection.close(True)
-        self._closed = True
-
-    def _on_commit(self, _connection: apsw.Connection, _name: str, pages: int) -> int:
-        self._wal_pages = pages
-        return apsw.SQLITE_OK
-
-    def _load(self) -> None:
+    def reload(self) -> None:
         """Take everything that is kept in memory from the file."""
         connection = self._connection
-        newest, oldest = oplog.newest_row(connection), oplog.oldest_row(connection)
-        self._head = Head() if newest is None else Head(newest.optime, newest.wall_ms, newest.chain)
-        self.oldest: OpTime = OPTIME_NULL if oldest is None else oldest.optime
-        self.oldest_wall_ms: int = 0 if oldest is None else oldest.wall_ms
+        self._newest = _newest_entry(connection)
+        self._set_oldest(oplog.oldest_row(connection))
         self._catalog = Catalog(load_catalog(connection))
         self.rollback_id = self._int_meta("rollback_id", 1)
         self.pruned_through = self._int_meta("pruned_through", 0)
         self.trimmed_through = self._int_meta("trimmed_through", 0)
-        noted = read_meta(connection, "commit_point")
-        self._noted_commit_point = OPTIME_NULL if noted is None else OpTime.parse(str(noted))
-        self._tail, self._tail_size = [], 0
+        saved = read_meta(connection, "commit_point")
+        self._saved_commit_point = OPTIME_NULL if saved is None else OpTime.parse(str(saved))
+        self.tail.clear()
         counted_to = self._int_meta("oplog_counted_to", 0)
         later = first_row(connection, "SELECT total(length(entry)) FROM oplog WHERE ts > ?", (counted_to,))[0]
-        self.counted_bytes = self._int_meta("oplog_bytes", 0)
-        self.oplog_bytes = self.counted_bytes + int(later)
+        self._saved_oplog_bytes = self._int_meta("oplog_bytes", 0)
+        self.oplog_bytes = self._saved_oplog_bytes + int(later)
+
+    def _set_oldest(self, row: OplogRow | None) -> None:
+        self.oldest, self.oldest_wall_ms = (OPTIME_NULL, 0) if row is None else (row.optime, row.wall_ms)
 
     def _int_meta(self, name: str, default: int) -> int:
         value = read_meta(self._connection, name)
@@ -224,45 +190,44 @@ class Store:
 
     @property
     def last_applied(self) -> OpTime:
-        return self._head.optime
+        return self._newest.optime
 
     @property
     def last_wall_ms(self) -> int:
-        return self._head.wall_ms
+        return self._newest.wall_ms
 
     @property
     def chain(self) -> int:
         """The chain of the newest entry, signed 64-bit."""
-        return self._head.chain
+        return self._newest.chain
 
     # --- writing
 
-    def has_room(self) -> bool:
+    def has_disk_space(self) -> bool:
         """Whether groups are taken: the disk has min_free_bytes left or more."""
         try:
             return self.disk.free_bytes(self.dbpath) >= self.options.min_free_bytes
         except OSError as error:
             raise storage_error(error, self.dbpath) from error
 
-    def group(self) -> Group:
+    @contextmanager
+    def group(self) -> Iterator[Txn]:
         """One transaction: `with store.group() as txn`. At its end it is committed, on an exception taken back.
 
         A failed COMMIT fails the group, and what is kept in memory is loaded from the file again. Raises
         OutOfDiskSpaceError before anything is done while the disk is nearly full; StorageError.
         """
-        return Group(self)
-
-    def _begin(self) -> Txn:
-        invariant(not self._in_group and not self._closed, "one group at a time, on an open store")
-        if not self.has_room():
+        if not self.has_disk_space():
             raise OutOfDiskSpaceError(
                 f"writes are refused: the disk of {self.dbpath} has less than"
                 f" {self.options.min_free_bytes >> 20} MiB free"
             )
-        return self._begin_unchecked()
+        with self.maintenance() as txn:
+            yield txn
 
-    def _begin_unchecked(self) -> Txn:
-        """For what has to go on, or makes room, while the disk is nearly full: undo, pruning, trimming."""
+    @contextmanager
+    def maintenance(self) -> Iterator[Txn]:
+        """As `group`, also while the disk is nearly full: for undo, which has to go on, and for what makes space."""
         invariant(not self._in_group and not self._closed, "one group at a time, on an open store")
         try:
             self._connection.execute("BEGIN IMMEDIATE")
@@ -271,7 +236,13 @@ class Store:
         except apsw.Error as error:
             raise storage_error(error, self.path) from error
         self._in_group = True
-        return Txn(self._connection, self._catalog, self._head)
+        txn = Txn(self._connection, self._catalog, self._newest)
+        try:
+            yield txn
+        except BaseException as error:
+            self._abort(error)
+            raise
+        self._commit(txn)
 
     def _commit(self, txn: Txn) -> None:
         try:
@@ -282,27 +253,16 @@ class Store:
             raise
         self._in_group = False
         if rows:
-            self._note_rows(rows)
+            self._add_rows(rows)
 
-    def _note_rows(self, rows: list[OplogRow]) -> None:
+    def _add_rows(self, rows: list[OplogRow]) -> None:
         newest = rows[-1]
-        self._head = Head(newest.optime, newest.wall_ms, newest.chain)
+        self._newest = NewestEntry(newest.optime, newest.wall_ms, newest.chain)
         size = sum([len(row.entry) for row in rows])
         self.oplog_bytes += size
         if self.oldest is OPTIME_NULL:
-            self.oldest, self.oldest_wall_ms = rows[0].optime, rows[0].wall_ms
-        self._tail += rows
-        self._tail_size += size + ROW_BYTES * len(rows)
-        if self._tail_size > 2 * self.options.tail_bytes:
-            self._shorten_tail()
-
-    def _shorten_tail(self) -> None:
-        kept, size = len(self._tail), 0
-        while kept and size < self.options.tail_bytes:
-            kept -= 1
-            size += len(self._tail[kept].entry) + ROW_BYTES
-        del self._tail[:kept]
-        self._tail_size = size
+            self._set_oldest(rows[0])
+        self.tail.add(rows, size)
 
     def _abort(self, error: BaseException) -> None:
         """Take the open transaction back; raises what an apsw.Error or OSError means."""
@@ -310,25 +270,14 @@ class Store:
         try:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
-            newest = oplog.newest_row(self._connection)
-            if self._head == (Head() if newest is None else Head(newest.optime, newest.wall_ms, newest.chain)):
+            if self._newest == _newest_entry(self._connection):
                 self._catalog = Catalog(load_catalog(self._connection))
             else:
-                self._load()
+                self.reload()
         except apsw.Error as second:
             raise storage_error(second, self.path) from error
         if isinstance(error, apsw.Error | OSError):
             raise storage_error(error, self.path) from error
-
-    def _run(self, work: Callable[[Txn], None]) -> None:
-        """A transaction of the store's own: not refused on a full disk, and everything is loaded again if it fails."""
-        txn = self._begin_unchecked()
-        try:
-            work(txn)
-        except BaseException as error:
-            self._abort(error)
-            raise
-        self._commit(txn)
 
     # --- collections
 
@@ -341,56 +290,39 @@ class Store:
 
     def collections(self, database: str | None = None) -> list[Collection]:
         """In the order of their names."""
-        found: Iterable[Collection] = self._catalog.by_ns.values()
+        found = self._catalog.by_ns.values()
         return sorted((c for c in found if database is None or c.database == database), key=lambda c: c.ns)
+
+    def dropped_collections(self) -> list[Collection]:
+        """Those that are dropped and not yet removed, the oldest drop first."""
+        return self._catalog.dropped()
 
     def databases(self) -> list[str]:
         return sorted({c.database for c in self._catalog.by_ns.values()})
 
     def data_bytes(self) -> int:
         """Bytes of the database file's pages in use."""
-        pages = [int(first_row(self._connection, f"PRAGMA {name}")[0]) for name in ("page_count", "freelist_count")]
-        return (pages[0] - pages[1]) * self._page_size
+        names = ("page_count", "freelist_count", "page_size")
+        pages, unused, size = (int(first_row(self._connection, f"PRAGMA {name}")[0]) for name in names)
+        return (pages - unused) * size
 
     # --- reading
 
     def read(self) -> Snapshot:
-        """A read transaction of what is committed now, on a connection of its own; use it in `with`.
+        """A read transaction of what is committed now, on a connection of its own; use it in `with`. StorageError."""
+        return self.readers.read()
 
-        StorageError once the store is closed: a connection that is opened then would be in a file that is being
-        replaced. The guard is held until the snapshot is known to `close`, which may come from another thread.
-        """
-        with self._guard:
-            if self._closed:
-                raise StorageError(f"{self.path} is closed: the member stops, or its data is being replaced")
-            connection = self._idle_readers.pop() if self._idle_readers else None
-            try:
-                if connection is None:
-                    connection = self.disk.connect(self.path)
-                    connection.set_busy_timeout(_BUSY_MS)
-                    connection.pragma("query_only", True)
-                snapshot = Snapshot(connection, self.path, self._read_done)
-            except apsw.Error as error:
-                raise storage_error(error, self.path) from error
-            self._snapshots.add(snapshot)
-        return snapshot
-
-    def _read_done(self, snapshot: Snapshot, fit: bool) -> None:
-        connection = snapshot.connection
-        with self._guard:
-            self._snapshots.discard(snapshot)
-            if fit and not self._closed and len(self._idle_readers) < _MAX_IDLE_READERS:
-                self._idle_readers.append(connection)
-                return
-        connection.close(True)
-
-    def get(self, coll: Collection, key: bytes) -> bytes | None:
-        """The document as committed now, on the loop, without a transaction of its own."""
+    def query(self, read: Callable[[apsw.Connection], T]) -> T:
+        """What `read` gives of what is committed now, on the loop, without a transaction of its own."""
         invariant(not self._in_group, "reads never see an open group")
         try:
-            row = first_row(self._connection, coll.sql_get, (key,))
+            return read(self._connection)
         except apsw.Error as error:
             raise storage_error(error, self.path) from error
+
+    def get(self, coll: Collection, key: bytes) -> bytes | None:
+        """The document with this key (encode_key of its `_id`) as committed now."""
+        row = self.query(lambda connection: first_row(connection, coll.sql_get, (key,)))
         return None if row is None else row[0]
 
     def pin(self, at: OpTime) -> Pin:
@@ -413,29 +345,29 @@ class Store:
         CappedPositionLostError when something after `after` was trimmed away.
         """
         invariant(not self._in_group, "reads never see an open group")
-        if after.ts >= self._head.optime.ts:
+        if after.ts >= self._newest.optime.ts:
             return []
-        tail = self._tail
-        if tail and after.ts >= tail[0].ts:
-            start = bisect_right(tail, after.ts, key=_ts_of)
-            return _cut_to(tail[start : start + limit], max_bytes)
+        kept = self.tail.after(after.ts, limit, max_bytes)
+        if kept is not None:
+            return kept
         if after != OPTIME_NULL and after.ts < self.trimmed_through:
             raise oplog.trimmed_error(after)
-        try:
-            rows = oplog.rows_after(self._connection, after.ts, limit=limit, max_bytes=max_bytes)
-            return oplog.undamaged(self._connection, self.path, rows)
-        except apsw.Error as error:
-            raise storage_error(error, self.path) from error
+
+        def read(connection: apsw.Connection) -> list[OplogRow]:
+            rows = oplog.rows_after(connection, after.ts, limit=limit, max_bytes=max_bytes)
+            return oplog.undamaged(connection, self.path, rows)
+
+        return self.query(read)
 
     def oplog_row_at(self, optime: OpTime) -> OplogRow | None:
         """The row with exactly this optime."""
-        return self._row(lambda connection: oplog.row_at(connection, optime))
+        return self.query(lambda connection: oplog.row_at(connection, optime))
 
     def sound_row_at(self, optime: OpTime) -> OplogRow | None:
         """As `oplog_row_at`, checked against its hash and the chain before it. DamagedEntryError."""
         row = self.oplog_row_at(optime)
         if row is not None:
-            self._row(lambda connection: oplog.undamaged(connection, self.path, [row])[0])
+            self.query(lambda connection: oplog.undamaged(connection, self.path, [row]))
         return row
 
     def recheck(self, after_ts: int) -> int:
@@ -443,189 +375,113 @@ class Store:
 
         Returns where the next slice begins, 0 at the end. CorruptDataError: the next row is not what was written.
         """
-        invariant(not self._in_group, "reads never see an open group")
-        try:
-            return oplog.check_slice(self._connection, self.path, after_ts, limit=RECHECK_ROWS, max_bytes=RECHECK_BYTES)
-        except apsw.Error as error:
-            raise storage_error(error, self.path) from error
+        return self.query(
+            lambda connection: oplog.check_slice(
+                connection, self.path, after_ts, limit=RECHECK_ROWS, max_bytes=RECHECK_BYTES
+            )
+        )
 
     def row_at_or_before(self, optime: OpTime) -> OplogRow | None:
         """The newest row with ts <= optime.ts, of whatever term."""
-        return self._row(lambda connection: oplog.row_at_or_before(connection, optime.ts))
+        return self.query(lambda connection: oplog.row_at_or_before(connection, optime.ts))
 
     def newest_row(self) -> OplogRow | None:
-        return self._tail[-1] if self._tail else self._row(oplog.newest_row)
+        return self.tail.rows[-1] if self.tail.rows else self.query(oplog.newest_row)
 
     def oldest_row(self) -> OplogRow | None:
-        return self._row(oplog.oldest_row)
-
-    def _row(self, find: Callable[[apsw.Connection], OplogRow | None]) -> OplogRow | None:
-        invariant(not self._in_group, "reads never see an open group")
-        try:
-            return find(self._connection)
-        except apsw.Error as error:
-            raise storage_error(error, self.path) from error
+        return self.query(oplog.oldest_row)
 
     def terms(self) -> list[TermSpan]:
         """First and last optime of every term that ever had an entry here."""
-        return oplog.term_spans(self._connection)
+        return self.query(oplog.term_spans)
 
-    # --- durability
+    def on_trimmed(self, through_ts: int, removed_bytes: int) -> None:
+        """Call when entries up to `through_ts` were removed, and meta says so."""
+        self.trimmed_through = through_ts
+        self.oplog_bytes -= removed_bytes
+        self._saved_oplog_bytes = self.oplog_bytes
+        self._set_oldest(self.oldest_row())
 
-    def sync_wal(self) -> None:
-        """Make every commit so far durable. For a worker; the caller reads last_applied on the loop before it."""
-        try:
-            self.disk.sync_file(self.path + WAL_SUFFIX)
-        except OSError as error:
-            raise storage_error(error, self.path + WAL_SUFFIX) from error
-
-    @property
-    def wal_bytes(self) -> int:
-        """Bytes of the WAL in use, not of its file."""
-        return self._wal_pages * (self._page_size + 24)
-
-    @property
-    def needs_checkpoint(self) -> bool:
-        pages = self._wal_pages
-        if pages < self._passed_pages:
-            self._passed_pages = 0
-        return (pages - self._passed_pages) * self._page_size > self.options.checkpoint_bytes
-
-    @property
-    def needs_last_pass(self) -> bool:
-        """The WAL is over its limit: hold commits, then run `cut_readers` and (in a worker) `last_pass`. A copy that is
-        being made may let it grow further, see `snapshot_to`.
-        """
-        return self.wal_bytes > max(self.options.wal_limit_bytes, *tuple(self._copy_limits.values()), 0)
-
-    def checkpoint(self) -> bool:
-        """Fold the WAL into the database while commits go on. For a worker, never two at once.
-
-        True when all of it was; then the next commit starts the WAL anew, if no reader is in it.
-        """
-        return self._checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE)
-
-    def last_pass(self) -> bool:
-        """As `checkpoint`, while the loop holds commits; True when the WAL starts anew with the next commit.
-
-        The long part, folding and syncing, is a passive pass, which takes no lock that a writer needs: were it a
-        restarting one, whoever writes meanwhile would find the store busy for as long as a slow disk syncs. Behind it
-        only the readers at the WAL's end are left to wait for.
-        """
-        if not self._checkpoint(apsw.SQLITE_CHECKPOINT_PASSIVE):
-            return False
-        done = self._checkpoint(apsw.SQLITE_CHECKPOINT_RESTART)
-        if done:
-            self._wal_pages = self._passed_pages = 0
-        return done
-
-    def _checkpoint(self, mode: int) -> bool:
-        try:
-            pages, done = self._checkpointer.wal_checkpoint(mode=mode)
-        except apsw.BusyError:
-            return False
-        except (apsw.Error, OSError) as error:
-            raise storage_error(error, self.path) from error
-        # Also what an old reader kept from being folded in: that is for the last pass, not for one pass after another.
-        self._passed_pages = max(pages, 0)
-        return pages == done
-
-    def cut_readers(self) -> int:
-        """End every open snapshot, so that the last pass can reach the WAL's end; returns how many there were."""
-        with self._guard:
-            snapshots = list(self._snapshots)
-        for snapshot in snapshots:
-            snapshot.cut()
-        return len(snapshots)
-
-    # --- keeping house
+    # --- commit point and size, in meta
 
     def set_commit_point(self, optime: OpTime) -> None:
         """Never moves back."""
         self.commit_point = max(self.commit_point, optime)
 
-    def noted_commit_point(self) -> OpTime:
-        """The newest entry of this log that was known to be committed when that was last noted, in this life or an
+    def saved_commit_point(self) -> OpTime:
+        """The newest entry of this log that was known to be committed when that was last saved, in this life or an
         earlier one; OPTIME_NULL when the entry was taken back since.
         """
-        noted = self._noted_commit_point
-        return noted if noted.ts <= self.trimmed_through or self.oplog_row_at(noted) is not None else OPTIME_NULL
+        saved = self._saved_commit_point
+        return saved if saved.ts <= self.trimmed_through or self.oplog_row_at(saved) is not None else OPTIME_NULL
 
-    def housekeeping(self, now_wall_ms: int) -> bool:
-        """One bounded slice of pruning undo, trimming the oplog and removing dropped collections. True: more to do."""
-        return housekeeping.run_slice(self, now_wall_ms)
+    def save_oplog_bytes(self) -> bool:
+        """Save the oplog's size when it has grown by 64 MiB: a start adds up only what came later. Else False."""
+        if self.oplog_bytes - self._saved_oplog_bytes < _SAVE_SIZE_EVERY:
+            return False
+        with self.maintenance() as txn:
+            self._write_oplog_bytes(txn)
+        return True
 
-    # --- rollback
+    def save_commit_point(self) -> None:
+        """Save the commit point when it has moved.
 
-    def undo_step(self, common_point: OpTime, *, stem: str, limit: int = 500, max_bytes: int = 4 << 20) -> bool:
-        """Undo backwards towards `common_point`, some `limit` entries in one transaction, fewer when they or the
-        documents that they touched are large. True: call again.
-
-        stem: of the rollback's manifest. The first step notes (stem, common point) and raises the rollback id; the
-        last one turns the note into the done mark. UnrecoverableRollbackError when the point is not to be reached.
+        The next start must know it: entries up to it must not be taken for lost, and a source that lacks them must not
+        be copied.
         """
-        return undo.step(self, common_point, stem, limit, max_bytes)
+        if min(self.commit_point, self.last_applied) > self._saved_commit_point:
+            with self.maintenance() as txn:
+                self._write_commit_point(txn)
 
-    def rollback_in_progress(self) -> RollbackMark | None:
-        """What a start must finish before anything else: undo down to its common point."""
-        return undo.in_progress(self._connection)
+    def _write_commit_point(self, txn: Txn) -> None:
+        point = min(self.commit_point, self.last_applied)
+        if point > self._saved_commit_point:
+            write_meta(txn.connection, "commit_point", str(point))
+            self._saved_commit_point = point
 
-    def rollback_done_marks(self) -> list[RollbackMark]:
-        """Rollbacks that are undone but whose manifest may still say planned."""
-        return undo.done_marks(self._connection)
-
-    def clear_rollback_done(self, stem: str) -> None:
-        """The manifest says finished."""
-        self._run(lambda txn: undo.clear_done(txn.connection, stem))
+    def _write_oplog_bytes(self, txn: Txn) -> None:
+        write_meta(txn.connection, "oplog_bytes", self.oplog_bytes)
+        write_meta(txn.connection, "oplog_counted_to", self.last_applied.ts)
+        self._saved_oplog_bytes = self.oplog_bytes
 
     # --- copies
 
-    def snapshot_to(self, path: str, *, pause: Callable[[], None] | None = None) -> CopyInfo:
+    def copy_to(self, path: str, *, pause: Callable[[], None] | None = None) -> CopyInfo:
         """Write a consistent copy of everything to `path`, synced. For a worker; commits go on meanwhile.
 
         pause: called after each few MiB; it may wait (rate) or raise (space, cancelled), which removes the copy.
         The copy reads in one transaction, behind which the WAL cannot start anew. SnapshotCutError once the WAL is
-        over its limit by as much as the database has: writing outruns copying, and the WAL must not fill the disk.
+        over its limit by as much as the database has.
         """
-        job = object()
-        limit = self._copy_limits[job] = self.options.wal_limit_bytes + self.disk.size(self.path)
+        with self.wal.allow_growth(self.disk.size(self.path)) as check_growth:
 
-        def go_on() -> None:
-            if self.wal_bytes > limit:
-                raise SnapshotCutError(
-                    f"the copy is given up: the WAL has grown to {self.wal_bytes >> 20} MiB behind it"
-                )
-            if pause is not None:
-                pause()
+            def on_step() -> None:
+                check_growth()
+                if pause is not None:
+                    pause()
 
-        try:
-            return copies.copy_database(self.disk, self.path, path, go_on)
-        finally:
-            del self._copy_limits[job]
+            return copies.copy_database(self.disk, self.path, path, on_step)
 
     def close(self) -> None:
         """Close all connections, with a checkpoint; the lock stays the caller's. Open snapshots are cut off.
 
-        Without room for the checkpoint what is committed stays in the WAL, synced, and the next start reads it there.
+        Without space for the checkpoint what is committed stays in the WAL, synced, and the next start reads it there.
         """
         if self._closed:
             return
-        with suppress(StorageError, OutOfDiskSpaceError):  # the next start counts, and knows an older commit point
-            self._run(self._note_at_the_end)
-        with self._guard:
-            self._closed = True
-        self._close_readers()
+        # If these are not saved, the next start counts the bytes, and knows an older commit point.
+        with suppress(StorageError, OutOfDiskSpaceError), self.maintenance() as txn:
+            self._write_oplog_bytes(txn)
+            self._write_commit_point(txn)
+        self._closed = True
+        self.readers.close()
         try:
-            self._checkpointer.close(True)
-            self._connection.set_busy_timeout(_BUSY_MS)
+            self.wal.close()
+            self._connection.set_busy_timeout(BUSY_MS)
             self._last_checkpoint()
             self._connection.close(True)
         except apsw.Error as error:
             raise storage_error(error, self.path) from error
-
-    def _note_at_the_end(self, txn: Txn) -> None:
-        housekeeping.note_oplog_bytes(self, txn)
-        housekeeping.note_commit_point(self, txn)
 
     def _last_checkpoint(self) -> None:
         try:
@@ -634,28 +490,9 @@ class Store:
             log.warning("%s is closed without a checkpoint: no space left on the disk", self.path)
             self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # or closing tries once more
         except apsw.BusyError:  # somebody still reads: what is committed stays in the WAL
-            self.sync_wal()
-
-    def _close_readers(self) -> None:
-        with self._guard:
-            readers, self._idle_readers = self._idle_readers, []
-            snapshots = list(self._snapshots)
-        for snapshot in snapshots:
-            snapshot.cut()
-            readers.append(snapshot.connection)
-        for reader in readers:
-            with suppress(apsw.Error):  # inside a call in another thread: closed when that thread ends its snapshot
-                reader.close(True)
+            self.wal.sync()
 
 
-def _ts_of(row: OplogRow) -> int:
-    return row.ts
-
-
-def _cut_to(rows: list[OplogRow], max_bytes: int) -> list[OplogRow]:
-    size = 0
-    for index, row in enumerate(rows):
-        size += len(row.entry)
-        if size > max_bytes and index:
-            return rows[:index]
-    return rows
+def _newest_entry(connection: apsw.Connection) -> NewestEntry:
+    row = oplog.newest_row(connection)
+    return NewestEntry() if row is None else NewestEntry(row.optime, row.wall_ms, row.chain)

@@ -28,8 +28,8 @@ Meta = int | str | bytes | None
 
 
 @dataclass(slots=True)
-class Head:
-    """The newest entry: what the next one is chained to."""
+class NewestEntry:
+    """The newest entry, to which the next one is chained."""
 
     optime: OpTime = OPTIME_NULL
     wall_ms: int = 0
@@ -65,11 +65,11 @@ class Txn:
 
     __slots__ = ("_base", "_meta_before", "_oplog", "_undo", "appended_bytes", "catalog", "connection", "last")
 
-    def __init__(self, connection: apsw.Connection, catalog: Catalog, head: Head) -> None:
+    def __init__(self, connection: apsw.Connection, catalog: Catalog, newest: NewestEntry) -> None:
         self.connection = connection
         self.catalog = catalog
-        self._base = head
-        self.last: OpTime = head.optime
+        self._base = newest
+        self.last: OpTime = newest.optime
         """The newest optime, this group's entries included."""
         self.appended_bytes = 0
         self._oplog: list[UnchainedRow] = []

@@ -7,18 +7,15 @@ progress and those of rollbacks that are done but whose manifest is not known to
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import apsw
 
 from replset.errors import UnrecoverableRollbackError
 from replset.ids import OPTIME_NULL, OpTime
-from replset.storage import oplog
 from replset.storage.sqlite import first_row, rows_of
+from replset.storage.store import Store
 from replset.storage.txn import Txn, read_meta, revert, write_meta
-
-if TYPE_CHECKING:
-    from replset.storage.store import Store
 
 _IN_PROGRESS = "rollback_in_progress"
 _DONE = "rollbacks_done"
@@ -31,12 +28,59 @@ class RollbackMark(NamedTuple):
     common_point: OpTime
 
 
-def in_progress(connection: apsw.Connection) -> RollbackMark | None:
+def rollback_in_progress(store: Store) -> RollbackMark | None:
+    """What a start must finish before anything else: undo down to its common point."""
+    return store.query(_in_progress)
+
+
+def rollback_done_marks(store: Store) -> list[RollbackMark]:
+    """Rollbacks that are undone but whose manifest may still say planned."""
+    return store.query(_done_marks)
+
+
+def clear_rollback_done(store: Store, stem: str) -> None:
+    """Remove the done mark: the manifest says finished."""
+    with store.maintenance() as txn:
+        left = [mark for mark in _done_marks(txn.connection) if mark.stem != stem]
+        write_meta(txn.connection, _DONE, _text(left) if left else None)
+
+
+def undo_step(store: Store, common_point: OpTime, *, stem: str, limit: int = 500, max_bytes: int = 4 << 20) -> bool:
+    """Undo backwards towards `common_point`, some `limit` entries in one transaction, fewer when they or the documents
+    that they touched are large. True: call again.
+
+    stem: of the rollback's manifest. The first step writes the mark (stem, common point) and raises the rollback id;
+    the last one turns it into the done mark. UnrecoverableRollbackError when the point is not to be reached.
+    """
+    _check(store, common_point)
+    mark = RollbackMark(stem, common_point)
+    with store.maintenance() as txn:
+        connection = txn.connection
+        if _in_progress(connection) is None:
+            write_meta(connection, _IN_PROGRESS, _text([mark])[1:-1])
+            write_meta(connection, "rollback_id", store.rollback_id + 1)
+        floor = _floor(connection, common_point.ts, limit, max_bytes)
+        _undo_above(txn, floor)
+        more = floor > common_point.ts
+        if not more:
+            write_meta(connection, _IN_PROGRESS, None)
+            write_meta(connection, _DONE, _text([*_done_marks(connection), mark]))
+        (size,) = first_row(connection, "SELECT total(length(entry)) FROM oplog WHERE ts > ?", (floor,))
+        connection.execute("DELETE FROM oplog WHERE ts > ?", (floor,))
+        entries = connection.changes()
+        write_meta(connection, "oplog_bytes", store.oplog_bytes - int(size))
+        write_meta(connection, "oplog_counted_to", floor)
+    store.undone_entries += entries
+    store.reload()
+    return more
+
+
+def _in_progress(connection: apsw.Connection) -> RollbackMark | None:
     value = read_meta(connection, _IN_PROGRESS)
     return None if value is None else _marks(f"[{value!s}]")[0]
 
 
-def done_marks(connection: apsw.Connection) -> list[RollbackMark]:
+def _done_marks(connection: apsw.Connection) -> list[RollbackMark]:
     value = read_meta(connection, _DONE)
     return [] if value is None else _marks(str(value))
 
@@ -49,41 +93,6 @@ def _text(marks: list[RollbackMark]) -> str:
     return json.dumps([[mark.stem, *mark.common_point] for mark in marks])
 
 
-def clear_done(connection: apsw.Connection, stem: str) -> None:
-    left = [mark for mark in done_marks(connection) if mark.stem != stem]
-    write_meta(connection, _DONE, _text(left) if left else None)
-
-
-def step(store: Store, common_point: OpTime, stem: str, limit: int, max_bytes: int) -> bool:
-    """One step; see Store.undo_step."""
-    _check(store, common_point)
-    more, entries = False, 0
-
-    def work(txn: Txn) -> None:
-        nonlocal more, entries
-        connection = txn.connection
-        mark = RollbackMark(stem, common_point)
-        if in_progress(connection) is None:
-            write_meta(connection, _IN_PROGRESS, _text([mark])[1:-1])
-            write_meta(connection, "rollback_id", store.rollback_id + 1)
-        floor = _floor(connection, common_point.ts, limit, max_bytes)
-        _undo_above(txn, floor)
-        more = floor > common_point.ts
-        if not more:
-            write_meta(connection, _IN_PROGRESS, None)
-            write_meta(connection, _DONE, _text([*done_marks(connection), mark]))
-        (size,) = first_row(connection, "SELECT total(length(entry)) FROM oplog WHERE ts > ?", (floor,))
-        connection.execute("DELETE FROM oplog WHERE ts > ?", (floor,))
-        entries = connection.changes()
-        write_meta(connection, "oplog_bytes", store.oplog_bytes - int(size))
-        write_meta(connection, "oplog_counted_to", floor)
-
-    store._run(work)
-    store.undone_entries += entries
-    store._load()
-    return more
-
-
 def _check(store: Store, common_point: OpTime) -> None:
     """Refuse what must stay, and a point that is not in this member's history."""
     if common_point < store.commit_point:
@@ -92,11 +101,11 @@ def _check(store: Store, common_point: OpTime) -> None:
         )
     if common_point.ts < store.pruned_through:
         raise UnrecoverableRollbackError(f"the common point {common_point} is older than what the undo reaches back to")
-    if common_point != OPTIME_NULL and oplog.row_at(store._connection, common_point) is None:
+    if common_point != OPTIME_NULL and store.oplog_row_at(common_point) is None:
         raise UnrecoverableRollbackError(f"the common point {common_point} is not in the oplog")
     if common_point == OPTIME_NULL and store.trimmed_through:
         raise UnrecoverableRollbackError("the oplog does not reach back to its beginning")
-    running = in_progress(store._connection)
+    running = rollback_in_progress(store)
     if running is not None and running.common_point != common_point:
         raise UnrecoverableRollbackError(f"a rollback to {running.common_point} is in progress; finish that first")
 

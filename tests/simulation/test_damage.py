@@ -29,7 +29,7 @@ def rot(stage: Stage, name: str) -> None:
     ts, entry = next(store._connection.execute(sql))
     assert OLD in entry
     store._connection.execute("UPDATE oplog SET entry = ? WHERE ts = ?", (entry.replace(OLD, NEW), ts))
-    store._tail, store._tail_size = [], 0
+    store.tail.clear()
     stage.cluster.rotten = Rotten(name, ts, entry)
 
 
@@ -46,7 +46,7 @@ def change_history(stage: Stage, name: str) -> None:
         chain = next_chain(last if chain is None else chain, hashed)
         row = (entry, hashed, chain, ts)
         store._connection.execute("UPDATE oplog SET entry = ?, hash = ?, chain = ? WHERE ts = ?", row)
-    store._load()
+    store.reload()
 
 
 def holds_damage(stage: Stage, name: str) -> bool:

@@ -59,7 +59,7 @@ def test_a_member_alone_waits_for_a_person_who_may_accept_the_loss(keep: float) 
         cluster.run_until(lambda: cluster.primary() == "a", 60)
         for number in range(50):
             if number == 20:
-                member(cluster, "a").store.last_pass()
+                member(cluster, "a").store.wal.last_pass()
             assert cluster.command("a", {**DOCS, "documents": [{"_id": number}]}, "app")["ok"] == 1.0
         held = member(cluster, "a").store.last_applied
         cluster.run_for(2)

@@ -17,7 +17,9 @@ from replset.oplog_entry import OplogEntry, command_entry, delete_entry, insert_
 from replset.replication.applier import apply_entry
 from replset.storage.copies import check_database, install_copy
 from replset.storage.member_file import MemberFile
+from replset.storage.retention import remove_old_data
 from replset.storage.store import Store, StoreOptions
+from replset.storage.undo import rollback_done_marks, rollback_in_progress, undo_step
 from tests.simulation.kit.checkers import documents_of, read_entry, replay
 from tests.simulation.kit.disk import SimDisk
 
@@ -66,10 +68,10 @@ class Life:
                 self.write_group()
             elif draw < 0.85:
                 target = self.store.last_applied
-                self.store.sync_wal()
+                self.store.wal.sync()
                 self.durable = target
             else:
-                self.rng.choice((self.store.checkpoint, self.store.last_pass))()
+                self.rng.choice((self.store.wal.checkpoint, self.store.wal.last_pass))()
 
     def crash(self, folder: str, *, power_loss: bool) -> Life:
         after = self.disk.crash(folder, self.rng, power_loss=power_loss)
@@ -118,11 +120,11 @@ def test_pruning_and_trimming_without_room_leave_what_was_there_and_go_on_with_r
     before, documents, undo = life.entries(), documents_of(life.disk), undo_rows(life)
     life.disk.is_full = True
     with pytest.raises(OutOfDiskSpaceError):
-        store.housekeeping(0)
+        remove_old_data(store, 0)
     assert (life.entries(), documents_of(life.disk), undo_rows(life)) == (before, documents, undo)
     assert (store.pruned_through, store.trimmed_through) == (0, 0)
     life.disk.is_full = False
-    while store.housekeeping(0):
+    while remove_old_data(store, 0):
         pass
     assert undo_rows(life) < undo
     assert store.oplog_bytes <= options.oplog_max_bytes + 1_000
@@ -161,21 +163,21 @@ def test_a_rollback_is_finished_after_any_crash(new_folder: NewFolder, seed: int
     life = Life(SimDisk(new_folder()), rng)
     while len(life.entries()) < 60:
         life.write_group()
-    life.store.sync_wal()
+    life.store.wal.sync()
     before, rollback_id = life.entries(), life.store.rollback_id
     term, ts, _, _ = before[rng.randrange(len(before))]
     common = OpTime(term, ts)
     more = True
     while more:
-        more = life.store.undo_step(common, stem="rollback-1", limit=rng.randrange(1, 20))
+        more = undo_step(life.store, common, stem="rollback-1", limit=rng.randrange(1, 20))
         if rng.random() < 0.5:
             life = life.crash(new_folder(), power_loss=rng.random() < 0.5)
-            mark = life.store.rollback_in_progress()
+            mark = rollback_in_progress(life.store)
             assert mark is None or mark.common_point == common
             more = mark is not None or life.store.last_applied > common
     assert life.store.last_applied == common
     assert life.store.rollback_id == rollback_id + 1
-    assert [mark.stem for mark in life.store.rollback_done_marks()] == ["rollback-1"]
+    assert [mark.stem for mark in rollback_done_marks(life.store)] == ["rollback-1"]
     kept = [row for row in before if row[1] <= ts]
     assert life.entries() == kept
     assert documents_of(life.disk) == replay([read_entry(*row) for row in kept])
@@ -190,7 +192,7 @@ def test_a_copy_is_installed_whole_or_not_at_all(new_folder: NewFolder, seed: in
     life = Life(SimDisk(new_folder()), rng)
     for _ in range(5):
         life.write_group()
-    life.store.sync_wal()
+    life.store.wal.sync()
     old = life.entries()
     copy = os.path.join(life.disk.folder, "initial-sync.db")
     other = Life(SimDisk(new_folder()), random.Random(seed + 1000))
@@ -198,7 +200,7 @@ def test_a_copy_is_installed_whole_or_not_at_all(new_folder: NewFolder, seed: in
         other.write_group()
     new = other.entries()
     sent = os.path.join(other.disk.folder, "copy.db")
-    other.store.snapshot_to(sent)
+    other.store.copy_to(sent)
     life.disk.write_file(copy, [other.disk.read_file(sent)])
     life.disk.sync_file(copy)
     life.disk.sync_folder(life.disk.folder)

@@ -12,7 +12,7 @@ from replset.bson import encode, encode_key
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import insert_entry
 from replset.oplog_row import CHAIN_START, COLUMNS, OplogRow, UnchainedRow, chained_rows
-from replset.storage.layout import DATABASE_FILE
+from replset.storage.file_names import DATABASE_FILE
 from replset.storage.schema import DATA_SCHEMA, statements_of
 
 T0 = 1_760_000_000

@@ -21,7 +21,7 @@ from replset.bson import encode, encode_key
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import insert_entry
 from replset.oplog_row import CHAIN_START, OplogRow, UnchainedRow, chained_rows
-from replset.storage.layout import DATABASE_FILE
+from replset.storage.file_names import DATABASE_FILE
 from spark.classify import ENTRY_ORDER
 from spark.columns import arrow_schema
 from spark.places import ALL, Bounds, Only, Span

@@ -12,6 +12,7 @@ from replset.oplog_entry import OplogEntry, command_entry, delete_entry, insert_
 from replset.query.diff import update_entry_object
 from replset.replication.applier import apply_entry
 from replset.storage.disk import RealDisk
+from replset.storage.retention import remove_old_data
 from replset.storage.store import Store, StoreOptions
 from spark.readers.sqlite import SqlitePlace
 
@@ -61,7 +62,7 @@ def write_member(folder: Path, entries: list[bytes], *, keep_undo: bool = True) 
             apply_entry(txn, OplogEntry(raw))
     if not keep_undo:
         store.set_commit_point(store.last_applied)
-        while store.housekeeping(0):
+        while remove_old_data(store, 0):
             pass
     store.close()
     return SqlitePlace(folder.name, str(folder / "replset.db"))

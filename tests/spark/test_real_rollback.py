@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from replset.bson import RawDocument, to_ejson_value
 from replset.cli.local_set import LocalMember, LocalSet, running_set, wait_until
 from replset.replication.rollback_manifest import FileKind, Manifest, RollbackState, list_manifests
-from replset.storage.layout import DATABASE_FILE
+from replset.storage.file_names import DATABASE_FILE
 from spark.cli import main
 from spark.replay_base import bson_documents
 from spark.running import Run

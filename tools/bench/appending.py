@@ -43,8 +43,8 @@ def append(dbpath: Path, rate: int, seconds: float) -> int:
         written = due
         if past - kept >= 1:
             kept = past
-            store.sync_wal()
-            store.checkpoint()
+            store.wal.sync()
+            store.wal.checkpoint()
         time.sleep(_GROUP_S)
     store.close()
     return written

@@ -10,7 +10,9 @@ from replset.bson import ObjectId, encode, encode_key
 from replset.oplog_entry import OplogEntry, insert_entry, update_entry
 from replset.storage.catalog import Collection
 from replset.storage.disk import RealDisk
+from replset.storage.retention import remove_old_data
 from replset.storage.store import Store, StoreOptions
+from replset.storage.undo import undo_step
 
 WALL = 1_700_000_000_000
 NS = "bench.c"
@@ -77,14 +79,14 @@ def run() -> None:
             print(f"{name:40} {rate:10.0f}")
         rows = store.oplog_after(store.oldest, limit=2000, max_bytes=1 << 30)
         for name, ms in (
-            (f"passive checkpoint of {store.wal_bytes >> 20} MiB, ms", milliseconds(store.checkpoint)),
-            ("last pass, ms", milliseconds(store.last_pass)),
+            (f"passive checkpoint of {store.wal.size >> 20} MiB, ms", milliseconds(store.wal.checkpoint)),
+            ("last pass, ms", milliseconds(store.wal.last_pass)),
             ("sync of the WAL after one group, ms", _sync(store, coll)),
             ("2000 rows of the oplog from disk, ms", milliseconds(lambda: _rows(store))),
             ("OplogEntry and key of 2000, ms", milliseconds(lambda: [OplogEntry(row.entry).key() for row in rows])),
             ("a slice of pruning, ms", _prune(store)),
             ("a step of undo (500 entries), ms", milliseconds(lambda: _undo(store))),
-            ("copy of the database, ms", milliseconds(lambda: store.snapshot_to(f"{folder}/copy.db"))),
+            ("copy of the database, ms", milliseconds(lambda: store.copy_to(f"{folder}/copy.db"))),
             ("close, ms", milliseconds(store.close)),
         ):
             print(f"{name:40} {ms:10.1f}")
@@ -92,7 +94,7 @@ def run() -> None:
 
 def _sync(store: Store, coll: Collection) -> float:
     insert(store, coll, documents(64), 64)
-    return milliseconds(store.sync_wal)
+    return milliseconds(store.wal.sync)
 
 
 def _rows(store: Store) -> None:
@@ -103,13 +105,13 @@ def _rows(store: Store) -> None:
 def _prune(store: Store) -> float:
     row = store.row_at_or_before(store.oldest._replace(ts=store.oldest.ts + 50_000))
     store.set_commit_point(store.last_applied if row is None else row.optime)
-    return milliseconds(lambda: store.housekeeping(WALL))
+    return milliseconds(lambda: remove_old_data(store, WALL))
 
 
 def _undo(store: Store) -> None:
     row = store.row_at_or_before(store.last_applied._replace(ts=store.last_applied.ts - 500))
     if row is not None:
-        store.undo_step(row.optime, stem="bench", limit=500)
+        undo_step(store, row.optime, stem="bench", limit=500)
 
 
 if __name__ == "__main__":

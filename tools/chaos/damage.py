@@ -14,7 +14,7 @@ from pathlib import Path
 
 from replset.cli.local_set import LocalMember, wait_until
 from replset.errors import ReplError
-from replset.storage.layout import DATABASE_FILE
+from replset.storage.file_names import DATABASE_FILE
 from tools.chaos.clients import COLLECTION, DATABASE
 from tools.chaos.world import CannotError, Mend, World, state_of, status_of, told
 

@@ -24,6 +24,7 @@ from replset.replication.rollback import settle
 from replset.storage.copies import check_database
 from replset.storage.member_file import MemberFile
 from replset.storage.store import Store
+from replset.storage.undo import rollback_done_marks, rollback_in_progress
 from tests.simulation.kit.checkers import (
     Checkers,
     Entry,
@@ -113,8 +114,8 @@ class Album:
         store = Store.open(disk, disk.folder)
         clock = self.cluster.machines[self.name].clock
         drive(settle(store, disk, disk.folder, clock, AtOnce()))
-        assert store.rollback_in_progress() is None
-        assert store.rollback_done_marks() == []
+        assert rollback_in_progress(store) is None
+        assert rollback_done_marks(store) == []
         states = {manifest["state"] for manifest in manifests(disk)}
         assert states <= {"finished", "abandoned", "exported"}, states
         entries = self.entries_of(disk, store)

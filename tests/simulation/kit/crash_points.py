@@ -18,8 +18,8 @@ import replset.replication.initial_sync as initial_sync_module
 import replset.replication.rollback as rollback_module
 import replset.runtime.member as member_module
 import replset.storage.copies as copies_module
-import replset.storage.housekeeping as housekeeping_module
 import replset.storage.member_file as member_file_module
+import replset.storage.retention as retention_module
 import replset.storage.store as store_module
 from replset.core.effects import LastVote
 from replset.replication.gate import WriteGate
@@ -33,7 +33,9 @@ from replset.runtime.shell import Shell
 from replset.runtime.waiters import Waiters
 from replset.runtime.writer import Writer
 from replset.storage.member_file import MemberFile
+from replset.storage.readers import Readers
 from replset.storage.store import Store
+from replset.storage.wal import Wal
 from tests.simulation.kit import disk as disk_module
 from tests.simulation.kit.cluster import SimCluster
 from tests.simulation.kit.disk import SimDisk
@@ -127,12 +129,12 @@ CRASH_POINTS: tuple[CrashPoint, ...] = (
     # A dbpath whose member died in the middle of a rollback.
     C(P.START, "the WAL is read, nothing is folded", store_module, "write_meta"),
     C(P.START, "a page of the WAL is folded", disk_module._RecordingFile, "xWrite", after=True, when=_writes_database),
-    C(P.START, "the WAL is folded", Store, "_load"),
-    C(P.START, "an undo step is resumed", Store, "undo_step", after=True),
-    C(P.START, "the undo is at its end", Store, "sync_wal"),
-    C(P.START, "the undo is synced", Store, "sync_wal", after=True),
+    C(P.START, "the WAL is folded", Store, "reload"),
+    C(P.START, "an undo step is resumed", rollback_module, "undo_step", after=True),
+    C(P.START, "the undo is at its end", Wal, "sync"),
+    C(P.START, "the undo is synced", Wal, "sync", after=True),
     C(P.START, "the manifest says finished", rollback_module, "settle_manifest", after=True),
-    C(P.START, "the done mark is cleared", Store, "clear_rollback_done", after=True),
+    C(P.START, "the done mark is cleared", rollback_module, "clear_rollback_done", after=True),
     C(P.START, "it listens", WireServer, "start", after=True),
     C(P.START, "it takes part", Shell, "start", after=True),
     # The member to which replSetInitiate goes.
@@ -144,24 +146,24 @@ CRASH_POINTS: tuple[CrashPoint, ...] = (
     # The primary, with clients that wait at w:1, j:true and w:majority.
     C(P.COMMIT, "the group is written, not committed", Store, "_commit", when=_has_entries),
     C(P.COMMIT, "the group is committed, not synced", Store, "_commit", after=True, when=_has_entries),
-    C(P.COMMIT, "the group is about to be synced", Store, "sync_wal"),
-    C(P.COMMIT, "the group is synced, nobody was answered", Store, "sync_wal", after=True),
+    C(P.COMMIT, "the group is about to be synced", Wal, "sync"),
+    C(P.COMMIT, "the group is synced, nobody was answered", Wal, "sync", after=True),
     C(P.COMMIT, "the clients are answered", Waiters, "release", after=True, nth=4),
     C(P.APPLY, "the batch is written, not committed", Store, "_commit", when=_has_entries),
     C(P.APPLY, "the batch is committed, not synced", Store, "_commit", after=True, when=_has_entries),
-    C(P.APPLY, "the batch is synced, the source was not told", Store, "sync_wal", after=True),
+    C(P.APPLY, "the batch is synced, the source was not told", Wal, "sync", after=True),
     C(P.CONFIG, "the primary has not saved it", MemberFile, "save_config"),
     C(P.CONFIG, "the primary saved it, nobody was told", MemberFile, "save_config", after=True),
     C(P.CONFIG_APPLIED, "it has not saved it", MemberFile, "save_config"),
     C(P.CONFIG_APPLIED, "it saved it, nobody was told", MemberFile, "save_config", after=True),
     # A WAL of a few pages, an oplog that is trimmed.
-    C(P.CHECKPOINT, "a passive pass begins", Store, "checkpoint"),
+    C(P.CHECKPOINT, "a passive pass begins", Wal, "checkpoint"),
     C(P.CHECKPOINT, "a page is folded", disk_module._RecordingFile, "xWrite", after=True, when=_writes_database),
-    C(P.CHECKPOINT, "the pass is done", Store, "checkpoint", after=True),
-    C(P.CHECKPOINT, "a last pass is done, commits are held", Store, "last_pass", after=True),
+    C(P.CHECKPOINT, "the pass is done", Wal, "checkpoint", after=True),
+    C(P.CHECKPOINT, "a last pass is done, commits are held", Wal, "last_pass", after=True),
     C(P.CHECKPOINT, "the first commit into the new WAL", WriteGate, "release", after=True),
-    C(P.CHECKPOINT, "undo is pruned", housekeeping_module, "_prune", after=True, nth=2),
-    C(P.CHECKPOINT, "the oplog is trimmed", housekeeping_module, "_trim", after=True, nth=2),
+    C(P.CHECKPOINT, "undo is pruned", retention_module, "_prune", after=True, nth=2),
+    C(P.CHECKPOINT, "the oplog is trimmed", retention_module, "_trim", after=True, nth=2),
     # An old primary with entries of its own.
     C(P.ROLLBACK, "the common point is known", Rollback, "_write"),
     C(P.ROLLBACK, "a file is written, not synced", RollbackWriter, "_write_out", after=True),
@@ -170,12 +172,12 @@ CRASH_POINTS: tuple[CrashPoint, ...] = (
     C(P.ROLLBACK, "the manifest's name is not synced", SimDisk, "rename", after=True, when=_renames_manifest),
     C(P.ROLLBACK, "the manifest is synced", RollbackWriter, "write_manifest", after=True),
     C(P.ROLLBACK, "the first undo step is not committed", Store, "_commit"),
-    C(P.ROLLBACK, "the first undo step is done", Store, "undo_step", after=True),
+    C(P.ROLLBACK, "the first undo step is done", rollback_module, "undo_step", after=True),
     C(P.ROLLBACK, "the cursor moved back once", Durability, "undone", after=True),
-    C(P.ROLLBACK, "the second undo step is done", Store, "undo_step", after=True, nth=2),
+    C(P.ROLLBACK, "the second undo step is done", rollback_module, "undo_step", after=True, nth=2),
     C(P.ROLLBACK, "the last undo step is done", rollback_module, "undo", after=True),
     C(P.ROLLBACK, "the manifest says finished", rollback_module, "settle_manifest", after=True),
-    C(P.ROLLBACK, "the done mark is cleared", Store, "clear_rollback_done", after=True),
+    C(P.ROLLBACK, "the done mark is cleared", rollback_module, "clear_rollback_done", after=True),
     C(P.ROLLBACK, "the core was told", Rollback, "run", after=True),
     # A member whose oplog ends before everybody else's begins, with entries of its own.
     C(P.INITIAL_SYNC, "the marker is not set", MemberFile, "begin_initial_sync"),
@@ -195,8 +197,8 @@ CRASH_POINTS: tuple[CrashPoint, ...] = (
     C(P.INITIAL_SYNC, "the marker is cleared", MemberFile, "end_initial_sync", after=True),
     C(P.INITIAL_SYNC, "the store is open again", Durability, "opened", after=True),
     C(P.INITIAL_SYNC, "the record is removed", PartialCopy, "discard", nth=2, after=True),
-    C(P.SOURCE, "the copy is not begun", Store, "snapshot_to"),
-    C(P.SOURCE, "the copy is made, nobody knows", Store, "snapshot_to", after=True),
+    C(P.SOURCE, "the copy is not begun", Store, "copy_to"),
+    C(P.SOURCE, "the copy is made, nobody knows", Store, "copy_to", after=True),
     C(P.SOURCE, "a piece of it is read", SimDisk, "read_at", after=True, nth=20, when=_of_a_copy),
     C(P.SOURCE, "the copy is let go", SimDisk, "remove", nth=2, when=_of_a_copy),
     C(P.CANDIDATE, "its own vote is not saved", MemberFile, "save_vote", when=_is_a_vote),
@@ -204,7 +206,7 @@ CRASH_POINTS: tuple[CrashPoint, ...] = (
     C(P.CANDIDATE, "it won, nothing is drained", RunningMember, "_drain"),
     C(P.CANDIDATE, "the new-primary no-op is not written", Writer, "append_noop", when=_is_new_primary),
     C(P.CANDIDATE, "the new-primary no-op is not synced", Writer, "append_noop", after=True, when=_is_new_primary),
-    C(P.CANDIDATE, "the new-primary no-op is synced", Store, "sync_wal", after=True),
+    C(P.CANDIDATE, "the new-primary no-op is synced", Wal, "sync", after=True),
     C(P.CANDIDATE, "the configuration of the new term is saved", MemberFile, "save_config", after=True),
     C(P.CANDIDATE, "the election journal is written", MemberFile, "append_lines", after=True),
     C(P.VOTER, "the vote is not saved", MemberFile, "save_vote", when=_is_a_vote),
@@ -214,7 +216,7 @@ CRASH_POINTS: tuple[CrashPoint, ...] = (
     C(P.SHUTDOWN, "writes are refused", Writer, "close", after=True),
     C(P.SHUTDOWN, "the core is closed", Shell, "close", after=True),
     C(P.SHUTDOWN, "the sockets are closed", WireServer, "close", after=True),
-    C(P.SHUTDOWN, "the final checkpoint begins", Store, "_close_readers", after=True),
+    C(P.SHUTDOWN, "the final checkpoint begins", Readers, "close", after=True),
     C(P.SHUTDOWN, "the final checkpoint folded a page", disk_module._RecordingFile, "xWrite", when=_writes_database),
     C(P.SHUTDOWN, "replset.db is closed", Store, "close", after=True),
     C(P.SHUTDOWN, "member.db is closed", MemberFile, "close", after=True),

@@ -19,6 +19,7 @@ from replset.commands.messages import request_document
 from replset.core.member_state import MemberState
 from replset.core.messages import HeartbeatRequest, MemberProgress, Position, ProgressRequest, VoteRequest
 from replset.ids import HostPort, OpTime
+from replset.storage.undo import rollback_in_progress
 from tests.simulation.kit.cluster import FORGED_TERMS, SET_NAME, SPARE, Live, Rotten, SimCluster
 from tests.simulation.kit.disk import PLENTY
 from tests.simulation.kit.errors import SimulationError
@@ -309,7 +310,7 @@ class Faults:
             store._connection.execute("UPDATE oplog SET entry = ? WHERE ts = ?", (changed, ts))
         except (apsw.BusyError, apsw.ThreadingViolationError):
             return  # a thread holds the lock
-        store._tail, store._tail_size = [], 0
+        store.tail.clear()
         self._wiped = True
         cluster.rotten = Rotten(machine.name, ts, entry)
         cluster.trace.add(machine.name, f"has a changed byte in its entry {ts}")
@@ -514,7 +515,7 @@ class Faults:
             now = member.store.last_applied
             before = newest.setdefault(row.name, now)
             newest[row.name] = now
-            if waiting[0] and now < before and member.store.rollback_in_progress() is not None:
+            if waiting[0] and now < before and rollback_in_progress(member.store) is not None:
                 end()
                 self.done["struck between undo steps"] += 1
                 self._later(delay_s, lambda: self._strike(row.name, deed))

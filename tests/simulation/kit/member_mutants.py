@@ -19,12 +19,13 @@ from replset.replication import fetcher, initial_sync, rollback
 from replset.replication.fetcher import Fetcher
 from replset.replication.gate import WriteGate
 from replset.runtime import member
-from replset.storage import housekeeping, oplog, undo
+from replset.storage import oplog, retention, undo
 from replset.storage.catalog import Collection
 from replset.storage.snapshot import Snapshot
 from replset.storage.sqlite import rows_of
 from replset.storage.store import Store
 from replset.storage.txn import Txn, revert
+from replset.storage.wal import Wal
 from tests.simulation.kit import scenarios
 from tests.simulation.kit.kinds import DOOMED
 from tests.simulation.kit.mutant import Mutant
@@ -151,8 +152,8 @@ def manifest_stays_planned(patch: pytest.MonkeyPatch) -> None:
 
 
 def undo_pruned_past_the_commit_point(patch: pytest.MonkeyPatch) -> None:
-    """Keeping house prunes undo rows of entries that a rollback may still have to take away."""
-    real = housekeeping._prune
+    """Retention prunes undo rows of entries that a rollback may still have to take away."""
+    real = retention._prune
 
     def prune(store: Store) -> bool:
         kept, store.commit_point = store.commit_point, store.last_applied
@@ -161,11 +162,11 @@ def undo_pruned_past_the_commit_point(patch: pytest.MonkeyPatch) -> None:
         finally:
             store.commit_point = kept
 
-    patch.setattr(housekeeping, "_prune", prune)
+    patch.setattr(retention, "_prune", prune)
 
 
 def pins_ignored(patch: pytest.MonkeyPatch) -> None:
-    """Keeping house prunes the undo that an open cursor reads by."""
+    """Retention prunes the undo that an open cursor reads by."""
     patch.setattr(Store, "oldest_pin", property(lambda _store: None))
 
 
@@ -187,15 +188,15 @@ def drain_skipped(patch: pytest.MonkeyPatch) -> None:
 
 def failed_sync_survived(patch: pytest.MonkeyPatch) -> None:
     """A sync of the WAL that failed is tried again, as if the kernel still had what it could not write."""
-    real = Store.sync_wal
+    real = Wal.sync
 
-    def sync_wal(self: Store) -> None:
+    def sync(self: Wal) -> None:
         for _ in range(1_000):
             with suppress(StorageError):
                 real(self)
                 return
 
-    patch.setattr(Store, "sync_wal", sync_wal)
+    patch.setattr(Wal, "sync", sync)
 
 
 def entries_served_unread(patch: pytest.MonkeyPatch) -> None:
@@ -214,7 +215,7 @@ def replaced_without_an_export(patch: pytest.MonkeyPatch) -> None:
 
 def wal_never_synced(patch: pytest.MonkeyPatch) -> None:
     """last_durable is told after a sync that does nothing."""
-    patch.setattr(Store, "sync_wal", lambda _store: None)
+    patch.setattr(Wal, "sync", lambda _wal: None)
 
 
 def chain_not_compared(patch: pytest.MonkeyPatch) -> None:
@@ -239,10 +240,10 @@ def delay_ignored(patch: pytest.MonkeyPatch) -> None:
 def last_pass_locks_writers_out(patch: pytest.MonkeyPatch) -> None:
     """The last pass of a checkpoint holds SQLite's write lock while it syncs, no gate is held, and the loop waits."""
 
-    def last_pass(self: Store) -> bool:
+    def last_pass(self: Wal) -> bool:
         done = self._checkpoint(apsw.SQLITE_CHECKPOINT_RESTART)
         if done:
-            self._wal_pages = self._passed_pages = 0
+            self.started_anew()
         return done
 
     real = Store._connect
@@ -251,13 +252,13 @@ def last_pass_locks_writers_out(patch: pytest.MonkeyPatch) -> None:
         real(self)
         self._connection.set_busy_timeout(2_000)
 
-    patch.setattr(Store, "last_pass", last_pass)
+    patch.setattr(Wal, "last_pass", last_pass)
     patch.setattr(Store, "_connect", connect)
     patch.setattr(WriteGate, "hold", lambda _gate: None)
 
 
 UNDO = "tests/unit/storage/test_undo.py"
-HOUSE = "tests/unit/storage/test_housekeeping.py"
+RETENTION = "tests/unit/storage/test_retention.py"
 THREADS = "tests/simulation/test_threads.py"
 SYNC = "tests/unit/replication/test_initial_sync.py"
 FETCHER = "tests/unit/replication/test_fetcher.py"
@@ -274,8 +275,8 @@ MEMBER_MUTANTS = (
     Mutant(undo_in_progress_unmarked, test=f"{UNDO}::test_the_first_step_marks_the_rollback_and_raises_the_id_once"),
     Mutant(rollback_id_stays, test=f"{UNDO}::test_the_first_step_marks_the_rollback_and_raises_the_id_once"),
     Mutant(manifest_stays_planned, (0, 1), "invariant 4", DOOMED),
-    Mutant(undo_pruned_past_the_commit_point, test=f"{HOUSE}::test_undo_is_kept_until_the_commit_point"),
-    Mutant(pins_ignored, test=f"{HOUSE}::test_undo_is_kept_for_the_oldest_open_snapshot"),
+    Mutant(undo_pruned_past_the_commit_point, test=f"{RETENTION}::test_undo_is_kept_until_the_commit_point"),
+    Mutant(pins_ignored, test=f"{RETENTION}::test_undo_is_kept_for_the_oldest_open_snapshot"),
     Mutant(old_point_shows_the_present, (2, 0), "invariant 3"),
     Mutant(drain_skipped, test=f"{FETCHER}::test_drain_applies_all_that_was_fetched_and_reports_nothing"),
     Mutant(

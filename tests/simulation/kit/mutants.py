@@ -37,7 +37,7 @@ from replset.replication.rollback_manifest import FileKind
 from replset.runtime.concerns import Concerns
 from replset.runtime.durability import Durability
 from replset.runtime.waiters import Waiters
-from replset.storage import housekeeping
+from replset.storage import retention
 from replset.storage.catalog import Collection
 from replset.storage.store import Store
 from replset.storage.txn import Txn
@@ -111,7 +111,7 @@ def durable_before_the_sync(patch: pytest.MonkeyPatch) -> None:
             self.last_durable, self.durable_wall_ms = store.last_applied, store.last_wall_ms
             self._on_moved()
             async with self.busy:
-                await self._workers.run(store.sync_wal)
+                await self._workers.run(store.wal.sync)
 
     patch.setattr(Durability, "run", run)
 
@@ -289,7 +289,7 @@ def rollback_files_not_synced(patch: pytest.MonkeyPatch) -> None:
 
 def oplog_trimmed_too_far(patch: pytest.MonkeyPatch) -> None:
     """The oplog is trimmed past the commit point."""
-    real = housekeeping._trim
+    real = retention._trim
 
     def trim(store: Store, now_wall_ms: int) -> bool:
         kept, store.commit_point = store.commit_point, store.last_applied
@@ -298,7 +298,7 @@ def oplog_trimmed_too_far(patch: pytest.MonkeyPatch) -> None:
         finally:
             store.commit_point = kept
 
-    patch.setattr(housekeeping, "_trim", trim)
+    patch.setattr(retention, "_trim", trim)
 
 
 def delete_not_replicated(patch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ class FakeMember:
             last_applied=NEWEST,
             oldest=OpTime(1, pack_ts(1_699_999_000, 1)),
             oplog_bytes=1234,
-            wal_bytes=10,
+            wal=SimpleNamespace(size=10),
             rollback_id=1,
             data_bytes=lambda: 4096,
             options=SimpleNamespace(oplog_max_bytes=1 << 30),

@@ -220,7 +220,7 @@ def test_status_says_what_is_wrong_and_what_is_next(
     """A disk that is nearly full comes first: it is why this member is not elected, and no other remark says so."""
     member.node.status_value = replace(STATUS, remarks=(Remark("why", "replset status"),))
     assert client.ok({"replSetGetStatus": 1}, "admin")["remarks"] == [{"why": "why", "next": "replset status"}]
-    monkeypatch.setattr(member.store, "has_room", lambda: False)
+    monkeypatch.setattr(member.store, "has_disk_space", lambda: False)
     first, second = client.ok({"replSetGetStatus": 1}, "admin")["remarks"]
     assert member.store.dbpath in first["why"]
     assert "--min-free-mb" in first["next"]

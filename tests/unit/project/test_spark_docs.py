@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from replset.storage.layout import DATABASE_FILE
+from replset.storage.file_names import DATABASE_FILE
 from spark import classify, elections, jobs, lag, replay, verify
 from spark.cli import Telling, app, main, second_document
 from spark.columns import SPARK_TYPES

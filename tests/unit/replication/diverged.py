@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+import replset.replication.rollback as rollback_module
 from replset.core.messages import RollbackEnded
 from replset.ids import HostPort, OpTime
 from replset.replication.rollback_manifest import Manifest
 from replset.storage.disk import RealDisk
+from replset.storage.store import Store
+from replset.storage.undo import undo_step
 from tests.unit.replication.kit import Member, Network, copy_log, numbered
 
 SOURCE = HostPort("source:1")
@@ -138,17 +141,16 @@ def reopened(mine: Member, tmp_path: Path, network: Network) -> Member:
 
 
 def crash_around_step(mine: Member, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    undo_step = mine.store.undo_step
     count = 0
 
-    def counted(common: OpTime, *, stem: str, limit: int = 0) -> bool:
+    def counted(store: Store, common: OpTime, *, stem: str, limit: int = 0) -> bool:
         nonlocal count
         count += 1
         if count == -step:
             raise Crash
-        more = undo_step(common, stem=stem, limit=limit)
+        more = undo_step(store, common, stem=stem, limit=limit)
         if count == step:
             raise Crash
         return more
 
-    monkeypatch.setattr(mine.store, "undo_step", counted)
+    monkeypatch.setattr(rollback_module, "undo_step", counted)

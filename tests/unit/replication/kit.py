@@ -177,7 +177,7 @@ class Member:
             store=lambda: self.store,
             gate=self.gate,
             identity=lambda: Identity("rs0", self.host),
-            known=lambda: Known(newest_held(self.store), max(self.node.commit_point, self.store.noted_commit_point())),
+            known=lambda: Known(newest_held(self.store), max(self.node.commit_point, self.store.saved_commit_point())),
             set_marker=self.set_marker,
             claim=self.claim,
             install=self.install,

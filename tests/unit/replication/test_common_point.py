@@ -10,6 +10,8 @@ import pytest
 from replset.errors import UnrecoverableRollbackError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.replication.common_point import CommonPoint, NoCommonPointError, SourceChangedError
+from replset.storage.retention import remove_old_data
+from replset.storage.undo import undo_step
 from tests.unit.replication.diverged import (
     MINE,
     NS,
@@ -65,7 +67,7 @@ def trim(member: Member, commit_point: OpTime) -> None:
     keep = sum(len(row.entry) for row in rows[len(rows) // 2 :])
     object.__setattr__(member.store.options, "oplog_max_bytes", keep)
     member.store.set_commit_point(commit_point)
-    while member.store.housekeeping(member.clock.wall_ms()):
+    while remove_old_data(member.store, member.clock.wall_ms()):
         pass
 
 
@@ -95,4 +97,4 @@ def test_the_store_refuses_to_undo_below_the_commit_point(tmp_path: Path) -> Non
     mine.store.set_commit_point(mine.store.last_applied)
     common = mine.store.oldest
     with pytest.raises(UnrecoverableRollbackError):
-        mine.store.undo_step(common, stem="x")
+        undo_step(mine.store, common, stem="x")

@@ -180,7 +180,7 @@ def rot(member: Member, place: int, column: str = "entry") -> OpTime:
     row = store.oplog_after(OPTIME_NULL, limit=1_000, max_bytes=1 << 30)[-1 - place]
     changed = row.entry.replace(b"text", b"tess") if column == "entry" else getattr(row, column) ^ 1
     store._connection.execute(f"UPDATE oplog SET {column} = ? WHERE ts = ?", (changed, row.ts))
-    store._tail, store._tail_size = [], 0
+    store.tail.clear()
     return row.optime
 
 

@@ -19,7 +19,9 @@ from replset.ids import OPTIME_NULL, HostPort, OpTime
 from replset.optime import optime_document
 from replset.replication.private_commands import SnapshotReply, SnapshotRequest
 from replset.replication.rollback_manifest import FileKind, RollbackState, list_manifests
+from replset.storage.retention import remove_old_data
 from replset.storage.store import Store
+from replset.storage.undo import rollback_in_progress, undo_step
 from tests.unit.replication.kit import OPTIONS, Member, Network, copy_log, numbered, until
 
 SOURCE = HostPort("source:1")
@@ -233,11 +235,11 @@ def test_a_restart_remembers_what_was_committed(members: tuple[Member, Member], 
     copy_log(source, mine)
     mine.store.set_commit_point(mine.store.last_applied)
     if not stopped:
-        while mine.store.housekeeping(mine.clock.wall_ms()):
+        while remove_old_data(mine.store, mine.clock.wall_ms()):
             pass  # noted behind all else that a slice may do
         mine.store._note_at_the_end = lambda txn: None  # type: ignore[method-assign]
     reopen(mine)
-    assert mine.store.noted_commit_point() == mine.store.last_applied
+    assert mine.store.saved_commit_point() == mine.store.last_applied
     source.insert(NS, *numbered(range(1_000, 1_020)), term=2)
     trim_to(source, source.store.last_applied)
     assert sync(mine, "too stale").ok
@@ -251,10 +253,10 @@ def test_a_noted_commit_point_whose_entry_was_taken_back_says_nothing(members: t
     mine.insert(NS, {"_id": "committed once"})
     mine.store.set_commit_point(mine.store.last_applied)
     reopen(mine)
-    assert mine.store.noted_commit_point() == mine.store.last_applied
-    while mine.store.undo_step(common, stem="rollback-x.0"):
+    assert mine.store.saved_commit_point() == mine.store.last_applied
+    while undo_step(mine.store, common, stem="rollback-x.0"):
         pass
-    assert mine.store.noted_commit_point() == OPTIME_NULL
+    assert mine.store.saved_commit_point() == OPTIME_NULL
 
 
 def reopen(member: Member) -> None:
@@ -276,7 +278,7 @@ def test_before_a_forced_copy_what_was_committed_is_exported_too(members: tuple[
 def trim_to(member: Member, commit_point: OpTime) -> None:
     member.store.set_commit_point(commit_point)
     member.store.options = replace(member.store.options, oplog_max_bytes=500)
-    while member.store.housekeeping(member.clock.wall_ms()):
+    while remove_old_data(member.store, member.clock.wall_ms()):
         pass
 
 
@@ -289,9 +291,9 @@ def test_an_interrupted_rollback_is_finished_before_the_copy(members: tuple[Memb
     copy_log(source, mine)
     common = mine.store.last_applied
     mine.insert(NS, *numbered(range(900, 910)))
-    assert mine.store.undo_step(common, stem="rollback-x.0", limit=2)
+    assert undo_step(mine.store, common, stem="rollback-x.0", limit=2)
     assert sync(mine).ok
-    assert mine.store.rollback_in_progress() is None
+    assert rollback_in_progress(mine.store) is None
     assert mine.everything() == source.everything()
 
 
@@ -365,7 +367,7 @@ def test_a_source_that_rolls_back_meanwhile_voids_its_copy(members: tuple[Member
             newest = source.store.last_applied
             before = source.store.row_at_or_before(type(newest)(1, newest.ts - 1))
             assert before is not None
-            source.store.undo_step(before.optime, stem="x")
+            undo_step(source.store, before.optime, stem="x")
 
     mine.network.before_call = roll_back
     ended = sync(mine)

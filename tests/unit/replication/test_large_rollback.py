@@ -21,6 +21,8 @@ from replset.replication import rollback as rollback_module
 from replset.replication.applier import apply_entry
 from replset.replication.rollback_manifest import FileKind, list_manifests, verify_file
 from replset.replication.rollback_progress import RollbackPhase
+from replset.storage.store import Store
+from replset.storage.undo import undo_step
 from tests.unit.replication.kit import Member, Network, copy_log, numbered
 
 SOURCE = HostPort("source:1")
@@ -105,13 +107,12 @@ def test_a_hundred_thousand_operations_are_undone_in_steps_that_stay_short(
     before, log_before = mine.everything(), mine.oplog()
     write_alone(mine, ENTRIES, "lost")
     steps: list[tuple[RollbackPhase, int]] = []
-    undo_step = mine.store.undo_step
 
-    def counted(common: OpTime, *, stem: str, limit: int = 0) -> bool:
+    def counted(store: Store, common: OpTime, *, stem: str, limit: int = 0) -> bool:
         steps.append((mine.rollback.progress.phase, mine.rollback.progress.undone))
-        return undo_step(common, stem=stem, limit=limit)
+        return undo_step(store, common, stem=stem, limit=limit)
 
-    monkeypatch.setattr(mine.store, "undo_step", counted)
+    monkeypatch.setattr(rollback_module, "undo_step", counted)
     ended, meter = roll_back(mine)
     assert ended.ok
     assert mine.everything() == before
@@ -154,7 +155,7 @@ def test_large_documents_make_the_steps_shorter(tmp_path: Path) -> None:
     more = True
     while more:
         undone = mine.store.undone_entries
-        more = mine.store.undo_step(common, stem="s", limit=200, max_bytes=4 << 20)
+        more = undo_step(mine.store, common, stem="s", limit=200, max_bytes=4 << 20)
         taken.append(mine.store.undone_entries - undone)
     assert sum(taken) == 24
     assert max(taken) <= 6, "three that are large themselves, three whose documents were"
@@ -165,7 +166,7 @@ def test_one_entry_beyond_the_limit_is_undone_all_the_same(tmp_path: Path) -> No
     _, mine = members(tmp_path)
     common = mine.store.last_applied
     mine.insert(NS, {"_id": "large", "text": "x" * 2_000})
-    assert mine.store.undo_step(common, stem="s", limit=200, max_bytes=1_000) is False
+    assert undo_step(mine.store, common, stem="s", limit=200, max_bytes=1_000) is False
     assert mine.store.last_applied == common
 
 

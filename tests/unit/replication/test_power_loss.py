@@ -75,7 +75,7 @@ def test_a_power_loss_in_a_rollback_loses_nothing(tmp_path: Path, monkeypatch: p
     at_common, log_at_common = mine.everything(), mine.oplog()
     common = diverge(source, mine)
     durable = mine.oplog()
-    mine.store.sync_wal()
+    mine.store.wal.sync()
 
     for life in range(1, 5):
         crash_somewhere(mine, rng)

@@ -15,6 +15,8 @@ from replset.ids import OPTIME_NULL, OpTime
 from replset.replication.rollback import export_before_wipe
 from replset.replication.rollback_files import Identity
 from replset.replication.rollback_manifest import FileKind, Manifest, RollbackState, list_manifests, verify_file
+from replset.storage.retention import remove_old_data
+from replset.storage.undo import rollback_done_marks, rollback_in_progress
 from tests.unit.replication.diverged import (
     MINE,
     NS,
@@ -45,8 +47,8 @@ def test_rollback_takes_back_every_kind_of_operation_and_writes_it_down(tmp_path
     assert mine.store.last_applied == common
     assert mine.lowered == [(common, newest)], "the durability mark goes down before the first step"
     assert mine.store.rollback_id == id_before + 1
-    assert mine.store.rollback_in_progress() is None
-    assert mine.store.rollback_done_marks() == []
+    assert rollback_in_progress(mine.store) is None
+    assert rollback_done_marks(mine.store) == []
 
     (manifest,) = list_manifests(mine.dbpath)
     assert manifest.state is RollbackState.FINISHED
@@ -215,7 +217,7 @@ def test_below_what_the_undo_reaches_it_is_refused(tmp_path: Path) -> None:
     mine.clock.ms += 400_000
     newest = mine.insert(NS, {"_id": "late"})
     mine.store.set_commit_point(newest)
-    while mine.store.housekeeping(mine.clock.wall_ms()):
+    while remove_old_data(mine.store, mine.clock.wall_ms()):
         pass
     assert mine.store.pruned_through > 0
     source.clock.ms += 500_000

@@ -13,6 +13,8 @@ from replset.replication import rollback as rollback_module
 from replset.replication.common_point import CommonPoint
 from replset.replication.rollback import settle
 from replset.replication.rollback_manifest import FileKind, RollbackState, list_manifests, read_manifest, verify_file
+from replset.storage.store import Store
+from replset.storage.undo import rollback_done_marks, rollback_in_progress, undo_step
 from tests.unit.replication.diverged import (
     DISK_OPERATIONS,
     NS,
@@ -50,7 +52,7 @@ def crash_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, operation: int 
         assert operation == step == 0
         return disk.operations
 
-    begun = again.store.rollback_in_progress() is not None or again.store.rollback_done_marks() != []
+    begun = rollback_in_progress(again.store) is not None or rollback_done_marks(again.store) != []
     changed = again.oplog() != log_at_common + undone
     asyncio.run(settle(again.store, again.disk, again.dbpath, again.clock, again.workers))
     states = [manifest.state for manifest in list_manifests(again.dbpath)]
@@ -73,7 +75,7 @@ def crash_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, operation: int 
     (log_file,) = [file for file in manifest.files if file.kind is FileKind.OPLOG]
     assert again.rollback_file(log_file.name) == [decode(entry) for entry in undone]
     assert {file.ns for file in manifest.files if file.kind is FileKind.DOCUMENTS} == {NS, OTHER, "app.new"}
-    assert again.store.rollback_done_marks() == []
+    assert rollback_done_marks(again.store) == []
     again.close()
     return disk.operations
 
@@ -126,16 +128,15 @@ def test_a_storage_failure_in_the_middle_stops_the_member(tmp_path: Path, monkey
     source, mine = two_members(tmp_path)
     diverge(source, mine)
     monkeypatch.setattr(rollback_module, "UNDO_STEP_ENTRIES", 4)
-    undo_step = mine.store.undo_step
     steps = iter([None, OSError(5, "Input/output error")])
 
-    def failing(common: OpTime, *, stem: str, limit: int = 0) -> bool:
+    def failing(store: Store, common: OpTime, *, stem: str, limit: int = 0) -> bool:
         error = next(steps)
         if error is not None:
             raise error
-        return undo_step(common, stem=stem, limit=limit)
+        return undo_step(store, common, stem=stem, limit=limit)
 
-    monkeypatch.setattr(mine.store, "undo_step", failing)
+    monkeypatch.setattr(rollback_module, "undo_step", failing)
     asyncio.run(mine.rollback.run(SOURCE))
     assert [type(error) for error in mine.broken] == [OSError]
     assert mine.reports == []

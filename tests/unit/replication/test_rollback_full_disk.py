@@ -17,6 +17,7 @@ from replset.replication import rollback as rollback_module
 from replset.replication.rollback_files import Identity, RollbackWriter
 from replset.replication.rollback_manifest import FileKind, RollbackState, list_manifests, verify_file
 from replset.storage.disk import RealDisk
+from replset.storage.undo import rollback_done_marks
 from tests.unit.replication.diverged import (
     DISK_OPERATIONS,
     MINE,
@@ -111,7 +112,7 @@ def test_a_full_disk_is_waited_for_and_nothing_is_undone_unrecorded(
     assert (mine.rollback.progress.running, mine.rollback.progress.waiting_for) == (False, "")
 
 
-@pytest.mark.parametrize("name", ["undo_step", "sync_wal", "clear_rollback_done"])
+@pytest.mark.parametrize("name", ["undo_step", "sync", "clear_rollback_done"])
 @pytest.mark.parametrize("nth", [1, 2])
 def test_a_database_that_cannot_grow_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, nth: int
@@ -120,7 +121,8 @@ def test_a_database_that_cannot_grow_is_waited_for(
     source, mine = two_members(tmp_path)
     at_common = mine.everything()
     diverge(source, mine)
-    real = getattr(mine.store, name)
+    owner: Any = mine.store.wal if name == "sync" else rollback_module
+    real = getattr(owner, name)
     calls = 0
     texts: list[str] = []
 
@@ -132,13 +134,13 @@ def test_a_database_that_cannot_grow_is_waited_for(
             raise OutOfDiskSpaceError("replset.db: no space left on the disk")
         return real(*arguments, **named)
 
-    monkeypatch.setattr(mine.store, name, failing)
+    monkeypatch.setattr(owner, name, failing)
     ended = run_rollback(mine)
     assert ended.ok
     assert mine.everything() == at_common
     (manifest,) = list_manifests(mine.dbpath)
     assert manifest.state is RollbackState.FINISHED
-    assert mine.store.rollback_done_marks() == []
+    assert rollback_done_marks(mine.store) == []
     assert [text for text in texts if "waits for room on the disk: replset.db" in text] == texts[1:]
 
 
@@ -211,7 +213,7 @@ def test_a_read_that_is_cut_off_undoes_nothing_and_is_tried_again(
 
     def cutting(self: RollbackWriter, kind: FileKind, ns: str, uuid: UUID | None, document: bytes) -> None:
         add(self, kind, ns, uuid, document)
-        mine.store.cut_readers()
+        mine.store.readers.cut()
 
     with monkeypatch.context() as patched:
         patched.setattr(RollbackWriter, "add", cutting)

@@ -109,7 +109,7 @@ class Story:
         mine.insert(NS, *({"_id": f"only here {n}"} for n in range(3)), term=1)
         source.noop(term=2)
         source.insert(NS, *numbered(range(100, 160)), term=2)
-        mine.store.sync_wal()
+        mine.store.wal.sync()
         return cls(folder, source, mine, mine.oplog())
 
     def run(self, dies_at: int = 0) -> Life:

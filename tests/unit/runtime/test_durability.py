@@ -28,11 +28,12 @@ class FakeStore:
         self.last_wall_ms = 300
         self.synced: list[OpTime] = []
         self.sync_error: Exception | None = None
+        self.wal = self
 
     def commit(self, ts: int) -> None:
         self.last_applied, self.last_wall_ms = at(ts), ts * 100
 
-    def sync_wal(self) -> None:
+    def sync(self) -> None:
         if self.sync_error is not None:
             raise self.sync_error
         self.synced.append(self.last_applied)
@@ -323,9 +324,9 @@ def test_a_sync_knows_when_its_disk_has_it() -> None:
     seen: list[tuple[bool, bool]] = []
 
     class Looking(FakeStore):
-        def sync_wal(self) -> None:
+        def sync(self) -> None:
             seen.append((sync.begun, sync.ended))
-            super().sync_wal()
+            super().sync()
 
     store = Looking()
     sync = Sync(store)  # type: ignore[arg-type]

@@ -27,14 +27,15 @@ class FakeStore:
         self.needs_checkpoint = True
         self.needs_last_pass = False
         self.free = True
-        self.path, self.wal_bytes = "replset.db", 1 << 30
+        self.path, self.size = "replset.db", 1 << 30
+        self.wal = self.readers = self
         self.is_read = False
         self.rechecked: list[int] = []
 
-    def has_room(self) -> bool:
+    def has_disk_space(self) -> bool:
         return self.free
 
-    def _do(self, what: str) -> bool:
+    def do(self, what: str) -> bool:
         self.done.append(what)
         if what in self.errors:
             raise self.errors[what]
@@ -46,18 +47,15 @@ class FakeStore:
             raise self.errors["recheck"]
         return after_ts + 1 if after_ts < 3 else 0
 
-    def housekeeping(self, now_wall_ms: int) -> bool:
-        return self._do("slice")
-
     def checkpoint(self) -> bool:
-        return self._do("checkpoint")
+        return self.do("checkpoint")
 
-    def cut_readers(self) -> int:
+    def cut(self) -> int:
         self.done.append("cut")
         return 0
 
     def last_pass(self) -> bool:
-        self._do("last pass")
+        self.do("last pass")
         return not self.is_read
 
 
@@ -93,6 +91,11 @@ class Rig:
         return list(self.store.done)
 
 
+@pytest.fixture(autouse=True)
+def slices_of_the_fake_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replset.runtime.housekeeping.remove_old_data", lambda store, _wall_ms: store.do("slice"))
+
+
 def with_rig(scenario: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
     async def main(clock: SimClock) -> None:
         rig = Rig(clock)
@@ -123,7 +126,7 @@ def test_what_finds_no_room_waits_and_the_other_part_goes_on(part: str) -> None:
 
 def test_readers_are_not_cut_for_a_last_pass_that_has_no_room() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.store.errors, rig.store.needs_last_pass = {"checkpoint": NO_ROOM}, True
+        rig.store.errors, rig.store.wal.needs_last_pass = {"checkpoint": NO_ROOM}, True
         assert await rig.rounds(1) == ["slice", "checkpoint"]
 
     with_rig(scenario)
@@ -131,7 +134,7 @@ def test_readers_are_not_cut_for_a_last_pass_that_has_no_room() -> None:
 
 def test_commits_go_on_after_a_last_pass_that_found_no_room() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.store.needs_checkpoint, rig.store.needs_last_pass = False, True
+        rig.store.wal.needs_checkpoint, rig.store.wal.needs_last_pass = False, True
         rig.store.errors = {"last pass": NO_ROOM}
         assert await rig.rounds(1) == ["slice", "cut", "last pass"]
         passed: list[str] = []
@@ -144,7 +147,7 @@ def test_commits_go_on_after_a_last_pass_that_found_no_room() -> None:
 
 def test_commits_are_not_held_again_and_again_for_a_reader_that_stays() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.store.needs_checkpoint, rig.store.needs_last_pass, rig.store.is_read = False, True, True
+        rig.store.wal.needs_checkpoint, rig.store.wal.needs_last_pass, rig.store.is_read = False, True, True
         rounds = int(READER_PAUSE_MS / 1000 / INTERVAL_S)
         assert (await rig.rounds(rounds)).count("last pass") == 1
         rig.store.is_read = False

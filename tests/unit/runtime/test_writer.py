@@ -292,7 +292,7 @@ def test_an_operation_that_storage_fails_takes_the_whole_group_along(with_rig: R
 
 def test_a_full_disk_refuses_the_group(with_rig: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(rig: Rig) -> None:
-        monkeypatch.setattr(rig.store, "has_room", lambda: False)
+        monkeypatch.setattr(rig.store, "has_disk_space", lambda: False)
         with pytest.raises(OutOfDiskSpaceError):
             await rig.writer.write(rig.insert(1))
         assert rig.broken == []

@@ -16,7 +16,9 @@ from replset.ids import OPTIME_NULL
 from replset.oplog_entry import noop_entry
 from replset.storage.copies import check_database, install_copy
 from replset.storage.disk import RealDisk
+from replset.storage.retention import remove_old_data
 from replset.storage.store import Store, StoreOptions
+from replset.storage.undo import rollback_done_marks, undo_step
 from tests.simulation.kit.disk import SimDisk
 
 from .conftest import WALL, Driver
@@ -41,9 +43,9 @@ def test_a_copy_is_consistent_while_writes_go_on(
         nonlocal pauses
         pauses += 1
         source.apply(*(("put", "db.c", number, "later") for number in range(pauses, 200, 3)))
-        source.store.checkpoint()
+        source.store.wal.checkpoint()
 
-    info = source.store.snapshot_to(path, pause=write)
+    info = source.store.copy_to(path, pause=write)
     assert pauses > 5
     data = Path(path).read_bytes()
     assert (info.size, info.sha256, info.newest) == (len(data), hashlib.sha256(data).hexdigest(), newest)
@@ -67,7 +69,7 @@ def test_a_copy_that_is_cancelled_leaves_nothing(source: Driver, tmp_path: Path)
         raise StorageError("no room")
 
     with pytest.raises(StorageError, match="no room"):
-        source.store.snapshot_to(str(tmp_path / "copy.db"), pause=cancel)
+        source.store.copy_to(str(tmp_path / "copy.db"), pause=cancel)
     assert os.listdir(tmp_path) == ["source"]
     source.apply(("put", "db.c", 1, "goes on"))
 
@@ -76,28 +78,28 @@ def test_a_copy_that_is_cancelled_leaves_nothing(source: Driver, tmp_path: Path)
 def test_the_rollback_id_rises_above_both_and_rollbacks_done_are_emptied(
     source: Driver, tmp_path: Path, mine: int, expected: int
 ) -> None:
-    source.store.undo_step(source.history[-2][0], stem="theirs")
+    undo_step(source.store, source.history[-2][0], stem="theirs")
     assert source.store.rollback_id == 2
     path = str(tmp_path / "copy.db")
-    source.store.snapshot_to(path)
+    source.store.copy_to(path)
     install_copy(RealDisk(), tmp_path, path, rollback_id_before=mine)
     store = Store.open(RealDisk(), tmp_path, source.options)
-    assert (store.rollback_id, store.rollback_done_marks()) == (expected, [])
+    assert (store.rollback_id, rollback_done_marks(store)) == (expected, [])
     store.close()
-    assert [mark.stem for mark in source.store.rollback_done_marks()] == ["theirs"]
+    assert [mark.stem for mark in rollback_done_marks(source.store)] == ["theirs"]
 
 
 def test_undo_and_pruned_through_stay_with_the_copied_data(source: Driver, tmp_path: Path) -> None:
     source.store.set_commit_point(source.history[100][0])
-    while source.store.housekeeping(0):
+    while remove_old_data(source.store, 0):
         pass
     path = str(tmp_path / "copy.db")
-    source.store.snapshot_to(path)
+    source.store.copy_to(path)
     install_copy(RealDisk(), tmp_path, path, rollback_id_before=0)
     store = Store.open(RealDisk(), tmp_path, source.options)
     assert store.pruned_through == source.history[100][0].ts
     point, state = source.history[120]
-    while store.undo_step(point, stem="r"):
+    while undo_step(store, point, stem="r"):
         pass
     coll = store.collection("db.c")
     assert coll is not None
@@ -156,7 +158,7 @@ def test_a_crash_while_installing_leaves_the_old_data_or_the_copy(
     old.apply(("create", "db.old"), ("put", "db.old", 1, "mine"))
     old.store.close()
     path = str(tmp_path / "copy.db")
-    source.store.snapshot_to(path)
+    source.store.copy_to(path)
     disk = StoppingDisk(steps)
     if steps < len(ORDER):
         with pytest.raises(KeyboardInterrupt):
@@ -193,7 +195,7 @@ def test_power_that_goes_while_a_half_folded_database_is_replaced_leaves_one_tha
     disk.is_full = False
     path, copy = os.path.join(dbpath, "replset.db"), os.path.join(dbpath, "copy.db")
     assert disk.size(path + "-wal") > 0
-    source.snapshot_to(copy)
+    source.copy_to(copy)
     left = steps
 
     def counted(work: Callable[..., None]) -> Callable[..., None]:
@@ -225,7 +227,7 @@ def append(store: Store, entries: int) -> None:
         with store.group() as txn:
             optime = txn.next_optime(1, WALL)
             txn.append(noop_entry({"msg": "x" * 500}, optime, WALL), optime, op="n", ns="", wall_ms=WALL)
-    store.sync_wal()
+    store.wal.sync()
 
 
 def test_a_copy_of_something_else_is_refused_before_anything_is_replaced(tmp_path: Path) -> None:
@@ -240,7 +242,7 @@ def test_a_copy_of_something_else_is_refused_before_anything_is_replaced(tmp_pat
 
 def test_quick_check_and_chain_check_find_damage(source: Driver, tmp_path: Path) -> None:
     path = str(tmp_path / "copy.db")
-    source.store.snapshot_to(path)
+    source.store.copy_to(path)
     check_database(RealDisk(), path, 1000)
     connection = RealDisk().connect(path)
     newest = source.store.last_applied
@@ -269,7 +271,7 @@ def test_quick_check_and_chain_check_find_damage(source: Driver, tmp_path: Path)
 
 def test_nothing_is_installed_over_an_open_store(source: Driver, tmp_path: Path) -> None:
     path = str(tmp_path / "copy.db")
-    source.store.snapshot_to(path)
+    source.store.copy_to(path)
     with pytest.raises(InvariantError, match="open in SQLite"):
         install_copy(source.disk, source.folder, path, rollback_id_before=0)
     assert source.store.oplog_after(OPTIME_NULL, limit=1, max_bytes=1)

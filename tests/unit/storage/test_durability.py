@@ -27,6 +27,7 @@ from replset.bson import encode, encode_key
 from replset.ids import OpTime
 from replset.oplog_entry import insert_entry, noop_entry
 from replset.storage.disk import RealDisk
+from replset.storage.retention import remove_old_data
 from replset.storage.store import Store, StoreOptions, lock_dbpath
 
 folder, checkpoints = sys.argv[1], sys.argv[2] == "checkpoints"
@@ -49,12 +50,12 @@ while True:
             txn.append(insert_entry("db.c", coll.uuid, doc, optime, 0), optime, op="i", ns="db.c", key=b"k", wall_ms=0)
     covered = store.last_applied
     if number % 5 == 0:
-        store.sync_wal()
+        store.wal.sync()
         print(covered.ts, flush=True)
     if checkpoints and number % 3 == 0:
-        store.checkpoint()
+        store.wal.checkpoint()
         store.set_commit_point(covered)
-        store.housekeeping(0)
+        remove_old_data(store, 0)
 """
 
 
@@ -136,11 +137,11 @@ def test_the_wal_is_synced_through_the_disk_and_its_name_before(tmp_path: Path) 
     assert disk.exists(f"{store.path}-wal")
     with store.group() as txn:
         txn.append(b"entry", txn.next_optime(1, 0), op="n", ns="", wall_ms=0)
-    store.sync_wal()
+    store.wal.sync()
     assert disk.synced == ["folder", "replset.db-wal"]
     store.close()
     with pytest.raises(StorageError, match="wal"):
-        store.sync_wal()  # closed: the WAL is gone, and nobody must take that for a success
+        store.wal.sync()  # closed: the WAL is gone, and nobody must take that for a success
 
 
 def test_open_ends_with_a_full_checkpoint(make_driver: Callable[..., Driver]) -> None:
@@ -158,22 +159,22 @@ def test_a_last_pass_lets_the_wal_start_anew(make_driver: Callable[..., Driver])
     driver = make_driver(options=options)
     store = driver.store
     driver.apply(("create", "db.c"))
-    assert not store.needs_checkpoint
+    assert not store.wal.needs_checkpoint
     number = 0
     snapshot = None
-    while not store.needs_last_pass:
+    while not store.wal.needs_last_pass:
         number += 1
         driver.apply(("put", "db.c", number, "x" * 500))
-        if store.needs_checkpoint:
-            assert store.checkpoint() == (snapshot is None)
-            assert not store.needs_checkpoint
+        if store.wal.needs_checkpoint:
+            assert store.wal.checkpoint() == (snapshot is None)
+            assert not store.wal.needs_checkpoint
             snapshot = snapshot or store.read()  # an old reader: it keeps the WAL from starting anew
-    assert store.wal_bytes > 300_000
-    assert store.cut_readers() > 0
-    assert store.last_pass()
+    assert store.wal.size > 300_000
+    assert store.readers.cut() > 0
+    assert store.wal.last_pass()
     driver.apply(("put", "db.c", 0, "x"))
-    assert store.wal_bytes < 50_000
-    assert not store.needs_last_pass
+    assert store.wal.size < 50_000
+    assert not store.wal.needs_last_pass
     assert snapshot is not None
     snapshot.close()
     assert driver.documents() == driver.state
@@ -185,9 +186,9 @@ def test_a_reader_in_the_wal_leaves_the_last_pass_unfinished(driver: Driver) -> 
     driver.apply(("create", "db.c"), ("put", "db.c", 1, "x"))
     with driver.store.read() as snapshot:
         driver.apply(("put", "db.c", 2, "x"))
-        assert not driver.store.last_pass()
+        assert not driver.store.wal.last_pass()
         assert snapshot.get(driver.coll("db.c"), key_of(2)) is None
-    assert driver.store.last_pass()
+    assert driver.store.wal.last_pass()
 
 
 def test_commits_go_on_beside_a_checkpoint_and_readers_come_and_go(driver: Driver) -> None:
@@ -195,10 +196,10 @@ def test_commits_go_on_beside_a_checkpoint_and_readers_come_and_go(driver: Drive
     snapshots = [driver.store.read() for _ in range(8)]
     for number in range(50):
         driver.apply(("put", "db.c", number, "x"))
-        driver.store.checkpoint()
+        driver.store.wal.checkpoint()
     for snapshot in snapshots:
         snapshot.close()
-    assert len(driver.store._idle_readers) == 4
+    assert len(driver.store.readers._idle) == 4
     assert driver.documents() == driver.state
 
 

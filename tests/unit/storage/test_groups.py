@@ -19,8 +19,10 @@ from replset.errors import (
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.oplog_entry import insert_entry
 from replset.storage.disk import RealDisk
-from replset.storage.store import ROW_BYTES, Store, StoreOptions
+from replset.storage.oplog_tail import ROW_BYTES
+from replset.storage.store import Store, StoreOptions
 from replset.storage.txn import Txn
+from replset.storage.undo import undo_step
 
 from .conftest import WALL, Driver, doc_of, key_of
 
@@ -213,7 +215,7 @@ def test_writes_are_refused_while_the_disk_is_nearly_full_before_anything_is_dam
     with pytest.raises(OutOfDiskSpaceError, match="100 MiB"), store.group():
         pytest.fail("the group must not begin")
     assert store.last_applied == OpTime(1, 2)
-    assert not store.undo_step(OpTime(1, 1), stem="r")  # what must go on goes on
+    assert not undo_step(store, OpTime(1, 1), stem="r")  # what must go on goes on
     disk.free = 100 << 20
     with store.group() as txn:
         txn.append(b"entry", OpTime(2, 5), op="n", ns="", wall_ms=1)
@@ -316,7 +318,7 @@ def test_the_memory_of_the_newest_entries_is_bounded(make_driver: Callable[..., 
     driver.apply(("create", "db.c"))
     for number in range(100):
         driver.apply(("put", "db.c", number, "x" * 100))
-    assert len(driver.store._tail) <= 2 * 2000 // ROW_BYTES, "small entries are mostly what Python adds to them"
+    assert len(driver.store.tail.rows) <= 2 * 2000 // ROW_BYTES, "small entries are mostly what Python adds to them"
     rows = driver.store.oplog_after(OPTIME_NULL, limit=1000, max_bytes=1 << 30)
     assert len(rows) == 101
     start = rows[90].optime

@@ -75,7 +75,7 @@ def test_a_last_pass_that_syncs_slowly_locks_nobody_out(tmp_path: Path, blocked:
         append(store)
     blocked.go.clear()
     done: list[bool] = []
-    worker = threading.Thread(target=lambda: done.append(store.last_pass()))
+    worker = threading.Thread(target=lambda: done.append(store.wal.last_pass()))
     worker.start()
     assert blocked.begun.wait(WAIT_S)
     append(store)  # a secondary's page, a no-op, a step of undo: none of them finds the store locked
@@ -83,7 +83,7 @@ def test_a_last_pass_that_syncs_slowly_locks_nobody_out(tmp_path: Path, blocked:
     worker.join(WAIT_S)
     assert done == [True]
     append(store)
-    assert store.wal_bytes < 20_000, "the WAL began anew"
+    assert store.wal.size < 20_000, "the WAL began anew"
     store.close()
 
 
@@ -109,7 +109,7 @@ def test_a_copy_that_writing_outruns_is_given_up_so_that_the_wal_starts_anew(
     store = driver.store
     for _ in range(30):
         append(store, 1000)
-    store.last_pass()
+    store.wal.last_pass()
     allowed = limit + os.path.getsize(store.path)
     largest = 0
 
@@ -117,15 +117,15 @@ def test_a_copy_that_writing_outruns_is_given_up_so_that_the_wal_starts_anew(
         nonlocal largest
         for _ in range(10):
             append(store, 1000)
-        largest = max(largest, store.wal_bytes)
-        if limit < store.wal_bytes <= allowed:
-            assert not store.needs_last_pass, "commits are not held for a pass that the copy keeps from its end"
+        largest = max(largest, store.wal.size)
+        if limit < store.wal.size <= allowed:
+            assert not store.wal.needs_last_pass, "commits are not held for a pass that the copy keeps from its end"
 
     with pytest.raises(SnapshotCutError, match="given up"):
-        store.snapshot_to(str(tmp_path / "copy.db"), pause=write)
+        store.copy_to(str(tmp_path / "copy.db"), pause=write)
     assert allowed < largest < allowed + limit
-    assert store.needs_last_pass
-    assert store.last_pass()
+    assert store.wal.needs_last_pass
+    assert store.wal.last_pass()
     assert not os.path.exists(tmp_path / "copy.db")
-    info = store.snapshot_to(str(tmp_path / "copy.db"))
+    info = store.copy_to(str(tmp_path / "copy.db"))
     assert info.newest == store.last_applied != OPTIME_NULL

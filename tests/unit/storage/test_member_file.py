@@ -16,6 +16,7 @@ from replset.ids import OPTIME_NULL, MemberId, OpTime
 from replset.storage.disk import RealDisk
 from replset.storage.member_file import JournalLine, MemberFile
 from replset.storage.store import Store, StoreOptions
+from replset.storage.undo import undo_step
 
 CONFIG = {
     "_id": "rs0",
@@ -138,8 +139,8 @@ def test_an_undo_and_a_copy_never_touch_it(tmp_path: Path) -> None:
     with store.group() as txn:
         optime = txn.next_optime(1, 0)
         txn.append(b"entry", optime, op="n", ns="", wall_ms=0)
-    store.snapshot_to(str(tmp_path / "copy.db"))
-    store.undo_step(type(optime)(0, 0), stem="r")
+    store.copy_to(str(tmp_path / "copy.db"))
+    undo_step(store, type(optime)(0, 0), stem="r")
     store.close()
     assert (tmp_path / "member.db").stat().st_mtime_ns == before
     file.close()

@@ -13,6 +13,7 @@ from replset.errors import CappedPositionLostError, CorruptDataError, StorageErr
 from replset.ids import OPTIME_NULL
 from replset.storage import offline
 from replset.storage.offline import OplogInfo, database_path, open_oplog
+from replset.storage.retention import remove_old_data
 from replset.storage.store import StoreOptions
 
 from .conftest import WALL, Driver
@@ -89,7 +90,7 @@ def test_info_tells_window_size_and_terms(closed: Driver) -> None:
 def test_a_place_that_was_trimmed_away_is_lost(closed: Driver) -> None:
     store = closed.reopen()
     store.set_commit_point(store.last_applied)
-    while store.housekeeping(0):
+    while remove_old_data(store, 0):
         pass
     gone, kept = closed.history[1][0], store.oldest
     store.close()

@@ -21,8 +21,9 @@ from replset.errors import (
     UnrecoverableRollbackError,
 )
 from replset.ids import OPTIME_NULL, OpTime
+from replset.storage.retention import remove_old_data
 from replset.storage.store import StoreOptions
-from replset.storage.undo import RollbackMark
+from replset.storage.undo import RollbackMark, clear_rollback_done, rollback_done_marks, rollback_in_progress, undo_step
 
 from .conftest import Driver, State, doc_of, key_of
 
@@ -85,16 +86,16 @@ def test_undo_restores_exactly_the_state_at_any_point(script: list[Operation], d
         kept = [optime for optime, _ in driver.history if OPTIME_NULL < optime <= point]
         before = driver.store.rollback_id
         steps = 1
-        while driver.store.undo_step(point, stem="rollback-x", limit=limit):
+        while undo_step(driver.store, point, stem="rollback-x", limit=limit):
             steps += 1
-            assert driver.store.rollback_in_progress() == RollbackMark("rollback-x", point)
+            assert rollback_in_progress(driver.store) == RollbackMark("rollback-x", point)
             if data.draw(st.booleans()):
                 driver.reopen()
         assert driver.documents() == state
         assert state_in_oplog(driver) == kept
         assert (driver.store.last_applied, driver.store.rollback_id) == (point, before + 1)
-        assert driver.store.rollback_in_progress() is None
-        assert driver.store.rollback_done_marks() == [RollbackMark("rollback-x", point)]
+        assert rollback_in_progress(driver.store) is None
+        assert rollback_done_marks(driver.store) == [RollbackMark("rollback-x", point)]
         assert steps <= (len(driver.history) - len(kept)) // limit + 2
 
         driver.state, driver.history = state, driver.history[: len(kept) + 1]
@@ -154,11 +155,11 @@ def test_pruning_takes_only_what_no_read_and_no_rollback_needs(script: list[Oper
         play(driver, script)
         commit, state = driver.history[min(pruned_to, len(driver.history) - 1)]
         driver.store.set_commit_point(commit)
-        while driver.store.housekeeping(driver.wall_ms):
+        while remove_old_data(driver.store, driver.wall_ms):
             pass
         assert driver.store.pruned_through <= commit.ts
         check_readable(driver, commit, state)
-        while driver.store.undo_step(commit, stem="r", limit=3):
+        while undo_step(driver.store, commit, stem="r", limit=3):
             pass
         assert driver.documents() == state
 
@@ -184,7 +185,7 @@ def test_several_changes_at_one_optime_are_undone_together_in_one_step(driver: D
         txn.append(b"entry", optime, op="c", ns="db.$cmd", wall_ms=1)
     with driver.store.read() as snapshot:
         assert dict(snapshot.scan(coll, point)) == state["db.c"]
-    assert not driver.store.undo_step(point, stem="r", limit=2)
+    assert not undo_step(driver.store, point, stem="r", limit=2)
     assert driver.documents() == state
 
 
@@ -192,7 +193,7 @@ def test_each_step_deletes_its_entries_in_the_same_transaction(driver: Driver) -
     driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(9)))
     point = driver.history[1][0]
     sizes = []
-    while driver.store.undo_step(point, stem="r", limit=2):
+    while undo_step(driver.store, point, stem="r", limit=2):
         assert len(driver.documents()["db.c"]) == len(state_in_oplog(driver)) - 1
         sizes.append(len(state_in_oplog(driver)))
     assert sizes == [8, 6, 4, 2]
@@ -202,20 +203,20 @@ def test_the_first_step_marks_the_rollback_and_raises_the_id_once(driver: Driver
     driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(5)))
     point = driver.history[2][0]
     before = driver.store.rollback_id
-    assert driver.store.undo_step(point, stem="r1", limit=1)
-    assert (driver.store.rollback_id, driver.store.rollback_in_progress()) == (before + 1, RollbackMark("r1", point))
+    assert undo_step(driver.store, point, stem="r1", limit=1)
+    assert (driver.store.rollback_id, rollback_in_progress(driver.store)) == (before + 1, RollbackMark("r1", point))
     driver.reopen()
-    assert (driver.store.rollback_id, driver.store.rollback_in_progress()) == (before + 1, RollbackMark("r1", point))
+    assert (driver.store.rollback_id, rollback_in_progress(driver.store)) == (before + 1, RollbackMark("r1", point))
     with pytest.raises(UnrecoverableRollbackError, match="in progress"):
-        driver.store.undo_step(driver.history[1][0], stem="r2")
-    assert not driver.store.undo_step(point, stem="r1", limit=100)
-    assert not driver.store.undo_step(driver.history[1][0], stem="r2")
+        undo_step(driver.store, driver.history[1][0], stem="r2")
+    assert not undo_step(driver.store, point, stem="r1", limit=100)
+    assert not undo_step(driver.store, driver.history[1][0], stem="r2")
     assert driver.store.rollback_id == before + 2
-    assert [mark.stem for mark in driver.reopen().rollback_done_marks()] == ["r1", "r2"]
-    driver.store.clear_rollback_done("r1")
-    assert [mark.stem for mark in driver.reopen().rollback_done_marks()] == ["r2"]
-    driver.store.clear_rollback_done("r2")
-    assert driver.store.rollback_done_marks() == []
+    assert [mark.stem for mark in rollback_done_marks(driver.reopen())] == ["r1", "r2"]
+    clear_rollback_done(driver.store, "r1")
+    assert [mark.stem for mark in rollback_done_marks(driver.reopen())] == ["r2"]
+    clear_rollback_done(driver.store, "r2")
+    assert rollback_done_marks(driver.store) == []
 
 
 def test_undo_below_the_commit_point_or_the_pruned_undo_is_refused(make_driver: Callable[..., Driver]) -> None:
@@ -223,24 +224,24 @@ def test_undo_below_the_commit_point_or_the_pruned_undo_is_refused(make_driver: 
     driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(6)))
     driver.store.set_commit_point(driver.history[4][0])
     with pytest.raises(UnrecoverableRollbackError, match="commit point"):
-        driver.store.undo_step(driver.history[3][0], stem="r")
-    while driver.store.housekeeping(driver.wall_ms):
+        undo_step(driver.store, driver.history[3][0], stem="r")
+    while remove_old_data(driver.store, driver.wall_ms):
         pass
     driver.reopen()  # the commit point is forgotten, what was pruned is not
     with pytest.raises(UnrecoverableRollbackError, match="undo reaches"):
-        driver.store.undo_step(driver.history[3][0], stem="r")
+        undo_step(driver.store, driver.history[3][0], stem="r")
     with pytest.raises(UnrecoverableRollbackError, match="not in the oplog"):
-        driver.store.undo_step(OpTime(9, driver.history[5][0].ts), stem="r")
+        undo_step(driver.store, OpTime(9, driver.history[5][0].ts), stem="r")
     assert driver.documents() == driver.state
-    assert driver.store.rollback_in_progress() is None
-    assert not driver.store.undo_step(driver.history[4][0], stem="r")
+    assert rollback_in_progress(driver.store) is None
+    assert not undo_step(driver.store, driver.history[4][0], stem="r")
     assert driver.documents() == driver.history[4][1]
 
 
 def test_a_point_before_pruned_through_is_snapshot_too_old(driver: Driver) -> None:
     driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(6)))
     driver.store.set_commit_point(driver.history[4][0])
-    while driver.store.housekeeping(driver.wall_ms):
+    while remove_old_data(driver.store, driver.wall_ms):
         pass
     coll = driver.coll("db.c")
     with driver.store.read() as snapshot:
@@ -295,7 +296,7 @@ def test_a_scan_goes_on_after_a_key_at_the_same_point_while_documents_change(dri
         driver.apply(*(("delete", "db.c", number) for number in range(round_, 700, 5)))
         driver.apply(("put", "db.c", 1000 + round_, "new"), ("put", "db.c", -round_, "new"))
         driver.store.set_commit_point(driver.store.last_applied)
-        while driver.store.housekeeping(driver.wall_ms):
+        while remove_old_data(driver.store, driver.wall_ms):
             pass
     pin.release()
     assert dict(seen) == state["db.c"]
@@ -330,14 +331,14 @@ def test_cut_readers_end_and_say_so(driver: Driver) -> None:
     snapshot = driver.store.read()
     documents = snapshot.scan(coll)
     next(documents)
-    assert driver.store.cut_readers() == 1
+    assert driver.store.readers.cut() == 1
     with pytest.raises(SnapshotCutError):
         list(documents)
     with pytest.raises(SnapshotCutError):
         snapshot.get(coll, key_of(1))
     snapshot.close()
     snapshot.close()
-    assert driver.store.cut_readers() == 0
+    assert driver.store.readers.cut() == 0
     assert driver.documents() == driver.state
 
 
@@ -346,7 +347,7 @@ def test_a_removed_collection_is_not_found(driver: Driver) -> None:
     coll = driver.coll("db.c")
     driver.apply(("drop", "db.c"), ("noop",))
     driver.store.set_commit_point(driver.store.last_applied)
-    while driver.store.housekeeping(driver.wall_ms):
+    while remove_old_data(driver.store, driver.wall_ms):
         pass
     with driver.store.read() as snapshot, pytest.raises(NamespaceNotFoundError):
         snapshot.get(coll, key_of(1))
@@ -366,11 +367,11 @@ def test_a_reader_in_another_thread_is_cut_off_in_the_middle(driver: Driver) -> 
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read)
         started.wait()
-        assert driver.store.cut_readers() == 1
+        assert driver.store.readers.cut() == 1
         with pytest.raises(SnapshotCutError):
             reading.result(timeout=30)
     driver.apply(("put", "db.c", 1, "goes on"))
-    assert driver.store.last_pass()
+    assert driver.store.wal.last_pass()
 
 
 def test_closing_the_store_ends_readers_in_other_threads(driver: Driver) -> None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from replset.storage.layout import DATA_APPLICATION_ID
+from replset.storage.file_names import DATA_APPLICATION_ID
 from spark.columns import COLUMNS, arrow_schema
 from spark.members import open_members
 from spark.places import EVERYTHING, START, Followed, Place, PlaceError

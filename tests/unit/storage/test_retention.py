@@ -8,15 +8,18 @@ import pytest
 
 from replset.errors import CappedPositionLostError, CorruptDataError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
-from replset.storage import housekeeping
+from replset.storage import retention
+from replset.storage import store as store_module
+from replset.storage.retention import remove_old_data
 from replset.storage.store import RECHECK_BYTES, RECHECK_ROWS, StoreOptions
+from replset.storage.undo import undo_step
 
 from .conftest import WALL, Driver, key_of
 
 
 def settle(driver: Driver, now_wall_ms: int = WALL) -> int:
     slices = 0
-    while driver.store.housekeeping(now_wall_ms):
+    while remove_old_data(driver.store, now_wall_ms):
         slices += 1
     return slices
 
@@ -96,17 +99,17 @@ def test_pruned_through_is_an_entry_whose_state_can_still_be_read(make_driver: C
 
 def test_undo_is_kept_while_a_rollback_is_in_progress(driver: Driver) -> None:
     driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(9)))
-    assert driver.store.undo_step(driver.history[2][0], stem="r", limit=3)
+    assert undo_step(driver.store, driver.history[2][0], stem="r", limit=3)
     driver.reopen().set_commit_point(driver.store.last_applied)
     assert settle(driver) == 0
 
 
 def test_pruning_goes_in_bounded_slices_of_whole_entries(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(housekeeping, "_ROWS", 4)
+    monkeypatch.setattr(retention, "_ROWS", 4)
     driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(20)))
     driver.store.set_commit_point(driver.store.last_applied)
     before = undo_rows(driver)
-    assert driver.store.housekeeping(WALL)
+    assert remove_old_data(driver.store, WALL)
     assert before - undo_rows(driver) == 5
     assert settle(driver) >= 3
     assert undo_rows(driver) == 0
@@ -129,7 +132,7 @@ def test_a_rollback_to_the_commit_point_finds_its_entry_after_trimming(make_driv
     point = driver.history[5][0]
     driver.store.set_commit_point(point)
     settle(driver)
-    while driver.store.undo_step(point, stem="rollback-1"):
+    while undo_step(driver.store, point, stem="rollback-1"):
         pass
     assert driver.store.last_applied == driver.store.oldest == point
 
@@ -202,7 +205,7 @@ def test_first_and_last_optime_of_each_term_survive_trimming(make_driver: Callab
 def test_a_drop_hides_the_collection_until_it_is_committed_then_removes_it(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(housekeeping, "_ROWS", 4)
+    monkeypatch.setattr(retention, "_ROWS", 4)
     driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(10)))
     table = driver.coll("db.c").table
     driver.apply(("drop", "db.c"))
@@ -225,13 +228,13 @@ def test_undo_of_a_drop_brings_the_documents_back(driver: Driver) -> None:
     point, state = driver.history[-1]
     driver.apply(("drop", "db.c"), ("create", "db.c"), ("put", "db.c", 1, "new"))
     driver.reopen()
-    while driver.store.undo_step(point, stem="r", limit=1):
+    while undo_step(driver.store, point, stem="r", limit=1):
         pass
     assert driver.documents() == state
 
 
 def test_the_count_of_bytes_is_noted_now_and_then(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(housekeeping, "_COUNT_EVERY", 300)
+    monkeypatch.setattr(store_module, "_SAVE_SIZE_EVERY", 300)
     driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(10)))
     assert settle(driver) == 1
     assert count(driver, "SELECT value FROM meta WHERE name = 'oplog_bytes'") == driver.store.oplog_bytes

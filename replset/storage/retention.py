@@ -1,0 +1,95 @@
+"""Removes what no reader, rollback or secondary needs any more, one bounded slice at a time.
+
+That is old undo, the oldest oplog entries, and the documents of dropped collections.
+"""
+
+from __future__ import annotations
+
+from replset.ids import pack_ts
+from replset.storage.sqlite import first_row, rows_of
+from replset.storage.store import Store
+from replset.storage.txn import write_meta
+from replset.storage.undo import rollback_in_progress
+
+_ROWS = 1000
+
+
+def remove_old_data(store: Store, now_wall_ms: int) -> bool:
+    """Do one slice of the first of these that has something to do; True when one had."""
+    if _prune(store) or _trim(store, now_wall_ms) or _remove_dropped(store) or store.save_oplog_bytes():
+        return True
+    store.save_commit_point()
+    return False
+
+
+def _prune(store: Store) -> bool:
+    """Remove undo rows in ts order, whole entries, together with meta.pruned_through.
+
+    Undo behind the commit point stays, since a rollback may have to go back there. So does what an open cursor or the
+    snapshot history reads by. While a rollback is in progress nothing is removed.
+    """
+    limits = [store.commit_point.ts, store.last_applied.ts - pack_ts(store.options.snapshot_history_s, 0)]
+    pin = store.oldest_pin
+    if pin is not None:
+        limits.append(pin.ts)
+    limit = min(limits)
+    if limit <= store.pruned_through or rollback_in_progress(store) is not None:
+        return False
+    first = store.query(lambda connection: first_row(connection, "SELECT ts FROM undo ORDER BY ts LIMIT 1"))
+    if first is None or first[0] > limit:
+        return False
+    with store.maintenance() as txn:
+        connection = txn.connection
+        nth = first_row(connection, "SELECT ts FROM undo ORDER BY ts, seq LIMIT 1 OFFSET ?", (_ROWS,))
+        # An entry's own ts, not the limit between two entries: the state at that entry can still be read.
+        within = limit if nth is None else min(limit, nth[0])
+        (through,) = first_row(connection, "SELECT max(ts) FROM undo WHERE ts <= ?", (within,))
+        connection.execute("DELETE FROM undo WHERE ts <= ?", (through,))
+        write_meta(connection, "pruned_through", through)
+    store.pruned_through = through
+    return True
+
+
+def _trim(store: Store, now_wall_ms: int) -> bool:
+    """Remove the oldest entries, while they take more than the limit and are old enough.
+
+    The one at the commit point stays: every rollback ends there or above, and looks for it.
+    """
+    options = store.options
+    excess = store.oplog_bytes - options.oplog_max_bytes
+    if excess <= 0:
+        return False
+    bound = min(store.commit_point.ts, store.last_applied.ts) - 1
+    if options.oplog_min_retention_s:
+        bound = min(bound, pack_ts(max(0, int(now_wall_ms / 1000 - options.oplog_min_retention_s)), 0))
+    through, size = 0, 0
+    lengths = "SELECT ts, length(entry) FROM oplog WHERE ts <= ? ORDER BY ts LIMIT ?"
+    for ts, length in store.query(lambda connection: list(rows_of(connection, lengths, (bound, _ROWS)))):
+        if size >= excess:
+            break
+        through, size = ts, size + length
+    if not through:
+        return False
+    with store.maintenance() as txn:
+        txn.connection.execute("DELETE FROM oplog WHERE ts <= ?", (through,))
+        write_meta(txn.connection, "trimmed_through", through)
+        write_meta(txn.connection, "oplog_bytes", store.oplog_bytes - size)
+        write_meta(txn.connection, "oplog_counted_to", store.last_applied.ts)
+    store.on_trimmed(through, size)
+    return True
+
+
+def _remove_dropped(store: Store) -> bool:
+    """Remove the documents of a collection whose drop cannot be undone or read behind any more; at last its table."""
+    dropped = store.dropped_collections()
+    if not dropped or (dropped[0].dropped_ts or 0) > min(store.pruned_through, store.commit_point.ts):
+        return False
+    table, uuid = dropped[0].table, dropped[0].uuid
+    with store.maintenance() as txn:
+        connection = txn.connection
+        connection.execute(f"DELETE FROM {table} WHERE rowid IN (SELECT rowid FROM {table} LIMIT ?)", (_ROWS,))
+        if connection.changes() < _ROWS:
+            connection.execute(f"DROP TABLE {table}")
+            connection.execute("DELETE FROM catalog WHERE uuid = ?", (uuid,))
+            txn.catalog.forget(uuid)
+    return True
