@@ -402,7 +402,7 @@ class Checkers:
         mine = self.mirrors[row.name].entries
         expected = replay(mine)
         if found != expected:
-            self.fail("5", f"{row.name} in {row.state.state.name}: {first_difference(expected, found)}")
+            self.fail("5", f"{row.name} in {row.node_state.state.name}: {first_difference(expected, found)}")
         places = {entry.optime: place for place, entry in enumerate(mine)}
         for other, mirror in self.mirrors.items():
             theirs = mirror.entries

@@ -107,7 +107,7 @@ class Live:
     name: str
     machine: Machine
     node: Node
-    state: NodeState
+    node_state: NodeState
     state: MemberState | None = None
     term: int = -1
     primary: MemberId | None = None
@@ -281,7 +281,7 @@ class SimCluster:
 
     def _step(self) -> None:
         for row in self.live:
-            state = row.state
+            state = row.node_state
             if state.state is not row.state or state.term != row.term or state.primary_id != row.primary:
                 self._note_state(row)
                 row.changed = True
@@ -590,7 +590,7 @@ class SimCluster:
 
     def _note_state(self, row: Live) -> None:
         """Note a member's state, term and known primary, which changed."""
-        state = row.state
+        state = row.node_state
         if state.state is MemberState.STARTUP2 and row.state not in (None, MemberState.STARTUP, MemberState.STARTUP2):
             self.resyncs += 1
         row.state, row.term, row.primary = state.state, state.term, state.primary_id
