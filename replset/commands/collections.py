@@ -11,7 +11,7 @@ from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import apart
 from replset.commands.index_specs import check_index
 from replset.commands.namespaces import check_database, collection_field, namespace, writable_namespace
-from replset.commands.ports import Reply, Writing
+from replset.commands.ports import Reply
 from replset.commands.write_batch import check_options, write_times
 from replset.commands.write_concern import concern_of, wait_for
 from replset.errors import (
@@ -21,7 +21,7 @@ from replset.errors import (
 )
 from replset.ids import OpTime
 from replset.query.match import compile_filter
-from replset.replication.write_ops import ID_INDEX, do_create, do_drop
+from replset.replication.write_ops import ID_INDEX, WriteGroup, do_create, do_drop
 from replset.storage.catalog import Collection
 
 T = TypeVar("T")
@@ -47,14 +47,14 @@ _CREATE_NOT_BUILT = (
 
 
 async def _write(
-    ctx: CommandContext, operation: Callable[[Writing], T], reply: Callable[[T], dict[str, object]]
+    ctx: CommandContext, operation: Callable[[WriteGroup], T], reply: Callable[[T], dict[str, object]]
 ) -> Reply:
     """Run the change, wait for the write concern, build the reply."""
     concern = concern_of(ctx)
 
-    def run(writing: Writing) -> tuple[T, OpTime, int]:
-        result = operation(writing)
-        return result, writing.txn.last, writing.term
+    def run(group: WriteGroup) -> tuple[T, OpTime, int]:
+        result = operation(group)
+        return result, group.txn.last, group.term
 
     result, optime, term = await ctx.member.write(run)
     failure = await wait_for(ctx, optime, concern)
@@ -69,10 +69,10 @@ async def create(ctx: CommandContext) -> Reply:
     check_options(ctx, _CREATE_NOT_BUILT)
     ns = writable_namespace(ctx.database, collection_field(ctx.body, ctx.name))
 
-    def operation(writing: Writing) -> None:
+    def operation(group: WriteGroup) -> None:
         # As in MongoDB 7.0, the same options again are no error; and none are built.
-        if ns not in writing.txn.catalog.by_ns:
-            do_create(writing, ns)
+        if ns not in group.txn.catalog.by_ns:
+            do_create(group, ns)
 
     return await _write(ctx, operation, lambda _: {})
 
@@ -81,10 +81,10 @@ async def drop(ctx: CommandContext) -> Reply:
     """Drop a collection; one that is not there is no error."""
     ns = writable_namespace(ctx.database, collection_field(ctx.body, ctx.name))
 
-    def operation(writing: Writing) -> bool:
-        coll = writing.txn.catalog.by_ns.get(ns)
+    def operation(group: WriteGroup) -> bool:
+        coll = group.txn.catalog.by_ns.get(ns)
         if coll is not None:
-            do_drop(writing, coll)
+            do_drop(group, coll)
         return coll is not None
 
     return await _write(ctx, operation, lambda was: {"nIndexesWas": 1, "ns": ns} if was else {})
@@ -98,10 +98,10 @@ async def drop_database(ctx: CommandContext) -> Reply:
     if fields.whole(ctx.body, ctx.name, ctx.name) != 1:
         raise BadValueError("have to pass 1 as db parameter")
 
-    def operation(writing: Writing) -> bool:
-        leaving = [coll for coll in list(writing.txn.catalog.by_ns.values()) if coll.database == database]
+    def operation(group: WriteGroup) -> bool:
+        leaving = [coll for coll in list(group.txn.catalog.by_ns.values()) if coll.database == database]
         for coll in leaving:
-            do_drop(writing, coll)
+            do_drop(group, coll)
         return bool(leaving)
 
     return await _write(ctx, operation, lambda was: {"dropped": database} if was else {})
@@ -193,10 +193,10 @@ async def create_indexes(ctx: CommandContext) -> Reply:
     for index in fields.documents(ctx.body, ctx.request.sequences, "indexes", ctx.name):
         check_index(index, f"{ctx.name}.indexes", ignore_unknown)
 
-    def operation(writing: Writing) -> bool:
-        created = ns not in writing.txn.catalog.by_ns
+    def operation(group: WriteGroup) -> bool:
+        created = ns not in group.txn.catalog.by_ns
         if created:
-            do_create(writing, ns)
+            do_create(group, ns)
         return created
 
     return await _write(

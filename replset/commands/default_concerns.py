@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from replset.bson import DateTime, RawDocument, encode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
-from replset.commands.ports import Reply, Writing
+from replset.commands.ports import Reply
 from replset.commands.write_batch import write_times
 from replset.commands.write_concern import (
     DEFAULTS_ID,
@@ -22,7 +22,7 @@ from replset.core.write_concern import MAJORITY, WriteConcern, unsatisfiable
 from replset.errors import BadValueError, IllegalOperationError, ReplError, UnknownFieldError
 from replset.ids import OpTime
 from replset.optime import optime_document
-from replset.replication.write_ops import do_create, do_insert, do_update
+from replset.replication.write_ops import WriteGroup, do_create, do_insert, do_update
 
 
 async def get_default(ctx: CommandContext) -> Reply:
@@ -89,21 +89,21 @@ async def set_default(ctx: CommandContext) -> Reply:
 async def store_default(ctx: CommandContext, concern: Mapping[str, object]) -> tuple[OpTime, dict[str, object] | None]:
     """Write the default and wait until a majority holds it; (optime, writeConcernError or None)."""
 
-    def write(writing: Writing) -> OpTime:
-        coll = writing.txn.catalog.by_ns.get(SETTINGS_NS) or do_create(writing, SETTINGS_NS)
+    def write(group: WriteGroup) -> OpTime:
+        coll = group.txn.catalog.by_ns.get(SETTINGS_NS) or do_create(group, SETTINGS_NS)
         document: dict[str, object] = {
             "_id": DEFAULTS_ID,
             "defaultWriteConcern": dict(concern),
-            "updateOpTime": optime_document(writing.next_optime()),
-            "updateWallClockTime": DateTime(writing.wall_ms),
+            "updateOpTime": optime_document(group.next_optime()),
+            "updateWallClockTime": DateTime(group.wall_ms),
         }
-        before = writing.txn.get(coll, DEFAULTS_KEY)
+        before = group.txn.get(coll, DEFAULTS_KEY)
         after = encode(document)
         if before is None:
-            do_insert(writing, coll, DEFAULTS_KEY, after)
+            do_insert(group, coll, DEFAULTS_KEY, after)
         else:
-            do_update(writing, coll, DEFAULTS_KEY, before, after, after)
-        return writing.txn.last
+            do_update(group, coll, DEFAULTS_KEY, before, after, after)
+        return group.txn.last
 
     optime = await ctx.member.write(write)
     return optime, await wait_for(ctx, optime, WriteConcern(MAJORITY, provenance="internalWriteDefault"))

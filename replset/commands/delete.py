@@ -9,7 +9,7 @@ from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import weight_of
 from replset.commands.hint import check_hint, given_hint
-from replset.commands.ports import Reply, Writing
+from replset.commands.ports import Reply
 from replset.commands.scan import filter_of
 from replset.commands.write_batch import (
     Match,
@@ -21,7 +21,7 @@ from replset.commands.write_batch import (
     sub_documents,
 )
 from replset.errors import FailedToParseError, UnknownFieldError
-from replset.replication.write_ops import do_delete
+from replset.replication.write_ops import WriteGroup, do_delete
 
 _FIELDS = frozenset({"q", "limit", "hint", "collation"})
 
@@ -74,14 +74,14 @@ class DeleteBatch(SearchingBatch):
     def evaluate(self, search: Search, raw: bytes) -> Match | None:
         return Match() if search.filter.matcher is None or search.filter.matches(decode(raw)) else None
 
-    def go_on(self, writing: Writing, search: Search) -> None:
-        coll = writing.txn.catalog.by_ns.get(self.ns)
+    def go_on(self, group: WriteGroup, search: Search) -> None:
+        coll = group.txn.catalog.by_ns.get(self.ns)
         if coll is None:
             search.is_done = True
             return
         removed = 0
-        for key, raw, _ in self.matches(writing.txn, coll, search):
-            do_delete(writing, coll, key, raw)
+        for key, raw, _ in self.matches(group.txn, coll, search):
+            do_delete(group, coll, key, raw)
             removed += 1
             if not self.multi:
                 search.is_done = True

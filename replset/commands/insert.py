@@ -10,12 +10,12 @@ from replset.bson.decoding import read_value
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import Turn, read_statement
-from replset.commands.ports import MemberPort, Reply, Writing
+from replset.commands.ports import MemberPort, Reply
 from replset.commands.scan import breathe
 from replset.commands.write_batch import GROUP_BYTES, GROUP_MS, GROUP_STATEMENTS, Batch, run_batch, sub_documents
 from replset.errors import BadValueError, DuplicateKeyError, ErrorCode, ReplError
 from replset.ids import OpTime
-from replset.replication.write_ops import do_insert
+from replset.replication.write_ops import WriteGroup, do_insert
 
 KEEP_TIMESTAMPS = "bypassEmptyTsReplacement"
 _ID_FIRST = b"_id\0"
@@ -140,7 +140,7 @@ class InsertBatch(Batch):
         super().__init__(ctx, size)
         self.ready: list[Ready] = []
 
-    def run(self, writing: Writing) -> None:
+    def run(self, group: WriteGroup) -> None:
         coll = None
         size = 0
         turn = Turn(self.ctx.member.clock, GROUP_MS)
@@ -152,8 +152,8 @@ class InsertBatch(Batch):
                 continue
             key, doc = ready
             if coll is None:
-                coll = self.collection(writing)
-            written: OpTime | None = do_insert(writing, coll, key, doc)
+                coll = self.collection(group)
+            written: OpTime | None = do_insert(group, coll, key, doc)
             if written is None:
                 self.failed(duplicate_key(self.ns, read_value(doc, doc[4], 9, len(doc) - 1)))
                 continue

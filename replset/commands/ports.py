@@ -20,8 +20,8 @@ from replset.replication.ports import Clock, Peer, Workers
 from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_progress import RollbackProgress
 from replset.replication.sync_progress import SyncProgress
+from replset.replication.write_ops import WriteGroup
 from replset.storage.store import Store
-from replset.storage.txn import Txn
 
 T = TypeVar("T")
 
@@ -94,33 +94,7 @@ class CommandRequest:
     legacy: bool = False
 
 
-# --- what a write operation is given ----------------------------------------------------------------------------
-
-
-class Writing:
-    """The open group as one write operation sees it, on the event loop, without await.
-
-    The member runs the operation inside `txn.savepoint()`: an exception undoes it alone and is raised to the caller.
-    """
-
-    __slots__ = ("rng", "term", "txn", "wall_ms")
-
-    def __init__(self, txn: Txn, term: int, wall_ms: int, rng: random.Random) -> None:
-        """term: the primary's. wall_ms: the wall clock of all entries of this operation. rng: for new ids."""
-        self.txn = txn
-        self.term = term
-        self.wall_ms = wall_ms
-        self.rng = rng
-
-    def next_optime(self) -> OpTime:
-        return self.txn.next_optime(self.term, self.wall_ms)
-
-    def new_uuid(self) -> bytes:
-        """16 bytes of a random UUID (version 4) for a new collection."""
-        bits = bytearray(self.rng.randbytes(16))
-        bits[6] = bits[6] & 0x0F | 0x40
-        bits[8] = bits[8] & 0x3F | 0x80
-        return bytes(bits)
+# --- what waits answer -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +254,7 @@ class MemberPort(Protocol):
         """Of the initial sync under way, or of this process's last one."""
         ...
 
-    async def write(self, operation: Callable[[Writing], T]) -> T:
+    async def write(self, operation: Callable[[WriteGroup], T]) -> T:
         """Run `operation` in the next group; return its result once that is committed.
 
         Raises what the operation raises (then it left nothing), NotWritablePrimaryError, OutOfDiskSpaceError,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from replset.bson import RawDocument, Timestamp
 from replset.commands.command import CommandContext
 from replset.commands.fields import wrong_type
-from replset.commands.ports import Level, WriteConcernFailure, Writing
+from replset.commands.ports import Level, WriteConcernFailure
 from replset.commands.read_preference import read_preference_of, refuse_unfit
 from replset.core.member_state import MemberState
 from replset.core.write_concern import MAJORITY, WriteConcern
@@ -30,6 +30,7 @@ from replset.errors import (
 )
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import noop_entry
+from replset.replication.write_ops import WriteGroup
 
 _LEVELS: dict[str, Level] = {
     "local": "local",
@@ -135,24 +136,24 @@ async def prove(ctx: CommandContext) -> None:
     term = ctx.linearizable_term
     if term is None:
         return
-    optime = await ctx.member.write(lambda writing: append_proof(writing, term))
+    optime = await ctx.member.write(lambda group: append_proof(group, term))
     failure = await ctx.member.wait_for_write_concern(optime, WriteConcern(MAJORITY), ctx.deadline)
     if failure is not None:
         raise _unproven(failure)
 
 
-def append_proof(writing: Writing, term: int) -> OpTime:
+def append_proof(group: WriteGroup, term: int) -> OpTime:
     """The entry that proves a read of `term`: the newest of this group, else a no-op of its own.
 
     Everything in the group is written after the read, so reads at one time share one entry.
     """
-    if writing.term != term:
+    if group.term != term:
         raise PrimarySteppedDownError("the primary stepped down after it read")
-    if writing.txn.has_entries:
-        return writing.txn.last
-    optime = writing.next_optime()
-    entry = noop_entry(_PROOF, optime, writing.wall_ms)
-    writing.txn.append(entry, optime, op="n", ns="", wall_ms=writing.wall_ms)
+    if group.txn.has_entries:
+        return group.txn.last
+    optime = group.next_optime()
+    entry = noop_entry(_PROOF, optime, group.wall_ms)
+    group.txn.append(entry, optime, op="n", ns="", wall_ms=group.wall_ms)
     return optime
 
 

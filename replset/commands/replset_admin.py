@@ -7,7 +7,7 @@ from typing import Literal
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.default_concerns import store_default
-from replset.commands.ports import Reply, Writing
+from replset.commands.ports import Reply
 from replset.commands.write_batch import write_times
 from replset.commands.write_concern import concern_of, stored_default, wait_for
 from replset.config import ReplSetConfig, parse_host
@@ -32,7 +32,7 @@ from replset.errors import (
     UnknownFieldError,
 )
 from replset.ids import HostPort, OpTime
-from replset.replication.write_ops import do_note
+from replset.replication.write_ops import WriteGroup, do_note
 
 DEFAULT_STEP_DOWN_S = 60
 DEFAULT_CATCH_UP_S = 10
@@ -216,8 +216,8 @@ async def append_oplog_note(ctx: CommandContext) -> Reply:
     note = data.decode()
     concern = concern_of(ctx)
 
-    def write(writing: Writing) -> tuple[OpTime, int]:
-        return do_note(writing, note), writing.term
+    def write(group: WriteGroup) -> tuple[OpTime, int]:
+        return do_note(group, note), group.term
 
     optime, term = await ctx.member.write(write)
     failure = await wait_for(ctx, optime, concern)

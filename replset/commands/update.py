@@ -11,7 +11,7 @@ from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import UNBOUNDED, is_small, weight_of
 from replset.commands.hint import check_hint, given_hint
 from replset.commands.insert import KEEP_TIMESTAMPS, check_id_document, duplicate_key, new_id
-from replset.commands.ports import Reply, Writing
+from replset.commands.ports import Reply
 from replset.commands.scan import filter_of
 from replset.commands.write_batch import (
     Match,
@@ -26,7 +26,7 @@ from replset.errors import BadValueError, ErrorCode, FailedToParseError, ReplErr
 from replset.optime import timestamp
 from replset.query.update import Update, check_id, compile_update
 from replset.query.upsert import upsert_base
-from replset.replication.write_ops import do_insert, do_update, update_object
+from replset.replication.write_ops import WriteGroup, do_insert, do_update, update_object
 from replset.storage.catalog import Collection
 
 _FIELDS = frozenset({"q", "u", "upsert", "multi", "arrayFilters", "hint", "collation", "c", "sort"})
@@ -139,18 +139,18 @@ class UpdateBatch(SearchingBatch):
             raise BadValueError("the statement was not compiled")
         return self.update
 
-    def go_on(self, writing: Writing, search: Search) -> None:
+    def go_on(self, group: WriteGroup, search: Search) -> None:
         statement = self.statements[self.index]
-        self.now, self.stamp = DateTime(writing.wall_ms), timestamp(writing.next_optime().ts)
-        coll = writing.txn.catalog.by_ns.get(self.ns)
+        self.now, self.stamp = DateTime(group.wall_ms), timestamp(group.next_optime().ts)
+        coll = group.txn.catalog.by_ns.get(self.ns)
         matched = modified = 0
         if coll is None:
             search.is_done = True
         else:
-            for key, raw, match in self.matches(writing.txn, coll, search):
+            for key, raw, match in self.matches(group.txn, coll, search):
                 matched += 1
                 if match.o:
-                    do_update(writing, coll, key, raw, match.after, match.o)
+                    do_update(group, coll, key, raw, match.after, match.o)
                     modified += 1
                 if not self.multi:
                     search.is_done = True
@@ -160,7 +160,7 @@ class UpdateBatch(SearchingBatch):
             if self.made is None and not is_small(self.weight, 1):
                 self.apart = self._make_apart
             else:
-                self._insert(writing, coll)
+                self._insert(group, coll)
         self.n += matched
         self.modified += modified
 
@@ -181,9 +181,9 @@ class UpdateBatch(SearchingBatch):
         check_id_document(value)
         return value, encode_key(value), sized(made)
 
-    def _insert(self, writing: Writing, coll: Collection | None) -> None:
+    def _insert(self, group: WriteGroup, coll: Collection | None) -> None:
         value, key, raw = self.made or self._make()
-        if do_insert(writing, coll or self.collection(writing), key, raw) is None:
+        if do_insert(group, coll or self.collection(group), key, raw) is None:
             raise duplicate_key(self.ns, value)
         self.upserted.append({"index": self.index, "_id": value})
         self.n += 1

@@ -18,7 +18,7 @@ from replset.commands import fields
 from replset.commands.command import CommandContext
 from replset.commands.evaluation import SMALL_STATEMENT, Turn, apart, is_small, large_reply, read_statement
 from replset.commands.namespaces import collection_field, writable_namespace
-from replset.commands.ports import Reply, Writing
+from replset.commands.ports import Reply
 from replset.commands.replies import election_id, hot_reply
 from replset.commands.scan import SLICE_BYTES, SLICE_DECODED, Filter, breathe
 from replset.commands.write_concern import concern_of, wait_for
@@ -34,7 +34,7 @@ from replset.errors import (
 )
 from replset.ids import OPTIME_NULL, OpTime
 from replset.optime import optime_document, timestamp
-from replset.replication.write_ops import do_create
+from replset.replication.write_ops import WriteGroup, do_create
 from replset.storage.catalog import Collection
 from replset.storage.txn import Txn
 
@@ -106,23 +106,23 @@ class Batch(ABC):
         """A group of this command is committed: what is done so far stays, whatever becomes of the next one."""
         self.committed = Committed(self.index, self.counters(), self.extra(), list(self.errors), self.optime)
 
-    def __call__(self, writing: Writing) -> bool:
+    def __call__(self, group: WriteGroup) -> bool:
         """Go on in this group; True once all is done. Runs on the event loop, without await.
 
         NotWritablePrimaryError in a later term than the groups before: they may have been rolled back meanwhile, and
         the write concern of what came last would say nothing of them.
         """
-        if self.term not in (0, writing.term):
+        if self.term not in (0, group.term):
             raise NotWritablePrimaryError(primary=None)
-        self.term = writing.term
+        self.term = group.term
         try:
-            self.run(writing)
+            self.run(group)
         finally:
-            self.optime = writing.txn.last
+            self.optime = group.txn.last
         return self.stopped or self.index >= self.size
 
     @abstractmethod
-    def run(self, writing: Writing) -> None:
+    def run(self, group: WriteGroup) -> None:
         """Do statements from `index` on, as many as one group may take; each moves `index` on or calls `failed`."""
 
     @abstractmethod
@@ -144,10 +144,10 @@ class Batch(ABC):
         if self.ordered:
             self.stopped = True
 
-    def collection(self, writing: Writing) -> Collection:
+    def collection(self, group: WriteGroup) -> Collection:
         """The collection, created now if it is not there."""
-        coll = writing.txn.catalog.by_ns.get(self.ns)
-        return do_create(writing, self.ns) if coll is None else coll
+        coll = group.txn.catalog.by_ns.get(self.ns)
+        return do_create(group, self.ns) if coll is None else coll
 
 
 def check_options(ctx: CommandContext, not_built: tuple[str, ...]) -> None:
@@ -306,25 +306,25 @@ class SearchingBatch(Batch):
         """What the statement does to a document; None when it is not among those that it looks for."""
 
     @abstractmethod
-    def go_on(self, writing: Writing, search: Search) -> None:
+    def go_on(self, group: WriteGroup, search: Search) -> None:
         """Work on the statement for this group's time; `search.is_done` at its end."""
 
-    def run(self, writing: Writing) -> None:
+    def run(self, group: WriteGroup) -> None:
         self.budget = GROUP_DOCUMENTS
         self.turn = Turn(self.ctx.member.clock, GROUP_MS)
         for _ in range(GROUP_STATEMENTS):
             if self.index >= self.size or self.stopped or self.budget <= 0 or self.apart or self.turn.is_over():
                 return
-            mark = writing.txn.mark()
+            mark = group.txn.mark()
             try:
                 search = self._begun()
                 if search is None:
                     return
-                self.go_on(writing, search)
+                self.go_on(group, search)
             except (StorageError, OutOfDiskSpaceError):
                 raise
             except ReplError as error:
-                writing.txn.back_to(mark)
+                group.txn.back_to(mark)
                 self.end()
                 self.failed(error)
                 continue

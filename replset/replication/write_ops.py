@@ -7,9 +7,10 @@ inside `MemberPort.write`; documents come validated, with `_id` first. Secondari
 
 from __future__ import annotations
 
+import random
+import uuid
 from collections.abc import Mapping
 from struct import Struct
-from typing import Protocol
 
 from replset.bson import encode
 from replset.bson.decoding import FIXED_SIZE, value_end
@@ -23,16 +24,27 @@ ID_INDEX: dict[str, object] = {"v": 2, "key": {"_id": 1}, "name": "_id_"}
 _int32 = Struct("<i").pack
 
 
-class OpenGroup(Protocol):
-    """The group as write operations see it; `commands.ports.Writing` is one."""
+class WriteGroup:
+    """The open group commit as one write operation sees it. The operation runs on the event loop, without await.
 
-    txn: Txn
-    term: int
-    wall_ms: int
+    The member runs each operation behind a savepoint: an exception undoes that operation alone and goes to its caller.
+    """
+
+    __slots__ = ("rng", "term", "txn", "wall_ms")
+
+    def __init__(self, txn: Txn, term: int, wall_ms: int, rng: random.Random) -> None:
+        """term: the primary's. wall_ms: the wall clock of all entries of this operation. rng: for new ids."""
+        self.txn = txn
+        self.term = term
+        self.wall_ms = wall_ms
+        self.rng = rng
+
+    def next_optime(self) -> OpTime:
+        return self.txn.next_optime(self.term, self.wall_ms)
 
     def new_uuid(self) -> bytes:
-        """16 bytes for a new collection."""
-        ...
+        """Return the 16 bytes of a random UUID (version 4) for a new collection."""
+        return uuid.UUID(bytes=self.rng.randbytes(16), version=4).bytes
 
 
 def id_document(doc: bytes) -> bytes:
@@ -43,10 +55,10 @@ def id_document(doc: bytes) -> bytes:
     return b"".join((_int32(len(element) + 5), element, b"\0"))
 
 
-def do_insert(group: OpenGroup, coll: Collection, key: bytes, doc: bytes) -> OpTime | None:
+def do_insert(group: WriteGroup, coll: Collection, key: bytes, doc: bytes) -> OpTime | None:
     """Insert; None, and nothing is done, when the key is there already. key: encode_key of the `_id`."""
     txn, wall_ms = group.txn, group.wall_ms
-    optime = txn.next_optime(group.term, wall_ms)
+    optime = group.next_optime()
     if not txn.insert_new(coll, key, doc, optime.ts):
         return None
     ns = coll.ns
@@ -63,7 +75,7 @@ def update_object(before: dict[str, object], after: dict[str, object], after_byt
 
 
 def do_update(
-    group: OpenGroup,
+    group: WriteGroup,
     coll: Collection,
     key: bytes,
     before: bytes,
@@ -72,52 +84,52 @@ def do_update(
 ) -> OpTime:
     """Replace `before` by `after`. o: of the entry, from `update_object`."""
     txn, ns, wall_ms = group.txn, coll.ns, group.wall_ms
-    optime = txn.next_optime(group.term, wall_ms)
+    optime = group.next_optime()
     entry = update_entry(ns, coll.uuid, id_document(before), o, optime, wall_ms)
     txn.put(coll, key, after, ts=optime.ts, before=before)
     txn.append(entry, optime, op="u", ns=ns, key=key, wall_ms=wall_ms)
     return optime
 
 
-def do_delete(group: OpenGroup, coll: Collection, key: bytes, before: bytes) -> OpTime:
+def do_delete(group: WriteGroup, coll: Collection, key: bytes, before: bytes) -> OpTime:
     """Delete the document, whose bytes are `before`."""
     txn, ns, wall_ms = group.txn, coll.ns, group.wall_ms
-    optime = txn.next_optime(group.term, wall_ms)
+    optime = group.next_optime()
     txn.remove(coll, key, ts=optime.ts, before=before)
     entry = delete_entry(ns, coll.uuid, id_document(before), optime, wall_ms)
     txn.append(entry, optime, op="d", ns=ns, key=key, wall_ms=wall_ms)
     return optime
 
 
-def do_create(group: OpenGroup, ns: str, options: Mapping[str, object] | None = None) -> Collection:
+def do_create(group: WriteGroup, ns: str, options: Mapping[str, object] | None = None) -> Collection:
     """Create the collection. NamespaceExistsError when the namespace is taken."""
-    txn, wall_ms = group.txn, group.wall_ms
+    txn = group.txn
     database, _, name = ns.partition(".")
     given = dict(options or {})
-    uuid = group.new_uuid()
-    optime = txn.next_optime(group.term, wall_ms)
-    coll = txn.create_collection(ns, uuid, given, ts=optime.ts)
+    coll_uuid = group.new_uuid()
+    optime = group.next_optime()
+    coll = txn.create_collection(ns, coll_uuid, given, ts=optime.ts)
     o = {"create": name, **given, "idIndex": ID_INDEX}
-    _append_command(group, database, uuid, o, optime)
+    _append_command(group, database, coll_uuid, o, optime)
     return coll
 
 
-def do_drop(group: OpenGroup, coll: Collection) -> OpTime:
+def do_drop(group: WriteGroup, coll: Collection) -> OpTime:
     """Drop the collection."""
-    optime = group.txn.next_optime(group.term, group.wall_ms)
+    optime = group.next_optime()
     group.txn.drop_collection(coll, ts=optime.ts)
     _append_command(group, coll.database, coll.uuid, {"drop": coll.name}, optime)
     return optime
 
 
-def do_note(group: OpenGroup, o: Mapping[str, object]) -> OpTime:
+def do_note(group: WriteGroup, o: Mapping[str, object]) -> OpTime:
     """Write a no-op entry with this `o`."""
     txn, wall_ms = group.txn, group.wall_ms
-    optime = txn.next_optime(group.term, wall_ms)
+    optime = group.next_optime()
     txn.append(noop_entry(o, optime, wall_ms), optime, op="n", ns="", wall_ms=wall_ms)
     return optime
 
 
-def _append_command(group: OpenGroup, database: str, uuid: bytes, o: Mapping[str, object], optime: OpTime) -> None:
+def _append_command(group: WriteGroup, database: str, uuid: bytes, o: Mapping[str, object], optime: OpTime) -> None:
     entry = command_entry(database, uuid, o, optime, group.wall_ms)
     group.txn.append(entry, optime, op="c", ns=f"{database}.$cmd", wall_ms=group.wall_ms)

@@ -18,7 +18,6 @@ from replset.bson import ObjectId, Timestamp
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.messages import parse_reply, request_document
 from replset.commands.oplog_serving import SnapshotServer
-from replset.commands.ports import Writing
 from replset.commands.write_concern import default_is_set
 from replset.config import ReplSetConfig
 from replset.core.effects import (
@@ -78,6 +77,7 @@ from replset.replication.rollback_files import Identity
 from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_progress import RollbackProgress
 from replset.replication.sync_progress import SyncProgress
+from replset.replication.write_ops import WriteGroup
 from replset.runtime.admission import Admission
 from replset.runtime.concerns import Concerns
 from replset.runtime.connections import Slots
@@ -694,7 +694,7 @@ class RunningMember:
     def sync_progress(self) -> SyncProgress:
         return self.initial_sync.progress
 
-    async def write(self, operation: Callable[[Writing], T]) -> T:
+    async def write(self, operation: Callable[[WriteGroup], T]) -> T:
         return await self._writer.write(operation)
 
     async def ask_core(self, body: RequestBody) -> ReplyBody:

@@ -14,7 +14,6 @@ from typing import Any, Final, TypeVar
 
 import apsw
 
-from replset.commands.ports import Writing
 from replset.errors import (
     InvariantError,
     NotWritablePrimaryError,
@@ -27,6 +26,7 @@ from replset.errors import (
 from replset.oplog_entry import noop_entry
 from replset.replication.gate import WriteGate
 from replset.replication.ports import Clock
+from replset.replication.write_ops import WriteGroup
 from replset.storage.store import Store
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class Writer:
         self._on_broken = on_broken
         self._term: int | None = None
         self._closed = False
-        self._queue: list[tuple[Callable[[Writing], Any], asyncio.Future[Any]]] = []
+        self._queue: list[tuple[Callable[[WriteGroup], Any], asyncio.Future[Any]]] = []
         self._scheduled = False
 
     def accept(self, term: int | None) -> None:
@@ -74,7 +74,7 @@ class Writer:
         self._closed = True
         self._flush()
 
-    async def write(self, operation: Callable[[Writing], T]) -> T:
+    async def write(self, operation: Callable[[WriteGroup], T]) -> T:
         """Run `operation` in the next group; its result once that is committed. See MemberPort.write."""
         if self._term is None or self._closed:
             raise self._refusal()
@@ -140,7 +140,7 @@ class Writer:
                     future.set_exception(failure)
 
     def _run_group(
-        self, term: int, queue: list[tuple[Callable[[Writing], Any], asyncio.Future[Any]]]
+        self, term: int, queue: list[tuple[Callable[[WriteGroup], Any], asyncio.Future[Any]]]
     ) -> tuple[list[tuple[Any, Exception | None]], bool]:
         """Run the first operations, as many as fit, in one transaction.
 
@@ -148,14 +148,14 @@ class Writer:
         """
         outcomes: list[tuple[Any, Exception | None]] = []
         with self._store().group() as txn:
-            writing = Writing(txn, term, self._clock.wall_ms(), self._rng)
+            group = WriteGroup(txn, term, self._clock.wall_ms(), self._rng)
             until = self._clock.now() + GROUP_MS
             for operation, _ in queue[:GROUP_OPERATIONS]:
                 if txn.appended_bytes > GROUP_BYTES or (outcomes and self._clock.now() >= until):
                     break
                 mark = txn.mark()
                 try:
-                    outcomes.append((operation(writing), None))
+                    outcomes.append((operation(group), None))
                 except (InvariantError, *_ENDS_THE_GROUP):
                     raise
                 except Exception as failure:
@@ -165,7 +165,7 @@ class Writer:
         return outcomes, wrote
 
     @staticmethod
-    def _fail(queue: list[tuple[Callable[[Writing], Any], asyncio.Future[Any]]], error: Exception) -> None:
+    def _fail(queue: list[tuple[Callable[[WriteGroup], Any], asyncio.Future[Any]]], error: Exception) -> None:
         for _, future in queue:
             if not future.done():
                 future.set_exception(error)

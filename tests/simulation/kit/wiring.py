@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from contextvars import Context
 from typing import Any
 
-from replset.commands.ports import Writing
 from replset.core.member_state import MemberState
 from replset.core.write_concern import WriteConcern
 from replset.errors import NotWritablePrimaryError
 from replset.ids import OpTime
+from replset.replication.write_ops import WriteGroup
 from replset.runtime.member import RunningMember
 from tests.simulation.kit.cluster import FAIR, SimCluster, Weather, quiet_logs
 from tests.simulation.kit.errors import SimulationError
@@ -282,7 +282,7 @@ def writes_behind_a_save() -> None:
         group.become("a", MemberState.SECONDARY)
         expect(member.shell._persisting, "it is still being saved")
 
-        def operation(_writing: Writing) -> None:
+        def operation(_group: WriteGroup) -> None:
             raise SimulationError("wiring: a write ran on a member that does not lead")
 
         async def write() -> None:

@@ -15,7 +15,7 @@ import pytest
 from replset.bson import ObjectId, RawDocument, decode, encode
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.oplog_serving import SnapshotServer
-from replset.commands.ports import CommandRequest, ConnectionContext, Level, Source, WriteConcernFailure, Writing
+from replset.commands.ports import CommandRequest, ConnectionContext, Level, Source, WriteConcernFailure
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import Done, Position, ReplyBody, RequestBody
@@ -27,6 +27,7 @@ from replset.key_file import Keys
 from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_progress import RollbackProgress
 from replset.replication.sync_progress import SyncProgress
+from replset.replication.write_ops import WriteGroup
 from replset.runtime.admission import Admission
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
@@ -133,14 +134,14 @@ class FakeMember:
     step_down_after: int | None = None
     on_news: Callable[[], None] = lambda: None
 
-    async def write(self, operation: Callable[[Writing], T]) -> T:
+    async def write(self, operation: Callable[[WriteGroup], T]) -> T:
         await asyncio.sleep(0)
         if not self.node.writable or (self.step_down_after is not None and self.groups >= self.step_down_after):
             raise NotWritablePrimaryError(primary=self.node.primary_host)
         with self.store.group() as txn:
             self.groups += 1
             with txn.savepoint():
-                return operation(Writing(txn, self.node.term, self.clock.wall_ms(), self.rng))
+                return operation(WriteGroup(txn, self.node.term, self.clock.wall_ms(), self.rng))
 
     async def wait_for_write_concern(
         self, optime: OpTime, concern: WriteConcern, deadline: Millis | None

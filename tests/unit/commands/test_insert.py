@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from replset.bson import Int64, ObjectId, RawDocument, Regex, Timestamp, Undefined, encode
-from replset.commands.ports import WriteConcernFailure, Writing
+from replset.commands.ports import WriteConcernFailure
 from replset.core.write_concern import WriteConcern
 from replset.errors import OutOfDiskSpaceError
 from replset.ids import OpTime, pack_ts
+from replset.replication.write_ops import WriteGroup
 from tests.unit.commands.conftest import Client, FakeMember
 
 
@@ -182,11 +183,11 @@ def test_a_full_disk_between_two_groups_is_a_write_error_beside_what_is_applied(
 ) -> None:
     write = member.write
 
-    async def full(operation: Callable[[Writing], Any]) -> Any:
+    async def full(operation: Callable[[WriteGroup], Any]) -> Any:
         if not member.groups:
             return await write(operation)
         with member.store.group() as txn:
-            operation(Writing(txn, 1, member.clock.wall_ms(), member.rng))
+            operation(WriteGroup(txn, 1, member.clock.wall_ms(), member.rng))
             raise OutOfDiskSpaceError("full")  # as when the commit fails
 
     monkeypatch.setattr(member, "write", full)

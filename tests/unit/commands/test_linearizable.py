@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from replset.bson import Int64, RawDocument, Timestamp, encode
-from replset.commands.ports import CommandRequest, WriteConcernFailure, Writing
+from replset.commands.ports import CommandRequest, WriteConcernFailure
 from replset.commands.read_concern import append_proof
 from replset.core.member_state import MemberState
 from replset.core.write_concern import WriteConcern
 from replset.errors import OutOfDiskSpaceError
 from replset.ids import HostPort, MemberId, Millis
+from replset.replication.write_ops import WriteGroup
 from tests.unit.commands.conftest import Client, FakeMember
 
 LINEARIZABLE: dict[str, object] = {"readConcern": {"level": "linearizable"}}
@@ -53,9 +54,9 @@ def test_reads_at_once_share_one_entry(client: Client, member: FakeMember) -> No
     """The entry has to be written after the read, not for it alone: what is in the group already will do."""
     before = len(client.entries())
     with member.store.group() as txn:
-        writing = Writing(txn, 1, member.clock.wall_ms(), member.rng)
-        first = append_proof(writing, 1)
-        assert append_proof(writing, 1) == first
+        group = WriteGroup(txn, 1, member.clock.wall_ms(), member.rng)
+        first = append_proof(group, 1)
+        assert append_proof(group, 1) == first
     assert len(client.entries()) == before + 1
 
 

@@ -23,7 +23,7 @@ import pytest
 from replset.bson import Binary, Int64, RawDocument, Regex, decode, encode, encode_key
 from replset.commands.command import GENERIC_FIELDS
 from replset.commands.dispatcher import LARGEST_FIELD, LARGEST_GENERIC
-from replset.commands.ports import CommandRequest, Writing
+from replset.commands.ports import CommandRequest
 from replset.commands.table import COMMANDS
 from replset.ids import Millis
 from replset.query import conditions, match, time_limit
@@ -31,7 +31,7 @@ from replset.query.diff import update_entry_object
 from replset.query.match import compile_filter
 from replset.query.sort import compile_sort, ordered
 from replset.query.update import OPERATORS, compile_update
-from replset.replication.write_ops import do_delete, do_update, update_object
+from replset.replication.write_ops import WriteGroup, do_delete, do_update, update_object
 from replset.runtime.machine import RealClock, short_turns
 from tests.unit.commands.conftest import Client, FakeMember, FakeWorkers, fake_member
 from tests.unit.commands.test_odd_input import EXTRA, NAMED
@@ -348,14 +348,14 @@ def test_a_change_by_somebody_else_meanwhile_is_not_lost(tmp_path: Path) -> None
 
         def add_one(member: FakeMember = member) -> None:
             with member.store.group() as txn:
-                writing = Writing(txn, 1, member.clock.wall_ms(), member.rng)
+                group = WriteGroup(txn, 1, member.clock.wall_ms(), member.rng)
                 coll = txn.catalog.by_ns["test.c"]
                 key = encode_key(1)
                 raw = txn.get(coll, key) or b""
                 before = decode(raw)
                 after: Document = {**before, "n": before["n"] + 10}  # type: ignore[operator]
                 o = update_object(before, after, encode(after)) or b""
-                do_update(writing, coll, key, raw, encode(after), o)
+                do_update(group, coll, key, raw, encode(after), o)
 
         member.evaluations = Between([add_one, add_one])
         reply = client.ok({"update": "c"}, updates=[{"q": {"_id": 1}, "u": {"$inc": {"n": 1}, "$push": {"a": "x"}}}])
@@ -374,7 +374,7 @@ def test_a_document_that_goes_meanwhile_is_not_there(tmp_path: Path) -> None:
             with member.store.group() as txn:
                 coll = txn.catalog.by_ns["test.c"]
                 raw = txn.get(coll, encode_key(1)) or b""
-                do_delete(Writing(txn, 1, member.clock.wall_ms(), member.rng), coll, encode_key(1), raw)
+                do_delete(WriteGroup(txn, 1, member.clock.wall_ms(), member.rng), coll, encode_key(1), raw)
 
         member.evaluations = Between([remove])
         reply = client.ok({"update": "c"}, updates=[{"q": {"a": 5}, "u": {"$set": {"n": 1}}, "multi": True}])

@@ -12,7 +12,6 @@ import apsw
 import pytest
 
 from replset.bson import decode, encode, encode_key
-from replset.commands.ports import Writing
 from replset.errors import (
     InvariantError,
     NotWritablePrimaryError,
@@ -23,7 +22,7 @@ from replset.errors import (
 )
 from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.replication.gate import WriteGate
-from replset.replication.write_ops import do_create, do_insert
+from replset.replication.write_ops import WriteGroup, do_create, do_insert
 from replset.runtime import writer
 from replset.runtime.writer import Writer
 from replset.storage.disk import RealDisk
@@ -52,30 +51,30 @@ class Rig:
             self.broken.append,
         )
         with self.store.group() as txn:
-            do_create(Writing(txn, 1, clock.wall_ms(), random.Random(2)), NS)
+            do_create(WriteGroup(txn, 1, clock.wall_ms(), random.Random(2)), NS)
         self.writer.accept(1)
 
     def _committed(self) -> None:
         self.commits += 1
 
-    def insert(self, number: int) -> Callable[[Writing], OpTime | None]:
+    def insert(self, number: int) -> Callable[[WriteGroup], OpTime | None]:
         """An operation that inserts {_id: number}."""
 
-        def operation(writing: Writing) -> OpTime | None:
-            coll = writing.txn.collection(NS)
+        def operation(group: WriteGroup) -> OpTime | None:
+            coll = group.txn.collection(NS)
             assert coll is not None
-            return do_insert(writing, coll, encode_key(number), encode({"_id": number}))
+            return do_insert(group, coll, encode_key(number), encode({"_id": number}))
 
         return operation
 
-    def insert_then(self, number: int, error: Exception) -> Callable[[Writing], None]:
-        def operation(writing: Writing) -> None:
-            self.insert(number)(writing)
+    def insert_then(self, number: int, error: Exception) -> Callable[[WriteGroup], None]:
+        def operation(group: WriteGroup) -> None:
+            self.insert(number)(group)
             raise error
 
         return operation
 
-    def submit(self, *operations: Callable[[Writing], Any]) -> list[asyncio.Task[Any]]:
+    def submit(self, *operations: Callable[[WriteGroup], Any]) -> list[asyncio.Task[Any]]:
         return [asyncio.ensure_future(self.writer.write(operation)) for operation in operations]
 
     def numbers(self) -> list[object]:
@@ -157,7 +156,7 @@ def test_an_operation_that_fails_is_undone_and_fails_alone(with_rig: Run, error:
 def test_a_group_in_which_nothing_was_written_is_not_announced(with_rig: Run) -> None:
     async def scenario(rig: Rig) -> None:
         before = rig.store.last_applied
-        assert await rig.writer.write(lambda writing: writing.term) == 1
+        assert await rig.writer.write(lambda group: group.term) == 1
         with pytest.raises(ReplError):
             await rig.writer.write(rig.insert_then(1, ReplError("no")))
         assert rig.commits == 0
@@ -275,9 +274,9 @@ def test_an_operation_that_storage_fails_takes_the_whole_group_along(with_rig: R
     """SQLite may have rolled the transaction back by itself: what comes after would be committed piece by piece."""
 
     async def scenario(rig: Rig) -> None:
-        def operation(writing: Writing) -> None:
-            rig.insert(2)(writing)
-            writing.txn.connection.execute("ROLLBACK")
+        def operation(group: WriteGroup) -> None:
+            rig.insert(2)(group)
+            group.txn.connection.execute("ROLLBACK")
             raise error
 
         results = await asyncio.gather(*rig.submit(rig.insert(1), operation, rig.insert(3)), return_exceptions=True)
@@ -361,11 +360,11 @@ def test_a_group_takes_no_more_once_it_takes_long(tmp_path: Path) -> None:
         rig = Rig(tmp_path, clock)
         late = 0
 
-        def slow(number: int) -> Callable[[Writing], OpTime | None]:
-            def operation(writing: Writing) -> OpTime | None:
+        def slow(number: int) -> Callable[[WriteGroup], OpTime | None]:
+            def operation(group: WriteGroup) -> OpTime | None:
                 nonlocal late
                 late += writer.GROUP_MS // 2
-                return rig.insert(number)(writing)
+                return rig.insert(number)(group)
 
             return operation
 
