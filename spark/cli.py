@@ -14,8 +14,7 @@ import typer
 
 from replset.errors import BadValueError
 from replset.terminal import refuse, run_app
-from spark.render.content import readable
-from spark.running import (
+from spark.command_run import (
     NEEDS,
     PROGRAM,
     Engine,
@@ -30,12 +29,13 @@ from spark.running import (
     span_of,
     tables_of,
 )
+from spark.render.content import readable
 
 if TYPE_CHECKING:
-    from spark.classify import Diff
-    from spark.document_diff import DocumentDiff
-    from spark.places import Only, Span
-    from spark.tail import Second
+    from spark.oplog import EntryFilter, Span
+    from spark.reports.diff.classify import Diff
+    from spark.reports.diff.documents import DocumentDiff
+    from spark.reports.tail import Second
 
 app = typer.Typer(
     help="See where members' oplogs differ and what they hold. A MEMBER is a dbpath or its replset.db, a mongodump "
@@ -101,16 +101,16 @@ def diff(
     with running(
         "diff", members, engine=engine, master=master, form=form_of(form, as_json), html=html, parquet=parquet
     ) as run:
-        if len(run.places) == 1:
-            raise BadValueError(f"{run.places[0].name} is alone: give two members or more to compare")
-        from spark.document_diff import check_places
+        if len(run.oplogs) == 1:
+            raise BadValueError(f"{run.oplogs[0].name} is alone: give two members or more to compare")
         from spark.render import documents
+        from spark.reports.diff.documents import check_places
 
         if with_documents:
-            check_places(run.places)
+            check_places(run.oplogs)
         found = differences(run, span, only_of(ns), by_bytes)
         held = documents_of(run, found, ns or ()) if with_documents else None
-        document = {"ns": ns or None, **documents.diff(found, run.places, samples, by_bytes=by_bytes, held=held)}
+        document = {"ns": ns or None, **documents.diff(found, run.oplogs, samples, by_bytes=by_bytes, held=held)}
         tables = tables_of(found)
         if held is not None:
             tables["documents_at"] = held.differing
@@ -118,43 +118,43 @@ def diff(
         return 0 if document["same"] else 1
 
 
-def differences(run: Run, span: Span, only: Only, by_bytes: bool) -> Diff[Any]:
+def differences(run: Run, span: Span, only: EntryFilter, by_bytes: bool) -> Diff[Any]:
     if run.engine is Engine.LOCAL:
-        from spark.local_diff import local_diff
+        from spark.reports.diff.local_engine import local_diff
 
-        return local_diff(run.places, span=span, only=only, by_bytes=by_bytes)
-    from spark.diff import diff as spark_diff
+        return local_diff(run.oplogs, span=span, only=only, by_bytes=by_bytes)
+    from spark.reports.diff.spark_engine import diff as spark_diff
 
-    return spark_diff(run.session, run.places, span=span, only=only, by_bytes=by_bytes)
+    return spark_diff(run.session, run.oplogs, span=span, only=only, by_bytes=by_bytes)
 
 
 def documents_of(run: Run, found: Diff[Any], namespaces: Sequence[str]) -> DocumentDiff:
     """The documents of the members' files at the newest entry that all have."""
-    from spark.document_diff import document_diff, newest_common
     from spark.render.documents import rows_of
+    from spark.reports.diff.documents import document_diff, newest_common
 
     point = newest_common(rows_of(found.pairs))
-    return document_diff(run.places, point, namespaces, None if run.engine is Engine.LOCAL else run.session)
+    return document_diff(run.oplogs, point, namespaces, None if run.engine is Engine.LOCAL else run.session)
 
 
 def more_for_diff(run: Run, found: Diff[Any], span: Span) -> dict[str, Any]:
     """What only the page shows: the differences over time, what each member holds, and with Spark the lag."""
-    from spark.lag import lag as lag_of
     from spark.render import documents
-    from spark.summary import local_summary
-    from spark.summary import summary as summary_of
+    from spark.reports.lag import lag as lag_of
+    from spark.reports.summary import local_summary
+    from spark.reports.summary import summary as summary_of
 
     known = [bounds for bounds in run.bounds if bounds.rows]
     seconds = max((b.newest.seconds for b in known), default=0) - min((b.oldest.seconds for b in known), default=0)
     width_s = max(1, -(-seconds // 400))
     more: dict[str, Any] = {"timeline": documents.timeline(found.entries, width_s), "timelineSeconds": width_s}
     if run.engine is Engine.LOCAL:
-        return {**more, "held": documents.rows_of(local_summary(run.places, span=span, top=0).namespaces)}
-    held = summary_of(run.session, run.places, span=span, top=0).namespaces
+        return {**more, "held": documents.rows_of(local_summary(run.oplogs, span=span, top=0).namespaces)}
+    held = summary_of(run.session, run.oplogs, span=span, top=0).namespaces
     return {
         **more,
         "held": documents.rows_of(held),
-        "lag": documents.lag(lag_of(run.session, run.places, span=span))["series"],
+        "lag": documents.lag(lag_of(run.session, run.oplogs, span=span))["series"],
     }
 
 
@@ -179,15 +179,15 @@ def verify(
     with running(
         "verify", members, engine=engine, master=master, form=form_of(form, as_json), html=html, parquet=parquet
     ) as run:
-        from spark import verify as audit
         from spark.render import documents
+        from spark.reports.verify import check as audit
 
         found: audit.Verification[Any]
         if engine is Engine.LOCAL:
-            found = audit.local_verify(run.places, span=span)
+            found = audit.local_verify(run.oplogs, span=span)
         else:
-            found = audit.verify(run.session, run.places, span=span)
-        document = documents.verify(found, run.places, samples)
+            found = audit.verify(run.session, run.oplogs, span=span)
+        document = documents.verify(found, run.oplogs, samples)
         run.show(document, tables_of(found))
         return 0 if document["sound"] else 1
 
@@ -204,14 +204,14 @@ def elections(
     parquet: ParquetDir = None,
 ) -> None:
     """The terms: who led, how long nobody did, which entries each change cost."""
-    only_spark("elections", engine)
+    require_spark("elections", engine)
     with running(
         "elections", members, engine=engine, master=master, form=form_of(form, as_json), html=html, parquet=parquet
     ) as run:
-        from spark import elections as audit
         from spark.render import documents
+        from spark.reports import elections as audit
 
-        found = audit.elections(run.session, run.places)
+        found = audit.elections(run.session, run.oplogs)
         tables = {"terms": found.terms, "lost": found.lost, "rollbacks": found.rollbacks}
         run.show(documents.elections(found, samples), tables)
 
@@ -232,15 +232,15 @@ def lag(
     parquet: ParquetDir = None,
 ) -> None:
     """Each member behind the primary over time: from walls, commit points in no-ops, and live status."""
-    only_spark("lag", engine)
+    require_spark("lag", engine)
     span = span_of(begin, end)
     with running(
         "lag", members, engine=engine, master=master, form=form_of(form, as_json), html=html, parquet=parquet
     ) as run:
-        from spark import lag as audit
         from spark.render import documents
+        from spark.reports import lag as audit
 
-        found = audit.lag(run.session, run.places, span=span, every_ms=None if every is None else int(every * 1000))
+        found = audit.lag(run.session, run.oplogs, span=span, every_ms=None if every is None else int(every * 1000))
         run.show(documents.lag(found), {"lag": found})
 
 
@@ -263,15 +263,15 @@ def summary(
     with running(
         "summary", members, engine=engine, master=master, form=form_of(form, as_json), html=html, parquet=parquet
     ) as run:
-        from spark import summary as audit
         from spark.render import documents
+        from spark.reports import summary as audit
 
         only = only_of(ns)
         found: audit.Summary[Any]
         if engine is Engine.LOCAL:
-            found = audit.local_summary(run.places, span=span, only=only, top=top)
+            found = audit.local_summary(run.oplogs, span=span, only=only, top=top)
         else:
-            found = audit.summary(run.session, run.places, span=span, only=only, top=top)
+            found = audit.summary(run.session, run.oplogs, span=span, only=only, top=top)
         run.show(documents.summary(found), tables_of(found))
 
 
@@ -295,7 +295,7 @@ def replay(
 
     --json: canonical Extended JSON, which tells all types apart.
     """
-    only_spark("replay", engine)
+    require_spark("replay", engine)
     shown = form_of(form, as_json)
     if shown is Format.HTML:
         raise BadValueError("replay prints documents: --format table or json")
@@ -304,11 +304,11 @@ def replay(
         raise BadValueError(f"--out: {out} is there already")
     check_target(out, "--out")
     with running("replay", [member], engine=engine, master=master, form=shown, parquet=parquet) as run:
-        from spark import replay as work
-        from spark.replay_base import open_base
+        from spark.reports.replay import replay as work
+        from spark.reports.replay.base import open_base
 
         start = None if base is None else open_base(base)
-        documents = work.replay(run.session, run.places[0], ns, at=point, base=start)
+        documents = work.replay(run.session, run.oplogs[0], ns, at=point, base=start)
         if parquet is not None:
             run.write_parquet(parquet, {"documents": documents})
         if out is not None:
@@ -334,7 +334,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write the oplogs as Parquet, by member, day and namespace. The folder is a MEMBER for the other commands."""
-    only_spark("export", engine)
+    require_spark("export", engine)
     if append and overwrite:
         raise BadValueError("--append or --overwrite, not both")
     shown = form_of(form, as_json)
@@ -342,11 +342,11 @@ def export(
         raise BadValueError("export has no page: --format table or json")
     span = span_of(begin, end)
     with running("export", members, engine=engine, master=master, form=shown) as run:
-        from spark import export as work
         from spark.render import documents
+        from spark.reports import export as work
 
         mode = work.Mode.APPEND if append else work.Mode.OVERWRITE if overwrite else work.Mode.NEW
-        files = work.export(run.session, run.places, parquet, mode=mode, span=span, variant=variant)
+        files = work.export(run.session, run.oplogs, parquet, mode=mode, span=span, variant=variant)
         run.show(documents.export(files, parquet), {})
 
 
@@ -369,15 +369,15 @@ def tail(
     as_json: AsJson = False,
 ) -> int:
     """Count entries by second while they come, until Ctrl-C. --json: one document a line."""
-    only_spark("tail", engine)
+    require_spark("tail", engine)
     shown = form_of(form, as_json)
     if shown is Format.HTML:
         raise BadValueError("tail has no page: --format table or json")
     if begin != "now":
         point_of(begin, "--from")
     with running("tail", members, engine=engine, master=master, form=shown) as run:
+        from spark.reports.tail import tail_stream
         from spark.source import register
-        from spark.tail import tail_stream
 
         register(run.session)
         options = {"paths": json.dumps(members), "columns": "member,ts,op,ns", "from": begin}
@@ -386,12 +386,12 @@ def tail(
         if skip_trimmed:
             options["onTrimmed"] = "skip"
         stream = run.session.readStream.format("oplog").options(**options).load()
-        telling = Telling(shown is Format.JSON)
+        telling = TailPrinter(shown is Format.JSON)
         tail_stream(stream, telling.show, checkpoint=checkpoint, stop=telling.stop)
         return telling.status()
 
 
-class Telling:
+class TailPrinter:
     """Prints the seconds of a tail, and ends it when nobody reads them any more."""
 
     def __init__(self, as_json: bool) -> None:
@@ -401,7 +401,7 @@ class Telling:
 
     def show(self, seconds: Sequence[Second]) -> None:
         """Called from Spark's thread, where an error would come home as Spark's."""
-        from spark.tail import line_of
+        from spark.reports.tail import line_of
 
         try:
             for second in seconds:
@@ -428,7 +428,7 @@ def second_document(second: Second) -> dict[str, Any]:
     }
 
 
-def only_spark(command: str, engine: Engine) -> None:
+def require_spark(command: str, engine: Engine) -> None:
     if engine is not Engine.SPARK:
         raise BadValueError(f"{command} needs --engine spark (local does diff, summary and verify)")
 

@@ -12,53 +12,53 @@ import pyarrow as pa
 
 from replset.ids import OPTIME_NULL
 from spark.columns import MEMBER, SPARK_TYPES, arrow_schema
-from spark.places import ALL, EVERYTHING, Only, Place, PlaceError, PlaceTrimmedError, Span
+from spark.oplog import ALL, EVERYTHING, EntryFilter, Oplog, OplogError, OplogTrimmedError, Span
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ROWS_PER_TASK = 250_000
-Task = tuple[Place, Span]
+Task = tuple[Oplog, Span]
 Work = Callable[[str, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def scan(
     spark: SparkSession,
-    places: Sequence[Place],
+    oplogs: Sequence[Oplog],
     columns: Sequence[str],
     *,
     span: Span = EVERYTHING,
-    only: Only = ALL,
+    only: EntryFilter = ALL,
     rows_per_task: int = ROWS_PER_TASK,
 ) -> DataFrame:
     """`member` and `columns` of every entry of `span` in every place."""
     schema = ", ".join(f"{name} {SPARK_TYPES[name]}" for name in (MEMBER, *columns))
-    return map_spans(spark, places, columns, with_member, schema, span=span, only=only, rows_per_task=rows_per_task)
+    return map_spans(spark, oplogs, columns, with_member, schema, span=span, only=only, rows_per_task=rows_per_task)
 
 
 def map_spans(
     spark: SparkSession,
-    places: Sequence[Place],
+    oplogs: Sequence[Oplog],
     columns: Sequence[str],
     work: Work,
     schema: str,
     *,
     span: Span = EVERYTHING,
-    only: Only = ALL,
+    only: EntryFilter = ALL,
     rows_per_task: int = ROWS_PER_TASK,
 ) -> DataFrame:
     """`work(member's name, batches of columns)` run in the worker right behind the reader; its batches as a table.
 
     Called once a task: the batches of one part of `span`, oldest first. A part without entries may give no batch.
     """
-    tasks = plan(places, span, rows_per_task)
+    tasks = plan(oplogs, span, rows_per_task)
     run = worker(tasks, columns, work, only)
     # Range gives partition number i exactly the row i, so a task is a partition.
     return spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(run, schema)
 
 
 def worker(
-    tasks: Sequence[Task], columns: Sequence[str], work: Work, only: Only = ALL
+    tasks: Sequence[Task], columns: Sequence[str], work: Work, only: EntryFilter = ALL
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """What runs in Spark's workers: takes batches of tasks' numbers, gives what `work` makes of those tasks.
 
@@ -66,23 +66,23 @@ def worker(
     tasks would take a third of a second to read, a hundred thousand times.
     """
     wanted = tuple(columns)
-    held = list({id(place): place for place, _ in tasks}.values())
-    numbers_of = {id(place): number for number, place in enumerate(held)}
-    owners = array("i", (numbers_of[id(place)] for place, _ in tasks))
+    held = list({id(oplog): oplog for oplog, _ in tasks}.values())
+    numbers_of = {id(oplog): number for number, oplog in enumerate(held)}
+    owners = array("i", (numbers_of[id(oplog)] for oplog, _ in tasks))
     firsts, ends = array("q", (part.first_ts for _, part in tasks)), array("q", (part.end_ts for _, part in tasks))
 
     def run(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        settle()
+        freeze_modules()
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                place, part = held[owners[number]], Span(firsts[number], ends[number])
-                yield from work(place.name, place.read(part, wanted, only))
+                oplog, part = held[owners[number]], Span(firsts[number], ends[number])
+                yield from work(oplog.name, oplog.read(part, wanted, only))
 
     return run
 
 
 @cache
-def settle() -> None:
+def freeze_modules() -> None:
     """Called in a worker, by each task: what its first one found there, modules above all, is no garbage.
 
     PySpark's workers look for garbage behind every task, which takes 40 ms with pyarrow's and numpy's modules: twice
@@ -104,30 +104,30 @@ def table_of(spark: SparkSession, rows: Sequence[Sequence[Any]], ddl: str) -> Da
     return spark.createDataFrame(pa.Table.from_arrays(arrays, schema=arrow), schema)
 
 
-def pinned(places: Sequence[Place]) -> list[Place]:
+def pinned(oplogs: Sequence[Oplog]) -> list[Oplog]:
     """The places with the bounds of now. A command that reads more than once pins its places first."""
-    return [place.pin() for place in places]
+    return [oplog.pin() for oplog in oplogs]
 
 
-def plan(places: Sequence[Place], span: Span, rows_per_task: int) -> list[Task]:
+def plan(oplogs: Sequence[Oplog], span: Span, rows_per_task: int) -> list[Task]:
     """The span cut up for each place into parts of about `rows_per_task` entries; those of the places interleaved."""
-    parts = [[(place, part) for part in _parts(place, span, rows_per_task)] for place in pinned(places)]
+    parts = [[(oplog, part) for part in _parts(oplog, span, rows_per_task)] for oplog in pinned(oplogs)]
     longest = max(map(len, parts), default=0)
     return [tasks[number] for number in range(longest) for tasks in parts if number < len(tasks)]
 
 
-def read_what_is_left(
-    place: Place, span: Span, columns: Sequence[str], only: Only, on_gone: Callable[[Span], None]
+def read_remaining(
+    oplog: Oplog, span: Span, columns: Sequence[str], only: EntryFilter, on_gone: Callable[[Span], None]
 ) -> Iterator[pa.RecordBatch]:
     """As `place.read`; where entries were trimmed away, `on_gone` hears of it and those behind them are read."""
     while True:
         try:
-            yield from place.read(span, columns, only)
+            yield from oplog.read(span, columns, only)
             return
-        except PlaceTrimmedError as error:
+        except OplogTrimmedError as error:
             if error.through < span.first_ts:
                 raise
-            bounds = place.bounds()
+            bounds = oplog.bounds()
             left = Span(min(error.through + 1, span.end_ts), span.end_ts)
             on_gone(Span(max(span.first_ts, bounds.oldest.ts), min(left.first_ts, bounds.newest.ts + 1)))
             span = left
@@ -140,22 +140,22 @@ def with_member(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
         yield pa.RecordBatch.from_arrays([names, *batch.columns], schema=arrow_schema((MEMBER, *batch.schema.names)))
 
 
-def place_error(error: BaseException) -> PlaceError | None:
-    """The PlaceError behind this error, be it raised here or in a worker, where PySpark keeps only its text."""
+def oplog_error(error: BaseException) -> OplogError | None:
+    """The OplogError behind this error, be it raised here or in a worker, where PySpark keeps only its text."""
     seen: BaseException | None = error
     while seen is not None:
-        found = seen if isinstance(seen, PlaceError) else PlaceError.told_in(str(seen))
+        found = seen if isinstance(seen, OplogError) else OplogError.found_in(str(seen))
         if found is not None:
             return found
         seen = seen.__cause__ or seen.__context__
     return None
 
 
-def _parts(place: Place, span: Span, rows_per_task: int) -> list[Span]:
+def _parts(oplog: Oplog, span: Span, rows_per_task: int) -> list[Span]:
     """Of the entries that the pinned place has; none where it has none."""
-    bounds = place.bounds()
+    bounds = oplog.bounds()
     held = Span(max(span.first_ts, bounds.oldest.ts), min(span.end_ts, bounds.newest.ts + 1))
     if bounds.newest == OPTIME_NULL or held.first_ts >= held.end_ts:
         return []
-    rows = bounds.rows if held.first_ts == bounds.oldest.ts and held.end_ts > bounds.newest.ts else place.count(held)
-    return place.split(held, max(1, -(-rows // rows_per_task)))
+    rows = bounds.rows if held.first_ts == bounds.oldest.ts and held.end_ts > bounds.newest.ts else oplog.count(held)
+    return oplog.split(held, max(1, -(-rows // rows_per_task)))

@@ -13,28 +13,28 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pyarrow as pa
 
 from spark.jobs import ROWS_PER_TASK, Task, Work, plan
-from spark.places import ALL, EVERYTHING, Only, Place, Span
+from spark.oplog import ALL, EVERYTHING, EntryFilter, Oplog, Span
 
 THREADS = min(4, os.cpu_count() or 1)
 
 
 def run_spans(
-    places: Sequence[Place],
+    oplogs: Sequence[Oplog],
     columns: Sequence[str],
     work: Work,
     *,
     span: Span = EVERYTHING,
-    only: Only = ALL,
+    only: EntryFilter = ALL,
     rows_per_task: int = ROWS_PER_TASK,
 ) -> Iterator[pa.RecordBatch]:
     """What `work` gives of every part, in the order of `plan`. Some parts beyond the one wanted are worked on ahead."""
     wanted = tuple(columns)
 
     def run(task: Task) -> list[pa.RecordBatch]:
-        place, part = task
-        return list(work(place.name, place.read(part, wanted, only)))
+        oplog, part = task
+        return list(work(oplog.name, oplog.read(part, wanted, only)))
 
-    tasks = deque(plan(places, span, rows_per_task))
+    tasks = deque(plan(oplogs, span, rows_per_task))
     with ThreadPoolExecutor(THREADS, thread_name_prefix="oplog") as threads:
         ahead: deque[Future[list[pa.RecordBatch]]] = deque()
         try:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from replset.storage.file_names import DATABASE_FILE
-from spark.places import Place, PlaceError
-from spark.readers.held import held
+from spark.oplog import Oplog, OplogError
+from spark.readers.shared_file import held
 
 _DUMP = "oplog.bson"
 _NAMED = re.compile(r"([^/=]+)=(.+)", re.DOTALL)
@@ -36,22 +36,22 @@ class _Found(NamedTuple):
         return (self.where if "://" in self.where else os.path.realpath(self.where)), self.member
 
 
-def open_members(texts: Sequence[str]) -> list[Place]:
+def open_members(texts: Sequence[str]) -> list[Oplog]:
     """The places, in this order; an export that holds several members gives one for each.
 
-    A name that is not given is the shortest tail of the path that no other has, or HOST:PORT. PlaceError when a text
+    A name that is not given is the shortest tail of the path that no other has, or HOST:PORT. OplogError when a text
     stands for no oplog, for one that stands there already, or when two have one name. Nothing is opened yet.
     """
-    found = [place for text in texts for place in _look(text)]
+    found = [oplog for text in texts for oplog in _look(text)]
     seen: dict[tuple[str, str | None], _Found] = {}
     for each in found:
         if each.at in seen:
-            raise PlaceError(each.where, "it is given twice")
+            raise OplogError(each.where, "it is given twice")
         seen[each.at] = each
     names = _names(found)
     for name in names:
         if names.count(name) > 1:
-            raise PlaceError(name, "two members have this name; give others with NAME=MEMBER")
+            raise OplogError(name, "two members have this name; give others with NAME=MEMBER")
     return [_open(name, each) for name, each in zip(names, found, strict=True)]
 
 
@@ -86,12 +86,12 @@ def _kind(text: str) -> tuple[str, str]:
     if path.is_dir():
         return _folder(path)
     if not path.is_file():
-        raise PlaceError(text, "there is no such file or folder")
+        raise OplogError(text, "there is no such file or folder")
     try:
         with held(path) as file:
             head = file.read(16, 0)
     except OSError as error:
-        raise PlaceError(text, error.strerror or error) from error
+        raise OplogError(text, error.strerror or error) from error
     if head.startswith(_PARQUET):
         return "parquet", text
     return ("sqlite" if head == _SQLITE or path.name == DATABASE_FILE else "bson"), text
@@ -103,12 +103,12 @@ def _folder(path: Path) -> tuple[str, str]:
             return kind, str(path / name)
     if any(path.rglob("*.parquet")):
         return "parquet", str(path)
-    raise PlaceError(str(path), f"no oplog is there: neither {DATABASE_FILE} nor {_DUMP} nor Parquet files")
+    raise OplogError(str(path), f"no oplog is there: neither {DATABASE_FILE} nor {_DUMP} nor Parquet files")
 
 
 def _remote(text: str) -> tuple[str, str]:
     if text.startswith("https://"):
-        raise PlaceError(text, "members speak plain HTTP: http://HOST:PORT")
+        raise OplogError(text, "members speak plain HTTP: http://HOST:PORT")
     return "parquet", text
 
 
@@ -120,7 +120,7 @@ def _address(text: str) -> str:
             return f"http://{parts.netloc}"
     except ValueError:
         pass
-    raise PlaceError(text, "a live member is http://HOST:PORT")
+    raise OplogError(text, "a live member is http://HOST:PORT")
 
 
 def _shown(where: str) -> str:
@@ -147,22 +147,22 @@ def _joined(parts: Sequence[str]) -> str:
     return str(Path(*reversed(parts))) if len(parts) > 1 else parts[0]
 
 
-def _open(name: str, found: _Found) -> Place:
+def _open(name: str, found: _Found) -> Oplog:
     """The reader is imported now, so that only what is read need be installed."""
     if found.kind == "live":
-        from spark.readers.live import LivePlace
+        from spark.readers.live import LiveOplog
 
-        return LivePlace(name, found.where)
+        return LiveOplog(name, found.where)
     # Workers of a cluster have another working folder than this process.
     where = found.where if "://" in found.where else os.path.abspath(found.where)
     if found.kind == "bson":
-        from spark.readers.bson_file import BsonFilePlace
+        from spark.readers.dump import DumpOplog
 
-        return BsonFilePlace(name, where)
+        return DumpOplog(name, where)
     if found.kind == "parquet":
-        from spark.readers.parquet import ParquetPlace
+        from spark.readers.parquet import ParquetOplog
 
-        return ParquetPlace(name, where, found.member)
-    from spark.readers.sqlite import SqlitePlace
+        return ParquetOplog(name, where, found.member)
+    from spark.readers.sqlite import SqliteOplog
 
-    return SqlitePlace(name, where)
+    return SqliteOplog(name, where)

@@ -41,7 +41,7 @@ def ship(session: SparkSession) -> None:
         context.addPyFile(str(write_archive(Path(context._temp_dir) / ARCHIVE)))
     tasks = max(8, 2 * context.defaultParallelism)  # enough that each executor gets one
     try:
-        found = context.parallelize(range(tasks), tasks).mapPartitions(look_around).collect()
+        found = context.parallelize(range(tasks), tasks).mapPartitions(missing_packages).collect()
     except Exception as error:
         raise WorkersError(f"the cluster cannot run our Python: {reason_of(error)}") from error
     for host, missing in sorted(set(found)):
@@ -60,7 +60,7 @@ def write_archive(path: Path) -> Path:
     return path
 
 
-def look_around(_: object) -> Iterator[tuple[str, str]]:
+def missing_packages(_: object) -> Iterator[tuple[str, str]]:
     """In an executor: its host, and which packages are missing there (empty: none)."""
     missing = []
     for name in WORKERS_NEED:

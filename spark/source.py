@@ -26,21 +26,21 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from replset.errors import BadValueError
 from replset.ids import OpTime
 from spark.columns import MEMBER, SPARK_TYPES, arrow_schema
-from spark.jobs import ROWS_PER_TASK, Task, plan, read_what_is_left, settle
+from spark.command_run import point_of
+from spark.jobs import ROWS_PER_TASK, Task, freeze_modules, plan, read_remaining
 from spark.members import open_members
-from spark.places import (
+from spark.oplog import (
     ALL,
     EVERYTHING,
-    Followed,
-    Mark,
-    Only,
-    Place,
-    PlaceError,
-    PlaceRolledBackError,
-    PlaceTrimmedError,
+    EntryFilter,
+    GrowingOplog,
+    Oplog,
+    OplogError,
+    OplogRolledBackError,
+    OplogTrimmedError,
+    ReadPosition,
     Span,
 )
-from spark.running import point_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,7 +79,7 @@ class Options:
 
     texts: tuple[str, ...]
     members: tuple[str, ...] = ()
-    only: Only = ALL
+    only: EntryFilter = ALL
     span: Span = EVERYTHING
     from_now: bool = False
     columns: tuple[str, ...] = tuple(SPARK_TYPES)
@@ -106,7 +106,7 @@ class Options:
         return cls(
             texts,
             _list(options, "member"),
-            Only(_list(options, "ns"), _list(options, "op")),
+            EntryFilter(_list(options, "ns"), _list(options, "op")),
             Span(first, last),
             now,
             _columns(_list(options, "columns")) or tuple(SPARK_TYPES),
@@ -115,14 +115,14 @@ class Options:
             _choice(options, "onTrimmed", "fail", "skip") == "skip",
         )
 
-    def places(self) -> list[Place]:
-        """The members, or those of `member`. PlaceError."""
+    def oplogs(self) -> list[Oplog]:
+        """The members, or those of `member`. OplogError."""
         found = open_members(self.texts)
-        missing = set(self.members) - {place.name for place in found}
+        missing = set(self.members) - {oplog.name for oplog in found}
         if missing:
-            names = ", ".join(place.name for place in found)
-            raise PlaceError(min(missing), f"there is no such member; there are {names}")
-        return [place for place in found if not self.members or place.name in self.members]
+            names = ", ".join(oplog.name for oplog in found)
+            raise OplogError(min(missing), f"there is no such member; there are {names}")
+        return [oplog for oplog in found if not self.members or oplog.name in self.members]
 
 
 _OPTIONS = (
@@ -151,8 +151,8 @@ class OplogReader(DataSourceReader):
     """Planned when it is made: each query sees the members as they are when it begins."""
 
     def __init__(self, options: Options, columns: Sequence[str]) -> None:
-        self._reading = _Reading(tuple(columns), options.only, options.skip_trimmed)
-        self._tasks: list[Task] = plan(options.places(), options.span, options.rows_per_task)
+        self._reading = _TaskReader(tuple(columns), options.only, options.skip_trimmed)
+        self._tasks: list[Task] = plan(options.oplogs(), options.span, options.rows_per_task)
 
     def partitions(self) -> list[Part]:
         return [Part(number) for number in range(len(self._tasks))]
@@ -164,7 +164,7 @@ class OplogReader(DataSourceReader):
 
 @dataclass
 class StreamPart(InputPartition):
-    place: Place
+    oplog: Oplog
     span: Span
 
 
@@ -179,41 +179,41 @@ class OplogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: Options, columns: Sequence[str]) -> None:
         self._options = options
-        self._reading = _Reading(tuple(columns), options.only, options.skip_trimmed)
-        self._places = {place.name: _followed(place) for place in options.places()}
-        self._last: dict[str, Mark] = {}
+        self._reading = _TaskReader(tuple(columns), options.only, options.skip_trimmed)
+        self._places = {oplog.name: _followed(oplog) for oplog in options.oplogs()}
+        self._last: dict[str, ReadPosition] = {}
 
     def initialOffset(self) -> dict[str, Any]:
-        return {name: _shown(self._begin(place)) for name, place in self._places.items()}
+        return {name: _shown(self._begin(oplog)) for name, oplog in self._places.items()}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.max_entries)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._last = {name: _newest(place) for name, place in self._places.items()}
+        self._last = {name: _newest(oplog) for name, oplog in self._places.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         entries = limit.max_rows if isinstance(limit, ReadMaxRows) else sys.maxsize >> 1
         new, left_out = sorted(self._places.keys() - start), sorted(start.keys() - self._places.keys())
         if new and left_out:
             reason = f"the stream does not know this member, it knows {', '.join(sorted(start))}"
-            raise PlaceError(
+            raise OplogError(
                 new[0], f"{reason}; give it the name that it had with NAME=MEMBER, or leave out or add first"
             )
         found = {}
-        for name, place in self._places.items():
-            found[name] = self._ahead(place, start.get(name) or _shown(self._begin(place)), entries)
+        for name, oplog in self._places.items():
+            found[name] = self._ahead(oplog, start.get(name) or _shown(self._begin(oplog)), entries)
         return found
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[StreamPart]:
         parts = []
-        for name, place in self._places.items():
+        for name, oplog in self._places.items():
             if name not in end:  # it came in at a restart, before a batch that was planned without it
                 continue
             reached = _mark(end[name])
-            after = _mark(start[name]) if name in start else self._begin(place)
+            after = _mark(start[name]) if name in start else self._begin(oplog)
             if reached.optime.ts > after.optime.ts:
-                within = place.between(after, reached)
+                within = oplog.between(after, reached)
                 count = -(-within.count(EVERYTHING) // self._options.rows_per_task)
                 wanted = Span(0, self._options.span.end_ts)
                 parts += [StreamPart(within, span) for span in within.split(wanted, count)]
@@ -222,55 +222,55 @@ class OplogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: StreamPart | InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, StreamPart)
         try:
-            yield from self._reading.read(partition.place, partition.span)
-        except PlaceRolledBackError as error:
-            raise _advised(error) from error
+            yield from self._reading.read(partition.oplog, partition.span)
+        except OplogRolledBackError as error:
+            raise _with_advice(error) from error
 
-    def _begin(self, place: Followed) -> Mark:
+    def _begin(self, oplog: GrowingOplog) -> ReadPosition:
         if self._options.from_now:
-            return _newest(place)
-        before = max(self._options.span.first_ts, place.bounds().oldest.ts) - 1
-        return Mark(OpTime(0, max(0, before)), None)
+            return _newest(oplog)
+        before = max(self._options.span.first_ts, oplog.bounds().oldest.ts) - 1
+        return ReadPosition(OpTime(0, max(0, before)), None)
 
-    def _ahead(self, place: Followed, start: dict[str, Any], entries: int) -> dict[str, Any]:
+    def _ahead(self, oplog: GrowingOplog, start: dict[str, Any], entries: int) -> dict[str, Any]:
         after, skipped = _mark(start), start.get("skipped")
         while True:
             try:
-                reached = place.follow(after, entries)
+                reached = oplog.follow(after, entries)
                 break
-            except PlaceTrimmedError as error:
+            except OplogTrimmedError as error:
                 if not self._options.skip_trimmed:
                     raise
                 gone = Span(after.optime.ts + 1, error.through + 1)
-                _tell_gone(place.name, gone)
-                skipped = _with_gone(skipped, gone)
-                after = Mark(OpTime(0, error.through), None)
-            except PlaceRolledBackError as error:
-                raise _advised(error) from error
-        last = self._last.get(place.name)
+                _report_skipped(oplog.name, gone)
+                skipped = _with_skipped(skipped, gone)
+                after = ReadPosition(OpTime(0, error.through), None)
+            except OplogRolledBackError as error:
+                raise _with_advice(error) from error
+        last = self._last.get(oplog.name)
         if last is not None and reached.optime.ts > last.optime.ts:
             reached = last
         return _shown(reached) | ({"skipped": skipped} if skipped else {})
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _TaskReader:
     """How a worker reads: in which columns, `member` among them or not, and whether entries may be gone."""
 
     columns: tuple[str, ...]
-    only: Only
+    only: EntryFilter
     skip_trimmed: bool
 
-    def read(self, place: Place, span: Span) -> Iterator[pa.RecordBatch]:
-        settle()
+    def read(self, oplog: Oplog, span: Span) -> Iterator[pa.RecordBatch]:
+        freeze_modules()
         stored = [name for name in self.columns if name != MEMBER] or ["ts"]
         schema = arrow_schema(self.columns)
-        batches = place.read(span, stored, self.only)
+        batches = oplog.read(span, stored, self.only)
         if self.skip_trimmed:
-            batches = read_what_is_left(place, span, stored, self.only, lambda gone: _tell_gone(place.name, gone))
+            batches = read_remaining(oplog, span, stored, self.only, lambda gone: _report_skipped(oplog.name, gone))
         for batch in batches:
             arrays = [
-                pa.repeat(pa.scalar(place.name, pa.string()), batch.num_rows) if name == MEMBER else batch.column(name)
+                pa.repeat(pa.scalar(oplog.name, pa.string()), batch.num_rows) if name == MEMBER else batch.column(name)
                 for name in self.columns
             ]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -326,29 +326,29 @@ def _choice(options: Mapping[str, str], name: str, *choices: str) -> str:
     return given
 
 
-def _followed(place: Place) -> Followed:
-    if isinstance(place, Followed):
-        return place
-    raise PlaceError(place.name, "it does not grow; read it with spark.read, not readStream")
+def _followed(oplog: Oplog) -> GrowingOplog:
+    if isinstance(oplog, GrowingOplog):
+        return oplog
+    raise OplogError(oplog.name, "it does not grow; read it with spark.read, not readStream")
 
 
-def _newest(place: Place) -> Mark:
-    bounds = place.bounds()
-    return Mark(bounds.newest, bounds.chain)
+def _newest(oplog: Oplog) -> ReadPosition:
+    bounds = oplog.bounds()
+    return ReadPosition(bounds.newest, bounds.chain)
 
 
-def _shown(mark: Mark) -> dict[str, Any]:
+def _shown(mark: ReadPosition) -> dict[str, Any]:
     """As an offset has it. The chain as text: not everything that reads JSON has 64 bits."""
     chain = {} if mark.chain is None else {"chain": str(mark.chain)}
     return {"optime": str(mark.optime)} | chain
 
 
-def _mark(offset: Mapping[str, Any]) -> Mark:
+def _mark(offset: Mapping[str, Any]) -> ReadPosition:
     chain = offset.get("chain")
-    return Mark(OpTime.parse(offset["optime"]), None if chain is None else int(chain))
+    return ReadPosition(OpTime.parse(offset["optime"]), None if chain is None else int(chain))
 
 
-def _with_gone(skipped: Mapping[str, Any] | None, gone: Span) -> dict[str, Any]:
+def _with_skipped(skipped: Mapping[str, Any] | None, gone: Span) -> dict[str, Any]:
     """What an offset says of entries that were trimmed away unread: how often, how long a time, the last gap."""
     before = skipped or {"times": 0, "seconds": 0}
     first, through = OpTime(0, gone.first_ts), OpTime(0, gone.end_ts - 1)
@@ -360,12 +360,12 @@ def _with_gone(skipped: Mapping[str, Any] | None, gone: Span) -> dict[str, Any]:
     }
 
 
-def _advised(error: PlaceRolledBackError) -> PlaceRolledBackError:
+def _with_advice(error: OplogRolledBackError) -> OplogRolledBackError:
     advice = "what the stream gave out of it is no more; begin again with a new checkpointLocation, and `from` set to"
-    return PlaceRolledBackError(error.name, f"{error.reason}; {advice} the entry behind the common point")
+    return OplogRolledBackError(error.name, f"{error.reason}; {advice} the entry behind the common point")
 
 
-def _tell_gone(name: str, gone: Span) -> None:
+def _report_skipped(name: str, gone: Span) -> None:
     """On the worker's standard error, which Spark keeps with its logs."""
     first, through = OpTime(0, gone.first_ts), OpTime(0, gone.end_ts - 1)
     seconds = through.seconds - first.seconds

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from spark.readers.held import HeldFile, held
+from spark.readers.shared_file import SharedFile, held
 
 _HEADER = 100
 _INTERIOR, _LEAF = 5, 13
@@ -42,7 +42,7 @@ def table_borders(path: str, root_page: int, first: int, last: int, wanted: int)
 
 
 class _Pages:
-    def __init__(self, file: HeldFile) -> None:
+    def __init__(self, file: SharedFile) -> None:
         self._file = file
         size = int.from_bytes(file.read(_HEADER, 0)[16:18], "big")
         self._size = 65536 if size == 1 else size

@@ -20,19 +20,19 @@ import pyarrow as pa
 from replset.bson import InvalidBSONError, RawDocument, decode
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_row import next_chain
-from spark.places import (
+from spark.oplog import (
     ALL,
     Bounds,
-    Mark,
-    Only,
-    PlaceError,
-    PlaceTrimmedError,
+    EntryFilter,
+    OplogError,
+    OplogTrimmedError,
+    ReadPosition,
     Span,
     rolled_back_error,
     trimmed_error,
 )
-from spark.readers.entries import Row, batch_of, batched, chosen, member_row
 from spark.readers.pieces import Piece, cut, rows_within, within
+from spark.readers.rows import Row, batch_of, batched, chosen, member_row
 
 _PAGE_ROWS = 10_000
 """What a member gives at most; it gives less when it would be more than 8 MiB."""
@@ -43,14 +43,14 @@ _TRIMMED = 136
 
 
 @dataclass(frozen=True, slots=True)
-class LivePlace:
+class LiveOplog:
     """`url`: http://HOST:PORT of the member's HTTP API. pinned: the bounds to keep to."""
 
     name: str
     url: str
     pinned: Bounds | None = None
 
-    def pin(self) -> LivePlace:
+    def pin(self) -> LiveOplog:
         return self if self.pinned else replace(self, pinned=self.bounds())
 
     def bounds(self) -> Bounds:
@@ -66,7 +66,7 @@ class LivePlace:
         """At equal times: it is one process that answers, and how its entries lie only reading them would tell."""
         return cut(span, within(self._pieces(), span), parts)
 
-    def read(self, span: Span, columns: Sequence[str], only: Only = ALL) -> Iterator[pa.RecordBatch]:
+    def read(self, span: Span, columns: Sequence[str], only: EntryFilter = ALL) -> Iterator[pa.RecordBatch]:
         bounds = self.pinned
         if bounds:
             span = Span(max(span.first_ts, bounds.oldest.ts), min(span.end_ts, bounds.newest.ts + 1))
@@ -77,13 +77,13 @@ class LivePlace:
                 for rows in batched(chosen(page, only), _BATCH_ROWS):
                     yield batch_of(rows, columns)
             if bounds:
-                member.check(Mark(bounds.newest, bounds.chain))
+                member.check(ReadPosition(bounds.newest, bounds.chain))
 
-    def follow(self, after: Mark, limit: int) -> Mark:
+    def follow(self, after: ReadPosition, limit: int) -> ReadPosition:
         with self._connect() as member:
             return member.ahead(after, limit)
 
-    def between(self, after: Mark, end: Mark) -> LivePlace:
+    def between(self, after: ReadPosition, end: ReadPosition) -> LiveOplog:
         first = OpTime(after.optime.term, after.optime.ts + 1)
         return replace(self, pinned=Bounds(first, end.optime, chain=end.chain))
 
@@ -98,19 +98,19 @@ class LivePlace:
         try:
             yield _Member(self.name, connection)
         except TimeoutError as error:
-            raise PlaceError(self.name, f"the member did not answer within {_TIMEOUT_S:g} s") from error
+            raise OplogError(self.name, f"the member did not answer within {_TIMEOUT_S:g} s") from error
         except socket.gaierror as error:
-            raise PlaceError(self.name, f"there is no host {parts.hostname}: {error}") from error
+            raise OplogError(self.name, f"there is no host {parts.hostname}: {error}") from error
         except ConnectionRefusedError as error:
-            raise PlaceError(self.name, f"nobody answers at {self.url}") from error
+            raise OplogError(self.name, f"nobody answers at {self.url}") from error
         except http.client.BadStatusLine as error:
             gone = isinstance(error, http.client.RemoteDisconnected)
             reason = "the member went away while it was read" if gone else f"{self.url} does not speak HTTP"
-            raise PlaceError(self.name, reason) from error
+            raise OplogError(self.name, reason) from error
         except (OSError, http.client.HTTPException) as error:
-            raise PlaceError(self.name, f"the member went away while it was read: {error}") from error
+            raise OplogError(self.name, f"the member went away while it was read: {error}") from error
         except (InvalidBSONError, ValueError, LookupError) as error:
-            raise PlaceError(self.name, f"{self.url} answers what is no oplog: {error}") from error
+            raise OplogError(self.name, f"{self.url} answers what is no oplog: {error}") from error
         finally:
             connection.close()
 
@@ -139,7 +139,7 @@ class _Member:
     def bounds(self) -> Bounds:
         try:
             return self._bounds()
-        except PlaceTrimmedError:  # between two questions
+        except OplogTrimmedError:  # between two questions
             return self._bounds()
 
     def _bounds(self) -> Bounds:
@@ -170,16 +170,16 @@ class _Member:
             before = rows[-1]
             after = OpTime(before.term, before.ts)
 
-    def check(self, mark: Mark) -> None:
+    def check(self, mark: ReadPosition) -> None:
         """That this entry is still there, on the same history."""
         if mark.chain is not None:
             found = self._page(OpTime(0, mark.optime.ts - 1), 1).documents
             if not found or _mark(found[0]) != mark:
                 raise rolled_back_error(self._name, mark.optime)
 
-    def ahead(self, after: Mark, limit: int) -> Mark:
+    def ahead(self, after: ReadPosition, limit: int) -> ReadPosition:
         """The entry `limit` behind this one, or the newest. Whole pages are asked for: only they tell where it is."""
-        with suppress(PlaceTrimmedError):  # the entry itself may be gone, if nothing behind it is
+        with suppress(OplogTrimmedError):  # the entry itself may be gone, if nothing behind it is
             self.check(after)
         reached, left = after, limit
         while left > 0:
@@ -210,7 +210,7 @@ class _Member:
         code, reason = _failure(data, response)
         if code == _TRIMMED:
             raise trimmed_error(self._name, self._info().first.ts - 1)
-        raise PlaceError(self._name, reason)
+        raise OplogError(self._name, reason)
 
     def _info(self) -> _Info:
         info = json.loads(self._ask("/v1/replset/oplog/info", {}, "application/json")[0])
@@ -220,9 +220,9 @@ class _Member:
         return _Info(first, last, info["bytes"])
 
 
-def _mark(document: RawDocument) -> Mark:
+def _mark(document: RawDocument) -> ReadPosition:
     row = member_row(document)
-    return Mark(OpTime(row.term, row.ts), row.chain)
+    return ReadPosition(OpTime(row.term, row.ts), row.chain)
 
 
 def _failure(data: bytes, response: http.client.HTTPResponse) -> tuple[int, str]:

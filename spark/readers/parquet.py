@@ -22,7 +22,7 @@ from pyarrow import fs
 
 from replset.ids import OpTime
 from spark.columns import COLUMNS, FIELDS, MEMBER, arrow_schema
-from spark.places import ALL, Bounds, Only, PlaceError, Span, one_line
+from spark.oplog import ALL, Bounds, EntryFilter, OplogError, Span, one_line
 from spark.readers.pieces import Piece, cut, rows_within, side_by_side, within
 
 _BATCH_ROWS = 16_384
@@ -53,7 +53,7 @@ class Index(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetPlace:
+class ParquetOplog:
     """One member's entries below `folder` (a path or a URI), or in one file; member None: all that there are.
 
     `pin` makes the index; without one each question makes it anew.
@@ -64,7 +64,7 @@ class ParquetPlace:
     member: str | None = None
     index: Index | None = field(default=None, repr=False)
 
-    def pin(self) -> ParquetPlace:
+    def pin(self) -> ParquetOplog:
         return replace(self, index=self._index())
 
     def bounds(self) -> Bounds:
@@ -76,7 +76,7 @@ class ParquetPlace:
     def split(self, span: Span, parts: int) -> list[Span]:
         return cut(span, within(self._pieces(), span), parts)
 
-    def read(self, span: Span, columns: Sequence[str], only: Only = ALL) -> Iterator[pa.RecordBatch]:
+    def read(self, span: Span, columns: Sequence[str], only: EntryFilter = ALL) -> Iterator[pa.RecordBatch]:
         rows = _ENTRY_ROWS if "entry" in columns else _BATCH_ROWS
         chosen = _Chosen(tuple(columns), span, only, self.member)
         groups = [group for group in self._index().groups if chosen.may_be_in(group)]
@@ -109,7 +109,7 @@ class ParquetPlace:
 
 
 def exported_members(folder: str) -> list[str]:
-    """Whose oplogs lie there, by name; empty when the files do not say. PlaceError when it cannot be read."""
+    """Whose oplogs lie there, by name; empty when the files do not say. OplogError when it cannot be read."""
     with _errors(folder, folder):
         return _Files.open(folder).members()
 
@@ -119,7 +119,7 @@ class _Chosen(NamedTuple):
 
     columns: tuple[str, ...]
     span: Span
-    only: Only
+    only: EntryFilter
     member: str | None
 
     def may_be_in(self, group: Group) -> bool:
@@ -314,4 +314,4 @@ def _errors(name: str, folder: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, pa.ArrowException) as error:
         text = one_line(error)
-        raise PlaceError(name, text if folder in text else f"{folder}: {text}") from error
+        raise OplogError(name, text if folder in text else f"{folder}: {text}") from error

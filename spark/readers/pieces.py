@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from spark.places import Span
+from spark.oplog import Span
 
 
 class Piece(NamedTuple):

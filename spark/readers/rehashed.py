@@ -9,36 +9,36 @@ import pyarrow as pa
 
 from replset.oplog_row import entry_hash
 from spark.columns import arrow_schema
-from spark.places import ALL, Bounds, Only, Place, Span
+from spark.oplog import ALL, Bounds, EntryFilter, Oplog, Span
 
 
 @dataclass(frozen=True, slots=True)
 class Rehashed:
     """Costs the reading of every entry: a stored hash is a number beside it."""
 
-    place: Place
+    oplog: Oplog
 
     @property
     def name(self) -> str:
-        return self.place.name
+        return self.oplog.name
 
     def pin(self) -> Rehashed:
         return self
 
     def bounds(self) -> Bounds:
-        return self.place.bounds()
+        return self.oplog.bounds()
 
     def count(self, span: Span) -> int:
-        return self.place.count(span)
+        return self.oplog.count(span)
 
     def split(self, span: Span, parts: int) -> list[Span]:
-        return self.place.split(span, parts)
+        return self.oplog.split(span, parts)
 
-    def read(self, span: Span, columns: Sequence[str], only: Only = ALL) -> Iterator[pa.RecordBatch]:
+    def read(self, span: Span, columns: Sequence[str], only: EntryFilter = ALL) -> Iterator[pa.RecordBatch]:
         asked = [name for name in columns if name != "hash"]
         if "hash" in columns and "entry" not in asked:
             asked.append("entry")
-        for batch in self.place.read(span, asked, only):
+        for batch in self.oplog.read(span, asked, only):
             if "hash" not in columns:
                 yield batch
                 continue

@@ -23,20 +23,20 @@ from adbc_driver_sqlite import dbapi
 from replset.ids import OPTIME_NULL, OpTime
 from replset.storage.file_names import DATA_APPLICATION_ID, DATABASE_FILE
 from spark.columns import FIELDS, arrow_schema
-from spark.places import (
+from spark.oplog import (
     ALL,
     Bounds,
-    Mark,
-    Only,
-    PlaceError,
+    EntryFilter,
+    OplogError,
+    ReadPosition,
     Span,
     one_line,
     rolled_back_error,
     trimmed_error,
 )
 from spark.readers.btree import table_borders
-from spark.readers.held import held
 from spark.readers.pieces import Piece, cut
+from spark.readers.shared_file import held
 
 _BATCH_ROWS = 16_384
 _ENTRY_ROWS = 2_048
@@ -49,24 +49,24 @@ _TAIL_PIECES = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class SqlitePlace:
+class SqliteOplog:
     """`path`: of the database file. pinned: the bounds to keep to."""
 
     name: str
     path: str
     pinned: Bounds | None = None
 
-    def pin(self) -> SqlitePlace:
+    def pin(self) -> SqliteOplog:
         return self if self.pinned else replace(self, pinned=self.bounds())
 
     def bounds(self) -> Bounds:
         if self.pinned:
             return self.pinned
-        with self._open() as oplog:
-            oldest, newest, trimmed = oplog.oldest(), oplog.newest(), oplog.trimmed_through()
+        with self._open() as opened:
+            oldest, newest, trimmed = opened.oldest(), opened.newest(), opened.trimmed_through()
             if newest.optime == OPTIME_NULL:
                 return Bounds(trimmed_through=trimmed)
-            rows = round(sum(piece.rows for piece in oplog.pieces(oldest.ts, newest.optime.ts + 1, 1)))
+            rows = round(sum(piece.rows for piece in opened.pieces(oldest.ts, newest.optime.ts + 1, 1)))
             return Bounds(oldest, newest.optime, rows, trimmed, newest.chain)
 
     def count(self, span: Span) -> int:
@@ -75,55 +75,55 @@ class SqlitePlace:
     def split(self, span: Span, parts: int) -> list[Span]:
         return cut(span, self._pieces(span, parts) if parts > 1 else [], parts)
 
-    def read(self, span: Span, columns: Sequence[str], only: Only = ALL) -> Iterator[pa.RecordBatch]:
+    def read(self, span: Span, columns: Sequence[str], only: EntryFilter = ALL) -> Iterator[pa.RecordBatch]:
         if self.pinned:
             span = Span(max(span.first_ts, self.pinned.oldest.ts), min(span.end_ts, self.pinned.newest.ts + 1))
         if span.first_ts >= span.end_ts:
             return
-        with self._open() as oplog:
-            trimmed = oplog.trimmed_through()
+        with self._open() as opened:
+            trimmed = opened.trimmed_through()
             if trimmed >= span.first_ts > 0:
                 raise trimmed_error(self.name, trimmed)
             if self.pinned:
-                oplog.check(Mark(self.pinned.newest, self.pinned.chain))
-            yield from oplog.read(span, columns, only)
+                opened.check(ReadPosition(self.pinned.newest, self.pinned.chain))
+            yield from opened.read(span, columns, only)
 
-    def follow(self, after: Mark, limit: int) -> Mark:
-        with self._open() as oplog:
-            trimmed = oplog.trimmed_through()
+    def follow(self, after: ReadPosition, limit: int) -> ReadPosition:
+        with self._open() as opened:
+            trimmed = opened.trimmed_through()
             if trimmed > after.optime.ts > 0:
                 raise trimmed_error(self.name, trimmed)
             if after.optime.ts > trimmed:
-                oplog.check(after)
-            return oplog.ahead(after, limit)
+                opened.check(after)
+            return opened.ahead(after, limit)
 
-    def between(self, after: Mark, end: Mark) -> SqlitePlace:
+    def between(self, after: ReadPosition, end: ReadPosition) -> SqliteOplog:
         first = OpTime(after.optime.term, after.optime.ts + 1)
         return replace(self, pinned=Bounds(first, end.optime, chain=end.chain))
 
     def _pieces(self, span: Span, parts: int) -> list[Piece]:
-        with self._open() as oplog:
-            oldest, newest = oplog.oldest().ts, oplog.newest().optime.ts
+        with self._open() as opened:
+            oldest, newest = opened.oldest().ts, opened.newest().optime.ts
             if self.pinned:
                 oldest, newest = max(oldest, self.pinned.oldest.ts), min(newest, self.pinned.newest.ts)
-            return oplog.pieces(max(span.first_ts, oldest), min(span.end_ts, newest + 1), parts)
+            return opened.pieces(max(span.first_ts, oldest), min(span.end_ts, newest + 1), parts)
 
     @contextmanager
-    def _open(self) -> Iterator[_Oplog]:
+    def _open(self) -> Iterator[_OpenFile]:
         """All of the driver's errors as PlaceErrors. What is asked inside is answered from one state of the file."""
         try:
             if not Path(self.path).is_file():
-                raise PlaceError(
+                raise OplogError(
                     self.name, f"{self.path} {'is no file' if Path(self.path).exists() else 'does not exist'}"
                 )
             with held(self.path), _connect(self.name, self.path) as connection:
-                yield _Oplog(self.name, self.path, connection)
+                yield _OpenFile(self.name, self.path, connection)
         except (AdbcError, pa.ArrowException, OSError) as error:
-            raise PlaceError(self.name, _reason(error, self.path)) from error
+            raise OplogError(self.name, _reason(error, self.path)) from error
 
 
 @dataclass(frozen=True, slots=True)
-class _Oplog:
+class _OpenFile:
     name: str
     path: str
     connection: dbapi.Connection
@@ -132,26 +132,26 @@ class _Oplog:
         row = self._first("SELECT term, ts FROM oplog ORDER BY ts LIMIT 1")
         return OpTime(*row) if row else OPTIME_NULL
 
-    def newest(self) -> Mark:
+    def newest(self) -> ReadPosition:
         row = self._first("SELECT term, ts, chain FROM oplog ORDER BY ts DESC LIMIT 1")
-        return Mark(OpTime(row[0], row[1]), row[2]) if row else Mark(OPTIME_NULL, None)
+        return ReadPosition(OpTime(row[0], row[1]), row[2]) if row else ReadPosition(OPTIME_NULL, None)
 
     def trimmed_through(self) -> int:
         row = self._first("SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'trimmed_through'")
         return row[0] if row else 0
 
-    def check(self, mark: Mark) -> None:
+    def check(self, mark: ReadPosition) -> None:
         """That this entry is still there, on the same history."""
         if mark.chain is not None:
             row = self._first("SELECT term, chain FROM oplog WHERE ts = ?", mark.optime.ts)
             if row != (mark.optime.term, mark.chain):
                 raise rolled_back_error(self.name, mark.optime)
 
-    def ahead(self, after: Mark, limit: int) -> Mark:
+    def ahead(self, after: ReadPosition, limit: int) -> ReadPosition:
         """The entry `limit` behind this one, or the newest."""
         behind = "SELECT term, ts, chain FROM oplog WHERE ts > ? ORDER BY ts LIMIT ?"
         row = self._first(f"SELECT * FROM ({behind}) ORDER BY ts DESC LIMIT 1", after.optime.ts, limit)
-        return Mark(OpTime(row[0], row[1]), row[2]) if row else after
+        return ReadPosition(OpTime(row[0], row[1]), row[2]) if row else after
 
     def pieces(self, begin: int, end: int, parts: int) -> list[Piece]:
         """[begin, end) in pieces much smaller than a part, without a walk over the table."""
@@ -189,7 +189,7 @@ class _Oplog:
         row = self._first(f"SELECT sum(bytes), count(*) FROM ({lengths})")
         return _size(self.path + "-wal") * row[1] / row[0] if row and row[1] else 0.0
 
-    def read(self, span: Span, columns: Sequence[str], only: Only) -> Iterator[pa.RecordBatch]:
+    def read(self, span: Span, columns: Sequence[str], only: EntryFilter) -> Iterator[pa.RecordBatch]:
         with_entry = "entry" in columns
         asked = tuple(columns) if "ts" in columns or not with_entry else (*columns, "ts")
         where, values = _chosen(span, only)
@@ -208,7 +208,7 @@ class _Oplog:
         for name, array in zip(columns, batch.columns, strict=False):
             if array.type != FIELDS[name]:  # the driver takes the type from what it finds
                 reason = f"{self.path} is damaged: its column {name} holds {array.type} where {FIELDS[name]} should be"
-                raise PlaceError(self.name, reason)
+                raise OplogError(self.name, reason)
             arrays.append(_empty_as_null(array) if name == "key" else array)
         return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
 
@@ -222,7 +222,7 @@ class _Oplog:
                 yield batch.slice(start, number - start)
             entry = self._first("SELECT entry FROM oplog WHERE ts = ?", stamps[number].as_py())
             if entry is None:
-                raise PlaceError(
+                raise OplogError(
                     self.name, f"{self.path} is damaged: it holds entries that it does not find by their ts"
                 )
             yield batch.slice(number, 1).set_column(at, batch.schema.field(at), pa.array(entry, pa.binary()))
@@ -237,9 +237,9 @@ class _Oplog:
             return row
 
 
-def database_file(place: str) -> Path | None:
+def database_file(oplog: str) -> Path | None:
     """The database file of a dbpath, or `place` itself when it is a file; None when there is none."""
-    path = Path(place)
+    path = Path(oplog)
     found = path / DATABASE_FILE if path.is_dir() else path
     return found if found.is_file() else None
 
@@ -254,13 +254,13 @@ def _connect(name: str, path: str) -> Iterator[dbapi.Connection]:
         if "unable to open" not in str(error):
             raise
         if _size(f"{path}-wal"):
-            raise PlaceError(name, _UNREADABLE_WAL.format(path=path)) from error
+            raise OplogError(name, _UNREADABLE_WAL.format(path=path)) from error
         connection = _began(f"{uri}&immutable=1")
     with connection:
         with connection.cursor() as cursor:
             cursor.execute("PRAGMA application_id")
             if cursor.fetchone() != (DATA_APPLICATION_ID,):
-                raise PlaceError(name, f"{path} is no member's database")
+                raise OplogError(name, f"{path} is no member's database")
         yield connection
 
 
@@ -286,7 +286,7 @@ def _expression(column: str) -> str:
     return column
 
 
-def _chosen(span: Span, only: Only) -> tuple[str, list[int | str]]:
+def _chosen(span: Span, only: EntryFilter) -> tuple[str, list[int | str]]:
     """The condition and its values."""
     where = "ts >= ? AND ts < ?"
     values: list[int | str] = [span.first_ts, span.end_ts, *only.ns, *only.op]

@@ -16,18 +16,18 @@ class Tone(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Phrase:
     """A text and how loud it is."""
 
     text: str
     tone: Tone = Tone.PLAIN
 
 
-Cell = str | Said
+Cell = str | Phrase
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class ContentTable:
     """A table. numbers: the columns to be set right; mono: those in a fixed width."""
 
     title: str
@@ -39,18 +39,18 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ContentSample:
     """One entry or document, looked at closely: a heading and lines of (name, text)."""
 
-    badge: Said
+    badge: Phrase
     heading: str
     lines: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
+class ContentSamples:
     title: str
-    samples: Sequence[Sample]
+    samples: Sequence[ContentSample]
     note: str = ""
 
 
@@ -59,16 +59,16 @@ class Content:
     """answers: the first lines, in which a reader in a hurry finds what was asked."""
 
     title: str
-    answers: Sequence[Said]
-    parts: Sequence[Grid | Samples] = field(default=())
+    answers: Sequence[Phrase]
+    parts: Sequence[ContentTable | ContentSamples] = field(default=())
 
 
 def text_of(cell: Cell) -> str:
-    return cell.text if isinstance(cell, Said) else cell
+    return cell.text if isinstance(cell, Phrase) else cell
 
 
 def tone_of(cell: Cell) -> Tone:
-    return cell.tone if isinstance(cell, Said) else Tone.PLAIN
+    return cell.tone if isinstance(cell, Phrase) else Tone.PLAIN
 
 
 def readable(text: str) -> str:

@@ -17,20 +17,20 @@ import pyarrow.compute as pc
 from replset.bson import RawDocument, to_ejson_value
 from replset.errors import ReplError
 from replset.ids import OPTIME_NULL, OpTime
-from spark.entries import id_text
-from spark.places import Bounds, Place
-from spark.samples import Sample, Version, action_of, entry_about, samples_of, versions_of
+from spark.entry_bytes import id_text
+from spark.oplog import Bounds, Oplog
+from spark.reports.diff.samples import Sample, Version, action_of, entry_about, samples_of, versions_of
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
     from pyspark.sql import DataFrame
 
-    from spark.classify import Diff
-    from spark.document_diff import DocumentDiff
-    from spark.elections import Elections
-    from spark.summary import Summary
-    from spark.verify import Verification
+    from spark.reports.diff.classify import Diff
+    from spark.reports.diff.documents import DocumentDiff
+    from spark.reports.elections import Elections
+    from spark.reports.summary import Summary
+    from spark.reports.verify.check import Verification
 
     Rows: TypeAlias = DataFrame | pa.Table
 
@@ -39,17 +39,17 @@ SAMPLES = 10
 DOCUMENTS = 20
 KINDS = ("divergent", "duplicated", "missing", "rolled-back", "extra")
 REASONS = ("content", "copies", "hole", "losing branch", "winning branch", "ahead")
-"""Why entries differ, the loudest first; see spark.classify."""
+"""Why entries differ, the loudest first; see spark.reports.diff.classify."""
 
 
-def header(command: str, engine: str, members: Iterable[tuple[Place, Bounds]]) -> Document:
+def header(command: str, engine: str, members: Iterable[tuple[Oplog, Bounds]]) -> Document:
     """What every document begins with. members: with the bounds that they had when the command began."""
     return {"command": command, "engine": engine, "members": [_member(*member) for member in members]}
 
 
 def diff(
     found: Diff[Any],
-    places: Sequence[Place],
+    oplogs: Sequence[Oplog],
     samples: int = SAMPLES,
     *,
     by_bytes: bool = False,
@@ -71,17 +71,17 @@ def diff(
         ],
         "pairs": [_camel(row, drop=("common_ts", "common_term")) for row in rows_of(found.pairs)],
         "namespaces": [_camel(row) for row in namespaces],
-        "documents": [_document_row(row, places) for row in rows_of(found.by_document, DOCUMENTS)],
-        "samples": [_sample(one) for one in samples_of(places, loudest(found.entries, samples))],
+        "documents": [_document_row(row, oplogs) for row in rows_of(found.by_document, DOCUMENTS)],
+        "samples": [_sample(one) for one in samples_of(oplogs, loudest(found.entries, samples))],
         "documentsAt": None if held is None else held.document(samples),
     }
 
 
-def verify(found: Verification[Any], places: Sequence[Place], samples: int = SAMPLES) -> Document:
+def verify(found: Verification[Any], oplogs: Sequence[Oplog], samples: int = SAMPLES) -> Document:
     checked = rows_of(found.checked)
     counts = rows_of(_counted(found.faults))
     rows = rows_of(found.faults, samples)
-    versions = {(row["member"], row["ts"], row["term"]): _versions_on(places, row) for row in rows}
+    versions = {(row["member"], row["ts"], row["term"]): _versions_on(oplogs, row) for row in rows}
     return {
         "sound": not counts,
         "checked": [_camel(row) for row in checked],
@@ -247,10 +247,10 @@ def entry_value(entry: bytes | None) -> Any:
         return {"damaged": str(error), "bytes": entry.hex()}
 
 
-def _member(place: Place, bounds: Bounds) -> Document:
+def _member(oplog: Oplog, bounds: Bounds) -> Document:
     empty = bounds.newest == OPTIME_NULL
     return {
-        "name": place.name,
+        "name": oplog.name,
         "oldest": None if empty else str(bounds.oldest),
         "newest": None if empty else str(bounds.newest),
     }
@@ -279,8 +279,8 @@ def _sample(sample: Sample) -> Document:
     }
 
 
-def _versions_on(places: Sequence[Place], row: Mapping[str, Any]) -> list[Version]:
-    return versions_of([place for place in places if place.name == row["member"]], row["ts"], row["term"])
+def _versions_on(oplogs: Sequence[Oplog], row: Mapping[str, Any]) -> list[Version]:
+    return versions_of([oplog for oplog in oplogs if oplog.name == row["member"]], row["ts"], row["term"])
 
 
 def _fault(row: Mapping[str, Any], versions: Sequence[Version]) -> Document:
@@ -298,8 +298,8 @@ def _does(entry: bytes) -> Any:
         return None
 
 
-def _document_row(row: Mapping[str, Any], places: Sequence[Place]) -> Document:
-    entry = entry_about(places, row["first_ts"], row["key"])
+def _document_row(row: Mapping[str, Any], oplogs: Sequence[Oplog]) -> Document:
+    entry = entry_about(oplogs, row["first_ts"], row["key"])
     text = None if entry is None else id_text(entry)
     return {
         "ns": row["ns"],

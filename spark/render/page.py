@@ -7,7 +7,7 @@ from typing import Any
 
 from spark.render import charts
 from spark.render.charts import Bar, Count, Dot, Lane, Line, moment
-from spark.render.content import Content, Grid, Sample, number, seconds, size, text_of, tone_of
+from spark.render.content import Content, ContentSample, ContentTable, number, seconds, size, text_of, tone_of
 from spark.render.markup import Node, table, tag
 from spark.render.markup import document as whole
 from spark.render.telling import content_of, seconds_of
@@ -261,7 +261,7 @@ def _parts(content: Content) -> list[Node]:
     nodes: list[Node] = []
     for part in content.parts:
         nodes.append(tag("h2", part.title))
-        if isinstance(part, Grid):
+        if isinstance(part, ContentTable):
             rows = [[tag("span", text_of(cell), class_=tone_of(cell).value) for cell in row] for row in part.rows]
             nodes.append(tag("div", table(part.columns, rows, numbers=part.numbers, mono=part.mono), class_="card"))
         else:
@@ -271,7 +271,7 @@ def _parts(content: Content) -> list[Node]:
     return nodes
 
 
-def _sample(sample: Sample) -> Node:
+def _sample(sample: ContentSample) -> Node:
     badge = tag("span", sample.badge.text, class_=f"badge {sample.badge.tone.value}")
     lines = [(tag("dt", name), tag("dd", tag("pre", text))) for name, text in sample.lines]
     heading = tag("div", badge, tag("code", sample.heading))

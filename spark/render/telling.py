@@ -9,10 +9,10 @@ from typing import Any
 from spark.render.charts import moment
 from spark.render.content import (
     Content,
-    Grid,
-    Said,
-    Sample,
-    Samples,
+    ContentSample,
+    ContentSamples,
+    ContentTable,
+    Phrase,
     Tone,
     listed,
     number,
@@ -26,7 +26,7 @@ Document = Mapping[str, Any]
 
 def content_of(document: Document) -> Content:
     """What the document of any command says."""
-    return _TELLERS[document["command"]](document)
+    return _CONTENTS[document["command"]](document)
 
 
 # --- diff ------------------------------------------------------------------------------------------------------
@@ -59,32 +59,32 @@ def diff(document: Document) -> Content:
         names = listed([row["member"] for row in compared])
         what = f" as to {listed(document['ns'])}" if document.get("ns") else ""
         answers = [
-            Said(f"The oplogs of {names} are the same{what}. {several(held, 'entry', 'entries')}{upto}.", Tone.GOOD)
+            Phrase(f"The oplogs of {names} are the same{what}. {several(held, 'entry', 'entries')}{upto}.", Tone.GOOD)
         ]
     else:
-        answers = [Said("The oplogs differ.", Tone.BAD), *_divergent(document), *_verdicts(pairs)]
+        answers = [Phrase("The oplogs differ.", Tone.BAD), *_divergent(document), *_verdicts(pairs)]
     if document["trimmed"]:
         trimmed = several(document["trimmed"], "entry was", "entries were")
-        answers.append(Said(f"{trimmed} trimmed away during the run and left out.", Tone.SOFT))
+        answers.append(Phrase(f"{trimmed} trimmed away during the run and left out.", Tone.SOFT))
     documents = document["documentsAt"]
     if documents:
         answers += _documents_at(documents)
     answers.append(_compared(by_bytes=document["byBytes"], documents=bool(documents)))
-    parts: list[Grid | Samples] = [_pairs(pairs)] if pairs else []
+    parts: list[ContentTable | ContentSamples] = [_pairs(pairs)] if pairs else []
     if document["namespaces"]:
         holes = sum(pair["aMissing"] + pair["bMissing"] for pair in pairs)
         parts.append(_differing(document["namespaces"], holes))
     if document["documents"]:
         parts.append(_documents(document["documents"]))
     if document["samples"]:
-        parts.append(Samples("Entries looked at closely", [_sample(sample) for sample in document["samples"]]))
+        parts.append(ContentSamples("Entries looked at closely", [_sample(sample) for sample in document["samples"]]))
     if documents and documents["samples"]:
         shown = [_document_versions(sample) for sample in documents["samples"]]
-        parts.append(Samples("Documents looked at closely", shown))
+        parts.append(ContentSamples("Documents looked at closely", shown))
     return Content("Diff", answers, parts)
 
 
-def _compared(*, by_bytes: bool, documents: bool) -> Said:
+def _compared(*, by_bytes: bool, documents: bool) -> Phrase:
     """What the answer rests on, and what was not looked at."""
     if by_bytes:
         text = "Compared by hashes computed of the entries' bytes."
@@ -93,47 +93,47 @@ def _compared(*, by_bytes: bool, documents: bool) -> Said:
             "Compared by the hashes stored beside the entries, which a changed entry keeps: --bytes computes them anew,"
             " and `oplog-spark verify` checks each oplog by itself."
         )
-    return Said(text if documents else f"{text} Documents were not compared (--documents).", Tone.SOFT)
+    return Phrase(text if documents else f"{text} Documents were not compared (--documents).", Tone.SOFT)
 
 
-def _documents_at(found: Document) -> list[Said]:
+def _documents_at(found: Document) -> list[Phrase]:
     counts = sorted({row["documents"] for row in found["members"]})
     said = [
-        Said(f"{row['ns']} is not the same collection on all, or only on {listed(row['members'])}.", Tone.BAD)
+        Phrase(f"{row['ns']} is not the same collection on all, or only on {listed(row['members'])}.", Tone.BAD)
         for row in found["collections"]
     ]
     if found["differing"]:
         count = several(found["differing"], "document is", "documents are")
-        said.append(Said(f"{count} not the same in all data files as of {found['optime']}.", Tone.BAD))
+        said.append(Phrase(f"{count} not the same in all data files as of {found['optime']}.", Tone.BAD))
     elif not said:
         each = several(counts[-1], "document") if counts else "no document"
-        said.append(Said(f"The data files hold the same documents as of {found['optime']}: {each} each.", Tone.GOOD))
+        said.append(Phrase(f"The data files hold the same documents as of {found['optime']}: {each} each.", Tone.GOOD))
     return said
 
 
-def _document_versions(sample: Document) -> Sample:
+def _document_versions(sample: Document) -> ContentSample:
     lines = [
         (f"on {one['member']}", "(no such document)" if one["document"] is None else cut(ejson(one["document"])))
         for one in sample["versions"]
     ]
-    return Sample(Said("differs", Tone.BAD), f"{sample['ns']} {cut(ejson(sample['_id']), 100)}", lines)
+    return ContentSample(Phrase("differs", Tone.BAD), f"{sample['ns']} {cut(ejson(sample['_id']), 100)}", lines)
 
 
-def _divergent(document: Document) -> list[Said]:
+def _divergent(document: Document) -> list[Phrase]:
     count = document["differing"]["divergent"]
     if not count:
         return []
     return [
-        Said(f"{several(count, 'optime')} with different content: no rollback does that, a bug or damage.", Tone.BAD)
+        Phrase(f"{several(count, 'optime')} with different content: no rollback does that, a bug or damage.", Tone.BAD)
     ]
 
 
-def _verdicts(pairs: Sequence[Document]) -> list[Said]:
+def _verdicts(pairs: Sequence[Document]) -> list[Phrase]:
     """What is wrong between the members, pairs that tell the same in one line."""
     told: dict[tuple[str, ...], list[Document]] = {}
     for pair in pairs:
         told.setdefault((pair["verdict"], pair["follower"] or "", pair["common"] or ""), []).append(pair)
-    said: list[Said] = []
+    said: list[Phrase] = []
     for verdict in _VERDICTS[:-1]:
         for (found, follower, common), group in sorted(told.items()):
             if found == verdict:
@@ -141,11 +141,11 @@ def _verdicts(pairs: Sequence[Document]) -> list[Said]:
     return said
 
 
-def _verdict(verdict: str, follower: str, common: str, group: Sequence[Document]) -> list[Said]:
+def _verdict(verdict: str, follower: str, common: str, group: Sequence[Document]) -> list[Phrase]:
     if verdict == "no common point":
-        return [Said(f"{pair['a']} and {pair['b']} have no entry in common.", Tone.BAD) for pair in group]
+        return [Phrase(f"{pair['a']} and {pair['b']} have no entry in common.", Tone.BAD) for pair in group]
     if verdict == "inconsistent":
-        return [Said(_inconsistent(pair), Tone.BAD) for pair in group]
+        return [Phrase(_inconsistent(pair), Tone.BAD) for pair in group]
     others = [pair["b"] if pair["a"] == follower else pair["a"] for pair in group]
     alone = [pair["aAfter"] if pair["a"] == follower else pair["bAfter"] for pair in group]
     beyond = max(pair["bAfter"] if pair["a"] == follower else pair["aAfter"] for pair in group)
@@ -155,11 +155,11 @@ def _verdict(verdict: str, follower: str, common: str, group: Sequence[Document]
         text = (
             f"{follower} parted from {listed(others)} at {when}: {mine} of its own behind that, {theirs} of the others."
         )
-        return [Said(text, Tone.BAD)]
+        return [Phrase(text, Tone.BAD)]
     if verdict == "diverged":
-        return [Said(f"{pair['a']} and {pair['b']} parted at {when}.", Tone.BAD) for pair in group]
+        return [Phrase(f"{pair['a']} and {pair['b']} parted at {when}.", Tone.BAD) for pair in group]
     count = several(beyond, "entry", "entries")
-    return [Said(f"{follower} is behind {listed(others)}: {count} after {when} are still to come.", Tone.WARN)]
+    return [Phrase(f"{follower} is behind {listed(others)}: {count} after {when} are still to come.", Tone.WARN)]
 
 
 def _inconsistent(pair: Document) -> str:
@@ -181,7 +181,7 @@ def _inconsistent(pair: Document) -> str:
 _VERDICT_TONES = {"same": Tone.GOOD, "behind": Tone.WARN}
 
 
-def _pairs(pairs: Sequence[Document]) -> Grid:
+def _pairs(pairs: Sequence[Document]) -> ContentTable:
     columns = (
         "a",
         "b",
@@ -197,28 +197,28 @@ def _pairs(pairs: Sequence[Document]) -> Grid:
         (
             pair["a"],
             pair["b"],
-            Said(pair["verdict"], _VERDICT_TONES.get(pair["verdict"], Tone.BAD)),
+            Phrase(pair["verdict"], _VERDICT_TONES.get(pair["verdict"], Tone.BAD)),
             pair["common"] or "-",
             number(pair["aAfter"]),
             number(pair["bAfter"]),
-            *(Said(number(pair[key]), Tone.BAD if pair[key] else Tone.SOFT) for key in ("aMissing", "bMissing")),
-            Said(number(pair["divergent"]), Tone.BAD if pair["divergent"] else Tone.SOFT),
+            *(Phrase(number(pair[key]), Tone.BAD if pair[key] else Tone.SOFT) for key in ("aMissing", "bMissing")),
+            Phrase(number(pair["divergent"]), Tone.BAD if pair["divergent"] else Tone.SOFT),
         )
         for pair in sorted(pairs, key=lambda pair: _VERDICTS.index(pair["verdict"]))
     ]
-    return Grid("Pairs", columns, rows, numbers=columns[4:], mono=("common point",))
+    return ContentTable("Pairs", columns, rows, numbers=columns[4:], mono=("common point",))
 
 
-def _differing(rows: Sequence[Document], holes: int) -> Grid:
+def _differing(rows: Sequence[Document], holes: int) -> ContentTable:
     """holes: entries missing in the middle. Without any, what is missing is what a member fetches after a rollback."""
     tones = (
         TONES if holes else {**{kind: tone for kind, tone in TONES.items() if kind != "missing"}, "missing": Tone.WARN}
     )
-    order = {kind: place for place, kind in enumerate(tones)}
+    order = {kind: position for position, kind in enumerate(tones)}
     shown = sorted(rows, key=lambda row: (order[row["kind"]], -row["entries"], row["ns"]))[:ROWS_SHOWN]
     cells = [
         (
-            Said(row["kind"], tones[row["kind"]]),
+            Phrase(row["kind"], tones[row["kind"]]),
             row["ns"] or "-",
             number(row["entries"]),
             number(row["documents"]),
@@ -228,19 +228,19 @@ def _differing(rows: Sequence[Document], holes: int) -> Grid:
     ]
     more = f"and {len(rows) - ROWS_SHOWN} more, in --json and --parquet" if len(rows) > ROWS_SHOWN else ""
     columns = ("kind", "namespace", "entries", "documents", "")
-    return Grid("Entries that differ", columns, cells, numbers=("entries", "documents"), note=more)
+    return ContentTable("Entries that differ", columns, cells, numbers=("entries", "documents"), note=more)
 
 
-def _documents(rows: Sequence[Document]) -> Grid:
+def _documents(rows: Sequence[Document]) -> ContentTable:
     cells = [
         (row["ns"] or "-", cut(ejson(row["_id"]), 60), number(row["entries"]), ", ".join(row["kinds"]))
         for row in rows[:HOT_SHOWN]
     ]
     columns = ("namespace", "_id", "entries that differ", "kinds")
-    return Grid("Documents", columns, cells, numbers=("entries that differ",), mono=("_id",))
+    return ContentTable("Documents", columns, cells, numbers=("entries that differ",), mono=("_id",))
 
 
-def _sample(sample: Document) -> Sample:
+def _sample(sample: Document) -> ContentSample:
     kind = sample["kind"]
     lines = [("on", listed(sample["present"]))]
     if sample["absent"]:
@@ -256,7 +256,7 @@ def _sample(sample: Document) -> Sample:
     about = f" {cut(ejson(sample['_id']), 100)}" if sample["_id"] is not None else ""
     heading = f"{sample['optime']}  {operation(sample['op'])} {sample['ns'] or '-'}{about}"
     tone = Tone.WARN if sample["reason"] == "winning branch" else TONES[kind]
-    return Sample(Said(kind, tone), heading, lines)
+    return ContentSample(Phrase(kind, tone), heading, lines)
 
 
 def seconds_of(optime: str) -> int:
@@ -285,8 +285,8 @@ def verify(document: Document) -> Content:
         hashes = sum(row["hashes"] for row in checked)
         applied = sum(row["applied"] for row in checked)
         answers = [
-            Said(f"{names}: sound. {several(total, 'entry', 'entries')} checked.", Tone.GOOD),
-            Said(
+            Phrase(f"{names}: sound. {several(total, 'entry', 'entries')} checked.", Tone.GOOD),
+            Phrase(
                 f"{several(hashes, 'hash', 'hashes')} recomputed, "
                 f"{several(applied, 'entry', 'entries')} applied once and twice."
             ),
@@ -295,28 +295,29 @@ def verify(document: Document) -> Content:
         found = sum(row["entries"] for row in faults)
         broken = listed(sorted({row["member"] for row in faults}))
         answers = [
-            Said(f"{several(found, 'fault')} in {broken}; {several(total, 'entry', 'entries')} checked.", Tone.BAD)
+            Phrase(f"{several(found, 'fault')} in {broken}; {several(total, 'entry', 'entries')} checked.", Tone.BAD)
         ]
-    parts: list[Grid | Samples] = []
+    parts: list[ContentTable | ContentSamples] = []
     if faults:
         rows = [
-            (Said(row["kind"], Tone.BAD), row["member"], number(row["entries"]), FAULTS[row["kind"]]) for row in faults
+            (Phrase(row["kind"], Tone.BAD), row["member"], number(row["entries"]), FAULTS[row["kind"]])
+            for row in faults
         ]
-        parts.append(Grid("Faults", ("kind", "member", "faults", ""), rows, numbers=("faults",)))
+        parts.append(ContentTable("Faults", ("kind", "member", "faults", ""), rows, numbers=("faults",)))
     columns = ("member", "entries", "hashes", "links", "updates", "documents", "applied")
     rows_checked = [(row["member"], *(number(row[name]) for name in columns[1:])) for row in checked]
-    parts.append(Grid("Checked", columns, rows_checked, numbers=columns[1:]))
+    parts.append(ContentTable("Checked", columns, rows_checked, numbers=columns[1:]))
     if document["samples"]:
-        parts.append(Samples("Faults looked at closely", [_fault(row) for row in document["samples"]]))
+        parts.append(ContentSamples("Faults looked at closely", [_fault(row) for row in document["samples"]]))
     return Content("Verify", answers, parts)
 
 
-def _fault(row: Document) -> Sample:
+def _fault(row: Document) -> ContentSample:
     about = f" {cut(ejson(row['_id']), 100)}" if row["_id"] is not None else ""
     lines = [("on", row["member"]), ("detail", row["detail"])]
     if row["entry"] is not None:
         lines.append(("entry", cut(ejson(row["entry"]))))
-    return Sample(Said(row["kind"], Tone.BAD), f"{row['optime']}  {row['ns'] or '-'}{about}", lines)
+    return ContentSample(Phrase(row["kind"], Tone.BAD), f"{row['optime']}  {row['ns'] or '-'}{about}", lines)
 
 
 # --- elections -------------------------------------------------------------------------------------------------
@@ -325,18 +326,18 @@ def _fault(row: Document) -> Sample:
 def elections(document: Document) -> Content:
     terms, lost = document["terms"], document["lost"]
     if not terms:
-        return Content("Elections", [Said("The oplogs are empty.", Tone.WARN)])
+        return Content("Elections", [Phrase("The oplogs are empty.", Tone.WARN)])
     spans = [term["firstWall"] for term in terms] + [term["lastWall"] for term in terms]
     gaps = [term["gapMs"] for term in terms if term["gapMs"] is not None]
     answers = [
-        Said(
+        Phrase(
             f"{several(len(terms), 'term')} between {moment(min(spans))} and {moment(max(spans))} UTC; "
             f"the history is {document['history']}'s."
         )
     ]
     if gaps:
         answers.append(
-            Said(f"{seconds(sum(gaps))} without a primary's entries in all, {seconds(max(gaps))} at the longest.")
+            Phrase(f"{seconds(sum(gaps))} without a primary's entries in all, {seconds(max(gaps))} at the longest.")
         )
     total = sum(term["lost"] for term in terms)
     if total:
@@ -344,23 +345,23 @@ def elections(document: Document) -> Content:
         named = sum(row["rollback"] is not None for row in lost)
         where = f" {named} of {len(lost)} shown below are in rollback files." if lost else ""
         holders = f"held by {listed(by)} only"
-        answers.append(Said(f"{several(total, 'entry', 'entries')} lost to the history, {holders}.{where}", Tone.BAD))
+        answers.append(Phrase(f"{several(total, 'entry', 'entries')} lost to the history, {holders}.{where}", Tone.BAD))
     else:
-        answers.append(Said("No entry that these members hold was lost at a change of term.", Tone.GOOD))
+        answers.append(Phrase("No entry that these members hold was lost at a change of term.", Tone.GOOD))
     recorded = sum(row["entries"] for row in document["rollbacks"])
     if recorded:
         files = several(len(document["rollbacks"]), "rollback")
-        answers.append(Said(f"{files} recorded beside the members' files, {several(recorded, 'entry', 'entries')}."))
-    parts: list[Grid | Samples] = [_terms(terms)]
+        answers.append(Phrase(f"{files} recorded beside the members' files, {several(recorded, 'entry', 'entries')}."))
+    parts: list[ContentTable | ContentSamples] = [_terms(terms)]
     if document["rollbacks"]:
         parts.append(_rollbacks(document["rollbacks"]))
     if lost:
         more = "More were lost; --parquet writes all." if document["moreLost"] else ""
-        parts.append(Samples("Lost entries", [_lost_sample(row) for row in lost], more))
+        parts.append(ContentSamples("Lost entries", [_lost_sample(row) for row in lost], more))
     return Content("Elections", answers, parts)
 
 
-def _terms(terms: Sequence[Document]) -> Grid:
+def _terms(terms: Sequence[Document]) -> ContentTable:
     columns = ("term", "primary", "from (UTC)", "first entry", "last entry", "entries", "gap before", "lost", "held by")
     rows = [
         (
@@ -371,34 +372,34 @@ def _terms(terms: Sequence[Document]) -> Grid:
             term["last"],
             number(term["entries"]),
             seconds(term["gapMs"]),
-            Said(number(term["lost"]), Tone.BAD if term["lost"] else Tone.SOFT),
+            Phrase(number(term["lost"]), Tone.BAD if term["lost"] else Tone.SOFT),
             ", ".join(term["members"]),
         )
         for term in terms
     ]
-    return Grid("Terms", columns, rows, numbers=("term", "entries", "gap before", "lost"))
+    return ContentTable("Terms", columns, rows, numbers=("term", "entries", "gap before", "lost"))
 
 
-def _rollbacks(rollbacks: Sequence[Document]) -> Grid:
+def _rollbacks(rollbacks: Sequence[Document]) -> ContentTable:
     columns = ("member", "rollback", "state", "common point", "undone", "entries")
     rows = [
         (
             row["member"],
             row["id"],
-            Said(row["state"], Tone.GOOD if row["state"] == "finished" else Tone.WARN),
+            Phrase(row["state"], Tone.GOOD if row["state"] == "finished" else Tone.WARN),
             row["commonPoint"],
             f"{row['first']} to {row['last']}",
             number(row["entries"]),
         )
         for row in rollbacks
     ]
-    return Grid("Rollbacks on record", columns, rows, numbers=("entries",))
+    return ContentTable("Rollbacks on record", columns, rows, numbers=("entries",))
 
 
-def _lost_sample(row: Document) -> Sample:
+def _lost_sample(row: Document) -> ContentSample:
     where = [("rollback", row["rollback"])] if row["rollback"] else []
-    return Sample(
-        Said("lost", Tone.BAD),
+    return ContentSample(
+        Phrase("lost", Tone.BAD),
         f"{row['optime']}  {operation(row['op'])} {row['ns'] or '-'}",
         [("held by", row["member"]), *where, *_does(row)],
     )
@@ -416,32 +417,32 @@ _SOURCES = {
 def lag(document: Document) -> Content:
     series = document["series"]
     if not series:
-        return Content("Lag", [Said("The oplogs are empty.", Tone.WARN)])
+        return Content("Lag", [Phrase("The oplogs are empty.", Tone.WARN)])
     of_members = [row for row in series if row["member"] is not None]
     answers = []
     behind = [row for row in of_members if row["now"] > 0]
     if behind:
         worst = max(behind, key=lambda row: row["now"])
-        answers.append(Said(f"{worst['member']} is furthest behind at the end: {seconds(worst['now'])}.", Tone.WARN))
+        answers.append(Phrase(f"{worst['member']} is furthest behind at the end: {seconds(worst['now'])}.", Tone.WARN))
     else:
-        answers.append(Said("At the end no member is behind the newest entry.", Tone.GOOD))
+        answers.append(Phrase("At the end no member is behind the newest entry.", Tone.GOOD))
     most = max(series, key=lambda row: row["worst"])
     if most["worst"] > 0:
         who = most["member"] or "the commit point"
-        answers.append(Said(f"At worst {who} was {seconds(most['worst'])} behind."))
+        answers.append(Phrase(f"At worst {who} was {seconds(most['worst'])} behind."))
     columns = ("member", "source", "behind at the end", "at worst", "points", "where it is")
     rows = [
         (
             row["member"] or "commit point",
             _SOURCES[row["source"]],
-            Said(seconds(row["now"]), Tone.WARN if row["now"] else Tone.PLAIN),
+            Phrase(seconds(row["now"]), Tone.WARN if row["now"] else Tone.PLAIN),
             seconds(row["worst"]),
             number(len(row["points"])),
             row["optime"],
         )
         for row in series
     ]
-    grid = Grid("Behind the primary", columns, rows, numbers=("behind at the end", "at worst", "points"))
+    grid = ContentTable("Behind the primary", columns, rows, numbers=("behind at the end", "at worst", "points"))
     return Content("Lag", answers, [grid])
 
 
@@ -454,26 +455,26 @@ HOT_SHOWN = 10
 def summary(document: Document) -> Content:
     totals = document["totals"]
     if not totals:
-        return Content("Summary", [Said("There are no such entries.", Tone.WARN)])
+        return Content("Summary", [Phrase("There are no such entries.", Tone.WARN)])
     names = [row["member"] for row in totals]
     most = max(totals, key=lambda row: row["entries"])
     spaces = {row["ns"] for row in document["namespaces"] if row["ns"]}
     begin, end = min(row["firstWall"] for row in totals), max(row["lastWall"] for row in totals)
     answers = [
-        Said(
+        Phrase(
             f"{several(most['entries'], 'entry', 'entries')} in {most['member']}, {size(most['bytes'])}, "
             f"{most['perSecond']:,.1f} a second; {several(len(spaces), 'namespace')}."
         ),
-        Said(f"From {moment(begin)} to {moment(end)} UTC ({seconds(end - begin)})."),
+        Phrase(f"From {moment(begin)} to {moment(end)} UTC ({seconds(end - begin)})."),
     ]
     if len({row["entries"] for row in totals}) > 1:
         each = listed([f"{row['member']} {number(row['entries'])}" for row in totals])
-        answers.append(Said(f"The members do not hold equally many: {each}. `oplog-spark diff` says why.", Tone.WARN))
+        answers.append(Phrase(f"The members do not hold equally many: {each}. `oplog-spark diff` says why.", Tone.WARN))
     hot = max(document["hot"], key=lambda row: row["entries"], default=None)
     if hot is not None and hot["entries"] > 1:
         share = 100 * hot["entries"] / max(1, next(row["entries"] for row in totals if row["member"] == hot["member"]))
         answers.append(
-            Said(f"The hottest document takes {share:.1f} % of the entries: {hot['ns']} {ejson(hot['_id'])}.")
+            Phrase(f"The hottest document takes {share:.1f} % of the entries: {hot['ns']} {ejson(hot['_id'])}.")
         )
     parts = [
         _pivot("Namespaces", "namespace", "ns", document["namespaces"], names),
@@ -495,7 +496,7 @@ def _pivot(
     shown: Callable[[Any], str] = lambda value: value or "-",
     *,
     by_size: bool = True,
-) -> Grid:
+) -> ContentTable:
     """A row for each value of `key`, a column of entries for each member, and the bytes of the member with most."""
     of_key: dict[Any, dict[str, Document]] = {}
     for row in rows:
@@ -513,10 +514,10 @@ def _pivot(
         for value in list(order)[:ROWS_SHOWN]
     ]
     more = f"and {len(of_key) - ROWS_SHOWN} more, in --json and --parquet" if len(of_key) > ROWS_SHOWN else ""
-    return Grid(title, (name, *counts, "bytes"), cells, numbers=(*counts, "bytes"), note=more)
+    return ContentTable(title, (name, *counts, "bytes"), cells, numbers=(*counts, "bytes"), note=more)
 
 
-def _hot(rows: Sequence[Document]) -> Grid:
+def _hot(rows: Sequence[Document]) -> ContentTable:
     """Of each document the member that has most of its entries."""
     best: dict[tuple[str, str], Document] = {}
     for row in rows:
@@ -529,10 +530,10 @@ def _hot(rows: Sequence[Document]) -> Grid:
         for (ns, _id), row in found
     ]
     columns = ("namespace", "_id", "entries", "bytes", "first (UTC)", "last (UTC)")
-    return Grid("Hot documents", columns, cells, numbers=("entries", "bytes"), mono=("_id",))
+    return ContentTable("Hot documents", columns, cells, numbers=("entries", "bytes"), mono=("_id",))
 
 
-def _updates(rows: Sequence[Document]) -> Grid:
+def _updates(rows: Sequence[Document]) -> ContentTable:
     """Of each namespace the member that has most of its updates."""
     best: dict[str, Document] = {}
     for row in rows:
@@ -550,7 +551,7 @@ def _updates(rows: Sequence[Document]) -> Grid:
     ]
     columns = ("namespace", "updates", "bytes an update", "whole documents", "amplification")
     note = "amplification: bytes of the entries of diffs over the bytes of what they change"
-    return Grid("What updates cost", columns, cells, numbers=columns[1:], note=note)
+    return ContentTable("What updates cost", columns, cells, numbers=columns[1:], note=note)
 
 
 # --- export ----------------------------------------------------------------------------------------------------
@@ -567,7 +568,7 @@ def export(document: Document) -> Content:
         for row in rows
     ]
     columns = ("member", "namespace", "entries", "files", "bytes")
-    return Content("Export", [Said(said, Tone.GOOD)], [Grid("Written", columns, cells, numbers=columns[2:])])
+    return Content("Export", [Phrase(said, Tone.GOOD)], [ContentTable("Written", columns, cells, numbers=columns[2:])])
 
 
 # --- entries in words ------------------------------------------------------------------------------------------
@@ -594,7 +595,7 @@ def cut(text: str, most: int = LONGEST) -> str:
     return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
 
 
-_TELLERS: dict[str, Callable[[Document], Content]] = {
+_CONTENTS: dict[str, Callable[[Document], Content]] = {
     "diff": diff,
     "elections": elections,
     "export": export,

@@ -6,7 +6,7 @@ import pytest
 
 from spark.columns import COLUMNS
 from spark.members import open_members
-from spark.places import EVERYTHING, START, Followed, PlaceError
+from spark.oplog import EVERYTHING, START, GrowingOplog, OplogError
 from tests.integration.conftest import MakeSet
 from tests.integration.talk import insert
 
@@ -17,11 +17,11 @@ def test_both_ways_to_read_a_running_member(make_set: MakeSet) -> None:
     local = make_set(members=1)
     member = local.members[0]
     insert(member, *range(500))
-    over_http, in_its_file = (place.pin() for place in open_members([member.http, f"file={member.dbpath}"]))
+    over_http, in_its_file = (oplog.pin() for oplog in open_members([member.http, f"file={member.dbpath}"]))
     last = min(over_http.bounds().newest, in_its_file.bounds().newest)
     rows = [
-        [row for batch in place.read(EVERYTHING, COLUMNS) for row in batch.to_pylist() if row["ts"] <= last.ts]
-        for place in (over_http, in_its_file)
+        [row for batch in oplog.read(EVERYTHING, COLUMNS) for row in batch.to_pylist() if row["ts"] <= last.ts]
+        for oplog in (over_http, in_its_file)
     ]
     assert rows[0] == rows[1]
     assert sum(row["op"] == "i" and row["ns"] == "shop.orders" for row in rows[0]) == 500
@@ -33,13 +33,13 @@ def test_following_a_member_that_dies(make_set: MakeSet) -> None:
     local = make_set(members=1)
     member = local.members[0]
     insert(member, *range(10))
-    for place in open_members([member.http, str(member.dbpath)]):
-        assert isinstance(place, Followed)
-        reached = place.follow(START, 5)
-        assert place.follow(reached, 10_000).optime > reached.optime
+    for oplog in open_members([member.http, str(member.dbpath)]):
+        assert isinstance(oplog, GrowingOplog)
+        reached = oplog.follow(START, 5)
+        assert oplog.follow(reached, 10_000).optime > reached.optime
         assert reached.chain is not None
     local.kill(member)
     live, file = open_members([member.http, str(member.dbpath)])
-    with pytest.raises(PlaceError, match=rf"{live.name}: (nobody answers|the member went away)"):
+    with pytest.raises(OplogError, match=rf"{live.name}: (nobody answers|the member went away)"):
         live.bounds()
     assert sum(batch.num_rows for batch in file.read(EVERYTHING, ("ts",))) > 10

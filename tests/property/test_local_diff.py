@@ -12,33 +12,35 @@ from hypothesis import strategies as st
 from replset.bson import encode_key
 from replset.ids import OpTime, pack_ts
 from replset.oplog_row import OplogRow
-from spark.digests import Grid
-from spark.local_diff import LocalDiff, local_diff
-from spark.places import ALL, EVERYTHING, Only, Span
+from spark.oplog import ALL, EVERYTHING, EntryFilter, Span
+from spark.reports.diff.digests import BucketGrid
+from spark.reports.diff.local_engine import LocalDiff, local_diff
 from tests.spark.kit import T0
-from tests.spark.planted import SAYS_NOTHING, ListPlace, Plan, plans, plant
+from tests.spark.planted import SAYS_NOTHING, ListOplog, Plan, plans, plant
 
 Row = dict[str, Any]
 Rows = Sequence[OplogRow]
-GRIDS = st.none() | st.builds(Grid, st.sampled_from([1, 2, 8, 1 << 10]), st.sampled_from([0, 1, 3, 1 << 20]))
+GRIDS = st.none() | st.builds(BucketGrid, st.sampled_from([1, 2, 8, 1 << 10]), st.sampled_from([0, 1, 3, 1 << 20]))
 TASKS = st.sampled_from([1, 3, 10, 1000])
 BATCHES = st.sampled_from([1, 2, 5, 1000])
-ONLY = st.sampled_from([ALL, ALL, Only(ns=("shop.orders",)), Only(op=("i",)), Only(("a.b", "app.users"), ("u", "i"))])
+ONLY = st.sampled_from(
+    [ALL, ALL, EntryFilter(ns=("shop.orders",)), EntryFilter(op=("i",)), EntryFilter(("a.b", "app.users"), ("u", "i"))]
+)
 EXAMPLES = settings(max_examples=60, deadline=None)
 
 
 @EXAMPLES
 @given(plans(), GRIDS, TASKS, BATCHES)
-def test_what_was_planted_is_found_and_nothing_else(plan: Plan, grid: Grid | None, rows: int, batch: int) -> None:
+def test_what_was_planted_is_found_and_nothing_else(plan: Plan, grid: BucketGrid | None, rows: int, batch: int) -> None:
     planted = plant(plan)
-    found = local_diff(planted.places(batch), grid=grid, rows_per_task=rows)
+    found = local_diff(planted.oplogs(batch), grid=grid, rows_per_task=rows)
     assert found.entries.to_pylist() == planted.expected
 
 
 @EXAMPLES
 @given(plans(changes=SAYS_NOTHING))
 def test_what_only_verify_sees_is_no_difference(plan: Plan) -> None:
-    found = local_diff(plant(plan).places())
+    found = local_diff(plant(plan).oplogs())
     assert {row["kind"] for row in found.entries.to_pylist()} <= {"extra", "rolled-back", "missing"}
     assert all(pair["divergent"] == 0 for pair in found.pairs.to_pylist())
 
@@ -64,18 +66,20 @@ def spans(draw: st.DrawFn) -> Span:
 @settings(max_examples=150, deadline=None)
 @given(oplogs(), GRIDS, TASKS, BATCHES, st.just(EVERYTHING) | spans(), ONLY)
 def test_says_what_a_comparison_entry_by_entry_says(
-    members: dict[str, Rows], grid: Grid | None, rows: int, batch: int, span: Span, only: Only
+    members: dict[str, Rows], grid: BucketGrid | None, rows: int, batch: int, span: Span, only: EntryFilter
 ) -> None:
-    places = [ListPlace(name, tuple(some), batch) for name, some in members.items()]
-    found = local_diff(places, span=span, only=only, rows_per_task=rows, grid=grid)
+    oplogs = [ListOplog(name, tuple(some), batch) for name, some in members.items()]
+    found = local_diff(oplogs, span=span, only=only, rows_per_task=rows, grid=grid)
     _check(found, Naive(members, span, only))
 
 
 @EXAMPLES
 @given(plans(), GRIDS, TASKS, st.just(EVERYTHING) | spans(), ONLY)
-def test_says_so_of_planted_members(plan: Plan, grid: Grid | None, rows: int, span: Span, only: Only) -> None:
+def test_says_so_of_planted_members(
+    plan: Plan, grid: BucketGrid | None, rows: int, span: Span, only: EntryFilter
+) -> None:
     planted = plant(plan)
-    found = local_diff(planted.places(), span=span, only=only, rows_per_task=rows, grid=grid)
+    found = local_diff(planted.oplogs(), span=span, only=only, rows_per_task=rows, grid=grid)
     _check(found, Naive(planted.members, span, only))
 
 
@@ -104,7 +108,7 @@ def _rows(entries: Iterable[tuple[int, int, int]]) -> Rows:
 class Naive:
     """Every entry of every member in dicts; rules as `Diff`, `Kind`, `Reason` and `Verdict` give them, one by one."""
 
-    def __init__(self, members: Mapping[str, Rows], span: Span, only: Only) -> None:
+    def __init__(self, members: Mapping[str, Rows], span: Span, only: EntryFilter) -> None:
         self.names = sorted(members)
         self.all = members
         self.only = only

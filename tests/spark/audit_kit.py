@@ -13,9 +13,9 @@ from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import command_entry, delete_entry, insert_entry, noop_entry, update_entry
 from replset.oplog_row import CHAIN_START, OplogRow, UnchainedRow, chained_rows, entry_hash, next_chain
 from replset.query.diff import update_entry_object
-from spark.places import ALL, Bounds, Only, Span
-from spark.readers.entries import Row, batch_of, batched, chosen
-from spark.readers.sqlite import SqlitePlace
+from spark.oplog import ALL, Bounds, EntryFilter, Span
+from spark.readers.rows import Row, batch_of, batched, chosen
+from spark.readers.sqlite import SqliteOplog
 from tests.spark.kit import T0, UUID, write_rows
 
 Doc = dict[str, object]
@@ -117,19 +117,19 @@ def resealed(rows: Sequence[OplogRow], start: int = 0) -> list[OplogRow]:
     return done
 
 
-def place_of(folder: Path, name: str, rows: Sequence[OplogRow], *, trimmed_through: int = 0) -> SqlitePlace:
-    return SqlitePlace(name, str(write_rows(folder / name, rows, trimmed_through=trimmed_through) / "replset.db"))
+def place_of(folder: Path, name: str, rows: Sequence[OplogRow], *, trimmed_through: int = 0) -> SqliteOplog:
+    return SqliteOplog(name, str(write_rows(folder / name, rows, trimmed_through=trimmed_through) / "replset.db"))
 
 
 @dataclass(frozen=True)
-class ListedPlace:
+class ListedOplog:
     """Rows as they are, in any order and twice, cut exactly where it was asked for."""
 
     name: str
     rows: Sequence[OplogRow]
     batch_rows: int = 1000
 
-    def pin(self) -> ListedPlace:
+    def pin(self) -> ListedOplog:
         return self
 
     def bounds(self) -> Bounds:
@@ -146,7 +146,7 @@ class ListedPlace:
         cuts = sorted({stamps[len(stamps) * number // parts] for number in range(1, parts) if stamps})
         return [Span(*ends) for ends in zip([span.first_ts, *cuts], [*cuts, span.end_ts], strict=True)]
 
-    def read(self, span: Span, columns: Sequence[str], only: Only = ALL) -> Iterator[pa.RecordBatch]:
+    def read(self, span: Span, columns: Sequence[str], only: EntryFilter = ALL) -> Iterator[pa.RecordBatch]:
         rows = (Row(*row) for row in self.rows if span.first_ts <= row.ts < span.end_ts)
         for some in batched(chosen(rows, only), self.batch_rows):
             yield batch_of(some, columns)

@@ -9,7 +9,7 @@ from replset.bson import Timestamp
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import noop_entry
 from replset.oplog_row import UnchainedRow
-from spark.readers.sqlite import SqlitePlace
+from spark.readers.sqlite import SqliteOplog
 from tests.spark.kit import T0, insert, write_oplog
 
 
@@ -40,11 +40,11 @@ DOOMED = inserts(300, 20)
 NEXT = [noop(40, "new primary", term=2, member=1, host="b:1"), *inserts(500, 100, term=2)]
 
 
-def member(folder: Path, name: str, pending: Sequence[UnchainedRow]) -> SqlitePlace:
-    return SqlitePlace(name, str(write_oplog(folder / name, pending) / "replset.db"))
+def member(folder: Path, name: str, pending: Sequence[UnchainedRow]) -> SqliteOplog:
+    return SqliteOplog(name, str(write_oplog(folder / name, pending) / "replset.db"))
 
 
-def parted_set(folder: Path) -> list[SqlitePlace]:
+def parted_set(folder: Path) -> list[SqliteOplog]:
     """a wrote DOOMED alone, b leads term 2, c stopped after 48 inserts."""
     return [
         member(folder, "a", [*COMMON, *DOOMED]),

@@ -22,10 +22,10 @@ from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import insert_entry
 from replset.oplog_row import CHAIN_START, OplogRow, UnchainedRow, chained_rows
 from replset.storage.file_names import DATABASE_FILE
-from spark.classify import ENTRY_ORDER
 from spark.columns import arrow_schema
-from spark.places import ALL, Bounds, Only, Span
-from spark.readers.sqlite import SqlitePlace
+from spark.oplog import ALL, Bounds, EntryFilter, Span
+from spark.readers.sqlite import SqliteOplog
+from spark.reports.diff.classify import ENTRY_ORDER
 from tests.spark.kit import T0, UUID, write_rows
 
 _ATTRIBUTES = {"wall": "wall_ms"}
@@ -91,13 +91,13 @@ class Planted:
     members: dict[str, list[OplogRow]]
     expected: list[dict[str, Any]]
 
-    def places(self, batch_rows: int = 5) -> list[ListPlace]:
-        return [ListPlace(name, tuple(rows), batch_rows) for name, rows in self.members.items()]
+    def oplogs(self, batch_rows: int = 5) -> list[ListOplog]:
+        return [ListOplog(name, tuple(rows), batch_rows) for name, rows in self.members.items()]
 
 
-def in_files(folder: Path, members: Mapping[str, Iterable[OplogRow]]) -> list[SqlitePlace]:
+def in_files(folder: Path, members: Mapping[str, Iterable[OplogRow]]) -> list[SqliteOplog]:
     """Each member's rows in a dbpath below the folder."""
-    return [SqlitePlace(name, str(write_rows(folder / name, rows) / DATABASE_FILE)) for name, rows in members.items()]
+    return [SqliteOplog(name, str(write_rows(folder / name, rows) / DATABASE_FILE)) for name, rows in members.items()]
 
 
 def plant(plan: Plan) -> Planted:
@@ -121,7 +121,7 @@ def plant(plan: Plan) -> Planted:
         name: [_damaged(row, _wrong(made, name, row.ts, shared)) for row in chained_rows(pending[name], CHAIN_START)]
         for name in names
     }
-    telling = _Telling(members)
+    telling = ExpectedRows(members)
     for change, name, number in made:
         telling.of_change(change, name, *(OpTime(entry[1], entry[0]) for entry in shared[number : number + 2]))
     telling.of_tail(plan.tail, names[plan.parted], shared[-1][0])
@@ -206,7 +206,7 @@ _SIDES = {
 """What an entry of the parted member is, and what one of the others'."""
 
 
-class _Telling:
+class ExpectedRows:
     """Writes down what must be found. Behind every change lies an entry that all members share."""
 
     def __init__(self, members: Mapping[str, list[OplogRow]]) -> None:
@@ -284,14 +284,14 @@ class _Telling:
 
 
 @dataclass(frozen=True, slots=True)
-class ListPlace:
+class ListOplog:
     """An oplog that may hold what no file can: an optime twice. rows: rising by ts."""
 
     name: str
     rows: tuple[OplogRow, ...]
     batch_rows: int = 5
 
-    def pin(self) -> ListPlace:
+    def pin(self) -> ListOplog:
         return self
 
     def bounds(self) -> Bounds:
@@ -307,7 +307,7 @@ class ListPlace:
         cuts = stamps[:: max(1, -(-len(stamps) // parts))][1:]
         return [Span(*pair) for pair in pairwise([span.first_ts, *cuts, span.end_ts])]
 
-    def read(self, span: Span, columns: Sequence[str], only: Only = ALL) -> Iterator[pa.RecordBatch]:
+    def read(self, span: Span, columns: Sequence[str], only: EntryFilter = ALL) -> Iterator[pa.RecordBatch]:
         schema = arrow_schema(columns)
         rows = [row for row in self._of(span) if row.ns in (only.ns or (row.ns,)) and row.op in (only.op or (row.op,))]
         for start in range(0, len(rows), self.batch_rows):

@@ -14,7 +14,7 @@ from replset.replication.applier import apply_entry
 from replset.storage.disk import RealDisk
 from replset.storage.retention import remove_old_data
 from replset.storage.store import Store, StoreOptions
-from spark.readers.sqlite import SqlitePlace
+from spark.readers.sqlite import SqliteOplog
 
 T0 = 1_760_000_000
 UUID, OTHER_UUID = b"1" * 16, b"2" * 16
@@ -25,28 +25,28 @@ def entries_of(count: int) -> list[bytes]:
     """A second each: the set, two collections, then documents inserted, changed and some deleted."""
     made: list[bytes] = []
 
-    def place() -> tuple[OpTime, int]:
+    def next_optime() -> tuple[OpTime, int]:
         return OpTime(1, pack_ts(T0 + len(made), 1)), (T0 + len(made)) * 1000
 
-    made.append(noop_entry({"msg": "initiating set"}, *place()))
-    made.append(command_entry("shop", UUID, {"create": "orders"}, *place()))
-    made.append(command_entry("shop", OTHER_UUID, {"create": "users"}, *place()))
+    made.append(noop_entry({"msg": "initiating set"}, *next_optime()))
+    made.append(command_entry("shop", UUID, {"create": "orders"}, *next_optime()))
+    made.append(command_entry("shop", OTHER_UUID, {"create": "users"}, *next_optime()))
     documents: dict[int, dict[str, object]] = {}
     for number in range(count):
         key = number % 7
         about = encode({"_id": key})
         new: dict[str, object] = {"_id": key, "n": number}
         if key not in documents:
-            made.append(insert_entry(NS, UUID, encode(new), *place()))
+            made.append(insert_entry(NS, UUID, encode(new), *next_optime()))
         elif number % 5 == 0:
-            made.append(delete_entry(NS, UUID, about, *place()))
+            made.append(delete_entry(NS, UUID, about, *next_optime()))
             del documents[key]
             continue
         else:
             change = update_entry_object(documents[key], new)
-            made.append(update_entry(NS, UUID, about, encode(change), *place()))
+            made.append(update_entry(NS, UUID, about, encode(change), *next_optime()))
         documents[key] = new
-    made.append(insert_entry("shop.users", OTHER_UUID, encode({"_id": "u", "name": "Ada"}), *place()))
+    made.append(insert_entry("shop.users", OTHER_UUID, encode({"_id": "u", "name": "Ada"}), *next_optime()))
     return made
 
 
@@ -54,7 +54,7 @@ def optime_of(entry: bytes) -> OpTime:
     return OplogEntry(entry).optime
 
 
-def write_member(folder: Path, entries: list[bytes], *, keep_undo: bool = True) -> SqlitePlace:
+def write_member(folder: Path, entries: list[bytes], *, keep_undo: bool = True) -> SqliteOplog:
     """A dbpath that has applied these; keep_undo False: its undo is pruned up to its newest entry."""
     store = Store.open(RealDisk(), folder, StoreOptions(min_free_bytes=0, snapshot_history_s=300 if keep_undo else 0))
     for raw in entries:
@@ -65,13 +65,13 @@ def write_member(folder: Path, entries: list[bytes], *, keep_undo: bool = True) 
         while remove_old_data(store, 0):
             pass
     store.close()
-    return SqlitePlace(folder.name, str(folder / "replset.db"))
+    return SqliteOplog(folder.name, str(folder / "replset.db"))
 
 
-def change_document(place: SqlitePlace, key: int, document: dict[str, object] | None) -> None:
+def change_document(oplog: SqliteOplog, key: int, document: dict[str, object] | None) -> None:
     """Damage a data file behind the store's back; None: the document goes."""
     table = f"d_{UUID.hex()}"
-    with closing(sqlite3.connect(place.path)) as connection:
+    with closing(sqlite3.connect(oplog.path)) as connection:
         if document is None:
             connection.execute(f"DELETE FROM {table} WHERE key = ?", (encode_key(key),))
         else:
@@ -81,9 +81,9 @@ def change_document(place: SqlitePlace, key: int, document: dict[str, object] | 
         connection.commit()
 
 
-def change_entry(place: SqlitePlace, optime: OpTime) -> None:
+def change_entry(oplog: SqliteOplog, optime: OpTime) -> None:
     """Change one byte of an entry's text; the hash beside it stays."""
-    with closing(sqlite3.connect(place.path)) as connection:
+    with closing(sqlite3.connect(oplog.path)) as connection:
         (entry,) = connection.execute("SELECT entry FROM oplog WHERE ts = ?", (optime.ts,)).fetchone()
         changed = bytes(entry).replace(b"Ada", b"Eve")
         assert changed != entry

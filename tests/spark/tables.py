@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark.classify import Diff
+from spark.reports.diff.classify import Diff
 
 TABLES = ("members", "pairs", "entries", "by_namespace", "by_document")
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from spark.local_diff import local_diff
+from spark.reports.diff.local_engine import local_diff
 from tests.spark.beside import told_beside
 from tests.spark.cluster import SHORT_LIVED, bare_python, clean_environment, standalone
 from tests.spark.planted import Tail, dense, in_files, plant
@@ -22,8 +22,8 @@ import json, os, pickle, sys
 from pathlib import Path
 
 from spark import shipping
-from spark.diff import diff
-from spark.readers.sqlite import SqlitePlace
+from spark.reports.diff.spark_engine import diff
+from spark.readers.sqlite import SqliteOplog
 from spark.session import spark_session
 from tests.spark.tables import told
 
@@ -49,7 +49,7 @@ assert spark_session() is session
 context = session.sparkContext
 # A barrier's tasks run side by side, so that each executor has one.
 places = context.parallelize(range(2), 2).barrier().mapPartitions(where).collect()
-members = [SqlitePlace(Path(path).parent.name, path) for path in paths]
+members = [SqliteOplog(Path(path).parent.name, path) for path in paths]
 found = {executors(context): told(diff(session, members, rows_per_task=150))}
 session.stop()
 session = spark_session(master=master, conf=conf | {"spark.cores.max": "1"})
@@ -78,7 +78,7 @@ def cluster(folder: Path) -> dict[str, Any]:
     environment = clean_environment() | {"PYSPARK_PYTHON": str(python), "PYTHONPATH": str(ROOT)}
     with standalone(folder) as master:
         done = subprocess.run(
-            [sys.executable, "-c", DRIVER, master, str(lacking), SHORT_LIVED, *(place.path for place in members)],
+            [sys.executable, "-c", DRIVER, master, str(lacking), SHORT_LIVED, *(oplog.path for oplog in members)],
             cwd=folder,
             env=environment,
             capture_output=True,

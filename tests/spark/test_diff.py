@@ -10,14 +10,14 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
-from spark.classify import Diff
-from spark.diff import diff
-from spark.digests import Grid
-from spark.document_diff import document_diff
-from spark.local_diff import LocalDiff, local_diff
-from spark.places import Only, Span
+from spark.oplog import EntryFilter, Span
+from spark.reports.diff.classify import Diff
+from spark.reports.diff.digests import BucketGrid
+from spark.reports.diff.documents import document_diff
+from spark.reports.diff.local_engine import LocalDiff, local_diff
+from spark.reports.diff.spark_engine import diff
 from tests.spark import planted
-from tests.spark.planted import Change, ListPlace, Plan, Tail, dense, in_files, plant
+from tests.spark.planted import Change, ListOplog, Plan, Tail, dense, in_files, plant
 from tests.spark.stores import change_document, change_entry, entries_of, optime_of, write_member
 from tests.spark.tables import TABLES, rows, told
 from tests.spark.trimming import LaterTrimmed
@@ -38,7 +38,7 @@ def forgotten(spark: SparkSession) -> Iterator[None]:
     ("plan", "how"),
     [
         pytest.param(dense(0.0, 1), {}, id="nothing"),
-        pytest.param(dense(0.05, 2, tail=Tail.LOSING), {"rows_per_task": 150, "grid": Grid(16, 2)}, id="some"),
+        pytest.param(dense(0.05, 2, tail=Tail.LOSING), {"rows_per_task": 150, "grid": BucketGrid(16, 2)}, id="some"),
         pytest.param(dense(1.0, 3, entries=90, trimmed=(0, 20, 3)), {"rows_per_task": 40}, id="everything"),
     ],
 )
@@ -46,24 +46,24 @@ def test_what_was_planted_in_files_is_found(
     spark: SparkSession, plan: Plan, how: dict[str, Any], tmp_path: Path
 ) -> None:
     made = plant(plan)
-    places = in_files(tmp_path, made.members)
-    found = diff(spark, places, **how)
-    expected = local_diff(places, **how)
+    oplogs = in_files(tmp_path, made.members)
+    found = diff(spark, oplogs, **how)
+    expected = local_diff(oplogs, **how)
     _check(found, expected)
     assert expected.entries.to_pylist() == made.expected
 
 
 def test_bytes_and_documents_as_the_local_engine(spark: SparkSession, tmp_path: Path) -> None:
     made = entries_of(40)
-    places = [write_member(tmp_path / name, made[:end]) for name, end in (("m1", 44), ("m2", 44), ("m3", 39))]
-    change_entry(places[1], optime_of(made[-1]))
-    found = diff(spark, places, by_bytes=True)
+    oplogs = [write_member(tmp_path / name, made[:end]) for name, end in (("m1", 44), ("m2", 44), ("m3", 39))]
+    change_entry(oplogs[1], optime_of(made[-1]))
+    found = diff(spark, oplogs, by_bytes=True)
     assert [row["kind"] for row in rows(found.entries)].count("divergent") == 1
-    _check(found, local_diff(places, by_bytes=True))
+    _check(found, local_diff(oplogs, by_bytes=True))
     point = optime_of(made[38])
-    assert document_diff(places, point, session=spark).same
-    change_document(places[2], 1, {"_id": 1, "n": "rot"})
-    in_spark, alone = document_diff(places, point, session=spark), document_diff(places, point)
+    assert document_diff(oplogs, point, session=spark).same
+    change_document(oplogs[2], 1, {"_id": 1, "n": "rot"})
+    in_spark, alone = document_diff(oplogs, point, session=spark), document_diff(oplogs, point)
     assert in_spark.document() == alone.document()
     assert in_spark.differing.num_rows == 1
 
@@ -73,12 +73,12 @@ def test_groups_that_part_at_batches_and_copies_of_entries(spark: SparkSession) 
     kinds = sorted(Change)
     changes = {number: (number % 4, kinds[number % len(kinds)]) for number in range(0, 60, 2)}
     made = plant(Plan(60, 4, 7, changes, (0, 5), Tail.SAME_TERM))
-    places = [*made.places(3), ListPlace("empty", ())]
+    oplogs = [*made.oplogs(3), ListOplog("empty", ())]
     before = spark.conf.get(BATCH)
     assert before is not None
     spark.conf.set(BATCH, 3)
     try:
-        _check(diff(spark, places, rows_per_task=25), local_diff(places))
+        _check(diff(spark, oplogs, rows_per_task=25), local_diff(oplogs))
     finally:
         spark.conf.set(BATCH, before)
 
@@ -86,10 +86,10 @@ def test_groups_that_part_at_batches_and_copies_of_entries(spark: SparkSession) 
 def test_a_span_and_some_namespaces(spark: SparkSession) -> None:
     made = plant(dense(0.3, 5, entries=120, trimmed=(30,)))
     held = made.members["m1"]
-    span, only = Span(held[20].ts, held[80].ts), Only(ns=("shop.items", "app.users"))
-    found = diff(spark, made.places(), span=span, only=only)
+    span, only = Span(held[20].ts, held[80].ts), EntryFilter(ns=("shop.items", "app.users"))
+    found = diff(spark, made.oplogs(), span=span, only=only)
     assert found.chosen
-    _check(found, local_diff(made.places(), span=span, only=only))
+    _check(found, local_diff(made.oplogs(), span=span, only=only))
 
 
 def test_a_head_that_moves_away_meanwhile(spark: SparkSession, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_head_that_moves_away_meanwhile(spark: SparkSession, tmp_path: Path) -
     gone = {name: [row for row in rows if name != "m0" or row.ts > rows[40].ts] for name, rows in made.members.items()}
     expected = local_diff(in_files(tmp_path / "gone", gone))
     first, *others = in_files(tmp_path, made.members)
-    found = diff(spark, [LaterTrimmed(first, made.members["m0"][40].ts), *others], grid=Grid())
+    found = diff(spark, [LaterTrimmed(first, made.members["m0"][40].ts), *others], grid=BucketGrid())
     assert rows(found.entries) == expected.entries.to_pylist()
     assert found.verdicts == expected.verdicts
     assert found.trimmed == rows(found.members)[0]["trimmed"] > 30

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from replset.ids import OpTime
-from spark.elections import elections
-from spark.readers.sqlite import SqlitePlace
+from spark.readers.sqlite import SqliteOplog
+from spark.reports.elections import elections
 from tests.spark.history_kit import COMMON, DOOMED, NEXT, member, parted_set
 from tests.spark.kit import T0
 from tests.unit.spark.test_elections import MANIFEST
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def test_a_primary_that_wrote_on_alone(spark: SparkSession, tmp_path: Path) -> None:
-    places = parted_set(tmp_path)
+    oplogs = parted_set(tmp_path)
     first, last = DOOMED[0], DOOMED[4]
     manifest = replace(MANIFEST, first=OpTime(1, first[0]), last=OpTime(1, last[0]), entries=5)
     (tmp_path / "b" / "rollback").mkdir()
     (tmp_path / "b" / "rollback" / "rollback-1.json").write_text(json.dumps(manifest.document()))
 
-    found = elections(spark, places)
+    found = elections(spark, oplogs)
 
     assert found.winner == "b"
     terms = [row.asDict() for row in found.terms.collect()]
@@ -53,6 +53,6 @@ def test_members_that_agree_and_members_that_are_empty(spark: SparkSession, tmp_
     assert found.winner == "a"
     assert [(row["term"], row["lost"]) for row in found.terms.collect()] == [(1, 0), (2, 0)]
     assert found.lost.collect() == found.rollbacks.collect() == []
-    nothing: list[SqlitePlace] = same[2:]
+    nothing: list[SqliteOplog] = same[2:]
     found = elections(spark, nothing)
     assert (found.winner, found.terms.collect(), found.lost.collect()) == (None, [], [])

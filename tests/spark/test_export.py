@@ -14,14 +14,14 @@ from pyarrow.dataset import dataset
 from replset.bson import decode, from_ejson, to_ejson
 from replset.ids import OpTime, pack_ts
 from replset.oplog_row import UnchainedRow
-from spark import export as exporting
 from spark.columns import COLUMNS
-from spark.export import PARSED, ExportError, Mode, Target, export
-from spark.jobs import place_error
-from spark.places import EVERYTHING, Place, PlaceError
-from spark.readers.parquet import ParquetPlace
-from spark.readers.sqlite import SqlitePlace
-from spark.replay import replay
+from spark.jobs import oplog_error
+from spark.oplog import EVERYTHING, Oplog, OplogError
+from spark.readers.parquet import ParquetOplog
+from spark.readers.sqlite import SqliteOplog
+from spark.reports import export as exporting
+from spark.reports.export import PARSED, ExportError, Mode, Target, export
+from spark.reports.replay.replay import replay
 from tests.spark.history_kit import member, noop
 from tests.spark.kit import T0, insert, write_oplog
 
@@ -44,8 +44,8 @@ def past(count: int = 60, *, namespaces: int = 3) -> list[UnchainedRow]:
     return found
 
 
-def rows(place: Place) -> list[dict[str, Any]]:
-    return [row for batch in place.read(EVERYTHING, COLUMNS) for row in batch.to_pylist()]
+def rows(oplog: Oplog) -> list[dict[str, Any]]:
+    return [row for batch in oplog.read(EVERYTHING, COLUMNS) for row in batch.to_pylist()]
 
 
 def parts(folder: Path) -> list[Path]:
@@ -53,9 +53,9 @@ def parts(folder: Path) -> list[Path]:
 
 
 def test_what_is_exported_is_read_back(spark: SparkSession, tmp_path: Path) -> None:
-    places: Sequence[SqlitePlace] = [member(tmp_path, "a:1", past()), member(tmp_path, "b", past()[:30])]
+    oplogs: Sequence[SqliteOplog] = [member(tmp_path, "a:1", past()), member(tmp_path, "b", past()[:30])]
     out = tmp_path / "out"
-    files = export(spark, places, out).collect()
+    files = export(spark, oplogs, out).collect()
 
     assert [str(path.relative_to(out)) for path in parts(out)] == sorted(row["file"] for row in files)
     folders = sorted({row["file"].rpartition("/")[0] for row in files})
@@ -67,8 +67,8 @@ def test_what_is_exported_is_read_back(spark: SparkSession, tmp_path: Path) -> N
         "member=a%3A1/day=2025-10-10/ns=__HIVE_DEFAULT_PARTITION__",
     ]
     assert len(folders) == len(files) == 12  # b ends before midnight
-    for place in places:
-        assert rows(ParquetPlace(place.name, str(out), place.name)) == rows(place)
+    for oplog in oplogs:
+        assert rows(ParquetOplog(oplog.name, str(out), oplog.name)) == rows(oplog)
     for row in files:
         with pq.ParquetFile(out / row["file"]) as file:
             ts = file.read(["ts"]).column(0).to_pylist()
@@ -89,36 +89,36 @@ def test_what_is_exported_is_read_back(spark: SparkSession, tmp_path: Path) -> N
 
 def test_small_files_of_a_namespace_are_put_together(spark: SparkSession, tmp_path: Path) -> None:
     """As many tasks as make ten files of each namespace and day leave one; not where files are large."""
-    place = member(tmp_path, "a", [insert(n, ns=f"shop.n{n % 2}", per_second=10) for n in range(2000)])
+    oplog = member(tmp_path, "a", [insert(n, ns=f"shop.n{n % 2}", per_second=10) for n in range(2000)])
     out = tmp_path / "out"
-    files = export(spark, [place], out, rows_per_task=100).collect()
+    files = export(spark, [oplog], out, rows_per_task=100).collect()
     assert [(row["ns"], row["entries"]) for row in files] == [("shop.n0", 1000), ("shop.n1", 1000)]
-    assert rows(ParquetPlace("a", str(out), "a")) == rows(place)
+    assert rows(ParquetOplog("a", str(out), "a")) == rows(oplog)
     assert [path.name for path in out.iterdir()].count("_SUCCESS") == 1
     assert not [path for path in out.iterdir() if path.name.startswith("_temporary")]
 
 
 def test_many_namespaces_in_one_task(spark: SparkSession, tmp_path: Path) -> None:
     """More than are kept open at a time."""
-    place = member(tmp_path, "a", past(400, namespaces=150))
+    oplog = member(tmp_path, "a", past(400, namespaces=150))
     out = tmp_path / "out"
-    files = export(spark, [place], out)
+    files = export(spark, [oplog], out)
     assert files.where("ns <> ''").groupBy("ns").count().count() == 150
-    assert rows(ParquetPlace("a", str(out), "a")) == rows(place)
+    assert rows(ParquetOplog("a", str(out), "a")) == rows(oplog)
 
 
 def test_a_folder_is_not_written_over_unasked(spark: SparkSession, tmp_path: Path) -> None:
-    place = member(tmp_path, "a", past(20))
+    oplog = member(tmp_path, "a", past(20))
     other = member(tmp_path, "b", past(10))
     out = tmp_path / "out"
-    export(spark, [place], out)
+    export(spark, [oplog], out)
     before = {path: path.read_bytes() for path in parts(out)}
     with pytest.raises(ExportError, match="is not empty"):
-        export(spark, [place], out)
+        export(spark, [oplog], out)
     assert {path: path.read_bytes() for path in parts(out)} == before
     export(spark, [other], out, mode=Mode.OVERWRITE)
     assert [path.name for path in sorted(out.iterdir())] == ["_SUCCESS", "member=b"]
-    assert rows(ParquetPlace("b", str(out), "b")) == rows(other)
+    assert rows(ParquetOplog("b", str(out), "b")) == rows(other)
 
 
 def test_appending(spark: SparkSession, tmp_path: Path) -> None:
@@ -129,43 +129,43 @@ def test_appending(spark: SparkSession, tmp_path: Path) -> None:
     files = export(spark, now, out, mode=Mode.APPEND).collect()
     assert sum(row["entries"] for row in files if row["member"] == "a") == len(history) - 20
     assert min(row["first_ts"] for row in files if row["member"] == "a") == history[20][0]
-    for place in now:
-        assert rows(ParquetPlace(place.name, str(out), place.name)) == rows(place)
+    for oplog in now:
+        assert rows(ParquetOplog(oplog.name, str(out), oplog.name)) == rows(oplog)
     assert export(spark, now, out, mode=Mode.APPEND).collect() == []
 
 
 def test_a_member_that_fails_leaves_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    place = member(tmp_path, "a", past(20))
-    broken = SqlitePlace("broken", str(tmp_path / "none.db"))
+    oplog = member(tmp_path, "a", past(20))
+    broken = SqliteOplog("broken", str(tmp_path / "none.db"))
     out = tmp_path / "out"
-    with pytest.raises(PlaceError, match=r"^broken: "):
-        export(spark, [place, broken], out)
+    with pytest.raises(OplogError, match=r"^broken: "):
+        export(spark, [oplog, broken], out)
     (tmp_path / "file").write_text("")
     with pytest.raises(ExportError):
-        export(spark, [place], tmp_path / "file")
+        export(spark, [oplog], tmp_path / "file")
     assert not out.exists()
 
 
 def test_a_worker_that_cannot_write(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder of the run goes away under the workers, as a full or lost disk would have it."""
-    place = member(tmp_path, "a", past(20))
+    oplog = member(tmp_path, "a", past(20))
     monkeypatch.setattr(Target, "make", lambda self, run: None)
     with pytest.raises(Exception, match="writing to") as raised:
-        export(spark, [place], tmp_path / "out")
-    told = place_error(raised.value)
+        export(spark, [oplog], tmp_path / "out")
+    told = oplog_error(raised.value)
     assert told is not None
     assert told.name == "a"
     assert parts(tmp_path) == []
 
 
 def test_variant(spark: SparkSession, tmp_path: Path) -> None:
-    place = member(tmp_path, "a", past(12))
+    oplog = member(tmp_path, "a", past(12))
     out = tmp_path / "out"
-    files = export(spark, [place], out, variant=True).collect()
-    assert rows(ParquetPlace("a", str(out), "a")) == rows(place)
-    assert sum(row["entries"] for row in files) == len(rows(place))
+    files = export(spark, [oplog], out, variant=True).collect()
+    assert rows(ParquetOplog("a", str(out), "a")) == rows(oplog)
+    assert sum(row["entries"] for row in files) == len(rows(oplog))
     assert {row["file"].rpartition("/")[0] for row in files} == {
-        exporting.folder_of("a", exporting.day_of(row["ts"]), row["ns"]) for row in rows(place)
+        exporting.folder_of("a", exporting.day_of(row["ts"]), row["ns"]) for row in rows(oplog)
     }
     read = spark.read.parquet(str(out)).where("op = 'i'").orderBy("ts")
     first = read.selectExpr(
@@ -179,6 +179,6 @@ def test_variant(spark: SparkSession, tmp_path: Path) -> None:
 def test_an_export_is_an_oplog_for_the_other_commands(spark: SparkSession, tmp_path: Path) -> None:
     write_oplog(tmp_path / "a", [insert(n) for n in range(5)])
     out = tmp_path / "out"
-    export(spark, [SqlitePlace("a", str(tmp_path / "a/replset.db"))], out)
-    with pytest.raises(PlaceError, match=r"a: the oplog begins at .*, after shop\.orders was made: give a base"):
-        replay(spark, ParquetPlace("a", str(out), "a"), "shop.orders")
+    export(spark, [SqliteOplog("a", str(tmp_path / "a/replset.db"))], out)
+    with pytest.raises(OplogError, match=r"a: the oplog begins at .*, after shop\.orders was made: give a base"):
+        replay(spark, ParquetOplog("a", str(out), "a"), "shop.orders")

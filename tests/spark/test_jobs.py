@@ -13,73 +13,73 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from spark.columns import COLUMNS
-from spark.jobs import map_spans, place_error, plan, scan, table_of, with_member, worker
-from spark.places import EVERYTHING, Only, Span
-from spark.readers.sqlite import SqlitePlace
+from spark.jobs import map_spans, oplog_error, plan, scan, table_of, with_member, worker
+from spark.oplog import EVERYTHING, EntryFilter, Span
+from spark.readers.sqlite import SqliteOplog
 from tests.spark.kit import insert, write_oplog
 
 N = 3_000
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> list[SqlitePlace]:
+def oplogs(tmp_path_factory: pytest.TempPathFactory) -> list[SqliteOplog]:
     """`a` holds N entries of two namespaces, `b` the first half of them, `empty` none."""
     root = tmp_path_factory.mktemp("jobs")
     entries = [insert(n, ns="shop.even" if n % 2 == 0 else "shop.odd", per_second=100) for n in range(N)]
     held = {"a": entries, "b": entries[: N // 2], "empty": []}
-    return [SqlitePlace(name, str(write_oplog(root / name, some) / "replset.db")) for name, some in held.items()]
+    return [SqliteOplog(name, str(write_oplog(root / name, some) / "replset.db")) for name, some in held.items()]
 
 
 @pytest.mark.parametrize("rows_per_task", [400, 10_000])
-def test_scan_gives_every_entry_once(spark: SparkSession, places: list[SqlitePlace], rows_per_task: int) -> None:
-    rows = scan(spark, places, COLUMNS, rows_per_task=rows_per_task).collect()
-    for place in places:
-        expected = chain.from_iterable(batch.to_pylist() for batch in place.read(EVERYTHING, COLUMNS))
-        found = sorted((row.asDict() for row in rows if row.member == place.name), key=lambda row: row["ts"])
-        assert found == [{"member": place.name, **row} for row in expected]
+def test_scan_gives_every_entry_once(spark: SparkSession, oplogs: list[SqliteOplog], rows_per_task: int) -> None:
+    rows = scan(spark, oplogs, COLUMNS, rows_per_task=rows_per_task).collect()
+    for oplog in oplogs:
+        expected = chain.from_iterable(batch.to_pylist() for batch in oplog.read(EVERYTHING, COLUMNS))
+        found = sorted((row.asDict() for row in rows if row.member == oplog.name), key=lambda row: row["ts"])
+        assert found == [{"member": oplog.name, **row} for row in expected]
     assert len(rows) == N + N // 2
 
 
-def test_scan_of_a_span_and_a_namespace(spark: SparkSession, places: list[SqlitePlace]) -> None:
+def test_scan_of_a_span_and_a_namespace(spark: SparkSession, oplogs: list[SqliteOplog]) -> None:
     ts = [insert(n, per_second=100)[0] for n in (500, 900)]
-    only = Only(ns=("shop.odd",))
-    rows = scan(spark, places[:1], ("ts", "ns"), span=Span(*ts), only=only, rows_per_task=300).collect()
+    only = EntryFilter(ns=("shop.odd",))
+    rows = scan(spark, oplogs[:1], ("ts", "ns"), span=Span(*ts), only=only, rows_per_task=300).collect()
     assert sorted(row.ts for row in rows) == [insert(n, per_second=100)[0] for n in range(501, 900, 2)]
     assert {row.ns for row in rows} == {"shop.odd"}
 
 
-def test_nothing_to_read_is_an_empty_table(spark: SparkSession, places: list[SqlitePlace]) -> None:
+def test_nothing_to_read_is_an_empty_table(spark: SparkSession, oplogs: list[SqliteOplog]) -> None:
     assert scan(spark, [], ("ts",)).collect() == []
-    assert scan(spark, places[2:], ("ts", "key")).collect() == []
+    assert scan(spark, oplogs[2:], ("ts", "key")).collect() == []
 
 
-def test_a_task_knows_the_others_in_few_bytes(places: list[SqlitePlace]) -> None:
+def test_a_task_knows_the_others_in_few_bytes(oplogs: list[SqliteOplog]) -> None:
     """Or what tasks are sent grows with their number squared."""
-    tasks = [(places[number % 2], Span(number << 40, (number + 1) << 40)) for number in range(10_000)]
+    tasks = [(oplogs[number % 2], Span(number << 40, (number + 1) << 40)) for number in range(10_000)]
     assert len(cloudpickle.dumps(worker(tasks, COLUMNS, with_member))) < 24 * len(tasks)
-    sent = cloudpickle.loads(cloudpickle.dumps(worker([(places[0], EVERYTHING)], ("ts",), with_member)))
+    sent = cloudpickle.loads(cloudpickle.dumps(worker([(oplogs[0], EVERYTHING)], ("ts",), with_member)))
     assert sum(batch.num_rows for batch in sent(iter([pa.record_batch({"id": [0]})]))) == N
 
 
-def test_map_spans_works_behind_the_reader_once_a_task(spark: SparkSession, places: list[SqlitePlace]) -> None:
+def test_map_spans_works_behind_the_reader_once_a_task(spark: SparkSession, oplogs: list[SqliteOplog]) -> None:
     def count(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = sum(batch.num_rows for batch in batches)
         yield pa.RecordBatch.from_pydict({"who": [member], "entries": pa.array([rows], pa.int64())})
 
     schema = "who string, entries bigint"
-    found = map_spans(spark, places, ("hash",), count, schema, rows_per_task=500).collect()
+    found = map_spans(spark, oplogs, ("hash",), count, schema, rows_per_task=500).collect()
     assert {name: sum(row.entries for row in found if row.who == name) for name in "ab"} == {"a": N, "b": N // 2}
-    assert len(found) == len(plan(places, EVERYTHING, 500)) > 4
+    assert len(found) == len(plan(oplogs, EVERYTHING, 500)) > 4
 
 
 def test_a_worker_looks_for_garbage_among_what_its_tasks_made_alone(
-    spark: SparkSession, places: list[SqlitePlace]
+    spark: SparkSession, oplogs: list[SqliteOplog]
 ) -> None:
     def count(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         left = len(gc.get_objects())
         yield pa.RecordBatch.from_pydict({"kept": pa.array([gc.get_freeze_count()]), "left": pa.array([left])})
 
-    for row in map_spans(spark, places[:1], (), count, "kept bigint, left bigint", rows_per_task=1000).collect():
+    for row in map_spans(spark, oplogs[:1], (), count, "kept bigint, left bigint", rows_per_task=1000).collect():
         assert row.kept > 10 * row.left
 
 
@@ -100,13 +100,13 @@ def test_a_table_of_the_drivers_is_shown_without_a_job(spark: SparkSession) -> N
         context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
 
 
-def test_a_members_error_comes_home(spark: SparkSession, places: list[SqlitePlace], tmp_path: Path) -> None:
+def test_a_members_error_comes_home(spark: SparkSession, oplogs: list[SqliteOplog], tmp_path: Path) -> None:
     file = write_oplog(tmp_path, islice(map(insert, range(100)), 100)) / "replset.db"
-    table = scan(spark, [*places, SqlitePlace("lost", str(file))], ("ts",))
+    table = scan(spark, [*oplogs, SqliteOplog("lost", str(file))], ("ts",))
     file.unlink()
     with pytest.raises(Exception, match="lost") as caught:
         table.collect()
-    error = place_error(caught.value)
+    error = oplog_error(caught.value)
     assert error is not None
     assert error.name == "lost"
     assert "does not exist" in error.reason

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from replset.ids import pack_ts
-from spark.lag import lag
-from spark.places import Span
+from spark.oplog import Span
+from spark.reports.lag import lag
 from tests.spark.history_kit import parted_set
 from tests.spark.kit import T0
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def test_who_stopped_who_wrote_on_and_what_the_noops_say(spark: SparkSession, tmp_path: Path) -> None:
-    places = parted_set(tmp_path)
-    rows = lag(spark, places).collect()
+    oplogs = parted_set(tmp_path)
+    rows = lag(spark, oplogs).collect()
     at = {(row["member"], row["source"], row["at"] // 1000 - T0): row["behind_ms"] for row in rows}
     assert at[(None, "commitPoint", 20)] == 4000  # the entry before is of second 9, committed was second 5
     assert {row["source"] for row in rows} == {"walls", "commitPoint"}
@@ -25,9 +25,9 @@ def test_who_stopped_who_wrote_on_and_what_the_noops_say(spark: SparkSession, tm
     assert (at["a", "walls", 60], at["b", "walls", 60], at["c", "walls", 60]) == (39_000, 0, 55_000)
     newest = {row["member"]: row["optime"] for row in rows if row["at"] == (T0 + 60) * 1000}
     assert newest == {"a": f"1:{T0 + 20}:1", "b": f"2:{T0 + 59}:10", "c": f"1:{T0 + 4}:8"}
-    wide = lag(spark, places, every_ms=10_000).where("source = 'walls' and member = 'c'").collect()
+    wide = lag(spark, oplogs, every_ms=10_000).where("source = 'walls' and member = 'c'").collect()
     assert [row["behind_ms"] for row in wide] == [0, 5000, 16_000, 16_000, 36_000, 55_000]
-    part = lag(spark, places, span=Span(pack_ts(T0, 0), pack_ts(T0 + 8, 0)), every_ms=4000).where("member = 'c'")
+    part = lag(spark, oplogs, span=Span(pack_ts(T0, 0), pack_ts(T0 + 8, 0)), every_ms=4000).where("member = 'c'")
     assert [row["behind_ms"] for row in part.collect()] == [0, 3000]
     assert [(row["source"], row["at"], row["member"] or "") for row in rows] == sorted(
         (row["source"], row["at"], row["member"] or "") for row in rows

@@ -16,8 +16,8 @@ from replset.cli.local_set import LocalMember, LocalSet, running_set, wait_until
 from replset.replication.rollback_manifest import FileKind, Manifest, RollbackState, list_manifests
 from replset.storage.file_names import DATABASE_FILE
 from spark.cli import main
-from spark.replay_base import bson_documents
-from spark.running import Run
+from spark.command_run import Run
+from spark.reports.replay.base import bson_documents
 from tests.integration.conftest import FAST, next_ports
 from tests.integration.talk import all_counted, cut, heal, insert, run, same_everywhere, state
 from tests.spark.beside import told_beside

@@ -25,11 +25,11 @@ from replset.query.diff import update_entry_object
 from replset.replication.applier import apply_entry
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
-from spark.jobs import place_error
-from spark.places import PlaceError
-from spark.readers.sqlite import SqlitePlace
-from spark.replay import ejson_lines, replay, write_bson
-from spark.replay_base import BsonBase, DbpathBase, EmptyBase
+from spark.jobs import oplog_error
+from spark.oplog import OplogError
+from spark.readers.sqlite import SqliteOplog
+from spark.reports.replay.base import BsonBase, DbpathBase, EmptyBase
+from spark.reports.replay.replay import ejson_lines, replay, write_bson
 from tests.spark.kit import T0, UUID, write_oplog
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ State = dict[bytes, bytes]
 class Past:
     """A member's files, what it held after each entry, and its files as they were after the entry number `middle`."""
 
-    place: SqlitePlace
+    oplog: SqliteOplog
     states: list[tuple[OpTime, State]]
     entries: list[bytes]
     middle: int
@@ -73,7 +73,7 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> Past:
             shutil.copytree(folder / "a", copy)
             store = Store.open(RealDisk(), folder / "a", OPTIONS)
     store.close()
-    return Past(SqlitePlace("a", str(folder / "a/replset.db")), states, entries, middle, copy, dropped)
+    return Past(SqliteOplog("a", str(folder / "a/replset.db")), states, entries, middle, copy, dropped)
 
 
 def history(rng: random.Random) -> tuple[list[bytes], int]:
@@ -82,30 +82,30 @@ def history(rng: random.Random) -> tuple[list[bytes], int]:
     uuid = b"1" * 16
     dropped = 0
 
-    def place() -> tuple[OpTime, int]:
+    def next_optime() -> tuple[OpTime, int]:
         return OpTime(1, pack_ts(T0 + len(entries) // 7, 1 + len(entries) % 7)), (T0 + len(entries) // 7) * 1000
 
-    entries.append(noop_entry({"msg": "initiating set"}, *place()))
-    entries.append(command_entry("shop", uuid, {"create": "orders"}, *place()))
-    entries.append(command_entry("shop", b"9" * 16, {"create": "users"}, *place()))
+    entries.append(noop_entry({"msg": "initiating set"}, *next_optime()))
+    entries.append(command_entry("shop", uuid, {"create": "orders"}, *next_optime()))
+    entries.append(command_entry("shop", b"9" * 16, {"create": "users"}, *next_optime()))
     for number in range(600):
         if number == 250:
             dropped = len(entries)
-            entries.append(command_entry("shop", uuid, {"drop": "orders"}, *place()))
+            entries.append(command_entry("shop", uuid, {"drop": "orders"}, *next_optime()))
             uuid, documents = b"2" * 16, {}
-            entries.append(command_entry("shop", uuid, {"create": "orders"}, *place()))
+            entries.append(command_entry("shop", uuid, {"create": "orders"}, *next_optime()))
         key = 0 if rng.random() < 0.4 else rng.randrange(40)
         document: dict[str, object] = {"_id": key, "n": rng.randrange(5), "list": list(range(rng.randrange(4)))}
         about = encode({"_id": key})
-        entries.append(insert_entry("shop.users", b"9" * 16, encode({"_id": number}), *place()))
+        entries.append(insert_entry("shop.users", b"9" * 16, encode({"_id": number}), *next_optime()))
         if key not in documents:
-            entries.append(insert_entry(NS, uuid, encode(document), *place()))
+            entries.append(insert_entry(NS, uuid, encode(document), *next_optime()))
             documents[key] = document
         elif rng.random() < 0.15:
-            entries.append(delete_entry(NS, uuid, about, *place()))
+            entries.append(delete_entry(NS, uuid, about, *next_optime()))
             del documents[key]
         elif (o := update_entry_object(documents[key], document)) is not None:
-            entries.append(update_entry(NS, uuid, about, encode(o), *place()))
+            entries.append(update_entry(NS, uuid, about, encode(o), *next_optime()))
             documents[key] = document
     return entries, dropped
 
@@ -124,46 +124,46 @@ def found(documents: DataFrame) -> State:
 def test_documents_are_those_a_member_had(spark: SparkSession, past: Past, share: float) -> None:
     optime, state = past.states[int((len(past.states) - 1) * share)]
     assert len(state) > 10
-    assert found(replay(spark, past.place, NS, at=optime, rows_per_task=100)) == state
+    assert found(replay(spark, past.oplog, NS, at=optime, rows_per_task=100)) == state
 
 
 def test_dropped_made_again_and_never_there(spark: SparkSession, past: Past) -> None:
     for number in (0, past.dropped, past.dropped + 1):
         optime, state = past.states[number]
         assert state == {}
-        assert found(replay(spark, past.place, NS, at=optime)) == state
-    assert found(replay(spark, past.place, "shop.nothing")) == {}
+        assert found(replay(spark, past.oplog, NS, at=optime)) == state
+    assert found(replay(spark, past.oplog, "shop.nothing")) == {}
 
 
 def test_from_a_base(spark: SparkSession, past: Past, tmp_path: Path) -> None:
     optime, state = past.states[-1]
     copy = DbpathBase("copy", str(past.copy / "replset.db"))
-    assert found(replay(spark, past.place, NS, base=copy)) == state
+    assert found(replay(spark, past.oplog, NS, base=copy)) == state
 
     at, documents = past.states[past.middle]
     dump = tmp_path / "orders.bson"
     dump.write_bytes(b"".join(documents.values()))
-    assert found(replay(spark, past.place, NS, at=optime, base=BsonBase("dump", str(dump), at))) == state
+    assert found(replay(spark, past.oplog, NS, at=optime, base=BsonBase("dump", str(dump), at))) == state
     # Overlap does no harm: the documents are later than the optime that they are said to be of.
     early = past.states[past.middle - 100][0]
-    assert found(replay(spark, past.place, NS, base=BsonBase("dump", str(dump), early))) == state
+    assert found(replay(spark, past.oplog, NS, base=BsonBase("dump", str(dump), early))) == state
 
 
 def test_the_oplog_alone_does_not_reach_back(spark: SparkSession, past: Past, tmp_path: Path) -> None:
     """A trimmed oplog needs a base, and one that it goes on from."""
     pending = rows_of(past, past.middle - 50)
     trimmed = rows_of(past, past.middle - 51)[0][0]
-    place = SqlitePlace("t", str(write_oplog(tmp_path / "t", pending, trimmed_through=trimmed) / "replset.db"))
+    oplog = SqliteOplog("t", str(write_oplog(tmp_path / "t", pending, trimmed_through=trimmed) / "replset.db"))
     state = past.states[-1][1]
     copy = DbpathBase("copy", str(past.copy / "replset.db"))
-    assert found(replay(spark, place, NS, base=copy)) == state
+    assert found(replay(spark, oplog, NS, base=copy)) == state
     early = BsonBase("dump", str(past.copy / "replset.db"), past.states[10][0])
-    with pytest.raises(PlaceError, match=r"t: the oplog begins at .*, after the base dump at"):
-        replay(spark, place, NS, at=past.states[-1][0], base=early)
+    with pytest.raises(OplogError, match=r"t: the oplog begins at .*, after the base dump at"):
+        replay(spark, oplog, NS, at=past.states[-1][0], base=early)
     assert past.states[past.middle][0].ts == pending[50][0]
     apart = [*pending[:50], *pending[51:]]
-    parted = SqlitePlace("p", str(write_oplog(tmp_path / "p", apart, trimmed_through=trimmed) / "replset.db"))
-    with pytest.raises(PlaceError, match=r"p: .*, where the base copy is, is not in its history"):
+    parted = SqliteOplog("p", str(write_oplog(tmp_path / "p", apart, trimmed_through=trimmed) / "replset.db"))
+    with pytest.raises(OplogError, match=r"p: .*, where the base copy is, is not in its history"):
         replay(spark, parted, NS, base=copy)
 
 
@@ -174,27 +174,27 @@ def rows_of(past: Past, first: int) -> list[tuple[int, int, str, str, bytes | No
 
 def test_a_members_own_documents_go_back_by_their_undo(spark: SparkSession, past: Past, tmp_path: Path) -> None:
     """An oplog that does not tell of the creation any more."""
-    shutil.copytree(Path(past.place.path).parent, tmp_path / "own")
+    shutil.copytree(Path(past.oplog.path).parent, tmp_path / "own")
     store = Store.open(RealDisk(), tmp_path / "own", OPTIONS)
     created = past.states[past.dropped + 5][0]
     with store.group() as txn:
         txn.connection.execute("DELETE FROM oplog WHERE ts <= ?", (created.ts,))
         txn.set_meta("trimmed_through", created.ts)
     store.close()
-    place = SqlitePlace("own", str(tmp_path / "own/replset.db"))
+    oplog = SqliteOplog("own", str(tmp_path / "own/replset.db"))
     for number in (past.middle, len(past.states) - 1):
         optime, state = past.states[number]
-        assert found(replay(spark, place, NS, at=optime)) == state
+        assert found(replay(spark, oplog, NS, at=optime)) == state
 
 
 def test_points_and_histories_that_are_refused(spark: SparkSession, past: Past, tmp_path: Path) -> None:
     last = past.states[-1][0]
-    with pytest.raises(PlaceError, match="a: the oplog ends at"):
-        replay(spark, past.place, NS, at=OpTime(1, last.ts + 1))
-    with pytest.raises(PlaceError, match=r"a: 2:.* is not in its history: 1:.* is there"):
-        replay(spark, past.place, NS, at=OpTime(2, last.ts))
-    empty = SqlitePlace("e", str(write_oplog(tmp_path / "e", []) / "replset.db"))
-    with pytest.raises(PlaceError, match="e: the oplog is empty"):
+    with pytest.raises(OplogError, match="a: the oplog ends at"):
+        replay(spark, past.oplog, NS, at=OpTime(1, last.ts + 1))
+    with pytest.raises(OplogError, match=r"a: 2:.* is not in its history: 1:.* is there"):
+        replay(spark, past.oplog, NS, at=OpTime(2, last.ts))
+    empty = SqliteOplog("e", str(write_oplog(tmp_path / "e", []) / "replset.db"))
+    with pytest.raises(OplogError, match="e: the oplog is empty"):
         replay(spark, empty, NS)
 
 
@@ -207,17 +207,17 @@ def test_an_entry_that_cannot_be_applied_is_told_with_the_members_name(spark: Sp
     at = OpTime(1, pack_ts(T0, 1))
     first = (at.ts, 1, "i", NS, encode_key(1), 0, insert_entry(NS, UUID, encode({"_id": 1}), at, 0))
     bad = [first, entry(2, {"$v": 2, "diff": {"a": True}})]
-    place = SqlitePlace("bad", str(write_oplog(tmp_path, bad) / "replset.db"))
+    oplog = SqliteOplog("bad", str(write_oplog(tmp_path, bad) / "replset.db"))
     with pytest.raises(Exception, match="cannot be applied") as raised:
-        replay(spark, place, NS, base=EmptyBase()).collect()
-    told = place_error(raised.value)
+        replay(spark, oplog, NS, base=EmptyBase()).collect()
+    told = oplog_error(raised.value)
     assert told is not None
     assert told.name == "bad"
 
 
 def test_as_text_and_as_a_bson_file(spark: SparkSession, past: Past, tmp_path: Path) -> None:
     optime, state = past.states[200]
-    documents = replay(spark, past.place, NS, at=optime)
+    documents = replay(spark, past.oplog, NS, at=optime)
     expected: Sequence[bytes] = [state[key] for key in sorted(state)]
     assert list(ejson_lines(documents)) == [to_ejson(decode(document)) for document in expected]
     assert list(ejson_lines(documents, canonical=True)) == [to_ejson(decode(d), canonical=True) for d in expected]

@@ -14,9 +14,9 @@ from pyspark.sql import functions as f
 
 import spark as package
 from spark.columns import COLUMNS, MEMBER, SPARK_SCHEMA, arrow_schema
-from spark.jobs import place_error
+from spark.jobs import oplog_error
 from spark.members import open_members
-from spark.places import EVERYTHING
+from spark.oplog import EVERYTHING
 from tests.spark.kit import T0, insert, trim, write_oplog
 
 N = 2_000
@@ -42,8 +42,8 @@ def load(session: SparkSession, *members: object, **options: object) -> DataFram
 
 
 def test_every_column_of_every_kind_of_member(session: SparkSession, dbpath: Path, tmp_path: Path) -> None:
-    places = open_members([str(dbpath)])
-    rows = [row for batch in places[0].read(EVERYTHING, COLUMNS) for row in batch.to_pylist()]
+    oplogs = open_members([str(dbpath)])
+    rows = [row for batch in oplogs[0].read(EVERYTHING, COLUMNS) for row in batch.to_pylist()]
     dump = tmp_path / "oplog.bson"
     dump.write_bytes(b"".join(row["entry"] for row in rows))
     file = tmp_path / "old.parquet"
@@ -113,7 +113,7 @@ def test_an_empty_oplog(session: SparkSession, tmp_path: Path) -> None:
 def said(frame: DataFrame | RDD[Row]) -> tuple[str, str]:
     with pytest.raises(Exception, match="oplog-place-error") as caught:
         frame.collect()
-    error = place_error(caught.value)
+    error = oplog_error(caught.value)
     assert error is not None
     return error.name, error.reason
 

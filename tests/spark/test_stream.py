@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import spark as package
 from replset.oplog_row import UnchainedRow
-from spark.jobs import place_error
+from spark.jobs import oplog_error
 from tests.spark.kit import T0, append, insert, trim, write_oplog
 
 
@@ -80,7 +80,7 @@ def stamps(member: str, *numbers: int) -> list[tuple[str, int]]:
 def failure(tail: Tail) -> tuple[str, str]:
     with pytest.raises(Exception, match="oplog-place-error") as caught:
         tail.run()
-    error = place_error(caught.value)
+    error = oplog_error(caught.value)
     assert error is not None
     return error.name, error.reason
 

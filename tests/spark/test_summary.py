@@ -8,9 +8,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from replset.bson import encode
 from replset.oplog_row import UnchainedRow
-from spark.places import Only, Span
-from spark.readers.sqlite import SqlitePlace
-from spark.summary import Summary, local_summary, summary
+from spark.oplog import EntryFilter, Span
+from spark.readers.sqlite import SqliteOplog
+from spark.reports.summary import Summary, local_summary, summary
 from tests.spark.kit import insert, write_oplog
 from tests.unit.spark.test_summary import DIFF_O, WHOLE_O, entry
 
@@ -32,23 +32,23 @@ def history(count: int) -> list[UnchainedRow]:
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> list[SqlitePlace]:
+def oplogs(tmp_path_factory: pytest.TempPathFactory) -> list[SqliteOplog]:
     root = tmp_path_factory.mktemp("summary")
     held = {"a": history(1200), "b": history(700), "empty": [], "odd": [(*entry(0, "u", encode({}))[:6], b"broken")]}
-    return [SqlitePlace(name, str(write_oplog(root / name, rows) / "replset.db")) for name, rows in held.items()]
+    return [SqliteOplog(name, str(write_oplog(root / name, rows) / "replset.db")) for name, rows in held.items()]
 
 
-def test_spark_gives_the_rows_of_the_local_engine(spark: SparkSession, places: list[SqlitePlace]) -> None:
-    assert_same(summary(spark, places, top=4, rows_per_task=350), local_summary(places, top=4))
+def test_spark_gives_the_rows_of_the_local_engine(spark: SparkSession, oplogs: list[SqliteOplog]) -> None:
+    assert_same(summary(spark, oplogs, top=4, rows_per_task=350), local_summary(oplogs, top=4))
 
 
-def test_also_of_a_span_and_an_operation_in_one_task(spark: SparkSession, places: list[SqlitePlace]) -> None:
-    span, only = Span(places[0].bounds().oldest.ts + (300 << 31), 1 << 62), Only(op=("u", "i"))
+def test_also_of_a_span_and_an_operation_in_one_task(spark: SparkSession, oplogs: list[SqliteOplog]) -> None:
+    span, only = Span(oplogs[0].bounds().oldest.ts + (300 << 31), 1 << 62), EntryFilter(op=("u", "i"))
     assert_same(
-        summary(spark, places, span=span, only=only, top=4),
-        local_summary(places, span=span, only=only, top=4, rows_per_task=70),
+        summary(spark, oplogs, span=span, only=only, top=4),
+        local_summary(oplogs, span=span, only=only, top=4, rows_per_task=70),
     )
-    assert summary(spark, places, top=0).hot.collect() == []
+    assert summary(spark, oplogs, top=0).hot.collect() == []
 
 
 def assert_same(found: Summary[DataFrame], expected: Summary[pa.Table]) -> None:

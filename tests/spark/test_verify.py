@@ -6,16 +6,16 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from spark import verify as module
-from spark.places import Span
-from spark.readers.sqlite import SqlitePlace
-from spark.verify import KINDS, Verification, local_verify, verify
+from spark.oplog import Span
+from spark.readers.sqlite import SqliteOplog
+from spark.reports.verify import check as module
+from spark.reports.verify.check import KINDS, Verification, local_verify, verify
 from tests.spark.audit_kit import place_of
 from tests.unit.spark.test_verify import LOST, PLANTED, SOUND, moves_then_sets
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> list[SqlitePlace]:
+def oplogs(tmp_path_factory: pytest.TempPathFactory) -> list[SqliteOplog]:
     """A fault of every kind, one a member; a sound member and an empty one."""
     root = tmp_path_factory.mktemp("verify")
     one_a_kind = {plant.kind: plant.rows for plant in PLANTED.values()} | {"idempotence": moves_then_sets(LOST["lost"])}
@@ -25,8 +25,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> list[SqlitePlace]:
 
 
 @pytest.fixture(scope="module")
-def expected(places: list[SqlitePlace]) -> Verification[pa.Table]:
-    found = local_verify(places)
+def expected(oplogs: list[SqliteOplog]) -> Verification[pa.Table]:
+    found = local_verify(oplogs)
     assert [(row["member"], row["kind"]) for row in found.faults.to_pylist()] == [
         (kind, kind) for kind in sorted(KINDS)
     ]
@@ -41,16 +41,16 @@ def assert_same(found: Verification[DataFrame], expected: Verification[pa.Table]
 
 
 def test_spark_gives_the_rows_of_the_local_engine(
-    spark: SparkSession, places: list[SqlitePlace], expected: Verification[pa.Table]
+    spark: SparkSession, oplogs: list[SqliteOplog], expected: Verification[pa.Table]
 ) -> None:
-    assert_same(verify(spark, places, rows_per_task=40), expected)
+    assert_same(verify(spark, oplogs, rows_per_task=40), expected)
 
 
 def test_also_where_there_are_too_many_documents_for_a_list_and_of_a_span(
-    spark: SparkSession, places: list[SqlitePlace], monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, oplogs: list[SqliteOplog], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All entries about documents go on to the second stage then."""
     span = Span(SOUND[10].ts, SOUND[-1].ts)
-    expected = local_verify(places, span=span)
-    monkeypatch.setattr(module, "MOST_ROUTES", 3)
-    assert_same(verify(spark, places, span=span), expected)
+    expected = local_verify(oplogs, span=span)
+    monkeypatch.setattr(module, "MOST_DOCUMENTS", 3)
+    assert_same(verify(spark, oplogs, span=span), expected)

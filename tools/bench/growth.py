@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spark.jobs import ROWS_PER_TASK, plan
-from spark.places import EVERYTHING
+from spark.oplog import EVERYTHING
 from tools.bench.measure import Watch, peak_of_workers, watched
 from tools.bench.oplogs import Shape
 from tools.bench.stages import Stage, stages_of
@@ -20,7 +20,7 @@ from tools.bench.stages import Stage, stages_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark.readers.sqlite import SqlitePlace
+    from spark.readers.sqlite import SqliteOplog
 
 _HEAD = (
     "job",
@@ -86,11 +86,11 @@ def run(spark: SparkSession, job: str, call: Callable[[], object], rows: int) ->
     return found
 
 
-def jobs(spark: SparkSession, places: Sequence[SqlitePlace]) -> dict[str, Callable[[], object]]:
+def jobs(spark: SparkSession, places: Sequence[SqliteOplog]) -> dict[str, Callable[[], object]]:
     """Those over all the entries, each with everything that it finds brought home."""
-    from spark.diff import diff
-    from spark.summary import summary
-    from spark.verify import verify
+    from spark.reports.diff.spark_engine import diff
+    from spark.reports.summary import summary
+    from spark.reports.verify.check import verify
 
     def differing() -> object:
         spark.catalog.clearCache()  # or the second of two equal jobs would find the first one's rows
@@ -109,7 +109,7 @@ def jobs(spark: SparkSession, places: Sequence[SqlitePlace]) -> dict[str, Callab
     return {"diff": differing, "summary": summed, "verify": verified}
 
 
-def tasks_of(places: Sequence[SqlitePlace]) -> str:
+def tasks_of(places: Sequence[SqliteOplog]) -> str:
     """How many tasks read these members, and how even they are, counted in the files."""
     rows = [
         sum(batch.num_rows for batch in place.read(part, ("ts",)))

@@ -26,8 +26,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark.jobs import ROWS_PER_TASK, map_spans, plan
-from spark.places import EVERYTHING
-from spark.readers.sqlite import SqlitePlace
+from spark.oplog import EVERYTHING
+from spark.readers.sqlite import SqliteOplog
 from tools.bench import growth as growing
 from tools.bench.measure import Watch, best_of, watched
 from tools.bench.oplogs import Shape, differing, planted, write_members
@@ -49,7 +49,7 @@ class Members:
     """Three members' files and the (member, ts, term, hash) in which they differ."""
 
     shape: Shape
-    places: list[SqlitePlace]
+    places: list[SqliteOplog]
     differing: Found
 
     @property
@@ -80,7 +80,7 @@ class Bench:
                     written.rename(place)
                 self.report.add(f"making 3 x {shape.entries:,} entries", watch.seconds, watch=watch)
             paths = [place / f"m{number}" for number in range(len(plans))]
-            places = [SqlitePlace(path.name, str(path / "replset.db")) for path in paths]
+            places = [SqliteOplog(path.name, str(path / "replset.db")) for path in paths]
             self._made[shape] = Members(shape, places, _named(differing(shape, plans), places))
         return self._made[shape]
 
@@ -100,7 +100,7 @@ def machine() -> str:
     return f"{os.cpu_count()} cores, Spark's heap {HEAP}"
 
 
-def _named(found: set[tuple[int, int, int, int]], places: Sequence[SqlitePlace]) -> Found:
+def _named(found: set[tuple[int, int, int, int]], places: Sequence[SqliteOplog]) -> Found:
     return {(places[member].name, ts, term, hashed) for member, ts, term, hashed in found}
 
 
@@ -147,7 +147,7 @@ def scan(bench: Bench) -> int:
     return 0
 
 
-def _count(place: SqlitePlace) -> int:
+def _count(place: SqliteOplog) -> int:
     return sum(batch.num_rows for batch in place.read(EVERYTHING, SCANNED))
 
 
@@ -182,15 +182,15 @@ def diff(bench: Bench) -> int:
     return 0
 
 
-def spark_diff(spark: SparkSession, places: Sequence[SqlitePlace]) -> set[tuple[int, int]]:
+def spark_diff(spark: SparkSession, places: Sequence[SqliteOplog]) -> set[tuple[int, int]]:
     """(ts, term) of what differs."""
-    from spark.diff import diff
+    from spark.reports.diff.spark_engine import diff
 
     return {(row["ts"], row["term"]) for row in diff(spark, places).entries.collect()}
 
 
-def in_one_process(places: Sequence[SqlitePlace]) -> set[tuple[int, int]]:
-    from spark.local_diff import local_diff
+def in_one_process(places: Sequence[SqliteOplog]) -> set[tuple[int, int]]:
+    from spark.reports.diff.local_engine import local_diff
 
     entries = local_diff(places).entries
     return set(zip(entries["ts"].to_pylist(), entries["term"].to_pylist(), strict=True))
@@ -198,7 +198,7 @@ def in_one_process(places: Sequence[SqlitePlace]) -> set[tuple[int, int]]:
 
 def beside(bench: Bench, members: Members, spark: SparkSession) -> None:
     """The same question, which (member, ts, term, hash) not all have, asked of DuckDB and polars."""
-    from spark.export import export
+    from spark.reports.export import export
 
     report, folder = bench.report, bench.folder / "parquet"
     with watched() as exported:
@@ -240,7 +240,7 @@ def polars_differing(folder: Path) -> Found:
     return _grouped(table.select("member", *SCANNED))
 
 
-def polars_over_adbc(places: Sequence[SqlitePlace]) -> Found:
+def polars_over_adbc(places: Sequence[SqliteOplog]) -> Found:
     import polars
 
     frames = []

@@ -14,19 +14,23 @@ import pyarrow as pa
 import pytest
 
 from replset.storage.file_names import DATABASE_FILE
-from spark import classify, elections, jobs, lag, replay, verify
-from spark.cli import Telling, app, main, second_document
+from spark import jobs
+from spark.cli import TailPrinter, app, main, second_document
 from spark.columns import SPARK_TYPES
-from spark.document_diff import DIFFERING
-from spark.local_diff import local_diff
+from spark.command_run import tables_of
 from spark.members import open_members
-from spark.places import Place
+from spark.oplog import Oplog
 from spark.render import documents
-from spark.running import tables_of
+from spark.reports import elections, lag
+from spark.reports.diff import classify
+from spark.reports.diff.documents import DIFFERING
+from spark.reports.diff.local_engine import local_diff
+from spark.reports.replay import replay
+from spark.reports.summary import local_summary
+from spark.reports.tail import Second
+from spark.reports.verify import check as verify
 from spark.shipping import WORKERS_NEED
 from spark.source import _OPTIONS, MAX_ENTRIES, Options
-from spark.summary import local_summary
-from spark.tail import Second
 from tests.spark.kit import insert, write_oplog
 from tests.unit.cli.commands import commands_of, parameters_of
 
@@ -100,7 +104,7 @@ def test_exit_statuses(members: dict[str, str], capsys: pytest.CaptureFixture[st
             main(["lag", *local, m1]),
             main(["diff", "--no-such-option", m1]),
         ],
-        130: [Telling(as_json=True).status()],
+        130: [TailPrinter(as_json=True).status()],
     }
     assert {status: set(found) for status, found in given.items()} == {status: {status} for status in given}
     assert [int(status) for status, _ in rows("| exit status |")] == list(given)
@@ -160,8 +164,8 @@ def empty(ddl: str) -> pa.Table:
     return pa.table({name: pa.array([], pa.string()) for name in columns})
 
 
-def results_of(places: list[Place]) -> Results:
-    found = {"diff": local_diff(places), "verify": verify.local_verify(places), "summary": local_summary(places)}
+def results_of(oplogs: list[Oplog]) -> Results:
+    found = {"diff": local_diff(oplogs), "verify": verify.local_verify(oplogs), "summary": local_summary(oplogs)}
     terms = elections.Elections(
         None,
         *(empty(ddl) for ddl in (elections.TERMS_SCHEMA, elections.LOST_SCHEMA, elections.ROLLBACKS_SCHEMA)),  # type: ignore[arg-type]
@@ -176,8 +180,8 @@ def results_of(places: list[Place]) -> Results:
     return Results(
         tables,
         {
-            "diff": {"ns": None, **documents.diff(found["diff"], places)},
-            "verify": documents.verify(found["verify"], places),
+            "diff": {"ns": None, **documents.diff(found["diff"], oplogs)},
+            "verify": documents.verify(found["verify"], oplogs),
             "summary": documents.summary(found["summary"]),
             "elections": documents.elections(terms),
             "lag": documents.lag(empty(lag.LAG_SCHEMA)),

@@ -13,10 +13,9 @@ import pytest
 
 from replset.errors import BadValueError
 from replset.ids import pack_ts
-from spark import running as run_module
+from spark import command_run as run_module
 from spark.cli import app, main
-from spark.places import Bounds, PlaceError, Span
-from spark.running import (
+from spark.command_run import (
     JAVA_OPTIONS,
     QUICK_JAVA,
     QUICK_ROWS,
@@ -30,6 +29,7 @@ from spark.running import (
     span_of,
     told,
 )
+from spark.oplog import Bounds, OplogError, Span
 from tests.spark.kit import T0, insert, write_oplog
 from tests.unit.cli.commands import commands_of, parameters_of
 
@@ -199,8 +199,8 @@ def test_a_worker_s_error_comes_home_with_the_member_s_name() -> None:
     import traceback
 
     try:
-        raise PlaceError("m2", "database disk image is malformed")
-    except PlaceError as error:
+        raise OplogError("m2", "database disk image is malformed")
+    except OplogError as error:
         worker = "".join(traceback.format_exception(error))
     from pyspark.errors import PythonException
 
@@ -214,8 +214,8 @@ def test_a_file_that_only_this_machine_sees_is_said_so(tmp_path: Path) -> None:
 
     def from_worker(path: Path) -> str:
         try:
-            raise PlaceError("m2", f"{path} does not exist")
-        except PlaceError as error:
+            raise OplogError("m2", f"{path} does not exist")
+        except OplogError as error:
             import traceback
 
             return told(PythonException("".join(traceback.format_exception(error)))).message

@@ -10,38 +10,38 @@ import pyarrow as pa
 import pytest
 
 from replset.ids import OpTime, pack_ts
-from spark.digests import (
+from spark.oplog import EVERYTHING, Bounds, Span
+from spark.reports.diff.digests import (
     ENTRIES_PER_SLOT,
     INCREMENTS,
     READ_FOR_DIGESTS,
     SCHEMA,
-    Grid,
+    BucketGrid,
+    ComparedMembers,
     Held,
     Numbers,
-    Opened,
     compared,
     digests_in,
     merged,
     whole_groups,
 )
-from spark.places import EVERYTHING, Bounds, Span
-from tests.spark.planted import ListPlace, Plan, plant
+from tests.spark.planted import ListOplog, Plan, plant
 
 HOT = [pack_ts(100, inc) for inc in range(1, 3 * INCREMENTS)]
 SPARSE = [pack_ts(second, inc) for second in range(90, 130) for inc in (0, 1, INCREMENTS - 1, 1 << 30)]
 STAMPS = np.array(sorted({*HOT, *SPARSE}), np.int64)
-GRIDS = [Grid(), Grid(1, 5), Grid(8), Grid(64, 3), Grid(1 << 20)]
+GRIDS = [BucketGrid(), BucketGrid(1, 5), BucketGrid(8), BucketGrid(64, 3), BucketGrid(1 << 20)]
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_a_bucket_is_known_by_the_least_ts_that_could_be_in_it(grid: Grid) -> None:
+def test_a_bucket_is_known_by_the_least_ts_that_could_be_in_it(grid: BucketGrid) -> None:
     bucket = grid.bucket_of(STAMPS)
     assert (bucket <= STAMPS).all()
     assert (grid.bucket_of(bucket) == bucket).all()
 
 
 def test_a_bucket_ends_before_the_next_second_of_a_slot_begins() -> None:
-    grid = Grid(8)
+    grid = BucketGrid(8)
     slot = pack_ts(104, 0)
     in_slot = np.array([slot, slot + INCREMENTS - 1, pack_ts(111, 5)])
     assert grid.bucket_of(in_slot).tolist() == [slot] * 3
@@ -54,7 +54,7 @@ def test_a_bucket_ends_before_the_next_second_of_a_slot_begins() -> None:
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("step", [1, 3, 7])
-def test_spans_hold_all_of_their_buckets_and_do_not_overlap(grid: Grid, step: int) -> None:
+def test_spans_hold_all_of_their_buckets_and_do_not_overlap(grid: BucketGrid, step: int) -> None:
     wanted = np.unique(grid.bucket_of(STAMPS))[::step]
     spans = grid.spans(wanted)
     assert all(first < end for first, end in spans)
@@ -64,23 +64,23 @@ def test_spans_hold_all_of_their_buckets_and_do_not_overlap(grid: Grid, step: in
 
 
 def test_no_buckets_no_spans() -> None:
-    assert Grid().spans(np.zeros(0, np.int64)) == []
+    assert BucketGrid().spans(np.zeros(0, np.int64)) == []
 
 
 def test_near_buckets_are_read_at_once_and_far_ones_are_not() -> None:
     buckets = np.array([pack_ts(second, 0) for second in (10, 12, 40)])
-    assert len(Grid(1, 5).spans(buckets)) == 2
-    assert len(Grid(1, 0).spans(buckets)) == 3
+    assert len(BucketGrid(1, 5).spans(buckets)) == 2
+    assert len(BucketGrid(1, 0).spans(buckets)) == 3
 
 
 def test_reading_gives_the_entries_of_the_buckets_alone() -> None:
     planted = plant(Plan(30, per_second=2))
-    place, grid = planted.places()[0], Grid(1, 100)
-    wanted = np.unique(grid.bucket_of(np.array([row.ts for row in place.rows])))[::2]
-    found = [ts for batch in grid.read(place, wanted, ("ts",)) for ts in batch.column("ts").to_pylist()]
-    assert found == [row.ts for row in place.rows if row.ts & ~(INCREMENTS - 1) in wanted.tolist()]
-    within = Span(place.rows[5].ts, place.rows[20].ts)
-    inside = [ts for batch in grid.read(place, wanted, ("ts",), within) for ts in batch.column("ts").to_pylist()]
+    oplog, grid = planted.oplogs()[0], BucketGrid(1, 100)
+    wanted = np.unique(grid.bucket_of(np.array([row.ts for row in oplog.rows])))[::2]
+    found = [ts for batch in grid.read(oplog, wanted, ("ts",)) for ts in batch.column("ts").to_pylist()]
+    assert found == [row.ts for row in oplog.rows if row.ts & ~(INCREMENTS - 1) in wanted.tolist()]
+    within = Span(oplog.rows[5].ts, oplog.rows[20].ts)
+    inside = [ts for batch in grid.read(oplog, wanted, ("ts",), within) for ts in batch.column("ts").to_pylist()]
     assert inside == [ts for ts in found if within.first_ts <= ts < within.end_ts]
 
 
@@ -94,22 +94,22 @@ def test_reading_gives_the_entries_of_the_buckets_alone() -> None:
 )
 def test_slots_are_as_long_as_some_entries_take(rows: int, lasting: int, slot: int) -> None:
     bounds = Bounds(OpTime(1, pack_ts(1000, 1)), OpTime(1, pack_ts(1000 + lasting - 1, 1)), rows)
-    assert Grid.over([bounds, Bounds()]).slot_seconds == slot
+    assert BucketGrid.over([bounds, Bounds()]).slot_seconds == slot
 
 
 def test_members_without_entries_have_a_grid() -> None:
-    assert Grid.over([Bounds(), Bounds()]).slot_seconds == 1
+    assert BucketGrid.over([Bounds(), Bounds()]).slot_seconds == 1
 
 
 def test_digests_do_not_hang_on_batches_or_their_order() -> None:
     rows = plant(Plan(60, per_second=9)).members["m0"]
     found = []
     for batch_rows in (1, 7, 1000):
-        place, grid = ListPlace("a", tuple(rows), batch_rows), Grid(4)
+        oplog, grid = ListOplog("a", tuple(rows), batch_rows), BucketGrid(4)
         parts = [
             part
-            for span in place.split(EVERYTHING, batch_rows)
-            for part in digests_in(grid, {"a": 0})("a", place.read(span, READ_FOR_DIGESTS))
+            for span in oplog.split(EVERYTHING, batch_rows)
+            for part in digests_in(grid, {"a": 0})("a", oplog.read(span, READ_FOR_DIGESTS))
         ]
         random.Random(batch_rows).shuffle(parts)
         found.append([column.tolist() for column in merged(pa.Table.from_batches(parts, schema=SCHEMA))])
@@ -147,9 +147,9 @@ def test_entries_before_a_head_that_moved_are_left_out_and_counted() -> None:
     columns = np.array([ts, np.ones(3, np.int64), [5, 6, 7]])
     table = pa.Table.from_batches([_digests(columns, at=at) for at in (0, 1)])
     digests = merged(table)
-    whole = compared(Grid(), digests, [0, 0])
+    whole = compared(BucketGrid(), digests, [0, 0])
     assert (whole.rows.tolist(), whole.left_out.tolist(), whole.differing.tolist()) == ([3, 3], [0, 0], [])
-    moved = compared(Grid(), digests, [int(ts[1]), 0])
+    moved = compared(BucketGrid(), digests, [int(ts[1]), 0])
     assert (moved.rows.tolist(), moved.left_out.tolist()) == ([2, 3], [1, 0])
     assert moved.common == {(0, 1): OpTime(1, int(ts[2]))}
 
@@ -163,14 +163,14 @@ def test_groups_are_never_parted() -> None:
 
 
 def test_members_of_a_comparison_are_ordered_by_name() -> None:
-    places = plant(Plan(5, members=3)).places()
-    members = Opened.of(places[::-1])
+    oplogs = plant(Plan(5, members=3)).oplogs()
+    members = ComparedMembers.of(oplogs[::-1])
     assert members.names == ("m0", "m1", "m2")
     assert members.heads([1, 2, 3]) == (1, 2, 3)
-    assert members.pinned[0] == Held(places[0])
+    assert members.pinned[0] == Held(oplogs[0])
 
 
-def _digests(columns: Numbers, at: int = 0, grid: Grid = GRIDS[0]) -> pa.RecordBatch:
+def _digests(columns: Numbers, at: int = 0, grid: BucketGrid = GRIDS[0]) -> pa.RecordBatch:
     batch = pa.record_batch(dict(zip(READ_FOR_DIGESTS, columns, strict=True)))
     return next(digests_in(grid, {"a": at})("a", iter([batch])))
 

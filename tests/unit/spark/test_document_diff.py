@@ -10,9 +10,9 @@ import pytest
 
 from replset.bson import encode_key
 from spark.cli import main
-from spark.document_diff import document_diff
-from spark.places import PlaceError
-from spark.readers.sqlite import SqlitePlace
+from spark.oplog import OplogError
+from spark.readers.sqlite import SqliteOplog
+from spark.reports.diff.documents import document_diff
 from tests.spark.kit import insert, write_oplog
 from tests.spark.stores import NS, change_document, change_entry, entries_of, optime_of, write_member
 
@@ -20,20 +20,20 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def members(tmp_path: Path) -> list[SqlitePlace]:
+def members(tmp_path: Path) -> list[SqliteOplog]:
     """Three of one history; m3 has applied five entries less."""
     made = entries_of(40)
     return [write_member(tmp_path / name, made[:end]) for name, end in (("m1", 44), ("m2", 44), ("m3", 39))]
 
 
-def diff(capsys: Capture, places: list[SqlitePlace], *options: str) -> tuple[int, dict[str, Any]]:
-    status = main(["diff", "--engine", "local", "--json", *options, *(place.path for place in places)])
+def diff(capsys: Capture, oplogs: list[SqliteOplog], *options: str) -> tuple[int, dict[str, Any]]:
+    status = main(["diff", "--engine", "local", "--json", *options, *(oplog.path for oplog in oplogs)])
     out, err = capsys.readouterr()
     assert err == ""
     return status, json.loads(out)
 
 
-def test_a_changed_byte_is_seen_by_its_bytes_alone(members: list[SqlitePlace], capsys: Capture) -> None:
+def test_a_changed_byte_is_seen_by_its_bytes_alone(members: list[SqliteOplog], capsys: Capture) -> None:
     made = entries_of(40)
     change_entry(members[1], optime_of(made[-1]))
     pair = members[:2]
@@ -45,12 +45,12 @@ def test_a_changed_byte_is_seen_by_its_bytes_alone(members: list[SqlitePlace], c
     assert [version["does"]["name"] for version in sample["versions"]] == ["Ada", "Eve"]
 
 
-def test_bytes_of_sound_members_are_the_same(members: list[SqlitePlace], capsys: Capture) -> None:
+def test_bytes_of_sound_members_are_the_same(members: list[SqliteOplog], capsys: Capture) -> None:
     without, with_bytes = (diff(capsys, members, *options)[1] for options in ((), ("--bytes",)))
     assert {**without, "byBytes": True} == with_bytes
 
 
-def test_the_documents_of_members_at_different_places(members: list[SqlitePlace], capsys: Capture) -> None:
+def test_the_documents_of_members_at_different_places(members: list[SqliteOplog], capsys: Capture) -> None:
     """m3 is behind: the others are taken back to its newest entry."""
     status, found = diff(capsys, members, "--documents")
     point = str(optime_of(entries_of(40)[38]))
@@ -61,7 +61,7 @@ def test_the_documents_of_members_at_different_places(members: list[SqlitePlace]
     assert found["documentsAt"]["collections"] == []
 
 
-def test_a_changed_and_a_lost_document_are_found(members: list[SqlitePlace], capsys: Capture) -> None:
+def test_a_changed_and_a_lost_document_are_found(members: list[SqliteOplog], capsys: Capture) -> None:
     point = optime_of(entries_of(40)[38])
     touched = document_diff(members, point)
     assert touched.same
@@ -75,16 +75,16 @@ def test_a_changed_and_a_lost_document_are_found(members: list[SqlitePlace], cap
     by_id = {row["_id"]: row["versions"] for row in found["documentsAt"]["samples"]}
     assert by_id[keys[0]][1] == {"member": "m2", "document": {"_id": keys[0], "n": "rot"}}
     assert by_id[keys[1]][0] == {"member": "m1", "document": None}
-    assert main(["diff", "--engine", "local", "--documents", *(place.path for place in members[:2])]) == 1
+    assert main(["diff", "--engine", "local", "--documents", *(oplog.path for oplog in members[:2])]) == 1
     shown = capsys.readouterr().out
     assert "2 documents are not the same in all data files" in shown
     assert '"rot"' in shown
     assert diff(capsys, members[:2], "--documents", "--ns", "shop.users")[0] == 0
 
 
-def _unchanged_since(members: list[SqlitePlace], key: int) -> bool:
+def _unchanged_since(members: list[SqliteOplog], key: int) -> bool:
     """Whether the document is there, and as it was left by the entries before the newest five."""
-    from spark.replay_base import DbpathBase
+    from spark.reports.replay.base import DbpathBase
 
     base = DbpathBase("m1", members[0].path)
     made = entries_of(40)
@@ -100,7 +100,7 @@ def test_a_point_that_the_undo_does_not_reach_is_refused(tmp_path: Path, capsys:
     error = capsys.readouterr().err
     assert f"ahead: its documents cannot be taken back to {optime_of(made[19])}" in error
     assert error.count("\n") == 1
-    with pytest.raises(PlaceError, match="cannot be taken back"):
+    with pytest.raises(OplogError, match="cannot be taken back"):
         document_diff([ahead, behind], optime_of(made[19]))
     assert document_diff([ahead, write_member(tmp_path / "level", made)], optime_of(made[-1])).same
 
@@ -127,8 +127,8 @@ def test_only_a_members_files_hold_documents(tmp_path: Path, capsys: Capture) ->
     assert "dump.bson is no dbpath; only a member's files hold its documents" in capsys.readouterr().err
 
 
-def test_what_was_compared_is_said(members: list[SqlitePlace], capsys: Capture) -> None:
-    paths = [place.path for place in members[:2]]
+def test_what_was_compared_is_said(members: list[SqliteOplog], capsys: Capture) -> None:
+    paths = [oplog.path for oplog in members[:2]]
     assert main(["diff", "--engine", "local", *paths]) == 0
     said = capsys.readouterr().out
     for word in ("stored beside the entries", "--bytes", "oplog-spark verify", "--documents"):
@@ -146,7 +146,7 @@ def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Mo
     write_oplog(tmp_path / "m1", [insert(0)])
     monkeypatch.chdir(tmp_path)
     for text in ("m1", "./m1/replset.db"):
-        (place,) = open_members([text])
-        assert isinstance(place, SqlitePlace)
-        assert place.path == str(tmp_path / "m1" / "replset.db")
-        assert place.name == "m1"
+        (oplog,) = open_members([text])
+        assert isinstance(oplog, SqliteOplog)
+        assert oplog.path == str(tmp_path / "m1" / "replset.db")
+        assert oplog.name == "m1"

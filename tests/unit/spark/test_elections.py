@@ -16,10 +16,12 @@ from replset.bson import Int64
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import insert_entry, noop_entry
 from replset.replication.rollback_manifest import Manifest, RollbackState
-from spark.elections import (
+from spark.oplog import OplogError, Span
+from spark.readers.sqlite import SqliteOplog
+from spark.reports.elections import (
     Fork,
-    Opening,
-    Stretch,
+    MemberTerm,
+    TermStart,
     fork_of,
     manifests_of,
     opening_in,
@@ -27,14 +29,14 @@ from spark.elections import (
     term_rows,
     winner_of,
 )
-from spark.places import PlaceError, Span
-from spark.readers.sqlite import SqlitePlace
 from tests.spark.kit import insert, write_oplog
 
 
-def stretch(member: str, term: int, first: int, last: int, entries: int | None = None) -> Stretch:
+def stretch(member: str, term: int, first: int, last: int, entries: int | None = None) -> MemberTerm:
     """An entry at each ts from first to last; its wall is ts * 10."""
-    return Stretch(member, term, first, first * 10, last, last * 10, last - first + 1 if entries is None else entries)
+    return MemberTerm(
+        member, term, first, first * 10, last, last * 10, last - first + 1 if entries is None else entries
+    )
 
 
 @pytest.mark.parametrize(
@@ -47,7 +49,7 @@ def stretch(member: str, term: int, first: int, last: int, entries: int | None =
         ([stretch("b", 1, 1, 9), stretch("a", 1, 1, 9)], "a"),
     ],
 )
-def test_winner_of(stretches: list[Stretch], winner: str | None) -> None:
+def test_winner_of(stretches: list[MemberTerm], winner: str | None) -> None:
     assert winner_of(stretches) == winner
 
 
@@ -76,7 +78,7 @@ HISTORY = [stretch("w", 2, 10, 20), stretch("w", 4, 30, 40)]
         pytest.param([stretch("a", 1, 1, 12)], Fork(None, Span(10, 13)), id="older-term-beside-the-history"),
     ],
 )
-def test_fork_of(mine: list[Stretch], fork: Fork) -> None:
+def test_fork_of(mine: list[MemberTerm], fork: Fork) -> None:
     assert fork_of(mine, HISTORY) == fork
 
 
@@ -103,7 +105,7 @@ def logs(draw: st.DrawFn) -> list[list[OpTime]]:
 @given(logs=logs())
 def test_forks_are_those_of_the_entries(logs: list[list[OpTime]]) -> None:
     stretches = [
-        Stretch(str(number), term, min(of_term), 0, max(of_term), 0, len(of_term))
+        MemberTerm(str(number), term, min(of_term), 0, max(of_term), 0, len(of_term))
         for number, log in enumerate(logs)
         for term in sorted({optime.term for optime in log})
         if (of_term := [optime.ts for optime in log if optime.term == term])
@@ -154,11 +156,11 @@ def test_term_rows() -> None:
         stretch("c", 2, 30, 31),
     ]
     openings = [
-        Opening(1, 10, "initiating set", None),
-        Opening(1, 11, "new primary", "a:1"),
-        Opening(2, 30, "new primary", "c:1"),
-        Opening(3, 40, "new primary", "b:1"),
-        Opening(4, 99, "new primary", "d:1"),
+        TermStart(1, 10, "initiating set", None),
+        TermStart(1, 11, "new primary", "a:1"),
+        TermStart(2, 30, "new primary", "c:1"),
+        TermStart(3, 40, "new primary", "b:1"),
+        TermStart(4, 99, "new primary", "d:1"),
     ]
     held = [(1, ["a"], 2), (1, ["a", "c"], 3), (2, ["c"], 2)]
     rows = term_rows(stretches, "b", openings, held, [("a", MANIFEST)])
@@ -173,7 +175,7 @@ def test_term_rows() -> None:
 
 def test_a_trimmed_beginning_is_not_told_as_one() -> None:
     stretches = [stretch("a", 1, 5, 9), stretch("a", 2, 12, 13)]
-    rows = term_rows(stretches, "a", [Opening(2, 12, "new primary", None)], [], [])
+    rows = term_rows(stretches, "a", [TermStart(2, 12, "new primary", None)], [], [])
     assert [(row[0], row[2], row[10]) for row in rows] == [(1, None, None), (2, "new primary", 30)]
     assert term_rows(stretches[1:], "a", [], [], [])[0][2] is None
 
@@ -188,27 +190,27 @@ def test_stretches_in() -> None:
     batches = [batch((1, 1, 10), (2, 1, 20), (3, 2, 30)), batch((4, 2, 40)), batch((5, 2, 50), (6, 5, 60))]
     empty = batches[0].slice(0, 0)
     assert list(stretches_in("a", iter([empty, *batches]))) == [
-        Stretch("a", 1, 1, 10, 2, 20, 2),
-        Stretch("a", 2, 3, 30, 3, 30, 1),
-        Stretch("a", 2, 4, 40, 4, 40, 1),
-        Stretch("a", 2, 5, 50, 5, 50, 1),
-        Stretch("a", 5, 6, 60, 6, 60, 1),
+        MemberTerm("a", 1, 1, 10, 2, 20, 2),
+        MemberTerm("a", 2, 3, 30, 3, 30, 1),
+        MemberTerm("a", 2, 4, 40, 4, 40, 1),
+        MemberTerm("a", 2, 5, 50, 5, 50, 1),
+        MemberTerm("a", 5, 6, 60, 6, 60, 1),
     ]
 
 
 @pytest.mark.parametrize(
     ("o", "opening"),
     [
-        ({"msg": "new primary", "member": 1, "host": "b:2"}, Opening(3, 7, "new primary", "b:2")),
-        ({"msg": "new primary"}, Opening(3, 7, "new primary", None)),
-        ({"msg": "initiating set"}, Opening(3, 7, "initiating set", None)),
-        ({"msg": "new primary", "host": Int64(5)}, Opening(3, 7, "new primary", None)),
+        ({"msg": "new primary", "member": 1, "host": "b:2"}, TermStart(3, 7, "new primary", "b:2")),
+        ({"msg": "new primary"}, TermStart(3, 7, "new primary", None)),
+        ({"msg": "initiating set"}, TermStart(3, 7, "initiating set", None)),
+        ({"msg": "new primary", "host": Int64(5)}, TermStart(3, 7, "new primary", None)),
         ({"msg": "periodic noop"}, None),
         ({"msg": 5}, None),
         ({}, None),
     ],
 )
-def test_opening_in(o: dict[str, object], opening: Opening | None) -> None:
+def test_opening_in(o: dict[str, object], opening: TermStart | None) -> None:
     assert opening_in(7, 3, noop_entry(o, OpTime(3, pack_ts(1, 1)), 0)) == opening
 
 
@@ -218,20 +220,20 @@ def test_an_entry_without_a_message_opens_nothing() -> None:
 
 def test_manifests_beside_a_members_file(tmp_path: Path) -> None:
     write_oplog(tmp_path, [insert(0)])
-    place = SqlitePlace("a", str(tmp_path / "replset.db"))
-    assert manifests_of(place) == []
+    oplog = SqliteOplog("a", str(tmp_path / "replset.db"))
+    assert manifests_of(oplog) == []
     (tmp_path / "rollback").mkdir()
-    assert manifests_of(place) == []
+    assert manifests_of(oplog) == []
     file = tmp_path / "rollback" / "rollback-1.json"
     file.write_text(json.dumps(MANIFEST.document()))
-    assert manifests_of(place) == [MANIFEST]
+    assert manifests_of(oplog) == [MANIFEST]
     file.write_text("{}")
-    with pytest.raises(PlaceError, match=r"^a: rollback-1\.json is not a rollback manifest"):
-        manifests_of(place)
+    with pytest.raises(OplogError, match=r"^a: rollback-1\.json is not a rollback manifest"):
+        manifests_of(oplog)
 
 
 def test_the_audits_of_history_need_no_member_storage() -> None:
     """Executors have the pure modules only."""
-    modules = ["elections", "lag", "replay", "replay_base", "export", "tail"]
-    code = f"import sys; import {', '.join(f'spark.{name}' for name in modules)}; print('apsw' in sys.modules)"
+    modules = ["elections", "lag", "replay.replay", "replay.base", "export", "tail"]
+    code = f"import sys; import {', '.join(f'spark.reports.{name}' for name in modules)}; print('apsw' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

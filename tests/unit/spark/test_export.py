@@ -10,7 +10,9 @@ import pytest
 
 from replset.ids import pack_ts
 from spark.columns import COLUMNS
-from spark.export import (
+from spark.oplog import EVERYTHING, Span
+from spark.readers.sqlite import SqliteOplog
+from spark.reports.export import (
     ExportedFile,
     ExportError,
     Mode,
@@ -22,8 +24,6 @@ from spark.export import (
     runs_by_day,
     segment,
 )
-from spark.places import EVERYTHING, Span
-from spark.readers.sqlite import SqlitePlace
 from tests.spark.kit import T0, insert, write_oplog
 
 MIDNIGHT = 1_760_054_400
@@ -98,46 +98,46 @@ def test_merges(files: list[ExportedFile], together: list[list[int]]) -> None:
 
 
 def test_what_the_folder_must_be(tmp_path: Path) -> None:
-    place = SqlitePlace("a", str(write_oplog(tmp_path / "a", [insert(n) for n in range(3)]) / "replset.db"))
-    bounds = place.bounds()
-    whole = [(place.pin(), Span(bounds.oldest.ts, bounds.newest.ts + 1))]
+    oplog = SqliteOplog("a", str(write_oplog(tmp_path / "a", [insert(n) for n in range(3)]) / "replset.db"))
+    bounds = oplog.bounds()
+    whole = [(oplog.pin(), Span(bounds.oldest.ts, bounds.newest.ts + 1))]
     out = tmp_path / "out"
-    assert Target.open(str(out)).prepare([place], Mode.NEW, EVERYTHING) == whole
+    assert Target.open(str(out)).prepare([oplog], Mode.NEW, EVERYTHING) == whole
     out.mkdir()
-    assert Target.open(str(out)).prepare([place], Mode.NEW, EVERYTHING) == whole
+    assert Target.open(str(out)).prepare([oplog], Mode.NEW, EVERYTHING) == whole
     (out / "_temporary-of-a-run-that-died").mkdir()
-    assert Target.open(str(out)).prepare([place], Mode.NEW, EVERYTHING) == whole
+    assert Target.open(str(out)).prepare([oplog], Mode.NEW, EVERYTHING) == whole
     (out / "notes.txt").write_text("mine")
     with pytest.raises(ExportError, match="is not empty"):
-        Target.open(str(out)).prepare([place], Mode.NEW, EVERYTHING)
+        Target.open(str(out)).prepare([oplog], Mode.NEW, EVERYTHING)
     for mode in (Mode.OVERWRITE, Mode.APPEND):
         with pytest.raises(ExportError, match=r"is no export: it holds notes\.txt"):
-            Target.open(str(out)).prepare([place], mode, EVERYTHING)
+            Target.open(str(out)).prepare([oplog], mode, EVERYTHING)
 
 
 def test_appending_begins_behind_what_is_there(tmp_path: Path) -> None:
     history = [insert(n, per_second=1) for n in range(10)]
-    place = SqlitePlace("a", str(write_oplog(tmp_path / "a", history) / "replset.db"))
+    oplog = SqliteOplog("a", str(write_oplog(tmp_path / "a", history) / "replset.db"))
     out = tmp_path / "out"
     target = Target.open(str(out))
-    place = place.pin()
-    assert target.prepare([place], Mode.APPEND, EVERYTHING) == [(place, Span(history[0][0], history[-1][0] + 1))]
+    oplog = oplog.pin()
+    assert target.prepare([oplog], Mode.APPEND, EVERYTHING) == [(oplog, Span(history[0][0], history[-1][0] + 1))]
 
-    (batch,) = place.read(Span(history[0][0], history[5][0]), COLUMNS)
+    (batch,) = oplog.read(Span(history[0][0], history[5][0]), COLUMNS)
     folder = out / folder_of("a", day_of(history[0][0]), "shop.orders")
     folder.mkdir(parents=True)
     pq.write_table(pa.Table.from_batches([batch]), folder / "part-1.parquet")
-    assert target.prepare([place], Mode.APPEND, EVERYTHING) == [(place, Span(history[4][0] + 1, history[-1][0] + 1))]
-    assert target.prepare([place], Mode.APPEND, Span(0, history[7][0])) == [
-        (place, Span(history[4][0] + 1, history[7][0]))
+    assert target.prepare([oplog], Mode.APPEND, EVERYTHING) == [(oplog, Span(history[4][0] + 1, history[-1][0] + 1))]
+    assert target.prepare([oplog], Mode.APPEND, Span(0, history[7][0])) == [
+        (oplog, Span(history[4][0] + 1, history[7][0]))
     ]
-    assert target.prepare([place], Mode.APPEND, Span(0, history[3][0])) == []
+    assert target.prepare([oplog], Mode.APPEND, Span(0, history[3][0])) == []
 
     other = [*history[:4], insert(4, per_second=1, text="other"), *history[5:]]
-    rolled_back = SqlitePlace("a", str(write_oplog(tmp_path / "b", other) / "replset.db"))
+    rolled_back = SqliteOplog("a", str(write_oplog(tmp_path / "b", other) / "replset.db"))
     with pytest.raises(ExportError, match=rf"a: the newest exported entry, {T0 + 4}:1, is not in its history"):
         target.prepare([rolled_back], Mode.APPEND, EVERYTHING)
-    trimmed = SqlitePlace(
+    trimmed = SqliteOplog(
         "a", str(write_oplog(tmp_path / "c", history[6:], trimmed_through=history[5][0]) / "replset.db")
     )
     with pytest.raises(ExportError, match=rf"the oplog begins at 1:{T0 + 6}:1, after the newest exported entry"):
@@ -146,8 +146,8 @@ def test_appending_begins_behind_what_is_there(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    place = SqlitePlace("a", str(write_oplog(tmp_path / "a", [insert(0)]) / "replset.db"))
+    oplog = SqliteOplog("a", str(write_oplog(tmp_path / "a", [insert(0)]) / "replset.db"))
     with pytest.raises(ExportError, match="file"):
-        Target.open(str(tmp_path / "file")).prepare([place], Mode.NEW, EVERYTHING)
+        Target.open(str(tmp_path / "file")).prepare([oplog], Mode.NEW, EVERYTHING)
     with pytest.raises(ExportError, match="nowhere://x"):
         Target.open("nowhere://x/y")

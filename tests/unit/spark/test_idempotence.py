@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from replset.bson import Int64, InvalidBSONError, encode, encode_key
-from spark.idempotence import (
+from spark.reports.verify.idempotence import (
     RUN_ENTRIES,
     Change,
-    Documents,
+    DocumentStates,
     MalformedDiffError,
     NotIdempotentError,
     read_update,
@@ -83,15 +83,15 @@ def test_bytes_that_are_no_document() -> None:
         read_update(encode({"_id": 1})[:-1], ONE)
 
 
-class Life:
+class History:
     """Changes of document 1, one after the other."""
 
     def __init__(self) -> None:
-        self.documents = Documents()
+        self.documents = DocumentStates()
         self.faults: list[tuple[int, str]] = []
         self._ts = 0
 
-    def then(self, op: str, o: Doc, *, collection: bytes = b"u") -> Life:
+    def then(self, op: str, o: Doc, *, collection: bytes = b"u") -> History:
         self._ts += 1
         raw = encode(o)
         found = self.documents.apply(Change(self._ts, 1, op, collection, ONE, raw, raw))
@@ -108,11 +108,11 @@ AGAIN = "the document's entries from 1:0:2 on applied again give another documen
 
 
 def test_a_difference_that_does_not_fit_its_document_is_found() -> None:
-    assert Life().then("i", {"_id": 1}).then("u", MOVES_B).then("u", SETS_C).ended() == [(3, AGAIN)]
+    assert History().then("i", {"_id": 1}).then("u", MOVES_B).then("u", SETS_C).ended() == [(3, AGAIN)]
 
 
 def test_the_fault_names_the_entries_that_disagree() -> None:
-    life = Life().then("i", {"_id": 1}).then("u", MOVES_B).then("u", diff(u={"x": 1})).then("u", diff(i={"y": 1}))
+    life = History().then("i", {"_id": 1}).then("u", MOVES_B).then("u", diff(u={"x": 1})).then("u", diff(i={"y": 1}))
     assert life.then("u", SETS_C).ended() == [(5, AGAIN.replace("1:0:2", "1:0:4"))]
 
 
@@ -120,23 +120,25 @@ def test_the_fault_names_the_entries_that_disagree() -> None:
     ("op", "o"), [("i", {"_id": 1, "c": 1}), ("d", {"_id": 1}), ("u", {"_id": 1, "c": 1})], ids=["i", "d", "replace"]
 )
 def test_no_run_goes_beyond_what_makes_the_state_its_own(op: str, o: Doc) -> None:
-    assert Life().then("i", {"_id": 1}).then("u", MOVES_B).then(op, o).then("u", SETS_C).ended() == []
+    assert History().then("i", {"_id": 1}).then("u", MOVES_B).then(op, o).then("u", SETS_C).ended() == []
 
 
 def test_another_collection_is_another_document() -> None:
-    life = Life().then("i", {"_id": 1}).then("u", MOVES_B).then("u", SETS_C, collection=b"v")
+    life = History().then("i", {"_id": 1}).then("u", MOVES_B).then("u", SETS_C, collection=b"v")
     assert life.ended() == []
     assert (life.documents.applied, life.documents.changed) == (2, 2)
 
 
 def test_the_order_of_fields_counts_only_where_it_is_known() -> None:
-    assert Life().then("u", MOVES_B).then("u", SETS_C).ended() == []
-    nested = Life().then("u", diff(u={"a": {}})).then("u", diff(sa=MOVES_B["diff"])).then("u", diff(sa=SETS_C["diff"]))
+    assert History().then("u", MOVES_B).then("u", SETS_C).ended() == []
+    nested = (
+        History().then("u", diff(u={"a": {}})).then("u", diff(sa=MOVES_B["diff"])).then("u", diff(sa=SETS_C["diff"]))
+    )
     assert nested.ended() == []
 
 
 def test_in_doubt_the_order_of_fields_does_not_count_until_the_state_is_known_again() -> None:
-    life = Life().then("i", {"_id": 1})
+    life = History().then("i", {"_id": 1})
     assert life.documents.doubt() == []
     assert life.then("u", MOVES_B).then("u", SETS_C).ended() == []
     life.then("i", {"_id": 1}).then("u", MOVES_B).then("u", SETS_C)
@@ -144,14 +146,14 @@ def test_in_doubt_the_order_of_fields_does_not_count_until_the_state_is_known_ag
 
 
 def test_a_deleted_document_is_left_alone_but_not_when_in_doubt() -> None:
-    life = Life().then("i", {"_id": 1}).then("d", {"_id": 1}).then("u", SETS_C).then("u", {"_id": 1})
+    life = History().then("i", {"_id": 1}).then("d", {"_id": 1}).then("u", SETS_C).then("u", {"_id": 1})
     assert (life.ended(), life.documents.applied) == ([], 0)
     life.documents.doubt()
     assert life.then("u", SETS_C).documents.applied == 1
 
 
 def test_a_malformed_change_leaves_its_document_in_doubt() -> None:
-    life = Life().then("i", {"_id": 1})
+    life = History().then("i", {"_id": 1})
     with pytest.raises(MalformedDiffError):
         life.then("u", diff(x=1))
     with pytest.raises(NotIdempotentError):
@@ -161,7 +163,7 @@ def test_a_malformed_change_leaves_its_document_in_doubt() -> None:
 
 def test_a_long_life_is_checked_in_runs() -> None:
     """The last of a run and the first of the next one are not compared; memory stays bounded."""
-    life = Life().then("i", {"_id": 1})
+    life = History().then("i", {"_id": 1})
     for _ in range(RUN_ENTRIES - 1):
         life.then("u", diff(u={"n": 1}))
     life.then("u", MOVES_B).then("u", SETS_C)

@@ -19,12 +19,15 @@ from replset.bson import DateTime, Int64, Timestamp, from_ejson_value, to_ejson_
 from replset.errors import BadValueError
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import insert_entry, noop_entry
-from spark.lag import (
+from spark.oplog import EVERYTHING, OplogError, Span
+from spark.readers.live import LiveOplog
+from spark.readers.sqlite import SqliteOplog
+from spark.reports.lag import (
     Lag,
     Mark,
     Noop,
     commit_point_rows,
-    marks_in,
+    lag_marks_in,
     noop_in,
     round_width_ms,
     status_of,
@@ -32,9 +35,6 @@ from spark.lag import (
     wall_rows,
     width_ms_of,
 )
-from spark.places import EVERYTHING, PlaceError, Span
-from spark.readers.live import LivePlace
-from spark.readers.sqlite import SqlitePlace
 
 Rows = list[tuple[int, int, int]]
 """(ts, term, wall) of entries."""
@@ -89,7 +89,7 @@ def marks_of(member: str, rows: Rows, noops: list[Noop], *, part: int = 1000, si
     return [
         mark
         for begin in range(0, len(rows), part)
-        for mark in marks_in(member, batches(rows[begin : begin + part], size), 10, wanted, noop_ts)
+        for mark in lag_marks_in(member, batches(rows[begin : begin + part], size), 10, wanted, noop_ts)
     ]
 
 
@@ -297,10 +297,10 @@ def answering(document: dict[str, object]) -> Iterator[str]:
 def test_a_live_member_is_asked_for_its_status() -> None:
     document: dict[str, object] = {"date": DateTime(5000), "members": [member("a:1", 4, is_self=True)]}
     with answering(document) as url:
-        place = LivePlace("A", url)
-        answer = status_of(place)
+        oplog = LiveOplog("A", url)
+        answer = status_of(oplog)
     assert answer is not None
     assert status_rows([("A", answer)]) == [Lag("A", 5000, "status", 0, pack_ts(4, 1), 1)]
-    assert status_of(SqlitePlace("f", "/none")) is None
-    with pytest.raises(PlaceError, match=r"^A: .* cannot be reached"):
-        status_of(place)
+    assert status_of(SqliteOplog("f", "/none")) is None
+    with pytest.raises(OplogError, match=r"^A: .* cannot be reached"):
+        status_of(oplog)

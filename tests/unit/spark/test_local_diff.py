@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from spark.digests import Grid
-from spark.local_diff import local_diff
-from spark.places import PlaceError
+from spark.oplog import OplogError
+from spark.reports.diff.digests import BucketGrid
+from spark.reports.diff.local_engine import local_diff
 from tests.spark.planted import dense, in_files, plant
 from tests.spark.trimming import LaterTrimmed
 
@@ -21,7 +21,7 @@ def test_a_head_that_moves_away_meanwhile(at_once: bool, tmp_path: Path) -> None
     gone = {name: [row for row in rows if name != "m0" or row.ts > through] for name, rows in made.members.items()}
     expected = local_diff(in_files(tmp_path / "gone", gone))
     first, *others = in_files(tmp_path, made.members)
-    found = local_diff([LaterTrimmed(first, through, at_once), *others], grid=Grid())
+    found = local_diff([LaterTrimmed(first, through, at_once), *others], grid=BucketGrid())
     assert found.entries == expected.entries
     assert found.pairs == expected.pairs
     trimmed = found.members["trimmed"].to_pylist()
@@ -32,7 +32,7 @@ def test_a_head_that_moves_away_meanwhile(at_once: bool, tmp_path: Path) -> None
 
 def test_a_member_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     made = plant(dense(0.1, 1, entries=50))
-    places = in_files(tmp_path, made.members)
-    Path(places[1].path).unlink()
-    with pytest.raises(PlaceError, match=r"^m1: .* does not exist"):
-        local_diff(places)
+    oplogs = in_files(tmp_path, made.members)
+    Path(oplogs[1].path).unlink()
+    with pytest.raises(OplogError, match=r"^m1: .* does not exist"):
+        local_diff(oplogs)

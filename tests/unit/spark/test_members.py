@@ -12,11 +12,11 @@ import pytest
 
 from spark.columns import COLUMNS, MEMBER, arrow_schema
 from spark.members import open_members
-from spark.places import PlaceError
-from spark.readers.bson_file import BsonFilePlace
-from spark.readers.live import LivePlace
-from spark.readers.parquet import ParquetPlace
-from spark.readers.sqlite import SqlitePlace
+from spark.oplog import OplogError
+from spark.readers.dump import DumpOplog
+from spark.readers.live import LiveOplog
+from spark.readers.parquet import ParquetOplog
+from spark.readers.sqlite import SqliteOplog
 from tests.spark.kit import insert, write_oplog
 
 
@@ -47,17 +47,17 @@ def test_each_kind(tmp_path: Path) -> None:
     lost.write_bytes(insert(0)[6])
     texts = [one, file, str(copy), str(dump.parent), str(lost), exported(tmp_path / "old", "x"), "http://[::1]:28017/"]
     assert open_members(texts) == [
-        SqlitePlace("m1", f"{one}/replset.db"),
-        SqlitePlace("m2", file),
-        SqlitePlace("copy.sqlite", str(copy)),
-        BsonFilePlace("dump", str(dump)),
-        BsonFilePlace(lost.name, str(lost)),
-        ParquetPlace("x", str(tmp_path / "old"), "x"),
-        LivePlace("[::1]:28017", "http://[::1]:28017"),
+        SqliteOplog("m1", f"{one}/replset.db"),
+        SqliteOplog("m2", file),
+        SqliteOplog("copy.sqlite", str(copy)),
+        DumpOplog("dump", str(dump)),
+        DumpOplog(lost.name, str(lost)),
+        ParquetOplog("x", str(tmp_path / "old"), "x"),
+        LiveOplog("[::1]:28017", "http://[::1]:28017"),
     ]
     assert open_members([str(tmp_path / "old" / "x.parquet"), str(dump)]) == [
-        ParquetPlace("x", str(tmp_path / "old" / "x.parquet"), "x"),
-        BsonFilePlace("dump", str(dump)),
+        ParquetOplog("x", str(tmp_path / "old" / "x.parquet"), "x"),
+        DumpOplog("dump", str(dump)),
     ]
 
 
@@ -67,7 +67,7 @@ def test_names_are_the_shortest_tails_that_differ(tmp_path: Path, monkeypatch: p
     export = exported(tmp_path / "export", "m1", "m2", "h:27017")
     monkeypatch.chdir(tmp_path / "a")
     texts = ["x/m1", f"{tmp_path}/b/x/m1", "../b/y/m1/replset.db", f"{tmp_path}/m2", export]
-    assert [place.name for place in open_members(texts)] == [
+    assert [oplog.name for oplog in open_members(texts)] == [
         "a/x/m1",
         "b/x/m1",
         "y/m1",
@@ -82,13 +82,13 @@ def test_names_by_hand(tmp_path: Path) -> None:
     one, two = dbpath(tmp_path / "m1"), dbpath(tmp_path / "other" / "m1")
     odd = dbpath(tmp_path / "day=1")
     export = exported(tmp_path / "export", "p", "q")
-    assert [place.name for place in open_members([one, f"x={two}"])] == ["m1", "x"]
+    assert [oplog.name for oplog in open_members([one, f"x={two}"])] == ["m1", "x"]
     texts = [f"m1={one}", two, odd, "live=http://h:1", f"old={export}"]
-    assert [place.name for place in open_members(texts)] == ["m1", "other/m1", "day=1", "live", "old/p", "old/q"]
+    assert [oplog.name for oplog in open_members(texts)] == ["m1", "other/m1", "day=1", "live", "old/p", "old/q"]
 
 
 def said(*texts: str) -> str:
-    with pytest.raises(PlaceError) as caught:
+    with pytest.raises(OplogError) as caught:
         open_members(texts)
     return str(caught.value)
 

@@ -10,10 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from spark.render.content import Content, Grid, Said, Sample, Samples, Tone, listed, seconds, several, size
+from spark.render.content import (
+    Content,
+    ContentSample,
+    ContentSamples,
+    ContentTable,
+    Phrase,
+    Tone,
+    listed,
+    seconds,
+    several,
+    size,
+)
 from spark.render.markup import document, table, tag
 from spark.render.page import widened
-from spark.render.table import print_content
+from spark.render.terminal import print_content
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 REACHING_OUT = {"src", "href", "srcset", "action", "data", "xlink:href"}
@@ -95,10 +106,16 @@ def test_texts_and_elements_keep_their_order() -> None:
 
 CONTENT = Content(
     "Title",
-    [Said("They differ.", Tone.BAD), Said("[red]not markup[/red]")],
+    [Phrase("They differ.", Tone.BAD), Phrase("[red]not markup[/red]")],
     [
-        Grid("Grid [x]", ["name", "[n]"], [["[bold]a", Said("1", Tone.GOOD)]], numbers=["[n]"], note="a note"),
-        Samples("Samples", [Sample(Said("lost", Tone.BAD), "1:2:3", [("does", "one\ntwo"), ("by", "m1")])], "more"),
+        ContentTable(
+            "ContentTable [x]", ["name", "[n]"], [["[bold]a", Phrase("1", Tone.GOOD)]], numbers=["[n]"], note="a note"
+        ),
+        ContentSamples(
+            "ContentSamples",
+            [ContentSample(Phrase("lost", Tone.BAD), "1:2:3", [("does", "one\ntwo"), ("by", "m1")])],
+            "more",
+        ),
     ],
 )
 
@@ -107,10 +124,10 @@ def test_a_terminal_shows_all_of_it() -> None:
     text = printed(CONTENT)
     lines = [line.rstrip() for line in text.splitlines()]
     assert lines[:2] == ["They differ.", "[red]not markup[/red]"]
-    assert "Grid [x]" in text
+    assert "ContentTable [x]" in text
     assert "[bold]a" in text
-    assert lines[lines.index("Samples") :] == [
-        "Samples",
+    assert lines[lines.index("ContentSamples") :] == [
+        "ContentSamples",
         "lost  1:2:3",
         "  does  one",
         "        two",
@@ -126,7 +143,7 @@ def test_a_pipe_gets_no_colours_and_a_terminal_does() -> None:
 
 def test_a_sample_is_not_broken_where_the_terminal_ends() -> None:
     long = "x" * 500
-    content = Content("", [], [Samples("s", [Sample(Said("lost"), "h", [("does", long)])])])
+    content = Content("", [], [ContentSamples("s", [ContentSample(Phrase("lost"), "h", [("does", long)])])])
     assert long in printed(content, width=40)
 
 
@@ -134,7 +151,9 @@ def test_control_characters_of_an_oplog_do_not_reach_the_terminal() -> None:
     """A document must not be able to move the cursor or set the title."""
     nasty = "a\x1b[31mb\x07\x9b2Jc"
     content = Content(
-        "", [Said(nasty)], [Grid("g", [nasty], [[nasty]]), Samples("s", [Sample(Said(nasty), nasty, [])])]
+        "",
+        [Phrase(nasty)],
+        [ContentTable("g", [nasty], [[nasty]]), ContentSamples("s", [ContentSample(Phrase(nasty), nasty, [])])],
     )
     assert not set(printed(content)) & set("\x1b\x07\x9b")
 

@@ -10,13 +10,13 @@ import pyarrow as pa
 
 from replset.bson import encode, encode_key
 from replset.ids import OpTime, pack_ts
-from spark.elections import Elections
-from spark.places import Bounds
+from spark.oplog import Bounds
 from spark.render import documents
-from spark.render.content import Content, Grid, Samples, Tone, text_of
+from spark.render.content import Content, ContentSamples, ContentTable, Tone, text_of
 from spark.render.page import page
 from spark.render.telling import content_of
-from spark.summary import Summary
+from spark.reports.elections import Elections
+from spark.reports.summary import Summary
 from tests.spark.kit import T0, insert
 from tests.unit.spark.test_render import check_self_contained, printed
 
@@ -39,8 +39,8 @@ class Still:
 
 def whole(command: str, found: Document, *, engine: str = "spark") -> Document:
     """A document as the command prints it, gone through JSON once."""
-    places: Any = [Still("m1"), Still("m2", 0)]
-    members = [(place, place.bounds()) for place in places]
+    oplogs: Any = [Still("m1"), Still("m2", 0)]
+    members = [(oplog, oplog.bounds()) for oplog in oplogs]
     document: Document = json.loads(json.dumps({**documents.header(command, engine, members), **found}))
     return document
 
@@ -51,7 +51,7 @@ def answers(content: Content) -> list[tuple[str, str]]:
 
 def grid(content: Content, title: str) -> list[dict[str, str]]:
     """The rows of a table by column."""
-    found = next(part for part in content.parts if isinstance(part, Grid) and part.title == title)
+    found = next(part for part in content.parts if isinstance(part, ContentTable) and part.title == title)
     return [dict(zip(found.columns, map(text_of, row), strict=True)) for row in found.rows]
 
 
@@ -231,11 +231,11 @@ def summary(members: int = 2, *, namespaces: int = 2, hot: int = 9) -> Document:
         return pa.Table.from_pylist(
             [
                 {
-                    **{"member": name, key: value, "entries": 10 - place + number, "bytes": 4096 * (number + 1)},
+                    **{"member": name, key: value, "entries": 10 - oplog + number, "bytes": 4096 * (number + 1)},
                     **{"first_wall": WALL, "last_wall": WALL + 60_000, "per_second": 2.5},
                     **{"first_ts": 1, "last_ts": 2},
                 }
-                for place, name in enumerate(names)
+                for oplog, name in enumerate(names)
                 for number, value in enumerate(values)
             ]
         )
@@ -334,5 +334,5 @@ def test_export_is_summed_up_by_member_and_namespace() -> None:
 
 
 def test_samples_are_as_loud_as_they_are_bad() -> None:
-    (samples,) = [part for part in content_of(elections()).parts if isinstance(part, Samples)]
+    (samples,) = [part for part in content_of(elections()).parts if isinstance(part, ContentSamples)]
     assert [sample.badge.tone for sample in samples.samples] == [Tone.BAD]

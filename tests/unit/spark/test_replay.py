@@ -21,9 +21,9 @@ from replset.query.diff import update_entry_object
 from replset.replication.applier import apply_entry
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
-from spark.places import PlaceError
-from spark.replay import BASE, Folding, Life, Step, life_at, names
-from spark.replay_base import BsonBase, DbpathBase, EmptyBase, Start, bson_documents, bson_parts, open_base
+from spark.oplog import OplogError
+from spark.reports.replay.base import BsonBase, DbpathBase, EmptyBase, Start, bson_documents, bson_parts, open_base
+from spark.reports.replay.replay import BASE, CollectionStart, DocumentFold, Step, collection_at, names
 
 NS = "shop.orders"
 A, B = b"a" * 16, b"b" * 16
@@ -53,39 +53,44 @@ NO_BASE = Start(at(0), False)
     ("commands", "base", "life"),
     [
         pytest.param([], None, None, id="nothing"),
-        pytest.param([CREATE_A], None, Life(A, at(1).ts, False), id="created"),
-        pytest.param([CREATE_A, OTHER], None, Life(A, at(1).ts, False), id="another-collection"),
+        pytest.param([CREATE_A], None, CollectionStart(A, at(1).ts, False), id="created"),
+        pytest.param([CREATE_A, OTHER], None, CollectionStart(A, at(1).ts, False), id="another-collection"),
         pytest.param([CREATE_A, DROP_A], None, None, id="dropped"),
-        pytest.param([DROP_A, CREATE_B], None, Life(B, at(3).ts, False), id="older-one-dropped"),
+        pytest.param([DROP_A, CREATE_B], None, CollectionStart(B, at(3).ts, False), id="older-one-dropped"),
         pytest.param([CREATE_A, DROP_ALL], None, None, id="database-dropped"),
-        pytest.param([CREATE_A, DROP_ALL, CREATE_B], None, Life(B, at(3).ts, False), id="made-again"),
-        pytest.param([], BASE_A, Life(A, at(0).ts, True), id="base"),
-        pytest.param([CREATE_A], BASE_A, Life(A, at(0).ts, True), id="created-in-the-base-already"),
-        pytest.param([CREATE_A], NO_BASE, Life(A, at(1).ts, False), id="not-in-the-base-yet"),
-        pytest.param([CREATE_A], BASE_ANY, Life(A, at(0).ts, True), id="base-gets-its-uuid"),
-        pytest.param([DROP_A, CREATE_B], BASE_A, Life(B, at(3).ts, False), id="base-dropped"),
+        pytest.param([CREATE_A, DROP_ALL, CREATE_B], None, CollectionStart(B, at(3).ts, False), id="made-again"),
+        pytest.param([], BASE_A, CollectionStart(A, at(0).ts, True), id="base"),
+        pytest.param([CREATE_A], BASE_A, CollectionStart(A, at(0).ts, True), id="created-in-the-base-already"),
+        pytest.param([CREATE_A], NO_BASE, CollectionStart(A, at(1).ts, False), id="not-in-the-base-yet"),
+        pytest.param([CREATE_A], BASE_ANY, CollectionStart(A, at(0).ts, True), id="base-gets-its-uuid"),
+        pytest.param([DROP_A, CREATE_B], BASE_A, CollectionStart(B, at(3).ts, False), id="base-dropped"),
         pytest.param([DROP_A], BASE_ANY, None, id="unknown-base-dropped"),
         pytest.param(
-            [command(2, {"drop": "orders"}, uuid=B)], BASE_A, Life(A, at(0).ts, True), id="drop-of-an-older-one"
+            [command(2, {"drop": "orders"}, uuid=B)],
+            BASE_A,
+            CollectionStart(A, at(0).ts, True),
+            id="drop-of-an-older-one",
         ),
-        pytest.param([CREATE_A, CREATE_B], None, Life(A, at(1).ts, False), id="name-taken"),
-        pytest.param([command(2, {"collMod": "orders"}, uuid=A)], BASE_A, Life(A, at(0).ts, True), id="collMod"),
+        pytest.param([CREATE_A, CREATE_B], None, CollectionStart(A, at(1).ts, False), id="name-taken"),
+        pytest.param(
+            [command(2, {"collMod": "orders"}, uuid=A)], BASE_A, CollectionStart(A, at(0).ts, True), id="collMod"
+        ),
         pytest.param(
             [command(2, {"drop": "orders"}, uuid=A, database="other")],
             BASE_A,
-            Life(A, at(0).ts, True),
+            CollectionStart(A, at(0).ts, True),
             id="other-database",
         ),
         pytest.param(
             [command(2, {"applyOps": [{"op": "i", "ns": "shop.users"}]}, database="admin")],
             BASE_A,
-            Life(A, at(0).ts, True),
+            CollectionStart(A, at(0).ts, True),
             id="transaction-elsewhere",
         ),
     ],
 )
-def test_life_at(commands: list[OplogEntry], base: Start | None, life: Life | None) -> None:
-    assert life_at(commands, NS, base, "a") == life
+def test_life_at(commands: list[OplogEntry], base: Start | None, life: CollectionStart | None) -> None:
+    assert collection_at(commands, NS, base, "a") == life
 
 
 @pytest.mark.parametrize(
@@ -98,8 +103,8 @@ def test_life_at(commands: list[OplogEntry], base: Start | None, life: Life | No
     ],
 )
 def test_what_is_not_replayed_is_refused(entry: OplogEntry, reason: str) -> None:
-    with pytest.raises(PlaceError, match=reason):
-        life_at([entry], NS, BASE_A, "a")
+    with pytest.raises(OplogError, match=reason):
+        collection_at([entry], NS, BASE_A, "a")
 
 
 @pytest.mark.parametrize(
@@ -131,25 +136,25 @@ def history(operations: Sequence[tuple[str, int, dict[str, object]]]) -> list[by
     uuids = (bytes([number]) * 16 for number in itertools.count(1))
     uuid: bytes | None = None
 
-    def place() -> tuple[OpTime, int]:
+    def next_optime() -> tuple[OpTime, int]:
         return at(len(entries)), (T0 + len(entries)) * 1000
 
     for name, key, fields in operations:
         if name == "drop":
             if uuid is not None:
-                entries.append(command_entry("shop", uuid, {"drop": "orders"}, *place()))
+                entries.append(command_entry("shop", uuid, {"drop": "orders"}, *next_optime()))
                 uuid, documents = None, {}
             continue
         if uuid is None:
             uuid = next(uuids)
-            entries.append(command_entry("shop", uuid, {"create": "orders"}, *place()))
+            entries.append(command_entry("shop", uuid, {"create": "orders"}, *next_optime()))
         about, document = encode({"_id": key}), {"_id": key, **fields}
         if name == "put" and key not in documents:
-            entries.append(insert_entry(NS, uuid, encode(document), *place()))
+            entries.append(insert_entry(NS, uuid, encode(document), *next_optime()))
         elif name == "put" and (o := update_entry_object(documents[key], document)) is not None:
-            entries.append(update_entry(NS, uuid, about, encode(o), *place()))
+            entries.append(update_entry(NS, uuid, about, encode(o), *next_optime()))
         elif name == "delete" and key in documents:
-            entries.append(delete_entry(NS, uuid, about, *place()))
+            entries.append(delete_entry(NS, uuid, about, *next_optime()))
             del documents[key]
         if name == "put":
             documents[key] = document
@@ -159,7 +164,7 @@ def history(operations: Sequence[tuple[str, int, dict[str, object]]]) -> list[by
 def folded(steps: Sequence[Step], step_size: int) -> dict[bytes, bytes]:
     """The steps folded, handed over in batches of `step_size`."""
     ordered = sorted(steps, key=lambda step: (step.key, step.ts))
-    folding = Folding(NS)
+    folding = DocumentFold(NS)
     found: list[tuple[bytes, bytes]] = []
     for begin in range(0, len(ordered), step_size):
         found += folding.take(ordered[begin : begin + step_size])
@@ -198,7 +203,7 @@ def test_replay_equals_a_members_documents_at_every_optime(
     commands = [entry for entry in entries if entry.op == "c"]
     for number, (entry, expected) in enumerate(zip(entries, documents, strict=True)):
         until = entry.optime
-        life = life_at([c for c in commands if c.optime <= until], NS, None, "a")
+        life = collection_at([c for c in commands if c.optime <= until], NS, None, "a")
         assert (None if life is None else life.uuid) == alive[number]
         steps = [] if life is None else steps_after(rows, life.after_ts, until)
         assert folded(steps, step_size) == expected
@@ -206,7 +211,7 @@ def test_replay_equals_a_members_documents_at_every_optime(
         # From a base that is as of an earlier entry, or holds some later changes already.
         begin, end = sorted((base_from % (number + 1), base_to % (number + 1)))
         base = Start(entries[begin].optime, alive[begin] is not None, alive[begin])
-        life = life_at([c for c in commands if base.at < c.optime <= until], NS, base, "a")
+        life = collection_at([c for c in commands if base.at < c.optime <= until], NS, base, "a")
         assert (None if life is None else life.uuid) == alive[number]
         if life is None:
             continue
@@ -307,5 +312,5 @@ def test_a_collection_of_a_dump(tmp_path: Path) -> None:
     (batch,) = [batch for part in start.parts for batch in base.read(start, part, NS, at(4))]
     assert batch.column(0).to_pylist() == [encode_key(number) for number in range(5)]
     assert [decode(document) for document in batch.column(1).to_pylist()] == documents
-    with pytest.raises(PlaceError, match="dump: its documents are as of"):
+    with pytest.raises(OplogError, match="dump: its documents are as of"):
         base.find(NS, at(2))

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from replset.errors import BadValueError
 from replset.ids import pack_ts
 from spark.columns import SPARK_TYPES
-from spark.places import EVERYTHING, Only, PlaceError, PlaceRolledBackError, PlaceTrimmedError, Span
+from spark.oplog import EVERYTHING, EntryFilter, OplogError, OplogRolledBackError, OplogTrimmedError, Span
 from spark.source import MAX_ENTRIES, OplogStreamReader, Options
 from tests.spark.kit import T0, append, insert, trim, write_oplog
 
@@ -21,7 +21,7 @@ from tests.spark.kit import T0, append, insert, trim, write_oplog
 def test_defaults() -> None:
     options = Options.parse({"path": "/a,b"})
     assert options == Options(texts=("/a,b",))
-    assert (options.span, options.only, options.columns) == (EVERYTHING, Only(), tuple(SPARK_TYPES))
+    assert (options.span, options.only, options.columns) == (EVERYTHING, EntryFilter(), tuple(SPARK_TYPES))
     assert (options.max_entries, options.skip_trimmed, options.from_now) == (MAX_ENTRIES, False, False)
 
 
@@ -43,7 +43,7 @@ def test_every_option() -> None:
     assert options == Options(
         texts=("/a", "m=http://h:1"),
         members=("a", "m"),
-        only=Only(ns=("shop.a,b",), op=("i", "u")),
+        only=EntryFilter(ns=("shop.a,b",), op=("i", "u")),
         span=Span(pack_ts(100, 5), pack_ts(200, 0)),
         columns=("hash", "ts"),
         rows_per_task=10,
@@ -74,8 +74,8 @@ def test_what_cannot_be(given: dict[str, str], why: str) -> None:
 
 
 def test_a_member_that_is_not_there() -> None:
-    with pytest.raises(PlaceError, match="x: there is no such member; there are a, h:1"):
-        Options.parse({"paths": "a=http://h:2,http://h:1", "member": "a,x"}).places()
+    with pytest.raises(OplogError, match="x: there is no such member; there are a, h:1"):
+        Options.parse({"paths": "a=http://h:2,http://h:1", "member": "a,x"}).oplogs()
 
 
 # --- streams, as Spark asks for them
@@ -148,7 +148,7 @@ def test_members_that_come_and_go_at_a_restart(tmp_path: Path) -> None:
     assert given_by(both, start, end) == stamps("m1", 10)  # the batch that was planned without the other
     assert given_by(both, end, ahead(both, end)) == stamps("m2", 10)
     assert marks(ahead(stream(two), ahead(both, end))) == {"m2": f"1:{T0}:10"}
-    with pytest.raises(PlaceError, match="n1: the stream does not know this member, it knows m1"):
+    with pytest.raises(OplogError, match="n1: the stream does not know this member, it knows m1"):
         ahead(stream(f"n1={one}"), end)
 
 
@@ -171,7 +171,7 @@ def test_a_head_that_was_trimmed_unread(tmp_path: Path, skip: bool) -> None:
     trim(member, insert(4499)[0])
     if not skip:
         for do in (lambda: ahead(reader, start), lambda: given_by(reader, start, planned)):
-            with pytest.raises(PlaceTrimmedError, match=f"m1: .* up to {T0 + 2}:500 were trimmed away"):
+            with pytest.raises(OplogTrimmedError, match=f"m1: .* up to {T0 + 2}:500 were trimmed away"):
                 do()
         return
     assert given_by(reader, start, planned) == []  # all of the batch is gone
@@ -196,11 +196,11 @@ def test_a_member_that_rolled_back(tmp_path: Path) -> None:
     end = ahead(reader, start)
     append(member, (insert(n, term=2) for n in range(90, 120)), keep=90)
     for do in (lambda: ahead(reader, end), lambda: given_by(reader, start, end)):
-        with pytest.raises(PlaceRolledBackError, match=rf"m1: its entry 1:{T0}:100 .* new checkpointLocation"):
+        with pytest.raises(OplogRolledBackError, match=rf"m1: its entry 1:{T0}:100 .* new checkpointLocation"):
             do()
 
 
 def test_only_what_grows_is_followed(tmp_path: Path) -> None:
     (tmp_path / "oplog.bson").write_bytes(insert(0)[6])
-    with pytest.raises(PlaceError, match=r"d: it does not grow; read it with spark\.read, not readStream"):
+    with pytest.raises(OplogError, match=r"d: it does not grow; read it with spark\.read, not readStream"):
         stream(f"d={tmp_path}/oplog.bson")

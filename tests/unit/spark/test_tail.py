@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replset.ids import pack_ts
-from spark.tail import Count, Second, Seconds, counted, line_of, second_of, tail_stream
+from spark.reports.tail import Count, Second, Seconds, counted, line_of, second_of, tail_stream
 
 T = 1_760_000_000
 

@@ -18,9 +18,9 @@ from replset.bson import Binary, Int64, decode, encode, encode_key
 from replset.oplog_entry import insert_entry, noop_entry
 from replset.oplog_row import OplogRow, entry_hash, next_chain
 from spark.members import open_members
-from spark.places import EVERYTHING, Place, Span
-from spark.verify import COUNTS, FAULT_COLUMNS, Routes, Verification, local_verify
-from tests.spark.audit_kit import NS, UUID, ListedPlace, Story, lives, place_of, resealed
+from spark.oplog import EVERYTHING, Oplog, Span
+from spark.reports.verify.check import COUNTS, FAULT_COLUMNS, Verification, WantedDocuments, local_verify
+from tests.spark.audit_kit import NS, UUID, ListedOplog, Story, lives, place_of, resealed
 
 COUNT, MIDDLE = 90, 30
 CUTS = [1, 7, 250_000]
@@ -160,8 +160,8 @@ def found_in(verified: Verification[pa.Table], member: str = "a") -> Found:
 @pytest.fixture(scope="module", params=CUTS)
 def planted(request: pytest.FixtureRequest) -> Verification[pa.Table]:
     """All of them at once, each a member."""
-    places = [ListedPlace(name, plant.rows) for name, plant in PLANTED.items()]
-    return local_verify([*places, ListedPlace("sound", SOUND)], rows_per_task=request.param)
+    oplogs = [ListedOplog(name, plant.rows) for name, plant in PLANTED.items()]
+    return local_verify([*oplogs, ListedOplog("sound", SOUND)], rows_per_task=request.param)
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -230,53 +230,53 @@ def moves_then_sets(instead: Doc | None = None) -> list[OplogRow]:
 @pytest.mark.parametrize("rows_per_task", CUTS)
 def test_differences_that_do_not_fit_their_document(rows_per_task: int) -> None:
     rows = moves_then_sets(LOST["lost"])
-    [(ts, kind, detail)] = found_in(local_verify([ListedPlace("a", rows)], rows_per_task=rows_per_task))
+    [(ts, kind, detail)] = found_in(local_verify([ListedOplog("a", rows)], rows_per_task=rows_per_task))
     assert (ts, kind) == (rows[-1].ts, "idempotence")
     assert detail == f"the document's entries from {rows[2].optime} on applied again give another document"
-    assert found_in(local_verify([ListedPlace("a", moves_then_sets())], rows_per_task=rows_per_task)) == []
+    assert found_in(local_verify([ListedOplog("a", moves_then_sets())], rows_per_task=rows_per_task)) == []
 
 
 @pytest.mark.parametrize("rows_per_task", CUTS)
 def test_the_order_of_fields_is_not_asked_of_a_document_that_is_not_all_there(rows_per_task: int) -> None:
     damaged = moves_then_sets()
     damaged[3] = damaged[3]._replace(entry=damaged[3].entry[:-3])
-    places = [
-        ListedPlace("damaged", damaged),
-        ListedPlace("in-a-transaction", moves_then_sets(LOST["in-a-transaction"])),
-        ListedPlace("trimmed", moves_then_sets(LOST["lost"])[2:]),
+    oplogs = [
+        ListedOplog("damaged", damaged),
+        ListedOplog("in-a-transaction", moves_then_sets(LOST["in-a-transaction"])),
+        ListedOplog("trimmed", moves_then_sets(LOST["lost"])[2:]),
     ]
-    found = local_verify(places, rows_per_task=rows_per_task).faults.to_pylist()
+    found = local_verify(oplogs, rows_per_task=rows_per_task).faults.to_pylist()
     assert [(row["member"], row["ts"], row["kind"]) for row in found] == [("damaged", damaged[3].ts, "hash")]
 
 
 @pytest.mark.parametrize("rows_per_task", CUTS)
 def test_an_optime_that_stands_there_twice_or_falls(rows_per_task: int) -> None:
     twice = resealed([*SOUND[: NOOP + 1], *SOUND[NOOP:]])
-    [(ts, kind, detail)] = found_in(local_verify([ListedPlace("a", twice)], rows_per_task=rows_per_task))
+    [(ts, kind, detail)] = found_in(local_verify([ListedOplog("a", twice)], rows_per_task=rows_per_task))
     assert (ts, kind, detail) == (SOUND[NOOP].ts, "order", f"it stands behind {SOUND[NOOP].optime}")
     exchanged = resealed([*SOUND[:NOOP], SOUND[NOOP + 1], SOUND[NOOP], *SOUND[NOOP + 2 :]])
-    found = found_in(local_verify([ListedPlace("a", exchanged)]))
+    found = found_in(local_verify([ListedOplog("a", exchanged)]))
     assert found == [(SOUND[NOOP].ts, "order", f"it stands behind {SOUND[NOOP + 1].optime}")]
 
 
 def test_the_head_of_an_oplog_has_nothing_before_it() -> None:
-    capped = ListedPlace("a", SOUND[MIDDLE:])
+    capped = ListedOplog("a", SOUND[MIDDLE:])
     assert found_in(local_verify([capped], rows_per_task=7)) == []
     span = Span(SOUND[MIDDLE].ts, SOUND[-1].ts)
-    [checked] = local_verify([ListedPlace("a", SOUND)], span=span, rows_per_task=7).checked.to_pylist()
+    [checked] = local_verify([ListedOplog("a", SOUND)], span=span, rows_per_task=7).checked.to_pylist()
     assert (checked["entries"], checked["links"]) == (COUNT - MIDDLE - 1, COUNT - MIDDLE - 2)
     initiating = changed(0, chain=SOUND[0].chain ^ 1)[:1]
-    assert [kind for _, kind, _ in found_in(local_verify([ListedPlace("a", initiating)]))] == ["chain"]
+    assert [kind for _, kind, _ in found_in(local_verify([ListedOplog("a", initiating)]))] == ["chain"]
 
 
 def test_an_empty_oplog_is_sound() -> None:
-    verified = local_verify([ListedPlace("a", []), ListedPlace("b", SOUND)])
+    verified = local_verify([ListedOplog("a", []), ListedOplog("b", SOUND)])
     assert verified.faults.num_rows == 0
     assert [(row["member"], row["entries"]) for row in verified.checked.to_pylist()] == [("a", 0), ("b", COUNT)]
     assert verified.checked.column_names == ["member", *COUNTS]
 
 
-def dump(folder: Path, entries: Sequence[bytes]) -> list[Place]:
+def dump(folder: Path, entries: Sequence[bytes]) -> list[Oplog]:
     path = folder / "oplog.bson"
     path.write_bytes(b"".join(entries))
     return open_members([str(path)])
@@ -302,9 +302,9 @@ def test_a_dump_of_entries_without_a_wall_is_sound(tmp_path: Path) -> None:
 
 
 def test_of_a_members_file(tmp_path: Path) -> None:
-    places = [place_of(tmp_path, "sound", SOUND), place_of(tmp_path, "rot", PLANTED["bit-rot-insert"].rows)]
+    oplogs = [place_of(tmp_path, "sound", SOUND), place_of(tmp_path, "rot", PLANTED["bit-rot-insert"].rows)]
     for rows_per_task in (11, 250_000):
-        verified = local_verify(places, rows_per_task=rows_per_task)
+        verified = local_verify(oplogs, rows_per_task=rows_per_task)
         assert [(row["member"], row["ts"], row["kind"]) for row in verified.faults.to_pylist()] == [
             ("rot", SOUND[INS].ts, "hash")
         ]
@@ -368,25 +368,25 @@ def test_any_number_of_damaged_entries_are_found(
     seed: int, share: int, kinds: list[str], rows_per_task: int, batch_rows: int
 ) -> None:
     rows, expected = damaged(Random(seed), share, kinds)
-    found = found_in(local_verify([ListedPlace("a", rows, batch_rows)], rows_per_task=rows_per_task))
+    found = found_in(local_verify([ListedOplog("a", rows, batch_rows)], rows_per_task=rows_per_task))
     assert sorted((ts, kind) for ts, kind, _ in found if kind != "idempotence") == expected
     assert "gone" in kinds or "idempotence" not in {kind for _, kind, _ in found}
-    assert found == found_in(local_verify([ListedPlace("a", rows)]))
+    assert found == found_in(local_verify([ListedOplog("a", rows)]))
 
 
 def test_the_kits_own_cutting_is_exact() -> None:
-    place = ListedPlace("a", SOUND)
+    oplog = ListedOplog("a", SOUND)
     for parts in (1, 3, COUNT):
-        spans = place.split(EVERYTHING, parts)
-        assert [batch.num_rows for span in spans for batch in place.read(span, ("ts",))] == [COUNT // parts] * parts
+        spans = oplog.split(EVERYTHING, parts)
+        assert [batch.num_rows for span in spans for batch in oplog.read(span, ("ts",))] == [COUNT // parts] * parts
 
 
 def test_looking_up_documents_costs_the_same_however_many_were_updated() -> None:
     """In CPU time, of the best of several tries; sorting the documents again for each batch would cost 30 times."""
-    few, many = (Routes.of(pa.chunked_array([np.arange(0, 3 * count, 3)])) for count in (4_000, 400_000))
+    few, many = (WantedDocuments.of(pa.chunked_array([np.arange(0, 3 * count, 3)])) for count in (4_000, 400_000))
     asked = np.arange(4_096)
 
-    def cost(routes: Routes) -> float:
+    def cost(routes: WantedDocuments) -> float:
         tries = []
         for _ in range(5):
             began = process_time()
@@ -401,6 +401,6 @@ def test_looking_up_documents_costs_the_same_however_many_were_updated() -> None
 
 def test_documents_looked_up() -> None:
     asked = np.array([-(1 << 63), -1, 0, 5, (1 << 63) - 1])
-    assert Routes(asked[1:3]).among(asked).tolist() == [False, True, True, False, False]
-    assert Routes(asked[:0]).among(asked).tolist() == [False] * 5
-    assert Routes(None).among(asked).tolist() == [True] * 5
+    assert WantedDocuments(asked[1:3]).among(asked).tolist() == [False, True, True, False, False]
+    assert WantedDocuments(asked[:0]).among(asked).tolist() == [False] * 5
+    assert WantedDocuments(None).among(asked).tolist() == [True] * 5

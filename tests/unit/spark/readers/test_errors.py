@@ -1,4 +1,4 @@
-"""Whatever is wrong with a file, and whatever it is asked: an answer, or one PlaceError of one line with its name."""
+"""Whatever is wrong with a file, and whatever it is asked: an answer, or one OplogError of one line with its name."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ import pytest
 from replset.storage.file_names import DATA_APPLICATION_ID
 from spark.columns import COLUMNS, arrow_schema
 from spark.members import open_members
-from spark.places import EVERYTHING, START, Followed, Place, PlaceError
-from spark.readers.bson_file import BsonFilePlace
-from spark.readers.parquet import ParquetPlace
-from spark.readers.sqlite import SqlitePlace
+from spark.oplog import EVERYTHING, START, GrowingOplog, Oplog, OplogError
+from spark.readers.dump import DumpOplog
+from spark.readers.parquet import ParquetOplog
+from spark.readers.sqlite import SqliteOplog
 from tests.spark.kit import insert, write_oplog
 
 ENTRIES = 400
 FILES = {"sqlite": "replset.db", "bson": "oplog.bson", "parquet": "part-0.parquet"}
-KINDS: dict[str, Callable[[str, str], Place]] = {
-    "sqlite": SqlitePlace,
-    "bson": BsonFilePlace,
-    "parquet": ParquetPlace,
+KINDS: dict[str, Callable[[str, str], Oplog]] = {
+    "sqlite": SqliteOplog,
+    "bson": DumpOplog,
+    "parquet": ParquetOplog,
 }
-QUESTIONS: dict[str, Callable[[Place], object]] = {
-    "pin": lambda place: place.pin(),
-    "bounds": lambda place: place.bounds(),
-    "count": lambda place: place.count(EVERYTHING),
-    "split": lambda place: place.split(EVERYTHING, 5),
-    "follow": lambda place: place.follow(START, 100) if isinstance(place, Followed) else None,
-    "read": lambda place: list(place.read(EVERYTHING, COLUMNS)),
-    "read what was pinned": lambda place: [
-        list(pinned.read(span, ("hash", "ns"))) for pinned in [place.pin()] for span in pinned.split(EVERYTHING, 3)
+QUESTIONS: dict[str, Callable[[Oplog], object]] = {
+    "pin": lambda oplog: oplog.pin(),
+    "bounds": lambda oplog: oplog.bounds(),
+    "count": lambda oplog: oplog.count(EVERYTHING),
+    "split": lambda oplog: oplog.split(EVERYTHING, 5),
+    "follow": lambda oplog: oplog.follow(START, 100) if isinstance(oplog, GrowingOplog) else None,
+    "read": lambda oplog: list(oplog.read(EVERYTHING, COLUMNS)),
+    "read what was pinned": lambda oplog: [
+        list(pinned.read(span, ("hash", "ns"))) for pinned in [oplog.pin()] for span in pinned.split(EVERYTHING, 3)
     ],
 }
 
@@ -47,23 +47,23 @@ QUESTIONS: dict[str, Callable[[Place], object]] = {
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The same entries as a file of each kind."""
     folder = write_oplog(tmp_path_factory.mktemp("whole"), map(insert, range(ENTRIES)))
-    batches = list(SqlitePlace("m", str(folder / FILES["sqlite"])).read(EVERYTHING, COLUMNS))
+    batches = list(SqliteOplog("m", str(folder / FILES["sqlite"])).read(EVERYTHING, COLUMNS))
     table = pa.Table.from_batches(batches)
     (folder / FILES["bson"]).write_bytes(b"".join(table.column("entry").to_pylist()))
     pq.write_table(table, folder / FILES["parquet"], row_group_size=150)
     return {kind: (folder / file).read_bytes() for kind, file in FILES.items()}
 
 
-def refusals(place: Place) -> dict[str, str]:
-    """What it refuses, and why. Any other error than a PlaceError is raised."""
-    found: dict[str, PlaceError] = {}
+def refusals(oplog: Oplog) -> dict[str, str]:
+    """What it refuses, and why. Any other error than a OplogError is raised."""
+    found: dict[str, OplogError] = {}
     for question, ask in QUESTIONS.items():
         try:
-            ask(place)
-        except PlaceError as error:
+            ask(oplog)
+        except OplogError as error:
             found[question] = error
     for error in found.values():
-        assert str(error) == f"{place.name}: {error.reason}"
+        assert str(error) == f"{oplog.name}: {error.reason}"
         assert error.reason.isprintable()
     return {question: error.reason for question, error in found.items()}
 
@@ -163,7 +163,7 @@ def test_damage_anywhere_gives_no_other_error(tmp_path: Path, whole: dict[str, b
         file.parent.mkdir()
         file.write_bytes(content)
         refused += bool(refusals(KINDS[kind]("m1", str(file))))
-        with suppress(PlaceError):
+        with suppress(OplogError):
             open_members([str(file)])
     assert refused > number // 2
 
@@ -182,8 +182,8 @@ def test_a_file_that_goes_away_or_is_another_after_the_plan(tmp_path: Path, whol
     else:
         file.write_bytes(whole[kind][: len(whole[kind]) // 2])
     for span in spans:
-        with pytest.raises(PlaceError, match=r"^m1: "):
+        with pytest.raises(OplogError, match=r"^m1: "):
             list(pinned.read(span, ("ts",)))
     file.unlink()
-    with pytest.raises(PlaceError, match=r"^m1: .*(does not exist|No such file or directory)"):
+    with pytest.raises(OplogError, match=r"^m1: .*(does not exist|No such file or directory)"):
         list(pinned.read(spans[0], ("ts",)))

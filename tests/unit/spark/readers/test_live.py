@@ -17,19 +17,19 @@ from replset.bson import encode
 from replset.ids import OpTime
 from replset.oplog_row import OplogRow, chained_rows
 from spark.columns import COLUMNS
-from spark.places import (
+from spark.oplog import (
     EVERYTHING,
     START,
     Bounds,
-    Mark,
-    Only,
-    PlaceError,
-    PlaceRolledBackError,
-    PlaceTrimmedError,
+    EntryFilter,
+    OplogError,
+    OplogRolledBackError,
+    OplogTrimmedError,
+    ReadPosition,
     Span,
 )
 from spark.readers import live
-from spark.readers.live import LivePlace
+from spark.readers.live import LiveOplog
 from tests.spark.kit import T0, insert
 
 BEFORE_PAGE = Callable[["StandIn", int], None]
@@ -105,9 +105,9 @@ def member() -> Iterator[StandIn]:
 
 
 @pytest.fixture
-def place(member: StandIn, monkeypatch: pytest.MonkeyPatch) -> LivePlace:
+def oplog(member: StandIn, monkeypatch: pytest.MonkeyPatch) -> LiveOplog:
     monkeypatch.setattr(live, "_PAGE_ROWS", 15)
-    return LivePlace("m1", member.url)  # type: ignore[attr-defined]
+    return LiveOplog("m1", member.url)  # type: ignore[attr-defined]
 
 
 def history(count: int, *, others_from: int | None = None) -> list[OplogRow]:
@@ -117,137 +117,137 @@ def history(count: int, *, others_from: int | None = None) -> list[OplogRow]:
     return chained_rows(pending, 0)
 
 
-def rows_of(place: LivePlace, span: Span = EVERYTHING, only: Only = Only()) -> list[dict[str, Any]]:  # noqa: B008
-    return [row for batch in place.read(span, COLUMNS, only) for row in batch.to_pylist()]
+def rows_of(oplog: LiveOplog, span: Span = EVERYTHING, only: EntryFilter = EntryFilter()) -> list[dict[str, Any]]:  # noqa: B008
+    return [row for batch in oplog.read(span, COLUMNS, only) for row in batch.to_pylist()]
 
 
-def test_reading(member: StandIn, place: LivePlace) -> None:
+def test_reading(member: StandIn, oplog: LiveOplog) -> None:
     expected = [dict(zip(COLUMNS, row, strict=True)) for row in member.rows]
-    assert rows_of(place) == rows_of(place.pin()) == expected
+    assert rows_of(oplog) == rows_of(oplog.pin()) == expected
     span = Span(member.rows[20].ts, member.rows[61].ts)
-    assert rows_of(place, span) == rows_of(place.pin(), span) == expected[20:61]
-    assert rows_of(place, span, Only(ns=("shop.c1",), op=("i",))) == expected[21:61:2]
-    assert next(place.read(span, ("hash", "ts"))).schema.names == ["hash", "ts"]
-    assert list(place.read(Span(5, 5), ("ts",))) == []
+    assert rows_of(oplog, span) == rows_of(oplog.pin(), span) == expected[20:61]
+    assert rows_of(oplog, span, EntryFilter(ns=("shop.c1",), op=("i",))) == expected[21:61:2]
+    assert next(oplog.read(span, ("hash", "ts"))).schema.names == ["hash", "ts"]
+    assert list(oplog.read(Span(5, 5), ("ts",))) == []
 
 
-def test_bounds_and_parts(member: StandIn, place: LivePlace) -> None:
+def test_bounds_and_parts(member: StandIn, oplog: LiveOplog) -> None:
     rows = member.rows
-    bounds = place.bounds()
+    bounds = oplog.bounds()
     assert bounds == Bounds(rows[0].optime, rows[-1].optime, bounds.rows, chain=rows[-1].chain)
     assert bounds.rows == pytest.approx(100, rel=0.1)
     ends = (bounds.oldest, bounds.newest)
     assert {type(number) for end in ends for number in (end.ts, end.term, bounds.chain)} == {int}, "Spark takes ints"
-    pinned = place.pin()
+    pinned = oplog.pin()
     assert pinned.pin() is pinned
     found = [[row["ts"] for row in rows_of(pinned, part)] for part in pinned.split(EVERYTHING, 4)]
     assert [ts for part in found for ts in part] == [row.ts for row in rows]
     assert (len(found), max(map(len, found))) == (4, 30)
     assert pinned.count(Span(0, rows[50].ts)) == pytest.approx(50, abs=6)
     member.rows = []
-    assert (place.bounds(), rows_of(place), place.split(EVERYTHING, 3)) == (Bounds(), [], [EVERYTHING])
+    assert (oplog.bounds(), rows_of(oplog), oplog.split(EVERYTHING, 3)) == (Bounds(), [], [EVERYTHING])
 
 
-def test_a_pinned_place_gives_nothing_newer(member: StandIn, place: LivePlace) -> None:
-    pinned = place.pin()
+def test_a_pinned_place_gives_nothing_newer(member: StandIn, oplog: LiveOplog) -> None:
+    pinned = oplog.pin()
     member.rows = history(150)
-    assert (len(rows_of(pinned)), len(rows_of(place))) == (100, 150)
+    assert (len(rows_of(pinned)), len(rows_of(oplog))) == (100, 150)
 
 
-def test_follow(member: StandIn, place: LivePlace) -> None:
-    marks = [Mark(row.optime, row.chain) for row in member.rows]
-    assert place.follow(START, 1) == marks[0]
-    assert place.follow(marks[0], 40) == marks[40]
-    assert place.follow(marks[40], 1000) == marks[99] == place.follow(marks[99], 5)
-    found = rows_of(place.between(marks[10], marks[30]))  # type: ignore[arg-type]
+def test_follow(member: StandIn, oplog: LiveOplog) -> None:
+    marks = [ReadPosition(row.optime, row.chain) for row in member.rows]
+    assert oplog.follow(START, 1) == marks[0]
+    assert oplog.follow(marks[0], 40) == marks[40]
+    assert oplog.follow(marks[40], 1000) == marks[99] == oplog.follow(marks[99], 5)
+    found = rows_of(oplog.between(marks[10], marks[30]))  # type: ignore[arg-type]
     assert [row["ts"] for row in found] == [row.ts for row in member.rows[11:31]]
     rows = member.rows
     member.trim(rows[30].ts)
-    assert place.follow(marks[30], 1) == marks[31]
-    with pytest.raises(PlaceTrimmedError) as caught:
-        place.follow(marks[29], 1)
+    assert oplog.follow(marks[30], 1) == marks[31]
+    with pytest.raises(OplogTrimmedError) as caught:
+        oplog.follow(marks[29], 1)
     assert caught.value.through == rows[31].ts - 1
-    with pytest.raises(PlaceRolledBackError, match=str(rows[50].optime)):
-        place.follow(Mark(rows[50].optime, 5), 1)
-    with pytest.raises(PlaceRolledBackError, match="2:"):
-        place.follow(Mark(OpTime(2, rows[50].ts), rows[50].chain), 1)
+    with pytest.raises(OplogRolledBackError, match=str(rows[50].optime)):
+        oplog.follow(ReadPosition(rows[50].optime, 5), 1)
+    with pytest.raises(OplogRolledBackError, match="2:"):
+        oplog.follow(ReadPosition(OpTime(2, rows[50].ts), rows[50].chain), 1)
     member.rows = rows[31:60]
-    with pytest.raises(PlaceRolledBackError, match=str(rows[70].optime)):
-        place.follow(marks[70], 1)
+    with pytest.raises(OplogRolledBackError, match=str(rows[70].optime)):
+        oplog.follow(marks[70], 1)
 
 
 def on_page(number: int, act: Callable[[StandIn], None]) -> BEFORE_PAGE:
     return lambda member, page: act(member) if page == number else None
 
 
-def test_a_head_that_moves_away(member: StandIn, place: LivePlace) -> None:
-    pinned, rows = place.pin(), member.rows
+def test_a_head_that_moves_away(member: StandIn, oplog: LiveOplog) -> None:
+    pinned, rows = oplog.pin(), member.rows
     member.before_page = on_page(member.pages + 3, lambda member: member.trim(rows[50].ts))
-    with pytest.raises(PlaceTrimmedError, match=rf"m1: .* up to {T0 + 5}:1 were trimmed away"):
+    with pytest.raises(OplogTrimmedError, match=rf"m1: .* up to {T0 + 5}:1 were trimmed away"):
         rows_of(pinned)
-    with pytest.raises(PlaceTrimmedError):
+    with pytest.raises(OplogTrimmedError):
         rows_of(pinned)
     assert len(rows_of(pinned, Span(rows[51].ts, EVERYTHING.end_ts))) == 49
-    assert len(rows_of(place)) == 49
+    assert len(rows_of(oplog)) == 49
 
 
 @pytest.mark.parametrize("page", [1, 2, 5])
-def test_a_rollback_in_between(member: StandIn, place: LivePlace, page: int) -> None:
+def test_a_rollback_in_between(member: StandIn, oplog: LiveOplog, page: int) -> None:
     def roll_back(member: StandIn) -> None:
         member.rows = history(110, others_from=40)
 
-    pinned = place.pin()
+    pinned = oplog.pin()
     member.before_page = on_page(member.pages + page, roll_back)
-    with pytest.raises(PlaceRolledBackError, match=r"m1: its entry .* the member rolled back"):
+    with pytest.raises(OplogRolledBackError, match=r"m1: its entry .* the member rolled back"):
         rows_of(pinned)
-    with pytest.raises(PlaceRolledBackError):
+    with pytest.raises(OplogRolledBackError):
         rows_of(pinned, Span(0, member.rows[10].ts))
 
 
-def test_pages_that_do_not_follow_are_noticed_without_a_pin(member: StandIn, place: LivePlace) -> None:
+def test_pages_that_do_not_follow_are_noticed_without_a_pin(member: StandIn, oplog: LiveOplog) -> None:
     def roll_back(member: StandIn) -> None:
         member.rows = history(110, others_from=10)
 
     member.before_page = on_page(3, roll_back)
-    with pytest.raises(PlaceRolledBackError):
-        rows_of(place)
+    with pytest.raises(OplogRolledBackError):
+        rows_of(oplog)
 
 
-def said(place: LivePlace) -> str:
-    with pytest.raises(PlaceError) as caught:
-        rows_of(place)
+def said(oplog: LiveOplog) -> str:
+    with pytest.raises(OplogError) as caught:
+        rows_of(oplog)
     assert caught.value.name == "m1"
     assert "\n" not in caught.value.reason
     return caught.value.reason
 
 
-def test_a_member_that_dies_in_the_middle(member: StandIn, place: LivePlace) -> None:
+def test_a_member_that_dies_in_the_middle(member: StandIn, oplog: LiveOplog) -> None:
     def die(_member: StandIn) -> None:
         raise ConnectionAbortedError
 
     member.before_page = on_page(3, die)
-    assert said(place) == "the member went away while it was read"
+    assert said(oplog) == "the member went away while it was read"
     member.broken_answer = b"\x10"  # and then nothing
-    assert "the member went away while it was read" in said(place)
+    assert "the member went away while it was read" in said(oplog)
 
 
 def test_a_member_that_stops_in_the_middle_of_a_page(
-    member: StandIn, place: LivePlace, monkeypatch: pytest.MonkeyPatch
+    member: StandIn, oplog: LiveOplog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has sent the beginning and then hangs, its connection open."""
     monkeypatch.setattr(live, "_TIMEOUT_S", 0.2)
     member.before_page = on_page(2, lambda member: setattr(member, "stalls", True))
-    assert said(place) == "the member did not answer within 0.2 s"
+    assert said(oplog) == "the member did not answer within 0.2 s"
     member.done.set()
 
 
-def test_what_is_no_member(member: StandIn, place: LivePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_member(member: StandIn, oplog: LiveOplog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(member, "answer", lambda *_: (404, {}, b"<html>"))
-    assert said(place) == "what answers there (404 Not Found) is no member's HTTP API"
+    assert said(oplog) == "what answers there (404 Not Found) is no member's HTTP API"
     monkeypatch.setattr(member, "answer", lambda *_: (200, {}, b"<html>"))
-    assert "answers what is no oplog" in said(place)
+    assert "answers what is no oplog" in said(oplog)
     monkeypatch.setattr(member, "answer", lambda *_: (200, {}, encode({"optime": "1:2:3"})))
-    assert "answers what is no oplog" in said(place)
+    assert "answers what is no oplog" in said(oplog)
     for answer in (
         b"[]",
         b"5",
@@ -256,19 +256,19 @@ def test_what_is_no_member(member: StandIn, place: LivePlace, monkeypatch: pytes
         b'{"first": 5, "last": 6, "bytes": 7}',
     ):
         monkeypatch.setattr(member, "answer", lambda *_, data=answer: (200, {}, data))
-        with pytest.raises(PlaceError, match=r"m1: http://127.0.0.1:[0-9]+ answers what is no oplog: "):
-            place.bounds()
+        with pytest.raises(OplogError, match=r"m1: http://127.0.0.1:[0-9]+ answers what is no oplog: "):
+            oplog.bounds()
     refusal = json.dumps({"ok": 0, "code": 13436, "errmsg": "initial sync goes on"}).encode()
     monkeypatch.setattr(member, "answer", lambda *_: (503, {}, refusal))
-    assert said(place) == "the member answers 503: initial sync goes on"
+    assert said(oplog) == "the member answers 503: initial sync goes on"
 
 
 def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         monkeypatch.setattr(live, "_TIMEOUT_S", 0.2)
-        assert "did not answer within" in said(LivePlace("m1", url))
-    assert said(LivePlace("m1", url)) == f"nobody answers at {url}"
+        assert "did not answer within" in said(LiveOplog("m1", url))
+    assert said(LiveOplog("m1", url)) == f"nobody answers at {url}"
 
 
 def test_no_such_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +276,7 @@ def test_no_such_host(monkeypatch: pytest.MonkeyPatch) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    assert said(LivePlace("m1", "http://m7:1")).startswith("there is no host m7: ")
+    assert said(LiveOplog("m1", "http://m7:1")).startswith("there is no host m7: ")
 
 
 def test_another_protocol() -> None:
@@ -291,5 +291,5 @@ def test_another_protocol() -> None:
         thread = Thread(target=talk)
         thread.start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        assert said(LivePlace("m1", url)) == f"{url} does not speak HTTP"
+        assert said(LiveOplog("m1", url)) == f"{url} does not speak HTTP"
         thread.join()

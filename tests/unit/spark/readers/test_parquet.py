@@ -14,9 +14,9 @@ import pytest
 from replset.ids import OpTime
 from replset.oplog_row import chained_rows
 from spark.columns import COLUMNS, MEMBER, arrow_schema
-from spark.places import EVERYTHING, Bounds, Only, PlaceError, Span
+from spark.oplog import EVERYTHING, Bounds, EntryFilter, OplogError, Span
 from spark.readers import parquet
-from spark.readers.parquet import ParquetPlace, exported_members
+from spark.readers.parquet import ParquetOplog, exported_members
 from tests.spark.kit import insert
 
 N = 6000
@@ -47,44 +47,44 @@ def exported(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def rows_of(place: ParquetPlace, span: Span = EVERYTHING, only: Only = Only()) -> list[dict[str, Any]]:  # noqa: B008
-    return [row for batch in place.read(span, COLUMNS, only) for row in batch.to_pylist()]
+def rows_of(oplog: ParquetOplog, span: Span = EVERYTHING, only: EntryFilter = EntryFilter()) -> list[dict[str, Any]]:  # noqa: B008
+    return [row for batch in oplog.read(span, COLUMNS, only) for row in batch.to_pylist()]
 
 
-def stamps(place: ParquetPlace, span: Span = EVERYTHING) -> list[int]:
-    return [ts for batch in place.read(span, ("ts",)) for ts in batch.column(0).to_pylist()]
+def stamps(oplog: ParquetOplog, span: Span = EVERYTHING) -> list[int]:
+    return [ts for batch in oplog.read(span, ("ts",)) for ts in batch.column(0).to_pylist()]
 
 
 def test_members_and_what_they_hold(exported: Path) -> None:
     assert exported_members(str(exported)) == ["a", "b:1"]
     for member, count in (("a", N), ("b:1", N // 2)):
-        place = ParquetPlace(member, str(exported), member)
+        oplog = ParquetOplog(member, str(exported), member)
         expected = table_of(member, range(count)).drop_columns([MEMBER]).to_pylist()
-        assert rows_of(place) == expected
+        assert rows_of(oplog) == expected
         ends = [OpTime(expected[at]["term"], expected[at]["ts"]) for at in (0, -1)]
-        assert place.pin().bounds() == Bounds(ends[0], ends[1], count, chain=expected[-1]["chain"])
-    assert len(stamps(ParquetPlace("all", str(exported)))) == N + N // 2
+        assert oplog.pin().bounds() == Bounds(ends[0], ends[1], count, chain=expected[-1]["chain"])
+    assert len(stamps(ParquetOplog("all", str(exported)))) == N + N // 2
 
 
 @pytest.mark.parametrize("columns", [("hash",), ("entry", "term"), ("key", "ts", "ns")])
 def test_columns(exported: Path, columns: tuple[str, ...]) -> None:
-    place = ParquetPlace("a", str(exported), "a").pin()
-    found = pa.Table.from_batches(place.read(EVERYTHING, columns), arrow_schema(columns))
+    oplog = ParquetOplog("a", str(exported), "a").pin()
+    found = pa.Table.from_batches(oplog.read(EVERYTHING, columns), arrow_schema(columns))
     assert found == table_of("a", range(N)).select(columns)
 
 
 @pytest.mark.parametrize("parts", [1, 5, 16])
 def test_parts_hold_everything_once_and_in_order(exported: Path, parts: int) -> None:
-    place = ParquetPlace("a", str(exported), "a").pin()
-    found = [stamps(place, span) for span in place.split(EVERYTHING, parts)]
+    oplog = ParquetOplog("a", str(exported), "a").pin()
+    found = [stamps(oplog, span) for span in oplog.split(EVERYTHING, parts)]
     assert [ts for part in found for ts in part] == [insert(n, per_second=100)[0] for n in range(N)]
     assert len(found) == parts
     assert max(map(len, found)) <= 2 * N / parts
-    assert place.count(EVERYTHING) == N
+    assert oplog.count(EVERYTHING) == N
 
 
 def test_a_span_and_a_choice_read_only_their_row_groups(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = ParquetPlace("a", str(exported), "a").pin()
+    oplog = ParquetOplog("a", str(exported), "a").pin()
     read: list[parquet.Group] = []
     original = parquet._Files.read
 
@@ -94,11 +94,11 @@ def test_a_span_and_a_choice_read_only_their_row_groups(exported: Path, monkeypa
 
     monkeypatch.setattr(parquet._Files, "read", noted)
     span = Span(insert(3000, per_second=100)[0], insert(3200, per_second=100)[0])
-    found = rows_of(place, span, Only(ns=(NAMES[1],), op=("i", "u")))
+    found = rows_of(oplog, span, EntryFilter(ns=(NAMES[1],), op=("i", "u")))
     assert [row["ts"] for row in found] == [insert(n, per_second=100)[0] for n in range(3001, 3200, 3)]
     assert {group.ns for group in read} == {(NAMES[1], NAMES[1])}
     assert len(read) <= 2
-    assert rows_of(place, only=Only(op=("d",))) == []
+    assert rows_of(oplog, only=EntryFilter(op=("d",))) == []
 
 
 def test_rows_in_any_order_and_members_mixed_in_a_file(tmp_path: Path) -> None:
@@ -108,54 +108,54 @@ def test_rows_in_any_order_and_members_mixed_in_a_file(tmp_path: Path) -> None:
     write(tmp_path, table.take(numbers), row_group_size=90, write_statistics=["hash"])
     assert exported_members(str(tmp_path)) == ["a", "b"]
     for member, expected in (("a", range(1000)), ("b", range(500, 700))):
-        place = ParquetPlace(member, str(tmp_path), member).pin()
-        assert rows_of(place) == table_of(member, expected).drop_columns([MEMBER]).to_pylist()
-        assert place.bounds().rows == len(expected)
-        assert place.bounds().oldest.ts == insert(expected[0], per_second=100)[0]
+        oplog = ParquetOplog(member, str(tmp_path), member).pin()
+        assert rows_of(oplog) == table_of(member, expected).drop_columns([MEMBER]).to_pylist()
+        assert oplog.bounds().rows == len(expected)
+        assert oplog.bounds().oldest.ts == insert(expected[0], per_second=100)[0]
 
 
 def test_files_without_the_member_column(tmp_path: Path) -> None:
     write(tmp_path / "member=a%2Fb", table_of("x", range(10)).drop_columns([MEMBER]))
     assert exported_members(str(tmp_path)) == ["a/b"]
-    assert len(stamps(ParquetPlace("m", str(tmp_path), "a/b"))) == 10
+    assert len(stamps(ParquetOplog("m", str(tmp_path), "a/b"))) == 10
     write(tmp_path / "plain", table_of("x", range(10)).drop_columns([MEMBER]))
     assert exported_members(str(tmp_path / "plain")) == []
-    assert len(stamps(ParquetPlace("m", str(tmp_path / "plain")))) == 10
-    assert len(stamps(ParquetPlace("m", str(tmp_path / "plain" / "part-0.parquet")))) == 10
+    assert len(stamps(ParquetOplog("m", str(tmp_path / "plain")))) == 10
+    assert len(stamps(ParquetOplog("m", str(tmp_path / "plain" / "part-0.parquet")))) == 10
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    place = ParquetPlace("m", str(tmp_path))
-    assert (exported_members(str(tmp_path)), place.bounds(), rows_of(place)) == ([], Bounds(), [])
-    assert place.pin().split(EVERYTHING, 4) == [EVERYTHING]
+    oplog = ParquetOplog("m", str(tmp_path))
+    assert (exported_members(str(tmp_path)), oplog.bounds(), rows_of(oplog)) == ([], Bounds(), [])
+    assert oplog.pin().split(EVERYTHING, 4) == [EVERYTHING]
 
 
-def said(place: ParquetPlace) -> str:
-    with pytest.raises(PlaceError) as caught:
-        rows_of(place)
+def said(oplog: ParquetOplog) -> str:
+    with pytest.raises(OplogError) as caught:
+        rows_of(oplog)
     assert caught.value.name == "m"
     assert "\n" not in caught.value.reason
     return caught.value.reason
 
 
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:
-    place = ParquetPlace("m", str(tmp_path))
+    oplog = ParquetOplog("m", str(tmp_path))
     write(tmp_path, pa.table({"a": [1]}))
-    assert "part-0.parquet holds no oplog: it has no column ts" in said(place)
+    assert "part-0.parquet holds no oplog: it has no column ts" in said(oplog)
     (tmp_path / "part-0.parquet").write_bytes(b"PAR1 and nothing behind it")
-    assert "part-0.parquet is damaged or no Parquet: " in said(place)
+    assert "part-0.parquet is damaged or no Parquet: " in said(oplog)
     write(tmp_path, table_of("a", range(1000)), compression="none")
-    pinned = place.pin()
+    pinned = oplog.pin()
     whole = (tmp_path / "part-0.parquet").read_bytes()
     (tmp_path / "part-0.parquet").write_bytes(b"\xee" * 20_000 + whole[20_000:])
     assert str(tmp_path) in said(pinned)
     (tmp_path / "part-0.parquet").unlink()
     assert "part-0.parquet" in said(pinned)
-    assert "/nowhere" in said(ParquetPlace("m", "/nowhere/at/all"))
-    assert "nosuch" in said(ParquetPlace("m", "nosuch://host/path"))
+    assert "/nowhere" in said(ParquetOplog("m", "/nowhere/at/all"))
+    assert "nosuch" in said(ParquetOplog("m", "nosuch://host/path"))
 
 
 def test_a_uri(exported: Path) -> None:
     uri = f"file://{exported}"
     assert exported_members(uri) == ["a", "b:1"]
-    assert len(stamps(ParquetPlace("a", uri, "a"))) == N
+    assert len(stamps(ParquetOplog("a", uri, "a"))) == N

@@ -17,32 +17,32 @@ from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.oplog_row import OplogRow, UnchainedRow
 from spark.columns import COLUMNS
 from spark.members import open_members
-from spark.places import (
+from spark.oplog import (
     EVERYTHING,
     START,
     Bounds,
-    Mark,
-    Only,
-    PlaceError,
-    PlaceRolledBackError,
-    PlaceTrimmedError,
+    EntryFilter,
+    OplogError,
+    OplogRolledBackError,
+    OplogTrimmedError,
+    ReadPosition,
     Span,
 )
 from spark.readers import sqlite as reader
-from spark.readers.sqlite import SqlitePlace
+from spark.readers.sqlite import SqliteOplog
 from tests.spark.kit import T0, insert, write_oplog
 
 
-def place(folder: Path, pending: Iterable[UnchainedRow], *, trimmed_through: int = 0) -> SqlitePlace:
+def oplog(folder: Path, pending: Iterable[UnchainedRow], *, trimmed_through: int = 0) -> SqliteOplog:
     written = write_oplog(folder, pending, trimmed_through=trimmed_through)
-    return SqlitePlace("m1", str(written / "replset.db"))
+    return SqliteOplog("m1", str(written / "replset.db"))
 
 
 def at(seconds: int, increment: int, number: int = 0) -> UnchainedRow:
     return (pack_ts(seconds, increment), *insert(number)[1:])
 
 
-def stamps(read: SqlitePlace, span: Span = EVERYTHING) -> list[int]:
+def stamps(read: SqliteOplog, span: Span = EVERYTHING) -> list[int]:
     return [ts for batch in read.read(span, ("ts",)) for ts in batch.column(0).to_pylist()]
 
 
@@ -51,13 +51,13 @@ def stored(file: str) -> list[OplogRow]:
         return [OplogRow._make(row) for row in connection.execute("SELECT * FROM oplog ORDER BY ts")]
 
 
-def change(read: SqlitePlace, sql: str, *values: object) -> None:
+def change(read: SqliteOplog, sql: str, *values: object) -> None:
     with closing(sqlite3.connect(read.path)) as connection:
         connection.execute(sql, values)
         connection.commit()
 
 
-def trim(read: SqlitePlace, through: int) -> None:
+def trim(read: SqliteOplog, through: int) -> None:
     change(read, "INSERT OR REPLACE INTO meta VALUES ('trimmed_through', ?)", through)
     change(read, "DELETE FROM oplog WHERE ts <= ?", through)
 
@@ -71,32 +71,32 @@ def trim(read: SqlitePlace, through: int) -> None:
 def test_read_gives_what_is_stored(tmp_path: Path, columns: tuple[str, ...]) -> None:
     pending = [insert(n) for n in range(5000)]
     pending[7] = (*pending[7][:4], None, *pending[7][5:])  # about no document
-    read = place(tmp_path, pending)
+    read = oplog(tmp_path, pending)
     found = [row for batch in read.read(EVERYTHING, columns) for row in batch.to_pylist()]
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in stored(read.path)]
     assert found == [{name: row[name] for name in columns} for row in rows]
 
 
 def test_a_key_that_is_null_everywhere(tmp_path: Path) -> None:
-    read = place(tmp_path, [(*insert(n)[:4], None, *insert(n)[5:]) for n in range(3)])
+    read = oplog(tmp_path, [(*insert(n)[:4], None, *insert(n)[5:]) for n in range(3)])
     assert [row for batch in read.read(EVERYTHING, ("key",)) for row in batch.column(0).to_pylist()] == [None] * 3
 
 
 def test_a_span_and_a_choice(tmp_path: Path) -> None:
     pending = [insert(n, ns=f"shop.c{n % 3}", per_second=10) for n in range(100)]
-    read = place(tmp_path, pending)
+    read = oplog(tmp_path, pending)
     span = Span(pending[20][0], pending[40][0])
     assert stamps(read, span) == [entry[0] for entry in pending[20:40]]
-    chosen = read.read(span, ("ts",), Only(ns=("shop.c0", "shop.c1", "shop.c' OR 1"), op=("i", "n")))
+    chosen = read.read(span, ("ts",), EntryFilter(ns=("shop.c0", "shop.c1", "shop.c' OR 1"), op=("i", "n")))
     assert [ts for batch in chosen for ts in batch.column(0).to_pylist()] == [
         entry[0] for n, entry in enumerate(pending) if 20 <= n < 40 and n % 3 != 2
     ]
-    assert list(read.read(EVERYTHING, ("ts",), Only(op=("d",)))) == []
+    assert list(read.read(EVERYTHING, ("ts",), EntryFilter(op=("d",)))) == []
 
 
 def test_large_entries_come_alone_and_in_order(tmp_path: Path) -> None:
     sizes = [10, 40_000, 10, 10, 3_000_000, 33_000, 10]
-    read = place(tmp_path, [insert(n, text="x" * size) for n, size in enumerate(sizes)])
+    read = oplog(tmp_path, [insert(n, text="x" * size) for n, size in enumerate(sizes)])
     for columns in (("ts", "entry"), ("entry", "hash")):
         batches = list(read.read(EVERYTHING, columns))
         assert [batch.num_rows for batch in batches] == [1, 1, 2, 1, 1, 1]
@@ -105,7 +105,7 @@ def test_large_entries_come_alone_and_in_order(tmp_path: Path) -> None:
 
 
 def test_a_read_sees_one_state_of_the_file(tmp_path: Path) -> None:
-    read = place(tmp_path, [insert(n) for n in range(40_000)])
+    read = oplog(tmp_path, [insert(n) for n in range(40_000)])
     batches = read.read(EVERYTHING, ("ts",))
     seen = next(batches).num_rows
     in_another_process(
@@ -121,7 +121,7 @@ def test_a_read_sees_one_state_of_the_file(tmp_path: Path) -> None:
 
 
 def test_a_read_that_is_given_up_closes_the_file(tmp_path: Path) -> None:
-    read = place(tmp_path, [insert(n) for n in range(40_000)])
+    read = oplog(tmp_path, [insert(n) for n in range(40_000)])
     batches = read.read(EVERYTHING, ("ts",))
     next(batches)
     assert isinstance(batches, Iterator)
@@ -132,7 +132,7 @@ def test_a_read_that_is_given_up_closes_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("look", ["split", "bounds", "open_members"])
 def test_a_read_keeps_its_lock_while_others_look_at_the_file(tmp_path: Path, look: str) -> None:
     """A member that ends finds the file in use: it must not fold its -wal into it and delete that."""
-    read = place(tmp_path, [insert(n) for n in range(40_000)])
+    read = oplog(tmp_path, [insert(n) for n in range(40_000)])
     batches = read.read(EVERYTHING, ("ts", "entry"))
     found = [next(batches)]
     looks: dict[str, Callable[[], object]] = {
@@ -157,7 +157,7 @@ def test_a_read_keeps_its_lock_while_others_look_at_the_file(tmp_path: Path, loo
     assert not descriptors_of(read.path)
 
 
-def copy_of(read: SqlitePlace) -> Path:
+def copy_of(read: SqliteOplog) -> Path:
     """Another name of the same file, which does not tell its kind."""
     link = Path(read.path).with_name("copy")
     link.symlink_to(read.path)
@@ -170,17 +170,17 @@ def descriptors_of(path: str) -> list[Path]:
 
 def test_odd_paths(tmp_path: Path) -> None:
     for name in ("with space", "a%20b", "q?mode=rw&x#y", "\u00e9\u4e16", os.fsdecode(b"\xff\xfe")):
-        assert len(stamps(place(tmp_path / name, [insert(0)]))) == 1
+        assert len(stamps(oplog(tmp_path / name, [insert(0)]))) == 1
 
 
 # --- bounds, count, split
 
 
 def test_bounds(tmp_path: Path) -> None:
-    read = place(tmp_path, [insert(n, term=3) for n in range(100)], trimmed_through=7)
+    read = oplog(tmp_path, [insert(n, term=3) for n in range(100)], trimmed_through=7)
     rows = stored(read.path)
     assert read.bounds() == Bounds(rows[0].optime, rows[-1].optime, 100, 7, rows[-1].chain)
-    empty = place(tmp_path / "empty", [])
+    empty = oplog(tmp_path / "empty", [])
     assert empty.bounds() == Bounds()
     assert empty.split(EVERYTHING, 4) == [EVERYTHING]
     assert list(empty.read(EVERYTHING, ("ts",))) == []
@@ -220,7 +220,7 @@ def test_split_is_balanced_and_complete(
     tmp_path: Path, times: Callable[[int], Iterator[UnchainedRow]], parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "_TAIL_ROWS", 500)  # as if the table were too large to walk over
-    read = place(tmp_path, times(12_000))
+    read = oplog(tmp_path, times(12_000))
     spans = read.split(EVERYTHING, parts)
     assert [span.first_ts for span in spans] == [0, *(span.end_ts for span in spans[:-1])]
     assert spans[-1].end_ts == EVERYTHING.end_ts
@@ -233,7 +233,7 @@ def test_split_is_balanced_and_complete(
 
 
 def test_a_part_splits_again(tmp_path: Path) -> None:
-    read = place(tmp_path, hot_second(12_000))
+    read = oplog(tmp_path, hot_second(12_000))
     part = read.split(EVERYTHING, 3)[1]
     counts = [len(stamps(read, span)) for span in read.split(part, 5)]
     assert sum(counts) == len(stamps(read, part))
@@ -242,7 +242,7 @@ def test_a_part_splits_again(tmp_path: Path) -> None:
 
 def test_split_of_what_only_the_wal_holds(tmp_path: Path) -> None:
     others = "term, op, ns, key, wall, hash, chain, entry"
-    read = place(tmp_path, [insert(n) for n in range(10)])
+    read = oplog(tmp_path, [insert(n) for n in range(10)])
     in_another_process(
         f"""
         connection = sqlite3.connect({read.path!r})
@@ -263,7 +263,7 @@ def test_split_of_what_only_the_wal_holds(tmp_path: Path) -> None:
 
 
 def test_a_pinned_place_gives_nothing_newer(tmp_path: Path) -> None:
-    read = place(tmp_path, [insert(n) for n in range(100)])
+    read = oplog(tmp_path, [insert(n) for n in range(100)])
     pinned = read.pin()
     assert pinned.pin() is pinned
     change(read, "INSERT INTO oplog SELECT ts + (1 << 31), term, op, ns, key, wall, hash, chain, entry FROM oplog")
@@ -273,14 +273,14 @@ def test_a_pinned_place_gives_nothing_newer(tmp_path: Path) -> None:
 
 def test_entries_that_were_trimmed_in_between(tmp_path: Path) -> None:
     pending = [insert(n) for n in range(100)]
-    read = place(tmp_path, pending)
+    read = oplog(tmp_path, pending)
     pinned = read.pin()
     trim(read, pending[29][0])
-    with pytest.raises(PlaceTrimmedError, match=r"m1: .* trimmed away") as caught:
+    with pytest.raises(OplogTrimmedError, match=r"m1: .* trimmed away") as caught:
         stamps(pinned)
     assert caught.value.through == pending[29][0]
     assert len(stamps(pinned, Span(pending[30][0], EVERYTHING.end_ts))) == 70
-    with pytest.raises(PlaceTrimmedError):
+    with pytest.raises(OplogTrimmedError):
         stamps(read, Span(pending[29][0], EVERYTHING.end_ts))
     assert len(stamps(read)) == 70  # what was trimmed before anybody asked is no loss
     assert len(stamps(read.pin(), Span(pending[3][0], EVERYTHING.end_ts))) == 70
@@ -288,21 +288,21 @@ def test_entries_that_were_trimmed_in_between(tmp_path: Path) -> None:
 
 def test_entries_that_were_rolled_back_in_between(tmp_path: Path) -> None:
     pending = [insert(n) for n in range(100)]
-    read = place(tmp_path, pending)
+    read = oplog(tmp_path, pending)
     pinned = read.pin()
     change(read, "UPDATE oplog SET chain = chain + 1 WHERE ts = ?", pending[-1][0])
-    with pytest.raises(PlaceRolledBackError, match=rf"m1: its entry 1:{T0}:100 .* rolled back"):
+    with pytest.raises(OplogRolledBackError, match=rf"m1: its entry 1:{T0}:100 .* rolled back"):
         stamps(pinned, Span(0, pending[50][0]))
     change(read, "DELETE FROM oplog WHERE ts > ?", pending[90][0])
-    with pytest.raises(PlaceRolledBackError):
+    with pytest.raises(OplogRolledBackError):
         stamps(pinned, Span(0, pending[50][0]))
 
 
 def test_follow(tmp_path: Path) -> None:
     pending = [insert(n) for n in range(100)]
-    read = place(tmp_path, pending)
+    read = oplog(tmp_path, pending)
     rows = stored(read.path)
-    marks = [Mark(row.optime, row.chain) for row in rows]
+    marks = [ReadPosition(row.optime, row.chain) for row in rows]
     assert read.follow(START, 1) == marks[0]
     assert read.follow(marks[0], 50) == marks[50]
     assert read.follow(marks[50], 1000) == marks[99] == read.follow(marks[99], 1)
@@ -311,21 +311,21 @@ def test_follow(tmp_path: Path) -> None:
     trim(read, rows[30].ts)
     assert read.follow(marks[30], 1) == marks[31]
     assert read.follow(START, 1) == marks[31]
-    with pytest.raises(PlaceTrimmedError):
+    with pytest.raises(OplogTrimmedError):
         read.follow(marks[29], 1)
-    with pytest.raises(PlaceTrimmedError):
+    with pytest.raises(OplogTrimmedError):
         stamps(read.between(marks[29], marks[40]))
-    with pytest.raises(PlaceRolledBackError, match=str(rows[50].optime)):
-        read.follow(Mark(rows[50].optime, 5), 1)
-    with pytest.raises(PlaceRolledBackError, match="2:"):
-        read.follow(Mark(OpTime(2, rows[50].ts), rows[50].chain), 1)
+    with pytest.raises(OplogRolledBackError, match=str(rows[50].optime)):
+        read.follow(ReadPosition(rows[50].optime, 5), 1)
+    with pytest.raises(OplogRolledBackError, match="2:"):
+        read.follow(ReadPosition(OpTime(2, rows[50].ts), rows[50].chain), 1)
 
 
 # --- what is wrong with a file
 
 
-def said(read: SqlitePlace, columns: tuple[str, ...] = COLUMNS) -> str:
-    with pytest.raises(PlaceError) as caught:
+def said(read: SqliteOplog, columns: tuple[str, ...] = COLUMNS) -> str:
+    with pytest.raises(OplogError) as caught:
         list(read.read(EVERYTHING, columns))
     assert caught.value.name == "m1"
     assert str(caught.value).startswith("m1: ")
@@ -335,35 +335,35 @@ def said(read: SqlitePlace, columns: tuple[str, ...] = COLUMNS) -> str:
 
 def test_no_file_and_foreign_files(tmp_path: Path) -> None:
     file = tmp_path / "some.db"
-    assert said(SqlitePlace("m1", str(file))) == f"{file} does not exist"
-    assert said(SqlitePlace("m1", str(tmp_path))) == f"{tmp_path} is no file"
+    assert said(SqliteOplog("m1", str(file))) == f"{file} does not exist"
+    assert said(SqliteOplog("m1", str(tmp_path))) == f"{tmp_path} is no file"
     for content in (b"", b"hello", b"hello world" * 1000):
         file.write_bytes(content)
-        assert "is no member's database" in said(SqlitePlace("m1", str(file)))
+        assert "is no member's database" in said(SqliteOplog("m1", str(file)))
     file.unlink()
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("CREATE TABLE oplog(ts INTEGER PRIMARY KEY)")
-    assert "is no member's database" in said(SqlitePlace("m1", str(file)))
+    assert "is no member's database" in said(SqliteOplog("m1", str(file)))
     with closing(sqlite3.connect(file)) as connection:
         connection.execute(f"PRAGMA application_id = {reader.DATA_APPLICATION_ID}")
-    assert "is no member's database" in said(SqlitePlace("m1", str(file)))
+    assert "is no member's database" in said(SqliteOplog("m1", str(file)))
 
 
 def test_a_damaged_file(tmp_path: Path) -> None:
-    read = place(tmp_path, [insert(n) for n in range(3000)])
+    read = oplog(tmp_path, [insert(n) for n in range(3000)])
     whole = Path(read.path).read_bytes()
     Path(read.path).write_bytes(whole[: len(whole) // 2 // 4096 * 4096])
     assert f"{read.path} is damaged" in said(read)
     Path(read.path).write_bytes(whole[: 20 * 4096] + b"\xff\x00\x41" * ((len(whole) - 20 * 4096) // 3))
     assert f"{read.path} is damaged" in said(read)
-    with pytest.raises(PlaceError, match="damaged"):
+    with pytest.raises(OplogError, match="damaged"):
         read.bounds()
 
 
 @pytest.mark.parametrize("number", [0, 5, 17_000])
 @pytest.mark.parametrize(("column", "value"), [("term", "abc"), ("hash", 1.5), ("wall", b"1")])
 def test_another_type_than_it_should_be(tmp_path: Path, column: str, value: object, number: int) -> None:
-    read = place(tmp_path, map(insert, range(number + 10)))
+    read = oplog(tmp_path, map(insert, range(number + 10)))
     change(read, f"UPDATE oplog SET {column} = ? WHERE ts = ?", value, insert(number)[0])
     reason = said(read, ("ts", column))
     assert f"{read.path} is damaged" in reason
@@ -371,7 +371,7 @@ def test_another_type_than_it_should_be(tmp_path: Path, column: str, value: obje
 
 def test_a_file_locked_by_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "_BUSY_MS", 50)
-    read = place(tmp_path, map(insert, range(10)))
+    read = oplog(tmp_path, map(insert, range(10)))
     script = f"""
         connection = sqlite3.connect({read.path!r}, isolation_level=None)
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -403,14 +403,14 @@ def test_a_member_that_died_before_its_wal(tmp_path: Path) -> None:
         shutil.copytree(alive, dead)
     assert (dead / "replset.db-journal").stat().st_size > 0
     path = dead / "replset.db"
-    reason = said(SqlitePlace("m1", str(path)))
+    reason = said(SqliteOplog("m1", str(path)))
     assert reason.startswith(
         f"{path} was left by a member that died in the middle of a write; start it once, then read"
     )
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    closed = place(tmp_path / "closed", map(insert, range(1000)))
+    closed = oplog(tmp_path / "closed", map(insert, range(1000)))
     no_shm(closed)
     assert len(stamps(closed)) == 1000
     dead = dead_member(tmp_path / "dead")
@@ -420,9 +420,9 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     assert f"{dead.path}-wal" in reason
 
 
-def dead_member(folder: Path) -> SqlitePlace:
+def dead_member(folder: Path) -> SqliteOplog:
     """A thousand entries, of which the -wal takes the last hundred away."""
-    read = place(folder, map(insert, range(1000)))
+    read = oplog(folder, map(insert, range(1000)))
     in_another_process(
         f"""
         connection = sqlite3.connect({read.path!r})
@@ -434,7 +434,7 @@ def dead_member(folder: Path) -> SqlitePlace:
     return read
 
 
-def no_shm(read: SqlitePlace) -> None:
+def no_shm(read: SqliteOplog) -> None:
     """As in a folder without write permission, which binds everybody but root: the -shm cannot be made."""
     shm = Path(read.path + "-shm")
     shm.unlink(missing_ok=True)

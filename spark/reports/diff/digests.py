@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from replset.ids import OPTIME_NULL, OpTime
-from spark.places import ALL, EVERYTHING, Bounds, Followed, Only, Place, PlaceTrimmedError, Span
+from spark.oplog import ALL, EVERYTHING, Bounds, EntryFilter, GrowingOplog, Oplog, OplogTrimmedError, Span
 from spark.readers.rehashed import Rehashed
 
 Numbers = npt.NDArray[np.int64]
@@ -38,7 +38,7 @@ _ODD = tuple(np.uint64(number) for number in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class BucketGrid:
     """Which bucket an entry is in, known by the smallest ts that could be in it.
 
     The first INCREMENTS increments of slot_seconds (a power of two) make a bucket, and in each second every INCREMENTS
@@ -54,7 +54,7 @@ class Grid:
         return max(self.slot_seconds, self.gap_seconds * rows // _GAP_ENTRIES, 1), max(INCREMENTS, rows)
 
     @classmethod
-    def over(cls, bounds: Iterable[Bounds]) -> Grid:
+    def over(cls, bounds: Iterable[Bounds]) -> BucketGrid:
         """So that a slot holds some ENTRIES_PER_SLOT entries of the member with most a second."""
         rates = [
             one.rows / (one.newest.seconds - one.oldest.seconds + 1)
@@ -92,11 +92,11 @@ class Grid:
         return [Span(*pair) for pair in zip(firsts.tolist(), lasts.tolist(), strict=True)]
 
     def read(
-        self, place: Place, buckets: Numbers, columns: Sequence[str], within: Span = EVERYTHING
+        self, oplog: Oplog, buckets: Numbers, columns: Sequence[str], within: Span = EVERYTHING
     ) -> Iterator[pa.RecordBatch]:
         """All entries of these buckets that are `within`. buckets: rising. columns: with `ts`."""
         for first, end in self.spans(buckets):
-            for batch in place.read(Span(max(first, within.first_ts), min(end, within.end_ts)), columns):
+            for batch in oplog.read(Span(max(first, within.first_ts), min(end, within.end_ts)), columns):
                 wanted = is_among(self.bucket_of(numbers(batch, "ts")), buckets)
                 if wanted.all():
                     yield batch
@@ -108,64 +108,64 @@ class Grid:
 class Held:
     """A pinned place that gives what it still has where its oldest entries were trimmed away while it is read."""
 
-    place: Place
+    oplog: Oplog
 
     @property
     def name(self) -> str:
-        return self.place.name
+        return self.oplog.name
 
     def pin(self) -> Held:
         return self
 
     def bounds(self) -> Bounds:
-        return self.place.bounds()
+        return self.oplog.bounds()
 
     def count(self, span: Span) -> int:
-        return self.place.count(span)
+        return self.oplog.count(span)
 
     def split(self, span: Span, parts: int) -> list[Span]:
-        return self.place.split(span, parts)
+        return self.oplog.split(span, parts)
 
-    def read(self, span: Span, columns: Sequence[str], only: Only = ALL) -> Iterator[pa.RecordBatch]:
+    def read(self, span: Span, columns: Sequence[str], only: EntryFilter = ALL) -> Iterator[pa.RecordBatch]:
         while True:
             try:
-                yield from self.place.read(span, columns, only)
+                yield from self.oplog.read(span, columns, only)
                 return
-            except PlaceTrimmedError as error:
+            except OplogTrimmedError as error:
                 if error.through < span.first_ts:
                     raise
                 span = Span(min(error.through + 1, span.end_ts), span.end_ts)
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class ComparedMembers:
     """The members of one comparison, pinned, by name. given: as they were before, which tell how they go on."""
 
-    given: tuple[Place, ...]
+    given: tuple[Oplog, ...]
     pinned: tuple[Held, ...]
     bounds: tuple[Bounds, ...]
 
     @classmethod
-    def of(cls, places: Sequence[Place], *, by_bytes: bool = False) -> Opened:
+    def of(cls, oplogs: Sequence[Oplog], *, by_bytes: bool = False) -> ComparedMembers:
         """by_bytes: with hashes that are computed of the entries, not the stored ones."""
-        given = tuple(sorted(places, key=lambda place: place.name))
-        pinned = tuple(Held(Rehashed(place.pin()) if by_bytes else place.pin()) for place in given)
-        return cls(given, pinned, tuple(place.bounds() for place in pinned))
+        given = tuple(sorted(oplogs, key=lambda oplog: oplog.name))
+        pinned = tuple(Held(Rehashed(oplog.pin()) if by_bytes else oplog.pin()) for oplog in given)
+        return cls(given, pinned, tuple(oplog.bounds() for oplog in pinned))
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(place.name for place in self.pinned)
+        return tuple(oplog.name for oplog in self.pinned)
 
     def heads(self, since: Sequence[int]) -> tuple[int, ...]:
         """The ts from which on each member still has its entries, where they began at `since` before."""
         return tuple(
-            max(head, place.bounds().oldest.ts) if isinstance(place, Followed) else head
-            for head, place in zip(since, self.given, strict=True)
+            max(head, oplog.bounds().oldest.ts) if isinstance(oplog, GrowingOplog) else head
+            for head, oplog in zip(since, self.given, strict=True)
         )
 
 
 def digests_in(
-    grid: Grid, numbers_of: dict[str, int]
+    grid: BucketGrid, numbers_of: dict[str, int]
 ) -> Callable[[str, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Work for `jobs.map_spans`: batches of (ts, term, hash), rising, to digests, of one bucket perhaps several."""
 
@@ -183,7 +183,7 @@ def digests_in(
     return work
 
 
-def digests_of(grid: Grid, ts: Numbers, term: Numbers, hashed: Numbers) -> tuple[Numbers, ...]:
+def digests_of(grid: BucketGrid, ts: Numbers, term: Numbers, hashed: Numbers) -> tuple[Numbers, ...]:
     """The columns of SCHEMA behind `at`, of each run of entries of one bucket. ts: rising."""
     if (ts[1:] == ts[:-1]).any():  # no member's file has that, but a dump may
         order = np.lexsort((term, ts))
@@ -245,7 +245,7 @@ class Compared(NamedTuple):
     left_out: Numbers
 
 
-def compared(grid: Grid, digests: Merged, heads: Sequence[int]) -> Compared:
+def compared(grid: BucketGrid, digests: Merged, heads: Sequence[int]) -> Compared:
     """heads: the ts of each member's oldest entry; before it nothing is expected of it."""
     members = len(heads)
     ends = grid.end_of(digests.bucket)

@@ -10,7 +10,10 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from spark.classify import (
+from spark.jobs import ROWS_PER_TASK
+from spark.local_jobs import THREADS, run_spans
+from spark.oplog import ALL, EVERYTHING, EntryFilter, Oplog, Span
+from spark.reports.diff.classify import (
     ENTRIES,
     MEMBERS,
     PAIRS,
@@ -31,44 +34,41 @@ from spark.classify import (
     pair_rows,
     tallies,
 )
-from spark.digests import (
+from spark.reports.diff.digests import (
     READ_FOR_DIGESTS,
     SCHEMA,
-    Grid,
+    BucketGrid,
+    ComparedMembers,
     Merged,
     Numbers,
-    Opened,
     compared,
     digests_in,
     merged,
     numbered,
     whole_groups,
 )
-from spark.jobs import ROWS_PER_TASK
-from spark.local_jobs import THREADS, run_spans
-from spark.places import ALL, EVERYTHING, Only, Place, Span
 
 LocalDiff: TypeAlias = Diff[pa.Table]
 _CLASSIFY_ROWS = 100_000
 
 
 def local_diff(
-    places: Sequence[Place],
+    oplogs: Sequence[Oplog],
     *,
     span: Span = EVERYTHING,
-    only: Only = ALL,
+    only: EntryFilter = ALL,
     rows_per_task: int = ROWS_PER_TASK,
-    grid: Grid | None = None,
+    grid: BucketGrid | None = None,
     by_bytes: bool = False,
 ) -> LocalDiff:
-    """Where the members differ. PlaceError: one could not be read.
+    """Where the members differ. OplogError: one could not be read.
 
     span: only entries there are read; common points are told from them. only: of the entries that differ these are
     listed; common points and verdicts are those of all entries. grid: which buckets; any gives the same rows.
     by_bytes: hashes are computed of the entries, not taken as stored.
     """
-    members = Opened.of(places, by_bytes=by_bytes)
-    grid = grid or Grid.over(members.bounds)
+    members = ComparedMembers.of(oplogs, by_bytes=by_bytes)
+    grid = grid or BucketGrid.over(members.bounds)
     facts = Facts.of(members.names, members.bounds, span.first_ts)
     work = digests_in(grid, {name: at for at, name in enumerate(facts.names)})
     parts = run_spans(members.pinned, READ_FOR_DIGESTS, work, span=span, rows_per_task=rows_per_task)
@@ -96,7 +96,7 @@ def local_diff(
     )
 
 
-def _rows_of(members: Opened, grid: Grid, digests: Merged, span: Span, rows_per_task: int) -> pa.Table:
+def _rows_of(members: ComparedMembers, grid: BucketGrid, digests: Merged, span: Span, rows_per_task: int) -> pa.Table:
     """All entries of the buckets of these digests, as ROWS by ROW_ORDER."""
 
     def read(task: tuple[int, Numbers]) -> list[pa.RecordBatch]:

@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from replset.bson import MAX_INTERNAL_SIZE, InvalidBSONError
 from replset.ids import OpTime
-from spark.places import ALL, Bounds, Only, PlaceError, Span
-from spark.readers.entries import Row, batch_of, chosen, entry_optime, entry_row
+from spark.oplog import ALL, Bounds, EntryFilter, OplogError, Span
 from spark.readers.pieces import Piece, cut, rows_within, side_by_side, within
+from spark.readers.rows import Row, batch_of, chosen, entry_optime, entry_row
 
 _CHUNK_BYTES = 2 << 20
 _BATCH_ROWS = 2_048
@@ -52,14 +52,14 @@ class Index(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class BsonFilePlace:
+class DumpOplog:
     """`pin` makes the index; without one each question makes it anew."""
 
     name: str
     path: str
     index: Index | None = None
 
-    def pin(self) -> BsonFilePlace:
+    def pin(self) -> DumpOplog:
         return replace(self, index=self._index())
 
     def bounds(self) -> Bounds:
@@ -76,13 +76,13 @@ class BsonFilePlace:
     def split(self, span: Span, parts: int) -> list[Span]:
         return cut(span, within(self._pieces(), span), parts)
 
-    def read(self, span: Span, columns: Sequence[str], only: Only = ALL) -> Iterator[pa.RecordBatch]:
+    def read(self, span: Span, columns: Sequence[str], only: EntryFilter = ALL) -> Iterator[pa.RecordBatch]:
         index = self._index()
         found = [chunk for chunk in index.chunks if chunk.oldest.ts < span.end_ts and chunk.newest.ts >= span.first_ts]
         with self._open() as file:
             state = os.fstat(file.fileno())
             if (state.st_size, state.st_mtime_ns) != (index.size, index.changed):
-                raise PlaceError(self.name, f"{self.path} was changed while it was read")
+                raise OplogError(self.name, f"{self.path} was changed while it was read")
             rows = self._rows(file, found, span)
             if not index.in_order:
                 rows = iter(sorted(rows, key=_ts_of))
@@ -119,7 +119,7 @@ class BsonFilePlace:
         while block := file.read(_CHUNK_BYTES):
             data = left + block
             if offset == 0 and data.startswith(_GZIP):
-                raise PlaceError(self.name, f"{self.path} is compressed: gunzip it first")
+                raise OplogError(self.name, f"{self.path} is compressed: gunzip it first")
             optimes, used = self._optimes(data, offset)
             if optimes:
                 yield _chunk(offset, used, optimes)
@@ -144,8 +144,8 @@ class BsonFilePlace:
             start += length
         return optimes, start
 
-    def _damaged(self, offset: int, why: object) -> PlaceError:
-        return PlaceError(self.name, f"{self.path} is damaged: the document at byte {offset}: {why}")
+    def _damaged(self, offset: int, why: object) -> OplogError:
+        return OplogError(self.name, f"{self.path} is damaged: the document at byte {offset}: {why}")
 
     @contextmanager
     def _open(self) -> Iterator[BinaryIO]:
@@ -153,7 +153,7 @@ class BsonFilePlace:
             with open(self.path, "rb") as file:
                 yield file
         except OSError as error:
-            raise PlaceError(self.name, f"{self.path}: {error.strerror or error}") from error
+            raise OplogError(self.name, f"{self.path}: {error.strerror or error}") from error
 
 
 def _chunk(offset: int, size: int, optimes: Sequence[OpTime]) -> Chunk:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class HeldFile:
+class SharedFile:
     """One for each file in use, whatever its paths; `held` gives it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -33,12 +33,12 @@ class HeldFile:
 
 
 @contextmanager
-def held(path: str | os.PathLike[str]) -> Iterator[HeldFile]:
+def held(path: str | os.PathLike[str]) -> Iterator[SharedFile]:
     """Whoever has a connection of SQLite's to the file, or reads it, does so inside. OSError when there is none."""
     state = os.stat(path)
     key = state.st_dev, state.st_ino
     with _guard:
-        file = _files.setdefault(key, HeldFile(path))
+        file = _files.setdefault(key, SharedFile(path))
         file.users += 1
     try:
         yield file
@@ -51,4 +51,4 @@ def held(path: str | os.PathLike[str]) -> Iterator[HeldFile]:
 
 
 _guard = threading.Lock()
-_files: dict[tuple[int, int], HeldFile] = {}
+_files: dict[tuple[int, int], SharedFile] = {}

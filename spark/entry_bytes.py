@@ -21,7 +21,7 @@ _MOST_HEADS = 10_000
 _read_int32 = Struct("<i").unpack_from
 
 
-class Heads:
+class EntryPrefixes:
     """Entries as primaries write them: all of one collection and operation begin with the same bytes, {op, ns, ui} and
     the name of `o`, and end with fields of fixed size. The beginnings are learned from the entries as they come.
     """
@@ -31,16 +31,18 @@ class Heads:
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], bytes] = {}
 
-    def begin_of_o(self, raw: bytes, op: str, ns: str) -> int:
+    def start_of_o(self, raw: bytes, op: str, ns: str) -> int:
         """Where the document `o` begins, 0 when the entry does not begin in that way with this op and ns."""
         head = self._known.get((op, ns))
         if head is None or not raw.startswith(head, 4):
             head = self._learn(raw, op, ns)
         return 4 + len(head) if head else 0
 
-    def o_if_agreed(self, raw: bytes, ts: int, term: int, op: str, ns: str, key: bytes | None, wall_ms: int) -> int:
+    def start_of_checked_o(
+        self, raw: bytes, ts: int, term: int, op: str, ns: str, key: bytes | None, wall_ms: int
+    ) -> int:
         """Where `o` begins when the entry certainly says what its columns say; 0: it takes a closer look."""
-        at = self.begin_of_o(raw, op, ns)
+        at = self.start_of_o(raw, op, ns)
         if not at or len(raw) < at + 5 or (size := _read_int32(raw, at)[0]) < 5:
             return 0
         about, tail = at, at + size
@@ -76,20 +78,20 @@ class Heads:
         return head
 
 
-def collection_of(raw: bytes, begin_of_o: int) -> bytes:
+def collection_of(raw: bytes, start_of_o: int) -> bytes:
     """The collection's UUID in an entry of which Heads knows where `o` begins: the value before it."""
-    end = begin_of_o - len(_O)
+    end = start_of_o - len(_O)
     return raw[end - 16 : end]
 
 
-def diff_size(entry: bytes, begin_of_o: int = 0) -> int | None:
+def diff_size(entry: bytes, start_of_o: int = 0) -> int | None:
     """Bytes of the `$v: 2` difference in an update's entry; None when it holds a replacement.
 
-    begin_of_o: where it is known. InvalidBSONError when it is no update's entry.
+    start_of_o: where it is known. InvalidBSONError when it is no update's entry.
     """
-    at = begin_of_o + 4
+    at = start_of_o + 4
     end = at + len(DIFF_HEAD)
-    if begin_of_o and entry[at:end] == DIFF_HEAD:
+    if start_of_o and entry[at:end] == DIFF_HEAD:
         return int(_read_int32(entry, end)[0])
     o = OplogEntry(entry).o
     if o.type_of("$v") is None or o.get("$v") != DIFF_VERSION:

@@ -8,7 +8,17 @@ from rich.table import Table
 from rich.text import Text
 
 from replset.terminal import console
-from spark.render.content import Cell, Content, Grid, Sample, Samples, Tone, readable, text_of, tone_of
+from spark.render.content import (
+    Cell,
+    Content,
+    ContentSample,
+    ContentSamples,
+    ContentTable,
+    Tone,
+    readable,
+    text_of,
+    tone_of,
+)
 
 _STYLES = {Tone.PLAIN: "", Tone.GOOD: "green", Tone.WARN: "yellow", Tone.BAD: "bold red", Tone.SOFT: "dim"}
 
@@ -19,13 +29,13 @@ def print_content(content: Content, out: Console | None = None) -> None:
         out.print(_text(said.text, _STYLES[said.tone]), highlight=False)
     for part in content.parts:
         out.print()
-        if isinstance(part, Grid):
+        if isinstance(part, ContentTable):
             _print_grid(part, out)
         else:
             _print_samples(part, out)
 
 
-def _print_grid(grid: Grid, out: Console) -> None:
+def _print_grid(grid: ContentTable, out: Console) -> None:
     table = Table(title=_escaped(grid.title), title_justify="left", title_style="bold")
     for name in grid.columns:
         table.add_column(_escaped(name), justify="right" if name in grid.numbers else "left", overflow="fold")
@@ -36,7 +46,7 @@ def _print_grid(grid: Grid, out: Console) -> None:
         out.print(_text(grid.note, "dim"), highlight=False)
 
 
-def _print_samples(samples: Samples, out: Console) -> None:
+def _print_samples(samples: ContentSamples, out: Console) -> None:
     out.print(_text(samples.title, "bold"))
     for sample in samples.samples:
         _print_sample(sample, out)
@@ -44,7 +54,7 @@ def _print_samples(samples: Samples, out: Console) -> None:
         out.print(_text(samples.note, "dim"), highlight=False)
 
 
-def _print_sample(sample: Sample, out: Console) -> None:
+def _print_sample(sample: ContentSample, out: Console) -> None:
     head = Text.assemble((readable(sample.badge.text), _STYLES[sample.badge.tone]), "  ", readable(sample.heading))
     out.print(head, highlight=False, soft_wrap=True)
     width = max((len(name) for name, _ in sample.lines), default=0)

@@ -14,23 +14,23 @@ from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.oplog_entry import OplogEntry, command_entry, delete_entry, noop_entry, update_entry
 from replset.oplog_row import entry_hash
 from spark.columns import COLUMNS
-from spark.places import EVERYTHING, Bounds, Only, PlaceError, Span
-from spark.readers import bson_file
-from spark.readers.bson_file import BsonFilePlace
+from spark.oplog import EVERYTHING, Bounds, EntryFilter, OplogError, Span
+from spark.readers import dump
+from spark.readers.dump import DumpOplog
 from tests.spark.kit import T0, UUID, insert
 
 
-def place(folder: Path, entries: Iterable[bytes]) -> BsonFilePlace:
+def oplog(folder: Path, entries: Iterable[bytes]) -> DumpOplog:
     file = folder / "oplog.bson"
     file.write_bytes(b"".join(entries))
-    return BsonFilePlace("dump", str(file))
+    return DumpOplog("dump", str(file))
 
 
-def rows_of(read: BsonFilePlace, span: Span = EVERYTHING, only: Only = Only()) -> list[dict[str, Any]]:  # noqa: B008
+def rows_of(read: DumpOplog, span: Span = EVERYTHING, only: EntryFilter = EntryFilter()) -> list[dict[str, Any]]:  # noqa: B008
     return [row for batch in read.read(span, COLUMNS, only) for row in batch.to_pylist()]
 
 
-def stamps(read: BsonFilePlace, span: Span = EVERYTHING) -> list[int]:
+def stamps(read: DumpOplog, span: Span = EVERYTHING) -> list[int]:
     return [ts for batch in read.read(span, ("ts",)) for ts in batch.column(0).to_pylist()]
 
 
@@ -44,7 +44,7 @@ def test_our_own_entries_of_every_kind(tmp_path: Path) -> None:
         command_entry("shop", UUID, {"drop": "a"}, optimes[3], T0 * 1000),
         noop_entry({"msg": "hello"}, optimes[4], T0 * 1000),
     ]
-    for row, entry in zip(rows_of(place(tmp_path, entries)), entries, strict=True):
+    for row, entry in zip(rows_of(oplog(tmp_path, entries)), entries, strict=True):
         view = OplogEntry(entry)
         assert row == {
             "ts": view.optime.ts,
@@ -79,7 +79,7 @@ def test_mongodbs_entries_old_and_new(tmp_path: Path) -> None:
     plain = {name: newer[name] for name in ("op", "ns", "ui", "o2", "o", "ts", "t", "v", "wall")}
     old: dict[str, object] = {"ts": Timestamp(T0, 1), "h": Int64(5), "v": 2, "op": "i", "ns": "shop.a", "o": {"x": 1}}
     protocol_0 = old | {"t": Int64(-1), "o": {"_id": "k", "x": 1}, "op": "d"}
-    found = rows_of(place(tmp_path, map(encode, (newer, plain, old, protocol_0))))
+    found = rows_of(oplog(tmp_path, map(encode, (newer, plain, old, protocol_0))))
     assert [row["term"] for row in found] == [12, 12, 0, 0]
     assert [row["key"] for row in found] == [encode_key(oid), encode_key(oid), None, encode_key("k")]
     assert [row["wall"] for row in found] == [T0 * 1000 + 123] * 2 + [T0 * 1000] * 2
@@ -87,15 +87,15 @@ def test_mongodbs_entries_old_and_new(tmp_path: Path) -> None:
 
 
 def test_bounds_and_a_choice(tmp_path: Path) -> None:
-    read = place(tmp_path, (insert(n, ns=f"shop.c{n % 2}")[6] for n in range(10)))
+    read = oplog(tmp_path, (insert(n, ns=f"shop.c{n % 2}")[6] for n in range(10)))
     pinned = read.pin()
     assert pinned.pin().index is pinned.index
     ends = [OpTime(1, insert(n)[0]) for n in (0, 9)]
     assert read.bounds() == pinned.bounds() == Bounds(ends[0], ends[1], 10)
-    found = rows_of(read, Span(insert(2)[0], insert(8)[0]), Only(ns=("shop.c1",), op=("i",)))
+    found = rows_of(read, Span(insert(2)[0], insert(8)[0]), EntryFilter(ns=("shop.c1",), op=("i",)))
     assert [row["ts"] for row in found] == [insert(n)[0] for n in (3, 5, 7)]
-    assert rows_of(read, only=Only(op=("d",))) == []
-    empty = place(tmp_path, [])
+    assert rows_of(read, only=EntryFilter(op=("d",))) == []
+    empty = oplog(tmp_path, [])
     assert empty.bounds() == Bounds(OPTIME_NULL, OPTIME_NULL, 0)
     assert (rows_of(empty), empty.split(EVERYTHING, 3)) == ([], [EVERYTHING])
 
@@ -105,12 +105,12 @@ def test_bounds_and_a_choice(tmp_path: Path) -> None:
 def test_parts_hold_everything_once_and_in_order(
     tmp_path: Path, shuffled: bool, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bson_file, "_CHUNK_BYTES", 3000)
+    monkeypatch.setattr(dump, "_CHUNK_BYTES", 3000)
     numbers = [*range(1500), 100, 100, 700]  # some stand there twice
     numbers.sort()
     if shuffled:
         Random(5).shuffle(numbers)
-    read = place(tmp_path, (insert(n, per_second=50, text="x" * (n % 70 * 100))[6] for n in numbers)).pin()
+    read = oplog(tmp_path, (insert(n, per_second=50, text="x" * (n % 70 * 100))[6] for n in numbers)).pin()
     assert read.index is not None
     assert len(read.index.chunks) > 100
     assert read.index.in_order is not shuffled
@@ -125,21 +125,21 @@ def test_parts_hold_everything_once_and_in_order(
 
 
 def test_a_span_reads_only_its_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bson_file, "_CHUNK_BYTES", 3000)
-    read = place(tmp_path, (insert(n, per_second=10)[6] for n in range(1000))).pin()
+    monkeypatch.setattr(dump, "_CHUNK_BYTES", 3000)
+    read = oplog(tmp_path, (insert(n, per_second=10)[6] for n in range(1000))).pin()
     file = Path(read.path)
     damaged = bytearray(file.read_bytes())
     damaged[20_000:25_000] = bytes(5000)  # where another span lies
     file.write_bytes(damaged)
     assert read.index is not None
-    changed = BsonFilePlace("dump", read.path, read.index._replace(changed=file.stat().st_mtime_ns))
+    changed = DumpOplog("dump", read.path, read.index._replace(changed=file.stat().st_mtime_ns))
     assert len(stamps(changed, Span(insert(900, per_second=10)[0], EVERYTHING.end_ts))) == 100
-    with pytest.raises(PlaceError, match=r"dump: .*oplog.bson is damaged: the document at byte \d{5}: "):
+    with pytest.raises(OplogError, match=r"dump: .*oplog.bson is damaged: the document at byte \d{5}: "):
         stamps(changed)
 
 
-def said(read: BsonFilePlace) -> str:
-    with pytest.raises(PlaceError) as caught:
+def said(read: DumpOplog) -> str:
+    with pytest.raises(OplogError) as caught:
         stamps(read)
     assert caught.value.name == "dump"
     return caught.value.reason
@@ -156,7 +156,7 @@ def said(read: BsonFilePlace) -> str:
 )
 def test_a_document_that_is_no_entry(tmp_path: Path, entry: dict[str, object], why: str) -> None:
     first = insert(0)[6]
-    reason = said(place(tmp_path, [first, encode(entry)]))
+    reason = said(oplog(tmp_path, [first, encode(entry)]))
     assert f"the document at byte {len(first)}: " in reason
     assert why in reason
 
@@ -164,25 +164,25 @@ def test_a_document_that_is_no_entry(tmp_path: Path, entry: dict[str, object], w
 def test_damaged_files(tmp_path: Path) -> None:
     whole = b"".join(insert(n)[6] for n in range(50))
     size = len(insert(0)[6])
-    cut_off = place(tmp_path, [whole[:-10]])
+    cut_off = oplog(tmp_path, [whole[:-10]])
     assert f"the document at byte {49 * size}: the file ends after {size - 10} bytes of it" in said(cut_off)
-    assert f"the document at byte {size}: its length says -1" in said(place(tmp_path, [whole[:size], b"\xff" * 100]))
-    assert "is compressed: gunzip it first" in said(place(tmp_path, [b"\x1f\x8b\x08\0" + bytes(100)]))
+    assert f"the document at byte {size}: its length says -1" in said(oplog(tmp_path, [whole[:size], b"\xff" * 100]))
+    assert "is compressed: gunzip it first" in said(oplog(tmp_path, [b"\x1f\x8b\x08\0" + bytes(100)]))
     inside = bytearray(whole)
     inside[3 * size + 4 : 3 * size + 40] = b"\xee" * 36
-    assert f"the document at byte {3 * size}: " in said(place(tmp_path, [bytes(inside)]))
+    assert f"the document at byte {3 * size}: " in said(oplog(tmp_path, [bytes(inside)]))
     Path(cut_off.path).unlink()
     assert said(cut_off) == f"{cut_off.path}: No such file or directory"
 
 
 def test_a_file_that_changes_after_it_was_pinned(tmp_path: Path) -> None:
-    read = place(tmp_path, [insert(0)[6]]).pin()
+    read = oplog(tmp_path, [insert(0)[6]]).pin()
     with open(read.path, "ab") as file:
         file.write(insert(1)[6])
     assert "was changed while it was read" in said(read)
 
 
 def test_entries_larger_than_a_chunk(tmp_path: Path) -> None:
-    read = place(tmp_path, (insert(n, text="x" * 7_000_000)[6] for n in range(4)))
+    read = oplog(tmp_path, (insert(n, text="x" * 7_000_000)[6] for n in range(4)))
     batches = list(read.read(EVERYTHING, ("entry",)))
     assert [batch.num_rows for batch in batches] == [3, 1]

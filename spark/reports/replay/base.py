@@ -19,7 +19,7 @@ from replset.bson import RawDocument, encode_key
 from replset.errors import BadValueError, ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.storage.file_names import DATA_APPLICATION_ID
-from spark.places import PlaceError
+from spark.oplog import OplogError
 from spark.readers.sqlite import database_file
 
 ROWS_PER_PART = 250_000
@@ -47,7 +47,7 @@ class Start:
 
 
 class Base(Protocol):
-    """Small and picklable. Both methods raise PlaceError with the base's name in it."""
+    """Small and picklable. Both methods raise OplogError with the base's name in it."""
 
     @property
     def name(self) -> str: ...
@@ -85,12 +85,12 @@ class BsonBase:
 
     def find(self, ns: str, at: OpTime) -> Start:
         if self.at.ts > at.ts:
-            raise PlaceError(self.name, f"its documents are as of {self.at}, later than {at}")
+            raise OplogError(self.name, f"its documents are as of {self.at}, later than {at}")
         try:
             with self._open() as file:
                 parts = ((0, -1),) if self._is_gzip else tuple(bson_parts(file, BYTES_PER_PART))
         except (OSError, ReplError) as error:
-            raise PlaceError(self.name, error) from error
+            raise OplogError(self.name, error) from error
         return Start(self.at, True, parts=parts)
 
     def read(self, start: Start, part: Part, ns: str, at: OpTime) -> Iterator[pa.RecordBatch]:
@@ -100,7 +100,7 @@ class BsonBase:
                 file.seek(begin)
                 yield from _batches(_keyed(bson_documents(file, None if end < 0 else end - begin)))
         except (OSError, EOFError, ReplError) as error:
-            raise PlaceError(self.name, error) from error
+            raise OplogError(self.name, error) from error
 
     @property
     def _is_gzip(self) -> bool:
@@ -126,7 +126,7 @@ class DbpathBase:
             newest = self._newest(connection)
             undone = newest.ts > at.ts
             if undone and (pruned := self._pruned(connection)) > at.ts:
-                raise PlaceError(
+                raise OplogError(
                     self.name,
                     f"its documents are as of {newest}, and what was before {OpTime(at.term, pruned)} cannot be undone",
                 )
@@ -146,10 +146,10 @@ class DbpathBase:
             return Start(newest, True, uuid, parts)
 
     def collections(self, at: OpTime) -> dict[str, bytes]:
-        """The uuids of the collections as of `at`, by name. PlaceError: the undo does not reach back so far."""
+        """The uuids of the collections as of `at`, by name. OplogError: the undo does not reach back so far."""
         with self._connect() as connection:
             if (pruned := self._pruned(connection)) > at.ts:
-                raise PlaceError(
+                raise OplogError(
                     self.name,
                     f"its documents cannot be taken back to {at}: what was before {OpTime(at.term, pruned)} cannot be"
                     " undone any more (--snapshot-history-secs of that member)",
@@ -190,14 +190,14 @@ class DbpathBase:
                 )
                 yield from self._stream(connection, sql, (start.uuid, at.ts))
                 if (pruned := self._pruned(connection)) > at.ts:
-                    raise PlaceError(
+                    raise OplogError(
                         self.name, f"its undo up to {OpTime(at.term, pruned)} was pruned while it was read"
                     )
                 return
             sql = f"SELECT key, doc AS document FROM {table} WHERE rowid >= ? AND rowid < ?"
             yield from self._stream(connection, sql, part)
             if (newest := self._newest(connection)).ts > at.ts:
-                raise PlaceError(self.name, f"the member moved on to {newest}, past {at}: take a copy of it")
+                raise OplogError(self.name, f"the member moved on to {newest}, past {at}: take a copy of it")
 
     def _stream(self, connection: dbapi.Connection, sql: str, values: tuple[object, ...]) -> Iterator[pa.RecordBatch]:
         try:
@@ -208,20 +208,20 @@ class DbpathBase:
                     if batch.num_rows:
                         yield pa.RecordBatch.from_arrays([a.cast(pa.binary()) for a in batch.columns], schema=SCHEMA)
         except (AdbcError, pa.ArrowException) as error:
-            raise PlaceError(self.name, error) from error
+            raise OplogError(self.name, error) from error
 
     def _connect(self) -> dbapi.Connection:
         if not Path(self.path).is_file():
-            raise PlaceError(self.name, f"{self.path} does not exist")
+            raise OplogError(self.name, f"{self.path} does not exist")
         try:
             connection = dbapi.connect(f"{Path(self.path).absolute().as_uri()}?mode=ro")
         except AdbcError as error:
-            raise PlaceError(self.name, error) from error
+            raise OplogError(self.name, error) from error
         try:
             found = self._rows(connection, "PRAGMA application_id")
             if not found or found[0][0] != DATA_APPLICATION_ID:
-                raise PlaceError(self.name, f"{self.path} is no member's database")
-        except PlaceError:
+                raise OplogError(self.name, f"{self.path} is no member's database")
+        except OplogError:
             connection.close()
             raise
         return connection
@@ -233,7 +233,7 @@ class DbpathBase:
                 rows: list[tuple[Any, ...]] = cursor.fetchall()
                 return rows
         except AdbcError as error:
-            raise PlaceError(self.name, error) from error
+            raise OplogError(self.name, error) from error
 
     def _newest(self, connection: dbapi.Connection) -> OpTime:
         rows = self._rows(connection, "SELECT term, ts FROM oplog ORDER BY ts DESC LIMIT 1")

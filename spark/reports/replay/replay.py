@@ -19,11 +19,11 @@ from replset.errors import ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import COMMAND, DELETE, INSERT, UPDATE, OplogEntry
 from replset.query.diff import apply_update_object, is_diff
-from spark.entries import Heads
+from spark.entry_bytes import EntryPrefixes
 from spark.jobs import ROWS_PER_TASK, map_spans, table_of
-from spark.places import Bounds, Only, Place, PlaceError, Span
-from spark.readers.sqlite import SqlitePlace
-from spark.replay_base import Base, DbpathBase, Start
+from spark.oplog import Bounds, EntryFilter, Oplog, OplogError, Span
+from spark.readers.sqlite import SqliteOplog
+from spark.reports.replay.base import Base, DbpathBase, Start
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,7 +52,7 @@ _OUT_BYTES = 4 << 20
 
 def replay(
     spark: SparkSession,
-    place: Place,
+    oplog: Oplog,
     ns: str,
     *,
     at: OpTime | None = None,
@@ -63,31 +63,31 @@ def replay(
 
     id: the `_id` as Extended JSON. document: BSON. Without a base the oplog must reach back to the collection's
     creation, or be a member's file, whose own documents then are the base as far as its undo reaches. A collection that
-    did not exist at `at` has no rows. PlaceError: the place, or the base, cannot tell; the text says why.
+    did not exist at `at` has no rows. OplogError: the place, or the base, cannot tell; the text says why.
     """
-    place = place.pin()
-    bounds = place.bounds()
-    until = _checked_point(place, bounds, at)
+    oplog = oplog.pin()
+    bounds = oplog.bounds()
+    until = _checked_point(oplog, bounds, at)
     begin = base.find(ns, until) if base is not None else None
     if begin is not None and base is not None:
-        _check_joins(place, bounds, base, begin)
-    commands = _commands(spark, place, ns, Span(_after(begin), until.ts + 1))
-    life = life_at(commands, ns, begin, place.name)
+        _check_joins(oplog, bounds, base, begin)
+    commands = _commands(spark, oplog, ns, Span(_after(begin), until.ts + 1))
+    life = collection_at(commands, ns, begin, oplog.name)
     if life is None and begin is None and not any(names(command, ns) for command in commands):
-        own = _own_base(place)
+        own = _own_base(oplog)
         if own is not None:
             base, begin = own, own.find(ns, until)
-            life = Life(begin.uuid, begin.at.ts, True) if begin.exists else None
-        elif not _is_whole(place, bounds):
-            raise PlaceError(place.name, f"the oplog begins at {bounds.oldest}, after {ns} was made: give a base")
+            life = CollectionStart(begin.uuid, begin.at.ts, True) if begin.exists else None
+        elif not _is_whole(oplog, bounds):
+            raise OplogError(oplog.name, f"the oplog begins at {bounds.oldest}, after {ns} was made: give a base")
     if life is None:
         return table_of(spark, [], DOCUMENTS_SCHEMA)
-    steps = _entries(spark, place, ns, Span(life.after_ts + 1, until.ts + 1), rows_per_task)
+    steps = _entries(spark, oplog, ns, Span(life.after_ts + 1, until.ts + 1), rows_per_task)
     if life.from_base and base is not None and begin is not None and begin.parts:
         steps = _base_steps(spark, base, begin, ns, until).unionByName(steps)
     # All steps of a key in one partition, in order; then the few that are left, by key over all partitions.
     ordered = steps.repartition("key").sortWithinPartitions("key", "ts")
-    return ordered.mapInArrow(_folder(place.name, ns), DOCUMENTS_SCHEMA).orderBy("key")
+    return ordered.mapInArrow(_folder(oplog.name, ns), DOCUMENTS_SCHEMA).orderBy("key")
 
 
 def ejson_lines(documents: DataFrame, *, canonical: bool = False) -> Iterator[str]:
@@ -110,7 +110,7 @@ def write_bson(documents: DataFrame, path: str | Path) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class CollectionStart:
     """The collection with the namespace. after_ts: its entries have later ones. from_base: it begins in the base."""
 
     uuid: bytes | None
@@ -127,36 +127,36 @@ class Step(NamedTuple):
     data: bytes
 
 
-def life_at(commands: Iterable[OplogEntry], ns: str, base: Start | None, place: str) -> Life | None:
+def collection_at(commands: Iterable[OplogEntry], ns: str, base: Start | None, oplog: str) -> CollectionStart | None:
     """The collection of the name `ns` after these commands, in order; None when there is none.
 
-    PlaceError, in the name of `place`, for a command that changes its documents and is not known here.
+    OplogError, in the name of `place`, for a command that changes its documents and is not known here.
     """
     database, _, collection = ns.partition(".")
-    life = Life(base.uuid, base.at.ts, True) if base is not None and base.exists else None
+    life = CollectionStart(base.uuid, base.at.ts, True) if base is not None and base.exists else None
     for entry in commands:
         o = entry.o
         name = o.first_key
         if entry.ns == _ADMIN and name == "applyOps":
             if ns in _namespaces_of(o.get("applyOps")):
-                raise PlaceError(place, f"{entry.optime} is a transaction on {ns}, which is not replayed")
+                raise OplogError(oplog, f"{entry.optime} is a transaction on {ns}, which is not replayed")
         elif name == "renameCollection":
             if ns in (o.get("renameCollection"), o.get("to")):
-                raise PlaceError(place, f"{entry.optime} renames {ns}, which is not replayed")
+                raise OplogError(oplog, f"{entry.optime} renames {ns}, which is not replayed")
         elif entry.database != database:
             continue
         elif name == "create" and o.get("create") == collection:
             if life is None:
-                life = Life(entry.ui, entry.optime.ts, False)
+                life = CollectionStart(entry.ui, entry.optime.ts, False)
             elif life.uuid is None:
-                life = Life(entry.ui, life.after_ts, life.from_base)
+                life = CollectionStart(entry.ui, life.after_ts, life.from_base)
         elif name == "drop" and o.get("drop") == collection:
             if life is not None and (life.uuid is None or life.uuid == entry.ui):
                 life = None
         elif name == "dropDatabase":
             life = None
         elif o.get(name or "") == collection and name not in _KEEPS_DOCUMENTS:
-            raise PlaceError(place, f"{entry.optime} has the command {name!r} on {ns}, which is not replayed")
+            raise OplogError(oplog, f"{entry.optime} has the command {name!r} on {ns}, which is not replayed")
     return life
 
 
@@ -169,7 +169,7 @@ def names(entry: OplogEntry, ns: str) -> bool:
     )
 
 
-class Folding:
+class DocumentFold:
     """The steps of many documents of one namespace, in order of key and ts, folded to what is left of each.
 
     Holds one document at a time, as its last change left it: bytes, or decoded, for the next difference.
@@ -177,7 +177,7 @@ class Folding:
 
     def __init__(self, ns: str) -> None:
         self._ns = ns
-        self._heads = Heads()
+        self._heads = EntryPrefixes()
         self._key: bytes | None = None
         self._document: bytes | dict[str, object] | None = None
 
@@ -213,7 +213,7 @@ class Folding:
 
     def _o_of(self, op: str, data: bytes) -> bytes:
         """The entry's `o`."""
-        at = self._heads.begin_of_o(data, op, self._ns)
+        at = self._heads.start_of_o(data, op, self._ns)
         return data[at : at + int.from_bytes(data[at : at + 4], "little")] if at else OplogEntry(data).o.raw
 
 
@@ -228,57 +228,57 @@ def _namespaces_of(operations: object) -> set[object]:
 # --- in Spark --------------------------------------------------------------------------------------------------
 
 
-def _checked_point(place: Place, bounds: Bounds, at: OpTime | None) -> OpTime:
+def _checked_point(oplog: Oplog, bounds: Bounds, at: OpTime | None) -> OpTime:
     if bounds.newest == OPTIME_NULL:
-        raise PlaceError(place.name, "the oplog is empty")
+        raise OplogError(oplog.name, "the oplog is empty")
     if at is None:
         return bounds.newest
     if at.ts > bounds.newest.ts:
-        raise PlaceError(place.name, f"the oplog ends at {bounds.newest}, before {at}")
-    found = _optime_at(place, at.ts) if at.ts >= bounds.oldest.ts else None
+        raise OplogError(oplog.name, f"the oplog ends at {bounds.newest}, before {at}")
+    found = _optime_at(oplog, at.ts) if at.ts >= bounds.oldest.ts else None
     if found is not None and found != at:
-        raise PlaceError(place.name, f"{at} is not in its history: {found} is there")
+        raise OplogError(oplog.name, f"{at} is not in its history: {found} is there")
     return at
 
 
-def _optime_at(place: Place, ts: int) -> OpTime | None:
-    for batch in place.read(Span(ts, ts + 1), ("ts", "term")):
+def _optime_at(oplog: Oplog, ts: int) -> OpTime | None:
+    for batch in oplog.read(Span(ts, ts + 1), ("ts", "term")):
         if batch.num_rows:
             return OpTime(batch.column(1)[0].as_py(), batch.column(0)[0].as_py())
     return None
 
 
-def _check_joins(place: Place, bounds: Bounds, base: Base, begin: Start) -> None:
+def _check_joins(oplog: Oplog, bounds: Bounds, base: Base, begin: Start) -> None:
     """The oplog must go on where the base ends, and in the same history."""
     if begin.undone or begin.at == OPTIME_NULL:
         return
-    whole = isinstance(place, SqlitePlace) and bounds.trimmed_through <= begin.at.ts
+    whole = isinstance(oplog, SqliteOplog) and bounds.trimmed_through <= begin.at.ts
     if bounds.oldest.ts > begin.at.ts and not whole:
-        raise PlaceError(place.name, f"the oplog begins at {bounds.oldest}, after the base {base.name} at {begin.at}")
-    if bounds.oldest.ts <= begin.at.ts and isinstance(base, DbpathBase) and _optime_at(place, begin.at.ts) != begin.at:
-        raise PlaceError(place.name, f"{begin.at}, where the base {base.name} is, is not in its history")
+        raise OplogError(oplog.name, f"the oplog begins at {bounds.oldest}, after the base {base.name} at {begin.at}")
+    if bounds.oldest.ts <= begin.at.ts and isinstance(base, DbpathBase) and _optime_at(oplog, begin.at.ts) != begin.at:
+        raise OplogError(oplog.name, f"{begin.at}, where the base {base.name} is, is not in its history")
 
 
 def _after(begin: Start | None) -> int:
     return 0 if begin is None else begin.at.ts + 1
 
 
-def _own_base(place: Place) -> Base | None:
-    return DbpathBase(place.name, place.path) if isinstance(place, SqlitePlace) else None
+def _own_base(oplog: Oplog) -> Base | None:
+    return DbpathBase(oplog.name, oplog.path) if isinstance(oplog, SqliteOplog) else None
 
 
-def _is_whole(place: Place, bounds: Bounds) -> bool:
+def _is_whole(oplog: Oplog, bounds: Bounds) -> bool:
     """Whether the oplog's oldest entry is the first that the set ever wrote."""
-    for batch in place.read(Span(bounds.oldest.ts, bounds.oldest.ts + 1), ("entry",)):
+    for batch in oplog.read(Span(bounds.oldest.ts, bounds.oldest.ts + 1), ("entry",)):
         for entry in batch.column(0).to_pylist():
             return bool(OplogEntry(entry).o.get("msg") == "initiating set")
     return False
 
 
-def _commands(spark: SparkSession, place: Place, ns: str, span: Span) -> list[OplogEntry]:
+def _commands(spark: SparkSession, oplog: Oplog, ns: str, span: Span) -> list[OplogEntry]:
     """The commands on the database, in order: creations and drops, few beside the writes."""
-    wanted = Only(ns=tuple(sorted({f"{ns.partition('.')[0]}.$cmd", _ADMIN})), op=(COMMAND,))
-    found = map_spans(spark, [place], ("ts", "entry"), _as_read, _COMMANDS_SCHEMA, span=span, only=wanted)
+    wanted = EntryFilter(ns=tuple(sorted({f"{ns.partition('.')[0]}.$cmd", _ADMIN})), op=(COMMAND,))
+    found = map_spans(spark, [oplog], ("ts", "entry"), _as_read, _COMMANDS_SCHEMA, span=span, only=wanted)
     return [OplogEntry(bytes(row["entry"])) for row in found.orderBy("ts").collect()]
 
 
@@ -286,11 +286,11 @@ def _as_read(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Rec
     return batches
 
 
-def _entries(spark: SparkSession, place: Place, ns: str, span: Span, rows_per_task: int) -> DataFrame:
-    wanted = Only(ns=(ns,), op=(INSERT, UPDATE, DELETE))
+def _entries(spark: SparkSession, oplog: Oplog, ns: str, span: Span, rows_per_task: int) -> DataFrame:
+    wanted = EntryFilter(ns=(ns,), op=(INSERT, UPDATE, DELETE))
     columns = ("key", "ts", "op", "entry")
     return map_spans(
-        spark, [place], columns, _renamed, _STEPS_SCHEMA, span=span, only=wanted, rows_per_task=rows_per_task
+        spark, [oplog], columns, _renamed, _STEPS_SCHEMA, span=span, only=wanted, rows_per_task=rows_per_task
     )
 
 
@@ -315,7 +315,7 @@ def _base_steps(spark: SparkSession, base: Base, begin: Start, ns: str, until: O
 
 
 def _folder(name: str, ns: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Folds batches of steps, in order of key and ts, to batches of documents; PlaceError in the name of `name`."""
+    """Folds batches of steps, in order of key and ts, to batches of documents; OplogError in the name of `name`."""
 
     def folded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows: list[tuple[bytes, bytes]] = []
@@ -329,13 +329,13 @@ def _folder(name: str, ns: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator
                     rows, size = [], 0
             yield _document_batch(rows)
         except ReplError as error:
-            raise PlaceError(name, f"an entry cannot be applied: {error.message}") from error
+            raise OplogError(name, f"an entry cannot be applied: {error.message}") from error
 
     return folded
 
 
 def _finished(batches: Iterator[pa.RecordBatch], ns: str) -> Iterator[tuple[bytes, bytes]]:
-    folding = Folding(ns)
+    folding = DocumentFold(ns)
     for batch in batches:
         columns = [column.to_pylist() for column in batch.columns]
         yield from folding.take(map(Step._make, zip(*columns, strict=True)))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spark.readers.held import held
+from spark.readers.shared_file import held
 
 
 def descriptors(file: Path) -> int:

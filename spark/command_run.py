@@ -22,7 +22,7 @@ from replset.ids import OpTime, pack_ts
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from spark.places import Bounds, Only, Place, PlaceError, Span
+    from spark.oplog import Bounds, EntryFilter, Oplog, OplogError, Span
 
 PROGRAM = "oplog-spark"
 NEEDS = ("numpy", "pyarrow", "adbc_driver_sqlite", "adbc_driver_manager", "xxhash", "pandas", "pyspark")
@@ -62,7 +62,7 @@ class Run:
     format: Format
     html: Path | None
     parquet: Path | None
-    places: list[Place] = field(default_factory=list)
+    oplogs: list[Oplog] = field(default_factory=list)
     bounds: list[Bounds] = field(default_factory=list)
     _session: SparkSession | None = None
 
@@ -99,7 +99,7 @@ class Run:
         """Write a result everywhere it is wanted. tables: all its rows by name, for Parquet. more: only the page's."""
         from spark.render import documents
 
-        head = documents.header(self.command, self.engine.value, zip(self.places, self.bounds, strict=True))
+        head = documents.header(self.command, self.engine.value, zip(self.oplogs, self.bounds, strict=True))
         document = {**head, **found}
         if self.parquet is not None:
             self.write_parquet(self.parquet, tables)
@@ -114,8 +114,8 @@ class Run:
         if self.format is Format.JSON:
             print(json.dumps(document, indent=2, ensure_ascii=not speaks_utf8()))
         elif self.format is Format.TABLE:
-            from spark.render.table import print_content
             from spark.render.telling import content_of
+            from spark.render.terminal import print_content
 
             print_content(content_of(document))
 
@@ -155,8 +155,8 @@ def running(
 
     run = Run(command, engine, master, form, html, parquet)
     try:
-        run.places = open_members(members)
-        run.bounds = [place.bounds() for place in run.places]
+        run.oplogs = open_members(members)
+        run.bounds = [oplog.bounds() for oplog in run.oplogs]
         yield run
     except (ReplError, OSError, KeyboardInterrupt):
         raise
@@ -168,18 +168,18 @@ def running(
 
 def told(error: Exception) -> ReplError:
     """An error of Spark's or Arrow's as one that says it in a line; anything unknown is raised as it is."""
-    from spark.jobs import place_error
+    from spark.jobs import oplog_error
 
-    found = place_error(error)
+    found = oplog_error(error)
     if found is not None:
-        return _only_here(found)
+        return _missing_on_worker(found)
     module = type(error).__module__.partition(".")[0]
     if module not in {"pyspark", "py4j", "pyarrow"}:
         raise error
     return JobFailedError(first_line(error))
 
 
-def _only_here(error: PlaceError) -> PlaceError:
+def _missing_on_worker(error: OplogError) -> OplogError:
     """A file that a worker misses and this process sees: on another machine, or in a folder that is not shared."""
     path = error.reason.removesuffix(" does not exist")
     if path == error.reason or not os.path.exists(path):
@@ -262,7 +262,7 @@ def point_of(text: str, option: str, *, end: bool = False) -> int:
 
 
 def span_of(begin: str | None, end: str | None) -> Span:
-    from spark.places import EVERYTHING, Span
+    from spark.oplog import EVERYTHING, Span
 
     first = EVERYTHING.first_ts if begin is None else point_of(begin, "--from")
     last = EVERYTHING.end_ts if end is None else point_of(end, "--to", end=True)
@@ -278,10 +278,10 @@ def optime_of(text: str, option: str) -> OpTime:
         raise BadValueError(f"{option}: {error}") from None
 
 
-def only_of(namespaces: Sequence[str] | None) -> Only:
-    from spark.places import Only
+def only_of(namespaces: Sequence[str] | None) -> EntryFilter:
+    from spark.oplog import EntryFilter
 
-    return Only(ns=tuple(namespaces or ()))
+    return EntryFilter(ns=tuple(namespaces or ()))
 
 
 def tables_of(found: Any) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from replset.errors import CorruptDataError
 from replset.ids import OpTime
 from replset.replication.rollback_manifest import Manifest, list_manifests
 from spark.jobs import map_spans, pinned, scan, table_of
-from spark.places import Only, Place, PlaceError, Span
-from spark.readers.sqlite import SqlitePlace
+from spark.oplog import EntryFilter, Oplog, OplogError, Span
+from spark.readers.sqlite import SqliteOplog
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -69,22 +69,22 @@ class Elections:
     rollbacks: DataFrame
 
 
-def elections(spark: SparkSession, places: Sequence[Place]) -> Elections:
-    """What the members' oplogs and rollback folders tell of the set's terms. PlaceError: one could not be read."""
-    places = pinned(places)
-    stretches = stretches_of(spark, places)
+def elections(spark: SparkSession, oplogs: Sequence[Oplog]) -> Elections:
+    """What the members' oplogs and rollback folders tell of the set's terms. OplogError: one could not be read."""
+    oplogs = pinned(oplogs)
+    stretches = stretches_of(spark, oplogs)
     winner = winner_of(stretches)
-    manifests = [(place.name, manifest) for place in places for manifest in manifests_of(place)]
+    manifests = [(oplog.name, manifest) for oplog in oplogs for manifest in manifests_of(oplog)]
     rollbacks = table_of(spark, [_rollback_row(*pair) for pair in manifests], ROLLBACKS_SCHEMA)
-    lost = _lost_entries(spark, places, stretches, winner, manifests)
+    lost = _lost_entries(spark, oplogs, stretches, winner, manifests)
     held = _holders(lost) if lost is not None else []
-    rows = term_rows(stretches, winner, _openings(spark, places), held, manifests)
+    rows = term_rows(stretches, winner, _openings(spark, oplogs), held, manifests)
     columns = [field.strip().partition(" ")[0] for field in LOST_SCHEMA.split(",")]
     shown = table_of(spark, [], LOST_SCHEMA) if lost is None else lost.select(*columns).orderBy("member", "ts")
     return Elections(winner, table_of(spark, rows, TERMS_SCHEMA), shown, rollbacks)
 
 
-class Stretch(NamedTuple):
+class MemberTerm(NamedTuple):
     """What one member has of one term."""
 
     member: str
@@ -96,7 +96,7 @@ class Stretch(NamedTuple):
     entries: int
 
 
-class Opening(NamedTuple):
+class TermStart(NamedTuple):
     """A no-op that begins a term. host: of the new primary, where the entry tells it."""
 
     term: int
@@ -118,7 +118,7 @@ class Fork(NamedTuple):
 # --- pure ------------------------------------------------------------------------------------------------------
 
 
-def winner_of(stretches: Iterable[Stretch]) -> str | None:
+def winner_of(stretches: Iterable[MemberTerm]) -> str | None:
     """The member with the newest optime; of several the one that reaches back furthest, then the first by name."""
     newest: dict[str, tuple[int, int]] = {}
     oldest: dict[str, int] = {}
@@ -131,7 +131,7 @@ def winner_of(stretches: Iterable[Stretch]) -> str | None:
     return min(newest, key=lambda name: (-newest[name][0], -newest[name][1], oldest[name], name))
 
 
-def fork_of(mine: Iterable[Stretch], history: Iterable[Stretch]) -> Fork:
+def fork_of(mine: Iterable[MemberTerm], history: Iterable[MemberTerm]) -> Fork:
     """Where one member's stretches leave those of the history. What the history trimmed away counts as common."""
     theirs = {stretch.term: stretch for stretch in history}
     ordered = sorted(mine, key=lambda stretch: stretch.term)
@@ -153,9 +153,9 @@ def fork_of(mine: Iterable[Stretch], history: Iterable[Stretch]) -> Fork:
 
 
 def term_rows(
-    stretches: Sequence[Stretch],
+    stretches: Sequence[MemberTerm],
     winner: str | None,
-    openings: Iterable[Opening],
+    openings: Iterable[TermStart],
     held: Iterable[tuple[int, Sequence[str], int]],
     manifests: Manifests,
 ) -> list[tuple[Any, ...]]:
@@ -166,7 +166,7 @@ def term_rows(
         lost_distinct[term] = lost_distinct.get(term, 0) + entries
         for member in members:
             lost[member, term] = lost.get((member, term), 0) + entries
-    began: dict[int, Opening] = {}
+    began: dict[int, TermStart] = {}
     primaries: dict[int, str | None] = {}
     for opening in sorted(openings, key=lambda opening: (opening.term, opening.ts)):
         began.setdefault(opening.term, opening)
@@ -209,7 +209,7 @@ def term_rows(
     return rows
 
 
-def stretches_in(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[Stretch]:
+def stretches_in(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[MemberTerm]:
     """The runs of equal terms in batches of (ts, term, wall), ended by each batch's end."""
     for batch in batches:
         if batch.num_rows == 0:
@@ -217,39 +217,39 @@ def stretches_in(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[Str
         ts, term, wall = (np.asarray(batch.column(name)) for name in ("ts", "term", "wall"))
         begins = np.concatenate(([0], np.flatnonzero(np.diff(term)) + 1, [batch.num_rows]))
         for at, end in zip(begins[:-1].tolist(), begins[1:].tolist(), strict=True):
-            yield Stretch(
+            yield MemberTerm(
                 member, int(term[at]), int(ts[at]), int(wall[at]), int(ts[end - 1]), int(wall[end - 1]), end - at
             )
 
 
-def opening_in(ts: int, term: int, entry: bytes) -> Opening | None:
+def opening_in(ts: int, term: int, entry: bytes) -> TermStart | None:
     """The opening that this no-op is, if it is one."""
     o = RawDocument(entry).get("o")
     if not isinstance(o, Mapping) or o.get("msg") not in (NEW_PRIMARY, INITIATING):
         return None
     host = o.get("host")
-    return Opening(term, ts, str(o["msg"]), host if isinstance(host, str) else None)
+    return TermStart(term, ts, str(o["msg"]), host if isinstance(host, str) else None)
 
 
-def manifests_of(place: Place) -> list[Manifest]:
+def manifests_of(oplog: Oplog) -> list[Manifest]:
     """The rollbacks recorded beside a member's database file, oldest first; none for places of other kinds."""
-    if not isinstance(place, SqlitePlace):
+    if not isinstance(oplog, SqliteOplog):
         return []
     try:
-        return list_manifests(Path(place.path).absolute().parent)
+        return list_manifests(Path(oplog.path).absolute().parent)
     except (CorruptDataError, OSError) as error:
-        raise PlaceError(place.name, error) from error
+        raise OplogError(oplog.name, error) from error
 
 
 # --- in Spark --------------------------------------------------------------------------------------------------
 
 
-def stretches_of(spark: SparkSession, places: Sequence[Place]) -> list[Stretch]:
+def stretches_of(spark: SparkSession, oplogs: Sequence[Oplog]) -> list[MemberTerm]:
     """What each member has of each term: one row a member and term, summed up in the workers."""
     from pyspark.sql import functions as f
 
     rows = (
-        map_spans(spark, places, ("ts", "term", "wall"), _stretch_batches, _STRETCH_SCHEMA)
+        map_spans(spark, oplogs, ("ts", "term", "wall"), _stretch_batches, _STRETCH_SCHEMA)
         .groupBy("member", "term")
         .agg(
             f.min("first_ts").alias("first_ts"),
@@ -261,20 +261,22 @@ def stretches_of(spark: SparkSession, places: Sequence[Place]) -> list[Stretch]:
         .orderBy("member", "term")
         .collect()
     )
-    return [Stretch(*row) for row in rows]
+    return [MemberTerm(*row) for row in rows]
 
 
 def _stretch_batches(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     found = list(stretches_in(member, batches))
-    columns = list(zip(*found, strict=True)) or [()] * len(Stretch._fields)
-    types = [pa.string()] + [pa.int64()] * (len(Stretch._fields) - 1)
+    columns = list(zip(*found, strict=True)) or [()] * len(MemberTerm._fields)
+    types = [pa.string()] + [pa.int64()] * (len(MemberTerm._fields) - 1)
     arrays = [pa.array(values, kind) for values, kind in zip(columns, types, strict=True)]
-    yield pa.RecordBatch.from_arrays(arrays, names=list(Stretch._fields))
+    yield pa.RecordBatch.from_arrays(arrays, names=list(MemberTerm._fields))
 
 
-def _openings(spark: SparkSession, places: Sequence[Place]) -> list[Opening]:
-    found = map_spans(spark, places, ("ts", "term", "entry"), _opening_batches, _OPENING_SCHEMA, only=Only(op=("n",)))
-    return [Opening(*row) for row in found.distinct().orderBy("term", "ts").collect()]
+def _openings(spark: SparkSession, oplogs: Sequence[Oplog]) -> list[TermStart]:
+    found = map_spans(
+        spark, oplogs, ("ts", "term", "entry"), _opening_batches, _OPENING_SCHEMA, only=EntryFilter(op=("n",))
+    )
+    return [TermStart(*row) for row in found.distinct().orderBy("term", "ts").collect()]
 
 
 def _opening_batches(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -286,20 +288,24 @@ def _opening_batches(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterato
 
 
 def _lost_entries(
-    spark: SparkSession, places: Sequence[Place], stretches: Sequence[Stretch], winner: str | None, manifests: Manifests
+    spark: SparkSession,
+    oplogs: Sequence[Oplog],
+    stretches: Sequence[MemberTerm],
+    winner: str | None,
+    manifests: Manifests,
 ) -> DataFrame | None:
     """Of each member the entries behind its common point that the winner lacks, by (term, ts). None: no tail."""
     from pyspark.sql import functions as f
 
     history = [stretch for stretch in stretches if stretch.member == winner]
-    kept_by = [place for place in places if place.name == winner]
+    kept_by = [oplog for oplog in oplogs if oplog.name == winner]
     found: DataFrame | None = None
-    for place in places:
-        tail = fork_of([stretch for stretch in stretches if stretch.member == place.name], history).tail
-        if place.name == winner or tail is None:
+    for oplog in oplogs:
+        tail = fork_of([stretch for stretch in stretches if stretch.member == oplog.name], history).tail
+        if oplog.name == winner or tail is None:
             continue
         there = scan(spark, kept_by, ("ts", "term"), span=tail).drop("member")
-        only_here = scan(spark, [place], _LOST_COLUMNS, span=tail).join(there, ["ts", "term"], "left_anti")
+        only_here = scan(spark, [oplog], _LOST_COLUMNS, span=tail).join(there, ["ts", "term"], "left_anti")
         found = only_here if found is None else found.unionByName(only_here)
     if found is None:
         return None

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from replset.ids import OPTIME_NULL, OpTime
 from spark.columns import FIELDS
-from spark.digests import Flags, Numbers, groups, mixed, numbers, run_starts
-from spark.places import ALL, Bounds, Only, Place, Span
+from spark.oplog import ALL, Bounds, EntryFilter, Oplog, Span
+from spark.reports.diff.digests import Flags, Numbers, groups, mixed, numbers, run_starts
 
 Table = TypeVar("Table")
 Pair = tuple[int, int]
@@ -228,7 +228,7 @@ class Tally(NamedTuple):
         return Tally(*map(sum, zip(self, other, strict=True))) if isinstance(other, Tally) else NotImplemented
 
 
-class Optimes:
+class RowsByOptime:
     """The rows of a table by optime: arrays of (optime, member). Rows older than their member's head do not count.
 
     The table: of ROWS, ordered by ROW_ORDER, whole optimes.
@@ -304,7 +304,7 @@ def newest_of(found: Iterable[Mapping[Pair, OpTime]]) -> dict[Pair, OpTime]:
 
 def tallies(facts: Facts, table: pa.Table) -> dict[Pair, Tally]:
     """The counts of each pair in these rows."""
-    found = Optimes(facts, table)
+    found = RowsByOptime(facts, table)
     ts, present, covered = found.ts, found.present, found.covered
     counted = {}
     for a, b in facts.pairs():
@@ -331,9 +331,9 @@ def added(counts: Iterable[Mapping[Pair, Tally]]) -> dict[Pair, Tally]:
     return total
 
 
-def entries(facts: Facts, table: pa.Table, only: Only = ALL) -> pa.Table:
+def entries(facts: Facts, table: pa.Table, only: EntryFilter = ALL) -> pa.Table:
     """The rows of `Diff.entries` for these rows, ordered. only: which of them are wanted."""
-    found = Optimes(facts, table)
+    found = RowsByOptime(facts, table)
     differs = found.differs()
     reasons = [
         (Kind.DIVERGENT, Reason.CONTENT, found.several, None),
@@ -354,7 +354,7 @@ def entries(facts: Facts, table: pa.Table, only: Only = ALL) -> pa.Table:
     return rows.sort_by([(name, "ascending") for name in ENTRY_ORDER]) if rows.num_rows else rows
 
 
-def _absences(facts: Facts, found: Optimes) -> npt.NDArray[np.int8]:
+def _absences(facts: Facts, found: RowsByOptime) -> npt.NDArray[np.int8]:
     """By optime and member; of several holders the one with the strongest reason counts."""
     none = np.int8(len(Absence) + 1)
     reasons = np.full(found.present.shape, none, np.int8)
@@ -368,7 +368,9 @@ def _absences(facts: Facts, found: Optimes) -> npt.NDArray[np.int8]:
     return np.where(reasons == none, np.int8(0), reasons)
 
 
-def _rows(facts: Facts, found: Optimes, those: Numbers, kind: Kind, reason: Reason, absent: Flags | None) -> pa.Table:
+def _rows(
+    facts: Facts, found: RowsByOptime, those: Numbers, kind: Kind, reason: Reason, absent: Flags | None
+) -> pa.Table:
     names = pa.array(facts.names, pa.string())
     ts, term = found.ts[those], found.term[those]
     present = found.present[those]
@@ -395,7 +397,7 @@ def _name_lists(flags: Flags, names: pa.Array) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), names.take(pa.array(np.nonzero(flags)[1])))
 
 
-def _hashes(found: Optimes, those: Numbers, names: pa.Array) -> pa.Array:
+def _hashes(found: RowsByOptime, those: Numbers, names: pa.Array) -> pa.Array:
     wanted = np.zeros(len(found.ts), bool)
     wanted[those] = True
     rows = wanted[found.group]
@@ -409,14 +411,14 @@ def _hashes(found: Optimes, those: Numbers, names: pa.Array) -> pa.Array:
 # --- tables of a few rows --------------------------------------------------------------------------------------
 
 
-def chains_at(places: Sequence[Place], facts: Facts) -> dict[Chained, int | None]:
+def chains_at(oplogs: Sequence[Oplog], facts: Facts) -> dict[Chained, int | None]:
     """The members' chains at their common points."""
     wanted = {(member, common) for pair, common in facts.common.items() for member in pair}
-    return {(member, common): _chain(places[member], common) for member, common in sorted(wanted)}
+    return {(member, common): _chain(oplogs[member], common) for member, common in sorted(wanted)}
 
 
-def _chain(place: Place, optime: OpTime) -> int | None:
-    for batch in place.read(Span(optime.ts, optime.ts + 1), ("ts", "term", "chain")):
+def _chain(oplog: Oplog, optime: OpTime) -> int | None:
+    for batch in oplog.read(Span(optime.ts, optime.ts + 1), ("ts", "term", "chain")):
         for term, chain in zip(batch.column("term").to_pylist(), batch.column("chain").to_pylist(), strict=True):
             if term == optime.term:
                 return None if chain is None else int(chain)

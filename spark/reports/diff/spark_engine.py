@@ -14,7 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from replset.ids import OpTime
-from spark.classify import (
+from spark.jobs import ROWS_PER_TASK, map_spans, table_of
+from spark.oplog import ALL, EVERYTHING, EntryFilter, Oplog, Span
+from spark.reports.diff.classify import (
     ENTRIES,
     ENTRY_ORDER,
     MEMBERS,
@@ -36,14 +38,14 @@ from spark.classify import (
     pair_rows,
     tallies,
 )
-from spark.digests import (
+from spark.reports.diff.digests import (
     ENTRIES_PER_SLOT,
     INC_BITS,
     READ_FOR_DIGESTS,
     SCHEMA,
-    Grid,
+    BucketGrid,
+    ComparedMembers,
     Numbers,
-    Opened,
     compared,
     digests_in,
     merged,
@@ -51,8 +53,6 @@ from spark.digests import (
     numbers,
     whole_groups,
 )
-from spark.jobs import ROWS_PER_TASK, map_spans, table_of
-from spark.places import ALL, EVERYTHING, Only, Place, Span
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -76,21 +76,21 @@ class _Said(NamedTuple):
 
 def diff(
     session: SparkSession,
-    places: Sequence[Place],
+    oplogs: Sequence[Oplog],
     *,
     span: Span = EVERYTHING,
-    only: Only = ALL,
+    only: EntryFilter = ALL,
     rows_per_task: int = ROWS_PER_TASK,
-    grid: Grid | None = None,
+    grid: BucketGrid | None = None,
     by_bytes: bool = False,
 ) -> Diff[DataFrame]:
-    """Where the members differ. PlaceError: one could not be read; in a worker, `jobs.place_error` finds it again.
+    """Where the members differ. OplogError: one could not be read; in a worker, `jobs.oplog_error` finds it again.
 
     Digests are compared and the entries of the buckets that differ are read here, once, and kept by Spark; `entries`
     and what is counted of them is worked out when it is asked for. Parameters as in `local_diff.local_diff`.
     """
-    members = Opened.of(places, by_bytes=by_bytes)
-    grid = grid or Grid.over(members.bounds)
+    members = ComparedMembers.of(oplogs, by_bytes=by_bytes)
+    grid = grid or BucketGrid.over(members.bounds)
     facts = Facts.of(members.names, members.bounds, span.first_ts)
     digests = _digests(session, members, grid, span, rows_per_task).persist()
     told, said = _told(_compared(digests, grid, facts))
@@ -147,7 +147,9 @@ def _ddl(kind: pa.DataType) -> str:
 # --- digests ---------------------------------------------------------------------------------------------------
 
 
-def _digests(session: SparkSession, members: Opened, grid: Grid, span: Span, rows_per_task: int) -> DataFrame:
+def _digests(
+    session: SparkSession, members: ComparedMembers, grid: BucketGrid, span: Span, rows_per_task: int
+) -> DataFrame:
     """Every digest, those of a bucket side by side."""
     work = digests_in(grid, {name: at for at, name in enumerate(members.names)})
     total = sum(one.rows for one in members.bounds)
@@ -158,7 +160,7 @@ def _digests(session: SparkSession, members: Opened, grid: Grid, span: Span, row
     return parts.repartition(tasks, "bucket").sortWithinPartitions("bucket", "at")
 
 
-def _compared(digests: DataFrame, grid: Grid, facts: Facts) -> DataFrame:
+def _compared(digests: DataFrame, grid: BucketGrid, facts: Facts) -> DataFrame:
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         commons = []
         for table in whole_groups(batches, "bucket"):
@@ -179,7 +181,13 @@ def _compared(digests: DataFrame, grid: Grid, facts: Facts) -> DataFrame:
 
 
 def _rows(
-    session: SparkSession, told: DataFrame, members: Opened, grid: Grid, span: Span, rows_per_task: int, differing: int
+    session: SparkSession,
+    told: DataFrame,
+    members: ComparedMembers,
+    grid: BucketGrid,
+    span: Span,
+    rows_per_task: int,
+    differing: int,
 ) -> DataFrame:
     """ROWS of the buckets that differ, those of an optime side by side by ROW_ORDER.
 
@@ -187,13 +195,13 @@ def _rows(
     """
     from pyspark.sql import functions as f
 
-    places = members.pinned
+    oplogs = members.pinned
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for wanted in whole_groups(batches, "one"):
             members_of, buckets = numbers(wanted, "one"), numbers(wanted, "n0")
             for at in np.unique(members_of).tolist():
-                for batch in grid.read(places[at], buckets[members_of == at], READ_FOR_ROWS, span):
+                for batch in grid.read(oplogs[at], buckets[members_of == at], READ_FOR_ROWS, span):
                     yield numbered(at, batch, ROWS)
 
     seconds, increments = grid.stretch(rows_per_task)
@@ -223,7 +231,7 @@ def _examined(rows: DataFrame, facts: Facts) -> DataFrame:
     return rows.mapInArrow(work, ddl_of(_SAID))
 
 
-def _classified(facts: Facts, only: Only) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _classified(facts: Facts, only: EntryFilter) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for table in whole_groups(batches, "ts", "term"):
             yield from entries(facts, table, only).to_batches()

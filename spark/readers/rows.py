@@ -14,7 +14,7 @@ from replset.bson import DateTime, InvalidBSONError, RawDocument, Timestamp, enc
 from replset.ids import OpTime, pack_ts
 from replset.oplog_row import entry_hash
 from spark.columns import arrow_schema
-from spark.places import Only
+from spark.oplog import EntryFilter
 
 # How nearly every entry ends: ts, t, v, wall. Cheaper than to walk over the document.
 _TAIL = re.compile(rb"\x11ts\0(.{8})\x12t\0(.{8})(?:\x10v\0.{4}|\x12v\0.{8})\x09wall\0.{8}\0\Z", re.DOTALL).search
@@ -84,7 +84,7 @@ def batch_of(rows: Sequence[Row], columns: Sequence[str]) -> pa.RecordBatch:
     )
 
 
-def chosen(rows: Iterable[Row], only: Only) -> Iterator[Row]:
+def chosen(rows: Iterable[Row], only: EntryFilter) -> Iterator[Row]:
     for row in rows:
         if (not only.ns or row.ns in only.ns) and (not only.op or row.op in only.op):
             yield row

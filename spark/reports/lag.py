@@ -25,10 +25,10 @@ from replset.bson import DateTime, RawDocument, Timestamp, from_ejson_value
 from replset.client import HttpClient
 from replset.errors import BadValueError, ReplError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
-from spark.elections import Stretch, fork_of, winner_of
 from spark.jobs import map_spans, pinned, table_of
-from spark.places import EVERYTHING, Only, Place, PlaceError, Span
-from spark.readers.live import LivePlace
+from spark.oplog import EVERYTHING, EntryFilter, Oplog, OplogError, Span
+from spark.readers.live import LiveOplog
+from spark.reports.elections import MemberTerm, fork_of, winner_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,24 +47,24 @@ _MARK_SCHEMA = "member string, kind string, at bigint, term bigint, ts bigint, w
 
 
 def lag(
-    spark: SparkSession, places: Sequence[Place], *, span: Span = EVERYTHING, every_ms: int | None = None
+    spark: SparkSession, oplogs: Sequence[Oplog], *, span: Span = EVERYTHING, every_ms: int | None = None
 ) -> DataFrame:
     """Rows (member, at, source, behind_ms, ts, term, optime), by source, at and member; see the module.
 
     at: wall clock in milliseconds. ts, term, optime: where the member is (commitPoint: the commit point). every_ms: the
-    width of the stretches of time; without it a round one that makes about 500 of the span at most. PlaceError: an
+    width of the stretches of time; without it a round one that makes about 500 of the span at most. OplogError: an
     oplog could not be read, a live member not asked. BadValueError: every_ms would make more than 100,000 stretches.
     """
-    places = pinned(places)
-    bounds = [place.bounds() for place in places]
+    oplogs = pinned(oplogs)
+    bounds = [oplog.bounds() for oplog in oplogs]
     known = [(b.oldest.seconds, b.newest.seconds) for b in bounds if b.newest != OPTIME_NULL]
     width_ms = width_ms_of(known, span, every_ms)
-    noops = _noops(spark, places, span)
-    marks = _marks(spark, places, span, width_ms, noops)
+    noops = _noops(spark, oplogs, span)
+    marks = _marks(spark, oplogs, span, width_ms, noops)
     rows = [
         *wall_rows(marks),
         *commit_point_rows(marks, noops),
-        *status_rows([(place.name, answer) for place in places if (answer := status_of(place)) is not None]),
+        *status_rows([(oplog.name, answer) for oplog in oplogs if (answer := status_of(oplog)) is not None]),
     ]
     ordered = sorted(rows, key=lambda row: (row.source, row.at, row.member or "", row.term, row.ts))
     shown = [(*row, str(OpTime(row.term, row.ts))) for row in ordered]
@@ -215,7 +215,7 @@ def noop_in(ts: int, term: int, entry: bytes) -> Noop | None:
     return None if point is None or point == OPTIME_NULL else Noop(ts, term, point.ts, point.term)
 
 
-def marks_in(
+def lag_marks_in(
     member: str, batches: Iterator[pa.RecordBatch], width_ms: int, wanted: Numbers, noops: Numbers
 ) -> Iterator[Mark]:
     """What `lag` needs of one part of an oplog. wanted: ts of the entries asked for, noops: of those whose predecessor
@@ -251,7 +251,7 @@ def marks_in(
         yield last
 
 
-def _stretches(marks: Iterable[Mark]) -> list[Stretch]:
+def _stretches(marks: Iterable[Mark]) -> list[MemberTerm]:
     """What each member has of each term, as `elections` tells it (without counts)."""
     spans: dict[tuple[str, int], list[Mark]] = {}
     for mark in marks:
@@ -260,12 +260,12 @@ def _stretches(marks: Iterable[Mark]) -> list[Stretch]:
             span[0] = min(span[0], mark, key=lambda mark: mark.ts)
             span[1] = max(span[1], mark, key=lambda mark: mark.ts)
     return [
-        Stretch(member, term, first.ts, first.wall, last.ts, last.wall, 0)
+        MemberTerm(member, term, first.ts, first.wall, last.ts, last.wall, 0)
         for (member, term), (first, last) in sorted(spans.items())
     ]
 
 
-def _reach(marks: Iterable[Mark]) -> dict[int, Stretch]:
+def _reach(marks: Iterable[Mark]) -> dict[int, MemberTerm]:
     """The winner's stretches by term: how far the history goes in each."""
     stretches = _stretches(marks)
     winner = winner_of(stretches)
@@ -316,8 +316,8 @@ def _before(marks: Iterable[Mark]) -> dict[int, Mark]:
         previous = noted.get((mark.member, mark.ts))
         if previous is None:
             parts = ends.get(mark.member, [])
-            place = bisect_left(parts, mark.ts, key=_ts)
-            previous = parts[place - 1] if place else None
+            behind = bisect_left(parts, mark.ts, key=_ts)
+            previous = parts[behind - 1] if behind else None
         if previous is not None and (mark.ts not in found or found[mark.ts].optime < previous.optime):
             found[mark.ts] = previous
     return found
@@ -344,20 +344,20 @@ def _ms(value: object) -> int:
 # --- in Spark, and from live members ---------------------------------------------------------------------------
 
 
-def status_of(place: Place) -> dict[str, Any] | None:
+def status_of(oplog: Oplog) -> dict[str, Any] | None:
     """What a live member answers to replSetGetStatus; None for a place that is no live member."""
-    if not isinstance(place, LivePlace):
+    if not isinstance(oplog, LiveOplog):
         return None
     try:
-        answer = from_ejson_value(HttpClient(place.url).get("/v1/replset/status"))
+        answer = from_ejson_value(HttpClient(oplog.url).get("/v1/replset/status"))
     except ReplError as error:
-        raise PlaceError(place.name, error.message) from error
+        raise OplogError(oplog.name, error.message) from error
     return answer if isinstance(answer, dict) else None
 
 
-def _noops(spark: SparkSession, places: Sequence[Place], span: Span) -> list[Noop]:
+def _noops(spark: SparkSession, oplogs: Sequence[Oplog], span: Span) -> list[Noop]:
     found = map_spans(
-        spark, places, ("ts", "term", "entry"), _noop_batches, _NOOP_SCHEMA, span=span, only=Only(op=("n",))
+        spark, oplogs, ("ts", "term", "entry"), _noop_batches, _NOOP_SCHEMA, span=span, only=EntryFilter(op=("n",))
     )
     return [Noop(*row) for row in found.distinct().orderBy("term", "ts").collect()]
 
@@ -369,15 +369,15 @@ def _noop_batches(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[p
 
 
 def _marks(
-    spark: SparkSession, places: Sequence[Place], span: Span, width_ms: int, noops: Sequence[Noop]
+    spark: SparkSession, oplogs: Sequence[Oplog], span: Span, width_ms: int, noops: Sequence[Noop]
 ) -> list[Mark]:
     noop_ts = np.unique(np.array([noop.ts for noop in noops], np.int64))
     wanted = np.union1d(noop_ts, np.array([noop.point_ts for noop in noops], np.int64))
 
     def work(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield _batch_of(list(marks_in(member, batches, width_ms, wanted, noop_ts)), Mark._fields)
+        yield _batch_of(list(lag_marks_in(member, batches, width_ms, wanted, noop_ts)), Mark._fields)
 
-    found = map_spans(spark, places, ("ts", "term", "wall"), work, _MARK_SCHEMA, span=span)
+    found = map_spans(spark, oplogs, ("ts", "term", "wall"), work, _MARK_SCHEMA, span=span)
     return [Mark(*row) for row in found.collect()]
 
 

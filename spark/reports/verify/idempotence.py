@@ -151,7 +151,7 @@ class _Document:
     run_bytes: int = 0
 
 
-class Documents:
+class DocumentStates:
     """The documents of a stream of changes in the oplog's order, which holds all changes of those in it."""
 
     def __init__(self) -> None:

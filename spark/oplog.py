@@ -18,7 +18,7 @@ from replset.ids import OPTIME_NULL, OpTime
 _NOTE = "oplog-place-error: "
 
 
-class PlaceError(ReplError):
+class OplogError(ReplError):
     """An oplog could not be read; the text begins with the member's name."""
 
     code = ErrorCode.OPERATION_FAILED
@@ -31,12 +31,12 @@ class PlaceError(ReplError):
         # Python prints notes below a traceback, which is all that Spark brings home of a worker's error.
         self.add_note(_NOTE + json.dumps([type(self).__name__, self.name, self.reason, *facts]))
 
-    def __reduce__(self) -> tuple[type[PlaceError], tuple[object, ...]]:
+    def __reduce__(self) -> tuple[type[OplogError], tuple[object, ...]]:
         return type(self), (self.name, self.reason, *self._facts)
 
     @staticmethod
-    def told_in(text: str) -> PlaceError | None:
-        """The PlaceError whose traceback is part of this text, the last one where one was raised from another."""
+    def found_in(text: str) -> OplogError | None:
+        """The OplogError whose traceback is part of this text, the last one where one was raised from another."""
         at = text.rfind(_NOTE)
         if at < 0:
             return None
@@ -47,7 +47,7 @@ class PlaceError(ReplError):
             return None
 
 
-class PlaceTrimmedError(PlaceError):
+class OplogTrimmedError(OplogError):
     """The oldest entries of the span were trimmed away (a capped oplog) before they were read.
 
     through: ts of the newest entry that is gone.
@@ -60,13 +60,13 @@ class PlaceTrimmedError(PlaceError):
         self.through = through
 
 
-class PlaceRolledBackError(PlaceError):
+class OplogRolledBackError(OplogError):
     """An entry that had been seen is no longer in the oplog, or stands on another history: the member rolled back."""
 
     code = ErrorCode.OPLOG_START_MISSING
 
 
-_KINDS = {kind.__name__: kind for kind in (PlaceError, PlaceTrimmedError, PlaceRolledBackError)}
+_KINDS = {kind.__name__: kind for kind in (OplogError, OplogTrimmedError, OplogRolledBackError)}
 
 
 class Span(NamedTuple):
@@ -80,14 +80,14 @@ EVERYTHING = Span(0, (1 << 63) - 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Only:
+class EntryFilter:
     """Which entries of a span: of these namespaces, of these operations; empty means of all."""
 
     ns: tuple[str, ...] = ()
     op: tuple[str, ...] = ()
 
 
-ALL = Only()
+ALL = EntryFilter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Bounds:
     chain: int | None = None
 
 
-class Mark(NamedTuple):
+class ReadPosition(NamedTuple):
     """An entry up to which something was read, and its chain, which tells two histories apart.
 
     chain None: but a point in time, of which no entry is expected to be there.
@@ -115,21 +115,21 @@ class Mark(NamedTuple):
     chain: int | None
 
 
-START = Mark(OPTIME_NULL, None)
+START = ReadPosition(OPTIME_NULL, None)
 
 
-class Place(Protocol):
-    """One member's oplog. Every method raises PlaceError with the member's name in it."""
+class Oplog(Protocol):
+    """One member's oplog. Every method raises OplogError with the member's name in it."""
 
     @property
     def name(self) -> str:
         """What tables call it."""
 
-    def pin(self) -> Place:
+    def pin(self) -> Oplog:
         """The same with the bounds of now for ever, so that several passes see the same entries.
 
-        Reading it fails when the member rolled entries of it back since (PlaceRolledBackError) or trimmed some away
-        (PlaceTrimmedError). A pinned place is its own pin.
+        Reading it fails when the member rolled entries of it back since (OplogRolledBackError) or trimmed some away
+        (OplogTrimmedError). A pinned place is its own pin.
         """
 
     def bounds(self) -> Bounds: ...
@@ -140,35 +140,35 @@ class Place(Protocol):
     def split(self, span: Span, parts: int) -> list[Span]:
         """About `parts` spans of about equally many entries, rising, which together are `span`."""
 
-    def read(self, span: Span, columns: Sequence[str], only: Only = ALL) -> Iterator[pa.RecordBatch]:
+    def read(self, span: Span, columns: Sequence[str], only: EntryFilter = ALL) -> Iterator[pa.RecordBatch]:
         """The entries, oldest first, in batches of `arrow_schema(columns)` (without `member`).
 
-        PlaceTrimmedError when entries of the span were trimmed away: those since it was pinned, or, in a place that is
+        OplogTrimmedError when entries of the span were trimmed away: those since it was pinned, or, in a place that is
         not, all below a `first_ts` over 0.
         """
 
 
 @runtime_checkable
-class Followed(Place, Protocol):
+class GrowingOplog(Oplog, Protocol):
     """A place that grows and can be followed."""
 
-    def follow(self, after: Mark, limit: int) -> Mark:
+    def follow(self, after: ReadPosition, limit: int) -> ReadPosition:
         """The newest entry, or the one `limit` behind `after`; `after` itself when there is none newer.
 
-        PlaceTrimmedError when entries behind `after` are gone, PlaceRolledBackError when `after` itself is.
+        OplogTrimmedError when entries behind `after` are gone, OplogRolledBackError when `after` itself is.
         """
 
-    def between(self, after: Mark, end: Mark) -> Place:
+    def between(self, after: ReadPosition, end: ReadPosition) -> Oplog:
         """Pinned to the entries newer than `after` up to `end`."""
 
 
-def trimmed_error(name: str, through: int) -> PlaceTrimmedError:
+def trimmed_error(name: str, through: int) -> OplogTrimmedError:
     reason = f"the oplog's entries up to {_shown(through)} were trimmed away while it was read (it is capped)"
-    return PlaceTrimmedError(name, reason, through)
+    return OplogTrimmedError(name, reason, through)
 
 
-def rolled_back_error(name: str, optime: OpTime) -> PlaceRolledBackError:
-    return PlaceRolledBackError(
+def rolled_back_error(name: str, optime: OpTime) -> OplogRolledBackError:
+    return OplogRolledBackError(
         name, f"its entry {optime} is gone or stands on another history: the member rolled back"
     )
 

@@ -15,10 +15,10 @@ from replset.errors import ReplError
 from replset.ids import OpTime
 from replset.query.diff import is_diff
 from replset.replication.rollback_manifest import FileKind, Manifest, rollback_folder
-from spark.elections import manifests_of
-from spark.places import Place, PlaceTrimmedError, Span
-from spark.readers.sqlite import SqlitePlace
-from spark.replay_base import bson_documents
+from spark.oplog import Oplog, OplogTrimmedError, Span
+from spark.readers.sqlite import SqliteOplog
+from spark.reports.elections import manifests_of
+from spark.reports.replay.base import bson_documents
 
 _COLUMNS = ("ts", "term", "hash", "wall", "entry")
 _ALL_VERSIONS = frozenset({"divergent", "duplicated"})
@@ -48,39 +48,39 @@ class Sample:
     after: bytes | None = None
 
 
-def samples_of(places: Sequence[Place], rows: Sequence[Mapping[str, Any]]) -> list[Sample]:
-    """rows: of `Diff.entries`. Entries that were trimmed away since have no version. PlaceError: one cannot be read."""
-    by_name = {place.name: place for place in places}
+def samples_of(oplogs: Sequence[Oplog], rows: Sequence[Mapping[str, Any]]) -> list[Sample]:
+    """rows: of `Diff.entries`. Entries that were trimmed away since have no version. OplogError: one cannot be read."""
+    by_name = {oplog.name: oplog for oplog in oplogs}
     samples = []
     for row in rows:
         holders = row["present"] if row["kind"] in _ALL_VERSIONS else row["present"][:1]
         samples.append(Sample(row, versions_of([by_name[name] for name in holders], row["ts"], row["term"])))
-    _add_rollbacks(places, samples)
+    _add_rollbacks(oplogs, samples)
     return samples
 
 
-def versions_of(places: Iterable[Place], ts: int, term: int) -> list[Version]:
+def versions_of(oplogs: Iterable[Oplog], ts: int, term: int) -> list[Version]:
     """The different entries at an optime, in the order of the places."""
     found: dict[tuple[int, bytes], Version] = {}
-    for place in places:
-        for row in _rows(place, ts):
+    for oplog in oplogs:
+        for row in _rows(oplog, ts):
             if row["term"] == term:
                 told = (row["hash"], row["entry"])  # a changed entry keeps the hash that is stored beside it
                 version = found.setdefault(told, Version(row["hash"], row["wall"], row["entry"]))
-                if place.name not in version.members:
-                    version.members.append(place.name)
+                if oplog.name not in version.members:
+                    version.members.append(oplog.name)
     return list(found.values())
 
 
-def entry_about(places: Iterable[Place], ts: int, key: bytes) -> bytes | None:
+def entry_about(oplogs: Iterable[Oplog], ts: int, key: bytes) -> bytes | None:
     """An entry at this ts about the document with this key, from the first place that has one."""
-    for place in places:
+    for oplog in oplogs:
         try:
-            for batch in place.read(Span(ts, ts + 1), ("key", "entry")):
+            for batch in oplog.read(Span(ts, ts + 1), ("key", "entry")):
                 for row in batch.to_pylist():
                     if row["key"] == key:
                         return bytes(row["entry"])
-        except PlaceTrimmedError:
+        except OplogTrimmedError:
             continue
     return None
 
@@ -122,24 +122,24 @@ def action_of(entry: bytes) -> object:
 # --- rollback files --------------------------------------------------------------------------------------------
 
 
-def _add_rollbacks(places: Sequence[Place], samples: Sequence[Sample]) -> None:
+def _add_rollbacks(oplogs: Sequence[Oplog], samples: Sequence[Sample]) -> None:
     """Find each entry in the manifests beside the members' files, and its document in the files that they name."""
-    recorded = [(place, manifest) for place in places for manifest in manifests_of(place)]
+    recorded = [(oplog, manifest) for oplog in oplogs for manifest in manifests_of(oplog)]
     wanted: dict[Path, list[tuple[Sample, FileKind]]] = {}
     for sample in samples:
         optime = OpTime(sample.row["term"], sample.row["ts"])
-        for place, manifest in recorded:
-            if manifest.first <= optime <= manifest.last and isinstance(place, SqlitePlace):
-                sample.rollback = f"{place.name}/{manifest.id}"
-                for path, kind in _files(place, manifest, sample.row["ns"]):
+        for oplog, manifest in recorded:
+            if manifest.first <= optime <= manifest.last and isinstance(oplog, SqliteOplog):
+                sample.rollback = f"{oplog.name}/{manifest.id}"
+                for path, kind in _files(oplog, manifest, sample.row["ns"]):
                     wanted.setdefault(path, []).append((sample, kind))
                 break
     for path, seekers in wanted.items():
         _read_file(path, seekers)
 
 
-def _files(place: SqlitePlace, manifest: Manifest, ns: str) -> list[tuple[Path, FileKind]]:
-    folder = rollback_folder(Path(place.path).absolute().parent)
+def _files(oplog: SqliteOplog, manifest: Manifest, ns: str) -> list[tuple[Path, FileKind]]:
+    folder = rollback_folder(Path(oplog.path).absolute().parent)
     kinds = (FileKind.BEFORE, FileKind.DOCUMENTS)
     return [(folder / file.name, file.kind) for file in manifest.files if file.ns == ns and file.kind in kinds]
 
@@ -159,8 +159,8 @@ def _read_file(path: Path, seekers: Sequence[tuple[Sample, FileKind]]) -> None:
         return
 
 
-def _rows(place: Place, ts: int) -> list[dict[str, Any]]:
+def _rows(oplog: Oplog, ts: int) -> list[dict[str, Any]]:
     try:
-        return [row for batch in place.read(Span(ts, ts + 1), _COLUMNS) for row in batch.to_pylist()]
-    except PlaceTrimmedError:
+        return [row for batch in oplog.read(Span(ts, ts + 1), _COLUMNS) for row in batch.to_pylist()]
+    except OplogTrimmedError:
         return []

@@ -22,10 +22,10 @@ from xxhash import xxh3_64_intdigest
 
 from replset.bson import InvalidBSONError
 from replset.oplog_entry import UPDATE
-from spark.entries import Heads, diff_size, id_text
+from spark.entry_bytes import EntryPrefixes, diff_size, id_text
 from spark.jobs import ROWS_PER_TASK, map_spans, pinned
 from spark.local_jobs import run_spans
-from spark.places import ALL, EVERYTHING, Only, Place, Span
+from spark.oplog import ALL, EVERYTHING, EntryFilter, Oplog, Span
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -88,17 +88,17 @@ class Summary(Generic[Table]):
 
 def summary(
     spark: SparkSession,
-    places: Sequence[Place],
+    oplogs: Sequence[Oplog],
     *,
     span: Span = EVERYTHING,
-    only: Only = ALL,
+    only: EntryFilter = ALL,
     top: int = TOP,
     rows_per_task: int = ROWS_PER_TASK,
 ) -> Summary[DataFrame]:
     """The tables as DataFrames, computed when they are asked for, the first pass once. top: hot documents a member."""
     from pyspark.sql import functions as F
 
-    places = pinned(places)
+    oplogs = pinned(oplogs)
     run = partial(map_spans, spark, span=span, only=only, rows_per_task=rows_per_task)
 
     def measured(rows: DataFrame, keys: Sequence[str], sums: Sequence[str] = _SUMS) -> DataFrame:
@@ -114,17 +114,17 @@ def summary(
         rate = (F.col("entries") / F.greatest(F.lit(1.0), seconds)).alias("per_second")
         return measured(groups, keys).select(*keys, *_MEASURES[:4], rate, *_MEASURES[4:]).orderBy(*keys)
 
-    groups = run(places, _READ_FOR_GROUPS, groups_in, _ddl(_GROUP_COLUMNS)).persist()
+    groups = run(oplogs, _READ_FOR_GROUPS, groups_in, _ddl(_GROUP_COLUMNS)).persist()
     updates = measured(groups.where(F.col("op") == UPDATE), ("member", "ns"), _UPDATE_SUMS)
     updates = updates.withColumnRenamed("entries", "updates")
     ratios = [
         F.when(F.col(below) > 0, F.col(above) / F.col(below)).alias(name) for name, (above, below) in _RATIOS.items()
     ]
     sizes = measured(groups, ("member", "at_most")).select("member", "at_most", *_SUMS)
-    documents = run(places if top > 0 else [], _READ_FOR_DOCUMENTS, documents_in, _ddl(_DOCUMENT_COLUMNS))
-    folds = sum(place.count(span) for place in places) // ROWS_PER_FOLD + spark.sparkContext.defaultParallelism
+    documents = run(oplogs if top > 0 else [], _READ_FOR_DOCUMENTS, documents_in, _ddl(_DOCUMENT_COLUMNS))
+    folds = sum(oplog.count(span) for oplog in oplogs) // ROWS_PER_FOLD + spark.sparkContext.defaultParallelism
     ranked = documents.repartition(folds, "document").mapInArrow(partial(hottest_in, top=top), _ddl(_RANKED_COLUMNS))
-    shown = partial(shown_in, places=places, top=top)
+    shown = partial(shown_in, oplogs=oplogs, top=top)
 
     return Summary(
         by(),
@@ -139,15 +139,15 @@ def summary(
 
 
 def local_summary(
-    places: Sequence[Place],
+    oplogs: Sequence[Oplog],
     *,
     span: Span = EVERYTHING,
-    only: Only = ALL,
+    only: EntryFilter = ALL,
     top: int = TOP,
     rows_per_task: int = ROWS_PER_TASK,
 ) -> Summary[pa.Table]:
     """The same in this process."""
-    places = pinned(places)
+    oplogs = pinned(oplogs)
     run = partial(run_spans, span=span, only=only, rows_per_task=rows_per_task)
 
     def by(*names: str) -> pa.Table:
@@ -157,7 +157,7 @@ def local_summary(
         rate = pc.divide(rows["entries"].cast(pa.float64()), pc.max_element_wise(seconds, 1.0))
         return rows.append_column("per_second", rate).select([*keys, *_MEASURES[:4], "per_second", *_MEASURES[4:]])
 
-    parts = run(places, _READ_FOR_GROUPS, groups_in)
+    parts = run(oplogs, _READ_FOR_GROUPS, groups_in)
     groups = _folded(parts, _GROUP_COLUMNS, _GROUP_KEYS, _UPDATE_SUMS)
     updates = _measured(groups.filter(pc.field("op") == UPDATE), ("member", "ns"), _UPDATE_SUMS)
     updates = updates.rename_columns({"entries": "updates"})
@@ -165,7 +165,7 @@ def local_summary(
         divisor = pc.if_else(pc.greater(updates[below], 0), updates[below], None).cast(pa.float64())
         updates = updates.append_column(name, pc.divide(updates[above].cast(pa.float64()), divisor))
     sizes = _measured(groups, ("member", "at_most")).select(["member", "at_most", *_SUMS])
-    parts = run(places if top > 0 else [], _READ_FOR_DOCUMENTS, documents_in)
+    parts = run(oplogs if top > 0 else [], _READ_FOR_DOCUMENTS, documents_in)
     return Summary(
         by(),
         by("ns"),
@@ -173,7 +173,7 @@ def local_summary(
         by("term"),
         by("minute"),
         _sorted(sizes, ("member", "at_most")),
-        pa.Table.from_batches(shown_in(hottest_in(parts, top), places, top), arrow_types(_HOT_COLUMNS)),
+        pa.Table.from_batches(shown_in(hottest_in(parts, top), oplogs, top), arrow_types(_HOT_COLUMNS)),
         _sorted(updates, ("member", "ns")).select(["member", "ns", "updates", *_UPDATE_SUMS[1:], *_RATIOS]),
     )
 
@@ -186,7 +186,7 @@ _READ_FOR_DOCUMENTS = ("ts", "ns", "key", "wall", "entry")
 
 def groups_in(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The first pass over one part: a row of each group, of one group several where there are very many."""
-    heads = Heads()
+    heads = EntryPrefixes()
     rows = (_group_rows(member, batch, heads) for batch in batches if batch.num_rows)
     yield from _folded(rows, _GROUP_COLUMNS, _GROUP_KEYS, _UPDATE_SUMS, limit=_MERGE_ROWS).to_batches()
 
@@ -210,9 +210,9 @@ def hottest_in(batches: Iterable[pa.RecordBatch], top: int) -> Iterator[pa.Recor
         yield from hottest.append_column("rank", ranks).select(_RANKED_COLUMNS).combine_chunks().to_batches()
 
 
-def shown_in(batches: Iterable[pa.RecordBatch], places: Sequence[Place], top: int) -> Iterator[pa.RecordBatch]:
+def shown_in(batches: Iterable[pa.RecordBatch], oplogs: Sequence[Oplog], top: int) -> Iterator[pa.RecordBatch]:
     """The hottest among all of those, with ns, key and id, from each one's newest entry."""
-    by_name = {place.name: place for place in places}
+    by_name = {oplog.name: oplog for oplog in oplogs}
     for batch in hottest_in((batch.drop_columns("rank") for batch in batches), top):
         rows = zip(*(batch.column(name).to_pylist() for name in ("member", "document", "last_ts")), strict=True)
         named = [_named(by_name[member], document, ts) for member, document, ts in rows]
@@ -222,8 +222,8 @@ def shown_in(batches: Iterable[pa.RecordBatch], places: Sequence[Place], top: in
         )
 
 
-def _named(place: Place, document: int, ts: int) -> tuple[str | None, bytes | None, str | None]:
-    for batch in place.read(Span(ts, ts + 1), ("ns", "key", "entry")):
+def _named(oplog: Oplog, document: int, ts: int) -> tuple[str | None, bytes | None, str | None]:
+    for batch in oplog.read(Span(ts, ts + 1), ("ns", "key", "entry")):
         batch = _about_documents(batch)
         for of, row in zip(_documents_of(batch).tolist(), batch.to_pylist(), strict=True):
             if of == document:
@@ -244,18 +244,18 @@ def _documents_of(batch: pa.RecordBatch) -> Numbers:
     return np.fromiter(digests, np.uint64, batch.num_rows).view(np.int64)
 
 
-def _diff_sizes(batch: pa.RecordBatch, heads: Heads) -> Iterator[tuple[int, int | None]]:
+def _diff_sizes(batch: pa.RecordBatch, heads: EntryPrefixes) -> Iterator[tuple[int, int | None]]:
     """Of each update that can be read its row, and the bytes of its difference, None of a replacement."""
     rows = pc.indices_nonzero(pc.equal(batch.column("op"), UPDATE))
     taken = [batch.column(name).take(rows).to_pylist() for name in ("ns", "entry")]
     for row, ns, entry in zip(rows.to_pylist(), *taken, strict=True):
         try:
-            yield row, diff_size(entry, heads.begin_of_o(entry, UPDATE, ns))
+            yield row, diff_size(entry, heads.start_of_o(entry, UPDATE, ns))
         except InvalidBSONError:
             continue
 
 
-def _group_rows(member: str, batch: pa.RecordBatch, heads: Heads) -> pa.Table:
+def _group_rows(member: str, batch: pa.RecordBatch, heads: EntryPrefixes) -> pa.Table:
     """A row of each entry."""
     size, wall = _sizes_and_walls(batch)
     replacements, diffs, entry_bytes, diff_bytes = (np.zeros(batch.num_rows, np.int64) for _ in range(4))

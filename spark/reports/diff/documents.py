@@ -20,9 +20,9 @@ from replset.errors import BadValueError
 from replset.ids import OpTime
 from replset.oplog_row import entry_hash
 from spark.local_jobs import THREADS
-from spark.places import Place, PlaceError
-from spark.readers.sqlite import SqlitePlace
-from spark.replay_base import DbpathBase
+from spark.oplog import Oplog, OplogError
+from spark.readers.sqlite import SqliteOplog
+from spark.reports.replay.base import DbpathBase
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,30 +81,30 @@ class DocumentDiff:
         }
 
 
-def check_places(places: Sequence[Place]) -> None:
+def check_places(oplogs: Sequence[Oplog]) -> None:
     """BadValueError where one is no member's files."""
-    for place in places:
-        if not isinstance(place, SqlitePlace):
-            raise BadValueError(f"--documents: {place.name} is no dbpath; only a member's files hold its documents")
+    for oplog in oplogs:
+        if not isinstance(oplog, SqliteOplog):
+            raise BadValueError(f"--documents: {oplog.name} is no dbpath; only a member's files hold its documents")
 
 
 def newest_common(pairs: Sequence[Mapping[str, Any]]) -> OpTime:
-    """The newest entry that all have, of the rows of `Diff.pairs`. PlaceError: two have none in common."""
+    """The newest entry that all have, of the rows of `Diff.pairs`. OplogError: two have none in common."""
     for pair in pairs:
         if pair["common_ts"] is None:
-            raise PlaceError(pair["a"], f"--documents: it has no entry in common with {pair['b']}")
+            raise OplogError(pair["a"], f"--documents: it has no entry in common with {pair['b']}")
     oldest = min(pairs, key=lambda pair: pair["common_ts"])
     return OpTime(oldest["common_term"], oldest["common_ts"])
 
 
 def document_diff(
-    places: Sequence[Place], point: OpTime, namespaces: Sequence[str] = (), session: SparkSession | None = None
+    oplogs: Sequence[Oplog], point: OpTime, namespaces: Sequence[str] = (), session: SparkSession | None = None
 ) -> DocumentDiff:
     """Compare the documents as of `point`, in Spark's workers or, without a session, in threads of this process.
 
-    PlaceError: a member cannot be read, or its undo does not reach back to the point.
+    OplogError: a member cannot be read, or its undo does not reach back to the point.
     """
-    bases = tuple(DbpathBase(place.name, place.path) for place in places if isinstance(place, SqlitePlace))
+    bases = tuple(DbpathBase(oplog.name, oplog.path) for oplog in oplogs if isinstance(oplog, SqliteOplog))
     held = [base.collections(point) for base in bases]
     wanted = sorted({ns for one in held for ns in one if not namespaces or ns in namespaces})
     tasks = [Task(at, ns, one[ns]) for ns in wanted for at, one in enumerate(held) if ns in one]

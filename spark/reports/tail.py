@@ -175,12 +175,12 @@ def tail_stream(
 
     checkpoint: a folder to go on from; what comes next then begins where the last tail ended. A second is full too when
     nothing came for idle_s. On Ctrl-C the second that is still open is left out, or kept for the next tail. What ends
-    the query is raised: PlaceError in PySpark's wrapping (`jobs.place_error` finds it).
+    the query is raised: OplogError in PySpark's wrapping (`jobs.oplog_error` finds it).
     """
     with tempfile.TemporaryDirectory(prefix="oplog-tail-") as temporary:
         folder = Path(checkpoint) if checkpoint is not None else Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        counting = _Counting(folder / STATE_FILE, show)
+        counting = _BatchCounter(folder / STATE_FILE, show)
         writer = stream.select(*COLUMNS).writeStream.foreachBatch(counting.batch)
         query = (
             writer.option("checkpointLocation", str(folder / "spark")).trigger(
@@ -199,7 +199,7 @@ def tail_stream(
             counting.idle(1.0)
 
 
-class _Counting:
+class _BatchCounter:
     """Takes the batches in Spark's thread and closes idle seconds in the caller's; never both at once."""
 
     def __init__(self, path: Path, show: Show) -> None:

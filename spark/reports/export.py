@@ -31,7 +31,7 @@ from replset.errors import ErrorCode, ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from spark.columns import COLUMNS, MEMBER, SPARK_SCHEMA, arrow_schema
 from spark.jobs import map_spans, pinned, table_of, with_member
-from spark.places import EVERYTHING, Place, PlaceError, Span
+from spark.oplog import EVERYTHING, Oplog, OplogError, Span
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -94,7 +94,7 @@ class ExportedFile(NamedTuple):
 
 def export(
     spark: SparkSession,
-    places: Sequence[Place],
+    oplogs: Sequence[Oplog],
     folder: str | Path,
     *,
     mode: Mode = Mode.NEW,
@@ -106,10 +106,10 @@ def export(
 
     folder: a path, or a URI that pyarrow knows (s3://, hdfs://, gs://), which every worker must reach. variant: one
     column more, PARSED. ExportError: the folder is not as `mode` wants it, or an appended member's history is not the
-    exported one. PlaceError: an oplog could not be read.
+    exported one. OplogError: an oplog could not be read.
     """
     target = Target.open(str(folder))
-    spans = target.prepare(places, mode, span)
+    spans = target.prepare(oplogs, mode, span)
     run = f"{_TEMPORARY}{uuid4().hex}"
     try:
         write = _write_variants if variant else _write_files
@@ -217,7 +217,7 @@ class Target:
         """What lies in the folder itself."""
         return [info.base_name for info in self._list("", recursive=False)]
 
-    def prepare(self, places: Sequence[Place], mode: Mode, span: Span) -> list[tuple[Place, Span]]:
+    def prepare(self, oplogs: Sequence[Oplog], mode: Mode, span: Span) -> list[tuple[Oplog, Span]]:
         """Which span of which place to write. ExportError: the folder is not as `mode` wants it."""
         there = [name for name in self.names() if not name.startswith(_TEMPORARY)]
         if there and mode is Mode.NEW:
@@ -225,18 +225,18 @@ class Target:
         foreign = [name for name in there if name != MARK and not name.startswith(f"{MEMBER}=")]
         if foreign:
             raise ExportError(f"{self.uri} is no export: it holds {foreign[0]}")
-        newest = {place.name: self._newest(place.name) if mode is Mode.APPEND else None for place in places}
+        newest = {oplog.name: self._newest(oplog.name) if mode is Mode.APPEND else None for oplog in oplogs}
         spans = []
-        for place in pinned(places):
-            bounds = place.bounds()
+        for oplog in pinned(oplogs):
+            bounds = oplog.bounds()
             first = max(span.first_ts, bounds.oldest.ts)
-            exported = newest[place.name]
+            exported = newest[oplog.name]
             if exported is not None:
-                _check_goes_on(place, bounds.oldest, exported)
+                _check_continues(oplog, bounds.oldest, exported)
                 first = max(first, exported[0] + 1)
             end = min(span.end_ts, bounds.newest.ts + 1)
             if bounds.newest != OPTIME_NULL and first < end:
-                spans.append((place, Span(first, end)))
+                spans.append((oplog, Span(first, end)))
         return spans
 
     def _newest(self, member: str) -> tuple[int, int] | None:
@@ -373,7 +373,7 @@ class _Files:
 
 
 def _write_files(
-    spark: SparkSession, spans: Sequence[tuple[Place, Span]], target: Target, run: str, rows_per_task: int
+    spark: SparkSession, spans: Sequence[tuple[Oplog, Span]], target: Target, run: str, rows_per_task: int
 ) -> list[ExportedFile]:
     uri = target.uri
     target.make(run)
@@ -385,13 +385,13 @@ def _write_files(
                 files.add(batch)
             files.end()
         except (OSError, pa.ArrowException) as error:
-            raise PlaceError(member, f"writing to {uri}: {error}") from error
+            raise OplogError(member, f"writing to {uri}: {error}") from error
         yield _files_batch(files.done)
 
     files = []
     parts = [
-        map_spans(spark, [place], COLUMNS, work, FILES_SCHEMA, span=span, rows_per_task=rows_per_task)
-        for place, span in spans
+        map_spans(spark, [oplog], COLUMNS, work, FILES_SCHEMA, span=span, rows_per_task=rows_per_task)
+        for oplog, span in spans
     ]
     for row in _union(parts):
         files.append(ExportedFile(*row))
@@ -441,7 +441,7 @@ def _put_together(target: Target, run: str, group: Sequence[ExportedFile]) -> Ex
         for file in group:
             system.delete_file(target.path(run, file.file))
     except (OSError, pa.ArrowException) as error:
-        raise PlaceError(group[0].member, f"writing to {target.uri}: {error}") from error
+        raise OplogError(group[0].member, f"writing to {target.uri}: {error}") from error
     entries, size = sum(file.entries for file in group), target.size(run, name)
     return group[0]._replace(file=name, entries=entries, bytes=size, last_ts=group[-1].last_ts)
 
@@ -456,21 +456,21 @@ def _files_batch(files: Sequence[ExportedFile]) -> pa.RecordBatch:
 
 
 def _write_variants(
-    spark: SparkSession, spans: Sequence[tuple[Place, Span]], target: Target, run: str, rows_per_task: int
+    spark: SparkSession, spans: Sequence[tuple[Oplog, Span]], target: Target, run: str, rows_per_task: int
 ) -> list[ExportedFile]:
     from pyspark.sql import functions as f
 
     frames = [
         map_spans(
             spark,
-            [place],
+            [oplog],
             COLUMNS,
             _with_text,
             f"{SPARK_SCHEMA}, text string, folder string",
             span=span,
             rows_per_task=min(rows_per_task, ROWS_PER_TASK // 4),
         )
-        for place, span in spans
+        for oplog, span in spans
     ]
     if not frames:
         return []
@@ -491,7 +491,7 @@ def _with_text(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Re
         try:
             texts = [to_ejson(RawDocument(entry).decode()) for entry in entries]
         except ReplError as error:
-            raise PlaceError(member, f"an entry cannot be parsed: {error.message}") from error
+            raise OplogError(member, f"an entry cannot be parsed: {error.message}") from error
         folders = [folder_of(member, day_of(at), name) for at, name in zip(ts, ns, strict=True)]
         columns = [*batch.columns, pa.array(texts, pa.string()), pa.array(folders, pa.string())]
         yield pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, "text", "folder"])
@@ -501,14 +501,14 @@ def _is_part(info: fs.FileInfo) -> bool:
     return bool(info.type == fs.FileType.File and info.base_name.endswith(".parquet"))
 
 
-def _check_goes_on(place: Place, oldest: OpTime, exported: tuple[int, int]) -> None:
+def _check_continues(oplog: Oplog, oldest: OpTime, exported: tuple[int, int]) -> None:
     """An appended oplog must still hold the newest exported entry, unchanged."""
     ts, hashed = exported
     shown = f"{ts >> 31}:{ts & ((1 << 31) - 1)}"
     if oldest.ts > ts:
-        raise ExportError(f"{place.name}: the oplog begins at {oldest}, after the newest exported entry, {shown}")
-    for batch in place.read(Span(ts, ts + 1), ("hash",)):
+        raise ExportError(f"{oplog.name}: the oplog begins at {oldest}, after the newest exported entry, {shown}")
+    for batch in oplog.read(Span(ts, ts + 1), ("hash",)):
         for found in batch.column(0).to_pylist():
             if found == hashed:
                 return
-    raise ExportError(f"{place.name}: the newest exported entry, {shown}, is not in its history any more")
+    raise ExportError(f"{oplog.name}: the newest exported entry, {shown}, is not in its history any more")

@@ -27,13 +27,13 @@ from replset.errors import ReplError
 from replset.ids import OpTime
 from replset.oplog_entry import COMMAND, DELETE, INSERT, NOOP, UPDATE, VERSION, OplogEntry
 from replset.oplog_row import CHAIN_START, next_chain
-from spark.digests import is_among
-from spark.elections import INITIATING
-from spark.entries import Heads, collection_of, id_text
-from spark.idempotence import Change, Documents, Fault, NotIdempotentError
+from spark.entry_bytes import EntryPrefixes, collection_of, id_text
 from spark.jobs import ROWS_PER_TASK, map_spans, pinned, table_of
 from spark.local_jobs import run_spans
-from spark.places import EVERYTHING, Only, Place, Span
+from spark.oplog import EVERYTHING, EntryFilter, Oplog, Span
+from spark.reports.diff.digests import is_among
+from spark.reports.elections import INITIATING
+from spark.reports.verify.idempotence import Change, DocumentStates, Fault, NotIdempotentError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,8 +50,8 @@ IDEMPOTENCE = "idempotence"
 KINDS = (HASH, CHAIN, ORDER, ENTRY, COLUMNS, DIFF, IDEMPOTENCE)
 COUNTS = ("entries", "hashes", "links", "updates", "documents", "applied")
 FAULT_COLUMNS = ("member", "ts", "term", "optime", "kind", "ns", "key", "id", "detail")
-MOST_ROUTES = 1_000_000
-LOCAL_ROUTES = 200_000
+MOST_DOCUMENTS = 1_000_000
+LOCAL_DOCUMENTS = 200_000
 ROWS_PER_SORT = 250_000
 """Entries looked at for each task that sorts what is left of them: it sorts in memory however long the oplogs are."""
 _READ = ("ts", "term", "op", "ns", "key", "wall", "hash", "chain", "entry")
@@ -112,74 +112,78 @@ class Verification(Generic[Table]):
 
 
 def verify(
-    spark: SparkSession, places: Sequence[Place], *, span: Span = EVERYTHING, rows_per_task: int = ROWS_PER_TASK
+    spark: SparkSession, oplogs: Sequence[Oplog], *, span: Span = EVERYTHING, rows_per_task: int = ROWS_PER_TASK
 ) -> Verification[DataFrame]:
     """Check every entry of the span. The oplogs are read once more, for keys alone, before this returns."""
     from pyspark.sql import functions as F
 
-    places = pinned(places)
+    oplogs = pinned(oplogs)
     run = partial(map_spans, spark, span=span, rows_per_task=rows_per_task)
-    routes = run(places, ("key",), routes_in, "route bigint", only=Only(op=(UPDATE,))).distinct().limit(MOST_ROUTES + 1)
-    wanted = Routes.of(routes.toArrow().column("route"))
-    found = run(places, _READ, partial(checked_in, wanted=wanted), _FOUND_SCHEMA)
-    sorts = sum(place.count(span) for place in places) // ROWS_PER_SORT + spark.sparkContext.defaultParallelism
+    routes = (
+        run(oplogs, ("key",), updated_documents_in, "route bigint", only=EntryFilter(op=(UPDATE,)))
+        .distinct()
+        .limit(MOST_DOCUMENTS + 1)
+    )
+    wanted = WantedDocuments.of(routes.toArrow().column("route"))
+    found = run(oplogs, _READ, partial(checked_in, wanted=wanted), _FOUND_SCHEMA)
+    sorts = sum(oplog.count(span) for oplog in oplogs) // ROWS_PER_SORT + spark.sparkContext.defaultParallelism
     streams = found.repartition(sorts, "member", "tag", "route").sortWithinPartitions(*_SORTED_BY)
     done = streams.mapInArrow(finished, _FOUND_SCHEMA).persist()
     optime = F.concat_ws(":", "term", F.expr("ts div 2147483648"), F.expr("ts % 2147483648"))
     faults = done.where(F.col("tag") == _FAULT).withColumn("optime", optime).select(*FAULT_COLUMNS)
     sums = [F.sum(F.when(F.col("kind") == name, F.col("n")).otherwise(0)).alias(name) for name in COUNTS]
     counts = done.where(F.col("tag") == _COUNT).groupBy("member").agg(*sums)
-    members = table_of(spark, [(place.name,) for place in places], "member string")
+    members = table_of(spark, [(oplog.name,) for oplog in oplogs], "member string")
     checked = members.join(counts, "member", "left").na.fill(0).select("member", *COUNTS)
     return Verification(faults.orderBy("member", "ts", "term", "kind", "detail"), checked.orderBy("member"))
 
 
 def local_verify(
-    places: Sequence[Place], *, span: Span = EVERYTHING, rows_per_task: int = ROWS_PER_TASK
+    oplogs: Sequence[Oplog], *, span: Span = EVERYTHING, rows_per_task: int = ROWS_PER_TASK
 ) -> Verification[pa.Table]:
     """The same in this process. The oplogs are read once more for every 200,000 documents that were updated."""
-    places = pinned(places)
+    oplogs = pinned(oplogs)
     run = partial(run_spans, span=span, rows_per_task=rows_per_task)
     keys = pa.Table.from_batches(
-        run(places, ("key",), routes_in, only=Only(op=(UPDATE,))), pa.schema([_FOUND.field(2)])
+        run(oplogs, ("key",), updated_documents_in, only=EntryFilter(op=(UPDATE,))), pa.schema([_FOUND.field(2)])
     )
     routes = np.unique(np.asarray(keys.column("route")))
     done: list[pa.RecordBatch] = []
-    for number, some in enumerate(np.array_split(routes, len(routes) // LOCAL_ROUTES + 1)):
-        work = partial(checked_in, wanted=Routes(some), documents_only=number > 0)
-        done.extend(finished(_sorted(pa.Table.from_batches(run(places, _READ, work), _FOUND))))
+    for number, some in enumerate(np.array_split(routes, len(routes) // LOCAL_DOCUMENTS + 1)):
+        work = partial(checked_in, wanted=WantedDocuments(some), documents_only=number > 0)
+        done.extend(finished(_sorted(pa.Table.from_batches(run(oplogs, _READ, work), _FOUND))))
     table = pa.Table.from_batches(done, _FOUND)
     faults, counts = (table.filter(pc.field("tag") == tag) for tag in (_FAULT, _COUNT))
-    return Verification(_faults(faults), _checked(counts, places))
+    return Verification(_faults(faults), _checked(counts, oplogs))
 
 
 # --- in the worker: one part of an oplog -----------------------------------------------------------------------
 
 
-class Routes(NamedTuple):
+class WantedDocuments(NamedTuple):
     """Of which documents the entries go on to the second stage, by hash of the key, rising. None: of all."""
 
     routes: Numbers | None
 
     @classmethod
-    def of(cls, found: pa.ChunkedArray) -> Routes:
-        """Of more than MOST_ROUTES of them there is no list."""
-        return cls(None if len(found) > MOST_ROUTES else np.unique(np.asarray(found)))
+    def of(cls, found: pa.ChunkedArray) -> WantedDocuments:
+        """Of more than MOST_DOCUMENTS of them there is no list."""
+        return cls(None if len(found) > MOST_DOCUMENTS else np.unique(np.asarray(found)))
 
     def among(self, routes: Numbers) -> npt.NDArray[np.bool_]:
         return np.ones(len(routes), np.bool_) if self.routes is None else is_among(routes, self.routes)
 
 
-def routes_in(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def updated_documents_in(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The routes of all keys of one part, each once."""
     known: set[bytes] = set()
     for batch in batches:
         known.update(batch.column("key").drop_null().to_pylist())
-    yield pa.RecordBatch.from_pydict({"route": _routes_of(known)}, pa.schema([_FOUND.field("route")]))
+    yield pa.RecordBatch.from_pydict({"route": _key_hashes(known)}, pa.schema([_FOUND.field("route")]))
 
 
 def checked_in(
-    member: str, batches: Iterator[pa.RecordBatch], wanted: Routes, documents_only: bool = False
+    member: str, batches: Iterator[pa.RecordBatch], wanted: WantedDocuments, documents_only: bool = False
 ) -> Iterator[pa.RecordBatch]:
     """The first stage over one part: faults, counts, the part's edges, and the entries of the documents wanted.
 
@@ -238,10 +242,10 @@ class _Link(NamedTuple):
 class _Part:
     """The first stage over one part of one member's oplog."""
 
-    def __init__(self, member: str, wanted: Routes) -> None:
+    def __init__(self, member: str, wanted: WantedDocuments) -> None:
         self._member = member
         self._wanted = wanted
-        self._heads = Heads()
+        self._heads = EntryPrefixes()
         self._counts = Counter[str]()
         self._edge: _Found | None = None
         self._first: _Link | None = None
@@ -274,9 +278,9 @@ class _Part:
         self, columns: list[list[Any]], damaged: npt.NDArray[np.bool_], kept: npt.NDArray[np.bool_]
     ) -> Iterator[tuple[Any, ...]]:
         """Each entry by itself: faults, and what goes on to the second stage."""
-        routes = _routes_of(columns[_ROW.index("key")])
+        routes = _key_hashes(columns[_ROW.index("key")])
         wanted = self._wanted.among(routes)
-        o_if_agreed = self._heads.o_if_agreed
+        start_of_checked_o = self._heads.start_of_checked_o
         for row, is_damaged, is_kept, route, is_wanted in zip(
             zip(*columns, strict=True), damaged.tolist(), kept.tolist(), routes.tolist(), wanted.tolist(), strict=True
         ):
@@ -286,7 +290,7 @@ class _Part:
                 if is_wanted and key is not None:
                     yield _Found(_DOCUMENT, route, ts, term)
                 continue
-            if not is_kept or key is None or not (begin := o_if_agreed(entry, ts, term, op, ns, key, wall)):
+            if not is_kept or key is None or not (begin := start_of_checked_o(entry, ts, term, op, ns, key, wall)):
                 yield from self._looked_closer(_Row(*row), is_kept)
             elif is_wanted or op == UPDATE:
                 ui = collection_of(entry, begin)
@@ -316,7 +320,7 @@ class _Part:
 
     def _passed_on(self, row: _Row, key: bytes, entry: OplogEntry | None = None) -> Iterator[_Found]:
         """What the second stage is told of a change to the document `key`; without the entry, that there is one."""
-        routes = _routes_of([key])
+        routes = _key_hashes([key])
         route = int(routes[0])
         if entry is None:
             if self._wanted.among(routes)[0]:
@@ -432,7 +436,7 @@ def _is_initiating(entry: bytes) -> str | None:
         return None
 
 
-def _routes_of(keys: Iterable[bytes | None]) -> Numbers:
+def _key_hashes(keys: Iterable[bytes | None]) -> Numbers:
     digests = [0 if key is None else xxh3_64_intdigest(key) for key in keys]
     return np.array(digests, np.uint64).view(np.int64)
 
@@ -480,7 +484,7 @@ def _joined(edges: Iterable[_Found], count: Counter[str]) -> Iterator[_Found]:
 
 def _applied_twice(rows: Iterable[_Found], count: Counter[str]) -> Iterator[_Found]:
     """The entries of the documents of one route."""
-    documents = Documents()
+    documents = DocumentStates()
     faults: list[Fault] = []
     for row in rows:
         if row.entry is None or row.kind is None or row.key is None or row.ui is None:
@@ -531,8 +535,8 @@ def _faults(rows: pa.Table) -> pa.Table:
     return table.sort_by([(name, "ascending") for name in ("member", "ts", "term", "kind", "detail")])
 
 
-def _checked(rows: pa.Table, places: Sequence[Place]) -> pa.Table:
-    counts = {place.name: Counter[str]() for place in places}
+def _checked(rows: pa.Table, oplogs: Sequence[Oplog]) -> pa.Table:
+    counts = {oplog.name: Counter[str]() for oplog in oplogs}
     found = (rows[name].to_pylist() for name in ("member", "kind", "n"))
     for member, name, n in zip(*found, strict=True):
         counts[member][name] += n

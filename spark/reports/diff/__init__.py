@@ -1,0 +1,1 @@
+"""`diff`: where the members' oplogs differ."""

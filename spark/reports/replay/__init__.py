@@ -1,0 +1,1 @@
+"""`replay`: the documents of a namespace at a point in time."""

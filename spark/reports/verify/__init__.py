@@ -1,0 +1,1 @@
+"""`verify`: whether oplogs are sound."""
