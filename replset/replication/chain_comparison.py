@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from replset.core.messages import ChainsCompared, DamageFound, Report
+from replset.core.messages import ChainsCompared, DamageFound
 from replset.errors import DamagedEntryError, ReplError
 from replset.ids import HostPort, Millis, OpTime
+from replset.replication.context import MemberContext
 from replset.replication.ports import Peer
 from replset.replication.private_commands import ProbeReply, ProbeRequest
-from replset.storage.store import Store
 
 PROBE_TIMEOUT_MS: Final = Millis(5_000)
 
@@ -20,17 +20,16 @@ PROBE_TIMEOUT_MS: Final = Millis(5_000)
 class ChainComparison:
     """Carries out `effects.CompareChains`."""
 
-    def __init__(self, *, peer: Peer, store: Callable[[], Store], report: Callable[[Report], None]) -> None:
+    def __init__(self, context: MemberContext, peer: Peer) -> None:
+        self._context = context
         self._peer = peer
-        self._store = store
-        self._report = report
 
     async def run(self, at: OpTime, hosts: Sequence[HostPort]) -> None:
         """Report ChainsCompared, or DamageFound when the own entry does not even give its own hash and chain."""
         try:
-            row = self._store().sound_row_at(at)
+            row = self._context.store.sound_row_at(at)
         except DamagedEntryError as error:
-            self._report(DamageFound(error.message))
+            self._context.on_report(DamageFound(error.message))
             return
         answers = dict(zip(hosts, await asyncio.gather(*(self._ask(host, at) for host in hosts)), strict=True))
         others = Counter(chain for chain in answers.values() if chain is not None)
@@ -38,7 +37,7 @@ class ChainComparison:
         same = 0 if mine is None else 1 + others.pop(mine, 0)
         silent = [chain for chain in answers.values() if chain is None]
         said = ", ".join(f"{host} {'cannot say' if chain is None else chain}" for host, chain in answers.items())
-        self._report(
+        self._context.on_report(
             ChainsCompared(at, same, max(others.values(), default=0), len(silent), f"mine is {mine}, others: {said}")
         )
 

@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from replset.core.messages import Report, SourceBatch, SourceFailed, SourceProblem
+from replset.core.messages import SourceBatch, SourceFailed, SourceProblem
+from replset.core.node import Node
 from replset.core.term_limits import is_plausible_term
 from replset.errors import HostUnreachableError, OutOfDiskSpaceError, RemoteProtocolError, ReplError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
@@ -22,10 +23,9 @@ from replset.oplog_entry import OplogEntry
 from replset.oplog_row import CHAIN_START, chain_after
 from replset.query.diff import updated
 from replset.replication.applier import Evaluated, LargeUpdateError, apply_batch
-from replset.replication.gate import WriteGate
-from replset.replication.ports import Clock, Peer, Workers
+from replset.replication.context import MemberContext
+from replset.replication.ports import Peer
 from replset.replication.private_commands import FetchReply, FetchRequest
-from replset.storage.store import Store
 
 log = logging.getLogger("replset.fetcher")
 
@@ -67,38 +67,18 @@ class Fetcher:
 
     def __init__(
         self,
+        context: MemberContext,
         *,
         peer: Peer,
-        clock: Clock,
-        store: Callable[[], Store],
-        gate: WriteGate,
-        workers: Workers,
-        term: Callable[[], int],
-        commit_point: Callable[[], OpTime],
-        await_ms: Callable[[], Millis],
-        delay_ms: Callable[[], int],
-        applied: Callable[[], None],
-        report: Callable[[Report], None],
-        on_broken: Callable[[BaseException], None],
+        node: Node,
+        on_applied: Callable[[], None],
         options: FetchOptions | None = None,
     ) -> None:
-        """store: the one that is open now. workers: for updates of large documents. await_ms: how long the source may
-        hold an empty answer (half an election timeout). delay_ms: this member's secondaryDelaySecs. applied: called
-        after each committed group, with the store's newest entry moved. report: feeds the core. on_broken: the store
-        failed; the member must stop.
-        """
+        """on_applied: called after each committed group, when the store's newest entry moved on."""
+        self._context = context
         self._peer = peer
-        self._clock = clock
-        self._store = store
-        self._gate = gate
-        self._workers = workers
-        self._term = term
-        self._commit_point = commit_point
-        self._await_ms = await_ms
-        self._delay_ms = delay_ms
-        self._applied = applied
-        self._report = report
-        self._on_broken = on_broken
+        self._node = node
+        self._on_applied = on_applied
         self._options = options or FetchOptions()
         self._session: _Session | None = None
 
@@ -110,14 +90,14 @@ class Fetcher:
     @property
     def last_fetched(self) -> OpTime:
         """The newest entry that is here, applied or not."""
-        newest = self._store().last_applied
+        newest = self._context.store.last_applied
         return newest if self._session is None else max(newest, self._session.last_fetched)
 
     def start(self, source: HostPort) -> None:
         """Tail `source` from my newest entry; a session with another one ends at once."""
         self.stop()
         session = self._session = _Session(source)
-        session.last_fetched, session.last_chain = self._store().last_applied, self._store().chain
+        session.last_fetched, session.last_chain = self._context.store.last_applied, self._context.store.chain
         loop = asyncio.get_running_loop()
         session.fetching = loop.create_task(self._fetch(session))
         session.applying = loop.create_task(self._apply(session))
@@ -168,7 +148,7 @@ class Fetcher:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.stop()
-            self._on_broken(error)
+            self._context.on_broken(error)
 
     # --- fetching -----------------------------------------------------------------------------------------------
 
@@ -189,7 +169,7 @@ class Fetcher:
             session.rollback_id = page.rollback_id
             session.known_commit_point = page.commit_point
             session.known_term = page.term
-            wait_ms = self._await_ms()
+            wait_ms = self._node.election_timeout_ms() // 2
 
     async def _ask(self, session: _Session, wait_ms: int) -> FetchReply | SourceFailed:
         request = FetchRequest(
@@ -197,8 +177,8 @@ class Fetcher:
             session.last_chain,
             self._options.max_bytes,
             wait_ms,
-            max(session.known_term, self._term()),
-            max(session.known_commit_point, self._commit_point()),
+            max(session.known_term, self._node.term),
+            max(session.known_commit_point, self._node.commit_point),
             session.rollback_id,
         )
         source = session.source
@@ -230,9 +210,9 @@ class Fetcher:
     def _check_term(self, page: FetchReply) -> None:
         """Refuse a page whose terms cannot be true: once applied, its entries would be this member's own term."""
         newest = OplogEntry(page.entries[-1]).optime.term if page.entries else 0
-        if newest > page.term or not is_plausible_term(self._term(), page.term):
+        if newest > page.term or not is_plausible_term(self._node.term, page.term):
             raise RemoteProtocolError(
-                f"an entry of term {newest} from a source in term {page.term}, mine {self._term()}"
+                f"an entry of term {newest} from a source in term {page.term}, mine {self._node.term}"
             )
 
     # --- applying -----------------------------------------------------------------------------------------------
@@ -261,7 +241,7 @@ class Fetcher:
         if self._session is session:
             self._session = None
         if not session.draining:
-            self._report(failure)
+            self._context.on_report(failure)
 
     async def _take(self, session: _Session, page: FetchReply) -> SourceFailed | None:
         """Apply one page, slice by slice, and tell the core."""
@@ -280,12 +260,14 @@ class Fetcher:
         except (RemoteProtocolError, OutOfDiskSpaceError) as error:
             return _failure(session.source, SourceProblem.NOT_READABLE, error.message)
         if not session.draining:
-            self._report(SourceBatch(session.source, page.term, page.commit_point, page.is_primary, page.commit_term))
+            self._context.on_report(
+                SourceBatch(session.source, page.term, page.commit_point, page.is_primary, page.commit_term)
+            )
         return None
 
     def _misfit(self, source: HostPort, page: FetchReply) -> SourceFailed | None:
         """Why this page does not continue my log, None when it does."""
-        store = self._store()
+        store = self._context.store
         newest, chain = store.last_applied, store.chain
         if page.prev != newest:
             problem, detail = SourceProblem.NOT_READABLE, f"its batch continues {page.prev}, my log ends at {newest}"
@@ -303,14 +285,16 @@ class Fetcher:
         evaluated: Evaluated | None = None
 
         def apply() -> int:
-            until = self._clock.now() + APPLY_SLICE_MS
-            done = apply_batch(self._store(), entries, start, stop, lambda: self._clock.now() >= until, evaluated)
-            self._applied()
+            until = self._context.clock.now() + APPLY_SLICE_MS
+            done = apply_batch(
+                self._context.store, entries, start, stop, lambda: self._context.clock.now() >= until, evaluated
+            )
+            self._on_applied()
             return done
 
         while True:
             try:
-                return await self._gate.write(apply)
+                return await self._context.gate.write(apply)
             except LargeUpdateError as large:
                 evaluated = await self._evaluated(large)
             except OutOfDiskSpaceError as error:
@@ -323,17 +307,17 @@ class Fetcher:
         """What the entry makes of the document, from a thread. RemoteProtocolError where it is no difference."""
         before, o = large.before, large.o
         try:
-            return Evaluated(before, await self._workers.run(lambda: updated(before, o)))
+            return Evaluated(before, await self._context.workers.run(lambda: updated(before, o)))
         except ReplError as error:
             raise RemoteProtocolError(f"an update cannot be applied: {error.message}") from error
 
     async def _ripe(self, session: _Session, page: FetchReply, start: int) -> int:
         """Where to stop applying: the end of the page, or on a delayed member the first entry that is too young."""
         while True:
-            delay_ms = self._delay_ms()
+            delay_ms = self._node.secondary_delay_ms()
             if delay_ms <= 0 or session.draining:
                 return len(page.entries)
-            oldest_allowed = self._clock.wall_ms() - delay_ms
+            oldest_allowed = self._context.clock.wall_ms() - delay_ms
             stop = start
             while stop < len(page.entries) and OplogEntry(page.entries[stop]).wall_ms <= oldest_allowed:
                 stop += 1

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import apsw
 
 from replset.bson import RawDocument
-from replset.core.messages import InitialSyncEnded, InitialSyncStarted, Report
+from replset.core.messages import InitialSyncEnded, InitialSyncStarted
 from replset.errors import (
     DamagedEntryError,
     ErrorCode,
@@ -33,11 +33,10 @@ from replset.errors import (
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.oplog_row import OplogRow
 from replset.replication.common_point import CommonPoint, NoCommonPointError
-from replset.replication.gate import WriteGate
-from replset.replication.ports import Clock, Peer, Workers
+from replset.replication.context import MemberContext
+from replset.replication.ports import Peer
 from replset.replication.private_commands import ProbeReply, ProbeRequest, SnapshotReply, SnapshotRequest
 from replset.replication.rollback import export_before_wipe, settle
-from replset.replication.rollback_files import Identity
 from replset.replication.rollback_manifest import Manifest, RollbackState, settle_manifest
 from replset.replication.sync_progress import FailedAttempt, SyncProgress
 from replset.replication.transfer import PartialCopy, Transfer
@@ -120,43 +119,27 @@ class InitialSync:
 
     def __init__(
         self,
+        context: MemberContext,
         *,
         peer: Peer,
-        clock: Clock,
-        workers: Workers,
-        disk: Disk,
-        dbpath: str,
-        store: Callable[[], Store],
-        gate: WriteGate,
-        identity: Callable[[], Identity],
         known: Callable[[], Known],
         set_marker: Callable[[Known], Awaitable[Marker]],
         claim: Callable[[OpTime], Awaitable[str]],
         install: Callable[[str], Awaitable[None]],
-        undone: Callable[[], None],
-        report: Callable[[Report], None],
         options: InitialSyncOptions | None = None,
     ) -> None:
-        """store: the one that is open now. known: also what an earlier attempt noted with the marker. set_marker:
-        `MemberFile.begin_initial_sync`, and claim: `MemberFile.claim_copy`, each in a worker; claim returns the
-        incarnation. install: given the path of a copy that passed its checks, closes the store, installs the copy
-        (`install_copy`), opens it again and clears the marker. undone: see Rollback. report: feeds the core.
+        """known: also what an earlier attempt noted with the marker. set_marker: `MemberFile.begin_initial_sync`, and
+        claim: `MemberFile.claim_copy`, each in a worker; claim returns the incarnation. install: given the path of a
+        copy that passed its checks, closes the store, installs the copy (`install_copy`), opens it again and clears the
+        marker.
         """
+        self._context = context
         self._peer = peer
-        self._clock = clock
-        self._workers = workers
-        self._disk = disk
-        self._dbpath = dbpath
-        self._copy = PartialCopy(disk, dbpath)
-        self._store = store
-        self._gate = gate
-        self._identity = identity
+        self._copy = PartialCopy(context.disk, context.dbpath)
         self._known = known
         self._set_marker = set_marker
         self._claim = claim
         self._install = install
-        self._undone = undone
-        self._report = report
         self._options = options or InitialSyncOptions()
         self.progress = SyncProgress()
 
@@ -177,18 +160,18 @@ class InitialSync:
         forced: the source may lack what this member acknowledged or knows to be committed.
         """
         known = self._known()
-        began = self._clock.now()
-        self.progress.begin(source, began, self._clock.wall_ms())
+        began = self._context.clock.now()
+        self.progress.begin(source, began, self._context.clock.wall_ms())
         try:
             if not forced:
                 await self._ask_for_known(source, known)
             marker = await self._set_marker(known)
-            self._report(InitialSyncStarted(marker.incarnation))
+            self._context.on_report(InitialSyncStarted(marker.incarnation))
             exported = await self._export(source, reason, marker.sync_id, known.committed, forced)
             transfer = await self._fetch(source, marker.sync_id)
             try:
-                newest = None if exported is None else self._store().oplog_row_at(exported.last)
-                copy = await self._workers.run(lambda: self._check(marker.sync_id, known.committed, newest))
+                newest = None if exported is None else self._context.store.oplog_row_at(exported.last)
+                copy = await self._context.workers.run(lambda: self._check(marker.sync_id, known.committed, newest))
                 if not forced:
                     _refuse_unless_reached(transfer.source, copy, known)
             except ReplError as error:
@@ -200,20 +183,20 @@ class InitialSync:
                 await self._withdraw(exported)
             incarnation = await self._claim(copy.newest)
             if incarnation != marker.incarnation:
-                self._report(InitialSyncStarted(incarnation))
+                self._context.on_report(InitialSyncStarted(incarnation))
             await self._install(self._copy.path)
         except (ReplError, OSError) as error:
             detail = error.message if isinstance(error, ReplError) else str(error)
             log.warning("initial sync from %s failed: %s", source, detail)
-            self.progress.fail(FailedAttempt(source, self._clock.now() - began, detail))
+            self.progress.fail(FailedAttempt(source, self._context.clock.now() - began, detail))
             refused = isinstance(error, InvalidSyncSourceError)
-            self._report(InitialSyncEnded(source, ok=False, detail=detail, refused=refused))
+            self._context.on_report(InitialSyncEnded(source, ok=False, detail=detail, refused=refused))
             return
-        self.progress.succeed(self._clock.now(), self._clock.wall_ms())
-        detail = f"{self.progress.copied} bytes in {self._clock.now() - began} ms"
+        self.progress.succeed(self._context.clock.now(), self._context.clock.wall_ms())
+        detail = f"{self.progress.copied} bytes in {self._context.clock.now() - began} ms"
         log.info("initial sync from %s done: %s", transfer.source, detail)
         holds_committed = _has_reached(copy, known)
-        self._report(InitialSyncEnded(source, ok=True, detail=detail, holds_committed=holds_committed))
+        self._context.on_report(InitialSyncEnded(source, ok=True, detail=detail, holds_committed=holds_committed))
         await self._discard()
         await self._let_go(transfer)
 
@@ -232,8 +215,8 @@ class InitialSync:
         """Settle the rollbacks of this member and export what the copy would replace: what is not known to be
         committed, and before a forced copy all that the source does not have.
         """
-        store = self._store()
-        await settle(store, self._disk, self._dbpath, self._clock, self._workers, self._undone, self._gate)
+        store = self._context.store
+        await settle(self._context, self._context.on_undone)
         with store.read() as snapshot:
             if snapshot.meta(_COPY_FOR) == sync_id:
                 return None  # this attempt's own copy, installed just before a crash: nothing of mine is in it
@@ -244,12 +227,7 @@ class InitialSync:
             except (NoCommonPointError, UnrecoverableRollbackError):
                 committed = OPTIME_NULL  # as far back as the undo reaches: what was committed here may not be there
         return await export_before_wipe(
-            store,
-            self._disk,
-            self._dbpath,
-            self._workers,
-            self._clock.wall_ms(),
-            self._identity(),
+            self._context,
             committed,
             reason,
             source,
@@ -265,7 +243,7 @@ class InitialSync:
             transfer = await self._await_copy(transfer)
             if not transfer.whole:
                 await self._fetch_chunks(transfer)
-                sealed, found = await self._workers.run(lambda: self._copy.seal(transfer))
+                sealed, found = await self._context.workers.run(lambda: self._copy.seal(transfer))
                 if not sealed.whole:
                     raise RemoteProtocolError(
                         f"the copy of {transfer.source} arrived with SHA-256 {found}, it was {transfer.sha256}"
@@ -281,7 +259,7 @@ class InitialSync:
 
         Raises when the source cannot be asked now, unless another one was chosen meanwhile.
         """
-        transfer = await self._workers.run(lambda: self._copy.load(sync_id))
+        transfer = await self._context.workers.run(lambda: self._copy.load(sync_id))
         if transfer is None:
             return None
         request = SnapshotRequest("begin", transfer.snapshot_id)
@@ -309,7 +287,7 @@ class InitialSync:
         offer = SnapshotReply.parse(await self._call(source, request))
         transfer = Transfer(sync_id, source, offer.snapshot_id, offer.rollback_id)
         try:
-            await self._workers.run(lambda: self._copy.begin(transfer))
+            await self._context.workers.run(lambda: self._copy.begin(transfer))
         except OSError:
             await self._let_go(transfer)
             raise
@@ -326,8 +304,8 @@ class InitialSync:
             if offer.size <= 0:
                 raise RemoteProtocolError(f"{transfer.source} offers a copy of {offer.size} bytes")
             transfer = replace(transfer, size=offer.size, sha256=offer.sha256)
-            await self._workers.run(lambda: self._copy.save(transfer))
-        self.progress.transfer(transfer.source, transfer.kept, self._clock.now())
+            await self._context.workers.run(lambda: self._copy.save(transfer))
+        self.progress.transfer(transfer.source, transfer.kept, self._context.clock.now())
         self.progress.total = transfer.size
         return transfer
 
@@ -340,7 +318,7 @@ class InitialSync:
                 await self._wait_for_room(transfer.size - copied)
                 data = await self._chunk(transfer, copied)
                 try:
-                    await self._workers.run(lambda: self._copy.append(data, copied))  # noqa: B023  # awaited
+                    await self._context.workers.run(lambda: self._copy.append(data, copied))  # noqa: B023  # awaited
                     copied += len(data)
                     self.progress.copied = copied
                     if copied - transfer.kept >= step:
@@ -354,7 +332,7 @@ class InitialSync:
             raise
 
     async def _keep(self, transfer: Transfer, copied: int) -> Transfer:
-        return await self._workers.run(lambda: self._copy.keep(transfer, copied))
+        return await self._context.workers.run(lambda: self._copy.keep(transfer, copied))
 
     async def _keep_if_possible(self, transfer: Transfer, copied: int) -> None:
         try:
@@ -374,15 +352,17 @@ class InitialSync:
 
     async def _withdraw(self, exported: Manifest) -> None:
         """Nothing of it is lost: the copy holds it all. Until that was seen the files had to be there."""
-        wall_ms = self._clock.wall_ms()
-        await self._workers.run(
-            lambda: settle_manifest(self._disk, self._dbpath, exported, RollbackState.ABANDONED, wall_ms)
+        wall_ms = self._context.clock.wall_ms()
+        await self._context.workers.run(
+            lambda: settle_manifest(
+                self._context.disk, self._context.dbpath, exported, RollbackState.ABANDONED, wall_ms
+            )
         )
 
     def _check(self, sync_id: str, committed: OpTime, exported: OplogRow | None) -> CopyEnds:
         """The copy is a sound database; what its oplog holds."""
-        ends = name_copy(self._disk, self._copy.path, sync_id, committed, exported)
-        check_database(self._disk, self._copy.path, CHECKED_ENTRIES)
+        ends = name_copy(self._context.disk, self._copy.path, sync_id, committed, exported)
+        check_database(self._context.disk, self._copy.path, CHECKED_ENTRIES)
         return ends
 
     # --- room ---------------------------------------------------------------------------------------------------
@@ -390,7 +370,7 @@ class InitialSync:
     async def _wait_for_room(self, needed: int) -> None:
         """Return once the disk takes `needed` bytes and has some left; nothing is given up while it does not."""
         while True:
-            free = await self._workers.run(lambda: self._disk.free_bytes(self._dbpath))
+            free = await self._context.workers.run(lambda: self._context.disk.free_bytes(self._context.dbpath))
             if free >= needed + self._options.spare_bytes:
                 self.progress.waiting_for = ""
                 return
@@ -454,7 +434,7 @@ class InitialSync:
 
     async def _discard(self) -> None:
         try:
-            await self._workers.run(self._copy.discard)
+            await self._context.workers.run(self._copy.discard)
         except OSError as error:
             log.warning("%s", error)
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from replset.core.messages import DamageFound, Report, RollbackEnded
+from replset.core.messages import DamageFound, RollbackEnded
+from replset.core.node import Node
 from replset.errors import (
     DamagedEntryError,
     ReplError,
@@ -24,14 +25,12 @@ from replset.errors import (
 )
 from replset.ids import OPTIME_NULL, HostPort, OpTime
 from replset.replication.common_point import ChainDiffersError, CommonPoint, NoCommonPointError
-from replset.replication.gate import WriteGate
-from replset.replication.ports import Clock, Peer, Workers
-from replset.replication.rollback_files import Identity, RollbackFiles
+from replset.replication.context import MemberContext
+from replset.replication.ports import Peer
+from replset.replication.rollback_files import RollbackFiles
 from replset.replication.rollback_manifest import Manifest, RollbackState, manifests_on, settle_manifest, sync_names
 from replset.replication.rollback_progress import RollbackPhase, RollbackProgress
-from replset.storage.disk import Disk
 from replset.storage.sqlite import is_disk_full
-from replset.storage.store import Store
 from replset.storage.undo import clear_rollback_done, rollback_done_marks, rollback_in_progress, undo_step
 
 log = logging.getLogger("replset.rollback")
@@ -62,39 +61,18 @@ class Rollback:
 
     def __init__(
         self,
+        context: MemberContext,
         *,
         peer: Peer,
-        clock: Clock,
-        workers: Workers,
-        disk: Disk,
-        dbpath: str,
-        store: Callable[[], Store],
-        gate: WriteGate,
-        identity: Callable[[], Identity],
-        commit_point: Callable[[], OpTime],
-        before_undo: Callable[[OpTime], Awaitable[None]],
-        undone: Callable[[], None],
-        report: Callable[[Report], None],
-        on_broken: Callable[[BaseException], None],
+        node: Node,
+        on_undo_begins: Callable[[OpTime], Awaitable[None]],
         options: RollbackOptions | None = None,
     ) -> None:
-        """store: the one that is open now. commit_point: the core's. before_undo: awaited with the common
-        point before the first step. undone: called after each undo step (the store's newest entry moved back, its
-        rollback id moved on). report: feeds the core. on_broken: stops the member.
-        """
+        """on_undo_begins: awaited with the common point before the first undo step."""
+        self._context = context
         self._peer = peer
-        self._clock = clock
-        self._workers = workers
-        self._disk = disk
-        self._dbpath = dbpath
-        self._store = store
-        self._gate = gate
-        self._identity = identity
-        self._commit_point = commit_point
-        self._before_undo = before_undo
-        self._undone = undone
-        self._report = report
-        self._on_broken = on_broken
+        self._node = node
+        self._on_undo_begins = on_undo_begins
         self._options = options or RollbackOptions()
         self.progress = RollbackProgress()
 
@@ -111,16 +89,16 @@ class Rollback:
         await self._running(None, self._finished())
 
     async def _running(self, source: HostPort | None, work: Awaitable[RollbackEnded]) -> None:
-        self.progress.begin(source, self._clock.wall_ms())
+        self.progress.begin(source, self._context.clock.wall_ms())
         try:
             ended = await work
         except (ReplError, OSError) as error:
-            self._on_broken(error)
+            self._context.on_broken(error)
             return
         finally:
             self.progress.running = False
         log.warning("rollback towards %s %s: %s", source, "done" if ended.ok else "not done", ended.detail)
-        self._report(ended)
+        self._context.on_report(ended)
 
     async def _rolled_back(self, source: HostPort) -> RollbackEnded:
         # A crash may have left an earlier rollback half done: that one comes first.
@@ -128,33 +106,30 @@ class Rollback:
         ended, manifest = await self._prepared(source)
         if manifest is not None:
             self.progress.undo(manifest.id)
-            before = self._store().undone_entries
+            before = self._context.store.undone_entries
             common = manifest.common_point
-            await self._when_room(lambda: self._before_undo(common))
+            await self._when_room(lambda: self._on_undo_begins(common))
             await self._when_room(
-                lambda: undo(self._store(), self._gate, manifest.common_point, manifest.id, self._on_undone(before))
+                lambda: undo(self._context, manifest.common_point, manifest.id, self._on_undone(before))
             )
             await self._settle()
         return ended
 
     async def _finished(self) -> RollbackEnded:
         await self._settle()
-        return RollbackEnded(self._identity().member, True, False, False, "finished what was interrupted")
+        return RollbackEnded(self._context.identity.member, True, False, False, "finished what was interrupted")
 
     def _on_undone(self, before: int) -> Callable[[], None]:
         def told() -> None:
-            self.progress.undone = self._store().undone_entries - before
-            self._undone()
+            self.progress.undone = self._context.store.undone_entries - before
+            self._context.on_undone()
 
         return told
 
     async def _settle(self) -> None:
         self.progress.phase = RollbackPhase.SETTLING
-        store = self._store()
-        told = self._on_undone(store.undone_entries)
-        await self._when_room(
-            lambda: settle(store, self._disk, self._dbpath, self._clock, self._workers, told, self._gate)
-        )
+        on_undone = self._on_undone(self._context.store.undone_entries)
+        await self._when_room(lambda: settle(self._context, on_undone))
 
     async def _prepared(self, source: HostPort) -> tuple[RollbackEnded, Manifest | None]:
         """What to report, at once or once everything behind the manifest's common point is undone."""
@@ -162,7 +137,7 @@ class Rollback:
             # After a full disk all is asked again: the source may have changed, and nothing is undone yet.
             common, manifest = await self._when_room(lambda: self._recorded(source))
         except DamagedEntryError as error:
-            self._report(DamageFound(error.message))
+            self._context.on_report(DamageFound(error.message))
             return RollbackEnded(source, False, True, False, error.message), None
         except NoCommonPointError as error:
             return RollbackEnded(source, False, False, True, error.message), None
@@ -181,20 +156,20 @@ class Rollback:
         """The common point, and the manifest of all that lies behind it; None when nothing does."""
         self.progress.search()
         common = await self._common_point(source)
-        if common == self._store().last_applied:
+        if common == self._context.store.last_applied:
             return common, None
         return common, await self._write(common, RollbackState.PLANNED, "rollback", source)
 
     async def _common_point(self, source: HostPort) -> OpTime:
-        store = self._store()
+        store = self._context.store
         common = await CommonPoint(self._peer, store, source).find()
-        floor = max(self._commit_point().ts, store.pruned_through)
+        floor = max(self._node.commit_point.ts, store.pruned_through)
         if common.ts < floor:
             raise TooFarBackError(
                 f"the common point {common} with {source} lies before {OpTime(common.term, floor)}, which must stay",
                 common,
             )
-        if await self._workers.run(lambda: self._was_refused(common, store.last_applied)):
+        if await self._context.workers.run(lambda: self._was_refused(common, store.last_applied)):
             raise TooFarBackError(f"the rollback to {common} with {source} was refused before", common)
         return common
 
@@ -204,23 +179,14 @@ class Rollback:
             manifest.state is RollbackState.EXPORTED
             and manifest.reason.startswith(REFUSED)
             and (manifest.common_point, manifest.last) == (common, newest)
-            for manifest in manifests_on(self._disk, self._dbpath)
+            for manifest in manifests_on(self._context.disk, self._context.dbpath)
         )
 
     async def _write(self, common: OpTime, state: RollbackState, reason: str, source: HostPort | None) -> Manifest:
         self.progress.write(common)
-        writing = RollbackFiles(
-            self._disk,
-            self._dbpath,
-            self._clock.wall_ms(),
-            self._identity(),
-            common,
-            reason,
-            source,
-            self.progress,
-        )
-        snapshot = self._store().read()
-        return await self._workers.run(lambda: writing.write(snapshot, state))
+        writing = RollbackFiles(self._context, self._context.clock.wall_ms(), common, reason, source, self.progress)
+        snapshot = self._context.store.read()
+        return await self._context.workers.run(lambda: writing.write(snapshot, state))
 
     async def _quarantined(self, source: HostPort, error: UnrecoverableRollbackError) -> str:
         """Export what is not known to be committed: this member may never come back. What to tell the person.
@@ -240,13 +206,8 @@ class Rollback:
         self.progress.search()
         self.progress.phase = RollbackPhase.WRITING
         return await export_before_wipe(
-            self._store(),
-            self._disk,
-            self._dbpath,
-            self._workers,
-            self._clock.wall_ms(),
-            self._identity(),
-            self._commit_point(),
+            self._context,
+            self._node.commit_point,
             reason,
             source,
             common=common,
@@ -272,68 +233,64 @@ class Rollback:
 
     async def _pause_for_room(self, error: ReplError | OSError) -> None:
         """Until the disk takes what the files had come to, so that a large rollback does not fill it every second."""
-        why = str(error) if isinstance(error, ReplError) or error.filename else f"{self._dbpath}: {error.strerror}"
+        why = (
+            str(error)
+            if isinstance(error, ReplError) or error.filename
+            else f"{self._context.dbpath}: {error.strerror}"
+        )
         if not self.progress.waiting_for:
             log.warning("rollback waits, nothing is undone unrecorded: %s", why)
         self.progress.waiting_for = f"room on the disk: {why}"
         needed = self.progress.size + ROOM_MARGIN_BYTES if self.progress.phase is RollbackPhase.WRITING else 0
         while True:
             await asyncio.sleep(self._options.room_pause_ms / 1000)
-            if await self._workers.run(self._free_bytes) >= needed:
+            if await self._context.workers.run(self._free_bytes) >= needed:
                 return
 
     def _free_bytes(self) -> int:
-        return self._disk.free_bytes(self._dbpath)
+        return self._context.disk.free_bytes(self._context.dbpath)
 
 
 # --- undoing and finishing --------------------------------------------------------------------------------------
 
 
-async def undo(store: Store, gate: WriteGate, common: OpTime, stem: str, undone: Callable[[], None]) -> None:
+async def undo(context: MemberContext, common: OpTime, stem: str, on_undone: Callable[[], None]) -> None:
     """Undo everything behind `common` in bounded steps; the first writes the mark, the last the done mark."""
 
     def step() -> bool:
-        more = undo_step(store, common, stem=stem, limit=UNDO_STEP_ENTRIES)
-        undone()
+        more = undo_step(context.store, common, stem=stem, limit=UNDO_STEP_ENTRIES)
+        on_undone()
         return more
 
     more = True
     while more:
-        more = await gate.write(step)
+        more = await context.gate.write(step)
         await asyncio.sleep(0)
 
 
-async def settle(
-    store: Store,
-    disk: Disk,
-    dbpath: str,
-    clock: Clock,
-    workers: Workers,
-    undone: Callable[[], None] = lambda: None,
-    gate: WriteGate | None = None,
-) -> list[Manifest]:
-    """Bring every rollback of this member to its end; returns the manifests that changed. gate: None while nothing else
-    can write the store.
+async def settle(context: MemberContext, on_undone: Callable[[], None]) -> list[Manifest]:
+    """Bring every rollback of this member to its end; returns the manifests that changed.
 
     At a start before anything else, and before a copy is installed: a rollback in progress is undone down to its
     recorded common point; one that is undone gets its manifest finished; a planned manifest without any committed
     step is abandoned (nothing of it happened). ReplError and OSError: storage failed; call again at the next start.
     """
-    gate = gate or WriteGate()
+    store, workers = context.store, context.workers
     mark = rollback_in_progress(store)
     if mark is not None:
         log.warning("finishing rollback %s, down to %s", mark.stem, mark.common_point)
-        await undo(store, gate, mark.common_point, mark.stem, undone)
+        await undo(context, mark.common_point, mark.stem, on_undone)
     done = [mark.stem for mark in rollback_done_marks(store)]
     if done:
         await workers.run(store.wal.sync)  # the undo is durable before anything says that it is finished
-    settled = await workers.run(lambda: _settle_manifests(disk, dbpath, frozenset(done), clock.wall_ms()))
+    settled = await workers.run(lambda: _settle_manifests(context, frozenset(done)))
     for stem in done:
-        await gate.write(partial(clear_rollback_done, store, stem))
+        await context.gate.write(partial(clear_rollback_done, store, stem))
     return settled
 
 
-def _settle_manifests(disk: Disk, dbpath: str, done: frozenset[str], wall_ms: int) -> list[Manifest]:
+def _settle_manifests(context: MemberContext, done: frozenset[str]) -> list[Manifest]:
+    disk, dbpath, wall_ms = context.disk, context.dbpath, context.clock.wall_ms()
     settled = []
     for manifest in manifests_on(disk, dbpath):
         if manifest.state is RollbackState.PLANNED:
@@ -347,12 +304,7 @@ def _settle_manifests(disk: Disk, dbpath: str, done: frozenset[str], wall_ms: in
 
 
 async def export_before_wipe(
-    store: Store,
-    disk: Disk,
-    dbpath: str,
-    workers: Workers,
-    wall_ms: int,
-    identity: Identity,
+    context: MemberContext,
     commit_point: OpTime,
     reason: str,
     source: HostPort | None,
@@ -365,6 +317,7 @@ async def export_before_wipe(
     common: everything behind this entry of mine instead, committed or not. The manifest, of an earlier export when it
     holds all this; None when there is nothing such. ReplError and OSError: the data must not go.
     """
+    store = context.store
     newest = store.last_applied
     if common is None:
         floor = max(commit_point.ts, store.pruned_through, store.trimmed_through)  # pruned or trimmed: was committed
@@ -374,10 +327,12 @@ async def export_before_wipe(
         common = row.optime if row is not None else OPTIME_NULL if floor == 0 else OpTime(store.oldest.term, floor)
     if newest <= common:
         return None
-    for manifest in await workers.run(lambda: manifests_on(disk, dbpath)):
+    for manifest in await context.workers.run(lambda: manifests_on(context.disk, context.dbpath)):
         if manifest.state is RollbackState.EXPORTED and manifest.last == newest and manifest.common_point <= common:
-            await workers.run(lambda: sync_names(disk, dbpath))  # a crash may have left it unsynced
+            await context.workers.run(
+                lambda: sync_names(context.disk, context.dbpath)
+            )  # a crash may have left it unsynced
             return manifest
-    writing = RollbackFiles(disk, dbpath, wall_ms, identity, common, reason, source, progress or RollbackProgress())
+    writing = RollbackFiles(context, context.clock.wall_ms(), common, reason, source, progress or RollbackProgress())
     snapshot = store.read()
-    return await workers.run(lambda: writing.write(snapshot, RollbackState.EXPORTED))
+    return await context.workers.run(lambda: writing.write(snapshot, RollbackState.EXPORTED))

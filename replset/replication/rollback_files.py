@@ -15,6 +15,7 @@ from uuid import UUID
 
 from replset.ids import HostPort, OpTime, invariant
 from replset.oplog_row import OplogRow, entry_hash
+from replset.replication.context import MemberContext
 from replset.replication.rollback_manifest import (
     FOLDER,
     OPLOG_NS,
@@ -42,22 +43,11 @@ _BUFFER_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """Who is rolling back, for the manifest. mongodb_layout: whether its files are in MongoDB's layout too."""
-
-    set_name: str
-    member: HostPort
-    mongodb_layout: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class RollbackFiles:
     """Writes everything behind `common` to files: what a rollback is about to undo, or a wipe to erase."""
 
-    disk: Disk
-    dbpath: str
+    context: MemberContext
     wall_ms: int
-    identity: Identity
     common: OpTime
     reason: str
     source: HostPort | None
@@ -68,8 +58,9 @@ class RollbackFiles:
 
         OutOfDiskSpaceError and OSError: nothing is left behind.
         """
-        layout = self.identity.mongodb_layout
-        writer = RollbackWriter(self.disk, self.dbpath, self.wall_ms, mongodb_layout=layout)
+        context = self.context
+        layout = context.identity.mongodb_layout
+        writer = RollbackWriter(context.disk, context.dbpath, self.wall_ms, mongodb_layout=layout)
         try:
             with snapshot:
                 self.progress.entries = snapshot.entries_after(self.common.ts)
@@ -108,8 +99,8 @@ class RollbackFiles:
             id="",
             state=state,
             reason=self.reason + _left_out(damaged),
-            set_name=self.identity.set_name,
-            member=self.identity.member,
+            set_name=self.context.identity.set_name,
+            member=self.context.identity.member,
             when=when,
             source=self.source,
             common_point=self.common,

@@ -48,7 +48,6 @@ from replset.core.messages import (
     DrainFinished,
     LocalPosition,
     ReplyBody,
-    Report,
     RequestBody,
     ShutdownStarted,
     StepDownRequest,
@@ -67,13 +66,13 @@ from replset.errors import (
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.key_file import Keys
 from replset.replication.chain_comparison import ChainComparison
+from replset.replication.context import Identity, MemberContext
 from replset.replication.fetcher import Fetcher
 from replset.replication.gate import WriteGate
 from replset.replication.initial_sync import InitialSync, Known, Marker, newest_held
 from replset.replication.ports import Clock, Network, SetPeer, Workers
 from replset.replication.progress import ProgressReporter
 from replset.replication.rollback import Rollback, settle
-from replset.replication.rollback_files import Identity
 from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_progress import RollbackProgress
 from replset.replication.sync_progress import SyncProgress
@@ -205,7 +204,7 @@ class RunningMember:
     async def _finished_rollback(self) -> bool:
         """Whether what a crash left of a rollback is at its end; if it needs room it goes on once others are heard."""
         try:
-            await settle(self.store, self._disk, self._dbpath, self.clock, self._threads)
+            await settle(self.context, lambda: None)
         except (ReplError, OSError) as error:
             if not is_disk_full(error):
                 raise
@@ -230,7 +229,18 @@ class RunningMember:
         )
         opened.callback(self._file.close)
         self._refuse_another_sets_files()
-        self.store = self._open_store()
+        self.context = MemberContext(
+            disk=self._disk,
+            dbpath=self._dbpath,
+            clock=self.clock,
+            workers=self._threads,
+            store=self._open_store(),
+            gate=self._gate,
+            identity=Identity(self.set_name, self.host, self.options.rollback_layout == MONGODB_LAYOUT),
+            on_report=lambda report: self.shell.feed(report),
+            on_undone=self._undone,
+            on_broken=self._break,
+        )
         opened.callback(self.store.close)
 
     def _refuse_another_sets_files(self) -> None:
@@ -321,26 +331,9 @@ class RunningMember:
 
     def _connect_parts(self) -> None:
         """Replication: needs the peers."""
-
         set_peer = SetPeer(self.peer, lambda: self.node.set_id)
 
-        def report(message: Report) -> None:
-            self.shell.feed(message)
-
-        self._fetcher = Fetcher(
-            peer=set_peer,
-            clock=self.clock,
-            store=lambda: self.store,
-            gate=self._gate,
-            workers=self._threads,
-            term=lambda: self.node.term,
-            commit_point=lambda: self.node.commit_point,
-            await_ms=lambda: Millis(self.node.election_timeout_ms() // 2),
-            delay_ms=self.node.secondary_delay_ms,
-            applied=self._committed,
-            report=report,
-            on_broken=self._break,
-        )
+        self._fetcher = Fetcher(self.context, peer=set_peer, node=self.node, on_applied=self._committed)
         self._progress = ProgressReporter(
             clock=self.clock,
             source=lambda: self.node.sync_source,
@@ -349,37 +342,15 @@ class RunningMember:
             interval_ms=lambda: Millis(self.node.election_timeout_ms() // 2),
             report=lambda response: self.shell.feed(response),
         )
-        self._rollback = Rollback(
-            peer=set_peer,
-            clock=self.clock,
-            workers=self._threads,
-            disk=self._disk,
-            dbpath=self._dbpath,
-            store=lambda: self.store,
-            gate=self._gate,
-            identity=self._identity,
-            commit_point=lambda: self.node.commit_point,
-            before_undo=self._lower_mark,
-            undone=self._undone,
-            report=report,
-            on_broken=self._break,
-        )
-        self._chain_comparison = ChainComparison(peer=self.peer, store=lambda: self.store, report=report)
+        self._rollback = Rollback(self.context, peer=set_peer, node=self.node, on_undo_begins=self._lower_mark)
+        self._chain_comparison = ChainComparison(self.context, self.peer)
         self.initial_sync = InitialSync(
+            self.context,
             peer=set_peer,
-            clock=self.clock,
-            workers=self._threads,
-            disk=self._disk,
-            dbpath=self._dbpath,
-            store=lambda: self.store,
-            gate=self._gate,
-            identity=self._identity,
             known=self._known,
             set_marker=self._set_marker,
             claim=self._claim_copy,
             install=self._install,
-            undone=self._undone,
-            report=report,
         )
         if not self._file.initial_sync_pending:
             self.initial_sync.clear_leftovers()
@@ -608,9 +579,6 @@ class RunningMember:
         """Before an undo. A mark above what is left would look like a lost WAL to a start after a crash."""
         await self._threads.run(lambda: self._file.lower_mark(to))
 
-    def _identity(self) -> Identity:
-        return Identity(self.set_name, self.host, self.options.rollback_layout == MONGODB_LAYOUT)
-
     def _known(self) -> Known:
         file = self._file
         return Known(
@@ -654,7 +622,7 @@ class RunningMember:
                 await self._threads.run(self._file.end_initial_sync)
 
             async def open_again() -> None:
-                self.store = self._open_store()
+                self.context.store = self._open_store()
 
             try:
                 self.store.close()
@@ -669,6 +637,10 @@ class RunningMember:
         self._news.ring()
 
     # --- for commands (MemberPort) -------------------------------------------------------------------------------
+
+    @property
+    def store(self) -> Store:
+        return self.context.store
 
     @property
     def command_line(self) -> tuple[Sequence[str], dict[str, object]]:

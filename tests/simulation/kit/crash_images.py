@@ -18,8 +18,10 @@ from unittest import mock
 
 from replset.bson import decode
 from replset.core.effects import LastVote
-from replset.ids import OpTime
+from replset.ids import HostPort, OpTime
 from replset.oplog_entry import OplogEntry
+from replset.replication.context import Identity, MemberContext
+from replset.replication.gate import WriteGate
 from replset.replication.rollback import settle
 from replset.storage.copies import check_database
 from replset.storage.member_file import MemberFile
@@ -46,6 +48,10 @@ T = TypeVar("T")
 FILE_STEPS = ("write_file", "sync_file", "truncate", "rename", "remove", "sync_folder", "make_folder")
 SQLITE_STEPS = ("xWrite", "xTruncate", "xSync")
 ALL_ENTRIES = 1_000_000
+
+
+def nothing(*_: object) -> None:
+    """A callback that nobody needs."""
 
 
 class AtOnce:
@@ -112,8 +118,19 @@ class Album:
         file = MemberFile.open(disk, disk.folder, new_incarnation=lambda: "another")
         expect_vote(file.last_vote, self.votes.get(self.name))
         store = Store.open(disk, disk.folder)
-        clock = self.cluster.machines[self.name].clock
-        drive(settle(store, disk, disk.folder, clock, AtOnce()))
+        context = MemberContext(
+            disk=disk,
+            dbpath=disk.folder,
+            clock=self.cluster.machines[self.name].clock,
+            workers=AtOnce(),
+            store=store,
+            gate=WriteGate(),
+            identity=Identity("", HostPort("")),
+            on_report=nothing,
+            on_undone=nothing,
+            on_broken=nothing,
+        )
+        drive(settle(context, nothing))
         assert rollback_in_progress(store) is None
         assert rollback_done_marks(store) == []
         states = {manifest["state"] for manifest in manifests(disk)}

@@ -223,7 +223,7 @@ def chain_not_compared(patch: pytest.MonkeyPatch) -> None:
     real = Fetcher._misfit
 
     def misfit(self: Fetcher, source: Any, page: Any) -> Any:
-        return real(self, source, replace(page, prev_chain=self._store().chain))
+        return real(self, source, replace(page, prev_chain=self._context.store.chain))
 
     patch.setattr(Fetcher, "_misfit", misfit)
 

@@ -24,11 +24,11 @@ from replset.oplog_entry import (
 )
 from replset.query.diff import update_entry_object
 from replset.replication.applier import apply_entry
+from replset.replication.context import Identity, MemberContext
 from replset.replication.fetcher import Fetcher, FetchOptions
 from replset.replication.gate import WriteGate
 from replset.replication.initial_sync import InitialSync, InitialSyncOptions, Known, Marker, newest_held
 from replset.replication.rollback import Rollback, RollbackOptions
-from replset.replication.rollback_files import Identity
 from replset.storage.copies import install_copy
 from replset.storage.disk import Disk, RealDisk
 from replset.storage.store import Store, StoreOptions
@@ -67,6 +67,14 @@ class FakeNode:
         self.term = 1
         self.commit_point = OPTIME_NULL
         self.commit_term = 0
+        self.timeout_ms = 400
+        self.delay_ms = 0
+
+    def election_timeout_ms(self) -> Millis:
+        return Millis(self.timeout_ms)
+
+    def secondary_delay_ms(self) -> int:
+        return self.delay_ms
 
 
 class Network:
@@ -127,21 +135,24 @@ class Member:
         self.claimed: list[OpTime] = []
         self.claims_as = ""
         self._news = asyncio.Event()
-        self.store = Store.open(self.disk, self.dbpath, OPTIONS)
+        self.context = MemberContext(
+            disk=self.disk,
+            dbpath=self.dbpath,
+            clock=self.clock,
+            workers=self.workers,
+            store=Store.open(self.disk, self.dbpath, OPTIONS),
+            gate=self.gate,
+            identity=Identity("rs0", self.host),
+            on_report=self.reports.append,
+            on_undone=self.moved,
+            on_broken=self.broken.append,
+        )
         network.members[self.host] = self
         self.fetcher = Fetcher(
+            self.context,
             peer=network,
-            clock=self.clock,
-            store=lambda: self.store,
-            gate=self.gate,
-            workers=self.workers,
-            term=lambda: self.node.term,
-            commit_point=lambda: self.node.commit_point,
-            await_ms=lambda: Millis(200),
-            delay_ms=lambda: 0,
-            applied=self.moved,
-            report=self.reports.append,
-            on_broken=self.broken.append,
+            node=self.node,  # type: ignore[arg-type]
+            on_applied=self.moved,
             options=FetchOptions(max_bytes=2_000, disk_full_pause_ms=1),
         )
         self.snapshots = SnapshotServer(
@@ -153,38 +164,25 @@ class Member:
             options=SnapshotOptions(spare_bytes=0),
         )
         self.rollback = Rollback(
+            self.context,
             peer=network,
-            clock=self.clock,
-            workers=self.workers,
-            disk=self.disk,
-            dbpath=self.dbpath,
-            store=lambda: self.store,
-            gate=self.gate,
-            identity=lambda: Identity("rs0", self.host),
-            commit_point=lambda: self.node.commit_point,
-            before_undo=self.before_undo,
-            undone=self.moved,
-            report=self.reports.append,
-            on_broken=self.broken.append,
+            node=self.node,  # type: ignore[arg-type]
+            on_undo_begins=self.before_undo,
             options=RollbackOptions(room_pause_ms=1),
         )
         self.initial_sync = InitialSync(
+            self.context,
             peer=network,
-            clock=self.clock,
-            workers=self.workers,
-            disk=self.disk,
-            dbpath=self.dbpath,
-            store=lambda: self.store,
-            gate=self.gate,
-            identity=lambda: Identity("rs0", self.host),
             known=lambda: Known(newest_held(self.store), max(self.node.commit_point, self.store.saved_commit_point())),
             set_marker=self.set_marker,
             claim=self.claim,
             install=self.install,
-            undone=self.moved,
-            report=self.reports.append,
             options=InitialSyncOptions(chunk_bytes=10_000, keep_chunks=2, pause_ms=1, spare_bytes=0, room_pause_ms=1),
         )
+
+    @property
+    def store(self) -> Store:
+        return self.context.store
 
     # --- as a member's runtime would
 
@@ -233,7 +231,7 @@ class Member:
         before = self.store.rollback_id
         self.store.close()
         install_copy(self.disk, self.dbpath, copy, rollback_id_before=before)
-        self.store = Store.open(self.disk, self.dbpath, OPTIONS)
+        self.context.store = Store.open(self.disk, self.dbpath, OPTIONS)
         self.marker = False
         self.moved()
 

@@ -27,11 +27,11 @@ def members(tmp_path: Path) -> list[Member]:
 
 
 def compare(mine: Member, *others: Member, at: OpTime | None = None) -> Report:
-    reports: list[Report] = []
-    comparison = ChainComparison(peer=mine.network, store=lambda: mine.store, report=reports.append)
+    comparison = ChainComparison(mine.context, mine.network)
     hosts = [HostPort(other.host) for other in others]
     asyncio.run(comparison.run(at or mine.store.last_applied, hosts))
-    (report,) = reports
+    report = mine.reports.pop()
+    assert not mine.reports
     return report
 
 

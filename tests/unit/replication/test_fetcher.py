@@ -15,7 +15,7 @@ from replset.commands.oplog_serving import fetch_now, has_news, oplog_fetch, opl
 from replset.core.member_state import MemberState
 from replset.core.messages import SourceBatch, SourceFailed, SourceProblem
 from replset.errors import DamagedEntryError, NotPrimaryOrSecondaryError, OutOfDiskSpaceError, RemoteProtocolError
-from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
+from replset.ids import OPTIME_NULL, HostPort, OpTime
 from replset.oplog_row import chain_after
 from replset.query.diff import updated
 from replset.replication import applier as applier_module
@@ -74,7 +74,7 @@ def test_a_new_entry_is_there_long_before_the_poll_ends(members: tuple[Member, M
     source, mine = members
 
     async def test() -> None:
-        mine.fetcher._await_ms = lambda: Millis(20_000)
+        mine.node.timeout_ms = 40_000
         mine.fetcher.start(SOURCE)
         await until(lambda: mine.reports)
         loop = asyncio.get_running_loop()
@@ -92,7 +92,7 @@ def test_the_commit_point_comes_at_once(members: tuple[Member, Member]) -> None:
     source, mine = members
 
     async def test() -> None:
-        mine.fetcher._await_ms = lambda: Millis(20_000)
+        mine.node.timeout_ms = 40_000
         mine.fetcher.start(SOURCE)
         await until(lambda: mine.reports)
         source.node.commit_point = source.store.last_applied
@@ -295,7 +295,7 @@ def test_stop_from_inside_a_report_ends_the_session(members: tuple[Member, Membe
     source.insert(NS, *numbered(range(100, 200)))
 
     async def test() -> None:
-        mine.fetcher._report = lambda report: mine.fetcher.stop()
+        mine.context.on_report = lambda report: mine.fetcher.stop()
         await mine.fetcher.run(SOURCE)
         assert mine.store.last_applied < source.store.last_applied
 
@@ -432,7 +432,7 @@ def test_a_broken_store_stops_the_member(members: tuple[Member, Member], monkeyp
 
 def test_a_delayed_member_holds_entries_back(members: tuple[Member, Member]) -> None:
     source, mine = members
-    mine.fetcher._delay_ms = lambda: 60_000
+    mine.node.delay_ms = 60_000
     old = source.insert(NS, {"_id": "old"})
     source.clock.ms += 50_000
     young = source.insert(NS, {"_id": "young"})

@@ -261,7 +261,7 @@ def test_a_noted_commit_point_whose_entry_was_taken_back_says_nothing(members: t
 
 def reopen(member: Member) -> None:
     member.store.close()
-    member.store = Store.open(member.disk, member.dbpath, OPTIONS)
+    member.context.store = Store.open(member.disk, member.dbpath, OPTIONS)
 
 
 def test_before_a_forced_copy_what_was_committed_is_exported_too(members: tuple[Member, Member]) -> None:

@@ -47,7 +47,7 @@ def crash_somewhere(mine: Member, rng: random.Random) -> None:
 
     if rng.random() < 0.5:
         left = rng.randrange(1, 8)
-        mine.rollback._undone = count
+        mine.context.on_undone = count
         return
     for name in OWN_FILES:
         setattr(mine.disk, name, counted(getattr(mine.disk, name)))
@@ -85,7 +85,7 @@ def test_a_power_loss_in_a_rollback_loses_nothing(tmp_path: Path, monkeypatch: p
         after = disk.crash(str(tmp_path / f"life-{life}" / MINE), rng, power_loss=rng.random() < 0.6)
         disk.close()
         mine = member_on(after, other.network)
-        asyncio.run(settle(mine.store, mine.disk, mine.dbpath, mine.clock, mine.workers))
+        asyncio.run(settle(mine.context, lambda: None))
         manifests = manifests_on(mine.disk, mine.dbpath)
         assert {manifest.state for manifest in manifests} <= {RollbackState.FINISHED, RollbackState.ABANDONED}
         saved: set[bytes] = set()

@@ -13,7 +13,6 @@ from replset.core.member_state import MemberState
 from replset.core.messages import DamageFound, RollbackEnded, SourceBatch
 from replset.ids import OPTIME_NULL, OpTime
 from replset.replication.rollback import export_before_wipe
-from replset.replication.rollback_files import Identity
 from replset.replication.rollback_manifest import FileKind, Manifest, RollbackState, list_manifests, verify_file
 from replset.storage.retention import remove_old_data
 from replset.storage.undo import rollback_done_marks, rollback_in_progress
@@ -316,12 +315,7 @@ def test_nothing_to_undo(tmp_path: Path) -> None:
 def export(mine: Member, commit_point: OpTime) -> Manifest | None:
     return asyncio.run(
         export_before_wipe(
-            mine.store,
-            mine.disk,
-            mine.dbpath,
-            mine.workers,
-            mine.clock.wall_ms(),
-            Identity("rs0", mine.host),
+            mine.context,
             commit_point,
             "resync",
             None,

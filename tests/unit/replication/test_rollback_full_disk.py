@@ -14,7 +14,8 @@ from replset.core.messages import RollbackEnded
 from replset.errors import OutOfDiskSpaceError
 from replset.ids import HostPort
 from replset.replication import rollback as rollback_module
-from replset.replication.rollback_files import Identity, RollbackWriter
+from replset.replication.context import Identity
+from replset.replication.rollback_files import RollbackWriter
 from replset.replication.rollback_manifest import FileKind, RollbackState, list_manifests, verify_file
 from replset.storage.disk import RealDisk
 from replset.storage.undo import rollback_done_marks
@@ -91,7 +92,7 @@ def test_a_full_disk_is_waited_for_and_nothing_is_undone_unrecorded(
         seen.append((mine.everything() == everything, [manifest.state for manifest in manifests]))
 
     disk.on_full = look
-    mine.rollback._disk = disk
+    mine.context.disk = disk
     ended = run_rollback(mine)
     assert ended.ok
     assert len(mine.reports) == 1
@@ -151,7 +152,7 @@ def test_files_are_begun_anew_once_the_disk_takes_what_they_had_come_to(tmp_path
     disk.left = 1
     free = [0, 0, (1 << 20) - 1, 1 << 40]
     disk.free_bytes = lambda path: free.pop(0)  # type: ignore[method-assign]
-    mine.rollback._disk = disk
+    mine.context.disk = disk
     assert run_rollback(mine).ok
     assert free == []
 
@@ -168,7 +169,7 @@ def test_a_start_without_room_finishes_an_interrupted_rollback_later(
         asyncio.run(mine.rollback.run(SOURCE))
     again = reopened(mine, tmp_path, mine.network)
     disk = FullDisk(1)
-    again.rollback._disk = disk
+    again.context.disk = disk
     asyncio.run(again.rollback.finish())
     (ended,) = again.reports
     assert isinstance(ended, RollbackEnded)
@@ -187,8 +188,8 @@ def test_a_full_disk_in_the_middle_of_mongodb_s_layout(tmp_path: Path) -> None:
         diverge(source, mine)
         disk = FullDisk(operation)
         disk.left = 1
-        mine.rollback._disk = disk
-        mine.rollback._identity = lambda: Identity("rs0", HostPort(MINE), mongodb_layout=True)
+        mine.context.disk = disk
+        mine.context.identity = Identity("rs0", HostPort(MINE), mongodb_layout=True)
         assert run_rollback(mine).ok
         (manifest,) = list_manifests(mine.dbpath)
         documents = [file for file in manifest.files if file.kind is FileKind.DOCUMENTS]

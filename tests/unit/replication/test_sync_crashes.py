@@ -55,7 +55,7 @@ class DurableMember(Member):
         self.store.close()
         install_copy(self.disk, self.dbpath, copy, rollback_id_before=floor, check_entries=0)
         self.file.end_initial_sync()
-        self.store = Store.open(self.disk, self.dbpath, OPTIONS)
+        self.context.store = Store.open(self.disk, self.dbpath, OPTIONS)
         self.moved()
 
 
@@ -130,7 +130,7 @@ class Story:
         network.before_reply = lambda command, reply: None
         self.mine = mine = DurableMember(after, network)
         mine.node.commit_point = commit_point
-        asyncio.run(settle(mine.store, mine.disk, mine.dbpath, mine.clock, mine.workers))
+        asyncio.run(settle(mine.context, lambda: None))
         saved: set[bytes] = set()
         for manifest in manifests_on(mine.disk, mine.dbpath):
             if manifest.state is RollbackState.EXPORTED:
