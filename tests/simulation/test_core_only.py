@@ -9,9 +9,9 @@ import pytest
 
 from replset.core.effects import LastVote, Persist, Reply, Send
 from replset.ids import MemberId
-from tests.simulation.kit.core_runs import CoreRun, run_core
-from tests.unit.core.box import members_of
-from tests.unit.core.kit import Cluster
+from tests.simulation.core_kit.cluster import CoreCluster
+from tests.simulation.core_kit.machine import members_of
+from tests.simulation.core_kit.runs import CoreRun, run_core
 
 QUICK = range(8)
 SLOW = range(8, 80)
@@ -36,18 +36,18 @@ def told(seed: int) -> str:
     run = CoreRun(seed)
     run.to_the_end()
     seen = hashlib.sha256()
-    for box in run.cluster.boxes.values():
-        for effect in box.effects:
+    for machine in run.cluster.machines.values():
+        for effect in machine.effects:
             if isinstance(effect, Persist | Send | Reply):
                 seen.update(repr(effect).encode())
     return seen.hexdigest()
 
 
 def test_the_kit_sees_a_second_vote() -> None:
-    cluster = Cluster(3)
+    cluster = CoreCluster(3)
     cluster.initiate(*members_of(3))
-    box = cluster.elect()
-    last = box.disk.last_vote
+    machine = cluster.elect()
+    last = machine.disk.last_vote
     assert isinstance(last, LastVote)
     with pytest.raises(AssertionError, match="voted twice"):
-        cluster.judge.vote(box, replace(last, candidate=MemberId(99)))
+        cluster.checkers.on_vote(machine, replace(last, candidate=MemberId(99)))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.simulation.kit.core_runs import CORE, run_core
+from tests.simulation.core_kit.runs import CORE, run_core
 from tests.simulation.kit.runs import ROLLBACKS, Outcome, run_rollbacks, run_seed
 
 

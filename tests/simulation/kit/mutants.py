@@ -41,8 +41,8 @@ from replset.storage import retention
 from replset.storage.catalog import Collection
 from replset.storage.store import Store
 from replset.storage.txn import Txn
+from tests.simulation.core_kit.mutants import CORE_MUTANTS
 from tests.simulation.kit import scenarios
-from tests.simulation.kit.core_mutants import CORE_MUTANTS
 from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.kinds import CORE_ALONE, DOOMED
 from tests.simulation.kit.many import run_many

@@ -17,7 +17,7 @@ from replset.replication.write_ops import WriteGroup, do_note
 from replset.storage.disk import RealDisk
 from replset.storage.member_file import MemberFile
 from replset.storage.store import Store, StoreOptions, lock_dbpath
-from tests.unit.core.lone import lone, place
+from tests.unit.core.single_node import place, single_node
 
 Capture = pytest.CaptureFixture[str]
 ABSURD = (1 << 63) - 2
@@ -64,7 +64,7 @@ def test_a_repaired_member_takes_part_in_that_term(dbpath: Path, capsys: Capture
     file = MemberFile.open(RealDisk(), dbpath)
     file.close()
     with closing(Store.open(RealDisk(), str(dbpath), StoreOptions(min_free_bytes=0))) as store:
-        node = lone(config=file.config, last_vote=vote, position=place(store.last_applied))
+        node = single_node(config=file.config, last_vote=vote, position=place(store.last_applied))
     assert node.term == 7
 
 
@@ -145,7 +145,7 @@ def test_the_only_copy_begins_anew_after_all_that_is_lost(tmp_path: Path, capsys
     assert "everything" in line.detail
     file.close()
     with closing(Store.open(RealDisk(), str(tmp_path), StoreOptions(min_free_bytes=0))) as store:
-        node = lone(config=file.config, last_vote=file.last_vote, position=place(store.last_applied))
+        node = single_node(config=file.config, last_vote=file.last_vote, position=place(store.last_applied))
     assert node.state is MemberState.PRIMARY
     assert main(["repair", str(tmp_path), "--accept-data-loss"]) == 0
     assert "newest entry: 6:1990000001:1 (term 6)" in capsys.readouterr().out

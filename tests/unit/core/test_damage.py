@@ -18,34 +18,34 @@ from replset.core.messages import (
     SourceProblem,
 )
 from replset.ids import OPTIME_NULL, MemberId, Millis
-from tests.unit.core.box import host, members_of
-from tests.unit.core.lone import NOW, Lone, asked, at, lead, lone, named, only, place
+from tests.simulation.core_kit.machine import host, members_of
+from tests.unit.core.single_node import NOW, SingleNode, asked, at, lead, named, only, place, single_node
 
 MINE = at(2, 5)
 DAMAGE = DamageFound("replset.db: the oplog entry is not the one that was written")
 
 
-def member(count: int = 3, arbiters: int = 0, **others: Any) -> Lone:
+def member(count: int = 3, arbiters: int = 0, **others: Any) -> SingleNode:
     """Member 0, at MINE, follows member 1; all the others are up unless `others` says so."""
-    node = lone(config=named(*members_of(count, arbiters=arbiters)), position=place(MINE))
+    node = single_node(config=named(*members_of(count, arbiters=arbiters)), position=place(MINE))
     for number in range(1, count):
         state = MemberState.PRIMARY if number == 1 else MemberState.SECONDARY
-        node.hear(number, state=MemberState.ARBITER if number >= count - arbiters else state, **others)
+        node.receive_heartbeat(number, state=MemberState.ARBITER if number >= count - arbiters else state, **others)
     return node
 
 
-def leader(count: int) -> Lone:
-    node = lone(config=named(*members_of(count)))
+def leader(count: int) -> SingleNode:
+    node = single_node(config=named(*members_of(count)))
     lead(node)
     return node
 
 
-def differs(node: Lone, now: int = NOW) -> list[Any]:
+def differs(node: SingleNode, now: int = NOW) -> list[Any]:
     problem = SourceFailed(host(1), SourceProblem.CHAIN_DIFFERS, "", 0, OPTIME_NULL, OPTIME_NULL)
     return node.receive(problem, Millis(now))
 
 
-def compared(node: Lone, same: int, other: int, silent: int) -> list[Any]:
+def compared(node: SingleNode, same: int, other: int, silent: int) -> list[Any]:
     return node.receive(ChainsCompared(MINE, same, other, silent, "they say"), NOW)
 
 
@@ -93,7 +93,7 @@ def test_a_primary_leaves_only_when_it_is_outvoted(same: int, other: int, silent
     assert (AcceptWrites(False, node.term) in effects) is leaves
 
 
-def rolls_back(node: Lone, now: int) -> None:
+def rolls_back(node: SingleNode, now: int) -> None:
     """The source has a newer term and not my newest entry."""
     node.tick(Millis(now))
     diverged = SourceFailed(host(1), SourceProblem.DIVERGED, "", node.term, at(3, 9), at(1))
@@ -164,5 +164,5 @@ def test_a_damaged_member_leaves_once_the_others_are_back() -> None:
     assert node.state is MemberState.SECONDARY
     node.tick(Millis(NOW + 2_000))
     for number in (1, 2):
-        node.hear(number, state=MemberState.SECONDARY, now=NOW + 2_000)
+        node.receive_heartbeat(number, state=MemberState.SECONDARY, now=NOW + 2_000)
     assert node.state is MemberState.RECOVERING

@@ -37,35 +37,35 @@ from replset.core.messages import (
     VoteSaved,
 )
 from replset.ids import OPTIME_NULL, MemberId, Millis
-from tests.unit.core.box import config_of, host, members_of
-from tests.unit.core.kit import Cluster
-from tests.unit.core.lone import (
+from tests.simulation.core_kit.cluster import CoreCluster
+from tests.simulation.core_kit.machine import config_of, host, members_of
+from tests.unit.core.single_node import (
     CONFIG,
     FROM_1,
     NOW,
-    Lone,
+    SingleNode,
     asked,
     at,
     grant,
     lead,
     leading_three,
-    lone,
     named,
     only,
     place,
     ready,
+    single_node,
     vote_requests,
 )
 
 
-def until_it_stands(node: Lone, limit: int = 30_000) -> tuple[int, list[Any]]:
+def until_it_stands(node: SingleNode, limit: int = 30_000) -> tuple[int, list[Any]]:
     """Tick by tick, the others answering heartbeats, until it asks for votes: when, and the effects."""
     for now in range(NOW, NOW + limit, 10):
         effects = node.tick(Millis(now))
         if vote_requests(effects):
             return now - NOW, effects
         for send in only(effects, Send):
-            node.hear(int(send.to[1]), now=now)
+            node.receive_heartbeat(int(send.to[1]), now=now)
     raise AssertionError("it does not stand")
 
 
@@ -80,12 +80,12 @@ def test_the_timer_is_drawn_at_random() -> None:
     assert len(drawn) > 6
 
 
-def ready_with_seed(seed: int) -> Lone:
-    node = lone(config=CONFIG, start=False)
+def ready_with_seed(seed: int) -> SingleNode:
+    node = single_node(config=CONFIG, start=False)
     node._state.rng.seed(seed)
     node.start(NOW)
     for number in (1, 2):
-        node.hear(number)
+        node.receive_heartbeat(number)
     return node
 
 
@@ -153,13 +153,13 @@ def test_a_lost_dry_run_changes_nothing() -> None:
 )
 def test_who_does_not_stand(fields: dict[str, Any]) -> None:
     """Map E2."""
-    node = lone(**{"config": CONFIG, **fields})
+    node = single_node(**{"config": CONFIG, **fields})
     found = []
     for now in range(NOW, NOW + 25_000, 50):
         effects = node.tick(Millis(now))
         found += vote_requests(effects)
         for send in only(effects, Send):
-            node.hear(int(send.to[1]), now=now)
+            node.receive_heartbeat(int(send.to[1]), now=now)
     assert found == []
     answer = asked(node, StepUpRequest(skip_dry_run=True), NOW + 25_000)
     assert isinstance(answer, Refused)
@@ -168,9 +168,9 @@ def test_who_does_not_stand(fields: dict[str, Any]) -> None:
 
 def test_nobody_stands_who_cannot_see_a_majority() -> None:
     """Map E2."""
-    node = lone(config=CONFIG)
+    node = single_node(config=CONFIG)
     assert not vote_requests(node.tick(Millis(NOW + 11_600)))
-    node.hear(1, now=NOW + 11_600)
+    node.receive_heartbeat(1, now=NOW + 11_600)
     _, effects = NOW, node.tick(Millis(NOW + 23_200))
     assert vote_requests(effects)
 
@@ -192,20 +192,20 @@ def test_a_stalled_disk_ends_a_primary() -> None:
 
 def test_one_member_elects_itself_at_once() -> None:
     """Map E15."""
-    node = lone(config=named(*members_of(1)), start=False)
+    node = single_node(config=named(*members_of(1)), start=False)
     effects = node.start(NOW)
     assert node.state is MemberState.PRIMARY
     assert node.term == 2
     leads = next(place for place, effect in enumerate(effects) if getattr(effect, "state", None) is MemberState.PRIMARY)
     assert any(isinstance(effect, Persist) for effect in effects[:leads])
-    cluster = Cluster(1)
+    cluster = CoreCluster(1)
     cluster.initiate(*members_of(1), settings=Settings())
     cluster.until(lambda: cluster.primary, 50)
 
 
 def test_a_member_alone_leads_once_its_own_vote_is_durable() -> None:
     """Else power that goes in this moment lets it lead twice in one term."""
-    node = lone(config=named(*members_of(1)), start=False)
+    node = single_node(config=named(*members_of(1)), start=False)
     node.disk_is_fast = False
     effects = node.start(NOW)
     assert LastVote(2, MemberId(0)) in [persist.record for persist in only(effects, Persist)]
@@ -218,9 +218,9 @@ def test_a_member_alone_leads_once_its_own_vote_is_durable() -> None:
 
 def test_a_campaign_ends_when_the_member_may_not_lead_any_more() -> None:
     """A rollback that begins in the middle of a dry run must not end in a primary."""
-    node = lone(config=CONFIG)
-    node.hear(1, state=MemberState.PRIMARY)
-    node.hear(2)
+    node = single_node(config=CONFIG)
+    node.receive_heartbeat(1, state=MemberState.PRIMARY)
+    node.receive_heartbeat(2)
     node.receive(Request(3, StepUpRequest(skip_dry_run=False)), NOW)
     node.receive(SourceFailed(host(1), SourceProblem.DIVERGED, "", 1, at(1), at(1)), NOW)
     assert node.state is MemberState.SECONDARY
@@ -238,7 +238,7 @@ def test_a_new_config_ends_a_campaign() -> None:
     node.receive(Request(8, StepDownRequest(0, 0, force=False)), NOW)
     node.receive(Request(9, replace(FROM_1, config_version=2)), NOW)
     node.tick(Millis(NOW + 1_000))
-    node.hear(1, config=replace(CONFIG, version=2), config_version=2)
+    node.receive_heartbeat(1, config=replace(CONFIG, version=2), config_version=2)
     assert not vote_requests(grant(node, 1))
     assert node.term == 1
 
@@ -246,11 +246,11 @@ def test_a_new_config_ends_a_campaign() -> None:
 # --- becoming primary ------------------------------------------------------------------------------------------------
 
 
-def elected(**heard: Any) -> Lone:
+def elected(**heard: Any) -> SingleNode:
     """Member 0 has just won term 2; the others' newest answers say `heard`."""
-    node = lone(config=CONFIG)
+    node = single_node(config=CONFIG)
     for number in (1, 2):
-        node.hear(number, **heard)
+        node.receive_heartbeat(number, **heard)
     node.receive(Request(3, StepUpRequest(skip_dry_run=True)), NOW)
     grant(node, 1)
     assert node.state is MemberState.PRIMARY
@@ -261,8 +261,8 @@ def test_winning_asks_everybody_and_drains_before_writes() -> None:
     """Map E7: primary at once, writable only after catch-up, drain and the first entry of the term."""
     node = elected()
     assert not node.writable
-    assert not only(node.hear(1), Drain)
-    assert only(node.hear(2), Drain) == [Drain(2)]
+    assert not only(node.receive_heartbeat(1), Drain)
+    assert only(node.receive_heartbeat(2), Drain) == [Drain(2)]
     assert not node.writable
     effects = node.receive(DrainFinished(2), NOW)
     assert node.writable
@@ -272,8 +272,8 @@ def test_winning_asks_everybody_and_drains_before_writes() -> None:
 
 def test_a_drain_of_another_term_means_nothing() -> None:
     node = elected()
-    node.hear(1)
-    node.hear(2)
+    node.receive_heartbeat(1)
+    node.receive_heartbeat(2)
     assert not node.receive(DrainFinished(1), NOW)
     assert not node.writable
 
@@ -281,8 +281,8 @@ def test_a_drain_of_another_term_means_nothing() -> None:
 def test_catch_up_fetches_what_somebody_else_has() -> None:
     """Map E8: the newest known optime of a fresh heartbeat round is the target."""
     node = elected()
-    node.hear(1)
-    effects = node.hear(2, position=place(at(1, 9)))
+    node.receive_heartbeat(1)
+    effects = node.receive_heartbeat(2, position=place(at(1, 9)))
     assert only(effects, StartFetching) == [StartFetching(host(2))]
     assert not only(effects, Drain)
     effects = node.receive(LocalPosition(place(at(1, 9))), NOW)
@@ -291,8 +291,8 @@ def test_catch_up_fetches_what_somebody_else_has() -> None:
 
 def test_catch_up_ends_when_the_source_fails() -> None:
     node = elected()
-    node.hear(1)
-    node.hear(2, position=place(at(1, 9)))
+    node.receive_heartbeat(1)
+    node.receive_heartbeat(2, position=place(at(1, 9)))
     effects = node.receive(SourceFailed(host(2), SourceProblem.DIVERGED, "", 1, at(1, 9), at(1)), NOW)
     assert only(effects, Drain) == [Drain(2)]
 
@@ -300,13 +300,13 @@ def test_catch_up_ends_when_the_source_fails() -> None:
 def test_catch_up_ends_at_its_timeout() -> None:
     """Map E8: catchUpTimeoutMillis."""
     settings = Settings(catch_up_timeout_ms=500)
-    node = lone(config=named(*members_of(3), settings=settings))
-    node.hear(1)
-    node.hear(2)
+    node = single_node(config=named(*members_of(3), settings=settings))
+    node.receive_heartbeat(1)
+    node.receive_heartbeat(2)
     node.receive(Request(3, StepUpRequest(skip_dry_run=True)), NOW)
     grant(node, 1)
-    node.hear(1)
-    node.hear(2, position=place(at(1, 9)))
+    node.receive_heartbeat(1)
+    node.receive_heartbeat(2, position=place(at(1, 9)))
     assert node.next_tick_at() == NOW + 500
     assert only(node.tick(Millis(NOW + 500)), Drain) == [Drain(2)]
 
@@ -315,21 +315,21 @@ def test_catch_up_ignores_old_heartbeats() -> None:
     """Map E8: what was heard before the election is no reason to wait, nor to drain."""
     node = elected(position=place(at(1, 9)))
     assert node.sync_source is None
-    node.hear(1)
-    effects = node.hear(2)
+    node.receive_heartbeat(1)
+    effects = node.receive_heartbeat(2)
     assert only(effects, Drain) == [Drain(2)]
 
 
 def test_the_commit_point_does_not_move_before_the_first_entry_of_the_term() -> None:
     """Map E7, K1: the commit point moves only once it reaches the current term."""
-    node = lone(config=CONFIG)
+    node = single_node(config=CONFIG)
     lead(node)
     for number in (1, 2):
-        node.hear(number, position=place(at(1)), config_term=2)
+        node.receive_heartbeat(number, position=place(at(1)), config_term=2)
     node.receive(LocalPosition(place(at(2))), NOW)
     assert node.commit_point == OPTIME_NULL
     node.tick(Millis(NOW + 2_000))
-    node.hear(1, position=place(at(2)), config_term=2, now=NOW + 2_000)
+    node.receive_heartbeat(1, position=place(at(2)), config_term=2, now=NOW + 2_000)
     assert node.commit_point == at(2)
 
 
@@ -341,7 +341,7 @@ def test_an_idle_primary_writes_a_no_op_each_ten_seconds() -> None:
         now = Millis(NOW + step * 500)
         effects = node.tick(now)
         for send in only(effects, Send):
-            node.hear(int(send.to[1]), position=place(at(2)), config_term=2, now=now)
+            node.receive_heartbeat(int(send.to[1]), position=place(at(2)), config_term=2, now=now)
         if AppendNoop(2, "periodic noop") in effects:
             found.append(now - NOW)
     assert found == [10_000, 20_000]
@@ -352,7 +352,7 @@ def test_an_idle_primary_writes_a_no_op_each_ten_seconds() -> None:
 
 def test_a_member_of_higher_priority_takes_over() -> None:
     """Map E9."""
-    cluster = Cluster(3)
+    cluster = CoreCluster(3)
     rows = [replace(row, priority=float(1 + 4 * (row.id == 2))) for row in members_of(3)]
     cluster.initiate(*rows)
     cluster.until(lambda: cluster.primary is cluster[2], 20_000)
@@ -362,7 +362,7 @@ def test_a_member_of_higher_priority_takes_over() -> None:
 
 def test_an_unelectable_member_that_is_ahead_is_synced_from() -> None:
     """Nobody else can win against its votes, and it cannot stand: without this nobody could ever lead."""
-    cluster = Cluster(3)
+    cluster = CoreCluster(3)
     rows = members_of(3)
     cluster.initiate(rows[0], rows[1], replace(rows[2], priority=0.0))
     cluster.until(cluster.is_quiet)
@@ -383,8 +383,8 @@ def test_an_unelectable_member_that_is_ahead_is_synced_from() -> None:
 # --- whole sets ------------------------------------------------------------------------------------------------------
 
 
-def set_of(count: int, **options: Any) -> Cluster:
-    cluster = Cluster(count, **options)
+def set_of(count: int, **options: Any) -> CoreCluster:
+    cluster = CoreCluster(count, **options)
     cluster.initiate(*members_of(count))
     cluster.until(cluster.is_quiet)
     return cluster
@@ -428,10 +428,10 @@ def test_a_whole_set_restarts() -> None:
     cluster = set_of(3)
     cluster.elect().write("a")
     cluster.until(cluster.is_quiet)
-    for box in cluster.boxes.values():
-        box.crash(power=True)
-    for box in cluster.boxes.values():
-        box.boot()
+    for machine in cluster.machines.values():
+        machine.crash(power=True)
+    for machine in cluster.machines.values():
+        machine.boot()
     cluster.until(cluster.is_quiet)
     assert "a" in [entry[1] for entry in cluster.elect().disk.log]
 
@@ -446,21 +446,21 @@ def test_votes_survive_and_nobody_votes_twice_through_restarts() -> None:
         leader.boot()
         cluster.run(400)
     cluster.until(cluster.is_quiet)
-    assert len(cluster.judge.primaries) >= 5
+    assert len(cluster.checkers.primaries) >= 5
 
 
 def test_the_initiator_alone_holds_data_until_the_others_have_copied() -> None:
     """The others copy the data of any data-bearing member that is not in ROLLBACK, and vote then."""
-    cluster = Cluster(3)
+    cluster = CoreCluster(3)
     cluster.copy_ms = 4_000
     cluster.initiate(*members_of(3))
     cluster.run(3_000)
-    assert [box.node.state for box in cluster.boxes.values()] == [
+    assert [machine.node.state for machine in cluster.machines.values()] == [
         MemberState.SECONDARY,
         MemberState.STARTUP2,
         MemberState.STARTUP2,
     ]
-    assert not cluster.judge.votes
+    assert not cluster.checkers.votes
     cluster.until(cluster.is_quiet)
     assert config_of(*members_of(3)).majority_vote_count == 2
 

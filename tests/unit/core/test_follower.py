@@ -36,25 +36,27 @@ from replset.core.messages import (
     SourceProblem,
 )
 from replset.ids import OPTIME_NULL, MemberId, Millis, OpTime
-from tests.unit.core.box import host, members_of
-from tests.unit.core.kit import Cluster
-from tests.unit.core.lone import NOW, Lone, asked, at, lone, named, only, place
+from tests.simulation.core_kit.cluster import CoreCluster
+from tests.simulation.core_kit.machine import host, members_of
+from tests.unit.core.single_node import NOW, SingleNode, asked, at, named, only, place, single_node
 
 CONFIG = named(*members_of(3))
 MINE = at(2, 5)
 
 
-def following(**fields: Any) -> Lone:
+def following(**fields: Any) -> SingleNode:
     """Member 0, at MINE, follows member 1."""
-    node = lone(**{"config": CONFIG, "position": place(MINE), **fields})
-    node.hear(2)
-    effects = node.hear(1, state=MemberState.PRIMARY)
+    node = single_node(**{"config": CONFIG, "position": place(MINE), **fields})
+    node.receive_heartbeat(2)
+    effects = node.receive_heartbeat(1, state=MemberState.PRIMARY)
     if node.state is MemberState.SECONDARY:
         assert only(effects, StartFetching) == [StartFetching(host(1))]
     return node
 
 
-def failed(node: Lone, problem: SourceProblem, newest: OpTime = OPTIME_NULL, oldest: OpTime = OPTIME_NULL) -> list[Any]:
+def failed(
+    node: SingleNode, problem: SourceProblem, newest: OpTime = OPTIME_NULL, oldest: OpTime = OPTIME_NULL
+) -> list[Any]:
     return node.receive(SourceFailed(host(1), problem, "because", newest.term, newest, oldest), NOW)
 
 
@@ -64,34 +66,34 @@ def failed(node: Lone, problem: SourceProblem, newest: OpTime = OPTIME_NULL, old
 def test_the_primary_is_the_source_and_a_new_one_takes_its_place() -> None:
     node = following()
     node.tick(Millis(NOW + 2_000))
-    effects = node.hear(2, state=MemberState.PRIMARY, term=3, now=NOW + 2_000)
+    effects = node.receive_heartbeat(2, state=MemberState.PRIMARY, term=3, now=NOW + 2_000)
     order = [effect for effect in effects if isinstance(effect, StopFetching | StartFetching)]
     assert order == [StopFetching(), StartFetching(host(2))]
     assert node.sync_source == host(2)
 
 
 def test_without_a_primary_nobody_equal_is_followed() -> None:
-    node = lone(config=CONFIG, position=place(MINE))
-    node.hear(1, position=place(MINE))
-    node.hear(2, position=place(at(2, 4)))
+    node = single_node(config=CONFIG, position=place(MINE))
+    node.receive_heartbeat(1, position=place(MINE))
+    node.receive_heartbeat(2, position=place(at(2, 4)))
     assert node.sync_source is None
 
 
 def test_without_a_primary_whoever_is_ahead_is_followed_until_there_is_one() -> None:
-    node = lone(config=CONFIG, position=place(MINE))
-    node.hear(1, position=place(at(2, 6)))
+    node = single_node(config=CONFIG, position=place(MINE))
+    node.receive_heartbeat(1, position=place(at(2, 6)))
     assert node.sync_source == host(1)
-    node.hear(2, position=place(at(2, 7)))
+    node.receive_heartbeat(2, position=place(at(2, 7)))
     assert node.sync_source == host(1)
     node.tick(Millis(NOW + 2_000))
-    node.hear(2, state=MemberState.PRIMARY, now=NOW + 2_000)
+    node.receive_heartbeat(2, state=MemberState.PRIMARY, now=NOW + 2_000)
     assert node.sync_source == host(2)
 
 
 @pytest.mark.parametrize("state", [MemberState.STARTUP2, MemberState.ROLLBACK, MemberState.RECOVERING])
 def test_who_is_not_followed(state: MemberState) -> None:
-    node = lone(config=CONFIG, position=place(MINE))
-    node.hear(1, state=state, position=place(at(2, 9)))
+    node = single_node(config=CONFIG, position=place(MINE))
+    node.receive_heartbeat(1, state=state, position=place(at(2, 9)))
     assert node.sync_source is None
 
 
@@ -119,9 +121,11 @@ def test_a_failure_of_somebody_else_means_nothing() -> None:
 
 
 def test_an_arbiter_fetches_nothing() -> None:
-    node = lone(2, config=named(*members_of(3, arbiters=1)), position=place(OPTIME_NULL), initial_sync_pending=True)
+    node = single_node(
+        2, config=named(*members_of(3, arbiters=1)), position=place(OPTIME_NULL), initial_sync_pending=True
+    )
     assert node.state is MemberState.ARBITER
-    effects = node.hear(0, state=MemberState.PRIMARY)
+    effects = node.receive_heartbeat(0, state=MemberState.PRIMARY)
     assert not only(effects, StartFetching)
     assert not only(effects, StartInitialSync)
     assert node.progress_request() is None
@@ -156,7 +160,7 @@ def test_after_a_rollback_it_is_secondary_and_follows_again() -> None:
     node = following()
     failed(node, SourceProblem.DIVERGED, at(3), at(1))
     node.tick(Millis(NOW + 2_000))
-    node.hear(1, state=MemberState.PRIMARY)  # it leads term 3
+    node.receive_heartbeat(1, state=MemberState.PRIMARY)  # it leads term 3
     node.receive(LocalPosition(place(at(2, 1))), NOW)
     effects = node.receive(RollbackEnded(host(1), True, False, False, "undone"), NOW)
     assert node.state is MemberState.SECONDARY
@@ -168,7 +172,7 @@ def test_a_rollback_that_could_not_begin_is_tried_again() -> None:
     node = following()
     failed(node, SourceProblem.DIVERGED, at(3), at(1))
     node.tick(Millis(NOW + 2_000))
-    node.hear(1, state=MemberState.PRIMARY)  # it leads term 3
+    node.receive_heartbeat(1, state=MemberState.PRIMARY)  # it leads term 3
     node.receive(RollbackEnded(host(1), False, True, False, "the source changed"), NOW)
     assert node.state is MemberState.SECONDARY
     assert only(node.tick(Millis(NOW + 1_000)), StartFetching) == [StartFetching(host(1))]
@@ -196,7 +200,7 @@ def test_a_rollback_without_a_common_point_is_a_resync() -> None:
     assert [effect.source for effect in only(effects, StartInitialSync)] == [host(1)]
 
 
-def outvoted(node: Lone) -> list[Any]:
+def outvoted(node: SingleNode) -> list[Any]:
     """Its chain differs from the primary's, and the third member has the primary's."""
     failed(node, SourceProblem.CHAIN_DIFFERS, at(2, 9), at(1))
     return node.receive(ChainsCompared(MINE, 1, 2, 0, "because"), NOW)
@@ -220,19 +224,19 @@ def test_a_member_in_rollback_neither_stands_nor_serves_and_comes_back_as_such_w
     failed(node, SourceProblem.DIVERGED, at(3), at(1))
     without = named(*members_of(3)[1:], version=2)
     node.tick(Millis(NOW + 2_000))
-    node.hear(1, config=without, config_version=2, now=NOW + 2_000)
+    node.receive_heartbeat(1, config=without, config_version=2, now=NOW + 2_000)
     assert node.state is MemberState.REMOVED
     asked(node, HeartbeatRequest("rs0", host(1), MemberId(1), 2, 3, 1, None, "i1"), NOW + 3_000)
-    node.hear(1, config=named(*members_of(3), version=3), config_version=3, now=NOW + 3_000)
+    node.receive_heartbeat(1, config=named(*members_of(3), version=3), config_version=3, now=NOW + 3_000)
     assert node.state is MemberState.ROLLBACK
     node.receive(RollbackEnded(host(1), True, False, False, "undone"), Millis(NOW + 4_000))
     assert node.state is MemberState.SECONDARY
 
 
 def test_an_interrupted_rollback_without_room_at_start_keeps_it_in_rollback_until_it_is_over() -> None:
-    node = lone(config=CONFIG, position=place(MINE), rolling_back=True)
+    node = single_node(config=CONFIG, position=place(MINE), rolling_back=True)
     assert node.state is MemberState.ROLLBACK
-    effects = node.hear(1, state=MemberState.PRIMARY)
+    effects = node.receive_heartbeat(1, state=MemberState.PRIMARY)
     assert not only(effects, StartFetching)
     effects = node.receive(RollbackEnded(host(0), True, False, False, "finished"), NOW)
     assert node.state is MemberState.SECONDARY
@@ -240,8 +244,8 @@ def test_an_interrupted_rollback_without_room_at_start_keeps_it_in_rollback_unti
 
 
 def test_an_interrupted_rollback_before_an_initial_sync_ends_in_that_sync() -> None:
-    node = lone(config=CONFIG, position=place(MINE), rolling_back=True, initial_sync_pending=True)
-    node.hear(1, state=MemberState.PRIMARY)
+    node = single_node(config=CONFIG, position=place(MINE), rolling_back=True, initial_sync_pending=True)
+    node.receive_heartbeat(1, state=MemberState.PRIMARY)
     assert node.state is MemberState.ROLLBACK
     effects = node.receive(RollbackEnded(host(0), True, False, False, "finished"), NOW)
     assert node.state is MemberState.STARTUP2
@@ -256,7 +260,7 @@ def test_each_member_tells_its_unacknowledged_rollbacks_and_its_quarantine() -> 
     assert told.unacknowledged_rollbacks == 2
     assert told.quarantine == node.quarantine
     node.tick(Millis(NOW + 2_000))
-    node.hear(2, unacknowledged_rollbacks=7, quarantine="it differs", now=NOW + 2_000)
+    node.receive_heartbeat(2, unacknowledged_rollbacks=7, quarantine="it differs", now=NOW + 2_000)
     status = node.status(Millis(NOW + 2_000))
     assert status is not None
     assert [(row.unacknowledged_rollbacks, row.quarantine) for row in status.members] == [
@@ -295,7 +299,7 @@ def test_a_resync_ends_a_quarantine() -> None:
 
 
 def test_a_resync_without_anybody_to_copy_from_is_refused_and_changes_nothing() -> None:
-    node = lone(config=CONFIG, position=place(MINE))
+    node = single_node(config=CONFIG, position=place(MINE))
     answer = asked(node, ResyncRequest())
     assert isinstance(answer, Refused)
     assert answer.code == 74
@@ -304,36 +308,36 @@ def test_a_resync_without_anybody_to_copy_from_is_refused_and_changes_nothing() 
 
 def test_a_member_that_is_behind_is_not_copied() -> None:
     """It may lack what was acknowledged here; where two vote, nobody could be elected any more."""
-    node = lone(config=CONFIG, position=place(at(2, 5)))
+    node = single_node(config=CONFIG, position=place(at(2, 5)))
     for number in (1, 2):
-        node.hear(number, position=place(at(2, 4)))
+        node.receive_heartbeat(number, position=place(at(2, 4)))
     answer = asked(node, ResyncRequest())
     assert isinstance(answer, Refused)
     assert answer.code == 119
     assert node.state is MemberState.SECONDARY
     assert node.progress_request() is not None
     node.tick(Millis(NOW + 2_000))
-    node.hear(2, now=NOW + 2_000, position=place(at(2, 5)))
+    node.receive_heartbeat(2, now=NOW + 2_000, position=place(at(2, 5)))
     effects = node.receive(Request(5, ResyncRequest()), Millis(NOW + 2_000))
     assert [effect.source for effect in only(effects, StartInitialSync)] == [host(2)]
 
 
 def test_the_primary_of_the_term_is_copied_though_its_last_heartbeat_is_older_than_what_came_of_it() -> None:
-    node = lone(config=named(*members_of(3)), position=place(at(2, 5)))
-    node.hear(1, state=MemberState.PRIMARY, term=2, position=place(at(2, 4)))
+    node = single_node(config=named(*members_of(3)), position=place(at(2, 5)))
+    node.receive_heartbeat(1, state=MemberState.PRIMARY, term=2, position=place(at(2, 4)))
     effects = node.receive(Request(5, ResyncRequest()), NOW)
     assert [effect.source for effect in only(effects, StartInitialSync)] == [host(1)]
 
 
 def test_a_member_that_is_behind_is_copied_by_force_if_the_others_can_elect_without_this_one() -> None:
-    node = lone(config=CONFIG, position=place(at(2, 5)))
-    node.hear(1, position=place(at(2, 4)))
+    node = single_node(config=CONFIG, position=place(at(2, 5)))
+    node.receive_heartbeat(1, position=place(at(2, 4)))
     answer = asked(node, ResyncRequest(force=True))
     assert isinstance(answer, Refused)
     assert answer.code == 119
     assert "replSetReconfig" in answer.reason
     assert node.state is MemberState.SECONDARY
-    node.hear(2, position=place(at(2, 3)))
+    node.receive_heartbeat(2, position=place(at(2, 3)))
     effects = node.receive(Request(5, ResyncRequest(force=True)), NOW)
     assert [(sync.source, sync.forced) for sync in only(effects, StartInitialSync)] == [(host(1), True)]
 
@@ -363,11 +367,11 @@ def test_a_refused_resync_leaves_a_quarantine_as_it_is() -> None:
 
 def test_a_resync_whose_source_is_gone_is_given_up_when_only_this_member_can_be_elected() -> None:
     """Its own data is whole: waiting for a source that is as far, it would keep everybody from electing one."""
-    cluster = Cluster(3)
+    cluster = CoreCluster(3)
     cluster.initiate(*members_of(3))
     cluster.until(cluster.is_quiet)
     leader = cluster.elect()
-    mine, behind = (box for box in cluster.boxes.values() if box is not leader)
+    mine, behind = (machine for machine in cluster.machines.values() if machine is not leader)
     cluster.isolate(cluster.number_of(behind))
     written = leader.write("committed")
     cluster.until(lambda: mine.node.commit_point == written)
@@ -398,16 +402,16 @@ def test_a_commit_point_that_is_told_while_the_data_is_replaced_is_not_taken() -
     node = following(position=place(at(2, 5)))
     node.receive(Request(5, ResyncRequest()), NOW)
     node.tick(Millis(NOW + 2_000))
-    node.hear(1, now=NOW + 2_000, state=MemberState.PRIMARY, term=2, commit_point=at(2, 5))
+    node.receive_heartbeat(1, now=NOW + 2_000, state=MemberState.PRIMARY, term=2, commit_point=at(2, 5))
     assert node.commit_point == OPTIME_NULL
 
 
 def test_who_does_not_resync() -> None:
-    arbiter = lone(2, config=named(*members_of(3, arbiters=1)))
-    without_config = lone(config=None)
+    arbiter = single_node(2, config=named(*members_of(3, arbiters=1)))
+    without_config = single_node(config=None)
     rolling_back = following()
     failed(rolling_back, SourceProblem.DIVERGED, at(3), at(1))
-    alone = lone(config=named(*members_of(1)), position=place(MINE))
+    alone = single_node(config=named(*members_of(1)), position=place(MINE))
     alone.tick(Millis(NOW + 60_000))
     assert alone.state is MemberState.PRIMARY
     for node, code, word in (
@@ -427,18 +431,18 @@ def test_who_does_not_resync() -> None:
 # --- initial sync ----------------------------------------------------------------------------------------------------
 
 
-def fresh() -> Lone:
-    return lone(config=CONFIG, position=place(OPTIME_NULL), initial_sync_pending=True)
+def fresh() -> SingleNode:
+    return single_node(config=CONFIG, position=place(OPTIME_NULL), initial_sync_pending=True)
 
 
 def test_an_empty_member_copies_from_any_readable_member_with_data() -> None:
     """Any data-bearing member that is not in ROLLBACK is a source: the initiator is one, still SECONDARY."""
     node = fresh()
     assert node.state is MemberState.STARTUP2
-    assert not only(node.hear(1, has_data=False), StartInitialSync)
-    assert not only(node.hear(2, state=MemberState.ROLLBACK), StartInitialSync)
+    assert not only(node.receive_heartbeat(1, has_data=False), StartInitialSync)
+    assert not only(node.receive_heartbeat(2, state=MemberState.ROLLBACK), StartInitialSync)
     node.tick(Millis(NOW + 1_000))
-    node.hear(2, now=NOW + 1_000)
+    node.receive_heartbeat(2, now=NOW + 1_000)
     effects = node.tick(Millis(NOW + 2_000))
     assert [effect.source for effect in only(effects, StartInitialSync)] == [host(2)]
     assert not only(node.tick(Millis(NOW + 3_000)), StartInitialSync)
@@ -447,15 +451,15 @@ def test_an_empty_member_copies_from_any_readable_member_with_data() -> None:
 def test_the_primary_is_copied_from_first() -> None:
     node = fresh()
     node._follower._retry_at = Millis(NOW + 100)
-    node.hear(1, position=place(at(9)))
-    node.hear(2, state=MemberState.PRIMARY)
+    node.receive_heartbeat(1, position=place(at(9)))
+    node.receive_heartbeat(2, state=MemberState.PRIMARY)
     effects = node.tick(Millis(NOW + 100))
     assert [effect.source for effect in only(effects, StartInitialSync)] == [host(2)]
 
 
 def test_a_finished_copy_makes_it_a_secondary_that_follows() -> None:
     node = fresh()
-    node.hear(1, state=MemberState.PRIMARY)
+    node.receive_heartbeat(1, state=MemberState.PRIMARY)
     node.receive(InitialSyncStarted("i0"), NOW)
     node.receive(LocalPosition(place(at(1, 9))), NOW)
     effects = node.receive(InitialSyncEnded(host(1), True, "done"), NOW)
@@ -466,7 +470,7 @@ def test_a_finished_copy_makes_it_a_secondary_that_follows() -> None:
 
 def test_a_failed_copy_is_tried_again_after_a_pause() -> None:
     node = fresh()
-    node.hear(1)
+    node.receive_heartbeat(1)
     assert not only(node.receive(InitialSyncEnded(host(1), False, "broken"), NOW), StartInitialSync)
     assert node.state is MemberState.STARTUP2
     assert len(only(node.tick(Millis(NOW + 1_000)), StartInitialSync)) == 1
@@ -504,28 +508,28 @@ def test_from_the_decision_to_resync_on_it_neither_votes_nor_acknowledges() -> N
     assert node.progress_request() is None  # until the configuration names it
     renamed = CONFIG.with_member(replace(CONFIG.members[0], incarnation="new"))
     node.tick(Millis(NOW + 2_000))
-    node.hear(1, config=replace(renamed, version=2), config_version=2, now=NOW + 2_000)
+    node.receive_heartbeat(1, config=replace(renamed, version=2), config_version=2, now=NOW + 2_000)
     assert node.progress_request() is not None
 
 
 def test_a_member_that_was_away_too_long_exports_and_copies() -> None:
     """The whole way, in a set: its log does not reach back far enough."""
-    cluster = Cluster(3)
+    cluster = CoreCluster(3)
     cluster.initiate(*members_of(3))
     cluster.until(cluster.is_quiet)
     leader = cluster.elect()
-    away = next(box for box in cluster.boxes.values() if box is not leader)
+    away = next(machine for machine in cluster.machines.values() if machine is not leader)
     before = away.disk.incarnation
     away.crash()
     for number in range(20):
         leader.write(f"w{number}")
         cluster.run(20)
-    for box in cluster.boxes.values():
-        if box is not away:
-            box.disk.log = box.disk.log[-3:]
-            box.disk.durable = 3
-    cluster.judge.committed_log = []
-    cluster.judge.exempt = True  # the kit compares whole logs; these have lost their beginnings
+    for machine in cluster.machines.values():
+        if machine is not away:
+            machine.disk.log = machine.disk.log[-3:]
+            machine.disk.durable = 3
+    cluster.checkers.committed_log = []
+    cluster.checkers.exempt = True  # the kit compares whole logs; these have lost their beginnings
     away.boot()
     cluster.until(cluster.is_quiet)
     assert MemberState.STARTUP2 in away.states

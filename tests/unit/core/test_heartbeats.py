@@ -27,14 +27,26 @@ from replset.core.messages import (
     VoteRequest,
 )
 from replset.ids import OPTIME_NULL, MemberId, Millis
-from tests.unit.core.box import host, members_of
-from tests.unit.core.kit import Cluster
-from tests.unit.core.lone import FROM_1, NOW, Lone, asked, at, lead, leading_three, lone, named, only, place
+from tests.simulation.core_kit.cluster import CoreCluster
+from tests.simulation.core_kit.machine import host, members_of
+from tests.unit.core.single_node import (
+    FROM_1,
+    NOW,
+    SingleNode,
+    asked,
+    at,
+    lead,
+    leading_three,
+    named,
+    only,
+    place,
+    single_node,
+)
 
 CONFIG = named(*members_of(3))
 
 
-def beats(node: Lone, since: int, state: MemberState = MemberState.SECONDARY) -> list[int]:
+def beats(node: SingleNode, since: int, state: MemberState = MemberState.SECONDARY) -> list[int]:
     """When member 1 is asked within 12 s when it answers every heartbeat at once, in `state`, as the others do."""
     found = []
     now = since
@@ -44,7 +56,7 @@ def beats(node: Lone, since: int, state: MemberState = MemberState.SECONDARY) ->
                 if send.to == host(1):
                     found.append(now)
                 number = int(send.to[1])
-                node.hear(number, now=now, state=state if number == 1 else MemberState.SECONDARY)
+                node.receive_heartbeat(number, now=now, state=state if number == 1 else MemberState.SECONDARY)
         now += 50
     return found
 
@@ -62,18 +74,18 @@ def test_the_interval(settings: Settings, number: int, arbiters: int, expected: 
     """Map H1."""
     config = named(*members_of(3, arbiters=arbiters), settings=settings)
     rows = [replace(member, priority=0.0) if member.id != 1 else member for member in config.members]
-    node = lone(number, config=replace(config, members=tuple(rows)))
-    node.hear(0 if number else 2)
-    node.hear(1)
+    node = single_node(number, config=replace(config, members=tuple(rows)))
+    node.receive_heartbeat(0 if number else 2)
+    node.receive_heartbeat(1)
     times = beats(node, NOW + 10_000)
     assert {later - earlier for earlier, later in pairwise(times[1:])} == {expected}
 
 
 def test_the_interval_with_a_source_is_the_whole_one() -> None:
     """Map H1: shorter only for a non-primary without a sync source."""
-    node = lone(config=CONFIG)
-    node.hear(1, state=MemberState.PRIMARY)
-    node.hear(2)
+    node = single_node(config=CONFIG)
+    node.receive_heartbeat(1, state=MemberState.PRIMARY)
+    node.receive_heartbeat(2)
     assert node.sync_source == host(1)
     times = beats(node, NOW + 500, state=MemberState.PRIMARY)
     assert {later - earlier for earlier, later in pairwise(times)} == {2_000}
@@ -81,8 +93,8 @@ def test_the_interval_with_a_source_is_the_whole_one() -> None:
 
 def test_two_retries_at_once_then_down() -> None:
     """Map H1, H4."""
-    node = lone(config=CONFIG)
-    node.hear(1, state=MemberState.PRIMARY)
+    node = single_node(config=CONFIG)
+    node.receive_heartbeat(1, state=MemberState.PRIMARY)
     node.tick(Millis(NOW + 2_000))
     for attempt in range(3):
         effects = node.answer(1, HeartbeatRequest, None, NOW + 2_000 + attempt, "refused")
@@ -97,7 +109,7 @@ def test_two_retries_at_once_then_down() -> None:
 
 def test_no_retry_once_the_timeout_has_passed() -> None:
     """Map H4."""
-    node = lone(config=CONFIG)
+    node = single_node(config=CONFIG)
     effects = node.answer(1, HeartbeatRequest, None, NOW + 10_000, "timed out")
     assert node.peer_at(host(1)).state is MemberState.DOWN  # type: ignore[union-attr]
     assert not [send for send in only(effects, Send) if send.to == host(1) and isinstance(send.body, HeartbeatRequest)]
@@ -105,8 +117,8 @@ def test_no_retry_once_the_timeout_has_passed() -> None:
 
 def test_ping_is_a_sliding_average() -> None:
     """Map H4: (4 * old + new) / 5."""
-    node = lone(config=CONFIG)
-    node.hear(1)
+    node = single_node(config=CONFIG)
+    node.receive_heartbeat(1)
     assert node.peer_at(host(1)).ping_ms == 2  # type: ignore[union-attr]
     send = only(node.tick(Millis(NOW + 600)), Send)
     assert send
@@ -122,14 +134,14 @@ def test_ping_is_a_sliding_average() -> None:
 
 def test_another_set_is_refused() -> None:
     """Map H3: 108."""
-    answer = asked(lone(config=CONFIG), replace(FROM_1, set_name="other"))
+    answer = asked(single_node(config=CONFIG), replace(FROM_1, set_name="other"))
     assert isinstance(answer, Refused)
     assert answer.code == 108
 
 
 def test_the_answer_brings_a_newer_config_only() -> None:
     """Map H3."""
-    node = lone(config=replace(CONFIG, version=5))
+    node = single_node(config=replace(CONFIG, version=5))
     older = asked(node, replace(FROM_1, config_version=4))
     same = asked(node, replace(FROM_1, config_version=5))
     assert isinstance(older, HeartbeatReply)
@@ -140,49 +152,49 @@ def test_the_answer_brings_a_newer_config_only() -> None:
 
 def test_a_newer_config_is_installed_durably() -> None:
     """Map H6."""
-    node = lone(config=CONFIG)
+    node = single_node(config=CONFIG)
     newer = replace(CONFIG, version=2)
-    effects = node.hear(1, config=newer, config_version=2)
+    effects = node.receive_heartbeat(1, config=newer, config_version=2)
     kinds = [type(effect) for effect in effects]
     assert kinds.index(Persist) < kinds.index(ConfigInstalled)
     assert node.config == newer
     older = replace(CONFIG, version=1)
-    node.hear(2, config=older, config_version=1)
+    node.receive_heartbeat(2, config=older, config_version=1)
     assert node.config == newer
 
 
 def test_who_hears_of_a_newer_config_asks_for_it() -> None:
-    node = lone(config=CONFIG)
-    node.hear(1)
+    node = single_node(config=CONFIG)
+    node.receive_heartbeat(1)
     effects = node.receive(Request(9, replace(FROM_1, config_version=2)), Millis(NOW + 1))
     assert host(1) in [send.to for send in only(effects, Send) if isinstance(send.body, HeartbeatRequest)]
 
 
 def test_a_member_without_config_asks_whoever_has_one() -> None:
-    node = lone(3, config=None)
+    node = single_node(3, config=None)
     effects = node.receive(Request(9, FROM_1), NOW)
     assert [send.to for send in only(effects, Send)] == [host(1)]
     not_mine = named(*members_of(3), version=1)
-    node.hear(1, config=not_mine, config_version=1, config_term=1)
+    node.receive_heartbeat(1, config=not_mine, config_version=1, config_term=1)
     assert node.config is None
     node.receive(Request(10, replace(FROM_1, config_version=2)), NOW)
-    node.hear(1, config=named(*members_of(4), version=2), config_version=2, config_term=1)
+    node.receive_heartbeat(1, config=named(*members_of(4), version=2), config_version=2, config_term=1)
     assert node.config is not None
 
 
 def test_a_primary_on_its_way_takes_no_config() -> None:
     """Map H6: not while it catches up or drains."""
     cluster_config = named(*members_of(3))
-    node = lone(config=cluster_config)
-    node.hear(1)
-    node.hear(2)
+    node = single_node(config=cluster_config)
+    node.receive_heartbeat(1)
+    node.receive_heartbeat(2)
     stand(node)
     assert (node.state, node.writable) == (MemberState.PRIMARY, False)
-    node.hear(1, config=replace(cluster_config, version=9), config_version=9)
+    node.receive_heartbeat(1, config=replace(cluster_config, version=9), config_version=9)
     assert node.config == cluster_config
 
 
-def stand(node: Lone) -> None:
+def stand(node: SingleNode) -> None:
     node.receive(Request(3, StepUpRequest(skip_dry_run=True)), NOW)
     node.answer(1, VoteRequest, VoteReply(node.term, True, "", MemberId(1), "i1"))
 
@@ -190,13 +202,13 @@ def stand(node: Lone) -> None:
 # --- a higher term ---------------------------------------------------------------------------------------------------
 
 
-def told_by(kind: str, node: Lone) -> list[Any]:
+def told_by(kind: str, node: SingleNode) -> list[Any]:
     """Member 1 tells term 9 in one of the ways there are."""
     match kind:
         case "heartbeat":
             return node.receive(Request(9, replace(FROM_1, term=9)), NOW)
         case "heartbeat answer":
-            return node.hear(1, term=9, position=place(at(9)))
+            return node.receive_heartbeat(1, term=9, position=place(at(9)))
         case "progress":
             row = MemberProgress(MemberId(1), "i1", place(at(2)))
             return node.receive(Request(9, ProgressRequest(MemberId(1), 9, 1, 2, (row,))), NOW)
@@ -210,7 +222,7 @@ def told_by(kind: str, node: Lone) -> list[Any]:
 @pytest.mark.parametrize("kind", ["heartbeat", "heartbeat answer", "progress", "progress answer", "batch"])
 def test_every_report_carries_the_term_and_a_higher_one_is_taken_first(kind: str) -> None:
     """Whoever sees a higher term takes it first; a primary then steps down and counts nothing."""
-    node = lone(config=CONFIG)
+    node = single_node(config=CONFIG)
     lead(node)
     node.receive(LocalPosition(place(at(2))), NOW)
     assert node.commit_point == OPTIME_NULL
@@ -223,7 +235,7 @@ def test_every_report_carries_the_term_and_a_higher_one_is_taken_first(kind: str
 
 
 def test_progress_of_an_older_term_does_not_count() -> None:
-    node = lone(config=CONFIG)
+    node = single_node(config=CONFIG)
     lead(node)
     node.receive(LocalPosition(place(at(2))), NOW)
     row = MemberProgress(MemberId(1), "i1", place(at(2)))
@@ -236,9 +248,9 @@ def test_progress_of_an_older_term_does_not_count() -> None:
 
 def test_the_term_after_a_restart() -> None:
     """After a restart the term is the highest of last vote, newest entry and configuration."""
-    assert lone(config=CONFIG, position=place(at(7))).term == 7
-    assert lone(config=CONFIG, last_vote=LastVote(8, None)).term == 8
-    assert lone(config=replace(CONFIG, term=9)).term == 9
+    assert single_node(config=CONFIG, position=place(at(7))).term == 7
+    assert single_node(config=CONFIG, last_vote=LastVote(8, None)).term == 8
+    assert single_node(config=replace(CONFIG, term=9)).term == 9
 
 
 # --- commit point on others ------------------------------------------------------------------------------------------
@@ -255,16 +267,16 @@ def test_the_term_after_a_restart() -> None:
 )
 def test_a_commit_point_by_heartbeat(mine: Any, told: Any, expected: Any) -> None:
     """A commit point from a heartbeat is accepted only in the term of the member's own last_applied (map K2)."""
-    node = lone(config=CONFIG, position=place(mine))
-    node.hear(1, commit_point=told, term=max(node.term, told.term))
+    node = single_node(config=CONFIG, position=place(mine))
+    node.receive_heartbeat(1, commit_point=told, term=max(node.term, told.term))
     assert node.commit_point == expected
 
 
 @pytest.mark.parametrize(("told", "expected"), [(at(3, 9), at(2, 5)), (at(1, 9), at(1, 9)), (at(2, 3), at(2, 3))])
 def test_a_commit_point_from_the_sync_source(told: Any, expected: Any) -> None:
     """A commit point from the sync source is cut to what the member has, and needs a batch that matched its log."""
-    node = lone(config=CONFIG, position=place(at(2, 5)))
-    node.hear(1, state=MemberState.PRIMARY)
+    node = single_node(config=CONFIG, position=place(at(2, 5)))
+    node.receive_heartbeat(1, state=MemberState.PRIMARY)
     node.receive(SourceBatch(host(2), node.term, told, True), NOW)
     assert node.commit_point == OPTIME_NULL
     node.receive(SourceBatch(host(1), node.term, told, True), NOW)
@@ -273,8 +285,8 @@ def test_a_commit_point_from_the_sync_source(told: Any, expected: Any) -> None:
 
 def test_an_arbiter_takes_every_commit_point_and_passes_on_its_own() -> None:
     """Map K2: a member passes on only its own commit point."""
-    node = lone(2, config=named(*members_of(3, arbiters=1)), position=place(OPTIME_NULL))
-    node.hear(0, commit_point=at(7, 7), term=9)
+    node = single_node(2, config=named(*members_of(3, arbiters=1)), position=place(OPTIME_NULL))
+    node.receive_heartbeat(0, commit_point=at(7, 7), term=9)
     assert node.commit_point == at(7, 7)
     reply = asked(node, FROM_1)
     assert isinstance(reply, HeartbeatReply)
@@ -283,9 +295,9 @@ def test_an_arbiter_takes_every_commit_point_and_passes_on_its_own() -> None:
 
 def test_the_commit_point_never_moves_back() -> None:
     """A running member's commit point never moves back."""
-    node = lone(config=CONFIG, position=place(at(1, 9)))
-    node.hear(1, commit_point=at(1, 8))
-    node.hear(2, commit_point=at(1, 3))
+    node = single_node(config=CONFIG, position=place(at(1, 9)))
+    node.receive_heartbeat(1, commit_point=at(1, 8))
+    node.receive_heartbeat(2, commit_point=at(1, 3))
     assert node.commit_point == at(1, 8)
     node.receive(LocalPosition(place(at(1, 2))), NOW)
     assert node.commit_point == at(1, 8)
@@ -327,7 +339,7 @@ def test_members_in_initial_sync_count_for_liveness() -> None:
         now = Millis(NOW + step * 1_000)
         node.tick(now)
         if step % 2 == 0:
-            node.hear(1, state=MemberState.STARTUP2, position=place(OPTIME_NULL), now=now)
+            node.receive_heartbeat(1, state=MemberState.STARTUP2, position=place(OPTIME_NULL), now=now)
     assert node.state is MemberState.PRIMARY
 
 
@@ -343,11 +355,11 @@ def test_a_member_that_is_not_named_does_not_keep_a_primary() -> None:
 
 def test_a_member_that_does_not_have_the_configuration_is_not_shown_as_counted() -> None:
     """Who acts on "all are counted" must find the vote there too when the primary is gone a moment later."""
-    cluster = Cluster(3)
+    cluster = CoreCluster(3)
     cluster.initiate(*members_of(3))
     cluster.until(cluster.is_quiet)
     leader = cluster.elect()
-    other = next(box for box in cluster.boxes.values() if box is not leader)
+    other = next(machine for machine in cluster.machines.values() if machine is not leader)
     peer = leader.node.peer_at(other.host)
     assert peer is not None
     peer.config_version -= 1
@@ -357,7 +369,7 @@ def test_a_member_that_does_not_have_the_configuration_is_not_shown_as_counted()
 
 
 def test_the_status_names_everybody_and_who_blocks() -> None:
-    cluster = Cluster(3)
+    cluster = CoreCluster(3)
     cluster.initiate(*members_of(3))
     cluster.until(cluster.is_quiet)
     leader = cluster.elect()
@@ -367,18 +379,18 @@ def test_the_status_names_everybody_and_who_blocks() -> None:
     assert [member.counted for member in status.members] == [True] * 3
     assert (status.majority_vote_count, status.write_majority, status.voters) == (2, 2, 3)
     assert status.blocking == ""
-    for box in cluster.boxes.values():
-        if box is not leader:
-            box.crash()
+    for machine in cluster.machines.values():
+        if machine is not leader:
+            machine.crash()
     leader.write("blocked")
     cluster.run(300)
     blocked = leader.node.status(cluster.now)
     assert blocked is not None
-    assert all(box.host in blocked.blocking for box in cluster.boxes.values() if box is not leader)
+    assert all(machine.host in blocked.blocking for machine in cluster.machines.values() if machine is not leader)
 
 
 def test_without_a_config_there_is_no_status() -> None:
-    node = lone(config=None)
+    node = single_node(config=None)
     assert node.status(NOW) is None
     assert isinstance(asked(node, replace(FROM_1, config_version=-2)), HeartbeatReply)
     assert node.state is MemberState.STARTUP

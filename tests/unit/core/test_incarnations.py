@@ -22,9 +22,9 @@ from replset.core.messages import (
 )
 from replset.core.write_concern import WriteConcern
 from replset.ids import OPTIME_NULL, MemberId, Millis
-from tests.unit.core.box import host, members_of
-from tests.unit.core.kit import leader_number, running, the_config
-from tests.unit.core.lone import NOW, asked, at, lead, lone, named, only, place
+from tests.simulation.core_kit.cluster import leader_number, running, the_config
+from tests.simulation.core_kit.machine import host, members_of
+from tests.unit.core.single_node import NOW, asked, at, lead, named, only, place, single_node
 
 
 def test_a_wiped_member_loses_its_vote_and_gets_it_back() -> None:
@@ -33,7 +33,7 @@ def test_a_wiped_member_loses_its_vote_and_gets_it_back() -> None:
     leader = cluster.elect()
     leader.write("before")
     cluster.until(cluster.is_quiet)
-    wiped = next(box for box in cluster.boxes.values() if box is not leader)
+    wiped = next(machine for machine in cluster.machines.values() if machine is not leader)
     before = the_config(leader).version
     wiped.wipe()
     cluster.copy_ms = 2_000
@@ -75,8 +75,8 @@ def test_a_wiped_secondary_of_psa_comes_back_even_after_an_election() -> None:
 
 def test_a_lost_disk_holds_nothing_any_more() -> None:
     """Heartbeats and progress carry the incarnation; a new one voids older values (docs/adr/0007)."""
-    node = lone(config=named(*members_of(3)))
-    node.hear(1, position=place(at(1, 9)))
+    node = single_node(config=named(*members_of(3)))
+    node.receive_heartbeat(1, position=place(at(1, 9)))
     assert node.peer_at(host(1)).position == place(at(1, 9))  # type: ignore[union-attr]
     asked(node, HeartbeatRequest("rs0", host(1), MemberId(1), 1, 1, 1, None, "another"))
     peer = node.peer_at(host(1))
@@ -88,11 +88,11 @@ def test_one_voter_at_a_time() -> None:
     """Map C10, C11: one voter at a time."""
     cluster = running(5)
     leader = cluster.elect()
-    wiped = [box for box in cluster.boxes.values() if box is not leader][:2]
+    wiped = [machine for machine in cluster.machines.values() if machine is not leader][:2]
     seen: list[int] = []
-    for box in wiped:
-        box.wipe()
-        box.boot()
+    for machine in wiped:
+        machine.wipe()
+        machine.boot()
     for _ in range(4_000):
         cluster.run(1)
         voters = len(the_config(leader).voters)
@@ -107,7 +107,7 @@ def test_one_voter_at_a_time() -> None:
 
 def test_the_marker_keeps_a_member_from_voting_and_acknowledging() -> None:
     """While the initial-sync marker is set, a member gives no vote, no acknowledgement and no read."""
-    node = lone(config=named(*members_of(3)), initial_sync_pending=True, position=place(at(1, 5)))
+    node = single_node(config=named(*members_of(3)), initial_sync_pending=True, position=place(at(1, 5)))
     assert node.state is MemberState.STARTUP2
     assert node.progress_request() is None
     reply = asked(node, HeartbeatRequest("rs0", host(1), MemberId(1), 1, 1, 1, None, "i1"))
@@ -117,21 +117,21 @@ def test_the_marker_keeps_a_member_from_voting_and_acknowledging() -> None:
 
 def test_a_member_that_is_not_named_acknowledges_nothing() -> None:
     """An unnamed incarnation does not count, by its own judgement and by everybody's (docs/adr/0007)."""
-    assert lone(config=named(*members_of(3)), incarnation="another").progress_request() is None
-    assert lone(config=named(*members_of(3))).progress_request() is not None
+    assert single_node(config=named(*members_of(3)), incarnation="another").progress_request() is None
+    assert single_node(config=named(*members_of(3))).progress_request() is not None
 
 
 def test_the_vote_comes_with_what_the_primary_had_when_newly_added_was_committed() -> None:
     """The vote comes once the member has reached what the primary had when newlyAdded was committed (docs/adr/0007)."""
     rows = members_of(4)
-    node = lone(config=named(*rows[:3], replace(rows[3], newly_added=True)))
+    node = single_node(config=named(*rows[:3], replace(rows[3], newly_added=True)))
     lead(node)
     node.receive(LocalPosition(place(at(2, 5))), NOW)
 
     def hear(number: int, entry: int, now: int, **told: Any) -> bool:
         """Whether that made the primary give the vote."""
         node.tick(Millis(now))
-        effects = node.hear(number, position=place(at(2, entry)), config_term=2, now=now, **told)
+        effects = node.receive_heartbeat(number, position=place(at(2, entry)), config_term=2, now=now, **told)
         return bool(only(effects, Persist))
 
     hear(1, 5, NOW + 2_000)
@@ -158,39 +158,39 @@ def test_the_vote_comes_with_what_the_primary_had_when_newly_added_was_committed
 def test_who_gets_no_vote(told: dict[str, Any], votes: bool) -> None:
     """A quarantined member follows nobody; one process under two names would count twice for a majority."""
     rows = members_of(4)
-    node = lone(config=named(*rows[:3], replace(rows[3], newly_added=True)))
+    node = single_node(config=named(*rows[:3], replace(rows[3], newly_added=True)))
     lead(node)
     for number in (1, 2):
         node.tick(Millis(NOW + 2_000))
-        node.hear(number, NOW + 2_000, position=place(at(2)), config_term=2)
-    effects = node.hear(3, NOW + 2_000, position=place(at(2)), config_term=2, **told)
+        node.receive_heartbeat(number, NOW + 2_000, position=place(at(2)), config_term=2)
+    effects = node.receive_heartbeat(3, NOW + 2_000, position=place(at(2)), config_term=2, **told)
     assert bool(only(effects, Persist)) is votes
 
 
 def test_a_copy_under_two_names_counts_once() -> None:
     """Also for w: 2, where members without a vote count."""
     rows = members_of(3)
-    node = lone(config=named(*rows[:2], replace(rows[2], votes=0, priority=0.0)))
+    node = single_node(config=named(*rows[:2], replace(rows[2], votes=0, priority=0.0)))
     lead(node)
     node.receive(LocalPosition(place(at(2))), NOW)
     node.tick(Millis(NOW + 2_000))
-    node.hear(2, NOW + 2_000, position=place(at(2)), incarnation="i0")
+    node.receive_heartbeat(2, NOW + 2_000, position=place(at(2)), incarnation="i0")
     assert not node.is_satisfied(WriteConcern(2), at(2))
     node.tick(Millis(NOW + 4_000))
-    node.hear(2, NOW + 4_000, position=place(at(2)))
+    node.receive_heartbeat(2, NOW + 4_000, position=place(at(2)))
     assert node.is_satisfied(WriteConcern(2), at(2))
 
 
 def test_a_vote_beside_an_arbiter_waits_for_what_was_committed_without_it() -> None:
     """Of primary, newlyAdded and arbiter the primary commits alone; with its vote the member and the arbiter elect."""
     rows = members_of(3, arbiters=1)
-    node = lone(config=named(rows[0], replace(rows[1], newly_added=True), rows[2]))
-    node.hear(1)
-    node.hear(2, state=MemberState.ARBITER)
+    node = single_node(config=named(rows[0], replace(rows[1], newly_added=True), rows[2]))
+    node.receive_heartbeat(1)
+    node.receive_heartbeat(2, state=MemberState.ARBITER)
     node.receive(Request(3, StepUpRequest(skip_dry_run=True)), NOW)
     node.answer(2, VoteRequest, VoteReply(node.term, True, "", MemberId(2), "i2"))
-    node.hear(1)
-    node.hear(2, state=MemberState.ARBITER)
+    node.receive_heartbeat(1)
+    node.receive_heartbeat(2, state=MemberState.ARBITER)
     node.receive(DrainFinished(2), NOW)
     node.receive(LocalPosition(place(at(2, 3))), NOW)
 
@@ -199,8 +199,8 @@ def test_a_vote_beside_an_arbiter_waits_for_what_was_committed_without_it() -> N
     def hear(entry: int, now: int) -> bool:
         """Whether the vote was given when the member was heard to have this entry."""
         node.tick(Millis(now))
-        node.hear(2, state=MemberState.ARBITER, config_term=2, position=place(OPTIME_NULL), now=now)
-        effects = node.hear(1, position=place(at(2, entry)), config_term=2, now=now)
+        node.receive_heartbeat(2, state=MemberState.ARBITER, config_term=2, position=place(OPTIME_NULL), now=now)
+        effects = node.receive_heartbeat(1, position=place(at(2, entry)), config_term=2, now=now)
         journal.extend(line.record.detail for line in only(effects, RecordElectionEvent))
         return bool(only(effects, Persist))
 
@@ -216,9 +216,9 @@ def test_a_vote_beside_an_arbiter_waits_for_what_was_committed_without_it() -> N
         "majority writes wait for a member that is about to get its vote",
         "m1:27017 has caught up: it votes",
     ]
-    node.hear(1, position=place(at(2, 4)), config_version=2, config_term=2, now=NOW + 6_001)
+    node.receive_heartbeat(1, position=place(at(2, 4)), config_version=2, config_term=2, now=NOW + 6_001)
     assert node.commit_point == at(2, 4)
-    node.hear(1, position=place(at(2, 5)), config_version=2, config_term=2, now=NOW + 8_000)
+    node.receive_heartbeat(1, position=place(at(2, 5)), config_version=2, config_term=2, now=NOW + 8_000)
     assert node.commit_point == at(2, 5)
 
 

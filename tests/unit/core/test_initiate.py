@@ -16,9 +16,9 @@ from replset.core.messages import (
     Request,
 )
 from replset.ids import OPTIME_NULL
-from tests.unit.core.box import config_of, members_of
-from tests.unit.core.kit import Cluster
-from tests.unit.core.lone import NOW, asked, at, lone, named, only, place
+from tests.simulation.core_kit.cluster import CoreCluster
+from tests.simulation.core_kit.machine import config_of, members_of
+from tests.unit.core.single_node import NOW, asked, at, named, only, place, single_node
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,9 @@ from tests.unit.core.lone import NOW, asked, at, lone, named, only, place
 )
 def test_what_cannot_initiate(config: ReplSetConfig, code: int) -> None:
     """Map C9."""
-    node = lone(config=None, initial_sync_pending=True, position=place(OPTIME_NULL), allow_multiple_arbiters=False)
+    node = single_node(
+        config=None, initial_sync_pending=True, position=place(OPTIME_NULL), allow_multiple_arbiters=False
+    )
     answer = asked(node, InitiateRequest(config))
     assert isinstance(answer, Refused)
     assert answer.code == code
@@ -42,7 +44,7 @@ def test_what_cannot_initiate(config: ReplSetConfig, code: int) -> None:
 
 def test_a_member_with_the_data_of_a_set_and_no_configuration_does_not_initiate() -> None:
     """Its member.db was lost. Nothing is changed: the marker stays, so that it copies anew when its set finds it."""
-    node = lone(config=None, initial_sync_pending=True, position=place(at(2, 9)))
+    node = single_node(config=None, initial_sync_pending=True, position=place(at(2, 9)))
     effects = node.receive(Request(5, InitiateRequest(config_of(*members_of(1)))), NOW)
     (reply,) = only(effects, Reply)
     assert isinstance(reply.body, Refused)
@@ -53,7 +55,7 @@ def test_a_member_with_the_data_of_a_set_and_no_configuration_does_not_initiate(
 
 def test_an_initiate_that_a_crash_ended_may_be_done_again() -> None:
     """Its first entry was written, its configuration was not."""
-    node = lone(config=None, position=place(at(1, 1)))
+    node = single_node(config=None, position=place(at(1, 1)))
     effects = node.receive(Request(5, InitiateRequest(config_of(*members_of(1)))), NOW)
     assert [reply.body for reply in only(effects, Reply)] == [Done()]
     assert only(effects, AppendNoop)[0] == AppendNoop(1, "initiating set")
@@ -61,9 +63,9 @@ def test_an_initiate_that_a_crash_ended_may_be_done_again() -> None:
 
 def test_one_member_under_two_names_cannot_initiate() -> None:
     """As localhost and 127.0.0.1 it would be a majority by itself."""
-    node = lone(config=None, initial_sync_pending=True, position=place(OPTIME_NULL))
+    node = single_node(config=None, initial_sync_pending=True, position=place(OPTIME_NULL))
     node.receive(Request(5, InitiateRequest(config_of(*members_of(2), term=-1))), NOW)
-    (reply,) = only(node.hear(1, incarnation="i0", has_data=False, position=place(OPTIME_NULL)), Reply)
+    (reply,) = only(node.receive_heartbeat(1, incarnation="i0", has_data=False, position=place(OPTIME_NULL)), Reply)
     assert isinstance(reply.body, Refused)
     assert reply.body.code == 93
     assert node.config is None
@@ -71,7 +73,7 @@ def test_one_member_under_two_names_cannot_initiate() -> None:
 
 def test_initiate_end_to_end() -> None:
     """Initiate names the incarnations that its check found. Map C9: version 1, term 1, a set id, "initiating set"."""
-    cluster = Cluster(4)
+    cluster = CoreCluster(4)
     answer = cluster.initiate(*members_of(4, arbiters=1))
     assert isinstance(answer, Done)
     config = cluster[0].node.config
@@ -87,13 +89,13 @@ def test_initiate_end_to_end() -> None:
     assert leader is cluster[0]
     assert leader.node.term == 2
     assert [entry[1] for entry in leader.disk.log] == ["initiating set", "new primary"]
-    assert [box.disk.incarnation for box in cluster.boxes.values()] == ["i1", "i2", "i3", "i4"]
+    assert [machine.disk.incarnation for machine in cluster.machines.values()] == ["i1", "i2", "i3", "i4"]
     assert cluster[3].node.state is MemberState.ARBITER
     assert not cluster[3].disk.log
 
 
 def test_initiate_twice() -> None:
-    cluster = Cluster(1)
+    cluster = CoreCluster(1)
     assert isinstance(cluster.initiate(*members_of(1)), Done)
     again = cluster.initiate(*members_of(1))
     assert isinstance(again, Refused)
@@ -101,7 +103,7 @@ def test_initiate_twice() -> None:
 
 
 def test_initiate_needs_every_member_and_every_one_empty() -> None:
-    cluster = Cluster(3)
+    cluster = CoreCluster(3)
     cluster[2].crash()
     answer = cluster.initiate(*members_of(3))
     assert isinstance(answer, Refused)
@@ -109,7 +111,7 @@ def test_initiate_needs_every_member_and_every_one_empty() -> None:
     assert "m2" in answer.reason
     assert cluster[0].node.state is MemberState.STARTUP
 
-    other = Cluster(2)
+    other = CoreCluster(2)
     other.ask_and_wait(1, InitiateRequest(config_of(members_of(2)[1])))
     answer = other.initiate(*members_of(2))
     assert isinstance(answer, Refused)
@@ -118,6 +120,6 @@ def test_initiate_needs_every_member_and_every_one_empty() -> None:
 
 def test_a_crash_between_the_first_configuration_and_the_first_entry() -> None:
     """The initiator alone has neither marker nor data: at its start it writes the entry that was lost."""
-    node = lone(0, config=named(*members_of(3)), position=place(OPTIME_NULL), start=False)
+    node = single_node(0, config=named(*members_of(3)), position=place(OPTIME_NULL), start=False)
     assert only(node.start(NOW), AppendNoop) == [AppendNoop(1, "initiating set")]
-    assert not only(lone(0, config=named(*members_of(3)), start=False).start(NOW), AppendNoop)
+    assert not only(single_node(0, config=named(*members_of(3)), start=False).start(NOW), AppendNoop)

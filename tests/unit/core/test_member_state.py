@@ -10,8 +10,8 @@ import pytest
 
 from replset.core.member_state import LEGAL_TRANSITIONS, MemberState, diagram, is_legal
 from replset.errors import InvariantError
-from tests.unit.core.box import members_of
-from tests.unit.core.lone import lone, named
+from tests.simulation.core_kit.machine import members_of
+from tests.unit.core.single_node import named, single_node
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/core.md").read_text(encoding="utf-8")
@@ -52,7 +52,7 @@ def test_only_a_secondary_becomes_primary() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [p for p in product(MemberState, repeat=2) if not is_legal(*p)])
 def test_an_illegal_way_stops_the_member(before: MemberState, after: MemberState) -> None:
-    node = lone(config=named(*members_of(3)))
+    node = single_node(config=named(*members_of(3)))
     node._state.state = before
     with pytest.raises(InvariantError):
         node._state.become(after)

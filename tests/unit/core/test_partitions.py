@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from replset.core.member_state import MemberState
-from tests.unit.core.box import host
-from tests.unit.core.kit import Cluster, running, the_config
+from tests.simulation.core_kit.cluster import CoreCluster, running, the_config
+from tests.simulation.core_kit.machine import host
 
 
-def apart(cluster: Cluster, *groups: list[int]) -> None:
+def apart(cluster: CoreCluster, *groups: list[int]) -> None:
     """Members of different groups do not hear each other."""
     group_of = {host(number): group for group, numbers in enumerate(groups) for number in numbers}
-    cluster.cut = {(a, b) for a in cluster.boxes for b in cluster.boxes if group_of[a] != group_of[b]}
+    cluster.cut = {(a, b) for a in cluster.machines for b in cluster.machines if group_of[a] != group_of[b]}
 
 
 def test_a_member_that_meets_one_from_a_term_in_between_stays_well() -> None:
@@ -34,7 +34,7 @@ def test_a_member_that_meets_one_from_a_term_in_between_stays_well() -> None:
     cluster.until(lambda: cluster[between].node.state is MemberState.SECONDARY)
 
     apart(cluster, [old, *others], [late], [between])
-    cluster.until(lambda: any(box.node.commit_point.term > 3 for box in cluster.boxes.values()), 60_000)
+    cluster.until(lambda: any(machine.node.commit_point.term > 3 for machine in cluster.machines.values()), 60_000)
     cluster.pages = (1,)  # so that it stops halfway
     had = cluster[late].disk.log[-1][0]
     apart(cluster, [old, *others, late], [between])
@@ -56,7 +56,7 @@ def test_one_broken_link_changes_no_primary(size: int) -> None:
     """The member that does not hear the primary stands; those who do hear it refuse, and no term goes by."""
     cluster = running(size, seed=2)
     leader = cluster.elect()
-    term, deaf = leader.node.term, next(box for box in cluster.boxes.values() if box is not leader)
+    term, deaf = leader.node.term, next(machine for machine in cluster.machines.values() if machine is not leader)
     cluster.cut = {(leader.host, deaf.host), (deaf.host, leader.host)}
     for number in range(300):
         cluster.run(100)
@@ -76,7 +76,7 @@ def test_a_primary_that_died_is_no_healthy_one(arbiters: int, seed: int) -> None
     cluster.run(seed * 7)  # somewhere between two heartbeats
     cluster.isolate(cluster.number_of(leader))
     cut_at = cluster.now
-    cluster.until(lambda: any(box.node.writable for box in cluster.boxes.values() if box is not leader))
+    cluster.until(lambda: any(machine.node.writable for machine in cluster.machines.values() if machine is not leader))
     assert cluster.now - cut_at < 1_500  # an election timeout is 1,000 and up to 15 % more
 
 
@@ -85,18 +85,22 @@ def test_two_lost_disks_do_not_wait_for_each_other(size: int, arbiters: int) -> 
     """Neither holds what came before, and neither can vote: the writes need not be on them to set the other aside."""
     cluster = running(size, arbiters=arbiters, seed=2)
     leader = cluster.elect()
-    lost = [box for box in cluster.boxes.values() if box is not leader and box.node.state is MemberState.SECONDARY][:2]
+    lost = [
+        machine
+        for machine in cluster.machines.values()
+        if machine is not leader and machine.node.state is MemberState.SECONDARY
+    ][:2]
     leader.write("before")
     cluster.run(1_000)
-    for box in lost:
-        box.wipe()
+    for machine in lost:
+        machine.wipe()
     leader.crash()
     cluster.run(50)
     leader.boot()
     cluster.run(8_000)
-    for box in lost:
-        box.boot()
+    for machine in lost:
+        machine.boot()
     cluster.until(cluster.is_quiet, 60_000)
     named = {member.host: member.incarnation for member in the_config(cluster.elect()).members}
-    assert [named[box.host] for box in lost] == [box.disk.incarnation for box in lost]
+    assert [named[machine.host] for machine in lost] == [machine.disk.incarnation for machine in lost]
     assert "before" in [text for _, text in cluster.elect().disk.log]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from replset.core.quorum import commit_point, electable_majority, has_majority
 from replset.errors import InvariantError
 from replset.ids import OPTIME_NULL, MemberId, OpTime
-from tests.unit.core.lone import at, shaped
+from tests.unit.core.single_node import at, shaped
 
 A, B, C, D = (MemberId(number) for number in range(4))
 OLD, NEW, NEWER = at(1), at(2, 1), at(2, 2)

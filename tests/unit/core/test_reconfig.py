@@ -21,9 +21,21 @@ from replset.core.messages import (
 )
 from replset.core.reconfig import completed, reconfig_refusal
 from replset.ids import OPTIME_NULL, HostPort, MemberId
-from tests.unit.core.box import config_of, host, members_of
-from tests.unit.core.kit import change, leader_number, running, the_config
-from tests.unit.core.lone import NOW, Lone, asked, at, lead, leading_three, lone, named, only, place, shaped
+from tests.simulation.core_kit.cluster import change, leader_number, running, the_config
+from tests.simulation.core_kit.machine import config_of, host, members_of
+from tests.unit.core.single_node import (
+    NOW,
+    SingleNode,
+    asked,
+    at,
+    lead,
+    leading_three,
+    named,
+    only,
+    place,
+    shaped,
+    single_node,
+)
 
 ARBITER: dict[str, Any] = {"arbiter_only": True, "priority": 0.0}
 
@@ -170,7 +182,7 @@ def test_only_the_primary_reconfigures() -> None:
 
 
 def test_before_initiate_there_is_nothing_to_reconfigure() -> None:
-    answer = asked(lone(config=None), ReconfigRequest(PSS, False, 0))
+    answer = asked(single_node(config=None), ReconfigRequest(PSS, False, 0))
     assert isinstance(answer, Refused)
     assert answer.code == 94
 
@@ -237,7 +249,7 @@ def test_the_runner_must_find_a_majority_of_the_new_voters() -> None:
     """Map C12."""
     cluster = running(3, extra=2)
     leader = cluster.elect()
-    others = [box for box in cluster.boxes.values() if box is not leader and box.node.config]
+    others = [machine for machine in cluster.machines.values() if machine is not leader and machine.node.config]
     cluster.default_write_concern_set = True
     others[0].crash()
     answer = change(cluster, *(row for row in members_of(3) if row.host != others[0].host))
@@ -254,9 +266,9 @@ def test_one_member_under_two_names_is_refused(twin: int) -> None:
     """It would count twice for a majority. The answer of the new name is waited for, however many others agree."""
     node = leading_three()
     node.receive(Request(5, ReconfigRequest(new_config(node, members_of(4)), False, 0)), NOW)
-    assert not only(node.hear(1), Reply)
-    assert not only(node.hear(2), Reply)
-    (answer,) = only(node.hear(3, incarnation=f"i{twin}"), Reply)
+    assert not only(node.receive_heartbeat(1), Reply)
+    assert not only(node.receive_heartbeat(2), Reply)
+    (answer,) = only(node.receive_heartbeat(3, incarnation=f"i{twin}"), Reply)
     assert isinstance(answer.body, Refused)
     assert answer.body.code == 93
     assert f"{host(twin)} and {host(3)}" in answer.body.reason
@@ -267,7 +279,7 @@ def test_one_member_under_two_names_is_refused(twin: int) -> None:
 def test_a_new_member_that_does_not_answer_is_added_all_the_same() -> None:
     node = leading_three()
     node.receive(Request(5, ReconfigRequest(new_config(node, members_of(4)), False, 0)), NOW)
-    node.hear(1)
+    node.receive_heartbeat(1)
     node.answer(3, HeartbeatRequest, None, error="connection refused")
     assert node.config is not None
     assert len(node.config.members) == 4
@@ -284,7 +296,7 @@ def test_a_member_of_another_set_vetoes() -> None:
     assert "'x'" in answer.reason
 
 
-def new_config(node: Lone, rows: tuple[Member, ...]) -> ReplSetConfig:
+def new_config(node: SingleNode, rows: tuple[Member, ...]) -> ReplSetConfig:
     assert node.config is not None
     return replace(node.config, version=node.config.version + 1, members=rows)
 
@@ -302,7 +314,7 @@ def test_a_config_is_durable_before_it_is_told() -> None:
     """Votes and configurations are durable before they are sent or counted (docs/adr/0007)."""
     node = leading_three()
     node.receive(Request(5, ReconfigRequest(new_config(node, members_of(3)), False, 0)), NOW)
-    effects = node.hear(1)
+    effects = node.receive_heartbeat(1)
     kinds = [type(effect) for effect in effects]
     config = only(effects, Persist)[0].record
     assert isinstance(config, ReplSetConfig)
@@ -315,9 +327,9 @@ def test_a_change_waits_for_the_current_config_and_the_writes_before_it() -> Non
     """A change needs the current configuration committed and the previous term's writes too (map C10, C11)."""
     cluster = running(3)
     leader = cluster.elect()
-    others = [box for box in cluster.boxes.values() if box is not leader]
-    for box in others:
-        box.crash()
+    others = [machine for machine in cluster.machines.values() if machine is not leader]
+    for machine in others:
+        machine.crash()
     before = the_config(leader)
     cluster.run(100)
     # What others had before they died still counts: this one is on a majority. The next one cannot be.
@@ -346,12 +358,12 @@ def test_out_of_time_while_it_spreads_leaves_it_installed() -> None:
 
 def test_a_new_primary_must_commit_in_its_own_term_first() -> None:
     """Map C11: not before the first entry of the term is committed."""
-    node = lone(config=named(*members_of(3)), position=place(at(1)))
+    node = single_node(config=named(*members_of(3)), position=place(at(1)))
     lead(node)
     answer_effects = node.receive(Request(5, ReconfigRequest(new_config(node, members_of(3)), False, 500)), NOW)
     assert not only(answer_effects, Persist)
-    node.hear(1, config_term=2, now=NOW + 1)
-    node.hear(2, config_term=2, now=NOW + 1)
+    node.receive_heartbeat(1, config_term=2, now=NOW + 1)
+    node.receive_heartbeat(2, config_term=2, now=NOW + 1)
     assert node.config.version == 1  # type: ignore[union-attr]  # the config is committed, the term's entry is not
     effects = node.tick(NOW + 600)
     assert Refused(308, "out of time while waiting for the current configuration to be committed") in [
@@ -362,16 +374,16 @@ def test_a_new_primary_must_commit_in_its_own_term_first() -> None:
 def test_a_primary_beside_arbiters_commits_alone_once_a_majority_knows_that_it_may() -> None:
     """Until the arbiter has the configuration that takes the secondary's vote, both could elect the secondary."""
     rows = members_of(3, arbiters=1)
-    node = lone(config=named(*rows))
+    node = single_node(config=named(*rows))
     lead(node)
     own = place(at(2))
     node.receive(LocalPosition(own), NOW)
-    node.hear(1, config_term=2, position=own)
-    node.hear(2, config_term=2, position=place(OPTIME_NULL), state=MemberState.ARBITER)
+    node.receive_heartbeat(1, config_term=2, position=own)
+    node.receive_heartbeat(2, config_term=2, position=place(OPTIME_NULL), state=MemberState.ARBITER)
     assert node.commit_point == at(2)
     request = ReconfigRequest(new_config(node, (rows[0], replace(rows[1], votes=0, priority=0.0), rows[2])), False, 0)
     node.receive(Request(5, request), NOW)
-    node.hear(2, config_term=2, position=place(OPTIME_NULL), state=MemberState.ARBITER)
+    node.receive_heartbeat(2, config_term=2, position=place(OPTIME_NULL), state=MemberState.ARBITER)
     assert node.config is not None
     assert node.config.write_majority == 1
     node.receive(LocalPosition(place(at(2, 2))), NOW)
@@ -383,12 +395,12 @@ def test_a_primary_beside_arbiters_commits_alone_once_a_majority_knows_that_it_m
 def test_the_term_in_the_config_moves_at_step_up() -> None:
     """The term in the configuration moves at step-up (map E7), from the first version on."""
     cluster = running()
-    for box in cluster.boxes.values():
-        assert the_config(box).version_and_term == (1, 2)
+    for machine in cluster.machines.values():
+        assert the_config(machine).version_and_term == (1, 2)
     cluster.step_down(leader_number(cluster))
     cluster.until(cluster.is_quiet)
-    for box in cluster.boxes.values():
-        assert the_config(box).version_and_term == (1, 3)
+    for machine in cluster.machines.values():
+        assert the_config(machine).version_and_term == (1, 3)
 
 
 def test_a_stepdown_ends_the_change() -> None:
@@ -415,7 +427,7 @@ def test_force_on_a_secondary_of_a_set_that_lost_its_majority() -> None:
         if number != left:
             cluster[number].crash()
     cluster.until(lambda: cluster.primary is None)
-    cluster.judge.exempt = True
+    cluster.checkers.exempt = True
     answer = cluster.reconfig(left, cluster.user_config(left, members_of(3)[left]), force=True)
     assert isinstance(answer, Done)
     config = the_config(cluster[left])
@@ -431,10 +443,10 @@ def test_a_forced_config_is_taken_by_the_others() -> None:
     cluster = running(3)
     leader = cluster.elect()
     number = next(number for number in range(3) if cluster[number] is not leader)
-    cluster.judge.exempt = True
+    cluster.checkers.exempt = True
     cluster.reconfig(number, cluster.user_config(number), force=True)
     cluster.until(cluster.is_quiet)
-    assert {the_config(box).term for box in cluster.boxes.values()} == {-1}
+    assert {the_config(machine).term for machine in cluster.machines.values()} == {-1}
 
 
 def test_a_primary_that_force_makes_unelectable_steps_down() -> None:

@@ -10,45 +10,45 @@ from replset.core.member_state import MemberState
 from replset.core.messages import DamageFound, DiskStalled, RollbackEnded, SourceFailed, SourceProblem
 from replset.core.remarks import Remark
 from replset.ids import OPTIME_NULL, MemberId, OpTime
-from tests.unit.core.box import Box, host, members_of
-from tests.unit.core.kit import Cluster, change, running
-from tests.unit.core.lone import NOW, Lone, at, lone, named, only, place
+from tests.simulation.core_kit.cluster import CoreCluster, change, running
+from tests.simulation.core_kit.machine import CoreMachine, host, members_of
+from tests.unit.core.single_node import NOW, SingleNode, at, named, only, place, single_node
 
 
-def remarks_of(cluster: Cluster, box: Box) -> tuple[Remark, ...]:
-    status = box.node.status(cluster.now)
+def remarks_of(cluster: CoreCluster, machine: CoreMachine) -> tuple[Remark, ...]:
+    status = machine.node.status(cluster.now)
     assert status is not None
     return status.remarks
 
 
-def others_of(cluster: Cluster, leader: Box) -> list[Box]:
-    return [box for box in cluster.boxes.values() if box is not leader]
+def others_of(cluster: CoreCluster, leader: CoreMachine) -> list[CoreMachine]:
+    return [machine for machine in cluster.machines.values() if machine is not leader]
 
 
 def test_a_healthy_set_gives_no_remark() -> None:
     cluster = running(3)
-    assert [remarks_of(cluster, box) for box in cluster.boxes.values()] == [()] * 3
+    assert [remarks_of(cluster, machine) for machine in cluster.machines.values()] == [()] * 3
 
 
 def test_too_few_votes() -> None:
     cluster = running(3)
     leader = cluster.elect()
     gone = others_of(cluster, leader)
-    for box in gone:
-        box.crash()
+    for machine in gone:
+        machine.crash()
     cluster.run(10_000)
     first, *others = remarks_of(cluster, leader)
     assert "an election takes 2 of 3 votes" in first.why
-    assert all(str(box.host) in first.why for box in gone)
+    assert all(str(machine.host) in first.why for machine in gone)
     assert "start these members again" in first.then
-    assert [str(box.host) in remark.why for box, remark in zip(gone, others, strict=True)] == [True, True]
+    assert [str(machine.host) in remark.why for machine, remark in zip(gone, others, strict=True)] == [True, True]
 
 
 def test_an_arbiter_and_one_copy_too_few() -> None:
     """P, S and an arbiter: without S there is a primary, and no majority write ends."""
     cluster = running(3, arbiters=1)
     leader = cluster.elect()
-    other = next(box for box in (cluster[0], cluster[1]) if box is not leader)
+    other = next(machine for machine in (cluster[0], cluster[1]) if machine is not leader)
     other.crash()
     cluster.run(10_000)
     first, second = remarks_of(cluster, leader)
@@ -61,8 +61,8 @@ def test_nobody_stands_because_of_the_disks() -> None:
     cluster = running(3)
     leader = cluster.elect()
     one, two = others_of(cluster, leader)
-    for box in (one, two):
-        box.feed(DiskStalled(True))
+    for machine in (one, two):
+        machine.feed(DiskStalled(True))
     cluster.run(1_000)  # a heartbeat tells it
     leader.crash()
     cluster.run(15_000)
@@ -76,7 +76,7 @@ def test_nobody_stands_because_of_the_disks() -> None:
 def test_a_frozen_member_says_for_how_long_and_how_to_end_it() -> None:
     cluster = running(3, arbiters=1)
     leader = cluster.elect()
-    other = next(box for box in (cluster[0], cluster[1]) if box is not leader)
+    other = next(machine for machine in (cluster[0], cluster[1]) if machine is not leader)
     cluster.freeze(cluster.number_of(other), 60)
     leader.crash()
     cluster.run(10_000)
@@ -117,23 +117,23 @@ def test_a_member_that_was_removed() -> None:
 
 def test_damage_of_a_member_that_the_others_need() -> None:
     cluster = running(1)
-    box = cluster.elect()
-    box.feed(DamageFound("replset.db: the entry at 1:2:3 is not the one that was written"))
-    (remark,) = remarks_of(cluster, box)
+    machine = cluster.elect()
+    machine.feed(DamageFound("replset.db: the entry at 1:2:3 is not the one that was written"))
+    (remark,) = remarks_of(cluster, machine)
     assert "holds damaged entries" in remark.why
     assert "1:2:3" in remark.why
-    assert f"replset resync --host {box.host}" in remark.then
+    assert f"replset resync --host {machine.host}" in remark.then
 
 
-def follower(durability_mark: OpTime = OPTIME_NULL, **third: Any) -> Lone:
+def follower(durability_mark: OpTime = OPTIME_NULL, **third: Any) -> SingleNode:
     """Member 0, which follows member 1."""
-    node = lone(config=named(*members_of(3)), position=place(at(2, 5)), durability_mark=durability_mark)
-    node.hear(1, state=MemberState.PRIMARY, term=3)
-    node.hear(2, **{"state": MemberState.SECONDARY, **third})
+    node = single_node(config=named(*members_of(3)), position=place(at(2, 5)), durability_mark=durability_mark)
+    node.receive_heartbeat(1, state=MemberState.PRIMARY, term=3)
+    node.receive_heartbeat(2, **{"state": MemberState.SECONDARY, **third})
     return node
 
 
-def the_remark(node: Lone) -> Remark:
+def the_remark(node: SingleNode) -> Remark:
     status = node.status(NOW)
     assert status is not None
     (remark,) = status.remarks

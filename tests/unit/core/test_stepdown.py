@@ -23,34 +23,34 @@ from replset.core.messages import (
     StepUpRequest,
 )
 from replset.ids import Millis
-from tests.unit.core.box import host, members_of
-from tests.unit.core.kit import Cluster
-from tests.unit.core.lone import (
+from tests.simulation.core_kit.cluster import CoreCluster
+from tests.simulation.core_kit.machine import host, members_of
+from tests.unit.core.single_node import (
     CONFIG,
     FROM_1,
     NOW,
-    Lone,
+    SingleNode,
     asked,
     at,
     grant,
     lead,
     leading_three,
-    lone,
     named,
     only,
     place,
     ready,
+    single_node,
     vote_requests,
 )
 
 
-def following(node: Lone, one: int = 1, two: int = 1) -> None:
+def following(node: SingleNode, one: int = 1, two: int = 1) -> None:
     """The others are at entries `one` and `two` of term 2."""
-    node.hear(1, position=place(at(2, one)), config_term=2)
-    node.hear(2, position=place(at(2, two)), config_term=2)
+    node.receive_heartbeat(1, position=place(at(2, one)), config_term=2)
+    node.receive_heartbeat(2, position=place(at(2, two)), config_term=2)
 
 
-def next_round(node: Lone, now: int = NOW + 2_000) -> None:
+def next_round(node: SingleNode, now: int = NOW + 2_000) -> None:
     node.tick(Millis(now))
 
 
@@ -78,7 +78,7 @@ def test_only_a_primary_steps_down() -> None:
 def test_a_stepdown_hands_over_to_the_best_member_that_has_everything() -> None:
     """Map E11, E12: highest priority, lowest index on ties."""
     rows = [replace(row, priority=float(1 + (row.id == 2))) for row in members_of(3)]
-    node = lone(config=named(*rows))
+    node = single_node(config=named(*rows))
     lead(node)
     node.receive(LocalPosition(place(at(2))), NOW)
     following(node)
@@ -92,7 +92,7 @@ def test_a_stepdown_hands_over_to_the_best_member_that_has_everything() -> None:
 
 def test_a_stepdown_waits_for_others_and_takes_no_writes_meanwhile() -> None:
     """Map E11."""
-    node = lone(config=CONFIG)
+    node = single_node(config=CONFIG)
     lead(node)
     node.receive(LocalPosition(place(at(2, 3))), NOW)
     following(node, 2, 1)
@@ -108,7 +108,7 @@ def test_a_stepdown_waits_for_others_and_takes_no_writes_meanwhile() -> None:
 
 def test_a_stepdown_gives_up_at_its_deadline_and_takes_writes_again() -> None:
     """Map E11: 262."""
-    node = lone(config=CONFIG)
+    node = single_node(config=CONFIG)
     lead(node)
     node.receive(LocalPosition(place(at(2, 3))), NOW)
     following(node)
@@ -123,7 +123,7 @@ def test_a_stepdown_gives_up_at_its_deadline_and_takes_writes_again() -> None:
 
 
 def test_force_steps_down_at_the_deadline_and_hands_over_to_nobody() -> None:
-    node = lone(config=CONFIG)
+    node = single_node(config=CONFIG)
     lead(node)
     node.receive(LocalPosition(place(at(2, 3))), NOW)
     effects = node.receive(Request(5, StepDownRequest(60_000, 0, True)), NOW)
@@ -134,7 +134,7 @@ def test_force_steps_down_at_the_deadline_and_hands_over_to_nobody() -> None:
 def test_a_stepdown_needs_somebody_electable() -> None:
     """Map E11: a majority that has everything is not enough."""
     rows = members_of(3)
-    node = lone(config=named(rows[0], *(replace(row, priority=0.0) for row in rows[1:])))
+    node = single_node(config=named(rows[0], *(replace(row, priority=0.0) for row in rows[1:])))
     lead(node)
     node.receive(LocalPosition(place(at(2))), NOW)
     following(node)
@@ -162,11 +162,11 @@ def test_freeze() -> None:
     assert asked(node, FreezeRequest(20_000)) == Done("")
     assert not vote_requests(node.tick(Millis(NOW + 12_000)))
     for number in (1, 2):
-        node.hear(number, now=NOW + 12_000)
+        node.receive_heartbeat(number, now=NOW + 12_000)
     assert asked(node, FreezeRequest(0), NOW + 12_000) == Done("unfrozen")
     node.tick(Millis(NOW + 13_000))
     for number in (1, 2):
-        node.hear(number, now=NOW + 13_000)
+        node.receive_heartbeat(number, now=NOW + 13_000)
     assert vote_requests(node.tick(Millis(NOW + 24_000)))
     refused = asked(leading_three(), FreezeRequest(1_000))
     assert isinstance(refused, Refused)
@@ -175,7 +175,7 @@ def test_freeze() -> None:
 
 def test_a_single_member_leads_again_when_its_freeze_ends() -> None:
     """Map E15."""
-    node = lone(config=named(*members_of(1)))
+    node = single_node(config=named(*members_of(1)))
     node.receive(DrainFinished(2), NOW)
     node.receive(Request(5, StepDownRequest(3_000, 0, True)), NOW)
     assert node.state is MemberState.SECONDARY
@@ -188,7 +188,7 @@ def test_a_single_member_leads_again_when_its_freeze_ends() -> None:
 
 def test_step_up_is_answered_when_the_election_has_ended() -> None:
     """Map E14."""
-    cluster = Cluster(3)
+    cluster = CoreCluster(3)
     cluster.initiate(*members_of(3))
     cluster.until(cluster.is_quiet)
     leader = cluster.elect()

@@ -30,62 +30,75 @@ from replset.core.messages import (
 )
 from replset.core.term_limits import MAX_TERM, MAX_TERM_JUMP
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis
-from tests.unit.core.box import host, members_of
-from tests.unit.core.lone import FROM_1, NOW, Lone, asked, at, lead, leading_three, lone, named, only, place, ready
+from tests.simulation.core_kit.machine import host, members_of
+from tests.unit.core.single_node import (
+    FROM_1,
+    NOW,
+    SingleNode,
+    asked,
+    at,
+    lead,
+    leading_three,
+    named,
+    only,
+    place,
+    ready,
+    single_node,
+)
 
 MINE, THEIRS = ObjectId(b"a" * 12), ObjectId(b"b" * 12)
 CONFIG = named(*members_of(3))
 WITH_ID = replace(CONFIG, settings=replace(CONFIG.settings, replica_set_id=MINE))
 
 
-def leading() -> Lone:
+def leading() -> SingleNode:
     """Member 0 leads term 2 of the set MINE; its newest entry is not committed yet."""
-    node = lone(config=WITH_ID)
+    node = single_node(config=WITH_ID)
     lead(node)
     node.receive(LocalPosition(place(at(2))), NOW)
     return node
 
 
-def by_heartbeat(node: Lone, term: int, **changes: Any) -> list[Any]:
+def by_heartbeat(node: SingleNode, term: int, **changes: Any) -> list[Any]:
     return node.receive(Request(9, replace(FROM_1, term=term, **changes)), NOW)
 
 
-def by_heartbeat_reply(node: Lone, term: int, **changes: Any) -> list[Any]:
-    return node.hear(1, term=term, **changes)
+def by_heartbeat_reply(node: SingleNode, term: int, **changes: Any) -> list[Any]:
+    return node.receive_heartbeat(1, term=term, **changes)
 
 
-def by_config(node: Lone, term: int) -> list[Any]:
+def by_config(node: SingleNode, term: int) -> list[Any]:
     config = replace(WITH_ID, version=9, term=term)
-    return node.hear(1, config=config, config_version=9, config_term=term, term=term)
+    return node.receive_heartbeat(1, config=config, config_version=9, config_term=term, term=term)
 
 
-def by_position(node: Lone, term: int) -> list[Any]:
-    return node.hear(1, position=place(at(term)))
+def by_position(node: SingleNode, term: int) -> list[Any]:
+    return node.receive_heartbeat(1, position=place(at(term)))
 
 
-def by_vote_request(node: Lone, term: int, **changes: Any) -> list[Any]:
+def by_vote_request(node: SingleNode, term: int, **changes: Any) -> list[Any]:
     request = VoteRequest("rs0", term, MemberId(1), "i1", 9, 9, at(9), dry_run=False)
     return node.receive(Request(9, replace(request, **changes)), NOW)
 
 
-def by_dry_run(node: Lone, term: int) -> list[Any]:
+def by_dry_run(node: SingleNode, term: int) -> list[Any]:
     return by_vote_request(node, term, dry_run=True)
 
 
-def by_progress(node: Lone, term: int, **changes: Any) -> list[Any]:
+def by_progress(node: SingleNode, term: int, **changes: Any) -> list[Any]:
     row = MemberProgress(MemberId(1), "i1", place(at(2)))
     return node.receive(Request(9, replace(ProgressRequest(MemberId(1), term, 1, 2, (row,)), **changes)), NOW)
 
 
-def by_progress_reply(node: Lone, term: int) -> list[Any]:
+def by_progress_reply(node: SingleNode, term: int) -> list[Any]:
     return node.receive(Response(0, host(1), ProgressReply(term, False), "", Millis(1)), NOW)
 
 
-def by_batch(node: Lone, term: int) -> list[Any]:
+def by_batch(node: SingleNode, term: int) -> list[Any]:
     return node.receive(SourceBatch(host(1), term, at(2), False), NOW)
 
 
-def by_failure(node: Lone, term: int) -> list[Any]:
+def by_failure(node: SingleNode, term: int) -> list[Any]:
     return node.receive(SourceFailed(host(1), SourceProblem.DIVERGED, "", term, at(term), at(1)), NOW)
 
 
@@ -98,7 +111,7 @@ ABSURD = [(1 << 63) - 1, (1 << 63) - 2, MAX_TERM, 2 + MAX_TERM_JUMP + 1]
 
 @pytest.mark.parametrize("term", ABSURD)
 @pytest.mark.parametrize("tell", WAYS)
-def test_a_term_that_cannot_be_true_changes_nothing(tell: Callable[[Lone, int], list[Any]], term: int) -> None:
+def test_a_term_that_cannot_be_true_changes_nothing(tell: Callable[[SingleNode, int], list[Any]], term: int) -> None:
     node = leading()
     tell(node, term)
     assert (node.term, node.state, node.writable) == (2, MemberState.PRIMARY, True)
@@ -107,7 +120,7 @@ def test_a_term_that_cannot_be_true_changes_nothing(tell: Callable[[Lone, int], 
 
 
 @pytest.mark.parametrize("tell", [way for way in WAYS if way is not by_position])
-def test_the_highest_jump_that_is_believed(tell: Callable[[Lone, int], list[Any]]) -> None:
+def test_the_highest_jump_that_is_believed(tell: Callable[[SingleNode, int], list[Any]]) -> None:
     node = leading()
     tell(node, 2 + MAX_TERM_JUMP)
     assert node.term == 2 + MAX_TERM_JUMP
@@ -129,7 +142,7 @@ def test_the_refusal_says_why_and_names_the_way_out() -> None:
     (reply,) = only(by_heartbeat(node, MAX_TERM), Reply)
     assert isinstance(reply.body, Refused)
     assert "replset repair" in reply.body.reason
-    node.hear(1, term=MAX_TERM)
+    node.receive_heartbeat(1, term=MAX_TERM)
     peer = node.peer_at(host(1))
     assert peer is not None
     assert peer.state is MemberState.DOWN
@@ -138,13 +151,13 @@ def test_the_refusal_says_why_and_names_the_way_out() -> None:
 
 def test_a_member_in_no_term_yet_takes_that_of_its_set() -> None:
     """A new member of an old set; and one that is added by a forced configuration, which has no term."""
-    node = lone(3, config=None, position=place(at(0)))
+    node = single_node(3, config=None, position=place(at(0)))
     node.receive(Request(9, replace(FROM_1, term=MAX_TERM_JUMP * 9, config_term=-1)), NOW)
     forced = named(*members_of(4), version=20_000, term=-1)
-    node.hear(1, config=forced, config_version=20_000, config_term=-1, term=MAX_TERM_JUMP * 9)
+    node.receive_heartbeat(1, config=forced, config_version=20_000, config_term=-1, term=MAX_TERM_JUMP * 9)
     assert node.term == 0
     node.tick(NOW)
-    node.hear(1, term=MAX_TERM_JUMP * 9)
+    node.receive_heartbeat(1, term=MAX_TERM_JUMP * 9)
     assert node.term == MAX_TERM_JUMP * 9
 
 
@@ -152,7 +165,7 @@ def test_a_member_in_no_term_yet_takes_that_of_its_set() -> None:
 def test_a_member_whose_files_hold_the_last_term_does_not_stand(term: int) -> None:
     node = ready(position=place(at(term)))
     for number in (1, 2):
-        node.hear(number)
+        node.receive_heartbeat(number)
     answer = asked(node, StepUpRequest(skip_dry_run=True))
     assert isinstance(answer, Refused)
     assert "replset repair" in answer.reason
@@ -169,7 +182,7 @@ def test_nobody_has_what_this_primary_has_not_written(ahead: Any) -> None:
     row = MemberProgress(MemberId(1), "i1", place(ahead))
     effects = node.receive(Request(9, ProgressRequest(MemberId(1), 2, 1, 2, (row,))), NOW)
     node.tick(Millis(NOW + 2_000))
-    effects += node.hear(2, NOW + 2_000, position=place(ahead))
+    effects += node.receive_heartbeat(2, NOW + 2_000, position=place(ahead))
     assert not only(effects, CommitPointAdvanced)
     assert [row["appliedOpTime"] for row in node.member_progress()][1:] == [at(1), at(1)]
     by_progress(node, 2)
@@ -189,8 +202,8 @@ def test_a_place_of_an_older_term_is_caught_up_with() -> None:
     node = ready()
     node.receive(Request(3, StepUpRequest(skip_dry_run=True)), NOW)
     node.answer(1, VoteRequest, VoteReply(2, True, "", MemberId(1), "i1"))
-    node.hear(1, position=place(at(1, 5)))
-    assert only(node.hear(2), StartFetching) == [StartFetching(host(1))]
+    node.receive_heartbeat(1, position=place(at(1, 5)))
+    assert only(node.receive_heartbeat(2), StartFetching) == [StartFetching(host(1))]
 
 
 # --- strangers -------------------------------------------------------------------------------------------------------
@@ -269,20 +282,20 @@ def test_nothing_goes_for_a_source_that_was_away_while_it_was_committed(committe
     """An entry of an old term may be committed later, through a higher one. A source whose newest entry is of a term in
     between may lack it, however far ahead it is.
     """
-    node = lone(config=CONFIG, position=place(at(2, 5)))
-    node.hear(1, state=MemberState.PRIMARY, term=4)
+    node = single_node(config=CONFIG, position=place(at(2, 5)))
+    node.receive_heartbeat(1, state=MemberState.PRIMARY, term=4)
     node.receive(SourceBatch(host(1), 4, at(2, 5), True, committed_in), NOW)
     assert node.commit_point == at(2, 5)
     node.tick(Millis(NOW + 2_000))
-    node.hear(2, NOW + 2_000, position=place(at(3, 9)))
-    effects = node.hear(1, NOW + 2_000, state=MemberState.SECONDARY, position=place(at(2, 5)))
+    node.receive_heartbeat(2, NOW + 2_000, position=place(at(3, 9)))
+    effects = node.receive_heartbeat(1, NOW + 2_000, state=MemberState.SECONDARY, position=place(at(2, 5)))
     assert (StartFetching(host(2)) in effects) is follows
     assert (node.sync_source == host(2)) is follows
 
 
 def test_a_source_that_turns_out_to_be_older_than_the_commit_is_left() -> None:
-    node = lone(config=CONFIG, position=place(at(2, 5)))
-    node.hear(1, state=MemberState.PRIMARY, term=4)
+    node = single_node(config=CONFIG, position=place(at(2, 5)))
+    node.receive_heartbeat(1, state=MemberState.PRIMARY, term=4)
     node.receive(SourceBatch(host(1), 4, at(4, 1), True), NOW)
     effects = node.receive(SourceFailed(host(1), SourceProblem.DIVERGED, "", 4, at(3, 9), at(1)), NOW)
     assert not only(effects, StartRollback)

@@ -12,8 +12,8 @@ from replset.core.member_state import MemberState
 from replset.core.messages import Request, VoteReply, VoteRequest
 from replset.core.node import Node
 from replset.ids import MemberId, Millis, OpTime
-from tests.unit.core.box import members_of
-from tests.unit.core.lone import NOW, asked, at, leading_three, lone, named, only, place, ready
+from tests.simulation.core_kit.machine import members_of
+from tests.unit.core.single_node import NOW, asked, at, leading_three, named, only, place, ready, single_node
 
 CONFIG = named(*members_of(3), version=4, term=1)
 WITH_ARBITER = named(*members_of(3, arbiters=1), version=4, term=1)
@@ -21,7 +21,7 @@ REQUEST = VoteRequest("rs0", 1, MemberId(1), "i1", 4, 1, at(1, 5), dry_run=False
 
 
 def voter(**fields: object) -> Node:
-    return lone(config=CONFIG, position=place(at(1, 5)), **fields)  # type: ignore[arg-type]
+    return single_node(config=CONFIG, position=place(at(1, 5)), **fields)  # type: ignore[arg-type]
 
 
 def vote(node: Node, request: VoteRequest) -> VoteReply:
@@ -139,7 +139,7 @@ def test_a_member_votes_only_while_the_config_names_its_incarnation(fields: dict
 
 
 def test_without_a_configuration_there_is_no_vote() -> None:
-    answer = vote(lone(config=None), REQUEST)
+    answer = vote(single_node(config=None), REQUEST)
     assert not answer.granted
 
 
@@ -147,7 +147,7 @@ def test_a_newly_added_member_has_no_vote() -> None:
     """Map C14."""
     rows = members_of(3)
     config = named(replace(rows[0], newly_added=True), rows[1], rows[2], version=4)
-    assert not vote(lone(config=config), REQUEST).granted
+    assert not vote(single_node(config=config), REQUEST).granted
 
 
 # --- a healthy primary ------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ STANDING = replace(REQUEST, dry_run=True, reason="electionTimeout")
 )
 def test_a_dry_run_is_refused_while_a_primary_is_heard(change: dict[str, object], granted: bool) -> None:
     node = voter()
-    node.hear(2, state=MemberState.PRIMARY)  # type: ignore[attr-defined]
+    node.receive_heartbeat(2, state=MemberState.PRIMARY)  # type: ignore[attr-defined]
     answer = vote(node, replace(STANDING, **change))  # type: ignore[arg-type]
     assert answer.granted is granted
     assert ("healthy primary" in answer.reason) is not granted
@@ -177,7 +177,7 @@ def test_a_dry_run_is_refused_while_a_primary_is_heard(change: dict[str, object]
 def test_a_primary_that_was_not_heard_lately_is_none() -> None:
     """The candidate may have heard it one heartbeat earlier than this voter did."""
     node = voter()
-    node.hear(2, state=MemberState.PRIMARY)  # type: ignore[attr-defined]
+    node.receive_heartbeat(2, state=MemberState.PRIMARY)  # type: ignore[attr-defined]
     late = NOW + node.election_timeout_ms() - Settings().heartbeat_interval_ms
     assert not asked(node, STANDING, late - 1).granted  # type: ignore[union-attr]
     assert asked(node, STANDING, late).granted  # type: ignore[union-attr]
@@ -202,8 +202,8 @@ def arbiter(*, primary_priority: float = 1.0, state: MemberState = MemberState.P
     """An arbiter (member 2) that heard from member 0 in `state`."""
     rows = members_of(3, arbiters=1)
     config = named(replace(rows[0], priority=primary_priority), *rows[1:], version=4, term=1)
-    node = lone(2, config=config, position=place(OpTime(0, 0)))
-    node.hear(0, state=state, commit_point=at(1, 3))
+    node = single_node(2, config=config, position=place(OpTime(0, 0)))
+    node.receive_heartbeat(0, state=state, commit_point=at(1, 3))
     return node
 
 

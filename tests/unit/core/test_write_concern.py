@@ -9,9 +9,9 @@ import pytest
 from replset.core.messages import LocalPosition, Position
 from replset.core.write_concern import WriteConcern, implicit_default, satisfied, unsatisfiable
 from replset.ids import OPTIME_NULL, OpTime
-from tests.unit.core.box import members_of
-from tests.unit.core.kit import Cluster
-from tests.unit.core.lone import at, lone, named, place, shaped
+from tests.simulation.core_kit.cluster import CoreCluster
+from tests.simulation.core_kit.machine import members_of
+from tests.unit.core.single_node import at, named, place, shaped, single_node
 
 W, OLDER = at(2, 5), at(2, 4)
 
@@ -76,8 +76,8 @@ def test_the_document() -> None:
     }
 
 
-def leading() -> Cluster:
-    cluster = Cluster(3)
+def leading() -> CoreCluster:
+    cluster = CoreCluster(3)
     cluster.initiate(*members_of(3))
     cluster.until(cluster.is_quiet)
     return cluster
@@ -86,7 +86,7 @@ def leading() -> Cluster:
 def test_a_write_is_met_by_members_one_after_the_other() -> None:
     cluster = leading()
     leader = cluster.elect()
-    others = [box for box in cluster.boxes.values() if box is not leader]
+    others = [machine for machine in cluster.machines.values() if machine is not leader]
     others[0].crash()
     wrote = leader.write("a")
     assert wrote is not None
@@ -123,10 +123,10 @@ def test_a_member_that_is_not_named_does_not_count_for_w() -> None:
     """A member counts only while the configuration names its incarnation; without a vote, always (docs/adr/0007)."""
     rows = members_of(4)
     config = named(rows[0], rows[1], rows[2], replace(rows[3], votes=0, priority=0.0))
-    node = lone(0, config=config)
-    node.hear(1, position=place(at(1, 9)), incarnation="other")
-    node.hear(2, position=place(at(1, 8)))
-    node.hear(3, position=place(at(1, 7)), incarnation="whatever")
+    node = single_node(0, config=config)
+    node.receive_heartbeat(1, position=place(at(1, 9)), incarnation="other")
+    node.receive_heartbeat(2, position=place(at(1, 8)))
+    node.receive_heartbeat(3, position=place(at(1, 7)), incarnation="whatever")
     node.receive(LocalPosition(place(at(1, 9))), node._state.now)
     assert {int(member) for member in node._state.positions()} == {0, 2, 3}
 

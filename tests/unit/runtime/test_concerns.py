@@ -21,9 +21,9 @@ from replset.errors import (
 from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.runtime.concerns import Concerns
 from replset.runtime.waiters import Bell
+from tests.simulation.core_kit.machine import members_of
 from tests.simulation.kit.clock import SimClock
-from tests.unit.core.box import members_of
-from tests.unit.core.lone import NOW, Lone, at, lead, leading_three, lone, named, place
+from tests.unit.core.single_node import NOW, SingleNode, at, lead, leading_three, named, place, single_node
 from tests.unit.runtime.kit import on_virtual_time, settle
 
 
@@ -37,7 +37,7 @@ class Applied:
 class Rig:
     """Member 0 of three, which leads term 2; what its core says reaches the concerns as a member would pass it on."""
 
-    def __init__(self, clock: SimClock, node: Lone) -> None:
+    def __init__(self, clock: SimClock, node: SingleNode) -> None:
         self.node = node
         self.store = Applied(node.position.last_applied)
         self.news = Bell()
@@ -80,7 +80,9 @@ class Rig:
         return asyncio.get_running_loop().create_task(self.concerns.wait_for_read(level, after, deadline))
 
 
-def with_rig(scenario: Callable[[Rig], Coroutine[Any, Any, None]], node: Callable[[], Lone] = leading_three) -> None:
+def with_rig(
+    scenario: Callable[[Rig], Coroutine[Any, Any, None]], node: Callable[[], SingleNode] = leading_three
+) -> None:
     on_virtual_time(lambda clock: scenario(Rig(clock, node())))
 
 
@@ -182,9 +184,9 @@ def test_an_entry_of_an_old_term_is_not_acknowledged_by_where_it_stands() -> Non
 # --- reads -----------------------------------------------------------------------------------------------------------
 
 
-def new_primary() -> Lone:
+def new_primary() -> SingleNode:
     """Leads term 2 and knows what was committed in term 1; nothing of its own is committed yet."""
-    node = lone(config=named(*members_of(3)))
+    node = single_node(config=named(*members_of(3)))
     node.hear(1, commit_point=at(1))
     assert node.commit_point == at(1)
     node.tick(Millis(NOW + 2_000))
@@ -246,8 +248,8 @@ def test_what_a_member_in_this_state_does_not_answer() -> None:
         with pytest.raises(NotPrimaryOrSecondaryError):
             await rig.read("local")
 
-    with_rig(secondary, lambda: lone(config=named(*members_of(3))))
+    with_rig(secondary, lambda: single_node(config=named(*members_of(3))))
     with_rig(
         copying,
-        lambda: lone(config=named(*members_of(3)), position=place(OPTIME_NULL), initial_sync_pending=True),
+        lambda: single_node(config=named(*members_of(3)), position=place(OPTIME_NULL), initial_sync_pending=True),
     )

@@ -1,6 +1,6 @@
-"""One seeded run of the core alone (`tests/unit/core/kit.py`): faults and writes, then heal and judgement.
+"""One seeded run of the core alone: faults and writes, then all links heal and the set must recover in time.
 
-The kit judges after every event. Here are the faults, what comes after them, and rings of members that follow others.
+The checkers run after every event. This file draws the faults and looks for rings of members that follow each other.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from replset.core.member_state import MemberState
 from replset.core.messages import Done, FreezeRequest, ReconfigRequest, StepDownRequest
 from replset.errors import ReplError
 from replset.ids import HostPort
-from tests.simulation.kit.core_faults import CoreFaults
+from tests.simulation.core_kit.cluster import CoreCluster
+from tests.simulation.core_kit.faults import CoreFaults
+from tests.simulation.core_kit.machine import CoreMachine, host, members_of
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.runs import Outcome
-from tests.unit.core.box import Box, host, members_of
-from tests.unit.core.kit import Cluster
 
 CORE = "--core"
 SHAPES = ((3, 0), (3, 0), (3, 1), (3, 1), (5, 0), (5, 1), (4, 0), (2, 0), (5, 2), (1, 0))
@@ -59,7 +59,7 @@ class CoreRun:
         self.more = CoreFaults(self) if seed % 5 in (1, 2) else None
         if self.more is not None:
             self.size, self.arbiters = self.more.shape()
-        self.cluster = Cluster(self.size, seed=seed, latency_ms=(1, rng.choice((3, 40))))
+        self.cluster = CoreCluster(self.size, seed=seed, latency_ms=(1, rng.choice((3, 40))))
         self.cluster.default_write_concern_set = True
         self.cluster.persist_ms = rng.choice((0, 2, 30))
         self.cluster.sync_ms = rng.choice((1, 5, 60))
@@ -94,21 +94,21 @@ class CoreRun:
         cluster.done["ms until well"] = cluster.now - healed
         cluster.until(self._do_arbiters_know, TOLD_WITHIN_MS)
         log = cluster.elect().disk.log
-        if log[: len(cluster.judge.committed_log)] != cluster.judge.committed_log:
+        if log[: len(cluster.checkers.committed_log)] != cluster.checkers.committed_log:
             raise SimulationError("invariant 3 broken at the end: committed entries are missing")
 
     def _do_arbiters_know(self) -> bool:
         """Whether each arbiter in the set knows what is committed."""
         node = self.cluster.elect().node
         arbiters = [row.host for row in node.config.members if row.arbiter_only] if node.config else []
-        return all(self.cluster.boxes[address].node.commit_point == node.commit_point for address in arbiters)
+        return all(self.cluster.machines[address].node.commit_point == node.commit_point for address in arbiters)
 
     def outcome(self, error: str | None) -> Outcome:
         cluster, counts = self.cluster, self.cluster.done
         counts["simulated seconds"] = cluster.now // 1000
-        counts["terms"] = len(cluster.judge.primaries)
-        counts["entries committed"] = len(cluster.judge.committed_log)
-        counts["uncounted copies undone"] = cluster.judge.uncounted_undone
+        counts["terms"] = len(cluster.checkers.primaries)
+        counts["entries committed"] = len(cluster.checkers.committed_log)
+        counts["uncounted copies undone"] = cluster.checkers.uncounted_undone
         facts = (
             f"{self.size - self.arbiters}+{self.arbiters} members, {cluster.now / 1000:.0f} s, {counts['terms']} terms,"
             f" {counts['entries committed']} entries committed, {counts['undo steps']} undo steps,"
@@ -126,10 +126,10 @@ class CoreRun:
 
     def _write(self) -> None:
         """From now on somebody writes wherever writes are accepted, now and then; not when all shall be quiet."""
-        for box in () if self.is_paused else self.cluster.boxes.values():
+        for machine in () if self.is_paused else self.cluster.machines.values():
             if self.rng.random() < 0.7:
                 self.writes += 1
-                box.write(f"{self.seed}.{self.writes}")
+                machine.write(f"{self.seed}.{self.writes}")
         if not self.is_over:
             self.cluster.at(self.rng.randint(5, 200), self._write)
 
@@ -139,40 +139,40 @@ class CoreRun:
         cluster.loss = cluster.late = cluster.stalls = 0.0
         cluster.on_persist.clear()
         cluster.heal()
-        for box in cluster.boxes.values():
-            if not box.alive:
-                box.boot()
+        for machine in cluster.machines.values():
+            if not machine.alive:
+                machine.boot()
 
     # --- faults --------------------------------------------------------------------------------------------------
 
     def _fault(self, kind: str) -> None:
         cluster, rng = self.cluster, self.rng
         number = rng.randrange(self.size)
-        box, primary = cluster[number], cluster.primary
+        machine, primary = cluster[number], cluster.primary
         cluster.done[f"fault {kind}"] += 1
         match kind:
-            case "kill" | "power" if box.alive:
-                self.stop(box, power=kind == "power")
+            case "kill" | "power" if machine.alive:
+                self.stop(machine, power=kind == "power")
             case "kill primary" if primary is not None:
                 self.stop(primary, power=rng.random() < 0.5)
             case "power of all":
-                for one in cluster.boxes.values():
+                for one in cluster.machines.values():
                     if one.alive:
                         self.stop(one, power=True)
             case "while it saves" if self._ambush not in cluster.on_persist:
                 cluster.on_persist.append(self._ambush)
             case "cut in reconfig" if self._cut_in_reconfig not in cluster.on_persist:
                 cluster.on_persist.append(self._cut_in_reconfig)
-            case "lose disk" if self.may_lose(box):
-                self.stop(box, wipe=True)
-                if primary is not None and primary is not box and rng.random() < 0.5:
+            case "lose disk" if self.may_lose(machine):
+                self.stop(machine, wipe=True)
+                if primary is not None and primary is not machine and rng.random() < 0.5:
                     cluster.isolate(cluster.number_of(primary))
             case "isolate":
                 cluster.isolate(*rng.sample(range(self.size), rng.randint(1, max(1, self.size // 2))))
             case "isolate primary" if primary is not None:
                 cluster.isolate(cluster.number_of(primary))
             case "one way":
-                cluster.cut.add((host(rng.randrange(self.size)), box.host))
+                cluster.cut.add((host(rng.randrange(self.size)), machine.host))
             case "heal":
                 cluster.heal()
             case "loss":
@@ -181,55 +181,57 @@ class CoreRun:
                 cluster.late = rng.choice((0.0, 0.05))
             case "stalls":
                 cluster.stalls = rng.choice((0.0, 0.1, 0.4))
-            case "step down" if box.alive:
+            case "step down" if machine.alive:
                 cluster.ask(number, StepDownRequest(1_000, rng.choice((0, 500)), rng.random() < 0.3))
-            case "freeze" if box.alive:
+            case "freeze" if machine.alive:
                 cluster.ask(number, FreezeRequest(rng.choice((0, 1_000))))
             case "reconfig" if primary is not None and primary.node.config is not None:
                 self._reconfig(cluster.number_of(primary), primary.node.config)
             case _:
                 cluster.done[f"fault {kind}"] -= 1
                 return
-        cluster.note("fault", f"{kind} {box.host}")
+        cluster.note("fault", f"{kind} {machine.host}")
 
-    def stop(self, box: Box, *, power: bool = False, wipe: bool = False) -> None:
+    def stop(self, machine: CoreMachine, *, power: bool = False, wipe: bool = False) -> None:
         """It comes back at once, as a supervisor sees to, or after a while."""
-        box.crash(power=power, kept=self.rng.randint(0, len(box.disk.log) - box.disk.durable))
+        machine.crash(power=power, kept=self.rng.randint(0, len(machine.disk.log) - machine.disk.durable))
         if wipe:
-            box.wipe()
-        self.cluster.note(box.host, "loses its disk" if wipe else "loses its power" if power else "is killed")
+            machine.wipe()
+        self.cluster.note(machine.host, "loses its disk" if wipe else "loses its power" if power else "is killed")
         at_once = self.rng.random() < 0.4
-        self.cluster.at(self.rng.randint(10, 300 if at_once else 4_000), lambda: None if box.alive else box.boot())
+        self.cluster.at(
+            self.rng.randint(10, 300 if at_once else 4_000), lambda: None if machine.alive else machine.boot()
+        )
 
-    def _ambush(self, box: Box, _record: PersistedRecord) -> None:
+    def _ambush(self, machine: CoreMachine, _record: PersistedRecord) -> None:
         """The next member that saves something loses its power before that is on disk, or right after."""
         self.cluster.on_persist.remove(self._ambush)
         delay = self.rng.randint(0, self.cluster.persist_ms + 4)
-        self.cluster.at(delay, lambda: self.stop(box, power=True) if box.alive and not self.is_over else None)
+        self.cluster.at(delay, lambda: self.stop(machine, power=True) if machine.alive and not self.is_over else None)
 
-    def _cut_in_reconfig(self, box: Box, record: PersistedRecord) -> None:
+    def _cut_in_reconfig(self, machine: CoreMachine, record: PersistedRecord) -> None:
         """A primary that changes the configuration is cut off when few or all have heard of it."""
-        before = box.disk.config
-        if not isinstance(record, ReplSetConfig) or before is None or box.node.state is not MemberState.PRIMARY:
+        before = machine.disk.config
+        if not isinstance(record, ReplSetConfig) or before is None or machine.node.state is not MemberState.PRIMARY:
             return
         gives_vote = len(record.voters) > len(before.voters)
         if not gives_vote and self.rng.random() < 0.5:
             return
         self.cluster.on_persist.remove(self._cut_in_reconfig)
         delay = self.rng.randint(0, self.rng.choice((5, 50, 500)))
-        self.cluster.at(delay, lambda: None if self.is_over else self.cluster.isolate(self.cluster.number_of(box)))
+        self.cluster.at(delay, lambda: None if self.is_over else self.cluster.isolate(self.cluster.number_of(machine)))
 
-    def may_lose(self, *boxes: Box) -> bool:
+    def may_lose(self, *machines: CoreMachine) -> bool:
         """A majority has named everybody's data, and others can lead. On even seeds: odd ones move votes."""
-        configs = [one.disk.config for one in self.cluster.boxes.values() if one.disk.config is not None]
-        if self.seed % 2 or not all(box.alive for box in boxes) or not configs:
+        configs = [one.disk.config for one in self.cluster.machines.values() if one.disk.config is not None]
+        if self.seed % 2 or not all(machine.alive for machine in machines) or not configs:
             return False
-        lost = {box.host for box in boxes}
+        lost = {machine.host for machine in machines}
         newest = max(configs, key=lambda config: config.version_and_term[::-1])
         named = {member.host: member.incarnation for member in newest.members if not member.newly_added}
         return (
             2 * configs.count(newest) > self.size
-            and all(named.get(one.host) == one.disk.incarnation for one in self.cluster.boxes.values())
+            and all(named.get(one.host) == one.disk.incarnation for one in self.cluster.machines.values())
             and len(newest.voters) - len(lost) >= newest.majority_vote_count
             and any(member.is_electable and member.host not in lost for member in newest.voters)
         )
@@ -261,16 +263,16 @@ class CoreRun:
         self.cluster.at(RING_LOOK_MS, self._look_for_rings)
 
 
-def rings(cluster: Cluster) -> set[frozenset[HostPort]]:
+def rings(cluster: CoreCluster) -> set[frozenset[HostPort]]:
     """Members each of which follows the next one, and the last one the first."""
     found = set()
-    for start in cluster.boxes:
+    for start in cluster.machines:
         path: list[HostPort] = []
         at: HostPort | None = start
         while at is not None and at not in path:
             path.append(at)
-            box = cluster.boxes[at]
-            at = box.node.sync_source if box.alive else None
+            machine = cluster.machines[at]
+            at = machine.node.sync_source if machine.alive else None
         if at is not None:
             found.add(frozenset(path[path.index(at) :]))
     return found

@@ -1,7 +1,7 @@
-"""One member in memory: a node, a log of (optime, text) with a durable part, and a member file.
+"""One member in memory: a core node, a log of (optime, text) with a durable part, and a member file.
 
-The effects of its node are carried out in order, and those behind a Persist wait until it is durable. Replication is a
-plain copy of log entries.
+It carries out the effects of its node in order. Effects behind a Persist wait until that is durable. Replication copies
+log entries as they are.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from replset.core.node import Node
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, pack_ts
 
 if TYPE_CHECKING:
-    from tests.unit.core.kit import Cluster
+    from tests.simulation.core_kit.cluster import CoreCluster
 
 WALL = 1_700_000_000_000
 FAST = Settings(heartbeat_interval_ms=Millis(200), heartbeat_timeout_secs=1, election_timeout_ms=Millis(1_000))
@@ -79,8 +79,8 @@ def members_of(count: int, *, arbiters: int = 0) -> tuple[Member, ...]:
 
 
 @dataclass
-class Disk:
-    """What survives a crash. `log` up to `durable` entries always, the rest if the process alone dies."""
+class CoreDisk:
+    """What a crash leaves: the first `durable` entries of `log` always, the rest if only the process dies."""
 
     incarnation: str
     marker: bool = True
@@ -92,13 +92,13 @@ class Disk:
     rollbacks: list[Entry] = field(default_factory=list)
 
 
-class Box:
-    """One member: its node, its disk, and the hands that carry effects out."""
+class CoreMachine:
+    """One member: its node, its disk, and the functions that carry out effects."""
 
-    def __init__(self, cluster: Cluster, address: HostPort) -> None:
+    def __init__(self, cluster: CoreCluster, address: HostPort) -> None:
         self.cluster = cluster
         self.host = address
-        self.disk = Disk(cluster.new_incarnation())
+        self.disk = CoreDisk(cluster.new_incarnation())
         self.alive = False
         self.life = 0
         self.source: HostPort | None = None
@@ -118,7 +118,7 @@ class Box:
         self.queue: deque[Effect] = deque()
         self.persisting = False
         self.source, self.accepting, self.session = None, None, 0
-        self.asked: dict[int, tuple[Box, int, int]] = {}
+        self.asked: dict[int, tuple[CoreMachine, int, int]] = {}
         disk.durable = len(disk.log)
         self.node = Node(
             host=self.host,
@@ -148,7 +148,7 @@ class Box:
     def wipe(self) -> None:
         """The disk is replaced by an empty one."""
         self.alive = False
-        self.disk = Disk(self.cluster.new_incarnation())
+        self.disk = CoreDisk(self.cluster.new_incarnation())
 
     # --- in and out ----------------------------------------------------------------------------------------------
 
@@ -159,16 +159,16 @@ class Box:
         return Position(applied, synced, 0, 0)
 
     def feed(self, message: Message) -> None:
-        judge = self.cluster.judge
-        known = judge.known_before(self, message)
+        checkers = self.cluster.checkers
+        known = checkers.sender_of_late_message(self, message)
         effects = self.node.receive(message, self.cluster.now)
-        judge.heard(self, message, known)
-        judge.granted(self, message, effects)
+        checkers.check_late_message(self, message, known)
+        checkers.check_vote(self, message, effects)
         self.take(effects)
 
     def take(self, effects: list[Effect]) -> None:
         self.effects.extend(effects)
-        self.judge_claims(effects)
+        self.check_effects(effects)
         for effect in effects:
             if ends_writes(effect):
                 self.carry_out(effect)
@@ -179,17 +179,17 @@ class Box:
         self.pump()
         self.cluster.wake(self)
 
-    def judge_claims(self, effects: list[Effect]) -> None:
+    def check_effects(self, effects: list[Effect]) -> None:
         """What the node takes for committed, and what it makes of its configuration, against all disks."""
-        config, judge = self.node.config, self.cluster.judge
+        config, checkers = self.node.config, self.cluster.checkers
         configs = [known for known in (self.configured, config) if known is not None]
         for effect in effects:
             match effect:
                 case CommitPointAdvanced(point):
-                    judge.counted(self, point, configs)
+                    checkers.check_commit_point(self, point, configs)
                 case ConfigInstalled(installed):
                     if self.configured is not None:
-                        judge.changed(self, self.configured, installed)
+                        checkers.check_reconfig(self, self.configured, installed)
                     self.configured = installed
         self.configured = config
 
@@ -206,16 +206,16 @@ class Box:
             else:
                 self.carry_out(effect)
         if self.alive:
-            self.cluster.judge.check(self)
+            self.cluster.checkers.check_primary(self)
 
     def persisted(self, effect: Persist) -> None:
         match effect.record:
             case LastVote() as vote:
-                self.cluster.judge.vote(self, vote)
+                self.cluster.checkers.on_vote(self, vote)
                 self.disk.last_vote = vote
             case ReplSetConfig() as config:
                 self.disk.config = config
-                self.cluster.judge.saved(self, config)
+                self.cluster.checkers.on_config_saved(self, config)
             case InitialSyncNotNeeded():
                 self.disk.marker = False
         self.persisting = False
@@ -263,7 +263,7 @@ class Box:
                 assert commit_point > self.committed, "invariant 8: a running member's commit point never moves back"
                 self.committed = commit_point
                 self.cluster.note(self.host, f"commit point {commit_point}")
-                self.cluster.judge.committed(self)
+                self.cluster.checkers.on_commit(self)
             case ConfigInstalled() | ProgressChanged():
                 pass
 
@@ -310,7 +310,7 @@ class Box:
         cluster, address = self.cluster, self.source
         if session != self.session or address is None:
             return
-        source = cluster.boxes[address]
+        source = cluster.machines[address]
         mine = self.disk.log[-1] if self.disk.log else None
         answered: list[bool] = []
 
@@ -363,14 +363,14 @@ class Box:
         self.session += 1
         self.feed(SourceFailed(address, problem, problem.value, term, newest, oldest))
 
-    def serves(self, other: Box) -> bool:
+    def serves(self, other: CoreMachine) -> bool:
         """Whether `other` can have more of this member than pages: a search for the common point, a copy."""
         return (
             self.alive and self.node.state is not MemberState.ROLLBACK and self.cluster.is_open(self.host, other.host)
         )
 
     def roll_back(self, address: HostPort) -> None:
-        source = self.cluster.boxes[address]
+        source = self.cluster.machines[address]
         if not source.serves(self):
             self.feed(RollbackEnded(address, False, True, False, "the source is gone"))
             return
@@ -381,7 +381,7 @@ class Box:
         assert self.node.state is MemberState.ROLLBACK
         point = common[-1][0]
         undone = self.disk.log[len(common) :]
-        self.cluster.judge.undone(self, undone, point)
+        self.cluster.checkers.check_rollback(self, undone, point)
         if point < self.committed:
             self.feed(RollbackEnded(address, False, False, False, "below the commit point"))
             return
@@ -403,7 +403,7 @@ class Box:
         self.later(self.cluster.copy_ms, lambda: self.end_sync(address, forced))
 
     def end_sync(self, address: HostPort, forced: bool) -> None:
-        source = self.cluster.boxes[address]
+        source = self.cluster.machines[address]
         if not source.serves(self) or not source.disk.log:
             self.feed(InitialSyncEnded(address, False, "the source is gone"))
             return

@@ -1,4 +1,4 @@
-"""One node alone, for rules: what it is told, what it asks, what it answers at once."""
+"""One core node without a set: a test gives it messages and looks at its effects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from replset.core.messages import (
 )
 from replset.core.node import Node
 from replset.ids import OPTIME_NULL, MemberId, Millis, OpTime, pack_ts
-from tests.unit.core.box import WALL, host, members_of
+from tests.simulation.core_kit.machine import WALL, host, members_of
 
 T = TypeVar("T")
 NOW = Millis(100_000)
@@ -67,7 +67,7 @@ CONFIG = named(*members_of(3))
 FROM_1 = HeartbeatRequest("rs0", host(1), MemberId(1), 1, 1, 1, None, "i1")
 
 
-class Lone(Node):
+class SingleNode(Node):
     """A node whose open questions are known, so that a test can answer them. disk_is_fast: a vote is saved at once."""
 
     disk_is_fast = True
@@ -88,7 +88,7 @@ class Lone(Node):
         send = self.open(number, kind)
         return self.receive(Response(send.request_id, send.to, body, error, Millis(2)), Millis(now))
 
-    def hear(self, number: int, now: int = NOW, **told: object) -> list[Effect]:
+    def receive_heartbeat(self, number: int, now: int = NOW, **told: object) -> list[Effect]:
         """Member `number` answers the newest heartbeat: up, SECONDARY, my term and configuration unless told."""
         config = self.config
         reply = HeartbeatReply(
@@ -113,7 +113,7 @@ class Lone(Node):
         return self.answer(number, HeartbeatRequest, replace(reply, **told), now)  # type: ignore[arg-type]
 
 
-def lone(
+def single_node(
     number: int = 0,
     *,
     config: ReplSetConfig | None,
@@ -127,9 +127,9 @@ def lone(
     rolling_back: bool = False,
     durability_mark: OpTime = OPTIME_NULL,
     start: bool = True,
-) -> Lone:
+) -> SingleNode:
     """Member `number`, started at NOW, SECONDARY when it is in `config` and bears data."""
-    node = Lone(
+    node = SingleNode(
         host=host(number),
         set_name="rs0",
         http_address=f"http://{host(number)}",
@@ -152,11 +152,11 @@ def lone(
     return node
 
 
-def ready(**fields: Any) -> Lone:
+def ready(**fields: Any) -> SingleNode:
     """Member 0 of three that hears both others."""
-    node = lone(**{"config": CONFIG, **fields})
+    node = single_node(**{"config": CONFIG, **fields})
     for number in (1, 2):
-        node.hear(number)
+        node.receive_heartbeat(number)
     return node
 
 
@@ -164,7 +164,7 @@ def vote_requests(effects: list[Any]) -> list[VoteRequest]:
     return [send.body for send in only(effects, Send) if isinstance(send.body, VoteRequest)]
 
 
-def grant(node: Lone, number: int, **changes: Any) -> list[Any]:
+def grant(node: SingleNode, number: int, **changes: Any) -> list[Any]:
     reply = VoteReply(node.term, True, "", MemberId(number), f"i{number}")
     return node.answer(number, VoteRequest, replace(reply, **changes))
 
@@ -176,29 +176,29 @@ def asked(node: Node, body: RequestBody, now: int = NOW) -> ReplyBody:
     )
 
 
-def lead(node: Lone) -> None:
+def lead(node: SingleNode) -> None:
     """Make `node`, member 0, primary of the next term; its first entry is applied, not yet synced."""
     others = [int(member.id) for member in (node.config.members[1:] if node.config else ())]
     for number in others:
-        node.hear(number)
+        node.receive_heartbeat(number)
     node.receive(Request(3, StepUpRequest(skip_dry_run=True)), NOW)
     node.answer(1, VoteRequest, VoteReply(node.term, True, "", MemberId(1), "i1"))
     assert node.state is MemberState.PRIMARY
     for number in others:
-        node.hear(number)
+        node.receive_heartbeat(number)
     node.receive(DrainFinished(node.term), NOW)
     node.receive(LocalPosition(place(at(node.term), at(1))), NOW)
     assert node.writable
 
 
-def leading_three() -> Lone:
+def leading_three() -> SingleNode:
     """Member 0 of three leads term 2; its first entry and its configuration are committed."""
-    node = lone(config=named(*members_of(3)))
+    node = single_node(config=named(*members_of(3)))
     lead(node)
     own = place(at(2))
     node.receive(LocalPosition(own), NOW)
     for number in (1, 2):
-        node.hear(number, config_term=2, position=own)
+        node.receive_heartbeat(number, config_term=2, position=own)
     assert node.commit_point == at(2)
     return node
 

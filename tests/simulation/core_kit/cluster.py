@@ -1,6 +1,6 @@
-"""Several members in memory under a virtual clock: messages take time, may be cut, members may die or lose their disk.
+"""Several core nodes in memory, under a virtual clock and with a network that delays, loses and cuts messages.
 
-After every event the invariants of the core are checked. `tests/simulation/kit/core_runs.py` plays with it by chance.
+The checkers run after every event. The unit tests of the core use this set; `runs.py` runs it with random faults.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from replset.core.messages import (
     StepDownRequest,
 )
 from replset.ids import HostPort, Millis
-from tests.unit.core.box import FAST, Box, config_of, host, members_of
-from tests.unit.core.judge import Judge
+from tests.simulation.core_kit.checkers import CoreCheckers
+from tests.simulation.core_kit.machine import FAST, CoreMachine, config_of, host, members_of
 
 
-class Cluster:
-    """Boxes, the network between them, and the clock."""
+class CoreCluster:
+    """The machines, the network between them, and the clock."""
 
     def __init__(self, count: int, *, seed: int = 1, latency_ms: tuple[int, int] = (1, 3)) -> None:
         self.rng = random.Random(seed)
@@ -40,7 +40,7 @@ class Cluster:
         self.late = 0.0  # of messages: they take up to a second and a half
         self.stalls = 0.0  # of what a disk saves or syncs: it takes 300 ms more
         self.pages: tuple[int, ...] = ()  # how many entries a fetch may bring, one of them; none: all
-        self.on_persist: list[Callable[[Box, PersistedRecord], None]] = []
+        self.on_persist: list[Callable[[CoreMachine, PersistedRecord], None]] = []
         self.trace: list[str] = []
         self.done: Counter[str] = Counter()
         self.persist_ms = 2
@@ -53,22 +53,22 @@ class Cluster:
         self._incarnations = 0
         self._requests = 1_000_000
         self._waiting: dict[int, Callable[[ReplyBody | None, str], None]] = {}
-        self.judge = Judge()
-        self.boxes: dict[HostPort, Box] = {}
+        self.checkers = CoreCheckers()
+        self.machines: dict[HostPort, CoreMachine] = {}
         for number in range(count):
             self.add(number)
 
-    def add(self, number: int) -> Box:
-        box = self.boxes[host(number)] = Box.__new__(Box)
-        box.__init__(self, host(number))  # type: ignore[misc]  # it looks itself up while it starts
-        return box
+    def add(self, number: int) -> CoreMachine:
+        machine = self.machines[host(number)] = CoreMachine.__new__(CoreMachine)
+        machine.__init__(self, host(number))  # type: ignore[misc]  # it looks itself up while it starts
+        return machine
 
     def new_incarnation(self) -> str:
         self._incarnations += 1
         return f"i{self._incarnations}"
 
-    def __getitem__(self, number: int) -> Box:
-        return self.boxes[host(number)]
+    def __getitem__(self, number: int) -> CoreMachine:
+        return self.machines[host(number)]
 
     def note(self, who: str, what: str) -> None:
         self.trace.append(f"{self.now:>7} {who:<9} {what}")
@@ -79,24 +79,24 @@ class Cluster:
         self._sequence += 1
         heapq.heappush(self._events, (self.now + max(0, delay_ms), self._sequence, action))
 
-    def wake(self, box: Box) -> None:
+    def wake(self, machine: CoreMachine) -> None:
         """Call the node's tick when it is due."""
-        due = box.node.next_tick_at()
-        if box.alive and due < (1 << 61):
-            planned = getattr(box, "planned", None)
-            if planned is not None and planned[0] == box.life and self.now < planned[1] <= due:
+        due = machine.node.next_tick_at()
+        if machine.alive and due < (1 << 61):
+            planned = getattr(machine, "planned", None)
+            if planned is not None and planned[0] == machine.life and self.now < planned[1] <= due:
                 return
             when = max(due, self.now + 1)
-            box.planned = (box.life, when)  # type: ignore[attr-defined]
-            box.later(when - self.now, lambda: self._tick(box))
+            machine.planned = (machine.life, when)  # type: ignore[attr-defined]
+            machine.later(when - self.now, lambda: self._tick(machine))
 
-    def _tick(self, box: Box) -> None:
-        if box.node.next_tick_at() > self.now:
-            box.planned = None  # type: ignore[attr-defined]
-            self.wake(box)
+    def _tick(self, machine: CoreMachine) -> None:
+        if machine.node.next_tick_at() > self.now:
+            machine.planned = None  # type: ignore[attr-defined]
+            self.wake(machine)
             return
-        box.planned = None  # type: ignore[attr-defined]
-        box.take(box.node.tick(self.now))
+        machine.planned = None  # type: ignore[attr-defined]
+        machine.take(machine.node.tick(self.now))
 
     def run(self, for_ms: int) -> None:
         end = self.now + for_ms
@@ -111,16 +111,18 @@ class Cluster:
         end = self.now + within_ms
         while not condition():
             if self.now >= end:
-                lines = [f"{box.host} {line}" for box in self.boxes.values() for line in box.journal[-12:]]
+                lines = [
+                    f"{machine.host} {line}" for machine in self.machines.values() for line in machine.journal[-12:]
+                ]
                 raise AssertionError("not in time:\n" + "\n".join([*self.summary(), *lines]))
             self.run(10)
 
     def summary(self) -> list[str]:
         return [
-            f"{box.host} {'up' if box.alive else 'dead'} {box.node.state.name} term {box.node.term} "
-            f"config {box.node.config and box.node.config.version_and_term} log {len(box.disk.log)} "
-            f"commit {box.node.commit_point} source {box.source} {box.disk.incarnation}"
-            for box in self.boxes.values()
+            f"{machine.host} {'up' if machine.alive else 'dead'} {machine.node.state.name} term {machine.node.term} "
+            f"config {machine.node.config and machine.node.config.version_and_term} log {len(machine.disk.log)} "
+            f"commit {machine.node.commit_point} source {machine.source} {machine.disk.incarnation}"
+            for machine in self.machines.values()
         ]
 
     # --- network -------------------------------------------------------------------------------------------------
@@ -132,7 +134,7 @@ class Cluster:
         """Cut these members off from all others, both ways."""
         inside = {host(number) for number in numbers}
         self.cut = {
-            (one, other) for one in self.boxes for other in self.boxes if (one in inside) is not (other in inside)
+            (one, other) for one in self.machines for other in self.machines if (one in inside) is not (other in inside)
         }
 
     def heal(self) -> None:
@@ -152,9 +154,9 @@ class Cluster:
     def passes(self, one: HostPort, other: HostPort) -> bool:
         return (one, other) not in self.cut and self.rng.random() >= self.loss
 
-    def send(self, sender: Box, send: Send) -> None:
+    def send(self, sender: CoreMachine, send: Send) -> None:
         life, began = sender.life, self.now
-        target = self.boxes.get(send.to)
+        target = self.machines.get(send.to)
         done: list[bool] = []
 
         def back(body: ReplyBody | None, error: str) -> None:
@@ -177,7 +179,7 @@ class Cluster:
         if self.passes(sender.host, send.to):
             self.at(self.delay(), deliver)
 
-    def answer(self, replier: Box, asked: tuple[Box, int, int], body: ReplyBody) -> None:
+    def answer(self, replier: CoreMachine, asked: tuple[CoreMachine, int, int], body: ReplyBody) -> None:
         asker, _, number = asked
         back = self._waiting.pop(number)
         if self.passes(replier.host, asker.host):
@@ -228,19 +230,19 @@ class Cluster:
     # --- looking -------------------------------------------------------------------------------------------------
 
     @property
-    def primary(self) -> Box | None:
+    def primary(self) -> CoreMachine | None:
         """Who takes writes, in the newest term."""
-        leaders = [box for box in self.boxes.values() if box.alive and box.node.writable]
-        return max(leaders, key=lambda box: box.node.term, default=None)
+        leaders = [machine for machine in self.machines.values() if machine.alive and machine.node.writable]
+        return max(leaders, key=lambda machine: machine.node.term, default=None)
 
-    def elect(self, within_ms: int = 30_000) -> Box:
+    def elect(self, within_ms: int = 30_000) -> CoreMachine:
         self.until(lambda: self.primary is not None, within_ms)
         leader = self.primary
         assert leader is not None
         return leader
 
-    def number_of(self, box: Box) -> int:
-        return int(box.host[1:].split(":")[0])
+    def number_of(self, machine: CoreMachine) -> int:
+        return int(machine.host[1:].split(":")[0])
 
     def all_counted(self) -> bool:
         """Every member of the configuration votes where it should, and the configuration is everybody's."""
@@ -249,10 +251,10 @@ class Cluster:
             return False
         config = leader.node.config
         for member in config.members:
-            box = self.boxes[member.host]
-            if not box.alive or box.node.config != config or member.newly_added:
+            machine = self.machines[member.host]
+            if not machine.alive or machine.node.config != config or member.newly_added:
                 return False
-            if member.votes and member.incarnation != box.disk.incarnation:
+            if member.votes and member.incarnation != machine.disk.incarnation:
                 return False
         return True
 
@@ -262,12 +264,12 @@ class Cluster:
         if leader is None or not self.all_counted():
             return False
         for member in leader.node.config.members if leader.node.config else ():
-            box = self.boxes[member.host]
-            if box.node.primary_host != leader.host or box.node.term != leader.node.term:
+            machine = self.machines[member.host]
+            if machine.node.primary_host != leader.host or machine.node.term != leader.node.term:
                 return False
-            if not member.arbiter_only and box.disk.log != leader.disk.log:
+            if not member.arbiter_only and machine.disk.log != leader.disk.log:
                 return False
-            if not member.arbiter_only and box.node.commit_point != leader.disk.log[-1][0]:
+            if not member.arbiter_only and machine.node.commit_point != leader.disk.log[-1][0]:
                 return False
         return True
 
@@ -275,23 +277,23 @@ class Cluster:
 # --- sets at rest, and changes of them --------------------------------------------------------------------------------
 
 
-def running(count: int = 3, *, arbiters: int = 0, seed: int = 1, extra: int = 0) -> Cluster:
+def running(count: int = 3, *, arbiters: int = 0, seed: int = 1, extra: int = 0) -> CoreCluster:
     """A set at rest; `extra` members are started but not in it."""
-    cluster = Cluster(count + extra, seed=seed)
+    cluster = CoreCluster(count + extra, seed=seed)
     cluster.initiate(*members_of(count, arbiters=arbiters))
     cluster.until(cluster.is_quiet)
     return cluster
 
 
-def leader_number(cluster: Cluster) -> int:
+def leader_number(cluster: CoreCluster) -> int:
     return cluster.number_of(cluster.elect())
 
 
-def the_config(box: Box) -> ReplSetConfig:
-    assert box.node.config is not None
-    return box.node.config
+def the_config(machine: CoreMachine) -> ReplSetConfig:
+    assert machine.node.config is not None
+    return machine.node.config
 
 
-def change(cluster: Cluster, *members: Member, **options: Any) -> object:
+def change(cluster: CoreCluster, *members: Member, **options: Any) -> object:
     number = leader_number(cluster)
     return cluster.reconfig(number, cluster.user_config(number, *members), **options)

@@ -1,6 +1,6 @@
 """What two in five seeds of the core alone draw besides: lies, strangers, two lost disks, long broken links, stories.
 
-A lie must change nothing; that is looked at on the spot. The rest is judged by `tests/unit/core/judge.py`.
+A lie must change nothing; that is looked at on the spot. `checkers.py` checks the rest.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from replset.core.messages import (
 from replset.core.term_limits import MAX_TERM, MAX_TERM_JUMP
 from replset.errors import ReplError
 from replset.ids import HostPort, MemberId, OpTime
+from tests.simulation.core_kit.machine import CoreMachine, host
 from tests.simulation.kit.errors import SimulationError
-from tests.unit.core.box import Box, host
 
 if TYPE_CHECKING:
-    from tests.simulation.kit.core_runs import CoreRun
+    from tests.simulation.core_kit.runs import CoreRun
 
 OTHER_SET = ObjectId(b"another set ")
 STRANGER = HostPort("stranger:27017")
@@ -85,17 +85,17 @@ class CoreFaults:
                 self.cluster.done[f"fault {name}"] += 1
                 self.cluster.note("fault", name)
 
-    def _any(self) -> Box:
+    def _any(self) -> CoreMachine:
         return self.cluster[self.rng.randrange(self.run.size)]
 
     # --- lies --------------------------------------------------------------------------------------------------------
 
     def _lie(self, kind: str) -> bool:
-        box = self.cluster.primary if self.rng.random() < 0.5 else self._any()
-        if box is None or not box.alive or box.node.config is None:
+        machine = self.cluster.primary if self.rng.random() < 0.5 else self._any()
+        if machine is None or not machine.alive or machine.node.config is None:
             return False
-        config, node = box.node.config, box.node
-        box.take(node.tick(self.cluster.now))  # what is due anyway
+        config, node = machine.node.config, machine.node
+        machine.take(node.tick(self.cluster.now))  # what is due anyway
         told = self.rng.choice(config.members)
         set_id, term = config.settings.replica_set_id, node.term + self.rng.randint(1, 5)
         sender: HostPort = told.host
@@ -123,17 +123,17 @@ class CoreFaults:
                     "rs0", term, told.id, incarnation, version, config.term, place.last_applied, False, "", set_id
                 ),
             ]
-        self._must_change_nothing(kind, box, self.rng.choice(bodies))
+        self._must_change_nothing(kind, machine, self.rng.choice(bodies))
         return True
 
-    def _must_change_nothing(self, kind: str, box: Box, body: RequestBody) -> None:
-        node = box.node
+    def _must_change_nothing(self, kind: str, machine: CoreMachine, body: RequestBody) -> None:
+        node = machine.node
 
         def state() -> list[object]:
-            return [node.term, node.state, node.config, node.commit_point, box.disk.last_vote]
+            return [node.term, node.state, node.config, node.commit_point, machine.disk.last_vote]
 
         before = state()
-        box.feed(Request(self.cluster.lie_number(), body))
+        machine.feed(Request(self.cluster.lie_number(), body))
         if state() != before:
             name = type(body).__name__
             raise SimulationError(f"invariant 11 broken: {kind}: {name} of {body} makes {before} {state()}")
@@ -141,18 +141,18 @@ class CoreFaults:
     # --- disks, votes ------------------------------------------------------------------------------------------------
 
     def _lose_disk(self) -> bool:
-        box = self._any()
-        if not self.run.may_lose(box):
+        machine = self._any()
+        if not self.run.may_lose(machine):
             return False
-        self.run.stop(box, wipe=True)
+        self.run.stop(machine, wipe=True)
         return True
 
     def _lose_two(self) -> bool:
-        boxes = [self.cluster[number] for number in self.rng.sample(range(self.run.size), 2)]
-        if not self.run.may_lose(*boxes):
+        machines = [self.cluster[number] for number in self.rng.sample(range(self.run.size), 2)]
+        if not self.run.may_lose(*machines):
             return False
-        for box in boxes:
-            self.run.stop(box, wipe=True)
+        for machine in machines:
+            self.run.stop(machine, wipe=True)
         return True
 
     def _resync(self) -> bool:
@@ -174,7 +174,7 @@ class CoreFaults:
             rows[place] = replace(rows[place], votes=votes, priority=float(votes), hidden=False)
         return self._ask_for(primary, rows)
 
-    def _ask_for(self, primary: Box, rows: list[object]) -> bool:
+    def _ask_for(self, primary: CoreMachine, rows: list[object]) -> bool:
         number = self.cluster.number_of(primary)
         try:
             wanted = ReplSetConfig.parse(self.cluster.user_config(number, *rows).document())
@@ -257,7 +257,7 @@ class CoreFaults:
         leader = cluster.elect()
         old = cluster.number_of(leader)
         bearing = [m.host for m in leader.node.config.data_voters if m.host != leader.host]
-        late = cluster.number_of(cluster.boxes[self.rng.choice(bearing)])
+        late = cluster.number_of(cluster.machines[self.rng.choice(bearing)])
         others = [number for number in range(5) if number not in (old, late)]
         self._apart([old], [late], others)
         for number in range(5):
@@ -279,7 +279,7 @@ class CoreFaults:
         if not self._wait(lambda: node.state is MemberState.SECONDARY, 4_000):
             return False
         self._apart([old, *others], [late], [between])
-        if not self._wait(lambda: any(b.node.commit_point > newest for b in cluster.boxes.values()), 8_000):
+        if not self._wait(lambda: any(b.node.commit_point > newest for b in cluster.machines.values()), 8_000):
             return False
         pages, cluster.pages = cluster.pages, (1,)
         had, here = cluster[late].disk.log[-1][0], cluster[late]
@@ -304,7 +304,7 @@ class CoreFaults:
         arbiter, candidate = self.rng.choice(arbiters), self.rng.choice(able)
         rest = [v for v in voters if v not in (arbiter, candidate)]
         beside = self.rng.sample(rest, len(rest) // 2)
-        told = [cluster.number_of(cluster.boxes[v.host]) for v in (arbiter, *beside)]
+        told = [cluster.number_of(cluster.machines[v.host]) for v in (arbiter, *beside)]
         old = cluster.number_of(leader)
         self._apart([old, *told], [number for number in range(self.run.size) if number not in (old, *told)])
         before, rows = leader.node.config, list(leader.node.config.members)
@@ -312,11 +312,11 @@ class CoreFaults:
         rows[place] = replace(candidate, priority=candidate.priority + 1)
         if not self._ask_for(leader, rows):
             return False
-        boxes = [leader, *(cluster[number] for number in told)]
-        if not self._wait(lambda: all(box.disk.config.version > before.version for box in boxes), 900, 1):
+        machines = [leader, *(cluster[number] for number in told)]
+        if not self._wait(lambda: all(machine.disk.config.version > before.version for machine in machines), 900, 1):
             return False
         self._apart([old, *told[1:]], [n for n in range(self.run.size) if n not in (old, *told[1:])])
-        cluster.ask(cluster.number_of(cluster.boxes[candidate.host]), StepUpRequest(True))
+        cluster.ask(cluster.number_of(cluster.machines[candidate.host]), StepUpRequest(True))
         cluster.run(SETTLED_MS)
         return True
 
@@ -328,8 +328,8 @@ class CoreFaults:
         arbiters, able = [v for v in voters if v.arbiter_only], [v for v in voters if v.is_electable]
         if leader is None or not arbiters or not able:
             return False
-        late = cluster.boxes[self.rng.choice(able).host]
-        number, asked = cluster.number_of(late), cluster.boxes[self.rng.choice(arbiters).host]
+        late = cluster.machines[self.rng.choice(able).host]
+        number, asked = cluster.number_of(late), cluster.machines[self.rng.choice(arbiters).host]
         self._apart([number], [other for other in range(self.run.size) if other != number])
         leader.write(f"{self.run.seed} committed {cluster.now}")
         if not self._wait(lambda: asked.node.commit_point > late.disk.log[-1][0], 500, 1):
@@ -343,5 +343,5 @@ class CoreFaults:
 
     def _apart(self, *groups: list[int]) -> None:
         group_of = {host(number): group for group, numbers in enumerate(groups) for number in numbers}
-        boxes = self.cluster.boxes
-        self.cluster.cut = {(a, b) for a in boxes for b in boxes if group_of[a] != group_of[b]}
+        machines = self.cluster.machines
+        self.cluster.cut = {(a, b) for a in machines for b in machines if group_of[a] != group_of[b]}

@@ -14,13 +14,13 @@ from replset.core.messages import HeartbeatReply, Message, Position, ProgressReq
 from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
 
 if TYPE_CHECKING:
-    from tests.unit.core.box import Box, Entry
+    from tests.simulation.core_kit.machine import CoreMachine, Entry
 
 Known = tuple[HostPort, MemberState, str, Position, int]
 """What a member last took from another one: its state, incarnation, place and version of the configuration."""
 
 
-class Judge:
+class CoreCheckers:
     """What the members have said so far; each method raises AssertionError with the invariant that it breaks."""
 
     def __init__(self) -> None:
@@ -33,95 +33,98 @@ class Judge:
         self._savers: dict[tuple[int, int], set[HostPort]] = {}
         self.exempt = False  # a forced reconfig voids the invariants
 
-    def vote(self, box: Box, vote: LastVote) -> None:
-        key = (box.host, box.disk.incarnation, vote.term)
+    def on_vote(self, machine: CoreMachine, vote: LastVote) -> None:
+        key = (machine.host, machine.disk.incarnation, vote.term)
         if vote.candidate is not None:
             before = self.votes.setdefault(key, vote.candidate)
-            assert before == vote.candidate, f"invariant 1: {box.host} voted twice in term {vote.term}"
+            assert before == vote.candidate, f"invariant 1: {machine.host} voted twice in term {vote.term}"
 
-    def check(self, box: Box) -> None:
+    def check_primary(self, machine: CoreMachine) -> None:
         """To be asked after every event."""
-        node = box.node
+        node = machine.node
         if node.state is MemberState.PRIMARY and not self.exempt:
-            leader, me = self.primaries.setdefault(node.term, (box.host, box.life)), (box.host, box.life)
+            me = (machine.host, machine.life)
+            leader = self.primaries.setdefault(node.term, me)
             assert leader == me, f"invariant 1: two primaries in term {node.term}, {leader} and {me} (member, life)"
         if node.state is MemberState.PRIMARY and node.commit_point.term == node.term and not self.exempt:
-            self._check_committed(box)
+            self._check_committed(machine)
 
-    def _check_committed(self, box: Box) -> None:
+    def _check_committed(self, machine: CoreMachine) -> None:
         """A primary has what it says is committed."""
-        log, point = box.disk.log, box.node.commit_point
+        log, point = machine.disk.log, machine.node.commit_point
         place = bisect_right(log, point, key=lambda entry: entry[0])
-        assert place, f"invariant 3: {box.host} commits {point}, its log is empty up to there"
-        assert log[place - 1][0] == point, f"invariant 3: {box.host} commits {point}, which it does not have"
+        assert place, f"invariant 3: {machine.host} commits {point}, its log is empty up to there"
+        assert log[place - 1][0] == point, f"invariant 3: {machine.host} commits {point}, which it does not have"
 
-    def committed(self, box: Box) -> None:
+    def on_commit(self, machine: CoreMachine) -> None:
         """What this member knows to be committed goes on from what was committed before."""
         if self.exempt:
             return
-        log, known = box.disk.log, self.committed_log
-        place = bisect_right(log, box.node.commit_point, key=lambda entry: entry[0])
+        log, known = machine.disk.log, self.committed_log
+        place = bisect_right(log, machine.node.commit_point, key=lambda entry: entry[0])
         for mine, theirs in zip(log[:place], known, strict=False):
-            assert mine == theirs, f"invariant 3: {box.host} commits {mine} where {theirs} was committed"
+            assert mine == theirs, f"invariant 3: {machine.host} commits {mine} where {theirs} was committed"
         for entry in log[len(known) : place]:
             known.append(entry)
-            self.committed_in[entry[0]] = box.node.commit_point.term
+            self.committed_in[entry[0]] = machine.node.commit_point.term
 
     # --- what a member makes of what it hears ----------------------------------------------------------------------
 
-    def granted(self, box: Box, message: Message, effects: list[Effect]) -> None:
+    def check_vote(self, machine: CoreMachine, message: Message, effects: list[Effect]) -> None:
         """Nobody votes for who lacks what the voter knows to be committed."""
         if not isinstance(message, Request) or not isinstance(message.body, VoteRequest) or self.exempt:
             return
         votes = any(isinstance(effect, Persist) and isinstance(effect.record, LastVote) for effect in effects)
-        place, point = message.body.last_applied, box.node.commit_point
-        what = f"{box.host} votes for member {message.body.candidate} at {place}, it knows {point} to be committed"
+        place, point = message.body.last_applied, machine.node.commit_point
+        what = f"{machine.host} votes for member {message.body.candidate} at {place}, it knows {point} to be committed"
         assert not votes or place >= point, f"invariant 3: {what}"
 
-    def known_before(self, box: Box, message: Message) -> Known | None:
+    def sender_of_late_message(self, machine: CoreMachine, message: Message) -> Known | None:
         """What is known of the sender of something late: a report of an earlier term, an answer to a heartbeat that is
         not waited for any more. None: it is not late.
         """
-        node = box.node
+        node = machine.node
         match message:
             case Response(to=sender, body=HeartbeatReply()):
                 peer = node.peer_at(sender)
-                return None if peer is None or peer.heartbeat_id == message.request_id else self._known(box, sender)
+                return None if peer is None or peer.heartbeat_id == message.request_id else self._known(machine, sender)
             case Request(body=ProgressRequest(term=term, sender_id=number)) if term < node.term:
                 row = None if node.config is None else node.config.member(number)
-                return None if row is None else self._known(box, row.host)
+                return None if row is None else self._known(machine, row.host)
         return None
 
-    def heard(self, box: Box, message: Message, known: Known | None) -> None:
+    def check_late_message(self, machine: CoreMachine, message: Message, known: Known | None) -> None:
         """What is late changes nothing of what is known of its sender."""
-        now = None if known is None else self._known(box, known[0])
-        what = "" if known is None else f"{box.host} takes something late from {known[0]}: {known[1:]}, then {now}"
+        now = None if known is None else self._known(machine, known[0])
+        what = "" if known is None else f"{machine.host} takes something late from {known[0]}: {known[1:]}, then {now}"
         assert known is None or now in (None, known), f"invariant 11: {what}"
 
-    def _known(self, box: Box, sender: HostPort) -> Known | None:
-        peer = box.node.peer_at(sender)
+    def _known(self, machine: CoreMachine, sender: HostPort) -> Known | None:
+        peer = machine.node.peer_at(sender)
         return None if peer is None else (sender, peer.state, peer.incarnation, peer.position, peer.config_version)
 
     # --- what the disks say, whatever was told ---------------------------------------------------------------------
 
-    def counted(self, box: Box, point: OpTime, configs: list[ReplSetConfig]) -> None:
+    def check_commit_point(self, machine: CoreMachine, point: OpTime, configs: list[ReplSetConfig]) -> None:
         """What a primary takes for committed is on the disks of a write majority, by its configuration before this
         event or after it. A named disk that was lost meanwhile had it, as far as anybody can know.
         """
-        if self.exempt or box.node.state is not MemberState.PRIMARY:
+        if self.exempt or machine.node.state is not MemberState.PRIMARY:
             return
-        holders = [(config, [v.host for v in config.data_voters if self._has(box, v, point)]) for config in configs]
+        holders = [(config, [v.host for v in config.data_voters if self._has(machine, v, point)]) for config in configs]
         told = [f"{config.write_majority} by {config.version_and_term}: {hosts}" for config, hosts in holders]
         on_enough = any(len(hosts) >= config.write_majority for config, hosts in holders)
-        assert on_enough, f"invariant 3: {box.host} commits {point}, which is on the disks of fewer than {told}"
-        for other in box.cluster.boxes.values():
+        assert on_enough, f"invariant 3: {machine.host} commits {point}, which is on the disks of fewer than {told}"
+        for other in machine.cluster.machines.values():
             voters = self._voters_for(other)
             lacks = all(optime != point for optime, _ in reversed(other.disk.log))
-            assert not (voters and lacks), f"invariant 3: {box.host} commits {point}; {voters} can elect {other.host}"
+            assert not (voters and lacks), (
+                f"invariant 3: {machine.host} commits {point}; {voters} can elect {other.host}"
+            )
 
-    def _voters_for(self, candidate: Box) -> list[HostPort]:
+    def _voters_for(self, candidate: CoreMachine) -> list[HostPort]:
         """Who would vote for it, by what is on everybody's disk; nobody where that is no majority."""
-        config, members = candidate.disk.config, candidate.cluster.boxes
+        config, members = candidate.disk.config, candidate.cluster.machines
         mine = None if config is None else config.member_at(candidate.host)
         if config is None or mine is None or not mine.is_voter or not mine.is_electable or not candidate.disk.log:
             return []
@@ -130,8 +133,8 @@ class Judge:
         newest = candidate.disk.log[-1][0]
         voters = [candidate.host]
         for voter in config.voters:
-            box = members[voter.host]
-            theirs, disk = box.disk.config, box.disk
+            machine = members[voter.host]
+            theirs, disk = machine.disk.config, machine.disk
             own = None if theirs is None else theirs.member_at(voter.host)
             if voter.host == candidate.host or theirs is None or own is None or theirs.newer_than(config):
                 continue
@@ -142,78 +145,85 @@ class Judge:
             if not incarnation_matches or known is None or known.incarnation != mine.incarnation:
                 continue
             log = disk.log[: disk.durable]
-            place = box.node.commit_point if own.arbiter_only else log[-1][0] if log else OPTIME_NULL
+            place = machine.node.commit_point if own.arbiter_only else log[-1][0] if log else OPTIME_NULL
             if place <= newest:
                 voters.append(voter.host)
         return voters if len(voters) >= config.majority_vote_count else []
 
-    def _has(self, box: Box, voter: Member, point: OpTime) -> bool:
-        disk = box.cluster.boxes[voter.host].disk
+    def _has(self, machine: CoreMachine, voter: Member, point: OpTime) -> bool:
+        disk = machine.cluster.machines[voter.host].disk
         if disk.incarnation != voter.incarnation:
             return True
         place = bisect_right(disk.log, point, hi=disk.durable, key=lambda entry: entry[0])
         return place > 0 and disk.log[place - 1][0] == point
 
-    def changed(self, box: Box, before: ReplSetConfig, after: ReplSetConfig) -> None:
+    def check_reconfig(self, machine: CoreMachine, before: ReplSetConfig, after: ReplSetConfig) -> None:
         """A primary changes a configuration that a majority of its voters has, so that their majorities meet and
         nobody can be elected who lacks what is committed.
         """
-        if self.exempt or box.node.state is not MemberState.PRIMARY:
+        if self.exempt or machine.node.state is not MemberState.PRIMARY:
             return
         newest = self.version_in_force
-        assert after.version >= newest, f"invariant 10: {box.host} makes version {after.version}, {newest} was in force"
+        assert after.version >= newest, (
+            f"invariant 10: {machine.host} makes version {after.version}, {newest} was in force"
+        )
         if after.version == before.version:
             return
-        members, what = box.cluster.boxes, f"{box.host} makes {after.version_and_term} of {before.version_and_term}"
-        holders = [voter for voter in before.voters if voter.host == box.host or self._holds(box, voter, before)]
+        members, what = (
+            machine.cluster.machines,
+            f"{machine.host} makes {after.version_and_term} of {before.version_and_term}",
+        )
+        holders = [
+            voter for voter in before.voters if voter.host == machine.host or self._holds(machine, voter, before)
+        ]
         assert len(holders) >= before.majority_vote_count, f"invariant 10: {what}, which {len(holders)} voters have"
-        written = [voter for voter in before.data_voters if self._has_term(box, voter)]
+        written = [voter for voter in before.data_voters if self._has_term(machine, voter)]
         assert len(written) >= before.write_majority, f"invariant 10: {what} before its term's writes are on a majority"
         hosts = {voter.host for voter in (*before.voters, *after.voters)}
         apart = before.majority_vote_count + after.majority_vote_count <= len(hosts)
         assert not apart, f"invariant 10: {what}: a majority of each may be of other members"
         able = [voter for voter in after.voters if members[voter.host].disk.incarnation == voter.incarnation]
-        lacking = [voter for voter in able if not self._knows_committed(box, voter)]
+        lacking = [voter for voter in able if not self._knows_committed(machine, voter)]
         can_elect = len(lacking) >= after.majority_vote_count and any(voter.is_electable for voter in lacking)
         assert not can_elect, f"invariant 3: {what}: {[v.host for v in lacking]} lack what is committed, and can elect"
 
-    def saved(self, box: Box, config: ReplSetConfig) -> None:
+    def on_config_saved(self, machine: CoreMachine, config: ReplSetConfig) -> None:
         """One that a majority of its voters saved in its own term is in force: whoever has it refuses older ones."""
-        if box.node.term == config.term:
+        if machine.node.term == config.term:
             savers = self._savers.setdefault(config.version_and_term, set())
-            savers.add(box.host)
+            savers.add(machine.host)
             if len(savers & {voter.host for voter in config.voters}) >= config.majority_vote_count:
                 self.version_in_force = max(self.version_in_force, config.version)
 
-    def _has_term(self, box: Box, voter: Member) -> bool:
+    def _has_term(self, machine: CoreMachine, voter: Member) -> bool:
         """Whether its disk holds an entry of the primary's term, and so all that came before."""
-        disk = box.cluster.boxes[voter.host].disk
+        disk = machine.cluster.machines[voter.host].disk
         if disk.incarnation != voter.incarnation:
             return True
-        return disk.durable > 0 and disk.log[disk.durable - 1][0].term == box.node.term
+        return disk.durable > 0 and disk.log[disk.durable - 1][0].term == machine.node.term
 
-    def _holds(self, box: Box, voter: Member, config: ReplSetConfig) -> bool:
-        disk = box.cluster.boxes[voter.host].disk
+    def _holds(self, machine: CoreMachine, voter: Member, config: ReplSetConfig) -> bool:
+        disk = machine.cluster.machines[voter.host].disk
         if disk.incarnation != voter.incarnation or disk.config is None:
             return disk.incarnation != voter.incarnation
         return disk.config.version >= config.version and not config.newer_than(disk.config)
 
-    def _knows_committed(self, box: Box, voter: Member) -> bool:
+    def _knows_committed(self, machine: CoreMachine, voter: Member) -> bool:
         """Whether this voter would refuse its vote to who lacks the newest committed entry."""
         if not self.committed_log:
             return True
-        newest, other = self.committed_log[-1][0], box.cluster.boxes[voter.host]
+        newest, other = self.committed_log[-1][0], machine.cluster.machines[voter.host]
         if voter.arbiter_only:
             return other.node.commit_point >= newest
         return any(optime == newest for optime, _ in reversed(other.disk.log))
 
-    def undone(self, box: Box, entries: list[Entry], down_to: OpTime) -> None:
+    def check_rollback(self, machine: CoreMachine, entries: list[Entry], down_to: OpTime) -> None:
         if self.exempt:
             return
-        below = f"{box.host} would roll back to {down_to}, below its commit point {box.committed}"
-        assert down_to >= box.committed, f"invariant 3: {below}"
+        below = f"{machine.host} would roll back to {down_to}, below its commit point {machine.committed}"
+        assert down_to >= machine.committed, f"invariant 3: {below}"
         # Who has nothing of the term in which an entry was committed was not counted for it: its copy may go.
         newest = entries[-1][0].term if entries else 0
         lost = [entry for entry in entries if self.committed_in.get(entry[0], newest + 1) <= newest]
-        assert not lost, f"invariant 3: {box.host} rolls back {lost[0]}, which was committed"
+        assert not lost, f"invariant 3: {machine.host} rolls back {lost[0]}, which was committed"
         self.uncounted_undone += sum(entry[0] in self.committed_in for entry in entries)

@@ -26,8 +26,8 @@ from replset.core.messages import (
 from replset.core.reconfig import reconfig_refusal
 from replset.core.write_concern import WriteConcern
 from replset.ids import OPTIME_NULL, MemberId, Millis
-from tests.unit.core.box import config_of, host, members_of
-from tests.unit.core.lone import NOW, Lone, asked, at, lone, named, only, place
+from tests.simulation.core_kit.machine import config_of, host, members_of
+from tests.unit.core.single_node import NOW, SingleNode, asked, at, named, only, place, single_node
 
 EMPTY = HeartbeatReply(
     set_name="rs0",
@@ -50,21 +50,21 @@ EMPTY = HeartbeatReply(
 )
 
 
-def lead(node: Lone, others: tuple[int, ...] = (1, 2)) -> Lone:
+def lead(node: SingleNode, others: tuple[int, ...] = (1, 2)) -> SingleNode:
     """Make `node`, member 0, primary of the next term; its first entry is applied, not yet synced."""
     for number in others:
-        node.hear(number)
+        node.receive_heartbeat(number)
     node.receive(Request(3, StepUpRequest(skip_dry_run=True)), NOW)
     node.answer(1, VoteRequest, VoteReply(node.term, True, "", MemberId(1), "i1"))
     for number in others:
-        node.hear(number)
+        node.receive_heartbeat(number)
     node.receive(DrainFinished(node.term), NOW)
     node.receive(LocalPosition(place(at(node.term), at(1))), NOW)
     assert node.writable
     return node
 
 
-def late(node: Lone, request_id: int, body: HeartbeatReply) -> list[Effect]:
+def late(node: SingleNode, request_id: int, body: HeartbeatReply) -> list[Effect]:
     return node.receive(Response(request_id, host(1), body, "", Millis(1)), NOW)
 
 
@@ -74,20 +74,20 @@ def late(node: Lone, request_id: int, body: HeartbeatReply) -> list[Effect]:
 def test_a_named_member_whose_data_file_is_gone_copies_it_anew() -> None:
     """replset.db was deleted, member.db was not: its vote is for data that it does not hold any more."""
     config = named(*members_of(3), term=3)
-    node = lone(config=config, last_vote=LastVote(3, MemberId(1)), position=place(OPTIME_NULL), start=False)
+    node = single_node(config=config, last_vote=LastVote(3, MemberId(1)), position=place(OPTIME_NULL), start=False)
     assert not only(node.start(NOW), AppendNoop), "an entry of now would stand above all that the others have"
     assert node.state is MemberState.STARTUP2
     answer = asked(node, VoteRequest("rs0", 4, MemberId(1), "i1", 1, 3, at(3, 9), dry_run=False))
     assert isinstance(answer, VoteReply)
     assert not answer.granted
-    node.hear(1, state=MemberState.PRIMARY, term=4, position=place(at(3, 9)))
+    node.receive_heartbeat(1, state=MemberState.PRIMARY, term=4, position=place(at(3, 9)))
     assert only(node.tick(Millis(NOW + 1_000)), StartInitialSync)
 
 
 def test_a_set_that_has_voted_was_begun() -> None:
     """The configuration is still the first one, but it came to an election: the first entry was there."""
     vote = LastVote(2, MemberId(0))
-    node = lone(config=named(*members_of(3)), last_vote=vote, position=place(OPTIME_NULL), start=False)
+    node = single_node(config=named(*members_of(3)), last_vote=vote, position=place(OPTIME_NULL), start=False)
     assert not only(node.start(NOW), AppendNoop)
     assert node.state is MemberState.STARTUP2
 
@@ -99,7 +99,7 @@ def test_a_place_is_told_with_the_term_of_its_entry() -> None:
     """A batch of a new primary's is applied in several groups; a report after the first must not look like one of the
     term before, whose primary would count the place as one in its own history.
     """
-    node = lone(config=named(*members_of(3)))
+    node = single_node(config=named(*members_of(3)))
     node.receive(LocalPosition(place(at(5))), NOW)
     report = node.progress_request()
     assert report is not None
@@ -112,16 +112,16 @@ def test_a_place_is_told_with_the_term_of_its_entry() -> None:
 def test_a_majority_that_asks_for_the_journal_waits_for_the_disks() -> None:
     """writeConcernMajorityJournalDefault false: the commit point moves with what is applied, j: true asks for more."""
     config = replace(named(*members_of(3)), write_concern_majority_journal_default=False)
-    node = lead(lone(config=config))
+    node = lead(single_node(config=config))
     entry = at(2)
     node.tick(Millis(NOW + 2_000))
-    node.hear(1, NOW + 2_000, position=Position(entry, at(1), 0, 0), config_term=2)
+    node.receive_heartbeat(1, NOW + 2_000, position=Position(entry, at(1), 0, 0), config_term=2)
     assert node.is_satisfied(WriteConcern("majority"), entry)
     assert not node.is_satisfied(WriteConcern("majority", j=True), entry)
     node.receive(LocalPosition(place(entry)), Millis(NOW + 2_001))
     assert not node.is_satisfied(WriteConcern("majority", j=True), entry), "one disk of three"
     node.tick(Millis(NOW + 4_000))
-    node.hear(2, NOW + 4_000, position=place(entry), config_term=2)
+    node.receive_heartbeat(2, NOW + 4_000, position=place(entry), config_term=2)
     assert node.is_satisfied(WriteConcern("majority", j=True), entry)
 
 
@@ -129,7 +129,7 @@ def test_a_majority_that_asks_for_the_journal_waits_for_the_disks() -> None:
 
 
 def test_an_initiate_gives_way_to_a_configuration_that_came_meanwhile() -> None:
-    node = lone(config=None, initial_sync_pending=True, position=place(OPTIME_NULL))
+    node = single_node(config=None, initial_sync_pending=True, position=place(OPTIME_NULL))
     node.receive(Request(7, InitiateRequest(config_of(*members_of(2)))), NOW)
     check = node.open(1, HeartbeatRequest)
     theirs = named(*members_of(2))
@@ -146,15 +146,17 @@ def test_an_initiate_gives_way_to_a_configuration_that_came_meanwhile() -> None:
 
 def test_a_change_gives_way_to_a_forced_configuration_that_came_meanwhile() -> None:
     """What was asked for was made of the configuration of that moment; a forced one has a higher version."""
-    node = lead(lone(config=named(*members_of(3))))
+    node = lead(single_node(config=named(*members_of(3))))
     assert node.config is not None
     wanted = replace(node.config, version=2, members=tuple(_plain(member) for member in node.config.members))
     node.receive(Request(7, ReconfigRequest(wanted, False, 0)), NOW)
     forced = replace(node.config, version=30_000, term=-1)
     node.tick(Millis(NOW + 2_000))
-    effects = node.hear(1, NOW + 2_000, config=forced, config_version=30_000, config_term=-1, position=place(at(2)))
-    effects += node.hear(1, NOW + 2_000, position=place(at(2)), config_version=30_000, config_term=-1)
-    effects += node.hear(2, NOW + 2_000, position=place(at(2)), config_version=30_000, config_term=-1)
+    effects = node.receive_heartbeat(
+        1, NOW + 2_000, config=forced, config_version=30_000, config_term=-1, position=place(at(2))
+    )
+    effects += node.receive_heartbeat(1, NOW + 2_000, position=place(at(2)), config_version=30_000, config_term=-1)
+    effects += node.receive_heartbeat(2, NOW + 2_000, position=place(at(2)), config_version=30_000, config_term=-1)
     assert [type(reply.body) for reply in only(effects, Reply) if reply.request_id == 7] == [Refused]
     assert node.config == forced
 
@@ -168,26 +170,26 @@ def test_a_configuration_of_another_set_of_the_same_name_is_not_taken() -> None:
     config = named(*members_of(3))
     mine = replace(config, settings=replace(config.settings, replica_set_id=ObjectId(b"a" * 12)))
     theirs = replace(mine, version=9, term=9, settings=replace(mine.settings, replica_set_id=ObjectId(b"b" * 12)))
-    node = lone(config=mine)
-    node.hear(1, config=theirs, config_version=9, config_term=9, term=9)
+    node = single_node(config=mine)
+    node.receive_heartbeat(1, config=theirs, config_version=9, config_term=9, term=9)
     assert node.config == mine
     same = replace(theirs, settings=mine.settings)
     node.tick(Millis(NOW + 2_000))
-    node.hear(1, NOW + 2_000, config=same, config_version=9, config_term=9, term=9)
+    node.receive_heartbeat(1, NOW + 2_000, config=same, config_version=9, config_term=9, term=9)
     assert node.config == same
 
 
 def test_a_member_that_does_not_take_the_configuration_gets_no_vote() -> None:
     rows = members_of(4)
-    node = lead(lone(config=named(*rows[:3], replace(rows[3], newly_added=True))), (1, 2, 3))
+    node = lead(single_node(config=named(*rows[:3], replace(rows[3], newly_added=True))), (1, 2, 3))
     for number in (1, 2):
         node.tick(Millis(NOW + 2_000))
-        node.hear(number, NOW + 2_000, position=place(at(2)), config_term=2)
+        node.receive_heartbeat(number, NOW + 2_000, position=place(at(2)), config_term=2)
     foreign = {"position": place(at(2)), "config_version": 5, "config_term": 1}
     node.tick(Millis(NOW + 4_000))
-    assert not only(node.hear(3, NOW + 4_000, **foreign), Persist)
+    assert not only(node.receive_heartbeat(3, NOW + 4_000, **foreign), Persist)
     node.tick(Millis(NOW + 6_000))
-    assert only(node.hear(3, NOW + 6_000, position=place(at(2)), config_term=2), Persist)
+    assert only(node.receive_heartbeat(3, NOW + 6_000, position=place(at(2)), config_term=2), Persist)
 
 
 def _swapped(count: int) -> tuple[Member, ...]:
