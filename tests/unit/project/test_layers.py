@@ -7,54 +7,20 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
-LEVELS = {
-    "replset.errors": 0,
-    "replset.ids": 0,
-    "replset.bson": 1,
-    "replset.config": 1,
-    "replset.key_file": 1,
-    "replset.oplog_entry": 1,
-    "replset.oplog_row": 1,
-    "replset.optime": 1,
-    "replset.core": 2,
-    "replset.query": 3,
-    "replset.wire": 3,
-    "replset.storage": 3,
-    "replset.commands": 4,
-    "replset.replication": 4,
-    "replset.client": 4,
-    "replset.terminal": 4,
-    "replset.runtime": 5,
-    "replset.recovery": 5,
-    "replset.cli": 6,
-    "api": 6,
-    "rollback_tools": 6,
-    "spark": 6,
-}
-TOPS = ("replset", "api", "rollback_tools", "spark")
+from tools.layers import (
+    COMPOSITION_ROOT,
+    FILES,
+    LEVELS,
+    PAGE,
+    ROOT,
+    imports_of,
+    module_of,
+    part_of,
+    shortest,
+    with_drawing,
+)
+
 SEPARATE = (3, 6)  # on these levels, neighbours do not import each other
-NOT_PRODUCT = ("tests", "tools")  # the product imports neither, so these stand on no level
-COMPOSITION_ROOT = "replset.cli.start"  # the one that knows api
-FILES = [path for top in TOPS for path in sorted((ROOT / top).rglob("*.py"))]
-
-
-def module_of(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-
-
-def part_of(module: str) -> str:
-    return next((part for part in LEVELS if module == part or module.startswith(f"{part}.")), "")
-
-
-def imports_of(path: Path) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name for name in found if name.split(".")[0] in (*TOPS, *NOT_PRODUCT)}
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
@@ -85,3 +51,13 @@ def test_the_core_reaches_no_clock_socket_disk_or_thread(path: Path) -> None:
             assert not IMPURE & {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert (node.module or "").split(".")[0] not in IMPURE
+
+
+def test_the_drawing_is_up_to_date() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert with_drawing(page) == page, "run ./dev layers, and commit docs/architecture.md"
+
+
+def test_the_drawing_leaves_out_what_follows() -> None:
+    imports = {"top": {"middle", "low"}, "middle": {"low"}}
+    assert shortest(imports) == {"top": {"middle"}, "middle": {"low"}}
