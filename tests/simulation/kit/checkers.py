@@ -140,12 +140,14 @@ class Checkers:
                 self.fail("2", f"{row.name} takes itself for damaged: {row.node.quarantine}")
         disk = machine.disk
         if disk.changed:
-            if "member.db" in disk.written:
+            # A failed save leaves a hot journal, and a read of the file rolls it back: that needs a disk that works.
+            unread = disk.written & _MEMBER_ONLY if disk.failing else set()
+            if "member.db" in disk.written and not unread:
                 self.look_at_vote(row.name, machine)
             if row.name in self.mirrors and (disk.written != _MEMBER_ONLY or row.changed):
                 self.follow(row.name, machine)
-            disk.changed = False
-            disk.written.clear()
+            disk.written = unread
+            disk.changed = bool(unread)
         if row.point is not self._last_points.get(row.name):
             self.note_commit_point(row.name, machine, row.point)
 
