@@ -63,7 +63,7 @@ class Rig:
 
     def hear(self, number: int, position: Position, now: int = NOW) -> None:
         self.node.tick(Millis(NOW + 2_000))
-        self.take(self.node.hear(number, now, config_term=self.node.term, position=position))
+        self.take(self.node.receive_heartbeat(number, now, config_term=self.node.term, position=position))
 
     def write(
         self, w: int | str, j: bool | None = None, wtimeout_ms: int = 0, deadline_ms: int | None = None
@@ -111,12 +111,12 @@ def test_two_members_and_two_disks_are_waited_for_each_by_itself() -> None:
         rig.sync()
         plain, journaled, majority = rig.write(2), rig.write(2, j=True), rig.write("majority")
         await settle()
-        rig.hear(1, place(NEXT, at(2)))
+        rig.receive_heartbeat(1, place(NEXT, at(2)))
         await settle()
         assert (plain.done(), journaled.done(), majority.done()) == (True, False, False)
         assert plain.result() is None
         rig.node.tick(Millis(NOW + 4_000))
-        rig.hear(2, place(NEXT), NOW + 4_000)
+        rig.receive_heartbeat(2, place(NEXT), NOW + 4_000)
         await settle()
         assert (journaled.result(), majority.result()) == (None, None)
 
@@ -160,7 +160,7 @@ def test_a_stepdown_ends_every_wait_at_once() -> None:
         rig.apply(NEXT)
         waits = [rig.write(3), rig.write("majority"), rig.write(2, j=True)]
         await settle()
-        rig.take(rig.node.hear(1, term=5))
+        rig.take(rig.node.receive_heartbeat(1, term=5))
         await settle()
         assert [wait.result().code for wait in waits] == [189, 189, 189]
         assert (await rig.write(1)).code == 189
@@ -187,7 +187,7 @@ def test_an_entry_of_an_old_term_is_not_acknowledged_by_where_it_stands() -> Non
 def new_primary() -> SingleNode:
     """Leads term 2 and knows what was committed in term 1; nothing of its own is committed yet."""
     node = single_node(config=named(*members_of(3)))
-    node.hear(1, commit_point=at(1))
+    node.receive_heartbeat(1, commit_point=at(1))
     assert node.commit_point == at(1)
     node.tick(Millis(NOW + 2_000))
     lead(node)
@@ -206,7 +206,7 @@ def test_a_new_primary_s_majority_read_waits_for_an_entry_of_its_own_term() -> N
         rig.sync()
         rig.node.tick(Millis(NOW + 4_000))
         for number in (1, 2):
-            rig.take(rig.node.hear(number, NOW + 4_000, config_term=2, position=place(at(2))))
+            rig.take(rig.node.receive_heartbeat(number, NOW + 4_000, config_term=2, position=place(at(2))))
         await settle()
         assert waiting.result() == at(2)
 
@@ -222,7 +222,7 @@ def test_a_read_after_a_cluster_time_waits_for_it() -> None:
         await settle()
         assert (local.done(), majority.done()) == (True, False)
         rig.sync()
-        rig.hear(1, place(NEXT))
+        rig.receive_heartbeat(1, place(NEXT))
         await settle()
         assert majority.result() == NEXT
 
