@@ -1,6 +1,7 @@
-"""The data actions, in the shape of the retired Atlas Data API: fields of a body to a command, its reply to an answer.
+"""Defines the data actions, which have the shape of the retired Atlas Data API.
 
-One table says for each action which fields it takes; openapi.py describes them from it.
+The table ACTIONS says for each action which fields it takes, which command it becomes, and which fields its answer has.
+openapi.py describes the actions from the same table.
 """
 
 from __future__ import annotations
@@ -11,115 +12,133 @@ from enum import Enum
 from struct import Struct
 from typing import Any, TypeAlias
 
-from api.ask import Reply, decoded
-from api.content import Documents, times_of
-from api.errors import APPLIED, HttpError, failure, status_of, unknown_outcome
-from api.exchange import Answer
+from api.commands import Reply, decode_reply
+from api.content import DocumentList, times_of
+from api.errors import (
+    APPLIED,
+    HttpError,
+    failure,
+    status_of,
+    unknown_outcome,
+)
+from api.exchange import HttpAnswer
 from replset.bson import Binary, Code, DateTime, Decimal128, Int64, ObjectId, RawDocument, Regex, Timestamp, encode
 from replset.errors import ErrorCode, code_name
 from replset.ids import OpTime, pack_ts
 
-NOT_BUILT = ("findOneAndUpdate", "findOneAndReplace", "findOneAndDelete", "bulkWrite", "aggregate")
-BATCH = 100_000
-"""Documents that a find asks for at once; a batch ends at 16 MiB anyway."""
+NOT_BUILT_ACTIONS = ("findOneAndUpdate", "findOneAndReplace", "findOneAndDelete", "bulkWrite", "aggregate")
+BATCH_SIZE = 100_000
+"""Documents in one batch of a find. A batch ends at 16 MiB anyway."""
 Fields: TypeAlias = dict[str, Any]
 NewId: TypeAlias = Callable[[], ObjectId]
 _int32 = Struct("<i").pack
 
 
-class Kind(Enum):
-    """What a field holds; the value is MongoDB's word for it."""
+class FieldKind(Enum):
+    """The kind of value that a field takes, by MongoDB's name for it."""
 
     DOCUMENT = "object"
     ARRAY = "array"
-    CHANGE = "object or array"
+    UPDATE = "object or array"
     TEXT = "string"
-    FLAG = "bool"
+    BOOL = "bool"
     NUMBER = "number"
-    MODE = "object or string"
-
-
-FILTER = {"filter": Kind.DOCUMENT}
-COMMON = {"database": Kind.TEXT, "collection": Kind.TEXT, "dataSource": Kind.TEXT, "maxTimeMS": Kind.NUMBER}
-READS = {"readConcern": Kind.DOCUMENT, "readPreference": Kind.MODE}
-WRITES = {"writeConcern": Kind.DOCUMENT}
-FIND = {**FILTER, "projection": Kind.DOCUMENT, "sort": Kind.DOCUMENT, "skip": Kind.NUMBER}
-NEEDS = frozenset({"database", "collection"})
-UPDATE = {**FILTER, "update": Kind.CHANGE, "upsert": Kind.FLAG, "arrayFilters": Kind.ARRAY}
+    READ_PREFERENCE = "object or string"
 
 
 @dataclass(slots=True)
-class Prepared:
-    """What an action is to run. `ids`: of the documents that it inserts."""
+class ActionCommand:
+    """The command that an action runs. ids: the `_id` of each document that it inserts."""
 
     database: str
-    command: dict[str, Any]
+    body: dict[str, Any]
     ids: list[object]
-    ordered: bool = True
+    is_ordered: bool = True
 
     @property
-    def unacknowledged(self) -> bool:
-        """w: 0: the answer promises nothing."""
-        concern = self.command.get("writeConcern")
+    def is_unacknowledged(self) -> bool:
+        """The write concern is w: 0, so the answer promises nothing."""
+        concern = self.body.get("writeConcern")
         w = concern.get("w") if isinstance(concern, RawDocument) else None
         return isinstance(w, int | float) and not isinstance(w, bool) and w == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One action. build: the command for its fields. shape: the answer's fields out of the reply."""
+    """One action.
+
+    fields, required: what its body takes and needs. build: makes the command. answer_fields: makes the answer's fields
+    from the command's reply.
+    """
 
     name: str
-    takes: Mapping[str, Kind]
-    needs: frozenset[str]
-    writes: bool
-    build: Callable[[Fields, NewId], Prepared]
-    shape: Callable[[Reply, Prepared], dict[str, Any]]
     summary: str
+    fields: Mapping[str, FieldKind]
+    required: frozenset[str]
+    build: Callable[[Fields, NewId], ActionCommand]
+    answer_fields: Callable[[Reply, ActionCommand], dict[str, Any]]
     status: int = 200
+
+    @property
+    def is_write(self) -> bool:
+        return "writeConcern" in self.fields
 
 
 # --- fields of a body -------------------------------------------------------------------------------------------
 
 
-def checked(action: Action, body: Fields) -> Fields:
-    """The fields that say something. HttpError for one that is unknown, missing or of the wrong type."""
-    takes = action.takes
+def build_command(action: Action, body: Fields, new_id: NewId) -> ActionCommand:
+    """Check the body and make its command. HttpError 400 names the field that is wrong."""
+    fields = _check_fields(action, body)
+    command = action.build(fields, new_id)
+    for name in ("maxTimeMS", "writeConcern", "readConcern"):
+        if name in fields:
+            command.body[name] = fields[name]
+    preference = fields.get("readPreference")
+    if preference is not None:
+        command.body["$readPreference"] = {"mode": preference} if isinstance(preference, str) else preference
+    command.is_ordered = fields.get("ordered", True)
+    return command
+
+
+def _check_fields(action: Action, body: Fields) -> Fields:
+    """Return the fields without nulls. HttpError for a field that is unknown, missing or of the wrong type."""
     found: Fields = {}
     for name, value in body.items():
-        kind = takes.get(name)
+        kind = action.fields.get(name)
         if kind is None:
             raise failure(ErrorCode.UNKNOWN_FIELD, f"BSON field '{action.name}.{name[:80]}' is an unknown field.")
-        if value is None and name not in action.needs:
+        if value is None and name not in action.required:
             continue
         if not _fits(kind, value):
-            raise failure(
-                ErrorCode.TYPE_MISMATCH,
-                f"BSON field '{action.name}.{name}' is the wrong type '{type_name(value)}',"
-                f" expected type '{kind.value}'",
-            )
+            raise _wrong_type(f"{action.name}.{name}", value, kind)
         found[name] = value
-    for name in action.needs:
+    for name in action.required:
         if name not in found:
             raise failure(ErrorCode.MISSING_FIELD, f"BSON field '{action.name}.{name}' is missing but a required field")
     return found
 
 
-def _fits(kind: Kind, value: object) -> bool:
+def _wrong_type(place: str, value: object, kind: FieldKind) -> HttpError:
+    text = f"BSON field '{place}' is the wrong type '{type_name(value)}', expected type '{kind.value}'"
+    return failure(ErrorCode.TYPE_MISMATCH, text)
+
+
+def _fits(kind: FieldKind, value: object) -> bool:
     match kind:
-        case Kind.DOCUMENT:
+        case FieldKind.DOCUMENT:
             return isinstance(value, RawDocument)
-        case Kind.ARRAY:
+        case FieldKind.ARRAY:
             return isinstance(value, list)
-        case Kind.CHANGE:
+        case FieldKind.UPDATE:
             return isinstance(value, RawDocument | list)
-        case Kind.TEXT:
+        case FieldKind.TEXT:
             return type(value) is str
-        case Kind.FLAG:
+        case FieldKind.BOOL:
             return isinstance(value, bool)
-        case Kind.NUMBER:
+        case FieldKind.NUMBER:
             return isinstance(value, int | float | Decimal128) and not isinstance(value, bool)
-        case Kind.MODE:
+        case FieldKind.READ_PREFERENCE:
             return isinstance(value, RawDocument | str)
 
 
@@ -148,31 +167,11 @@ def type_name(value: object) -> str:
     return next((name for kind, name in _TYPE_NAMES if isinstance(value, kind)), type(value).__name__)
 
 
-def with_common(body: Fields, made: Prepared) -> Prepared:
-    """`made` with what every action of its kind may carry."""
-    command = made.command
-    for name in ("maxTimeMS", "writeConcern", "readConcern"):
-        if name in body:
-            command[name] = body[name]
-    preference = body.get("readPreference")
-    if preference is not None:
-        command["$readPreference"] = {"mode": preference} if isinstance(preference, str) else preference
-    made.ordered = body.get("ordered", True)
-    return made
-
-
-def prepare(action: Action, body: Fields, new_id: NewId) -> Prepared:
-    """Check the body, make the command. HttpError 400 names the field."""
-    fields = checked(action, body)
-    made = action.build(fields, new_id)
-    return with_common(fields, made)
-
-
 # --- commands ---------------------------------------------------------------------------------------------------
 
 
-def with_id(document: RawDocument, new_id: NewId) -> tuple[RawDocument, object]:
-    """The document with its `_id` fixed now, so that what is sent twice is one document; and that `_id`."""
+def _with_id(document: RawDocument, new_id: NewId) -> tuple[RawDocument, object]:
+    """Return the document with an `_id`, and that `_id`. It is fixed here, before the write is forwarded."""
     if "_id" in document:
         return document, document.get("_id")
     value = new_id()
@@ -180,50 +179,46 @@ def with_id(document: RawDocument, new_id: NewId) -> tuple[RawDocument, object]:
     return RawDocument(b"".join((_int32(len(raw) + 17), b"\x07_id\0", value.binary, raw[4:]))), value
 
 
-def _insert(body: Fields, documents: list[RawDocument], new_id: NewId) -> Prepared:
-    rows = [with_id(document, new_id) for document in documents]
+def _insert(body: Fields, documents: list[RawDocument], new_id: NewId) -> ActionCommand:
+    rows = [_with_id(document, new_id) for document in documents]
     command = {"insert": body["collection"], "documents": [row for row, _ in rows]}
     if "ordered" in body:
         command["ordered"] = body["ordered"]
-    return Prepared(body["database"], command, [value for _, value in rows])
+    return ActionCommand(body["database"], command, [value for _, value in rows])
 
 
-def _insert_one(body: Fields, new_id: NewId) -> Prepared:
+def _insert_one(body: Fields, new_id: NewId) -> ActionCommand:
     return _insert(body, [body["document"]], new_id)
 
 
-def _insert_many(body: Fields, new_id: NewId) -> Prepared:
+def _insert_many(body: Fields, new_id: NewId) -> ActionCommand:
     for index, document in enumerate(body["documents"]):
         if not isinstance(document, RawDocument):
-            raise failure(
-                ErrorCode.TYPE_MISMATCH,
-                f"BSON field 'insertMany.documents.{index}' is the wrong type '{type_name(document)}',"
-                " expected type 'object'",
-            )
+            raise _wrong_type(f"insertMany.documents.{index}", document, FieldKind.DOCUMENT)
     return _insert(body, body["documents"], new_id)
 
 
-def _command(name: str, body: Fields, *copied: str, **fixed: object) -> Prepared:
+def _command(name: str, body: Fields, *copied: str, **fixed: object) -> ActionCommand:
     command: dict[str, Any] = {name: body["collection"]}
     for field in copied:
         if field in body:
             command[field] = body[field]
-    return Prepared(body["database"], {**command, **fixed}, [])
+    return ActionCommand(body["database"], {**command, **fixed}, [])
 
 
-def _find(body: Fields, _new_id: NewId) -> Prepared:
-    return _command("find", body, "filter", "projection", "sort", "skip", "limit", batchSize=BATCH)
+def _find(body: Fields, _new_id: NewId) -> ActionCommand:
+    return _command("find", body, "filter", "projection", "sort", "skip", "limit", batchSize=BATCH_SIZE)
 
 
-def _find_one(body: Fields, _new_id: NewId) -> Prepared:
+def _find_one(body: Fields, _new_id: NewId) -> ActionCommand:
     return _command("find", body, "filter", "projection", "sort", "skip", limit=1, singleBatch=True)
 
 
 EMPTY = RawDocument(b"\5\0\0\0\0")
 
 
-def _update(many: bool) -> Callable[[Fields, NewId], Prepared]:
-    def build(body: Fields, _new_id: NewId) -> Prepared:
+def _update(many: bool) -> Callable[[Fields, NewId], ActionCommand]:
+    def build(body: Fields, _new_id: NewId) -> ActionCommand:
         change = body["update"]
         if isinstance(change, RawDocument) and (change.first_key or "")[:1] != "$":
             name = "updateMany" if many else "updateOne"
@@ -234,7 +229,7 @@ def _update(many: bool) -> Callable[[Fields, NewId], Prepared]:
     return build
 
 
-def _replace_one(body: Fields, _new_id: NewId) -> Prepared:
+def _replace_one(body: Fields, _new_id: NewId) -> ActionCommand:
     replacement: RawDocument = body["replacement"]
     if (replacement.first_key or "")[:1] == "$":
         raise failure(
@@ -243,93 +238,82 @@ def _replace_one(body: Fields, _new_id: NewId) -> Prepared:
     return _statement(body, replacement, False)
 
 
-def _statement(body: Fields, change: object, many: bool) -> Prepared:
+def _statement(body: Fields, change: object, many: bool) -> ActionCommand:
     statement = {"q": body["filter"], "u": change, "multi": many}
     for name in ("upsert", "arrayFilters"):
         if name in body:
             statement[name] = body[name]
-    return Prepared(body["database"], {"update": body["collection"], "updates": [statement]}, [])
+    return ActionCommand(body["database"], {"update": body["collection"], "updates": [statement]}, [])
 
 
-def _delete(limit: int) -> Callable[[Fields, NewId], Prepared]:
-    def build(body: Fields, _new_id: NewId) -> Prepared:
+def _delete(limit: int) -> Callable[[Fields, NewId], ActionCommand]:
+    def build(body: Fields, _new_id: NewId) -> ActionCommand:
         deletes = [{"q": body["filter"], "limit": limit}]
-        return Prepared(body["database"], {"delete": body["collection"], "deletes": deletes}, [])
+        return ActionCommand(body["database"], {"delete": body["collection"], "deletes": deletes}, [])
 
     return build
 
 
-def _count(body: Fields, _new_id: NewId) -> Prepared:
+def _count(body: Fields, _new_id: NewId) -> ActionCommand:
     return _command("count", body, "limit", "skip", query=body.get("filter", EMPTY))
 
 
-def _distinct(body: Fields, _new_id: NewId) -> Prepared:
+def _distinct(body: Fields, _new_id: NewId) -> ActionCommand:
     return _command("distinct", body, "key", query=body.get("filter", EMPTY))
 
 
 # --- answers ----------------------------------------------------------------------------------------------------
 
 
-def _inserted_one(_reply: Reply, prepared: Prepared) -> dict[str, Any]:
-    return {"insertedId": prepared.ids[0]}
+def _inserted_one(_reply: Reply, command: ActionCommand) -> dict[str, Any]:
+    return {"insertedId": command.ids[0]}
 
 
-def _inserted_many(reply: Reply, prepared: Prepared) -> dict[str, Any]:
+def _inserted_many(reply: Reply, command: ActionCommand) -> dict[str, Any]:
     errors = reply.get("writeErrors")
     if not isinstance(errors, list) or not errors:
-        return {"insertedIds": prepared.ids}
+        return {"insertedIds": command.ids}
     failed = {int(row["index"]) for row in errors}
-    tried = min(failed) if prepared.ordered else len(prepared.ids)
-    return {"insertedIds": [value for index, value in enumerate(prepared.ids[:tried]) if index not in failed]}
+    count = min(failed) if command.is_ordered else len(command.ids)
+    return {"insertedIds": [value for index, value in enumerate(command.ids[:count]) if index not in failed]}
 
 
-def first_batch(reply: Reply) -> tuple[Int64, Documents]:
-    """(cursor id, documents) of a reply with a cursor."""
-    return _page(reply, "firstBatch")
-
-
-def next_batch(reply: Reply) -> tuple[Int64, Documents]:
-    return _page(reply, "nextBatch")
-
-
-def _page(reply: Reply, name: str) -> tuple[Int64, Documents]:
+def read_cursor(reply: Reply, batch: str) -> tuple[Int64, DocumentList]:
+    """Return the cursor's id and the documents of a reply. batch: `firstBatch` or `nextBatch`."""
     cursor: Any = reply.get("cursor")
-    return Int64(cursor["id"]), Documents(row if isinstance(row, RawDocument) else _raw(row) for row in cursor[name])
+    rows = (row if isinstance(row, RawDocument) else RawDocument(encode(row)) for row in cursor[batch])
+    return Int64(cursor["id"]), DocumentList(rows)
 
 
-def _raw(document: Any) -> RawDocument:
-    return RawDocument(encode(document))
-
-
-def _found_one(reply: Reply, _prepared: Prepared) -> dict[str, Any]:
-    _, batch = first_batch(reply)
+def _found_one(reply: Reply, _command: ActionCommand) -> dict[str, Any]:
+    _, batch = read_cursor(reply, "firstBatch")
     return {"document": batch[0] if batch else None}
 
 
-def _found(reply: Reply, _prepared: Prepared) -> dict[str, Any]:
-    return {"documents": first_batch(reply)[1]}
+def _found(reply: Reply, _command: ActionCommand) -> dict[str, Any]:
+    return {"documents": read_cursor(reply, "firstBatch")[1]}
 
 
-def _updated(reply: Reply, _prepared: Prepared) -> dict[str, Any]:
+def _updated(reply: Reply, _command: ActionCommand) -> dict[str, Any]:
     upserted: Any = reply.get("upserted") or []
-    shaped: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "matchedCount": _number(reply, "n") - len(upserted),
         "modifiedCount": _number(reply, "nModified"),
     }
     if upserted:
-        shaped["upsertedId"] = upserted[0]["_id"]
-    return shaped
+        fields["upsertedId"] = upserted[0]["_id"]
+    return fields
 
 
-def _deleted(reply: Reply, _prepared: Prepared) -> dict[str, Any]:
+def _deleted(reply: Reply, _command: ActionCommand) -> dict[str, Any]:
     return {"deletedCount": _number(reply, "n")}
 
 
-def _counted(reply: Reply, _prepared: Prepared) -> dict[str, Any]:
+def _counted(reply: Reply, _command: ActionCommand) -> dict[str, Any]:
     return {"count": _number(reply, "n")}
 
 
-def _values(reply: Reply, _prepared: Prepared) -> dict[str, Any]:
+def _values(reply: Reply, _command: ActionCommand) -> dict[str, Any]:
     return {"values": reply.get("values")}
 
 
@@ -338,109 +322,101 @@ def _number(reply: Reply, name: str) -> int:
     return int(value) if isinstance(value, int | float) else 0
 
 
+# --- the table --------------------------------------------------------------------------------------------------
+
+_K = FieldKind
+_COMMON = {"database": _K.TEXT, "collection": _K.TEXT, "dataSource": _K.TEXT, "maxTimeMS": _K.NUMBER}
+_READ = _COMMON | {"readConcern": _K.DOCUMENT, "readPreference": _K.READ_PREFERENCE}
+_WRITE = _COMMON | {"writeConcern": _K.DOCUMENT}
+_FILTER = {"filter": _K.DOCUMENT}
+_FIND = _FILTER | {"projection": _K.DOCUMENT, "sort": _K.DOCUMENT, "skip": _K.NUMBER}
+_UPDATE = _FILTER | {"update": _K.UPDATE, "upsert": _K.BOOL, "arrayFilters": _K.ARRAY}
+
+
+def _required(*names: str) -> frozenset[str]:
+    return frozenset({"database", "collection", *names})
+
+
 ACTIONS: dict[str, Action] = {
     action.name: action
     for action in (
         Action(
-            "findOne",
-            COMMON | READS | FIND,
-            NEEDS,
-            False,
-            _find_one,
-            _found_one,
-            "The first document that matches, or null.",
+            "findOne", "The first document that matches, or null.", _READ | _FIND, _required(), _find_one, _found_one
         ),
-        Action(
-            "find",
-            COMMON | READS | FIND | {"limit": Kind.NUMBER},
-            NEEDS,
-            False,
-            _find,
-            _found,
-            "All documents that match.",
-        ),
+        Action("find", "All documents that match.", _READ | _FIND | {"limit": _K.NUMBER}, _required(), _find, _found),
         Action(
             "countDocuments",
-            COMMON | READS | FILTER | {"limit": Kind.NUMBER, "skip": Kind.NUMBER},
-            NEEDS,
-            False,
+            "How many documents match.",
+            _READ | _FILTER | {"limit": _K.NUMBER, "skip": _K.NUMBER},
+            _required(),
             _count,
             _counted,
-            "How many documents match.",
         ),
         Action(
             "distinct",
-            COMMON | READS | FILTER | {"key": Kind.TEXT},
-            NEEDS | frozenset({"key"}),
-            False,
+            "The distinct values of one field.",
+            _READ | _FILTER | {"key": _K.TEXT},
+            _required("key"),
             _distinct,
             _values,
-            "The distinct values of one field.",
         ),
         Action(
             "insertOne",
-            COMMON | WRITES | {"document": Kind.DOCUMENT},
-            NEEDS | frozenset({"document"}),
-            True,
+            "Insert a document; it gets an ObjectId as _id when it has none.",
+            _WRITE | {"document": _K.DOCUMENT},
+            _required("document"),
             _insert_one,
             _inserted_one,
-            "Insert a document; it gets an ObjectId as _id when it has none.",
             201,
         ),
         Action(
             "insertMany",
-            COMMON | WRITES | {"documents": Kind.ARRAY, "ordered": Kind.FLAG},
-            NEEDS | frozenset({"documents"}),
-            True,
+            "Insert documents; unless ordered is false, the first that fails ends it.",
+            _WRITE | {"documents": _K.ARRAY, "ordered": _K.BOOL},
+            _required("documents"),
             _insert_many,
             _inserted_many,
-            "Insert documents; unless ordered is false, the first that fails ends it.",
             201,
         ),
         Action(
             "updateOne",
-            COMMON | WRITES | UPDATE,
-            NEEDS | frozenset({"filter", "update"}),
-            True,
+            "Change the first document that matches.",
+            _WRITE | _UPDATE,
+            _required("filter", "update"),
             _update(False),
             _updated,
-            "Change the first document that matches.",
         ),
         Action(
             "updateMany",
-            COMMON | WRITES | UPDATE,
-            NEEDS | frozenset({"filter", "update"}),
-            True,
+            "Change every document that matches.",
+            _WRITE | _UPDATE,
+            _required("filter", "update"),
             _update(True),
             _updated,
-            "Change every document that matches.",
         ),
         Action(
             "replaceOne",
-            COMMON | WRITES | FILTER | {"replacement": Kind.DOCUMENT, "upsert": Kind.FLAG},
-            NEEDS | frozenset({"filter", "replacement"}),
-            True,
+            "Replace the first document that matches; its _id stays.",
+            _WRITE | _FILTER | {"replacement": _K.DOCUMENT, "upsert": _K.BOOL},
+            _required("filter", "replacement"),
             _replace_one,
             _updated,
-            "Replace the first document that matches; its _id stays.",
         ),
         Action(
             "deleteOne",
-            COMMON | WRITES | FILTER,
-            NEEDS | frozenset({"filter"}),
-            True,
+            "Delete the first document that matches.",
+            _WRITE | _FILTER,
+            _required("filter"),
             _delete(1),
             _deleted,
-            "Delete the first document that matches.",
         ),
         Action(
             "deleteMany",
-            COMMON | WRITES | FILTER,
-            NEEDS | frozenset({"filter"}),
-            True,
+            "Delete every document that matches.",
+            _WRITE | _FILTER,
+            _required("filter"),
             _delete(0),
             _deleted,
-            "Delete every document that matches.",
         ),
     )
 }
@@ -449,35 +425,41 @@ ACTIONS: dict[str, Action] = {
 # --- how a write ended ------------------------------------------------------------------------------------------
 
 
-def optime_text(optime: object) -> str | None:
-    """TERM:SECONDS:INC of an optime in a reply."""
+def _optime_text(optime: object) -> str | None:
+    """Return TERM:SECONDS:INC of an optime in a reply, None for anything else."""
     if not isinstance(optime, Mapping) or not isinstance(optime.get("ts"), Timestamp):
         return None
     stamp: Timestamp = optime["ts"]
     return str(OpTime(int(optime.get("t", 0)), pack_ts(stamp.time, stamp.inc)))
 
 
-def write_answer(action: Action, reply: Reply, prepared: Prepared) -> Answer:
-    """The answer to a write that was carried out. HttpError: it failed, or it is applied without its write concern."""
-    if prepared.unacknowledged:
-        shaped = action.shape({}, prepared) if prepared.ids else {}
-        return Answer(shaped, 202, times=times_of(reply))
-    raise_for(reply, action.shape(reply, prepared), many=len(prepared.ids) > 1 or action.name.endswith("Many"))
-    return Answer(action.shape(reply, prepared), action.status, times=times_of(reply))
+def action_answer(action: Action, reply: Reply, command: ActionCommand) -> HttpAnswer:
+    """Return the answer to a write that ran. HttpError: it failed, or its write concern was not met."""
+    if command.is_unacknowledged:
+        fields = action.answer_fields({}, command) if command.ids else {}
+        return HttpAnswer(fields, 202, times=times_of(reply))
+    fields = action.answer_fields(reply, command)
+    _raise_write_errors(reply, fields, is_many=len(command.ids) > 1 or action.name.endswith("Many"))
+    return HttpAnswer(fields, action.status, times=times_of(reply))
 
 
-def raise_for(reply: Reply, result: Mapping[str, Any], *, many: bool) -> None:
-    """HttpError for the write errors of a reply with ok: 1, by the first one, or for its write concern (504)."""
+def _raise_write_errors(reply: Reply, fields: Mapping[str, Any], *, is_many: bool) -> None:
+    """Raise HttpError for the first write error of a reply with ok: 1, else for its write concern error (504).
+
+    fields: of the answer. is_many: the error lists all write errors, and the answer's fields with them.
+    """
     if reply.get("writeErrors"):
-        whole = decoded(reply)
+        whole = decode_reply(reply)
         errors: Any = whole["writeErrors"]
         details = {name: value for name, value in errors[0].items() if name not in ("index", "code", "errmsg")}
-        if many:
-            details |= {"writeErrors": errors, **result}
+        if is_many:
+            details |= {"writeErrors": errors, **fields}
         if whole.get("writeConcernError"):
             details["writeConcernError"] = whole["writeConcernError"]
         code, text = int(errors[0]["code"]), str(errors[0].get("errmsg", ""))
-        if status_of(code) == 503 and _number(reply, "n"):  # part of it is applied: 503 would deny that
+        # A 503 says that nothing was applied and invites the client to send the whole write again. Here a part is
+        # applied already, and a second run would apply that part twice. So the answer is a 504.
+        if status_of(code) == 503 and _number(reply, "n"):
             raise unknown_outcome(code, text, details)
         raise failure(code, text, details=details)
     concern: Any = reply.get("writeConcernError")
@@ -489,8 +471,8 @@ def raise_for(reply: Reply, result: Mapping[str, Any], *, many: bool) -> None:
             "codeName": str(concern.get("codeName", code_name(code))),
             "errmsg": str(concern.get("errmsg", "")),
             "applied": True,
-            **result,
-            "optime": optime_text(reply.get("opTime")),
+            **fields,
+            "optime": _optime_text(reply.get("opTime")),
             "writeConcernError": concern,
         }
         raise HttpError(504, body, {APPLIED: "true"})

@@ -1,7 +1,7 @@
-"""One HTTP connection: uvicorn's, with bounds on how large a request's head may be and how long it may take.
+"""One HTTP connection: uvicorn's connection with limits on the size of a request's head and on the time that it takes.
 
-uvicorn takes heads of any size and waits for ever for their end; httptools joins the pieces of one header again and
-again, which is quadratic.
+uvicorn alone takes heads of any size and waits for their end without a limit. httptools joins the pieces of one header
+again for each piece, which takes quadratic time.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ log = logging.getLogger("replset.http")
 MAX_HEAD_BYTES: Final = 64 << 10
 MAX_HEADERS: Final = 100
 HEAD_S: Final = 10.0
-"""From a connection's beginning, or a request's first byte, until the head is whole."""
-REST_S: Final = 5.0
-"""How long the rest of a body may come that was answered before its end."""
+"""Time for a whole head, from the beginning of the connection or the first byte of the request."""
+BODY_REST_S: Final = 5.0
+"""Time for the rest of a body whose request is answered already."""
 _REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
 class HttpConnection(HttpToolsProtocol):
-    """Subclassed by HttpServer with the `slots` and `admission` of its member."""
+    """HttpServer makes a subclass of this that has the `slots` and the `admission` of its member."""
 
     slots: Slots
     admission: Admission
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._heard_at = 0.0
+        self._last_received = 0.0
         self._in_head = True
-        self._in_message = False
+        self._in_request = False
         self._head_bytes = 0
         self._refused_with = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._unread = 0
-        self._reader_timer: asyncio.TimerHandle | None = None
+        self._unsent = 0
+        self._write_timer: asyncio.TimerHandle | None = None
 
-    # --- the place that it takes ---------------------------------------------------------------------------------
+    # --- its slot ------------------------------------------------------------------------------------------------
 
     @property
     def idle_since(self) -> float | None:
-        """See connections.Holder: no request of it is being answered."""
-        return None if self._is_answering else self._heard_at
+        """Return since when no request of this connection is being answered; None while one is."""
+        return None if self._is_answering else self._last_received
 
     @property
     def _is_answering(self) -> bool:
@@ -63,7 +63,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._heard_at = self.loop.time()
+        self._last_received = self.loop.time()
         if not self.slots.take(self):
             transport.abort()
             return
@@ -73,52 +73,52 @@ class HttpConnection(HttpToolsProtocol):
         self.slots.release(self)
         self._stop_timer()
         self._stop_waiting()
-        self._count(0)
+        self._count_head(0)
         super().connection_lost(exc)
 
-    # --- answers that nobody takes -------------------------------------------------------------------------------
+    # --- responses that the client does not read -----------------------------------------------------------------
 
     def pause_writing(self) -> None:
-        """Its client takes less than is written: what waits counts, and not for ever."""
+        """Count the bytes that wait to be sent, and end the connection when the client stops reading."""
         super().pause_writing()
-        self._wait_for_reader()
+        self._wait_for_client()
 
     def resume_writing(self) -> None:
         self._stop_waiting()
         super().resume_writing()
 
-    def _wait_for_reader(self) -> None:
+    def _wait_for_client(self) -> None:
         left = self.transport.get_write_buffer_size()
         self._stop_waiting()
-        self._unread = left
+        self._unsent = left
         self.admission.hold(left)
-        self._reader_timer = self.loop.call_later(STALLED_S, self._on_unread)
+        self._write_timer = self.loop.call_later(STALLED_S, self._on_write_timeout)
 
-    def _on_unread(self) -> None:
-        if self.transport.get_write_buffer_size() < self._unread:
-            self._wait_for_reader()
+    def _on_write_timeout(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unsent:
+            self._wait_for_client()
         else:
-            log.warning("%s took nothing of its answer for %.0f s", self.client, STALLED_S)
+            log.warning("%s has read nothing of its response for %.0f s", self.client, STALLED_S)
             self._stop_waiting()
             self.transport.abort()
 
     def _stop_waiting(self) -> None:
-        if self._reader_timer is not None:
-            self._reader_timer.cancel()
-            self._reader_timer = None
-        self.admission.give_back(self._unread)
-        self._unread = 0
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+        self.admission.give_back(self._unsent)
+        self._unsent = 0
 
     # --- the head ------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         if self._refused_with or self.parser is None:
             return
-        self._heard_at = self.loop.time()
+        self._last_received = self.loop.time()
         if self._in_head:
-            self._count(self._head_bytes + len(data))
+            self._count_head(self._head_bytes + len(data))
         super().data_received(data)
-        if self._in_head and self._in_message:
+        if self._in_head and self._in_request:
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse(431)
             elif self._timer is None:
@@ -126,7 +126,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head = self._in_message = True
+        self._in_head = self._in_request = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
@@ -140,20 +140,20 @@ class HttpConnection(HttpToolsProtocol):
             self._refused_with = 431
             raise ValueError("too large headers")
         self._in_head = False
-        self._count(0)
+        self._count_head(0)
         self._stop_timer()
         super().on_headers_complete()
         if self.slots.is_kept(self):
-            self.scope["on_kept_slot"] = True  # type: ignore[typeddict-unknown-key]
+            self.scope["has_reserved_slot"] = True  # type: ignore[typeddict-unknown-key]
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._in_head, self._in_message = True, False
+        self._in_head, self._in_request = True, False
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._in_message and not self._in_head and not self._is_answering and self._timer is None:
-            self._timer = self.loop.call_later(REST_S, self._on_late)
+        if self._in_request and not self._in_head and not self._is_answering and self._timer is None:
+            self._timer = self.loop.call_later(BODY_REST_S, self._on_late)
 
     def send_400_response(self, msg: str) -> None:
         if self._refused_with:
@@ -164,11 +164,11 @@ class HttpConnection(HttpToolsProtocol):
     # --- refusals ------------------------------------------------------------------------------------------------
 
     def _on_late(self) -> None:
-        """A head, or the rest of an answered body, did not come in time."""
+        """End the connection: a head, or the rest of an answered body, did not come in time."""
         self._timer = None
-        if self._is_answering:  # its client is not read from meanwhile
+        if self._is_answering:  # uvicorn reads nothing meanwhile
             self._timer = self.loop.call_later(HEAD_S, self._on_late)
-        elif self._in_head and self._in_message:
+        elif self._in_head and self._in_request:
             self._refuse(408)
         elif self.transport is not None:
             self.transport.close()
@@ -176,7 +176,7 @@ class HttpConnection(HttpToolsProtocol):
     def _refuse(self, status: int) -> None:
         self._refused_with = status
         self._stop_timer()
-        self._count(0)
+        self._count_head(0)
         reason = _REASONS[status]
         limits = f"at most {MAX_HEAD_BYTES >> 10} KiB and {MAX_HEADERS} headers, within {HEAD_S:g} s"
         body = json.dumps(error_body(ErrorCode.FAILED_TO_PARSE, f"{reason}: a request's head has {limits}")).encode()
@@ -189,7 +189,7 @@ class HttpConnection(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
 
-    def _count(self, size: int) -> None:
-        """So many bytes of a head that is not whole yet are held."""
+    def _count_head(self, size: int) -> None:
+        """Count `size` bytes of a head that is not complete yet."""
         self.admission.hold(size - self._head_bytes)
         self._head_bytes = size

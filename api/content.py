@@ -1,7 +1,7 @@
-"""Bodies in and out: Extended JSON v2, relaxed or canonical, and BSON. What they mean is not known here.
+"""Parses and encodes bodies: Extended JSON v2, relaxed or canonical, and BSON. It does not know what they mean.
 
-Documents inside a body become RawDocuments: each may nest as deep as a document may, whatever wraps it, and goes on
-as the bytes it is.
+Documents inside a body become RawDocuments. So each may have the full 200 levels of nesting, whatever surrounds it, and
+its bytes are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 import orjson
 
-from api.errors import HttpError, failure, of
+from api.errors import HttpError, failure, http_error
 from replset.bson import (
     MAX_MESSAGE_SIZE,
     Binary,
@@ -35,7 +35,7 @@ from replset.errors import ErrorCode, ReplError
 
 JSON, EJSON, BSON = "application/json", "application/ejson", "application/bson"
 LARGE_BYTES = 1 << 17
-"""Bodies above this are read and written in a worker: some 10 ms of the event loop."""
+"""A larger body is parsed or encoded in a worker thread, since it would hold the event loop up for 10 ms or more."""
 MAX_ANSWER_BYTES = MAX_MESSAGE_SIZE
 _MAX_CACHED_HEADER = 200
 _INC_MASK = (1 << 31) - 1
@@ -43,7 +43,7 @@ _INC_SECONDS = Struct("<II").unpack_from
 
 
 class Form(Enum):
-    """How an answer is written."""
+    """The form that an answer is encoded in."""
 
     JSON = JSON
     EJSON = EJSON
@@ -51,24 +51,20 @@ class Form(Enum):
     BSON = BSON
 
 
-class Parts(dict[str, Any]):
-    """A document whose fields are written each on its own, so that none counts as nested in it.
+class DocumentParts(dict[str, Any]):
+    """A document whose fields are encoded one by one, so that none counts as nested in it.
 
-    A document in a field that nests too deep all the same (a change at the very bottom of a document, in the oplog)
-    is written as binary data.
+    A field can still be too deep: an oplog entry may hold a change at the very bottom of a document. Such a field is
+    encoded as binary data.
     """
 
 
-class Rows(list[Parts]):
-    """Many of them in one field of an answer."""
-
-
-class Documents(list[RawDocument]):
-    """Many documents in one field of an answer; each is written on its own."""
+class DocumentList(list[Any]):
+    """RawDocuments or DocumentParts in one field of an answer. They are encoded one by one."""
 
 
 class Times(NamedTuple):
-    """operationTime and $clusterTime of an answer, packed as in OpTime.ts. 0: the member tells no time yet."""
+    """operationTime and $clusterTime of an answer, packed as in OpTime.ts; 0 while the member has no oplog entry."""
 
     operation: int = 0
     cluster: int = 0
@@ -77,11 +73,11 @@ class Times(NamedTuple):
 NO_TIMES = Times()
 
 
-# --- what is asked for ------------------------------------------------------------------------------------------
+# --- the form of the answer -------------------------------------------------------------------------------------
 
 
 def form_of(accept: str) -> Form:
-    """What `Accept` asks for, by its weights; relaxed JSON where it names nothing that there is."""
+    """Return the form that an Accept header prefers by its weights; relaxed JSON when it names no form of ours."""
     return _cached_form(accept) if len(accept) <= _MAX_CACHED_HEADER else _form_of(accept)
 
 
@@ -90,15 +86,16 @@ def _form_of(accept: str) -> Form:
     for option in accept.lower().split(","):
         kind, *rest = (part.strip() for part in option.split(";"))
         parameters = dict(part.partition("=")[::2] for part in (piece.replace(" ", "") for piece in rest))
-        form = {JSON: Form.JSON, EJSON: Form.EJSON, BSON: Form.BSON, "*/*": Form.JSON, "application/*": Form.JSON}.get(
-            kind
-        )
+        form = _FORMS.get(kind)
         if form is Form.EJSON and parameters.get("canonical") == "true":
             form = Form.CANONICAL
         q = _weight(parameters.get("q", "1"))
         if form is not None and q > weight:
             best, weight = form, q
     return best
+
+
+_FORMS = {JSON: Form.JSON, EJSON: Form.EJSON, BSON: Form.BSON, "*/*": Form.JSON, "application/*": Form.JSON}
 
 
 def _weight(text: str) -> float:
@@ -115,7 +112,7 @@ _cached_form = lru_cache(maxsize=128)(_form_of)
 
 
 def is_bson(content_type: str) -> bool:
-    """Whether the body is BSON, otherwise it is JSON; 415 for anything else, no content type included."""
+    """Return True for BSON and False for JSON. HttpError 415 for any other content type, and for none."""
     kind, _, rest = content_type.partition(";")
     kind = kind.strip().lower()
     if kind == BSON:
@@ -138,8 +135,8 @@ def check_size(size: int) -> None:
         raise failure(ErrorCode.DOCUMENT_TOO_LARGE, f"the body is over {MAX_MESSAGE_SIZE} bytes")
 
 
-def read_document(content_type: str, data: bytes) -> RawDocument:
-    """The whole body as one document; HttpError 400 with the place, 415."""
+def parse_document(content_type: str, data: bytes) -> RawDocument:
+    """Parse the whole body as one document. HttpError 400 names the place of an error; 415 for the content type."""
     try:
         if is_bson(content_type):
             validate(data)
@@ -147,18 +144,18 @@ def read_document(content_type: str, data: bytes) -> RawDocument:
         _check_not_empty(data)
         return RawDocument(encode(from_ejson(data)))
     except ReplError as error:
-        raise of(error) from error
+        raise http_error(error) from error
 
 
-def read_fields(content_type: str, data: bytes) -> dict[str, Any]:
-    """The body's fields, decoded, but for documents in them and in their arrays. HttpError 400 with the place, 415."""
+def parse_fields(content_type: str, data: bytes) -> dict[str, Any]:
+    """Parse the body into its fields. Documents in them and in their arrays stay RawDocuments. HttpError 400, 415."""
     try:
         if is_bson(content_type):
             return dict(_bson_fields(data))
         _check_not_empty(data)
-        fields = _load(data)
+        fields = _load_json(data)
     except ReplError as error:
-        raise of(error) from error
+        raise http_error(error) from error
     return {name: _json_field(name, value) for name, value in fields.items()}
 
 
@@ -167,7 +164,7 @@ def _check_not_empty(data: bytes) -> None:
         raise ExtendedJSONError("the body is empty; a JSON document is needed")
 
 
-def _load(data: bytes) -> dict[str, Any]:
+def _load_json(data: bytes) -> dict[str, Any]:
     try:
         fields = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -187,12 +184,12 @@ def _json_field(name: str, value: object) -> object:
         if isinstance(read, list):
             return [RawDocument(encode(item)) if isinstance(item, dict) else item for item in read]
     except ReplError as error:
-        raise _under(name, error) from error
+        raise _field_error(name, error) from error
     return read
 
 
-def _under(name: str, error: ReplError) -> HttpError:
-    """The error as seen from the whole body."""
+def _field_error(name: str, error: ReplError) -> HttpError:
+    """Return the error with the name of the body's field in front."""
     return failure(error.code, f"field '{name[:80]}': {error.message}", details=error.details)
 
 
@@ -214,7 +211,7 @@ def _bson_fields(data: bytes) -> Iterator[tuple[str, object]]:
             else:
                 yield name, read_value(data, kind, start, end)
         except ReplError as error:
-            raise _under(name, error) from error
+            raise _field_error(name, error) from error
 
 
 def _sub_document(data: bytes) -> RawDocument:
@@ -226,7 +223,7 @@ def _sub_document(data: bytes) -> RawDocument:
 
 
 def times_of(reply: Mapping[str, Any] | RawDocument) -> Times:
-    """The times that a reply tells."""
+    """Return the times in a reply."""
     operation = reply.get("operationTime")
     if not isinstance(operation, Timestamp):
         return NO_TIMES
@@ -238,8 +235,8 @@ def times_of(reply: Mapping[str, Any] | RawDocument) -> Times:
         inc, seconds = _INC_SECONDS(raw, 17)
         return Times(packed, seconds << 31 | inc)
     cluster = reply.get("$clusterTime")
-    told = cluster.get("clusterTime") if isinstance(cluster, Mapping) else None
-    return Times(packed, _pack(told) if isinstance(told, Timestamp) else packed)
+    stamp = cluster.get("clusterTime") if isinstance(cluster, Mapping) else None
+    return Times(packed, _pack(stamp) if isinstance(stamp, Timestamp) else packed)
 
 
 def _pack(stamp: Timestamp) -> int:
@@ -253,8 +250,8 @@ _RELAXED_TAIL = _TAIL + '"signature":' + _SIGNATURE % "0" + "}"
 _CANONICAL_TAIL = _TAIL + '"signature":' + _SIGNATURE % '{"$numberLong":"0"}' + "}"
 
 
-def write(form: Form, document: Mapping[str, Any], times: Times) -> bytes:
-    """The bytes of an answer, with `times` as its last two fields. InvalidBSONError when it has no such form."""
+def encode_body(form: Form, document: Mapping[str, Any], times: Times) -> bytes:
+    """Encode an answer, with `times` as its last two fields. InvalidBSONError when the document has no such form."""
     own = {name: value for name, value in document.items() if name not in ("operationTime", "$clusterTime")}
     if form is Form.BSON:
         return encode({**own, **_time_fields(times)})
@@ -270,10 +267,10 @@ def _json_of(value: object, canonical: bool) -> str:
     kind = type(value)
     if kind is str:
         return orjson.dumps(value).decode()
-    if kind is Documents or kind is Rows:
-        return "[" + ",".join([_json_of(document, canonical) for document in cast("Documents | Rows", value)]) + "]"
-    if kind is Parts:
-        fields = cast("Parts", value).items()
+    if kind is DocumentList:
+        return "[" + ",".join([_json_of(document, canonical) for document in cast("DocumentList", value)]) + "]"
+    if kind is DocumentParts:
+        fields = cast("DocumentParts", value).items()
         return (
             "{" + ",".join([f"{orjson.dumps(name).decode()}:{_part(part, canonical)}" for name, part in fields]) + "}"
         )
@@ -306,8 +303,8 @@ def _split(ts: int) -> tuple[int, int]:
 
 
 def is_large(document: Mapping[str, Any]) -> bool:
-    """Whether writing this answer would hold the event loop up."""
+    """Return True if encoding this answer would hold the event loop up."""
     return any(
-        isinstance(value, Documents) and sum(len(item.raw) for item in value) > LARGE_BYTES
+        isinstance(value, DocumentList) and sum(len(item.raw) for item in value) > LARGE_BYTES
         for value in document.values()
     )

@@ -1,14 +1,18 @@
-"""From MongoDB's error codes to HTTP statuses, and error bodies. Which rule refused is not decided here."""
+"""Maps MongoDB's error codes to HTTP statuses and error bodies. It does not decide what is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from replset.errors import ErrorCode, ReplError, code_name, cut_message
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from replset.errors import CorruptDataError, ErrorCode, ReplError, code_name, cut_message
+from replset.storage.sqlite import is_disk_full
 
 RETRY_AFTER_S = 1
-"""What `Retry-After` says: elections take seconds, and nothing was applied, so asking again soon is right."""
+"""The value of `Retry-After`. Elections take seconds and nothing was applied, so a quick retry is right."""
 APPLIED = "x-replset-applied"
 
 UNAVAILABLE = frozenset(
@@ -42,7 +46,7 @@ UNAVAILABLE = frozenset(
         ErrorCode.OUT_OF_DISK_SPACE,
     }
 )
-"""Not here or not now: 503, unless it is a write that may have been applied."""
+"""These codes mean "not here" or "not now". The status is 503, except for a write that may have been applied."""
 OUTCOME_UNKNOWN = frozenset(
     {
         ErrorCode.INTERNAL_ERROR,
@@ -53,7 +57,7 @@ OUTCOME_UNKNOWN = frozenset(
         ErrorCode.INTERRUPTED_BY_STATE_CHANGE,
     }
 )
-"""At the top of a write's reply: what of it was applied, and whether that stays, this member cannot say."""
+"""With one of these codes in a write's reply, this member does not know what was applied and whether it stays."""
 STATUS: dict[int, int] = {
     ErrorCode.USER_NOT_FOUND: 404,
     ErrorCode.UNAUTHORIZED: 403,
@@ -69,23 +73,28 @@ STATUS: dict[int, int] = {
 
 
 def status_of(code: int) -> int:
-    """The HTTP status of a failure with `code`: 400 for what the client can mend."""
+    """Return the HTTP status for an error code. It is 400 when the client can correct the request."""
     return 503 if code in UNAVAILABLE else STATUS.get(code, 400)
 
 
+def headers_of(status: int) -> dict[str, str]:
+    """Return the extra headers of a status: 503 has `Retry-After`."""
+    return {"retry-after": str(RETRY_AFTER_S)} if status == 503 else {}
+
+
+def error_body(code: int, text: str, details: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return `{"ok": 0, "code", "codeName", "errmsg"}`, followed by `details`."""
+    return {"ok": 0, "code": code, "codeName": code_name(code), "errmsg": cut_message(text), **(details or {})}
+
+
 class HttpError(Exception):
-    """An answer that is no success: its status, body and extra headers."""
+    """A request failed; this is the status, the body and the extra headers of the response."""
 
     def __init__(self, status: int, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> None:
         super().__init__(str(body.get("errmsg", status)))
         self.status = status
         self.body = dict(body)
         self.headers = dict(headers or {})
-
-
-def error_body(code: int, text: str, details: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """`{"ok": 0, "code", "codeName", "errmsg"}` and what else is known."""
-    return {"ok": 0, "code": code, "codeName": code_name(code), "errmsg": cut_message(text), **(details or {})}
 
 
 def failure(
@@ -96,21 +105,47 @@ def failure(
     details: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> HttpError:
-    """The error for `code`; its status follows from the code where none is given."""
+    """Return the error for `code`. Without `status`, the status follows from the code."""
     found = status_of(code) if status is None else status
     return HttpError(found, error_body(code, text, details), {**headers_of(found), **(headers or {})})
 
 
-def headers_of(status: int) -> dict[str, str]:
-    """What goes with a status: 503 says when to come again."""
-    return {"retry-after": str(RETRY_AFTER_S)} if status == 503 else {}
-
-
-def of(error: ReplError) -> HttpError:
-    return failure(error.code, error.message, details=error.details)
-
-
 def unknown_outcome(code: int, text: str, details: Mapping[str, Any] | None = None) -> HttpError:
-    """504: nobody can say whether the write was applied, or all of it, or whether it stays."""
+    """Return a 504: nobody knows whether the write was applied, whether all of it was, and whether it stays."""
     body = error_body(code, text, {"applied": "unknown", **(details or {})})
     return HttpError(504, body, {APPLIED: "unknown"})
+
+
+def http_error(error: Exception, request_line: str = "") -> HttpError:
+    """Return the HTTP form of any expected error and raise every other one again.
+
+    request_line: method and path of the request, for the message about a path or method that does not exist.
+    """
+    match error:
+        case HttpError():
+            return error
+        case ReplError():
+            labels = {"errorLabels": list(error.labels)} if error.labels else {}
+            return failure(error.code, error.message, details={**error.details, **labels})
+        case RequestValidationError():
+            first = error.errors()[0]
+            place = " ".join(str(part) for part in first["loc"])
+            return failure(ErrorCode.BAD_VALUE, f"{place}: {first['msg']}")
+        case HTTPException():
+            text = f"{request_line}: {error.detail}"
+            return failure(ErrorCode.COMMAND_NOT_FOUND, text, status=error.status_code, headers=error.headers)
+    raise error
+
+
+def rollback_error(error: Exception) -> HttpError:
+    """Return the HTTP form of an error while a rollback is verified, compared or restored."""
+    match error:
+        case CorruptDataError():
+            return failure(ErrorCode.BAD_VALUE, error.message)
+        case HttpError() | ReplError():
+            return http_error(error)
+        case FileNotFoundError():
+            return failure(ErrorCode.BAD_VALUE, f"{error.filename} is missing")
+        case OSError() if is_disk_full(error):
+            return failure(ErrorCode.OUT_OF_DISK_SPACE, f"the disk is full: {error}")
+    return failure(ErrorCode.INTERNAL_ERROR, str(error))

@@ -1,9 +1,9 @@
-"""One HTTP exchange: the request as the API sees it, its body, and the answer's bytes. No framework."""
+"""Reads one HTTP request and writes its response, without the web framework."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl
@@ -16,18 +16,16 @@ from api.content import (
     Form,
     Times,
     check_size,
+    encode_body,
     form_of,
     is_large,
-    read_document,
-    read_fields,
-    write,
+    parse_document,
 )
-from api.errors import HttpError, error_body, failure
-from api.held import Held
-from api.ports import ApiMember
+from api.errors import HttpError, error_body, failure, http_error
 from replset.bson import InvalidBSONError, RawDocument
 from replset.errors import ErrorCode
-from replset.runtime.admission import STALLED_S
+from replset.runtime.admission import SMALL_BYTES, STALLED_S, Admission
+from replset.runtime.member import RunningMember
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -35,33 +33,65 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 DRAIN_BYTES = 1 << 28
-"""A body that is too large is read this far, and thrown away, so that its sender hears why."""
+"""A body that is too large is read up to this size and discarded, because many clients read no response before."""
+MIN_BYTES_PER_S = 10_000
+"""A body that comes more slowly than this is given up."""
 
 
-SLOWEST = 10_000
+class RequestMemory:
+    """Counts the memory that one request and its response use in the member's admission.
+
+    Its methods raise HttpError 503 (462) when the member has no memory left for them.
+    """
+
+    __slots__ = ("_admission", "_reserved", "_size")
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._size = 0
+        self._reserved = 0
+
+    def count_request(self, size: int, *, is_whole: bool = True) -> None:
+        """Count a body of which `size` bytes have come. A small body that came at once is not counted."""
+        more = size - self._size
+        if (is_whole and size <= SMALL_BYTES) or more <= 0:
+            return
+        if not self._admission.admit(more):
+            raise self.refusal()
+        self._size = size
+
+    def count_response(self, size: int) -> None:
+        """Count the `size` bytes of the response that the client has not taken yet."""
+        size = size if size > SMALL_BYTES else 0
+        self._admission.hold(size - self._size)
+        self._size = size
+
+    def reserve(self, size: int) -> None:
+        """Count `size` more bytes until the request is over."""
+        if not self._admission.admit(size):
+            raise self.refusal()
+        self._reserved += size
+
+    def release(self) -> None:
+        """Give everything back, because the request is over."""
+        self.count_response(0)
+        self._admission.give_back(self._reserved)
+        self._reserved = 0
+
+    def refusal(self) -> HttpError:
+        return http_error(self._admission.refusal())
 
 
-@dataclass(slots=True)
-class Answer:
-    """What goes out. times: of the reply it was made from, else the member's own. heavy: written in a worker."""
+class HttpRequest:
+    """One HTTP request: its headers, its client, and the form that the client wants the response in."""
 
-    document: Mapping[str, Any]
-    status: int = 200
-    headers: Mapping[str, str] | None = None
-    times: Times = NO_TIMES
-    heavy: bool = False
-
-
-class Asked:
-    """One HTTP request: who asks, for what, and how the answer is to be written."""
-
-    __slots__ = ("client", "content_type", "form", "headers", "held", "method", "path", "query")
+    __slots__ = ("client", "content_type", "form", "headers", "memory", "method", "path", "query")
 
     def __init__(self, scope: Scope) -> None:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.form: Form = form_of(self.header(b"accept"))
         self.content_type = self.header(b"content-type")
-        self.held: Held = scope["held"]
+        self.memory: RequestMemory = scope["memory"]
         self.path: str = scope["path"]
         self.method: str = scope["method"]
         self.query: str = scope.get("query_string", b"").decode("latin-1")
@@ -71,8 +101,8 @@ class Asked:
     def header(self, name: bytes) -> str:
         return self.headers.get(name, b"").decode("latin-1")
 
-    def forwards(self) -> bool:
-        """`?forward=true|false`, true where it is not said; any other parameter is refused by its name."""
+    def wants_forwarding(self) -> bool:
+        """Read `?forward=true|false`; the default is true. Any other parameter is refused by its name (40415)."""
         if not self.query:
             return True
         forward = True
@@ -84,20 +114,49 @@ class Asked:
             forward = value == "true"
         return forward
 
+    def refuse_idempotency_key(self) -> None:
+        """Refuse the header Idempotency-Key (40415). A client that sends it expects no write to be applied twice."""
+        if b"idempotency-key" in self.headers:
+            raise failure(ErrorCode.UNKNOWN_FIELD, "the header Idempotency-Key is not built yet")
 
-async def read_body(asked: Asked, receive: Receive) -> bytes:
-    """The request's body; 413 once it is too large, 503 when the member has too much to do, 408 when it stalls.
 
-    It stalls when nothing comes for STALLED_S, or less than SLOWEST bytes a second come beyond that.
+@dataclass(slots=True)
+class HttpAnswer:
+    """What a request is answered with.
+
+    times: of the reply that the document was made from; without them the member's own times are added.
+    is_heavy: the document is encoded in a worker thread.
+    """
+
+    document: Mapping[str, Any]
+    status: int = 200
+    headers: Mapping[str, str] | None = None
+    times: Times = NO_TIMES
+    is_heavy: bool = False
+
+
+def error_answer(error: Exception, request_line: str = "") -> HttpAnswer:
+    """Return the answer for an expected error and raise every other one again; see `http_error`."""
+    problem = http_error(error, request_line)
+    return HttpAnswer(problem.body, problem.status, problem.headers)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+async def read_body(request: HttpRequest, receive: Receive) -> bytes:
+    """Return the request's body. HttpError: 413 too large, 503 no memory left, 408 the client stopped sending.
+
+    The client has stopped when nothing comes for STALLED_S, or when fewer than MIN_BYTES_PER_S come over a longer time.
     """
     chunks: list[bytes] = []
     size = 0
     loop = asyncio.get_running_loop()
     began = loop.time()
-    problem = _refused_for(asked, int(asked.header(b"content-length") or 0))
+    problem = _body_refusal(request, int(request.header(b"content-length") or 0))
     while True:
         try:
-            async with asyncio.timeout_at(min(loop.time(), began + size / SLOWEST) + STALLED_S):
+            async with asyncio.timeout_at(min(loop.time(), began + size / MIN_BYTES_PER_S) + STALLED_S):
                 message = await receive()
         except TimeoutError:
             text = f"the body stopped coming after {size} bytes"
@@ -107,7 +166,7 @@ async def read_body(asked: Asked, receive: Receive) -> bytes:
         chunk = message.get("body", b"")
         size += len(chunk)
         more_follows = message.get("more_body", False)
-        problem = problem or _refused_for(asked, size, whole=not more_follows)
+        problem = problem or _body_refusal(request, size, is_whole=not more_follows)
         if problem is None:
             chunks.append(chunk)
         else:
@@ -120,70 +179,69 @@ async def read_body(asked: Asked, receive: Receive) -> bytes:
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def _refused_for(asked: Asked, size: int, *, whole: bool = True) -> HttpError | None:
-    """Why a body of `size` bytes is not taken. whole: nothing of it is still to come, which may take long."""
+def _body_refusal(request: HttpRequest, size: int, *, is_whole: bool = True) -> HttpError | None:
+    """Return why a body of `size` bytes is refused. is_whole: nothing more of it follows."""
     try:
         check_size(size)
-        asked.held.take(size, whole=whole)
+        request.memory.count_request(size, is_whole=is_whole)
     except HttpError as error:
         return error
     return None
 
 
-async def fields_of(member: ApiMember, asked: Asked, receive: Receive) -> dict[str, Any]:
-    """The body's fields; a large body is read in a worker."""
-    data = await read_body(asked, receive)
+async def read_document(member: RunningMember, request: HttpRequest, receive: Receive) -> RawDocument:
+    """Return the body as one document. A large body is parsed in a worker thread."""
+    data = await read_body(request, receive)
     if len(data) > LARGE_BYTES:
-        return await member.workers.run(lambda: read_fields(asked.content_type, data))
-    return read_fields(asked.content_type, data)
+        return await member.workers.run(lambda: parse_document(request.content_type, data))
+    return parse_document(request.content_type, data)
 
 
-async def known_fields(asked: Asked, receive: Receive, *known: str) -> dict[str, Any]:
-    """The fields of a small body, which need not be there; any other field is refused by its name."""
-    data = await read_body(asked, receive)
-    fields = read_document(asked.content_type, data).decode() if data.strip() else {}
+async def read_options(request: HttpRequest, receive: Receive, known: Iterable[str] | None) -> dict[str, Any]:
+    """Return the fields of a small body, {} for an empty one. A field that is not in `known` is refused (40415).
+
+    known: None takes every field.
+    """
+    data = await read_body(request, receive)
+    fields = parse_document(request.content_type, data).decode() if data.strip() else {}
+    names = list(fields if known is None else known)
     for name in fields:
-        if name not in known:
-            there = f"there {'are' if len(known) > 1 else 'is'}: {', '.join(known)}"
-            raise failure(ErrorCode.UNKNOWN_FIELD, f"unknown field {name[:80]!r}; {there}")
+        if name not in names:
+            allowed = f"there {'are' if len(names) > 1 else 'is'}: {', '.join(names)}"
+            raise failure(ErrorCode.UNKNOWN_FIELD, f"unknown field {name[:80]!r}; {allowed}")
     return fields
 
 
-async def document_of(member: ApiMember, asked: Asked, receive: Receive) -> RawDocument:
-    """The body as one document."""
-    data = await read_body(asked, receive)
-    if len(data) > LARGE_BYTES:
-        return await member.workers.run(lambda: read_document(asked.content_type, data))
-    return read_document(asked.content_type, data)
+# --- writing ----------------------------------------------------------------------------------------------------
 
 
-async def written(member: ApiMember, form: Form, answer: Answer) -> bytes:
-    """The answer's bytes. What has no such form (deeper than JSON's wrappers go) becomes an error."""
+async def _encode_answer(member: RunningMember, form: Form, answer: HttpAnswer) -> bytes:
+    """Return the bytes of the answer. A document that has no such form, for example a too deep one, becomes a 400."""
     times = answer.times
     if not times.operation:
         newest = member.store.last_applied.ts
         times = Times(newest, newest)
     try:
-        if answer.heavy or is_large(answer.document):
-            return await member.workers.run(lambda: write(form, answer.document, times))
-        return write(form, answer.document, times)
+        if answer.is_heavy or is_large(answer.document):
+            return await member.workers.run(lambda: encode_body(form, answer.document, times))
+        return encode_body(form, answer.document, times)
     except InvalidBSONError as error:
         answer.status = 400
-        return write(form, error_body(error.code, f"the answer cannot be written: {error.message}"), times)
+        return encode_body(form, error_body(error.code, f"the answer cannot be written: {error.message}"), times)
 
 
-async def say(member: ApiMember, asked: Asked, answer: Answer, send: Send) -> None:
-    """The answer straight to the client."""
-    body = await written(member, asked.form, answer)
-    headers = [(b"content-type", asked.form.value.encode()), (b"content-length", b"%d" % len(body))]
+async def send_answer(member: RunningMember, request: HttpRequest, answer: HttpAnswer, send: Send) -> None:
+    """Send the answer to the client."""
+    body = await _encode_answer(member, request.form, answer)
+    headers = [(b"content-type", request.form.value.encode()), (b"content-length", b"%d" % len(body))]
     if answer.headers:
         headers += [(name.encode(), value.encode("latin-1")) for name, value in answer.headers.items()]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if asked.method == "HEAD" else body})
+    await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
 
 
-async def respond(member: ApiMember, asked: Asked, answer: Answer) -> Response:
-    """The answer as the application's routes give it."""
-    body = await written(member, asked.form, answer)
-    headers = {"content-type": asked.form.value, **(answer.headers or {})}
+async def to_response(member: RunningMember, request: HttpRequest, answer: HttpAnswer) -> Response:
+    """Return the answer as a response of the web framework, for a route."""
+    body = await _encode_answer(member, request.form, answer)
+    headers = {"content-type": request.form.value, **(answer.headers or {})}
     return Response(body, answer.status, headers)

@@ -1,8 +1,8 @@
-"""Which requests a web page may not have sent: a foreign Origin, an unknown Host, a POST without a content type.
+"""Refuses requests that another site's web page may have sent from a user's browser.
 
-A browser lets any page send simple requests to any address, this member's on loopback included, and a page whose name
-is made to resolve to this member (DNS rebinding) may even read the answers. So every request must name this member by
-a name that it goes by, must not come from a page of somebody else's, and a POST must carry a content type that no form
+A browser lets any page send simple requests to any address, also to a member on loopback. A page whose host name is
+made to resolve to this member (DNS rebinding) can even read the answers. So three rules hold. The Host header must be a
+name of this member. The Origin header must not be a page of another site. A POST must have a content type that no form
 and no plain `fetch` can send.
 """
 
@@ -16,21 +16,21 @@ from urllib.parse import urlsplit
 from api.content import JSON, is_bson
 from api.errors import HttpError, failure
 from api.exchange import Scope
-from api.ports import ApiMember
 from replset.errors import ErrorCode
 from replset.ids import HostPort
+from replset.runtime.member import RunningMember
 from replset.runtime.network import split_host_port
 
 MAX_SEEN = 100
-WEB = frozenset({"http", "https"})
+WEB_SCHEMES = frozenset({"http", "https"})
 
 
 class Guard:
-    """Knows the names of one member. allowed_hosts: further ones, of `--allowed-hosts`."""
+    """Checks Host and Origin against the names of one member. allowed_hosts: more names, from `--allowed-hosts`."""
 
-    def __init__(self, member: ApiMember, allowed_hosts: Iterable[str]) -> None:
+    def __init__(self, member: RunningMember, allowed_hosts: Iterable[str]) -> None:
         self._member = member
-        self._seen: set[str] = set()  # as they came, of those that are this member's: reading one costs 10 µs
+        self._seen: set[str] = set()  # Host headers that were accepted: parsing one takes 10 µs
         self._allowed = frozenset(host.lower().strip("[]") for host in allowed_hosts)
 
     @cached_property
@@ -43,7 +43,7 @@ class Guard:
         return str(split_host_port(HostPort(self._member.http_address))[1])
 
     def refusal(self, scope: Scope) -> HttpError | None:
-        """Why this request is not served, before anything of it is carried out: 403 (13)."""
+        """Return why this request is refused, 403 (13), before any part of it runs; None when it may run."""
         hosts = _headers(scope, b"host")
         for host in hosts:
             if host in self._seen:
@@ -65,9 +65,9 @@ class Guard:
         return name != "" and (name in self._names or _is_loopback(name))
 
     def _is_own(self, origin: str, hosts: list[str]) -> bool:
-        """Whether a page from there is this API's own, or one of an allowed host."""
+        """Return True for a page of this API itself or of an allowed host."""
         scheme, _, address = origin.partition("://")
-        if scheme not in WEB or not address:
+        if scheme not in WEB_SCHEMES or not address:
             return False
         name, port = _split(address)
         own_address = address.lower() in {host.lower() for host in hosts}
@@ -75,7 +75,7 @@ class Guard:
 
 
 def check_content_type(scope: Scope) -> None:
-    """HttpError 415 for a POST that says nothing of its body, or what a form can say of it; with a body or without."""
+    """Refuse a POST (415) without a content type, or with one that a form can send, also when it has no body."""
     if scope["method"] == "POST":
         for content_type in _headers(scope, b"content-type") or [""]:
             if content_type != JSON:
@@ -87,7 +87,7 @@ def _headers(scope: Scope, name: bytes) -> list[str]:
 
 
 def _split(address: str) -> tuple[str, str]:
-    """Name and port of `NAME[:PORT]`; a name that cannot be read is nobody's."""
+    """Return name and port of `NAME[:PORT]`, both empty when the text cannot be read."""
     try:
         parts = urlsplit(f"//{address}")
         port = parts.port

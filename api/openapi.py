@@ -1,23 +1,23 @@
-"""The OpenAPI page: what routes say of their bodies and answers, and the paths of the actions, which are no routes."""
+"""Builds the OpenAPI document: the answers and bodies of the routes, and the paths of the actions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from api.actions import ACTIONS, NOT_BUILT, Action, Kind
+from api.actions import ACTIONS, NOT_BUILT_ACTIONS, Action, FieldKind
 from api.content import BSON, EJSON, JSON
 
 Schema: TypeAlias = dict[str, Any]
 _DOCUMENT: Schema = {"type": "object", "additionalProperties": True}
-_KINDS: dict[Kind, Schema] = {
-    Kind.DOCUMENT: _DOCUMENT,
-    Kind.ARRAY: {"type": "array", "items": _DOCUMENT},
-    Kind.CHANGE: {"anyOf": [_DOCUMENT, {"type": "array", "items": _DOCUMENT}]},
-    Kind.TEXT: {"type": "string"},
-    Kind.FLAG: {"type": "boolean"},
-    Kind.NUMBER: {"type": "integer", "minimum": 0, "maximum": 2**63 - 1},
-    Kind.MODE: {"anyOf": [_DOCUMENT, {"type": "string"}]},
+_KINDS: dict[FieldKind, Schema] = {
+    FieldKind.DOCUMENT: _DOCUMENT,
+    FieldKind.ARRAY: {"type": "array", "items": _DOCUMENT},
+    FieldKind.UPDATE: {"anyOf": [_DOCUMENT, {"type": "array", "items": _DOCUMENT}]},
+    FieldKind.TEXT: {"type": "string"},
+    FieldKind.BOOL: {"type": "boolean"},
+    FieldKind.NUMBER: {"type": "integer", "minimum": 0, "maximum": 2**63 - 1},
+    FieldKind.READ_PREFERENCE: {"anyOf": [_DOCUMENT, {"type": "string"}]},
 }
 _FIELDS: dict[str, Schema] = {
     "database": {"type": "string", "minLength": 1, "maxLength": 63, "example": "shop"},
@@ -40,7 +40,7 @@ _FIELDS: dict[str, Schema] = {
     "key": {"type": "string", "minLength": 1, "example": "item"},
     "writeConcern": {**_DOCUMENT, "example": {"w": "majority", "wtimeout": 5000}},
     "readConcern": {**_DOCUMENT, "example": {"level": "majority"}},
-    "readPreference": {**_KINDS[Kind.MODE], "example": {"mode": "secondaryPreferred"}},
+    "readPreference": {**_KINDS[FieldKind.READ_PREFERENCE], "example": {"mode": "secondaryPreferred"}},
 }
 _RESULTS: dict[str, Schema] = {
     "insertedId": {},
@@ -97,7 +97,7 @@ _TEXTS = {
 
 
 def answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """`responses` of a route: documents below 300, the error model from 400 on."""
+    """Return the `responses` of a route: documents below status 300, the error model from 400 on."""
     return {status: _answer(status, _DOCUMENT) for status in statuses}
 
 
@@ -114,22 +114,22 @@ def _answer(status: int, schema: Schema) -> dict[str, Any]:
 
 
 def body(schema: Schema, *, required: bool = True) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads its body itself."""
+    """Return the `openapi_extra` of a route that reads its body itself."""
     return {"requestBody": {"required": required, "content": {JSON: {"schema": schema}}}}
 
 
 def with_actions(schema: Schema) -> Schema:
-    """The application's OpenAPI document, with a path for each action and the error model. Safe to do twice."""
+    """Return the application's OpenAPI document with the actions and the error model added. It may run twice."""
     paths = schema.setdefault("paths", {})
     schema.setdefault("components", {}).setdefault("schemas", {})["Error"] = ERROR
-    for unused in ("HTTPValidationError", "ValidationError"):  # the framework's own, never answered here
+    for unused in ("HTTPValidationError", "ValidationError"):  # the framework's own; this API never answers with them
         schema["components"]["schemas"].pop(unused, None)
     for path in paths.values():
         for operation in path.values():
             operation["responses"].pop("422", None)
     for action in ACTIONS.values():
         paths[f"/v1/action/{action.name}"] = {"post": _operation(action)}
-    for name in NOT_BUILT:
+    for name in NOT_BUILT_ACTIONS:
         paths[f"/v1/action/{name}"] = {
             "post": {
                 "summary": "Not built yet: answers 400, code 59.",
@@ -148,33 +148,33 @@ def with_actions(schema: Schema) -> Schema:
 
 
 def _operation(action: Action) -> dict[str, Any]:
-    properties = {name: _field(action, name, kind) for name, kind in action.takes.items()}
-    fields = {"type": "object", "required": sorted(action.needs), "properties": properties}
+    properties = {name: _field(action, name, kind) for name, kind in action.fields.items()}
+    fields = {"type": "object", "required": sorted(action.required), "properties": properties}
     names = _ANSWERS[action.name]
     result = {"type": "object", "required": list(names), "properties": {name: _RESULTS[name] for name in names}}
-    statuses = (202, 307, 400, 404, 405, 409, 413, 415, 503, 504) if action.writes else (400, 404, 405, 413, 415, 503)
+    statuses = (202, 307, 400, 404, 405, 409, 413, 415, 503, 504) if action.is_write else (400, 404, 405, 413, 415, 503)
     operation = {
         "summary": action.summary,
         "tags": ["data"],
         "operationId": action.name,
-        "parameters": [_FORWARD] if action.writes else [],
+        "parameters": [_FORWARD] if action.is_write else [],
         "requestBody": {
             "required": True,
             "content": {JSON: {"schema": {**fields, "additionalProperties": False}}},
         },
         "responses": _texts({action.status: _answer(action.status, result), **answers(*statuses)}),
     }
-    if action.writes:
+    if action.is_write:
         operation["description"] = "Forwarded once to the primary when this member is not it: x-replset-forwarded-to."
     return operation
 
 
-def _field(action: Action, name: str, kind: Kind) -> Schema:
-    """One field of a body; null stands for an optional one that is not there."""
+def _field(action: Action, name: str, kind: FieldKind) -> Schema:
+    """Return the schema of one field. An optional field may be null, which counts as absent."""
     schema = _FIELDS.get(name, _KINDS[kind])
     if (action.name, name) == ("countDocuments", "limit"):
         schema = {"type": "integer", "description": "a negative one counts like its opposite; 0: none"}
-    if name in action.needs:
+    if name in action.required:
         return schema
     own = {key: value for key, value in schema.items() if key in ("example", "description")}
     rest = {key: value for key, value in schema.items() if key not in own}

@@ -6,8 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from api.errors import failure
-from api.held import overloaded
+from api.errors import failure, http_error
 from replset.errors import ErrorCode, OverloadedError
 
 MOST_AT_ONCE = 2
@@ -27,7 +26,7 @@ class RollbackJobLimiter:
         with self._lock:
             if self._running >= MOST_AT_ONCE:
                 many = f"it works on {self._running} rollbacks"
-                raise overloaded(OverloadedError(f"this member is overloaded: {many}; nothing was applied, try again"))
+                raise http_error(OverloadedError(f"this member is overloaded: {many}; nothing was applied, try again"))
             self._running += 1
         try:
             yield

@@ -1,4 +1,4 @@
-"""The HTTP port: uvicorn around the application, with the member's own signal handling."""
+"""Serves the application with uvicorn on the HTTP port. The member handles the signals itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from replset.runtime.connections import Slots
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: SIGTERM is the member's, which hands over before it stops."""
+    """uvicorn without its signal handlers. The member handles SIGTERM: it steps down before it stops."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -28,7 +28,7 @@ class HttpServer:
     """Serves `app` on `address` until `stop`."""
 
     def __init__(self, app: Any, address: HostPort, slots: Slots, admission: Admission, backlog: int) -> None:
-        """slots: of its connections. admission: what their requests hold."""
+        """slots: limit the connections. admission: counts the memory that their requests use."""
 
         class Connection(HttpConnection):
             pass
@@ -49,24 +49,24 @@ class HttpServer:
             timeout_graceful_shutdown=5,
         )
         self._server = _Server(config)
-        self._serving: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Listen; OSError when the address is taken."""
+        """Listen on the address; OSError when it is in use."""
         host, _, port = self._address.rpartition(":")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.socket(family, socket.SOCK_STREAM)
+        listener = socket.socket(family, socket.SOCK_STREAM)
         try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind((host.strip("[]"), int(port)))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host.strip("[]"), int(port)))
         except OSError:
-            listening.close()
+            listener.close()
             raise
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listening]))
-        while not self._server.started and not self._serving.done():  # noqa: ASYNC110 - uvicorn has no event for it
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
+        while not self._server.started and not self._task.done():  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(0.005)
 
     async def stop(self) -> None:
         self._server.should_exit = True
-        if self._serving is not None:
-            await self._serving
+        if self._task is not None:
+            await self._task

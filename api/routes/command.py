@@ -1,4 +1,4 @@
-"""`POST /v1/command/{db}`: any database command as a document; the reply document as the wire port would give it."""
+"""`POST /v1/command/{db}` runs any database command and returns the same reply document as the wire port."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from api.ask import check, decoded, run
+from api.commands import check_reply, decode_reply, run_command
 from api.content import times_of
-from api.errors import APPLIED, HttpError, failure, headers_of, status_of
-from api.exchange import Answer, Asked, document_of, respond
+from api.errors import APPLIED, HttpError, headers_of, status_of
+from api.exchange import HttpAnswer, HttpRequest, read_document, to_response
 from api.openapi import answers
-from api.ports import ApiDispatcher, ApiMember
 from replset.commands.table import PRIVATE
-from replset.errors import ErrorCode
+from replset.runtime.member import RunningMember
 
 WRITES = frozenset({"insert", "update", "delete", "findAndModify", "bulkWrite", "create", "drop", "dropDatabase"})
 BODY = {
@@ -27,7 +26,7 @@ BODY = {
 }
 
 
-def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
+def router(member: RunningMember) -> APIRouter:
     routes = APIRouter(tags=["command"])
 
     @routes.post(
@@ -39,29 +38,30 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
         openapi_extra={"requestBody": BODY},
     )
     async def command(db: str, request: Request) -> Response:
-        asked = Asked(request.scope)
-        if b"idempotency-key" in asked.headers:
-            raise failure(ErrorCode.UNKNOWN_FIELD, "the header Idempotency-Key is not built yet")
-        document = await document_of(member, asked, request.receive)
-        reply = await run(dispatcher, document, db, asked.client)
+        http = HttpRequest(request.scope)
+        http.refuse_idempotency_key()
+        document = await read_document(member, http, request.receive)
+        reply = await run_command(member, document, db, http.client)
         try:
-            whole = decoded(check(reply, writes=document.first_key in WRITES))
+            fields = decode_reply(check_reply(reply, is_write=document.first_key in WRITES))
         except HttpError as error:
             if document.first_key in PRIVATE:
                 error.status = 404
             raise
-        status, headers = outcome(whole)
-        answer = Answer(whole, status, headers, times_of(reply), heavy="cursor" in whole)
-        return await respond(member, asked, answer)
+        status, headers = outcome(fields)
+        answer = HttpAnswer(fields, status, headers, times_of(reply), is_heavy="cursor" in fields)
+        return await to_response(member, http, answer)
 
     return routes
 
 
 def outcome(reply: dict[str, Any]) -> tuple[int, dict[str, str]]:
-    """(status, headers) of a reply with ok: 1, which may still hold write errors or an unmet write concern."""
+    """Return status and headers for a reply with ok: 1, which may still hold write errors or a write concern error."""
     if reply.get("writeErrors"):
         status = status_of(int(reply["writeErrors"][0]["code"]))
-        if status == 503 and reply.get("n"):  # part of it is applied: 503 would deny that
+        # A 503 says that nothing was applied and invites the client to send the whole write again. Here a part is
+        # applied already, and a second run would apply that part twice. So the status is 504.
+        if status == 503 and reply.get("n"):
             return 504, {APPLIED: "unknown"}
         return status, headers_of(status)
     if reply.get("writeConcernError"):

@@ -1,4 +1,4 @@
-"""/docs: the interactive page, with its script and style from an installed package: a browser asks no other host."""
+"""/docs is the interactive page. Its script and style come from an installed package, not from another host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 PACKAGE = "fastapi_offline"
 SCRIPT, STYLE, ICON = "swagger-ui-bundle.js", "swagger-ui.css", "favicon.png"
 POLICY = "default-src 'self' 'unsafe-inline' data:"
-"""The browser itself refuses whatever the page would load from elsewhere."""
+"""With this policy the browser refuses everything that the page would load from another host."""
 
 
 def router() -> APIRouter:
@@ -21,7 +21,7 @@ def router() -> APIRouter:
 
     @routes.get("/docs")
     def page() -> HTMLResponse:
-        """Without the validator, which would send this member's description to a host of Swagger's."""
+        """Return the page without the validator, which would send this member's description to a host of Swagger."""
         answer = get_swagger_ui_html(
             openapi_url="/openapi.json",
             title="replset",

@@ -1,4 +1,4 @@
-"""For load balancers and orchestrators: /health, /ready, /primary, /secondary, /arbiter; small bodies, 200 or 503."""
+"""Health checks for load balancers: /health, /ready, /primary, /secondary and /arbiter answer 200 or 503."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from api.errors import headers_of
-from api.ports import ApiMember
 from replset.core.member_state import MemberState
+from replset.runtime.member import RunningMember
 
 _BODY = {
     "type": "object",
@@ -19,7 +19,7 @@ _BODY = {
 _CONTENT = {"application/json": {"schema": _BODY}}
 
 
-def router(member: ApiMember) -> APIRouter:
+def router(member: RunningMember) -> APIRouter:
     routes = APIRouter(tags=["health"])
     checks: dict[str, tuple[str, Callable[[], bool]]] = {
         "/health": ("This process answers.", lambda: True),
@@ -45,7 +45,7 @@ def router(member: ApiMember) -> APIRouter:
     return routes
 
 
-def _endpoint(member: ApiMember, holds: Callable[[], bool]) -> Callable[[], object]:
+def _endpoint(member: RunningMember, holds: Callable[[], bool]) -> Callable[[], object]:
     async def endpoint() -> JSONResponse:
         status = 200 if holds() else 503
         return JSONResponse({"ok": int(status == 200), "state": member.node.state.name}, status, headers_of(status))

@@ -1,4 +1,4 @@
-"""`GET /metrics`: Prometheus text, computed when it is asked for. docs/http.md lists the names."""
+"""`GET /metrics` returns Prometheus text, computed for each request. docs/http.md lists the names."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from api.ports import ApiDispatcher, ApiMember
 from replset.core.member_state import MemberState
 from replset.core.status import MemberStatus
 from replset.errors import code_name
 from replset.ids import OPTIME_NULL
+from replset.runtime.member import RunningMember
 
 
 class MemberCollector(Collector):
-    """What one member knows of itself and the set, at one moment. rollbacks: their states, unacknowledged: how many
-    nobody has acknowledged; read before.
+    """Collects the metrics of one member.
+
+    rollbacks: the state of each rollback whose files are here. unacknowledged: how many of them nobody acknowledged.
     """
 
-    def __init__(self, dispatcher: ApiDispatcher, member: ApiMember, rollbacks: list[str], unacknowledged: int) -> None:
-        self._dispatcher = dispatcher
+    def __init__(self, member: RunningMember, rollbacks: list[str], unacknowledged: int) -> None:
         self._member = member
         self._rollbacks = rollbacks
         self._unacknowledged = unacknowledged
@@ -33,13 +33,13 @@ class MemberCollector(Collector):
         yield self._states()
         yield self._optimes()
         yield from self._members()
-        yield self._settled()
+        yield self._rollback_states()
         commands = CounterMetricFamily("replset_commands", "commands run, by name", labels=["command"])
-        for name, count in sorted(self._dispatcher.counts.items()):
+        for name, count in sorted(self._member.dispatcher.counts.items()):
             commands.add_metric([name], count)
         yield commands
         failures = CounterMetricFamily("replset_command_failures", "commands refused", labels=["code", "name"])
-        for code, count in sorted(self._dispatcher.failures.items()):
+        for code, count in sorted(self._member.dispatcher.failures.items()):
             failures.add_metric([str(code), code_name(code)], count)
         yield failures
         yield CounterMetricFamily(
@@ -93,7 +93,7 @@ class MemberCollector(Collector):
         return optimes
 
     def _members(self) -> Iterator[Metric]:
-        """Health of each member, and how far the data-bearing ones are behind the newest entry known here."""
+        """Return each member's health, and how far the data-bearing members are behind the newest entry known here."""
         lag = GaugeMetricFamily("replset_member_lag_seconds", "behind the newest entry known", labels=["member"])
         health = GaugeMetricFamily("replset_member_health", "1 while the member answers", labels=["member"])
         ping = GaugeMetricFamily("replset_member_ping_seconds", "last round trip of a heartbeat", labels=["member"])
@@ -111,14 +111,14 @@ class MemberCollector(Collector):
                 lag.add_metric(labels, max(0, newest - row.position.applied_wall_ms) / 1000)
         yield from (lag, health, ping, counted)
 
-    def _settled(self) -> Metric:
+    def _rollback_states(self) -> Metric:
         rollbacks = GaugeMetricFamily("replset_rollbacks", "rollbacks whose files are here", labels=["state"])
         for state in ("planned", "finished", "exported", "abandoned", "unreadable"):
             rollbacks.add_metric([state], self._rollbacks.count(state))
         return rollbacks
 
 
-def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
+def router(member: RunningMember) -> APIRouter:
     routes = APIRouter(tags=["health"])
 
     @routes.get(
@@ -130,7 +130,7 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
     async def metrics() -> Response:
         states = [str(row.get("state", "unreadable")) for row in await member.rollbacks.listed()]
         registry = CollectorRegistry()
-        registry.register(MemberCollector(dispatcher, member, states, await member.rollbacks.refresh()))
+        registry.register(MemberCollector(member, states, await member.rollbacks.refresh()))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return routes

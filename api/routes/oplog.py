@@ -1,4 +1,4 @@
-"""`/v1/replset/oplog`: this member's oplog, a page at a time, as Extended JSON or as the rows' BSON."""
+"""`/v1/replset/oplog` returns this member's oplog page by page, as Extended JSON or as BSON documents."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from api.content import Form, Parts, Rows
+from api.content import DocumentList, DocumentParts, Form
 from api.errors import failure
-from api.exchange import Answer, Asked, respond
+from api.exchange import HttpAnswer, HttpRequest, to_response
 from api.openapi import answers
-from api.ports import ApiMember
 from replset.bson import Binary, Int64, RawDocument, encode, walk
 from replset.bson.decoding import read_value
 from replset.errors import ErrorCode
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_row import OplogRow
+from replset.runtime.member import RunningMember
 from replset.storage.snapshot import Snapshot
 
 DEFAULT_ROWS = 100
@@ -26,7 +26,7 @@ NEXT = "x-replset-next"
 DOCUMENT = 3
 
 
-def router(member: ApiMember) -> APIRouter:
+def router(member: RunningMember) -> APIRouter:
     routes = APIRouter(prefix="/v1/replset/oplog", tags=["oplog"])
 
     @routes.get(
@@ -43,21 +43,21 @@ def router(member: ApiMember) -> APIRouter:
         ns: Annotated[str | None, Query(description="only this namespace", max_length=255)] = None,
         op: Annotated[str | None, Query(description="only this operation", pattern="^[iudcn]$")] = None,
     ) -> Response:
-        asked = Asked(request.scope)
+        http = HttpRequest(request.scope)
         begin = parse_after(after)
         with member.store.read() as snapshot:
             reading = asyncio.ensure_future(member.workers.run(lambda: read_rows(snapshot, begin, limit, ns, op)))
             try:
-                rows, following = await asyncio.shield(reading)
-            finally:  # a request that is cancelled does not give the snapshot back under its worker
+                rows, next_after = await asyncio.shield(reading)
+            finally:  # a cancelled request must not close the snapshot while its worker still reads from it
                 await asyncio.wait([reading])
-        position = None if following is None else str(following)
-        if asked.form is Form.BSON:
+        position = None if next_after is None else str(next_after)
+        if http.form is Form.BSON:
             headers = {"content-type": Form.BSON.value, **({NEXT: position} if position else {})}
             data = await member.workers.run(lambda: b"".join([encode(row_fields(row)) for row in rows]))
             return Response(data, headers=headers)
-        documents = await member.workers.run(lambda: Rows([row_parts(row) for row in rows]))
-        return await respond(member, asked, Answer({"entries": documents, "next": position}, heavy=True))
+        documents = await member.workers.run(lambda: DocumentList([row_parts(row) for row in rows]))
+        return await to_response(member, http, HttpAnswer({"entries": documents, "next": position}, is_heavy=True))
 
     @routes.get(
         "/info",
@@ -74,7 +74,7 @@ def router(member: ApiMember) -> APIRouter:
             "bytes": Int64(store.oplog_bytes),
             "maxBytes": Int64(store.options.oplog_max_bytes),
         }
-        return await respond(member, Asked(request.scope), Answer(facts))
+        return await to_response(member, HttpRequest(request.scope), HttpAnswer(facts))
 
     return routes
 
@@ -91,7 +91,7 @@ def parse_after(text: str | None) -> OpTime:
 def read_rows(
     snapshot: Snapshot, after: OpTime, limit: int, ns: str | None, op: str | None
 ) -> tuple[list[OplogRow], OpTime | None]:
-    """Rows newer than `after`, and behind which to ask next (None: there are no more now). Runs in a worker."""
+    """Return rows newer than `after`, and the `after` of the next page, None at the end. Runs in a worker thread."""
     rows = snapshot.oplog_after(after, limit=limit, max_bytes=MAX_ROWS_BYTES, ns=ns, op=op)
     if not rows:
         return [], None
@@ -100,7 +100,7 @@ def read_rows(
 
 
 def row_fields(row: OplogRow) -> dict[str, object]:
-    """{optime, key, hash, chain, entry}; key: the encoded `_id` of the document that it is about."""
+    """Return {optime, key, hash, chain, entry}. key: the encoded `_id` of the document that the entry changes."""
     return {
         "optime": str(row.optime),
         "key": None if row.key is None else Binary(row.key),
@@ -110,11 +110,11 @@ def row_fields(row: OplogRow) -> dict[str, object]:
     }
 
 
-def row_parts(row: OplogRow) -> Parts:
-    """The same to be written as JSON: the document of an insert may nest as deep as any."""
+def row_parts(row: OplogRow) -> DocumentParts:
+    """Return the same fields for JSON, where the document of an insert may have the full 200 levels of nesting."""
     entry = row.entry
     fields = {
         name: RawDocument(entry[start:end]) if kind == DOCUMENT else read_value(entry, kind, start, end)
         for name, kind, start, end in walk(entry)
     }
-    return Parts(row_fields(row) | {"entry": Parts(fields)})
+    return DocumentParts(row_fields(row) | {"entry": DocumentParts(fields)})

@@ -10,13 +10,12 @@ from typing import Any, TypeAlias
 
 from fastapi import APIRouter, Request, Response
 
-from api.errors import failure
-from api.exchange import Answer, Asked, known_fields, respond
+from api.errors import failure, rollback_error
+from api.exchange import HttpAnswer, HttpRequest, read_options, to_response
 from api.openapi import answers, body
-from api.ports import ApiMember
 from api.rollback_jobs import RollbackJobLimiter
 from api.routes.rollbacks import find
-from api.streamed import Telling, in_thread, problem_of, report, streamed
+from api.streaming import ReportSource, report_chunks, run_in_thread, stream_response
 from replset.errors import ErrorCode, ReplError, ShutdownInProgressError
 from replset.ids import HostPort
 from replset.recovery.audit import AuditLog
@@ -27,6 +26,7 @@ from replset.recovery.policy import Policy
 from replset.recovery.restoring import Restoring, policy_of, readable, stamp_of
 from replset.recovery.verify import RollbackCheck, verify_rollback
 from replset.replication.rollback_manifest import read_manifest
+from replset.runtime.member import RunningMember
 
 Row: TypeAlias = dict[str, Any]
 RECORD_BYTES = 1000
@@ -44,7 +44,7 @@ _RESTORE: dict[str, Any] = {
 }
 
 
-def router(member: ApiMember) -> APIRouter:
+def router(member: RunningMember) -> APIRouter:
     routes = APIRouter(prefix="/v1/replset/rollbacks", tags=["rollbacks"])
     limiter = RollbackJobLimiter()
 
@@ -55,18 +55,18 @@ def router(member: ApiMember) -> APIRouter:
         responses=answers(200, 400, 404, 405, 503),
     )
     async def verify(rollback: str, request: Request) -> Response:
-        asked = Asked(request.scope)
-        path = await _held(member, asked, rollback)
+        http = HttpRequest(request.scope)
+        path = await _held(member, http, rollback)
 
         def work() -> RollbackCheck:
             with limiter.admit_read():
                 return verify_rollback(path, read_manifest(path))
 
         try:
-            found = await in_thread(work)
+            found = await run_in_thread(work)
         except (OSError, ReplError) as error:
-            raise problem_of(error) from error
-        return await respond(member, asked, Answer(found.document(), heavy=True))
+            raise rollback_error(error) from error
+        return await to_response(member, http, HttpAnswer(found.document(), is_heavy=True))
 
     @routes.get(
         "/{rollback}/diff",
@@ -76,18 +76,18 @@ def router(member: ApiMember) -> APIRouter:
         responses=answers(200, 400, 404, 405, 503),
     )
     async def diff(rollback: str, request: Request) -> Response:
-        path = await _held(member, Asked(request.scope), rollback)
+        path = await _held(member, HttpRequest(request.scope), rollback)
         primary = _primary(member)
 
-        def begin(stack: ExitStack) -> Telling:
+        def begin(stack: ExitStack) -> ReportSource:
             stack.enter_context(limiter.admit_read())
             found = read_manifest(path)
             lost = stack.enter_context(LostWrites(path.parent, found))
             diffing = RollbackDiff(lost, stack.enter_context(LiveSet(primary, found.set_name)))
             rows = _while_it_runs(member, (difference.row() for difference in diffing.run()))
-            return Telling(diffing.head(), rows, diffing.counts)
+            return ReportSource(diffing.head(), rows, diffing.counts)
 
-        return await streamed(report(begin))
+        return await stream_response(report_chunks(begin))
 
     @routes.post(
         "/{rollback}/restore",
@@ -99,15 +99,15 @@ def router(member: ApiMember) -> APIRouter:
         openapi_extra=body(_RESTORE, required=False),
     )
     async def restore(rollback: str, request: Request) -> Response:
-        asked = Asked(request.scope)
-        policy, collection, is_dry = await _wanted(asked, request)
-        path = await _held(member, asked, rollback)
+        http = HttpRequest(request.scope)
+        policy, collection, is_dry = await _wanted(http, request)
+        path = await _held(member, http, rollback)
         primary = _primary(member)
 
         def now() -> datetime.datetime:
             return datetime.datetime.fromtimestamp(member.clock.wall_ms() / 1000, datetime.UTC)
 
-        def begin(stack: ExitStack) -> Telling:
+        def begin(stack: ExitStack) -> ReportSource:
             if not is_dry:
                 stack.enter_context(limiter.admit_restore(path.stem))
             stack.enter_context(limiter.admit_read())
@@ -118,17 +118,17 @@ def router(member: ApiMember) -> APIRouter:
             record = None if is_dry else stack.enter_context(AuditLog.beside(path, stamp_of(now())))
             outcomes = stack.enter_context(closing(restoring.run(record, now)))
             rows = _while_it_runs(member, (outcome.row() for outcome in outcomes))
-            return Telling(restoring.head(record), rows, restoring.counts, lambda: restoring.has_written)
+            return ReportSource(restoring.head(record), rows, restoring.counts, lambda: restoring.has_written)
 
-        return await streamed(report(begin))
+        return await stream_response(report_chunks(begin))
 
     return routes
 
 
-async def _wanted(asked: Asked, request: Request) -> tuple[Policy, str, bool]:
+async def _wanted(http: HttpRequest, request: Request) -> tuple[Policy, str, bool]:
     """The policy, the collection that it copies to, and whether nothing is to be written."""
     known = _RESTORE["properties"]
-    fields = await known_fields(asked, request.receive, *known)
+    fields = await read_options(http, request.receive, known)
     for name, kind in (("policy", str), ("collection", str), ("dryRun", bool)):
         if not isinstance(fields.get(name, kind()), kind):
             raise failure(ErrorCode.TYPE_MISMATCH, f"field {name!r} must be a {known[name]['type']}")
@@ -136,7 +136,7 @@ async def _wanted(asked: Asked, request: Request) -> tuple[Policy, str, bool]:
     return policy_of(fields.get("policy", Policy.SKIP.value), collection), collection, fields.get("dryRun", False)
 
 
-def _while_it_runs(member: ApiMember, rows: Iterator[Row]) -> Iterator[Row]:
+def _while_it_runs(member: RunningMember, rows: Iterator[Row]) -> Iterator[Row]:
     """The rows, until the member stops: its end waits for nobody."""
     while not member.shutting_down:
         row = next(rows, None)
@@ -146,7 +146,7 @@ def _while_it_runs(member: ApiMember, rows: Iterator[Row]) -> Iterator[Row]:
     raise ShutdownInProgressError("this member is shutting down; ask again when it is back")
 
 
-def _primary(member: ApiMember) -> HostPort:
+def _primary(member: RunningMember) -> HostPort:
     primary = member.node.primary_host
     if primary is None:
         raise failure(
@@ -156,12 +156,12 @@ def _primary(member: ApiMember) -> HostPort:
     return primary
 
 
-async def _held(member: ApiMember, asked: Asked, rollback: str) -> Path:
+async def _held(member: RunningMember, http: HttpRequest, rollback: str) -> Path:
     """The manifest's path of a rollback that this member holds. What reading it takes is counted."""
     folder = Path(member.rollback_folder)
     try:
         manifest = await member.workers.run(lambda: find(folder, rollback))
     except ReplError as error:
-        raise problem_of(error) from error
-    asked.held.keep(min(manifest.entries * RECORD_BYTES, MOST_KEPT))
+        raise rollback_error(error) from error
+    http.memory.reserve(min(manifest.entries * RECORD_BYTES, MOST_KEPT))
     return folder / f"{rollback}.json"

@@ -1,23 +1,23 @@
-"""`/v1/replset/...`: status, configuration, and the administrator's actions."""
+"""`/v1/replset/...` shows status and configuration, and runs the administrator's commands."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from api.ask import check, decoded, run, run_write
-from api.content import read_document, times_of
+from api.commands import check_reply, decode_reply, run_command, run_write
+from api.content import times_of
 from api.errors import HttpError, failure
-from api.exchange import Answer, Asked, read_body, respond
+from api.exchange import HttpAnswer, HttpRequest, read_options, to_response
 from api.openapi import answers, body
-from api.ports import ApiDispatcher, ApiMember
 from replset.errors import ErrorCode
+from replset.runtime.member import RunningMember
 
 NOT_BUILT_YET = ("syncFrom", "maintenance")
-NODE_NOT_FOUND = 74
-REPLY_FIELDS = frozenset({"ok", "operationTime", "$clusterTime", "commitmentStatus"})
-"""Of an answer of /config, which may come back as it is, with another configuration in it."""
+RECONFIG_FIELDS = ("config", "force", "maxTimeMS", "ok", "operationTime", "$clusterTime", "commitmentStatus")
+"""The last four are in an answer of /config, which may be sent back with a changed `config`."""
 MEMBER = {
     "host": {"type": "string", "example": "127.0.0.1:27020"},
     "priority": {"type": "number", "minimum": 0, "maximum": 1000},
@@ -34,44 +34,36 @@ ERRORS = (*READ_ERRORS, 413, 415)
 WRITE_ERRORS = (*ERRORS, 504)
 
 
-def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
+def router(member: RunningMember) -> APIRouter:
     routes = APIRouter(prefix="/v1/replset", tags=["replset"])
 
-    async def here(request: Request, command: dict[str, Any], *, writes: bool = False) -> Response:
-        asked = Asked(request.scope)
-        reply = check(await run(dispatcher, command, "admin", asked.client), writes=writes)
-        return await respond(member, asked, Answer(decoded(reply), times=times_of(reply)))
+    async def run_here(request: Request, command: dict[str, Any], *, is_write: bool = False) -> Response:
+        http = HttpRequest(request.scope)
+        reply = check_reply(await run_command(member, command, "admin", http.client), is_write=is_write)
+        return await to_response(member, http, HttpAnswer(decode_reply(reply), times=times_of(reply)))
 
-    async def on_primary(request: Request, command: dict[str, Any]) -> Response:
-        asked = Asked(request.scope)
-        reply, headers = await run_write(dispatcher, member, asked, command, "admin")
+    async def run_on_primary(request: Request, command: dict[str, Any]) -> Response:
+        http = HttpRequest(request.scope)
+        reply, headers = await run_write(member, http, command, "admin")
         try:
-            check(reply, writes=True)
+            check_reply(reply, is_write=True)
         except HttpError as error:
             error.headers |= headers
-            if error.body["code"] == NODE_NOT_FOUND and request.method == "DELETE":
+            if error.body["code"] == ErrorCode.NODE_NOT_FOUND and request.method == "DELETE":
                 error.status = 404
             raise
-        return await respond(member, asked, Answer(decoded(reply), 200, headers, times_of(reply)))
+        return await to_response(member, http, HttpAnswer(decode_reply(reply), 200, headers, times_of(reply)))
 
-    async def body_of(request: Request, known: frozenset[str] | None) -> dict[str, Any]:
-        """The body's fields, {} for an empty one. known: those there are, None for any."""
-        asked = Asked(request.scope)
-        data = await read_body(asked, request.receive)
-        fields = read_document(asked.content_type, data).decode() if data.strip() else {}
-        for name in fields:
-            if known is not None and name not in known:
-                text = f"unknown field {name[:80]!r}; there are: {', '.join(sorted(known))}"
-                raise failure(ErrorCode.UNKNOWN_FIELD, text)
-        return fields
+    async def options_of(request: Request, known: Iterable[str] | None) -> dict[str, Any]:
+        return await read_options(HttpRequest(request.scope), request.receive, known)
 
     @routes.get("/status", summary="Every member as this one sees it.", responses=answers(200, *READ_ERRORS))
     async def status(request: Request) -> Response:
-        return await here(request, {"replSetGetStatus": 1})
+        return await run_here(request, {"replSetGetStatus": 1})
 
     @routes.get("/config", summary="The configuration in force.", responses=answers(200, *READ_ERRORS))
     async def config(request: Request, commitmentStatus: bool = False) -> Response:
-        return await here(request, {"replSetGetConfig": 1, "commitmentStatus": commitmentStatus})
+        return await run_here(request, {"replSetGetConfig": 1, "commitmentStatus": commitmentStatus})
 
     @routes.post(
         "/initiate",
@@ -80,7 +72,7 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
         openapi_extra=body(CONFIG, required=False),
     )
     async def initiate(request: Request) -> Response:
-        return await here(request, {"replSetInitiate": await body_of(request, None)}, writes=True)
+        return await run_here(request, {"replSetInitiate": await options_of(request, None)}, is_write=True)
 
     @routes.post(
         "/reconfig",
@@ -97,7 +89,7 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
         ),
     )
     async def reconfig(request: Request) -> Response:
-        fields = await body_of(request, REPLY_FIELDS | {"config", "force", "maxTimeMS"})
+        fields = await options_of(request, RECONFIG_FIELDS)
         document = fields.get("config")
         if document is None:
             raise failure(ErrorCode.MISSING_FIELD, "field 'config' is missing but required: the new configuration")
@@ -106,8 +98,8 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
         options = {name: fields[name] for name in ("force", "maxTimeMS") if fields.get(name) is not None}
         command = {"replSetReconfig": document, **options}
         if options.get("force"):
-            return await here(request, command, writes=True)
-        return await on_primary(request, command)
+            return await run_here(request, command, is_write=True)
+        return await run_on_primary(request, command)
 
     @routes.post(
         "/stepDown",
@@ -126,8 +118,8 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
         ),
     )
     async def step_down(request: Request) -> Response:
-        fields = await body_of(request, frozenset({"seconds", "secondaryCatchUpPeriodSecs", "force"}))
-        return await here(request, {"replSetStepDown": fields.pop("seconds", 60), **fields})
+        fields = await options_of(request, ("seconds", "secondaryCatchUpPeriodSecs", "force"))
+        return await run_here(request, {"replSetStepDown": fields.pop("seconds", 60), **fields})
 
     @routes.post(
         "/freeze",
@@ -136,10 +128,10 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
         openapi_extra=body({"type": "object", "required": ["seconds"], "properties": {"seconds": SECONDS}}),
     )
     async def freeze(request: Request) -> Response:
-        fields = await body_of(request, frozenset({"seconds"}))
+        fields = await options_of(request, ("seconds",))
         if "seconds" not in fields:
             raise failure(ErrorCode.MISSING_FIELD, "field 'seconds' is missing but required; 0 ends it")
-        return await here(request, {"replSetFreeze": fields["seconds"]})
+        return await run_here(request, {"replSetFreeze": fields["seconds"]})
 
     @routes.post(
         "/resync",
@@ -148,8 +140,8 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
         openapi_extra=body({"type": "object", "properties": {"force": {"type": "boolean"}}}, required=False),
     )
     async def resync(request: Request) -> Response:
-        fields = await body_of(request, frozenset({"force"}))
-        return await here(request, {"replSetResync": 1, **fields})
+        fields = await options_of(request, ("force",))
+        return await run_here(request, {"replSetResync": 1, **fields})
 
     @routes.post(
         "/members",
@@ -158,10 +150,10 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
         openapi_extra=body({"type": "object", "required": ["host"], "properties": MEMBER}),
     )
     async def add_member(request: Request) -> Response:
-        fields = await body_of(request, frozenset(MEMBER))
+        fields = await options_of(request, MEMBER)
         if "host" not in fields:
             raise failure(ErrorCode.MISSING_FIELD, "field 'host' is missing but required: HOST:PORT of the member")
-        return await on_primary(request, {"replSetAddMember": fields})
+        return await run_on_primary(request, {"replSetAddMember": fields})
 
     @routes.delete(
         "/members/{host}",
@@ -169,7 +161,7 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
         responses=answers(200, 307, *WRITE_ERRORS),
     )
     async def remove_member(host: str, request: Request) -> Response:
-        return await on_primary(request, {"replSetRemoveMember": host})
+        return await run_on_primary(request, {"replSetRemoveMember": host})
 
     async def not_built(request: Request) -> Response:
         raise failure(ErrorCode.COMMAND_NOT_FOUND, f"{request.url.path.rpartition('/')[2]} is not built yet")

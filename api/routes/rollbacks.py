@@ -8,12 +8,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import FileResponse
 
-from api.ask import check, decoded, run
+from api.commands import check_reply, decode_reply, run_command
 from api.content import BSON, times_of
 from api.errors import failure
-from api.exchange import Answer, Asked, known_fields, respond
+from api.exchange import HttpAnswer, HttpRequest, read_options, to_response
 from api.openapi import answers, body
-from api.ports import ApiDispatcher, ApiMember
 from replset.bson import InvalidBSONError
 from replset.errors import CorruptDataError, ErrorCode
 from replset.ids import HostPort
@@ -25,13 +24,13 @@ from replset.replication.rollback_manifest import (
     is_manifest_name,
     read_manifest,
 )
+from replset.runtime.member import RunningMember
 
-NOT_SETTLED = 20
 DEFAULT_ROWS = 100
 MAX_ROWS = 10_000
 
 
-def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
+def router(member: RunningMember) -> APIRouter:
     routes = APIRouter(prefix="/v1/replset/rollbacks", tags=["rollbacks"])
 
     @routes.get(
@@ -42,18 +41,18 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
         responses=answers(200, 400, 405, 503),
     )
     async def rollbacks(request: Request, local: bool = False) -> Response:
-        asked = Asked(request.scope)
+        http = HttpRequest(request.scope)
         command = {"replSetGetRollbacks": 1, "all": not local}
-        reply = check(await run(dispatcher, command, "admin", asked.client))
-        found = decoded(reply)
+        reply = check_reply(await run_command(member, command, "admin", http.client))
+        found = decode_reply(reply)
         for row in found["rollbacks"]:
             row["httpAddress"] = member.http_address_of(HostPort(str(row["member"])))
-        return await respond(member, asked, Answer(found, times=times_of(reply)))
+        return await to_response(member, http, HttpAnswer(found, times=times_of(reply)))
 
     @routes.get("/{rollback}", summary="One manifest.", responses=answers(200, 404, 405, 503))
     async def rollback(rollback: str, request: Request) -> Response:
         manifest = await member.workers.run(lambda: find(Path(member.rollback_folder), rollback))
-        return await respond(member, Asked(request.scope), Answer(manifest.document()))
+        return await to_response(member, HttpRequest(request.scope), HttpAnswer(manifest.document()))
 
     @routes.get(
         "/{rollback}/writes",
@@ -82,7 +81,7 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
 
         page = await member.workers.run(read)
         found = {"writes": page.rows, "next": page.next}
-        return await respond(member, Asked(request.scope), Answer(found, heavy=True))
+        return await to_response(member, HttpRequest(request.scope), HttpAnswer(found, is_heavy=True))
 
     @routes.post(
         "/{rollback}/ack",
@@ -92,13 +91,13 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
         openapi_extra=body({"type": "object", "properties": {"by": {"type": "string"}}}, required=False),
     )
     async def ack(rollback: str, request: Request) -> Response:
-        asked = Asked(request.scope)
-        by = await _who(asked, request)
+        http = HttpRequest(request.scope)
+        by = await _who(http, request)
         folder = Path(member.rollback_folder)
         await member.workers.run(lambda: check_settled(folder, rollback))
         is_new = await member.rollbacks.acknowledge(rollback, wall_ms=member.clock.wall_ms(), by=by)
         when = await member.workers.run(lambda: acknowledged(folder, rollback))
-        return await respond(member, asked, Answer({"id": rollback, "acknowledged": when, "new": is_new}))
+        return await to_response(member, http, HttpAnswer({"id": rollback, "acknowledged": when, "new": is_new}))
 
     @routes.get(
         "/{rollback}/{file}",
@@ -118,9 +117,9 @@ def router(dispatcher: ApiDispatcher, member: ApiMember) -> APIRouter:
     return routes
 
 
-async def _who(asked: Asked, request: Request) -> str:
+async def _who(http: HttpRequest, request: Request) -> str:
     """`by` of the body, else the client's address."""
-    by = (await known_fields(asked, request.receive, "by")).get("by", asked.client)
+    by = (await read_options(http, request.receive, ["by"])).get("by", http.client)
     if not isinstance(by, str):
         raise failure(ErrorCode.TYPE_MISMATCH, "field 'by' must be a string: who acknowledges")
     return by[:200]
@@ -133,7 +132,7 @@ def check_settled(folder: Path, rollback: str) -> None:
     except CorruptDataError:
         return
     if manifest.state is RollbackState.PLANNED:
-        raise failure(NOT_SETTLED, f"{manifest.id} is planned, not settled yet")
+        raise failure(ErrorCode.ILLEGAL_OPERATION, f"{manifest.id} is planned, not settled yet")
 
 
 def find(folder: Path, rollback: str) -> Manifest:

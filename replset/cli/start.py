@@ -175,7 +175,7 @@ async def run(options: MemberOptions, keys: Keys | None, writer: LogWriter) -> i
         return refuse(error.message, writer)
     except OSError as error:
         return refuse(f"{error.filename or options.listen}: {reason_of(error)}", writer)
-    app = create_app(member.dispatcher, member, options.allowed_hosts)
+    app = create_app(member, options.allowed_hosts)
     http = HttpServer(app, options.http_listen, http_slots, member.admission, backlog)
     try:
         await http.start()

@@ -43,7 +43,7 @@ class OneMember:
         self._cluster = SimCluster(members=1)
         self._cluster.initiate()
         self._connection = ConnectionContext(1, "127.0.0.1:1")
-        self.app = create_app(self.member.dispatcher, self.member)
+        self.app = create_app(self.member)
 
     def close(self) -> None:
         if self._cluster is not None:

@@ -108,6 +108,7 @@ class FakeMember:
 
     def __init__(self, rollback_folder: str = "/nonexistent/rollback") -> None:
         self.host, self.http_address, self.set_name = ME, "127.0.0.1:28017", "rs0"
+        self.dispatcher = FakeDispatcher()
         self.node = FakeNode()
         self.peer = FakePeer()
         self.store = SimpleNamespace(
@@ -145,9 +146,9 @@ class Api:
     """The API of a fake member; every request is one whole exchange."""
 
     def __init__(self, rollback_folder: str = "/nonexistent/rollback", allowed_hosts: tuple[str, ...] = ()) -> None:
-        self.dispatcher = FakeDispatcher()
         self.member = FakeMember(rollback_folder)
-        self.app = create_app(self.dispatcher, self.member, allowed_hosts)
+        self.dispatcher = self.member.dispatcher
+        self.app = create_app(self.member, allowed_hosts)
 
     def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
         """One request; a POST says that it brings JSON unless told otherwise."""

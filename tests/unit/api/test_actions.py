@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from api.actions import ACTIONS, NOT_BUILT
+from api.actions import ACTIONS, NOT_BUILT_ACTIONS
 from replset.bson import Binary, Int64, ObjectId, RawDocument, Timestamp, encode, from_ejson
 from replset.commands.replies import hot_reply
 from replset.ids import OpTime, pack_ts
@@ -407,7 +407,7 @@ def test_methods_that_are_not_taken(api: Api, method: str) -> None:
     assert (response.content == b"") == (method == "HEAD")
 
 
-@pytest.mark.parametrize("name", NOT_BUILT)
+@pytest.mark.parametrize("name", NOT_BUILT_ACTIONS)
 def test_what_is_not_built_is_refused_by_its_name(api: Api, name: str) -> None:
     refused(api.act(name), 400, 59, f"{name} is not built yet")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from api import bounded, connection, exchange
+from api import connection, exchange, limits
 from api.serve import HttpServer
 from replset.cli.local_set import free_ports
 from replset.ids import HostPort
@@ -117,9 +117,9 @@ async def test_what_is_within_the_limits_is_served_also_in_small_pieces(api: Api
 @on_sockets
 async def test_a_request_that_is_not_sent_to_its_end_is_ended(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEAD_S", 0.3)
-    monkeypatch.setattr(connection, "REST_S", 0.3)
+    monkeypatch.setattr(connection, "BODY_REST_S", 0.3)
     monkeypatch.setattr(exchange, "STALLED_S", 0.3)
-    monkeypatch.setattr(bounded, "STALLED_S", 0.3)
+    monkeypatch.setattr(limits, "STALLED_S", 0.3)
     async with serving(api) as served:
         assert status_of(await served.answer(HEAD)) == 408
         assert await served.answer() == b"", "nothing at all was sent"

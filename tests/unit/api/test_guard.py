@@ -76,14 +76,14 @@ def test_own_names_and_allowed_ones_are_served(host: str, origin: str | None) ->
 
 def test_the_advertised_names_are_own_ones(api: Api) -> None:
     api.member.host, api.member.http_address = HostPort("db1.local:27017"), "db1.local:28017"
-    api.app = create_app(api.dispatcher, api.member)
+    api.app = create_app(api.member)
     assert api.post(COMMAND, INSERT, headers={"host": "db1.local:28017"}).status_code == 200
 
 
 @pytest.mark.parametrize("address", ["fd00::5", "[fd00::5]"])
 def test_an_address_of_colons_is_a_name_too(api: Api, address: str) -> None:
     api.member.host, api.member.http_address = HostPort(f"{address}:27017"), f"{address}:28017"
-    api.app = create_app(api.dispatcher, api.member)
+    api.app = create_app(api.member)
     for host, status in (("[fd00::5]:28017", 200), ("[fd00::6]:28017", 403), ("a b:x:y", 403), ("", 403)):
         assert api.post(COMMAND, INSERT, headers={"host": host}).status_code == status, host
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from api import bounded, exchange
+from api import exchange, limits
 from api.exchange import Send
 from api.guard import Guard
 from replset.runtime.admission import MAX_HELD_BYTES, Admission
@@ -46,7 +46,7 @@ def test_nothing_more_is_taken_on_while_all_room_is_held(path: str) -> None:
 
 def test_requests_at_once_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     api = Api()
-    monkeypatch.setattr(bounded, "MAX_UNDER_WAY", 0)
+    monkeypatch.setattr(limits, "MAX_REQUESTS", 0)
     told = api.act("find").json()
     assert (told["code"], told["errorLabels"]) == (462, ["SystemOverloadedError", "RetryableError"])
     assert told["errmsg"] == "this member is overloaded: 0 requests are under way; nothing was applied, try again"
@@ -65,7 +65,7 @@ def long_answer(api: Api, send: Send) -> None:
         return {"type": "http.request", "body": b""}
 
     scope = {"type": "http", "path": "/v1/replset/oplog", "headers": [], "method": "GET"}
-    asyncio.run(bounded.Bounded(rest, api.member, Guard(api.member, ()))(scope, receive, send))
+    asyncio.run(limits.RequestLimits(rest, api.member, Guard(api.member, ()))(scope, receive, send))
 
 
 def test_a_long_answer_goes_out_in_pieces_and_counts_until_it_is_taken() -> None:
@@ -77,7 +77,7 @@ def test_a_long_answer_goes_out_in_pieces_and_counts_until_it_is_taken() -> None
             sent.append((len(message["body"]), message["more_body"], api.member.admission.held))
 
     long_answer(api, send)
-    piece = bounded.PIECE_BYTES
+    piece = limits.PIECE_BYTES
     left = 1_000_000 - 3 * piece
     assert sent == [
         (piece, True, 1_000_000),
@@ -89,7 +89,7 @@ def test_a_long_answer_goes_out_in_pieces_and_counts_until_it_is_taken() -> None
 
 
 def test_an_answer_that_nobody_takes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded, "STALLED_S", 0.05)
+    monkeypatch.setattr(limits, "STALLED_S", 0.05)
     api = Api()
 
     async def send(message: MutableMapping[str, Any]) -> None:
@@ -101,7 +101,7 @@ def test_an_answer_that_nobody_takes_is_given_up(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_answer_in_small_pieces_that_nobody_takes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded, "STALLED_S", 0.05)
+    monkeypatch.setattr(limits, "STALLED_S", 0.05)
     asked = 0
 
     async def rest(_scope: Any, _receive: Any, send: Send) -> None:
@@ -119,7 +119,7 @@ def test_an_answer_in_small_pieces_that_nobody_takes_is_given_up(monkeypatch: py
 
     scope = {"type": "http", "path": "/v1/replset/oplog", "headers": [], "method": "GET"}
     member = Api().member
-    asyncio.run(bounded.Bounded(rest, member, Guard(member, ()))(scope, receive, send))
+    asyncio.run(limits.RequestLimits(rest, member, Guard(member, ()))(scope, receive, send))
     assert asked == 3
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api import rollback_jobs, streamed
+from api import rollback_jobs, streaming
 from api.routes import recovery
 from replset.errors import BadValueError, HostUnreachableError, ReplError
 from replset.recovery import compare
@@ -116,7 +116,7 @@ def test_diff_says_what_the_tool_says(
 def test_an_answer_comes_in_pieces(
     held: Api, live: OpenSet, manifest: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streamed, "PIECE_CHARS", 1)
+    monkeypatch.setattr(streaming, "CHUNK_CHARS", 1)
     pieces = exchange(held, "GET", place(manifest, "diff"))
     assert len(pieces) == 4 + 1
     assert b"".join(pieces).decode() == told(capsys, "diff", manifest)
@@ -420,7 +420,7 @@ def test_a_client_that_goes_away_stops_the_restore(
     held: Api, live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compare, "BATCH_DOCUMENTS", 1)
-    monkeypatch.setattr(streamed, "PIECE_CHARS", 1)
+    monkeypatch.setattr(streaming, "CHUNK_CHARS", 1)
     pieces = exchange(held, "POST", place(manifest, "restore"), take=lambda body: False)
     assert not b"".join(pieces).endswith(b"}\n")
     assert live.writes < 3

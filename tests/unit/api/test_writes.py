@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from api import ask as api_ask
+from api import commands
 from replset.bson import Int64, Timestamp
 from replset.errors import HostUnreachableError, NothingSentError
 from replset.ids import HostPort
@@ -156,7 +156,7 @@ def test_a_write_to_a_secondary_is_answered_by_the_primary(api: Api) -> None:
     assert (host, database) == (OTHER, "shop")
     assert command["$replsetForwarded"] is True
     assert command["writeConcern"] == {"w": 2, "wtimeout": 500}
-    assert timeout_ms == 500 + api_ask.MARGIN_MS
+    assert timeout_ms == 500 + commands.MARGIN_MS
     (document,) = command["documents"]
     assert plain(response) == {"insertedId": {"$oid": str(document["_id"])}}, "the _id was fixed here"
     assert api.dispatcher.asked == []
@@ -248,7 +248,7 @@ def test_a_connection_that_breaks_leaves_the_outcome_unknown(api: Api, cause: Ex
 def test_a_primary_that_is_none_any_more_is_not_waited_for(
     api: Api, successor: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api_ask, "LOOK_S", 0.01)
+    monkeypatch.setattr(commands, "PRIMARY_CHECK_S", 0.01)
     cancelled = asyncio.Event()
 
     async def silent() -> dict[str, Any]:
@@ -269,11 +269,11 @@ def test_a_primary_that_is_none_any_more_is_not_waited_for(
 @pytest.mark.parametrize(
     ("fields", "timeout_ms"),
     [
-        ({}, api_ask.FORWARD_MS),
-        ({"maxTimeMS": 3}, 3 + api_ask.MARGIN_MS),
-        ({"maxTimeMS": 9, "writeConcern": {"w": 1, "wtimeout": 2}}, 2 + api_ask.MARGIN_MS),
-        ({"maxTimeMS": 2_000_000_000}, api_ask.FORWARD_MS),
-        ({"maxTimeMS": 0, "writeConcern": {"wtimeout": 0}}, api_ask.FORWARD_MS),
+        ({}, commands.FORWARD_MS),
+        ({"maxTimeMS": 3}, 3 + commands.MARGIN_MS),
+        ({"maxTimeMS": 9, "writeConcern": {"w": 1, "wtimeout": 2}}, 2 + commands.MARGIN_MS),
+        ({"maxTimeMS": 2_000_000_000}, commands.FORWARD_MS),
+        ({"maxTimeMS": 0, "writeConcern": {"wtimeout": 0}}, commands.FORWARD_MS),
     ],
 )
 def test_the_primary_gets_the_time_that_the_client_gives(api: Api, fields: dict[str, Any], timeout_ms: int) -> None:

@@ -1,0 +1,115 @@
+"""Answers `POST /v1/action/NAME` in front of the web framework, which would take longer than most of these commands."""
+
+from __future__ import annotations
+
+import asyncio
+
+from api.actions import (
+    ACTIONS,
+    NOT_BUILT_ACTIONS,
+    Action,
+    ActionCommand,
+    action_answer,
+    build_command,
+    read_cursor,
+)
+from api.commands import Reply, check_reply, run_command, run_write
+from api.content import LARGE_BYTES, MAX_ANSWER_BYTES, DocumentList, parse_fields, times_of
+from api.errors import HttpError, failure
+from api.exchange import App, HttpAnswer, HttpRequest, Receive, Scope, Send, error_answer, read_body, send_answer
+from api.guard import check_content_type
+from replset.bson import ObjectId
+from replset.errors import ErrorCode, ReplError
+from replset.runtime.member import RunningMember
+
+PREFIX = "/v1/action/"
+
+
+class ActionRoutes:
+    """Answers the actions and passes every other request to `next_app`."""
+
+    def __init__(self, next_app: App, member: RunningMember) -> None:
+        self._next_app = next_app
+        self._member = member
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
+            await self._next_app(scope, receive, send)
+            return
+        request = HttpRequest(scope)
+        try:
+            answer = await self._answer(scope, request, receive)
+        except (HttpError, ReplError) as error:
+            answer = error_answer(error)
+        await send_answer(self._member, request, answer, send)
+
+    async def _answer(self, scope: Scope, request: HttpRequest, receive: Receive) -> HttpAnswer:
+        action = _find_action(request)
+        check_content_type(scope)
+        request.refuse_idempotency_key()
+        data = await read_body(request, receive)
+
+        def build() -> ActionCommand:
+            return build_command(action, parse_fields(request.content_type, data), self._new_id)
+
+        command = await self._member.workers.run(build) if len(data) > LARGE_BYTES else build()
+        if action.is_write:
+            return await self._write(action, command, request)
+        request.wants_forwarding()  # a read is answered here, but a wrong parameter is still refused
+        reply = check_reply(await run_command(self._member, command.body, command.database, request.client))
+        fields = action.answer_fields(reply, command)
+        if "documents" in fields:
+            fields["documents"] = await self._all_batches(reply, command, request)
+        return HttpAnswer(fields, action.status, times=times_of(reply))
+
+    async def _write(self, action: Action, command: ActionCommand, request: HttpRequest) -> HttpAnswer:
+        reply, headers = await run_write(self._member, request, command.body, command.database)
+        try:
+            answer = action_answer(action, check_reply(reply, is_write=True), command)
+        except HttpError as error:
+            error.headers |= headers
+            raise
+        answer.headers = headers
+        return answer
+
+    async def _all_batches(self, reply: Reply, command: ActionCommand, request: HttpRequest) -> DocumentList:
+        """Return the documents of all batches. An answer is complete, or an error says that it is too large."""
+        cursor, documents = read_cursor(reply, "firstBatch")
+        size = sum(len(document.raw) for document in documents)
+        collection, database = command.body["find"], command.database
+        try:
+            while cursor:
+                more = {"getMore": cursor, "collection": collection}
+                reply = check_reply(await run_command(self._member, more, database, request.client))
+                cursor, batch = read_cursor(reply, "nextBatch")
+                documents += batch
+                size += sum(len(document.raw) for document in batch)
+                if size > MAX_ANSWER_BYTES:
+                    raise failure(
+                        ErrorCode.DOCUMENT_TOO_LARGE,
+                        "the answer is too large; use limit and skip, or the wire port's cursors",
+                    )
+        except (HttpError, asyncio.CancelledError):
+            kill = {"killCursors": collection, "cursors": [cursor]}
+            await run_command(self._member, kill, database, request.client)
+            raise
+        return documents
+
+    def _new_id(self) -> ObjectId:
+        return ObjectId.generate(self._member.clock.wall_ms() // 1000, self._member.rng)
+
+
+def _find_action(request: HttpRequest) -> Action:
+    """Return the action that the path names. HttpError 404 unknown, 405 not a POST, 400 (59) not built yet."""
+    name = request.path[len(PREFIX) :]
+    action = ACTIONS.get(name)
+    if action is None and name not in NOT_BUILT_ACTIONS:
+        raise failure(
+            ErrorCode.COMMAND_NOT_FOUND, f"no action {name[:80]!r}; there are: {', '.join(sorted(ACTIONS))}", status=404
+        )
+    if request.method != "POST":
+        text = f"{name} takes POST, not {request.method[:20]}"
+        raise failure(ErrorCode.COMMAND_NOT_FOUND, text, status=405, headers={"allow": "POST"})
+    if action is None:
+        raise failure(ErrorCode.COMMAND_NOT_FOUND, f"{name} is not built yet")
+    return action
