@@ -347,7 +347,7 @@ def test_updates_of_large_documents_are_evaluated_beside_the_loop(
 
     monkeypatch.setattr(fetcher_module, "updated", noted)
     monkeypatch.setattr(applier_module, "updated", noted)
-    monkeypatch.setattr(mine.fetcher, "_workers", Threads())
+    monkeypatch.setattr(mine.context, "workers", Threads())
 
     async def test() -> None:
         mine.fetcher.start(SOURCE)
