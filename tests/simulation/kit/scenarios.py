@@ -47,11 +47,11 @@ class Stage:
 
     def watch(self) -> None:
         """From now on the transcript tells what becomes of members."""
-        self.states = {row.name: row.memory.state for row in self.cluster.live}
+        self.states = {row.name: row.node_state.state for row in self.cluster.live}
         self.cluster.on_change.append(self._note_state)
 
     def _note_state(self, row: Live) -> None:
-        before, now = self.states.get(row.name), row.memory.state
+        before, now = self.states.get(row.name), row.node_state.state
         self.states[row.name] = now
         if before is now or now is MemberState.STARTUP:
             return
@@ -192,7 +192,7 @@ class Stage:
 
     def ring(self) -> list[str]:
         """Members each of which follows the next, and the last one the first; empty when there are none."""
-        sources = {row.name: row.memory.sync_source for row in self.cluster.live}
+        sources = {row.name: row.node_state.sync_source for row in self.cluster.live}
         for name in sources:
             path = [name]
             while (source := sources.get(path[-1])) is not None and (after := self.cluster.name_of(source)) not in path:
