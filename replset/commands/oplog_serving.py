@@ -30,7 +30,7 @@ from replset.errors import (
 from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.oplog_row import OplogRow
 from replset.replication.ports import Clock, Workers
-from replset.replication.private_commands import (
+from replset.replication.protocol import (
     FetchReply,
     FetchRequest,
     ProbeReply,

@@ -16,10 +16,10 @@ from replset.core.status import Status
 from replset.core.write_concern import WriteConcern
 from replset.ids import HostPort, MemberId, Millis, OpTime
 from replset.key_file import Handshake, Keys
+from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.ports import Clock, Peer, Workers
 from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_progress import RollbackProgress
-from replset.replication.sync_progress import SyncProgress
 from replset.replication.write_ops import WriteGroup
 from replset.storage.store import Store
 
@@ -250,7 +250,7 @@ class MemberPort(Protocol):
     def connection_count(self) -> int: ...
 
     @property
-    def sync_progress(self) -> SyncProgress:
+    def initial_sync_progress(self) -> InitialSyncProgress:
         """Of the initial sync under way, or of this process's last one."""
         ...
 

@@ -32,7 +32,7 @@ from replset.errors import (
     UnknownFieldError,
 )
 from replset.ids import HostPort, OpTime
-from replset.replication.write_ops import WriteGroup, do_note
+from replset.replication.write_ops import WriteGroup, do_noop
 
 DEFAULT_STEP_DOWN_S = 60
 DEFAULT_CATCH_UP_S = 10
@@ -217,7 +217,7 @@ async def append_oplog_note(ctx: CommandContext) -> Reply:
     concern = concern_of(ctx)
 
     def write(group: WriteGroup) -> tuple[OpTime, int]:
-        return do_note(group, note), group.term
+        return do_noop(group, note), group.term
 
     optime, term = await ctx.member.write(write)
     failure = await wait_for(ctx, optime, concern)

@@ -14,8 +14,8 @@ from replset.core.status import MemberStatus, Status
 from replset.errors import NotYetInitializedError, StorageError
 from replset.ids import Millis
 from replset.optime import optime_document
+from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.rollback_progress import RollbackProgress
-from replset.replication.sync_progress import SyncProgress
 
 UNREACHABLE = "(not reachable/healthy)"
 
@@ -32,13 +32,13 @@ async def get_status(ctx: CommandContext) -> Reply:
     """Every member's state, newest entry and health, and the set's majorities."""
     await ctx.member.rollbacks.refresh()
     document = status_document(ctx.member)
-    progress = ctx.member.sync_progress
+    progress = ctx.member.initial_sync_progress
     if progress.running or (fields.boolean(ctx.body, "initialSync", ctx.name) and progress.source):
         document["initialSyncStatus"] = _sync_document(progress, ctx.member.clock.now())
     return document
 
 
-def _sync_document(progress: SyncProgress, now: Millis) -> dict[str, object]:
+def _sync_document(progress: InitialSyncProgress, now: Millis) -> dict[str, object]:
     """How the initial sync gets on (map I5)."""
     document: dict[str, object] = {
         "failedInitialSyncAttempts": progress.failed,
@@ -192,7 +192,7 @@ def _member_document(row: MemberStatus, member: MemberPort) -> dict[str, object]
 
 
 def _info(row: MemberStatus, member: MemberPort) -> str:
-    return row.message or (member.sync_progress.text() if member.sync_progress.running else "")
+    return row.message or (member.initial_sync_progress.text() if member.initial_sync_progress.running else "")
 
 
 async def get_config(ctx: CommandContext) -> Reply:

@@ -38,7 +38,7 @@ class LargeUpdateError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class EvaluatedUpdate:
     """What the next entry makes of a large document."""
 
     before: bytes
@@ -51,7 +51,7 @@ def apply_batch(
     start: int,
     stop: int,
     is_time_up: Callable[[], bool],
-    evaluated: Evaluated | None = None,
+    evaluated: EvaluatedUpdate | None = None,
 ) -> int:
     """Apply entries[start:stop] in one group, as many as the limits of a group and the time allow, at least one.
 
@@ -102,7 +102,7 @@ def _apply_insert(txn: Txn, run: InsertReader, raw: bytes) -> bool:
     return True
 
 
-def _small(before: bytes, o: RawDocument, evaluated: Evaluated | None) -> bytes:
+def _small(before: bytes, o: RawDocument, evaluated: EvaluatedUpdate | None) -> bytes:
     """As `updated`, on the event loop."""
     if evaluated is not None and evaluated.before == before:
         return evaluated.after

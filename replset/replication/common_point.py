@@ -7,7 +7,7 @@ from contextlib import suppress
 from replset.errors import ErrorCode, HostUnreachableError, RemoteProtocolError, ReplError, UnrecoverableRollbackError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime, invariant
 from replset.replication.ports import Peer
-from replset.replication.private_commands import FetchRequest, ProbeReply, ProbeRequest
+from replset.replication.protocol import FetchRequest, ProbeReply, ProbeRequest
 from replset.storage.store import Store
 
 PROBE_POINTS = 16

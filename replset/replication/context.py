@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from replset.core.messages import Report
 from replset.ids import HostPort
-from replset.replication.gate import WriteGate
 from replset.replication.ports import Clock, Workers
+from replset.replication.write_queue import WriteQueue
 from replset.storage.disk import Disk
 from replset.storage.store import Store
 
@@ -36,7 +36,7 @@ class MemberContext:
     clock: Clock
     workers: Workers
     store: Store
-    gate: WriteGate
+    write_queue: WriteQueue
     identity: Identity
     on_report: Callable[[Report], None]
     on_undone: Callable[[], None]

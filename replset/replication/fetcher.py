@@ -22,10 +22,10 @@ from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.oplog_entry import OplogEntry
 from replset.oplog_row import CHAIN_START, chain_after
 from replset.query.diff import updated
-from replset.replication.applier import Evaluated, LargeUpdateError, apply_batch
+from replset.replication.applier import EvaluatedUpdate, LargeUpdateError, apply_batch
 from replset.replication.context import MemberContext
 from replset.replication.ports import Peer
-from replset.replication.private_commands import FetchReply, FetchRequest
+from replset.replication.protocol import FetchReply, FetchRequest
 
 log = logging.getLogger("replset.fetcher")
 
@@ -282,7 +282,7 @@ class Fetcher:
         what this member never applied it never acknowledged.
         """
 
-        evaluated: Evaluated | None = None
+        evaluated: EvaluatedUpdate | None = None
 
         def apply() -> int:
             until = self._context.clock.now() + APPLY_SLICE_MS
@@ -294,7 +294,7 @@ class Fetcher:
 
         while True:
             try:
-                return await self._context.gate.write(apply)
+                return await self._context.write_queue.write(apply)
             except LargeUpdateError as large:
                 evaluated = await self._evaluated(large)
             except OutOfDiskSpaceError as error:
@@ -303,11 +303,11 @@ class Fetcher:
                 log.warning("applying waits: %s", error.message)
                 await asyncio.sleep(self._options.disk_full_pause_ms / 1000)
 
-    async def _evaluated(self, large: LargeUpdateError) -> Evaluated:
+    async def _evaluated(self, large: LargeUpdateError) -> EvaluatedUpdate:
         """What the entry makes of the document, from a thread. RemoteProtocolError where it is no difference."""
         before, o = large.before, large.o
         try:
-            return Evaluated(before, await self._context.workers.run(lambda: updated(before, o)))
+            return EvaluatedUpdate(before, await self._context.workers.run(lambda: updated(before, o)))
         except ReplError as error:
             raise RemoteProtocolError(f"an update cannot be applied: {error.message}") from error
 

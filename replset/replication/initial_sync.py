@@ -34,12 +34,12 @@ from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.oplog_row import OplogRow
 from replset.replication.common_point import CommonPoint, NoCommonPointError
 from replset.replication.context import MemberContext
+from replset.replication.initial_sync_progress import FailedAttempt, InitialSyncProgress
+from replset.replication.partial_copy import CopyRecord, PartialCopy
 from replset.replication.ports import Peer
-from replset.replication.private_commands import ProbeReply, ProbeRequest, SnapshotReply, SnapshotRequest
-from replset.replication.rollback import export_before_wipe, settle
+from replset.replication.protocol import ProbeReply, ProbeRequest, SnapshotReply, SnapshotRequest
+from replset.replication.rollback import export_before_wipe, finish_rollbacks
 from replset.replication.rollback_manifest import Manifest, RollbackState, settle_manifest
-from replset.replication.sync_progress import FailedAttempt, SyncProgress
-from replset.replication.transfer import PartialCopy, Transfer
 from replset.storage.copies import check_database
 from replset.storage.disk import Disk
 from replset.storage.oplog import is_in_history, newest_row, oldest_row, row_at
@@ -66,14 +66,14 @@ _NOT_NOW = _UNREACHABLE | {
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-class Marker(NamedTuple):
+class InitialSyncMarker(NamedTuple):
     """What the marker in member.db says: whose initial sync it is, and as who this member goes on."""
 
     sync_id: str
     incarnation: str
 
 
-class Known(NamedTuple):
+class RequiredEntries(NamedTuple):
     """What a copy must hold. held: the newest entry of the data that it replaces, which this member may have
     acknowledged. committed: the newest entry that it knows to be committed.
     """
@@ -82,13 +82,13 @@ class Known(NamedTuple):
     committed: OpTime
 
 
-def newest_held(store: Store) -> OpTime:
+def newest_entry_to_keep(store: Store) -> OpTime:
     """The newest entry that stays: a rollback that is not at its end takes back what lies behind its common point."""
     mark = rollback_in_progress(store)
     return store.last_applied if mark is None else mark.common_point
 
 
-class CopyEnds(NamedTuple):
+class CopyContents(NamedTuple):
     """Of an oplog: its newest and oldest entry, whether the commit point that was asked about is in it, and whether all
     that was exported is in its history.
     """
@@ -122,8 +122,8 @@ class InitialSync:
         context: MemberContext,
         *,
         peer: Peer,
-        known: Callable[[], Known],
-        set_marker: Callable[[Known], Awaitable[Marker]],
+        known: Callable[[], RequiredEntries],
+        set_marker: Callable[[RequiredEntries], Awaitable[InitialSyncMarker]],
         claim: Callable[[OpTime], Awaitable[str]],
         install: Callable[[str], Awaitable[None]],
         options: InitialSyncOptions | None = None,
@@ -141,7 +141,7 @@ class InitialSync:
         self._claim = claim
         self._install = install
         self._options = options or InitialSyncOptions()
-        self.progress = SyncProgress()
+        self.progress = InitialSyncProgress()
 
     def clear_leftovers(self) -> None:
         """At start, when no marker is set: nothing of an earlier transfer is of use any more."""
@@ -200,14 +200,14 @@ class InitialSync:
         await self._discard()
         await self._let_go(transfer)
 
-    async def _ask_for_known(self, source: HostPort, known: Known) -> None:
+    async def _ask_for_known(self, source: HostPort, known: RequiredEntries) -> None:
         """InvalidSyncSourceError: the source lacks what a copy must hold. Asked before anything is changed here."""
         if known == (OPTIME_NULL, OPTIME_NULL):
             return
         reply = ProbeReply.parse(await self._call(source, ProbeRequest([known.committed])))
         if len(reply.chains) != 1:
             raise RemoteProtocolError(f"{source} answered {len(reply.chains)} of 1 question")
-        _refuse_unless_reached(source, CopyEnds(reply.newest, reply.oldest, reply.chains[0] is not None), known)
+        _refuse_unless_reached(source, CopyContents(reply.newest, reply.oldest, reply.chains[0] is not None), known)
 
     async def _export(
         self, source: HostPort, reason: str, sync_id: str, committed: OpTime, forced: bool
@@ -216,7 +216,7 @@ class InitialSync:
         committed, and before a forced copy all that the source does not have.
         """
         store = self._context.store
-        await settle(self._context, self._context.on_undone)
+        await finish_rollbacks(self._context, self._context.on_undone)
         with store.read() as snapshot:
             if snapshot.meta(_COPY_FOR) == sync_id:
                 return None  # this attempt's own copy, installed just before a crash: nothing of mine is in it
@@ -236,7 +236,7 @@ class InitialSync:
 
     # --- the copy -----------------------------------------------------------------------------------------------
 
-    async def _fetch(self, source: HostPort, sync_id: str) -> Transfer:
+    async def _fetch(self, source: HostPort, sync_id: str) -> CopyRecord:
         """Bring a source's copy here, verified and synced: what is left of the last transfer, or all of a new one."""
         transfer = await self._resume(source, sync_id) or await self._begin(source, sync_id)
         try:
@@ -254,7 +254,7 @@ class InitialSync:
             raise
         return transfer
 
-    async def _resume(self, source: HostPort, sync_id: str) -> Transfer | None:
+    async def _resume(self, source: HostPort, sync_id: str) -> CopyRecord | None:
         """The last transfer if its source still has that very copy; None: begin anew.
 
         Raises when the source cannot be asked now, unless another one was chosen meanwhile.
@@ -280,12 +280,12 @@ class InitialSync:
             log.info("the copy of %s goes on: %d of %d bytes are here", transfer.source, transfer.kept, transfer.size)
         return transfer
 
-    async def _begin(self, source: HostPort, sync_id: str) -> Transfer:
+    async def _begin(self, source: HostPort, sync_id: str) -> CopyRecord:
         """Have the source make a copy, and note which."""
         await self._wait_for_room(0)
         request = SnapshotRequest("begin")
         offer = SnapshotReply.parse(await self._call(source, request))
-        transfer = Transfer(sync_id, source, offer.snapshot_id, offer.rollback_id)
+        transfer = CopyRecord(sync_id, source, offer.snapshot_id, offer.rollback_id)
         try:
             await self._context.workers.run(lambda: self._copy.begin(transfer))
         except OSError:
@@ -293,7 +293,7 @@ class InitialSync:
             raise
         return transfer
 
-    async def _await_copy(self, transfer: Transfer) -> Transfer:
+    async def _await_copy(self, transfer: CopyRecord) -> CopyRecord:
         """Wait until the source has made it; with its size and checksum, on record."""
         if not transfer.size:
             request = SnapshotRequest("begin", transfer.snapshot_id)
@@ -309,7 +309,7 @@ class InitialSync:
         self.progress.total = transfer.size
         return transfer
 
-    async def _fetch_chunks(self, transfer: Transfer) -> None:
+    async def _fetch_chunks(self, transfer: CopyRecord) -> None:
         """All that is missing. When it breaks, what came is kept."""
         copied = transfer.kept
         step = self._options.chunk_bytes * self._options.keep_chunks
@@ -331,16 +331,16 @@ class InitialSync:
             await self._keep_if_possible(transfer, copied)
             raise
 
-    async def _keep(self, transfer: Transfer, copied: int) -> Transfer:
+    async def _keep(self, transfer: CopyRecord, copied: int) -> CopyRecord:
         return await self._context.workers.run(lambda: self._copy.keep(transfer, copied))
 
-    async def _keep_if_possible(self, transfer: Transfer, copied: int) -> None:
+    async def _keep_if_possible(self, transfer: CopyRecord, copied: int) -> None:
         try:
             await self._keep(transfer, copied)
         except OSError as error:
             log.warning("only %d bytes of the copy are kept: %s", transfer.kept, error)
 
-    async def _chunk(self, transfer: Transfer, offset: int) -> bytes:
+    async def _chunk(self, transfer: CopyRecord, offset: int) -> bytes:
         """The next piece, of this copy and no other."""
         length = min(self._options.chunk_bytes, transfer.size - offset)
         reply = await self._again(transfer, SnapshotRequest("chunk", transfer.snapshot_id, offset, length))
@@ -359,7 +359,7 @@ class InitialSync:
             )
         )
 
-    def _check(self, sync_id: str, committed: OpTime, exported: OplogRow | None) -> CopyEnds:
+    def _check(self, sync_id: str, committed: OpTime, exported: OplogRow | None) -> CopyContents:
         """The copy is a sound database; what its oplog holds."""
         ends = name_copy(self._context.disk, self._copy.path, sync_id, committed, exported)
         check_database(self._context.disk, self._copy.path, CHECKED_ENTRIES)
@@ -395,7 +395,7 @@ class InitialSync:
 
     # --- the source ---------------------------------------------------------------------------------------------
 
-    async def _again(self, transfer: Transfer, request: SnapshotRequest) -> SnapshotReply:
+    async def _again(self, transfer: CopyRecord, request: SnapshotRequest) -> SnapshotReply:
         """Ask, a few times if the network fails."""
         for _ in range(self._options.attempts - 1):
             try:
@@ -406,7 +406,7 @@ class InitialSync:
             await asyncio.sleep(self._options.pause_ms / 1000)
         return await self._ask(transfer, request)
 
-    async def _ask(self, transfer: Transfer, request: SnapshotRequest) -> SnapshotReply:
+    async def _ask(self, transfer: CopyRecord, request: SnapshotRequest) -> SnapshotReply:
         """Ask once about this copy, which is void once its source rolled back."""
         reply = SnapshotReply.parse(await self._call(transfer.source, request))
         if reply.rollback_id != transfer.rollback_id:
@@ -417,7 +417,7 @@ class InitialSync:
         timeout_ms = Millis(self._options.call_timeout_ms)
         return await self._peer.call(source, request.document(), timeout_ms=timeout_ms)
 
-    async def _give_up_unless_passing(self, transfer: Transfer, error: Exception) -> None:
+    async def _give_up_unless_passing(self, transfer: CopyRecord, error: Exception) -> None:
         """Keep what is here for the next attempt if it may still be of use; else nobody has to keep the copy."""
         passing = isinstance(error, OSError) or (isinstance(error, ReplError) and error.code in _NOT_NOW)
         if passing and transfer.size:
@@ -438,18 +438,18 @@ class InitialSync:
         except OSError as error:
             log.warning("%s", error)
 
-    async def _let_go(self, transfer: Transfer) -> None:
+    async def _let_go(self, transfer: CopyRecord) -> None:
         try:
             await self._ask(transfer, SnapshotRequest("end", transfer.snapshot_id))
         except ReplError as error:
             log.info("%s keeps its copy until it expires: %s", transfer.source, error.message)
 
 
-def _is_same(transfer: Transfer, reply: SnapshotReply) -> bool:
+def _is_same(transfer: CopyRecord, reply: SnapshotReply) -> bool:
     return (reply.snapshot_id, reply.size, reply.sha256) == (transfer.snapshot_id, transfer.size, transfer.sha256)
 
 
-def _has_reached(source: CopyEnds, known: Known) -> bool:
+def _has_reached(source: CopyContents, known: RequiredEntries) -> bool:
     """Whether it holds all that this member acknowledged or knows to be committed.
 
     A log whose newest entry is of a later term, or of the same one and not before, holds what was committed by the time
@@ -462,7 +462,7 @@ def _has_reached(source: CopyEnds, known: Known) -> bool:
     )
 
 
-def _refuse_unless_reached(source: HostPort, ends: CopyEnds, known: Known) -> None:
+def _refuse_unless_reached(source: HostPort, ends: CopyContents, known: RequiredEntries) -> None:
     if _has_reached(ends, known):
         return
     # Installed, such a copy would take back what this member acknowledged, and the commit point that it knows would
@@ -476,7 +476,7 @@ def _refuse_unless_reached(source: HostPort, ends: CopyEnds, known: Known) -> No
 
 def name_copy(
     disk: Disk, path: str, sync_id: str, committed: OpTime = OPTIME_NULL, exported: OplogRow | None = None
-) -> CopyEnds:
+) -> CopyContents:
     """Note in a fetched copy for which initial sync it is, so that a restart does not take it for data of its own.
 
     Returns what its oplog holds; OPTIME_NULL for the ends of an empty one. exported: the newest entry that was.
@@ -488,7 +488,7 @@ def name_copy(
             with transaction(connection):
                 write_meta(connection, _COPY_FOR, sync_id)
             newest, oldest = newest_row(connection), oldest_row(connection)
-            return CopyEnds(
+            return CopyContents(
                 OPTIME_NULL if newest is None else newest.optime,
                 OPTIME_NULL if oldest is None else oldest.optime,
                 row_at(connection, committed) is not None,

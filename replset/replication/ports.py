@@ -33,7 +33,7 @@ class Workers(Protocol):
     async def run(self, work: Callable[[], T]) -> T: ...
 
 
-class Listening(Protocol):
+class Listener(Protocol):
     """An open listening socket."""
 
     def close(self) -> None: ...
@@ -42,7 +42,7 @@ class Listening(Protocol):
 class Network(Protocol):
     """Byte streams between members and to clients, with asyncio's own Protocol and Transport classes."""
 
-    async def serve(self, address: HostPort, factory: Callable[[], asyncio.Protocol]) -> Listening:
+    async def serve(self, address: HostPort, factory: Callable[[], asyncio.Protocol]) -> Listener:
         """Listen; OSError when the address is taken."""
         ...
 

@@ -42,7 +42,7 @@ class ProgressReporter:
         self._report = report
         self._moved = asyncio.Event()
 
-    def poke(self) -> None:
+    def notify(self) -> None:
         """Something moved: report it now, or as soon as the report under way is answered."""
         self._moved.set()
 

@@ -2,7 +2,7 @@
 
 Order is everything here. Files, folder and a planned manifest are durable before the first undo; the first step's
 transaction writes the mark (manifest id, common point) and raises the rollback id; the last step's turns it into the
-done mark; that is synced before the manifest is rewritten as finished. `settle` repairs whatever a crash left of this.
+done mark; that is synced before the manifest is rewritten as finished. After a crash `finish_rollbacks` does the rest.
 A disk that is full is waited for, wherever it happens: what is done stays, nothing is undone unrecorded. Whether to
 roll back at all, and with whom, is the core's decision.
 """
@@ -129,7 +129,7 @@ class Rollback:
     async def _settle(self) -> None:
         self.progress.phase = RollbackPhase.SETTLING
         on_undone = self._on_undone(self._context.store.undone_entries)
-        await self._when_room(lambda: settle(self._context, on_undone))
+        await self._when_room(lambda: finish_rollbacks(self._context, on_undone))
 
     async def _prepared(self, source: HostPort) -> tuple[RollbackEnded, Manifest | None]:
         """What to report, at once or once everything behind the manifest's common point is undone."""
@@ -264,11 +264,11 @@ async def undo(context: MemberContext, common: OpTime, stem: str, on_undone: Cal
 
     more = True
     while more:
-        more = await context.gate.write(step)
+        more = await context.write_queue.write(step)
         await asyncio.sleep(0)
 
 
-async def settle(context: MemberContext, on_undone: Callable[[], None]) -> list[Manifest]:
+async def finish_rollbacks(context: MemberContext, on_undone: Callable[[], None]) -> list[Manifest]:
     """Bring every rollback of this member to its end; returns the manifests that changed.
 
     At a start before anything else, and before a copy is installed: a rollback in progress is undone down to its
@@ -285,7 +285,7 @@ async def settle(context: MemberContext, on_undone: Callable[[], None]) -> list[
         await workers.run(store.wal.sync)  # the undo is durable before anything says that it is finished
     settled = await workers.run(lambda: _settle_manifests(context, frozenset(done)))
     for stem in done:
-        await context.gate.write(partial(clear_rollback_done, store, stem))
+        await context.write_queue.write(partial(clear_rollback_done, store, stem))
     return settled
 
 

@@ -122,7 +122,7 @@ def do_drop(group: WriteGroup, coll: Collection) -> OpTime:
     return optime
 
 
-def do_note(group: WriteGroup, o: Mapping[str, object]) -> OpTime:
+def do_noop(group: WriteGroup, o: Mapping[str, object]) -> OpTime:
     """Write a no-op entry with this `o`."""
     txn, wall_ms = group.txn, group.wall_ms
     optime = group.next_optime()

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from replset.errors import CorruptDataError, OutOfDiskSpaceError
 from replset.ids import Millis
-from replset.replication.gate import WriteGate
 from replset.replication.ports import Clock, Workers
+from replset.replication.write_queue import WriteQueue
 from replset.storage.retention import remove_old_data
 from replset.storage.store import Store
 
@@ -33,7 +33,7 @@ class Housekeeper:
         store: Callable[[], Store],
         clock: Clock,
         workers: Workers,
-        gate: WriteGate,
+        write_queue: WriteQueue,
         on_room: Callable[[], None],
         on_damage: Callable[[str], None],
     ) -> None:
@@ -44,7 +44,7 @@ class Housekeeper:
         self._clock = clock
         self._workers = workers
         self.busy = asyncio.Lock()
-        self._gate = gate
+        self._write_queue = write_queue
         self._last_pass_due = Millis(0)
         self._on_room = on_room
         self._on_damage = on_damage
@@ -108,7 +108,7 @@ class Housekeeper:
             self._waits = True
 
     async def _slice(self, store: Store) -> bool:
-        return await self._gate.write(lambda: remove_old_data(store, self._clock.wall_ms()))
+        return await self._write_queue.write(lambda: remove_old_data(store, self._clock.wall_ms()))
 
     async def _more_slices(self, store: Store) -> None:
         for _ in range(20):
@@ -119,12 +119,12 @@ class Housekeeper:
     async def _last_pass(self, store: Store) -> None:
         """Passive checkpoints alone never start the WAL anew under load: hold commits for one pass to its end."""
         began = self._clock.now()
-        self._gate.hold()
+        self._write_queue.pause()
         try:
             cut = store.readers.cut()
             done = await self._workers.run(store.wal.last_pass)
         finally:
-            self._gate.release()
+            self._write_queue.resume()
         now = self._clock.now()
         log.info("last pass: %s, %d ms, %d readers cut", "done" if done else "not done", now - began, cut)
         if not done:

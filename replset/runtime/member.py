@@ -65,18 +65,18 @@ from replset.errors import (
 )
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.key_file import Keys
-from replset.replication.chain_comparison import ChainComparison
+from replset.replication.chain_check import compare_chains
 from replset.replication.context import Identity, MemberContext
 from replset.replication.fetcher import Fetcher
-from replset.replication.gate import WriteGate
-from replset.replication.initial_sync import InitialSync, Known, Marker, newest_held
+from replset.replication.initial_sync import InitialSync, InitialSyncMarker, RequiredEntries, newest_entry_to_keep
+from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.ports import Clock, Network, SetPeer, Workers
 from replset.replication.progress import ProgressReporter
-from replset.replication.rollback import Rollback, settle
+from replset.replication.rollback import Rollback, finish_rollbacks
 from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_progress import RollbackProgress
-from replset.replication.sync_progress import SyncProgress
 from replset.replication.write_ops import WriteGroup
+from replset.replication.write_queue import WriteQueue
 from replset.runtime.admission import Admission
 from replset.runtime.concerns import Concerns
 from replset.runtime.connections import Slots
@@ -149,7 +149,7 @@ class RunningMember:
         self._topology = Bell()
         self.rollbacks = RollbackList(disk, self._dbpath, self._threads)
         self._unsettled = False
-        self._gate = WriteGate()
+        self._write_queue = WriteQueue()
         self._replacing = False  # the data, by a copy
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
@@ -204,7 +204,7 @@ class RunningMember:
     async def _finished_rollback(self) -> bool:
         """Whether what a crash left of a rollback is at its end; if it needs room it goes on once others are heard."""
         try:
-            await settle(self.context, lambda: None)
+            await finish_rollbacks(self.context, lambda: None)
         except (ReplError, OSError) as error:
             if not is_disk_full(error):
                 raise
@@ -235,7 +235,7 @@ class RunningMember:
             clock=self.clock,
             workers=self._threads,
             store=self._open_store(),
-            gate=self._gate,
+            write_queue=self._write_queue,
             identity=Identity(self.set_name, self.host, self.options.rollback_layout == MONGODB_LAYOUT),
             on_report=lambda report: self.shell.feed(report),
             on_undone=self._undone,
@@ -307,7 +307,7 @@ class RunningMember:
         self.shell = Shell(self.node, self, self.clock, self._threads, self._break)
         self._writer = Writer(
             lambda: self.store,
-            self._gate,
+            self._write_queue,
             self.clock,
             self.rng,
             lambda: self.node.primary_host,
@@ -315,7 +315,7 @@ class RunningMember:
             self._break,
         )
         self._housekeeper = Housekeeper(
-            lambda: self.store, self.clock, self._threads, self._gate, self._on_room, self.on_damage
+            lambda: self.store, self.clock, self._threads, self._write_queue, self._on_room, self.on_damage
         )
         self.snapshots = SnapshotServer(
             clock=self.clock, rng=self.rng, workers=self._threads, disk=self._disk, dbpath=self._dbpath
@@ -343,7 +343,6 @@ class RunningMember:
             report=lambda response: self.shell.feed(response),
         )
         self._rollback = Rollback(self.context, peer=set_peer, node=self.node, on_undo_begins=self._lower_mark)
-        self._chain_comparison = ChainComparison(self.context, self.peer)
         self.initial_sync = InitialSync(
             self.context,
             peer=set_peer,
@@ -394,7 +393,7 @@ class RunningMember:
         self.dispatcher.cursors.close_all()
         await self._server.close()
         await self.peer.close()
-        self._gate.close()
+        self._write_queue.close()
         async with self.durability.busy, self._housekeeper.busy:
             self.store.close()
         self._raise_mark_at_the_end()
@@ -437,7 +436,7 @@ class RunningMember:
         """last_applied or last_durable moved."""
         self.shell.feed(LocalPosition(self.durability.position()))
         self._concerns.release()
-        self._progress.poke()
+        self._progress.notify()
 
     def _undone(self) -> None:
         """A rollback took entries away: no cursor may go on in what is not there any more."""
@@ -475,15 +474,15 @@ class RunningMember:
                 self._concerns.release()
             case StartFetching(source):
                 self._fetcher.start(source)
-                self._progress.poke()
+                self._progress.notify()
             case StopFetching():
                 self._fetcher.stop()
             case Drain(term):
                 self._spawn(self._drain(term, self._fetcher.drain()))
             case AppendNoop(term, message):
-                self._gate.submit(lambda: self._append_noop(term, message))
+                self._write_queue.submit(lambda: self._append_noop(term, message))
             case CompareChains(at, hosts):
-                self._spawn(self._chain_comparison.run(at, hosts))
+                self._spawn(compare_chains(self.context, self.peer, at, hosts))
             case StartRollback(source):
                 self._spawn(self._then_counted(lambda: self._rollback.run(source)))
             case StartInitialSync(source, reason, forced):
@@ -537,7 +536,7 @@ class RunningMember:
             self._disk_full = True
             asyncio.get_running_loop().call_soon(self.shell.feed, DiskStalled(True))
         except StoreBusyError:
-            raise  # the gate calls again
+            raise  # the write queue calls again
         except StorageError as error:
             self._break(error)
 
@@ -579,18 +578,18 @@ class RunningMember:
         """Before an undo. A mark above what is left would look like a lost WAL to a start after a crash."""
         await self._threads.run(lambda: self._file.lower_mark(to))
 
-    def _known(self) -> Known:
+    def _known(self) -> RequiredEntries:
         file = self._file
-        return Known(
+        return RequiredEntries(
             max(
-                newest_held(self.store),
+                newest_entry_to_keep(self.store),
                 file.initial_sync_held,
                 file.durability_mark if self.node.has_lost_data else OPTIME_NULL,
             ),
             max(self.node.commit_point, file.initial_sync_committed, self.store.saved_commit_point()),
         )
 
-    async def _set_marker(self, known: Known) -> Marker:
+    async def _set_marker(self, known: RequiredEntries) -> InitialSyncMarker:
         held, committed, rollback_id = known.held, known.committed, self.store.rollback_id
         lost = self.node.has_lost_data
         sync_id = await self._threads.run(
@@ -598,7 +597,7 @@ class RunningMember:
                 held=held, committed=committed, rollback_id=rollback_id, data_lost=lost
             )
         )
-        return Marker(sync_id, self._file.incarnation)
+        return InitialSyncMarker(sync_id, self._file.incarnation)
 
     async def _claim_copy(self, newest: OpTime) -> str:
         return await self._threads.run(lambda: self._file.claim_copy(newest))
@@ -663,7 +662,7 @@ class RunningMember:
         return self._rollback.progress
 
     @property
-    def sync_progress(self) -> SyncProgress:
+    def initial_sync_progress(self) -> InitialSyncProgress:
         return self.initial_sync.progress
 
     async def write(self, operation: Callable[[WriteGroup], T]) -> T:

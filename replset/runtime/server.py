@@ -28,7 +28,7 @@ from replset.errors import (
     code_name,
 )
 from replset.ids import HostPort
-from replset.replication.ports import Listening, Network
+from replset.replication.ports import Listener, Network
 from replset.runtime.admission import SMALL_BYTES, STALLED_S, Admission
 from replset.runtime.connections import Slots
 from replset.wire.framing import FrameReader, WireMessage, encode_reply
@@ -82,7 +82,7 @@ class WireServer:
         self.connection_ids = count(1)
         self.reply_ids = count(1)
         self._network = network
-        self._listening: Listening | None = None
+        self._listening: Listener | None = None
 
     @property
     def connection_count(self) -> int:

@@ -2,7 +2,7 @@
 
 An operation runs synchronously inside the open group, under a savepoint: one that fails is undone and fails alone.
 A failed COMMIT fails the whole group. Only a member that accepts writes runs client operations; no-op entries of the
-core go through `append_noop`, in a group of their own. Groups pass the gate that all writers of the store share.
+core go through `append_noop`, in a group of their own. Groups pass the write queue that all writers of the store share.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from replset.errors import (
     StoreBusyError,
 )
 from replset.oplog_entry import noop_entry
-from replset.replication.gate import WriteGate
 from replset.replication.ports import Clock
 from replset.replication.write_ops import WriteGroup
+from replset.replication.write_queue import WriteQueue
 from replset.storage.store import Store
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class Writer:
     def __init__(
         self,
         store: Callable[[], Store],
-        gate: WriteGate,
+        write_queue: WriteQueue,
         clock: Clock,
         rng: random.Random,
         primary_host: Callable[[], str | None],
@@ -54,7 +54,7 @@ class Writer:
     ) -> None:
         """on_committed: called after each group that wrote entries. on_broken: storage failed; the member stops."""
         self._store = store
-        self._gate = gate
+        self._write_queue = write_queue
         self._clock = clock
         self._rng = rng
         self._primary_host = primary_host
@@ -84,7 +84,7 @@ class Writer:
         return await future
 
     def append_noop(self, term: int, message: Mapping[str, object]) -> None:
-        """Write a no-op entry now, in a group of its own. Work for the gate; raises what storage raises."""
+        """Write a no-op entry now, in a group of its own. Work for the write queue; raises what storage raises."""
         wall_ms = self._clock.wall_ms()
         with self._store().group() as txn:
             optime = txn.next_optime(term, wall_ms)
@@ -95,7 +95,7 @@ class Writer:
     def _schedule(self) -> None:
         if self._queue and not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._gate.submit, self._flush)
+            asyncio.get_running_loop().call_soon(self._write_queue.submit, self._flush)
 
     def _refusal(self) -> ReplError:
         if self._closed:
@@ -115,7 +115,7 @@ class Writer:
             return
         try:
             outcomes, wrote = self._run_group(term, queue)
-        except StoreBusyError:  # no operation ran: the gate calls again
+        except StoreBusyError:  # no operation ran: the write queue calls again
             self._queue = queue + self._queue
             raise
         except InvariantError as broken:

@@ -21,8 +21,8 @@ from replset.core.effects import LastVote
 from replset.ids import HostPort, OpTime
 from replset.oplog_entry import OplogEntry
 from replset.replication.context import Identity, MemberContext
-from replset.replication.gate import WriteGate
-from replset.replication.rollback import settle
+from replset.replication.rollback import finish_rollbacks
+from replset.replication.write_queue import WriteQueue
 from replset.storage.copies import check_database
 from replset.storage.member_file import MemberFile
 from replset.storage.store import Store
@@ -124,13 +124,13 @@ class Album:
             clock=self.cluster.machines[self.name].clock,
             workers=AtOnce(),
             store=store,
-            gate=WriteGate(),
+            write_queue=WriteQueue(),
             identity=Identity("", HostPort("")),
             on_report=nothing,
             on_undone=nothing,
             on_broken=nothing,
         )
-        drive(settle(context, nothing))
+        drive(finish_rollbacks(context, nothing))
         assert rollback_in_progress(store) is None
         assert rollback_done_marks(store) == []
         states = {manifest["state"] for manifest in manifests(disk)}

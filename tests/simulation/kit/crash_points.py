@@ -22,10 +22,10 @@ import replset.storage.member_file as member_file_module
 import replset.storage.retention as retention_module
 import replset.storage.store as store_module
 from replset.core.effects import LastVote
-from replset.replication.gate import WriteGate
+from replset.replication.partial_copy import PartialCopy
 from replset.replication.rollback import Rollback
 from replset.replication.rollback_files import RollbackWriter
-from replset.replication.transfer import PartialCopy
+from replset.replication.write_queue import WriteQueue
 from replset.runtime.durability import Durability
 from replset.runtime.member import RunningMember
 from replset.runtime.server import WireServer
@@ -161,7 +161,7 @@ CRASH_POINTS: tuple[CrashPoint, ...] = (
     C(P.CHECKPOINT, "a page is folded", disk_module._RecordingFile, "xWrite", after=True, when=_writes_database),
     C(P.CHECKPOINT, "the pass is done", Wal, "checkpoint", after=True),
     C(P.CHECKPOINT, "a last pass is done, commits are held", Wal, "last_pass", after=True),
-    C(P.CHECKPOINT, "the first commit into the new WAL", WriteGate, "release", after=True),
+    C(P.CHECKPOINT, "the first commit into the new WAL", WriteQueue, "resume", after=True),
     C(P.CHECKPOINT, "undo is pruned", retention_module, "_prune", after=True, nth=2),
     C(P.CHECKPOINT, "the oplog is trimmed", retention_module, "_trim", after=True, nth=2),
     # An old primary with entries of its own.

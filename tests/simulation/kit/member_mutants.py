@@ -17,7 +17,7 @@ from replset.errors import StorageError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.replication import fetcher, initial_sync, rollback
 from replset.replication.fetcher import Fetcher
-from replset.replication.gate import WriteGate
+from replset.replication.write_queue import WriteQueue
 from replset.runtime import member
 from replset.storage import oplog, retention, undo
 from replset.storage.catalog import Collection
@@ -144,11 +144,11 @@ def rollback_id_stays(patch: pytest.MonkeyPatch) -> None:
 def manifest_stays_planned(patch: pytest.MonkeyPatch) -> None:
     """Nobody settles a rollback that is undone: its manifest says for ever that it is planned."""
 
-    async def settle(*_args: Any) -> list[Any]:
+    async def finish_rollbacks(*_args: Any) -> list[Any]:
         return []
 
-    patch.setattr(rollback, "settle", settle)
-    patch.setattr(member, "settle", settle)
+    patch.setattr(rollback, "finish_rollbacks", finish_rollbacks)
+    patch.setattr(member, "finish_rollbacks", finish_rollbacks)
 
 
 def undo_pruned_past_the_commit_point(patch: pytest.MonkeyPatch) -> None:
@@ -238,7 +238,7 @@ def delay_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def last_pass_locks_writers_out(patch: pytest.MonkeyPatch) -> None:
-    """The last pass of a checkpoint holds SQLite's write lock while it syncs, no gate is held, and the loop waits."""
+    """The last pass of a checkpoint holds SQLite's write lock while it syncs; the write queue runs, the loop waits."""
 
     def last_pass(self: Wal) -> bool:
         done = self._checkpoint(apsw.SQLITE_CHECKPOINT_RESTART)
@@ -254,7 +254,7 @@ def last_pass_locks_writers_out(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(Wal, "last_pass", last_pass)
     patch.setattr(Store, "_connect", connect)
-    patch.setattr(WriteGate, "hold", lambda _gate: None)
+    patch.setattr(WriteQueue, "pause", lambda _queue: None)
 
 
 UNDO = "tests/unit/storage/test_undo.py"

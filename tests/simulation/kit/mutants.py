@@ -31,7 +31,7 @@ from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
 from replset.oplog_entry import OplogEntry
 from replset.replication import applier
 from replset.replication.fetcher import Fetcher
-from replset.replication.private_commands import FetchReply
+from replset.replication.protocol import FetchReply
 from replset.replication.rollback_files import RollbackWriter
 from replset.replication.rollback_manifest import FileKind
 from replset.runtime.concerns import Concerns

@@ -12,7 +12,7 @@ import pytest
 from replset.bson import encode, encode_key
 from replset.cli.main import main
 from replset.ids import OpTime
-from replset.replication.write_ops import WriteGroup, do_create, do_delete, do_insert, do_note
+from replset.replication.write_ops import WriteGroup, do_create, do_delete, do_insert, do_noop
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
 
@@ -29,7 +29,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
         with made.group() as txn:
             group = WriteGroup(txn, 1 if second == 0 else 2, WALL_MS + second * 1000, rng)
             if second == 0:
-                do_note(group, {"msg": "initiating set"})
+                do_noop(group, {"msg": "initiating set"})
             elif second == 1:
                 do_create(group, "shop.orders")
             else:
@@ -110,7 +110,7 @@ def test_an_empty_oplog(tmp_path: Path, capsys: Capture) -> None:
 
 def test_a_dbpath_in_use_can_be_read(store: Store, capsys: Capture) -> None:
     with store.group() as txn:
-        do_note(WriteGroup(txn, 3, WALL_MS + 60_000, random.Random(2)), {"msg": "new primary"})
+        do_noop(WriteGroup(txn, 3, WALL_MS + 60_000, random.Random(2)), {"msg": "new primary"})
     assert lines(capsys, "tail", store.dbpath, "-n", "1")[0].startswith(f"{OpTime(3, store.last_applied.ts)}")
 
 

@@ -13,7 +13,7 @@ from replset.config import ReplSetConfig
 from replset.core.effects import LastVote
 from replset.core.member_state import MemberState
 from replset.ids import MemberId, OpTime, pack_ts
-from replset.replication.write_ops import WriteGroup, do_note
+from replset.replication.write_ops import WriteGroup, do_noop
 from replset.storage.disk import RealDisk
 from replset.storage.member_file import MemberFile
 from replset.storage.store import Store, StoreOptions, lock_dbpath
@@ -33,7 +33,7 @@ def dbpath(tmp_path: Path) -> Path:
     file.save_config(ReplSetConfig.parse({"_id": "rs0", "version": 3, "term": ABSURD - 1, "members": members}))
     file.close()
     with closing(Store.open(RealDisk(), str(folder), StoreOptions(min_free_bytes=0))) as store, store.group() as txn:
-        do_note(WriteGroup(txn, 4, 1_790_000_000_000, random.Random(1)), {"msg": "new primary"})
+        do_noop(WriteGroup(txn, 4, 1_790_000_000_000, random.Random(1)), {"msg": "new primary"})
     return folder
 
 

@@ -24,9 +24,9 @@ from replset.core.write_concern import WriteConcern
 from replset.errors import HostUnreachableError, NotWritablePrimaryError
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
 from replset.key_file import Keys
+from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_progress import RollbackProgress
-from replset.replication.sync_progress import SyncProgress
 from replset.replication.write_ops import WriteGroup
 from replset.runtime.admission import Admission
 from replset.storage.disk import RealDisk
@@ -120,7 +120,7 @@ class FakeMember:
     shutting_down: bool = False
     started_at: Millis = START
     connection_count: int = 1
-    sync_progress: SyncProgress = field(default_factory=SyncProgress)
+    initial_sync_progress: InitialSyncProgress = field(default_factory=InitialSyncProgress)
     rollback_progress: RollbackProgress = field(default_factory=RollbackProgress)
     process_id: ObjectId = field(default_factory=lambda: ObjectId("0123456789abcdef01234567"))
     topology_counter: int = 6

@@ -30,8 +30,8 @@ from replset.core.messages import (
 from replset.core.remarks import Remark
 from replset.core.status import MemberStatus, Status
 from replset.ids import HostPort, MemberId, Millis, OpTime, pack_ts
+from replset.replication.initial_sync_progress import FailedAttempt
 from replset.replication.ports import SetPeer
-from replset.replication.sync_progress import FailedAttempt
 from tests.unit.commands.conftest import CONFIG, Client, FakeMember
 
 NEW = OpTime(1, pack_ts(1_700_000_000, 3))
@@ -239,11 +239,11 @@ def test_status_of_an_initial_sync(client: Client, member: FakeMember) -> None:
     assert "initialSyncStatus" not in client.ok({"replSetGetStatus": 1, "initialSync": 1}, "admin")
     source = HostPort("localhost:27018")
     now = member.clock.now()
-    member.sync_progress.begin(source, now, 1_000)
-    member.sync_progress.fail(FailedAttempt(source, 7, "it went away"))
-    member.sync_progress.begin(source, now, 1_000)
-    member.sync_progress.transfer(source, 300, Millis(now - 100))
-    member.sync_progress.copied, member.sync_progress.total = 400, 1_000
+    member.initial_sync_progress.begin(source, now, 1_000)
+    member.initial_sync_progress.fail(FailedAttempt(source, 7, "it went away"))
+    member.initial_sync_progress.begin(source, now, 1_000)
+    member.initial_sync_progress.transfer(source, 300, Millis(now - 100))
+    member.initial_sync_progress.copied, member.initial_sync_progress.total = 400, 1_000
     reply = client.ok({"replSetGetStatus": 1}, "admin")
     status = reply["initialSyncStatus"]
     assert (status["failedInitialSyncAttempts"], status["syncSourceHost"]) == (1, source)
@@ -255,10 +255,10 @@ def test_status_of_an_initial_sync(client: Client, member: FakeMember) -> None:
     assert status["remainingInitialSyncEstimatedMillis"] == 600
     assert status["initialSyncAttempts"] == [{"durationMillis": 7, "status": "it went away", "syncSource": source}]
     assert reply["members"][0]["infoMessage"] == "initial sync from localhost:27018: 400 of 1000 bytes"
-    member.sync_progress.waiting_for = "room on the disk"
+    member.initial_sync_progress.waiting_for = "room on the disk"
     status = client.ok({"replSetGetStatus": 1}, "admin")["initialSyncStatus"]
     assert status["waitingFor"] == "room on the disk"
-    member.sync_progress.succeed(Millis(now + 5), 1_005)
+    member.initial_sync_progress.succeed(Millis(now + 5), 1_005)
     assert "initialSyncStatus" not in client.ok({"replSetGetStatus": 1}, "admin")
     status = client.ok({"replSetGetStatus": 1, "initialSync": 1}, "admin")["initialSyncStatus"]
     assert (status["initialSyncEnd"], status["totalInitialSyncElapsedMillis"]) == (DateTime(1_005), 5)

@@ -26,9 +26,15 @@ from replset.query.diff import update_entry_object
 from replset.replication.applier import apply_entry
 from replset.replication.context import Identity, MemberContext
 from replset.replication.fetcher import Fetcher, FetchOptions
-from replset.replication.gate import WriteGate
-from replset.replication.initial_sync import InitialSync, InitialSyncOptions, Known, Marker, newest_held
+from replset.replication.initial_sync import (
+    InitialSync,
+    InitialSyncMarker,
+    InitialSyncOptions,
+    RequiredEntries,
+    newest_entry_to_keep,
+)
 from replset.replication.rollback import Rollback, RollbackOptions
+from replset.replication.write_queue import WriteQueue
 from replset.storage.copies import install_copy
 from replset.storage.disk import Disk, RealDisk
 from replset.storage.store import Store, StoreOptions
@@ -126,7 +132,7 @@ class Member:
         self.broken: list[BaseException] = []
         self.moves = 0
         self.incarnation = "first"
-        self.gate = WriteGate()
+        self.write_queue = WriteQueue()
         self.lowered: list[tuple[OpTime, OpTime]] = []
         self.damage: list[str] = []
         self.doubts: list[OpTime] = []
@@ -141,7 +147,7 @@ class Member:
             clock=self.clock,
             workers=self.workers,
             store=Store.open(self.disk, self.dbpath, OPTIONS),
-            gate=self.gate,
+            write_queue=self.write_queue,
             identity=Identity("rs0", self.host),
             on_report=self.reports.append,
             on_undone=self.moved,
@@ -173,7 +179,9 @@ class Member:
         self.initial_sync = InitialSync(
             self.context,
             peer=network,
-            known=lambda: Known(newest_held(self.store), max(self.node.commit_point, self.store.saved_commit_point())),
+            known=lambda: RequiredEntries(
+                newest_entry_to_keep(self.store), max(self.node.commit_point, self.store.saved_commit_point())
+            ),
             set_marker=self.set_marker,
             claim=self.claim,
             install=self.install,
@@ -214,11 +222,11 @@ class Member:
         self._news.set()
         self._news = asyncio.Event()
 
-    async def set_marker(self, _known: Known) -> Marker:
+    async def set_marker(self, _known: RequiredEntries) -> InitialSyncMarker:
         if not self.marker:
             self.syncs += 1
         self.marker = True
-        return Marker(f"sync {self.syncs}", self.incarnation)
+        return InitialSyncMarker(f"sync {self.syncs}", self.incarnation)
 
     async def before_undo(self, common: OpTime) -> None:
         self.lowered.append((common, self.store.last_applied))

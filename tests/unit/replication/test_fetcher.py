@@ -21,7 +21,7 @@ from replset.query.diff import updated
 from replset.replication import applier as applier_module
 from replset.replication import fetcher as fetcher_module
 from replset.replication.applier import LargeUpdateError
-from replset.replication.private_commands import FetchReply, FetchRequest, ProbeReply, ProbeRequest
+from replset.replication.protocol import FetchReply, FetchRequest, ProbeReply, ProbeRequest
 from tests.unit.replication.kit import Member, Network, copy_log, numbered, until
 
 T = TypeVar("T")

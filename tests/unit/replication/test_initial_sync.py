@@ -17,7 +17,7 @@ from replset.core.messages import InitialSyncEnded, InitialSyncStarted
 from replset.errors import BadValueError, CursorNotFoundError, NotPrimaryOrSecondaryError, ReplError
 from replset.ids import OPTIME_NULL, HostPort, OpTime
 from replset.optime import optime_document
-from replset.replication.private_commands import SnapshotReply, SnapshotRequest
+from replset.replication.protocol import SnapshotReply, SnapshotRequest
 from replset.replication.rollback_manifest import FileKind, RollbackState, list_manifests
 from replset.storage.retention import remove_old_data
 from replset.storage.store import Store

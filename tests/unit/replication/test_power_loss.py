@@ -15,7 +15,7 @@ import pytest
 
 from replset.bson import encode
 from replset.replication import rollback as rollback_module
-from replset.replication.rollback import settle
+from replset.replication.rollback import finish_rollbacks
 from replset.replication.rollback_manifest import FOLDER, FileKind, Manifest, RollbackState, manifests_on
 from tests.simulation.kit.disk import SimDisk
 from tests.unit.replication.diverged import MINE, SOURCE, Crash, diverge, two_members
@@ -85,7 +85,7 @@ def test_a_power_loss_in_a_rollback_loses_nothing(tmp_path: Path, monkeypatch: p
         after = disk.crash(str(tmp_path / f"life-{life}" / MINE), rng, power_loss=rng.random() < 0.6)
         disk.close()
         mine = member_on(after, other.network)
-        asyncio.run(settle(mine.context, lambda: None))
+        asyncio.run(finish_rollbacks(mine.context, lambda: None))
         manifests = manifests_on(mine.disk, mine.dbpath)
         assert {manifest.state for manifest in manifests} <= {RollbackState.FINISHED, RollbackState.ABANDONED}
         saved: set[bytes] = set()

@@ -64,7 +64,7 @@ def test_each_move_is_reported_at_once_and_while_one_is_under_way_only_the_newes
         await until(lambda: up.answers)
         up.gate.clear()
         for up.at in (2, 3, 4, 5):
-            up.reporter.poke()
+            up.reporter.notify()
             await asyncio.sleep(0.002)
         assert up.terms == [1, 2]
         up.gate.set()
@@ -96,7 +96,7 @@ def test_without_a_source_nothing_is_sent_until_there_is_one() -> None:
         await asyncio.sleep(0.01)
         assert up.sent == []
         up.source = SOURCE
-        up.reporter.poke()
+        up.reporter.notify()
         await until(lambda: up.sent)
         task.cancel()
 
@@ -111,7 +111,7 @@ def test_an_unreachable_source_is_reported_and_tried_again_without_haste(interva
         task = asyncio.get_running_loop().create_task(up.reporter.run())
         await until(lambda: up.answers)
         assert up.answers[0] == Response(0, SOURCE, None, "gone", Millis(0))
-        up.reporter.poke()
+        up.reporter.notify()
         up.error = None
         if again:
             await until(lambda: up.answers[-1].body is not None)

@@ -14,8 +14,8 @@ import pytest
 from replset.core.messages import InitialSyncEnded
 from replset.errors import CorruptDataError
 from replset.ids import HostPort, OpTime
+from replset.replication.partial_copy import CopyRecord, PartialCopy
 from replset.replication.rollback_manifest import list_manifests
-from replset.replication.transfer import PartialCopy, Transfer
 from replset.storage.disk import RealDisk
 from replset.storage.undo import undo_step
 from tests.unit.replication.kit import Member, Network, copy_log, numbered, until
@@ -447,7 +447,7 @@ def test_the_export_is_written_once_however_often_it_breaks(members: tuple[Membe
 
 # --- the record -------------------------------------------------------------------------------------------------
 
-TRANSFER = Transfer("sync 1", SOURCE, "ab12", 3, 100, "f" * 64, 10)
+TRANSFER = CopyRecord("sync 1", SOURCE, "ab12", 3, 100, "f" * 64, 10)
 
 
 @pytest.fixture

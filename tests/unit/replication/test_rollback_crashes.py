@@ -11,7 +11,7 @@ from replset.bson import decode
 from replset.ids import OpTime
 from replset.replication import rollback as rollback_module
 from replset.replication.common_point import CommonPoint
-from replset.replication.rollback import settle
+from replset.replication.rollback import finish_rollbacks
 from replset.replication.rollback_manifest import FileKind, RollbackState, list_manifests, read_manifest, verify_file
 from replset.storage.store import Store
 from replset.storage.undo import rollback_done_marks, rollback_in_progress, undo_step
@@ -54,7 +54,7 @@ def crash_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, operation: int 
 
     begun = rollback_in_progress(again.store) is not None or rollback_done_marks(again.store) != []
     changed = again.oplog() != log_at_common + undone
-    asyncio.run(settle(again.context, lambda: None))
+    asyncio.run(finish_rollbacks(again.context, lambda: None))
     states = [manifest.state for manifest in list_manifests(again.dbpath)]
     if again.store.last_applied == common:
         assert again.everything() == at_common
@@ -101,10 +101,10 @@ def test_a_planned_manifest_without_a_committed_step_is_abandoned(tmp_path: Path
     diverge(source, mine)
     common = asyncio.run(CommonPoint(mine.network, mine.store, SOURCE).find())
     planned = asyncio.run(mine.rollback._write(common, RollbackState.PLANNED, "rollback", SOURCE))
-    (settled,) = asyncio.run(settle(mine.context, lambda: None))
+    (settled,) = asyncio.run(finish_rollbacks(mine.context, lambda: None))
     assert settled.state is RollbackState.ABANDONED
     assert read_manifest(mine.folder / "rollback" / f"{planned.id}.json") == settled
-    assert asyncio.run(settle(mine.context, lambda: None)) == []
+    assert asyncio.run(finish_rollbacks(mine.context, lambda: None)) == []
 
 
 def test_a_damaged_manifest_of_an_earlier_rollback_stops_nothing(
@@ -116,7 +116,7 @@ def test_a_damaged_manifest_of_an_earlier_rollback_stops_nothing(
     damaged = mine.folder / "rollback" / "rollback-2020-01-01T00-00-00.0.json"
     damaged.parent.mkdir()
     damaged.write_bytes(b"{")
-    assert asyncio.run(settle(mine.context, lambda: None)) == []
+    assert asyncio.run(finish_rollbacks(mine.context, lambda: None)) == []
     assert run_rollback(mine).ok
     assert mine.everything() == at_common
     assert mine.broken == []

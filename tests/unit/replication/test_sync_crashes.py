@@ -15,8 +15,8 @@ import pytest
 
 from replset.core.messages import InitialSyncEnded
 from replset.ids import HostPort
-from replset.replication.initial_sync import InitialSyncOptions, Known, Marker
-from replset.replication.rollback import settle
+from replset.replication.initial_sync import InitialSyncMarker, InitialSyncOptions, RequiredEntries
+from replset.replication.rollback import finish_rollbacks
 from replset.replication.rollback_manifest import RollbackState, manifests_on
 from replset.storage.copies import install_copy
 from replset.storage.member_file import MemberFile
@@ -42,10 +42,10 @@ class DurableMember(Member):
         if not self.file.initial_sync_pending:
             self.initial_sync.clear_leftovers()
 
-    async def set_marker(self, known: Known) -> Marker:
+    async def set_marker(self, known: RequiredEntries) -> InitialSyncMarker:
         held, committed = known
         sync_id = self.file.begin_initial_sync(held=held, committed=committed, rollback_id=self.store.rollback_id)
-        return Marker(sync_id, self.file.incarnation)
+        return InitialSyncMarker(sync_id, self.file.incarnation)
 
     async def claim(self, newest: Any) -> str:
         return self.file.claim_copy(newest)
@@ -130,7 +130,7 @@ class Story:
         network.before_reply = lambda command, reply: None
         self.mine = mine = DurableMember(after, network)
         mine.node.commit_point = commit_point
-        asyncio.run(settle(mine.context, lambda: None))
+        asyncio.run(finish_rollbacks(mine.context, lambda: None))
         saved: set[bytes] = set()
         for manifest in manifests_on(mine.disk, mine.dbpath):
             if manifest.state is RollbackState.EXPORTED:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from replset.errors import CorruptDataError, OutOfDiskSpaceError, StorageError
-from replset.replication.gate import WriteGate
+from replset.replication.write_queue import WriteQueue
 from replset.runtime.housekeeping import INTERVAL_S, READER_PAUSE_MS, RECHECK_EVERY_MS, ROOM_EVERY, Housekeeper
 from tests.simulation.kit.clock import SimClock
 from tests.unit.runtime.kit import on_virtual_time
@@ -68,14 +68,14 @@ class AtOnce:
 
 class Rig:
     def __init__(self, clock: SimClock) -> None:
-        self.store, self.gate = FakeStore(), WriteGate()
+        self.store, self.write_queue = FakeStore(), WriteQueue()
         self.rooms = 0
         self.damage: list[str] = []
         self.keeper = Housekeeper(
             lambda: self.store,  # type: ignore[arg-type,return-value]
             clock,
             AtOnce(),
-            self.gate,
+            self.write_queue,
             self.room,
             self.damage.append,
         )
@@ -138,7 +138,7 @@ def test_commits_go_on_after_a_last_pass_that_found_no_room() -> None:
         rig.store.errors = {"last pass": NO_ROOM}
         assert await rig.rounds(1) == ["slice", "cut", "last pass"]
         passed: list[str] = []
-        rig.gate.submit(lambda: passed.append("a write"))
+        rig.write_queue.submit(lambda: passed.append("a write"))
         assert passed == ["a write"]
         assert not rig.task.done()
 
@@ -158,9 +158,9 @@ def test_commits_are_not_held_again_and_again_for_a_reader_that_stays() -> None:
 
 def test_pruning_waits_at_the_gate_that_other_writers_wait_at() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.gate.hold()
+        rig.write_queue.pause()
         assert await rig.rounds(3) == []
-        rig.gate.release()
+        rig.write_queue.resume()
         assert rig.store.done[:1] == ["slice"]
 
     with_rig(scenario)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from replset.ids import HostPort
-from replset.replication.ports import Listening
+from replset.replication.ports import Listener
 from replset.runtime.machine import RealClock, RealWorkers
 from replset.runtime.member import RunningMember
 from replset.runtime.options import MemberOptions
@@ -19,7 +19,7 @@ from replset.storage.store import lock_dbpath
 
 
 class TakenPort:
-    async def serve(self, address: HostPort, factory: Callable[[], asyncio.Protocol]) -> Listening:
+    async def serve(self, address: HostPort, factory: Callable[[], asyncio.Protocol]) -> Listener:
         raise OSError(98, "Address already in use")
 
     async def connect(self, address: HostPort, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:

@@ -14,7 +14,7 @@ from replset.bson import encode
 from replset.commands.ports import CommandRequest, Reply
 from replset.errors import HostUnreachableError, NothingSentError
 from replset.ids import HostPort, Millis
-from replset.replication.ports import Listening
+from replset.replication.ports import Listener
 from replset.runtime.admission import Admission
 from replset.runtime.connections import Slots
 from replset.runtime.machine import RealClock
@@ -36,7 +36,7 @@ class CountingNetwork:
         self.address = HostPort("127.0.0.1:0")
         self.connected: asyncio.Event | None = None
 
-    async def serve(self, address: HostPort, factory: Callable[[], asyncio.Protocol]) -> Listening:
+    async def serve(self, address: HostPort, factory: Callable[[], asyncio.Protocol]) -> Listener:
         server = await self._real.serve(address, factory)
         self.address = HostPort(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
         return server

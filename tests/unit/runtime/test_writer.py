@@ -21,8 +21,8 @@ from replset.errors import (
     StorageError,
 )
 from replset.ids import OPTIME_NULL, Millis, OpTime
-from replset.replication.gate import WriteGate
 from replset.replication.write_ops import WriteGroup, do_create, do_insert
+from replset.replication.write_queue import WriteQueue
 from replset.runtime import writer
 from replset.runtime.writer import Writer
 from replset.storage.disk import RealDisk
@@ -40,10 +40,10 @@ class Rig:
         self.store = Store.open(RealDisk(), str(folder), StoreOptions(min_free_bytes=0))
         self.commits = 0
         self.broken: list[BaseException] = []
-        self.gate = WriteGate()
+        self.write_queue = WriteQueue()
         self.writer = Writer(
             lambda: self.store,
-            self.gate,
+            self.write_queue,
             clock,
             random.Random(1),
             lambda: "b:27017",
@@ -179,10 +179,10 @@ def test_refused_with_the_primary_when_it_does_not_accept_writes(with_rig: Run) 
 def test_stepping_down_refuses_what_is_in_the_queue(with_rig: Run) -> None:
     async def scenario(rig: Rig) -> None:
         task = rig.submit(rig.insert(1))[0]
-        rig.gate.hold()
+        rig.write_queue.pause()
         await settle()
         rig.writer.accept(None)
-        rig.gate.release()
+        rig.write_queue.resume()
         with pytest.raises(NotWritablePrimaryError):
             await task
         assert rig.numbers() == []
@@ -202,12 +202,12 @@ def test_entries_carry_the_term_in_which_writes_are_accepted(with_rig: Run) -> N
 
 def test_a_held_gate_keeps_writes_waiting(with_rig: Run) -> None:
     async def scenario(rig: Rig) -> None:
-        rig.gate.hold()
+        rig.write_queue.pause()
         tasks = rig.submit(rig.insert(1), rig.insert(2))
         await asyncio.sleep(1)
         assert not any(task.done() for task in tasks)
         assert rig.numbers() == []
-        rig.gate.release()
+        rig.write_queue.resume()
         await asyncio.gather(*tasks)
         assert rig.commits == 1
 
@@ -218,10 +218,10 @@ def test_a_gate_is_held_before_a_group_that_is_scheduled_already(with_rig: Run) 
     async def scenario(rig: Rig) -> None:
         task = rig.submit(rig.insert(1))[0]
         await asyncio.sleep(0)  # in the queue, the group runs in the next turn
-        rig.gate.hold()
+        rig.write_queue.pause()
         await settle()
         assert not task.done()
-        rig.gate.release()
+        rig.write_queue.resume()
         await task
 
     with_rig(scenario)
@@ -229,12 +229,12 @@ def test_a_gate_is_held_before_a_group_that_is_scheduled_already(with_rig: Run) 
 
 def test_the_write_of_a_client_that_went_away_is_not_done(with_rig: Run) -> None:
     async def scenario(rig: Rig) -> None:
-        rig.gate.hold()
+        rig.write_queue.pause()
         gone, stays = rig.submit(rig.insert(1), rig.insert(2))
         await settle()
         gone.cancel()
         await settle()
-        rig.gate.release()
+        rig.write_queue.resume()
         await stays
         assert rig.numbers() == [2]
 
@@ -313,7 +313,7 @@ def test_a_broken_invariant_inside_an_operation_stops_the_member(with_rig: Run) 
 
 def test_closing_refuses_what_waits_and_what_comes(with_rig: Run) -> None:
     async def scenario(rig: Rig) -> None:
-        rig.gate.hold()
+        rig.write_queue.pause()
         waiting = rig.submit(rig.insert(1))[0]
         await settle()
         rig.writer.close()

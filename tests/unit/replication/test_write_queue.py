@@ -1,4 +1,4 @@
-"""All that writes the store passes one gate, in order; a busy store is tried again."""
+"""All that writes the store passes one queue, in order; a busy store is tried again."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 import pytest
 
 from replset.errors import StorageError, StoreBusyError
-from replset.replication.gate import BUSY_PAUSE_S, WriteGate
+from replset.replication.write_queue import BUSY_PAUSE_S, WriteQueue
 from tests.simulation.kit.clock import SimClock
 from tests.unit.runtime.kit import on_virtual_time, settle
 
 
 class Rig:
     def __init__(self) -> None:
-        self.gate = WriteGate()
+        self.write_queue = WriteQueue()
         self.done: list[str] = []
         self.busy = 0
 
@@ -31,7 +31,7 @@ class Rig:
 
     def submit(self, name: str) -> None:
         work = self.work(name)
-        self.gate.submit(lambda: self.done.append("submitted") if work() else None)
+        self.write_queue.submit(lambda: self.done.append("submitted") if work() else None)
 
 
 def test_an_open_gate_lets_work_pass_at_once() -> None:
@@ -43,12 +43,12 @@ def test_an_open_gate_lets_work_pass_at_once() -> None:
 def test_what_waits_at_a_held_gate_passes_in_order() -> None:
     async def main(_: SimClock) -> None:
         rig = Rig()
-        rig.gate.hold()
+        rig.write_queue.pause()
         rig.submit("noop")
-        tasks = [asyncio.ensure_future(rig.gate.write(rig.work(name))) for name in ("page", "undo")]
+        tasks = [asyncio.ensure_future(rig.write_queue.write(rig.work(name))) for name in ("page", "undo")]
         await asyncio.sleep(60)
         assert rig.done == []
-        rig.gate.release()
+        rig.write_queue.resume()
         assert rig.done == ["noop", "submitted", "page", "undo"]
         assert await asyncio.gather(*tasks) == ["page", "undo"]
 
@@ -59,7 +59,7 @@ def test_a_busy_store_is_tried_again_before_what_came_later() -> None:
     async def main(_: SimClock) -> None:
         rig = Rig()
         rig.busy = 3
-        tasks = [asyncio.ensure_future(rig.gate.write(rig.work(name))) for name in ("first", "second")]
+        tasks = [asyncio.ensure_future(rig.write_queue.write(rig.work(name))) for name in ("first", "second")]
         await settle()
         assert rig.done == []
         await asyncio.sleep(4 * BUSY_PAUSE_S)
@@ -72,11 +72,11 @@ def test_a_busy_store_is_tried_again_before_what_came_later() -> None:
 def test_a_task_that_is_cancelled_at_the_gate_writes_nothing() -> None:
     async def main(_: SimClock) -> None:
         rig = Rig()
-        rig.gate.hold()
-        task = asyncio.ensure_future(rig.gate.write(rig.work("page")))
+        rig.write_queue.pause()
+        task = asyncio.ensure_future(rig.write_queue.write(rig.work("page")))
         await settle()
         task.cancel()
-        rig.gate.release()
+        rig.write_queue.resume()
         await settle()
         assert task.cancelled()
         assert rig.done == []
@@ -92,8 +92,8 @@ def test_an_error_goes_to_who_wrote_and_the_next_one_passes() -> None:
             raise StorageError("disk I/O error")
 
         with pytest.raises(StorageError, match="disk I/O"):
-            await rig.gate.write(fail)
-        assert await rig.gate.write(rig.work("page")) == "page"
+            await rig.write_queue.write(fail)
+        assert await rig.write_queue.write(rig.work("page")) == "page"
 
     on_virtual_time(main)
 
@@ -105,15 +105,15 @@ def test_work_that_sets_off_more_work_is_ended_first() -> None:
         rig.submit("inner")
         rig.done.append("outer")
 
-    rig.gate.submit(outer)
+    rig.write_queue.submit(outer)
     assert rig.done == ["outer", "inner", "submitted"]
 
 
 def test_a_closed_gate_forgets_what_waits() -> None:
     rig = Rig()
-    rig.gate.hold()
+    rig.write_queue.pause()
     rig.submit("noop")
-    rig.gate.close()
-    rig.gate.release()
+    rig.write_queue.close()
+    rig.write_queue.resume()
     rig.submit("later")
     assert rig.done == []

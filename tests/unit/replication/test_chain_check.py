@@ -9,7 +9,7 @@ import pytest
 
 from replset.core.messages import ChainsCompared, DamageFound, Report
 from replset.ids import HostPort, OpTime
-from replset.replication.chain_comparison import ChainComparison
+from replset.replication.chain_check import compare_chains
 from tests.unit.replication.kit import Member, Network, copy_log, numbered
 
 NS = "app.orders"
@@ -27,9 +27,8 @@ def members(tmp_path: Path) -> list[Member]:
 
 
 def compare(mine: Member, *others: Member, at: OpTime | None = None) -> Report:
-    comparison = ChainComparison(mine.context, mine.network)
     hosts = [HostPort(other.host) for other in others]
-    asyncio.run(comparison.run(at or mine.store.last_applied, hosts))
+    asyncio.run(compare_chains(mine.context, mine.network, at or mine.store.last_applied, hosts))
     report = mine.reports.pop()
     assert not mine.reports
     return report

@@ -20,7 +20,7 @@ class FailedAttempt:
 
 
 @dataclass(slots=True)
-class SyncProgress:
+class InitialSyncProgress:
     """Of the initial sync that runs, or of the last one of this process; `source` is empty while there was none.
 
     running: from the first attempt to success, the pauses between attempts included. began, ended: on the member's

@@ -21,7 +21,7 @@ _JOURNAL_SUFFIX = "-journal"
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class CopyRecord:
     """One copy at its source. Bytes of two of them are never mixed: what is said here is asked about before more come.
 
     sync_id: of the marker that it is fetched under. size, sha256 (hex): of the whole file; 0 and empty while the source
@@ -39,7 +39,7 @@ class Transfer:
     whole: bool = False
 
     @classmethod
-    def parse(cls, data: bytes) -> Transfer:
+    def parse(cls, data: bytes) -> CopyRecord:
         """ValueError for what is no record."""
         found: dict[str, Any] = json.loads(data)
         try:
@@ -52,7 +52,7 @@ class Transfer:
         return replace(transfer, source=HostPort(transfer.source))
 
 
-_EXAMPLE = Transfer("", HostPort(""), "", 0)
+_EXAMPLE = CopyRecord("", HostPort(""), "", 0)
 
 
 class PartialCopy:
@@ -64,10 +64,10 @@ class PartialCopy:
         self.path = os.path.join(dbpath, COPY_NAME)
         self._record = os.path.join(dbpath, RECORD_NAME)
 
-    def load(self, sync_id: str) -> Transfer | None:
+    def load(self, sync_id: str) -> CopyRecord | None:
         """The transfer that can go on under this marker, its file cut to what is kept; None when there is none."""
         try:
-            transfer = Transfer.parse(self._disk.read_file(self._record))
+            transfer = CopyRecord.parse(self._disk.read_file(self._record))
             if transfer.sync_id != sync_id:
                 return None
             if transfer.whole:
@@ -81,13 +81,13 @@ class PartialCopy:
             return None
         return transfer
 
-    def begin(self, transfer: Transfer) -> None:
+    def begin(self, transfer: CopyRecord) -> None:
         """Nothing of another copy stays; this one is on record."""
         self.discard()
         self._disk.write_file(self.path, [])
         self.save(transfer)
 
-    def save(self, transfer: Transfer) -> None:
+    def save(self, transfer: CopyRecord) -> None:
         """Durable on return, the names of both files too."""
         temporary = f"{self._record}.tmp"
         self._disk.write_file(temporary, [json.dumps(asdict(transfer)).encode()])
@@ -104,7 +104,7 @@ class PartialCopy:
                 self._disk.truncate(self.path, at)
             raise
 
-    def keep(self, transfer: Transfer, copied: int) -> Transfer:
+    def keep(self, transfer: CopyRecord, copied: int) -> CopyRecord:
         """The first `copied` bytes are synced and on record."""
         if copied > transfer.kept:
             self._disk.sync_file(self.path)
@@ -112,7 +112,7 @@ class PartialCopy:
             self.save(transfer)
         return transfer
 
-    def seal(self, transfer: Transfer) -> tuple[Transfer, str]:
+    def seal(self, transfer: CopyRecord) -> tuple[CopyRecord, str]:
         """Sync all bytes and read them back: the transfer, which is whole if the checksum is right, and what it is."""
         self._disk.sync_file(self.path)
         found = file_sha256(self._disk, self.path)
