@@ -1,10 +1,9 @@
-"""`rollback-tools diff MANIFEST --host HOST:PORT`: each lost write at the common point, as lost, and as live now."""
+"""`rollback-tools diff MANIFEST --host HOST:PORT`: shows each lost write beside what the set has now."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Annotated
@@ -12,28 +11,22 @@ from typing import Annotated
 import typer
 
 from replset.bson import decode
-from replset.recovery.diff import Difference, RollbackDiff
+from replset.recovery.compare import Difference, RollbackDiff
 from replset.recovery.live_set import LiveSet
-from replset.recovery.lost_writes import LostDocument, LostKind, LostWrites
-from replset.recovery.policy import (
-    MISSING,
-    CommandKind,
-    ConflictStatus,
-    FieldRow,
-    LostChange,
-    Side,
-    Versions,
-    field_rows,
-    path_text,
-)
+from replset.recovery.lost_writes import CommandKind, LostCommand, LostDocument, LostKind, LostWrites
+from replset.recovery.policy import MISSING, ConflictStatus, FieldRow, Side, Versions, field_rows, path_text
 from replset.recovery.report import JsonReport
 from replset.replication.rollback_manifest import read_manifest
 from rollback_tools import manifest_source
 from rollback_tools.text import printable, short
 
-COLOUR = {ConflictStatus.THERE: "bright_black", ConflictStatus.CLEAN: "green", ConflictStatus.CONFLICT: "red"}
+STATUS_COLOUR = {
+    ConflictStatus.THERE: "bright_black",
+    ConflictStatus.CLEAN: "green",
+    ConflictStatus.CONFLICT: "red",
+}
 SIDE_COLOUR = {Side.LOST: "green", Side.LIVE: "cyan", Side.SAME: "bright_black", Side.BOTH: "red"}
-SAYS = {
+STATUS_TEXT = {
     ConflictStatus.THERE: "in the set",
     ConflictStatus.CLEAN: "unchanged since the common point",
     ConflictStatus.CONFLICT: "in conflict",
@@ -54,48 +47,39 @@ def diff(
         found = read_manifest(path)
         lost = stack.enter_context(LostWrites(path.parent, found))
         live = stack.enter_context(LiveSet(host, found.set_name))
-        diffing = RollbackDiff(lost, live)
-        report = JsonReport(sys.stdout, diffing.head(), "writes") if as_json else None
-        for difference in diffing.run():
+        rollback_diff = RollbackDiff(lost, live)
+        report = JsonReport(sys.stdout, rollback_diff.head(), "writes") if as_json else None
+        for difference in rollback_diff.run():
             if report is not None:
                 report.row(difference.row())
             else:
                 print_difference(difference)
-        counts = diffing.counts
+        counts = rollback_diff.counts
         if report is not None:
             report.close({"counts": counts})
         else:
-            _sum_up(counts)
+            parts = [
+                f"{counts[status.value]} {STATUS_TEXT[status]}" for status in ConflictStatus if counts[status.value]
+            ]
+            typer.echo("; ".join(parts) or "nothing was lost")
     return 1 if counts["clean"] or counts["conflict"] else 0
 
 
-def _sum_up(counts: Counter[str]) -> None:
-    parts = [f"{counts[standing.value]} {SAYS[standing]}" for standing in ConflictStatus if counts[standing.value]]
-    typer.echo("; ".join(parts) or "nothing was lost")
-
-
-# --- for people -------------------------------------------------------------------------------------------------
-
-
 def print_difference(found: Difference) -> None:
-    if isinstance(found.lost, LostChange):
-        print_change(found.lost, found.standing)
-    elif found.versions is not None:
-        print_document(found.lost, found.versions, found.standing)
+    if found.versions is not None and isinstance(found.lost, LostDocument):
+        print_document(found.lost, found.versions, found.status)
+    elif isinstance(found.lost, LostCommand):
+        is_drop = found.lost.kind is CommandKind.DROP and found.status is ConflictStatus.CONFLICT
+        text = "the set still has the collection" if is_drop else STATUS_TEXT[found.status]
+        Printer().heading(printable(found.lost.ns), f"lost {printable(found.lost.name)}", text, found.status)
 
 
-def print_change(change: LostChange, standing: ConflictStatus) -> None:
-    is_drop = change.kind is CommandKind.DROP and standing is ConflictStatus.CONFLICT
-    says = "the set still has the collection" if is_drop else SAYS[standing]
-    Printer().heading(printable(change.ns), f"lost {printable(change.name)}", says, standing)
-
-
-def print_document(row: LostDocument, versions: Versions, standing: ConflictStatus, *, err: bool = False) -> None:
-    """A heading, then a line for each field that is not the same in all versions."""
+def print_document(row: LostDocument, versions: Versions, status: ConflictStatus, *, err: bool = False) -> None:
+    """Print a heading, then a line for each field that is not the same in all versions."""
     printer = Printer(err=err)
     kind = row.kind.value if row.kind is not None else ""
-    printer.heading(f"{printable(row.ns)} {short(row.id)}", f"lost {kind}", SAYS[standing], standing)
-    if standing is ConflictStatus.THERE:
+    printer.heading(f"{printable(row.ns)} {short(row.id)}", f"lost {kind}", STATUS_TEXT[status], status)
+    if status is ConflictStatus.THERE:
         return
     fields = [] if versions.lost is None else field_rows(versions)
     if fields:
@@ -107,7 +91,7 @@ def print_document(row: LostDocument, versions: Versions, standing: ConflictStat
 
 
 class Printer:
-    """Lines to standard output or standard error, in colour on a terminal."""
+    """Prints lines to standard output or standard error, in colour on a terminal."""
 
     def __init__(self, *, err: bool = False) -> None:
         self._err = err
@@ -116,11 +100,11 @@ class Printer:
     def line(self, text: str) -> None:
         typer.echo(text, err=self._err, color=self._colours)
 
-    def heading(self, about: str, lost: str, says: str, standing: ConflictStatus) -> None:
-        self.line(f"{self._styled(about, bold=True)}  {lost}  {self._styled(says, fg=COLOUR[standing])}")
+    def heading(self, subject: str, lost: str, text: str, status: ConflictStatus) -> None:
+        self.line(f"{self._styled(subject, bold=True)}  {lost}  {self._styled(text, fg=STATUS_COLOUR[status])}")
 
     def fields(self, fields: Sequence[FieldRow], *, before_known: bool) -> None:
-        """A table with a line for each field."""
+        """Print a table with a line for each field."""
         rows = [("field", "common point", "lost", "live now")]
         for field in fields:
             before = _cell(field.before) if before_known else "?"

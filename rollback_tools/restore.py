@@ -1,24 +1,21 @@
-"""`rollback-tools restore MANIFEST --host HOST:PORT`: put lost writes back, by a policy or by hand."""
+"""`rollback-tools restore MANIFEST --host HOST:PORT`: puts lost writes back, by a policy or by a person's answers."""
 
 from __future__ import annotations
 
 import datetime
 import sys
-from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from replset.recovery.audit import AuditLog
 from replset.recovery.live_set import LiveSet
-from replset.recovery.lost_writes import LostDocument, LostWrites
-from replset.recovery.policy import ConflictStatus, Decision, LostChange, Policy, Versions
+from replset.recovery.lost_writes import LostCommand, LostDocument, LostWrites
+from replset.recovery.policy import POLICIES, ConflictStatus, Decision, Policy, Versions, parse_policy
 from replset.recovery.report import JsonReport
-from replset.recovery.restore import Outcome, Result
-from replset.recovery.restoring import POLICIES, Restoring, policy_of, readable, stamp_of
+from replset.recovery.restore import Outcome, Restore, Result, read_restorable_manifest
 from rollback_tools import manifest_source
 from rollback_tools.diff import print_document
 from rollback_tools.text import printable, short
@@ -26,8 +23,8 @@ from rollback_tools.text import printable, short
 DEFAULT_HOST = "127.0.0.1:27017"
 AUDIT_HELP = "the record of the run; default: beside the manifest, of a member's manifest in the current folder"
 JOINT = " "
-"""Between `to-collection` and its NAME, which main.py makes one argument of."""
-VERBS = {
+"""Stands between `to-collection` and its NAME, which main.py joins to one argument."""
+RESULT_TEXT = {
     Result.DONE: "put back",
     Result.THERE: "there",
     Result.WOULD: "would put back",
@@ -49,75 +46,59 @@ def restore(
 
     Exit status 0: every lost write is in the set. 1: something stays undone; the lines say what and why.
     """
-    chosen, collection = parse_policy(policy)
+    name, _, collection = policy.partition(JOINT)
+    chosen = parse_policy(name, collection)
     with ExitStack() as stack:
         path = stack.enter_context(manifest_source.local_manifest(manifest))
-        found = readable(path)
+        found = read_restorable_manifest(path)
         lost = stack.enter_context(LostWrites(path.parent, found))
         live = stack.enter_context(LiveSet(host, found.set_name))
         choose = Prompt(chosen).choose if interactive else None
-        restoring = Restoring(lost, live, chosen, collection=collection, choose=choose)
-        record = None if dry_run else stack.enter_context(_audit(manifest, path, audit))
-        outcomes = stack.enter_context(closing(restoring.run(record, _now)))
-        _tell(outcomes, restoring, restoring.head(record), as_json=as_json)
-        counts = restoring.counts
-        if not as_json:
-            _sum_up(counts, manifest, record)
-    return 1 if counts["left"] else 0
+        run = Restore(lost, live, chosen, collection=collection, choose=choose)
+        log = None if dry_run else stack.enter_context(_audit_log(manifest, path, audit))
+        outcomes = stack.enter_context(closing(run.run(log, _now)))
+        report = JsonReport(sys.stdout, run.head(log), "writes") if as_json else None
+        for outcome in outcomes:
+            if report is not None:
+                report.row(outcome.row())
+            else:
+                typer.echo(line_of(outcome))
+        if report is not None:
+            report.close({"counts": run.counts})
+        else:
+            _print_summary(run, manifest, log)
+    return 1 if run.counts["left"] else 0
 
 
-def parse_policy(text: str) -> tuple[Policy, str]:
-    """The policy, and the collection's name of to-collection. BadValueError."""
-    name, _, collection = text.partition(JOINT)
-    return policy_of(name, collection), collection
-
-
-def _audit(manifest: str, path: Path, chosen: Path | None) -> AuditLog:
-    """manifest: as it was given. path: where it is at hand."""
+def _audit_log(manifest: str, path: Path, chosen: Path | None) -> AuditLog:
+    """manifest: as the user gave it. path: of its local copy."""
     if chosen is not None:
         return AuditLog(chosen)
     folder = Path.cwd() if manifest_source.is_remote(manifest) else path.parent
-    return AuditLog.beside(folder / path.name, stamp_of(_now()))
+    return AuditLog.beside(folder / path.name, _now())
 
 
 def _now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)  # noqa: TID251 - a tool's record, not a member's time
 
 
-# --- telling ----------------------------------------------------------------------------------------------------
-
-
-def _tell(outcomes: Iterator[Outcome], restoring: Restoring, head: dict[str, Any], *, as_json: bool) -> None:
-    report = JsonReport(sys.stdout, head, "writes") if as_json else None
-    for outcome in outcomes:
-        if report is not None:
-            report.row(outcome.row())
-        else:
-            typer.echo(line_of(outcome))
-    if report is not None:
-        report.close({"counts": restoring.counts})
-
-
 def line_of(outcome: Outcome) -> str:
     lost = outcome.lost
-    if isinstance(lost, LostChange):
+    if isinstance(lost, LostCommand):
         what = f"{printable(lost.ns)}: lost {printable(lost.name)}"
     else:
         kind = lost.kind.value if lost.kind is not None else ""
         what = f"{printable(lost.ns)} {short(lost.id)}: lost {kind}"
-    return f"{VERBS[outcome.result]}  {what}; {printable(outcome.decision.reason)}"
+    return f"{RESULT_TEXT[outcome.result]}  {what}; {printable(outcome.decision.reason)}"
 
 
-def _sum_up(counts: Counter[str], manifest: str, record: AuditLog | None) -> None:
-    parts = [f"{counts[result.value]} {VERBS[result]}" for result in Result if counts[result.value]]
+def _print_summary(run: Restore, manifest: str, log: AuditLog | None) -> None:
+    parts = [f"{run.counts[result.value]} {RESULT_TEXT[result]}" for result in Result if run.counts[result.value]]
     typer.echo(", ".join(parts) or "nothing was lost")
-    if record is not None:
-        typer.echo(f"record: {record.path}")
-    if not counts["left"] and not counts["would"]:
+    if log is not None:
+        typer.echo(f"record: {log.path}")
+    if not run.counts["left"] and not run.counts["would"]:
         typer.echo(f"All is in the set. Acknowledge it: rollback-tools ack {manifest}")
-
-
-# --- asking -----------------------------------------------------------------------------------------------------
 
 
 class Prompt:
@@ -125,19 +106,19 @@ class Prompt:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._rest: Policy | None = None  # the answer for all that follow
+        self._answer_for_all: Policy | None = None
         self._stopped = False
 
-    def choose(self, lost: LostDocument | LostChange, versions: Versions | None, decision: Decision) -> Policy | None:
-        """None: leave it."""
+    def choose(self, lost: LostDocument | LostCommand, versions: Versions | None, decision: Decision) -> Policy | None:
+        """The policy for this lost write; None leaves it undone."""
         if self._stopped:
             return None
-        if self._rest is not None:
-            return self._rest
-        if isinstance(lost, LostChange):
+        if self._answer_for_all is not None:
+            return self._answer_for_all
+        if isinstance(lost, LostCommand):
             typer.echo(f"{printable(lost.ns)}: lost {printable(lost.name)}; {decision.reason}", err=True)
         elif versions is not None:
-            print_document(lost, versions, decision.standing, err=True)
+            print_document(lost, versions, decision.status, err=True)
         while True:
             match self._answer(decision):
                 case "p":
@@ -149,8 +130,8 @@ class Prompt:
                 case "k":
                     return None
                 case "a":
-                    self._rest = self._policy
-                    return self._rest
+                    self._answer_for_all = self._policy
+                    return self._answer_for_all
                 case "q":
                     self._stopped = True
                     return None
@@ -158,10 +139,10 @@ class Prompt:
                     typer.echo(ANSWERS, err=True)
 
     def _answer(self, decision: Decision) -> str:
-        fitting = "k" if decision.standing is ConflictStatus.CONFLICT else "p"
-        typer.echo(f"[p/m/n/k/a/q, ?: help] ({fitting}) ", nl=False, err=True)
+        default = "k" if decision.status is ConflictStatus.CONFLICT else "p"
+        typer.echo(f"[p/m/n/k/a/q, ?: help] ({default}) ", nl=False, err=True)
         line = sys.stdin.readline()
-        if not line:  # nobody is there to ask any more
+        if not line:  # the input has ended, so nobody can answer
             typer.echo("", err=True)
             return "q"
-        return line.strip().lower() or fitting
+        return line.strip().lower() or default

@@ -42,7 +42,7 @@ def _print(found: RollbackCheck) -> None:
         verdict = f"[red]{escape(chr(10).join(said))}[/]" if said else "[green]ok[/]"
         table.add_row(escape(row.file.name), str(row.count), str(row.size), verdict)
     out.print(table)
-    for text in found.general:
+    for text in found.problems:
         out.print(f"[red]{escape(text)}[/]", highlight=False)
     if found.is_sound:
         out.print(f"{escape(found.id)} is sound", highlight=False)

@@ -19,11 +19,11 @@ from api.streaming import ReportSource, report_chunks, run_in_thread, stream_res
 from replset.errors import ErrorCode, ReplError, ShutdownInProgressError
 from replset.ids import HostPort
 from replset.recovery.audit import AuditLog
-from replset.recovery.diff import RollbackDiff
+from replset.recovery.compare import RollbackDiff
 from replset.recovery.live_set import LiveSet
 from replset.recovery.lost_writes import LostWrites
-from replset.recovery.policy import Policy
-from replset.recovery.restoring import Restoring, policy_of, readable, stamp_of
+from replset.recovery.policy import Policy, parse_policy
+from replset.recovery.restore import Restore, read_restorable_manifest
 from replset.recovery.verify import RollbackCheck, verify_rollback
 from replset.replication.rollback_manifest import read_manifest
 from replset.runtime.member import RunningMember
@@ -83,9 +83,9 @@ def router(member: RunningMember) -> APIRouter:
             stack.enter_context(limiter.admit_read())
             found = read_manifest(path)
             lost = stack.enter_context(LostWrites(path.parent, found))
-            diffing = RollbackDiff(lost, stack.enter_context(LiveSet(primary, found.set_name)))
-            rows = _while_it_runs(member, (difference.row() for difference in diffing.run()))
-            return ReportSource(diffing.head(), rows, diffing.counts)
+            rollback_diff = RollbackDiff(lost, stack.enter_context(LiveSet(primary, found.set_name)))
+            rows = _while_it_runs(member, (difference.row() for difference in rollback_diff.run()))
+            return ReportSource(rollback_diff.head(), rows, rollback_diff.counts)
 
         return await stream_response(report_chunks(begin))
 
@@ -111,14 +111,14 @@ def router(member: RunningMember) -> APIRouter:
             if not is_dry:
                 stack.enter_context(limiter.admit_restore(path.stem))
             stack.enter_context(limiter.admit_read())
-            found = readable(path)
+            found = read_restorable_manifest(path)
             lost = stack.enter_context(LostWrites(path.parent, found))
             live = stack.enter_context(LiveSet(primary, found.set_name))
-            restoring = Restoring(lost, live, policy, collection=collection)
-            record = None if is_dry else stack.enter_context(AuditLog.beside(path, stamp_of(now())))
-            outcomes = stack.enter_context(closing(restoring.run(record, now)))
+            run = Restore(lost, live, policy, collection=collection)
+            log = None if is_dry else stack.enter_context(AuditLog.beside(path, now()))
+            outcomes = stack.enter_context(closing(run.run(log, now)))
             rows = _while_it_runs(member, (outcome.row() for outcome in outcomes))
-            return ReportSource(restoring.head(record), rows, restoring.counts, lambda: restoring.has_written)
+            return ReportSource(run.head(log), rows, run.counts, lambda: run.has_written)
 
         return await stream_response(report_chunks(begin))
 
@@ -133,7 +133,7 @@ async def _wanted(http: HttpRequest, request: Request) -> tuple[Policy, str, boo
         if not isinstance(fields.get(name, kind()), kind):
             raise failure(ErrorCode.TYPE_MISMATCH, f"field {name!r} must be a {known[name]['type']}")
     collection = fields.get("collection", "")
-    return policy_of(fields.get("policy", Policy.SKIP.value), collection), collection, fields.get("dryRun", False)
+    return parse_policy(fields.get("policy", Policy.SKIP.value), collection), collection, fields.get("dryRun", False)
 
 
 def _while_it_runs(member: RunningMember, rows: Iterator[Row]) -> Iterator[Row]:

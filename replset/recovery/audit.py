@@ -1,11 +1,12 @@
-"""The record of a restore: what was decided, what was there before, what came of it. One JSON document a line.
+"""Keeps the audit log of a restore: what was decided, what was there before, and the outcome. One JSON document a line.
 
-Each decision to write is on disk before the write is sent, with the document that it replaces, so that whatever was
-overwritten can be found again.
+Each decision to write is on disk before the write is sent, together with the document that it replaces. So whatever
+was overwritten can be found again.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 from pathlib import Path
@@ -13,16 +14,17 @@ from typing import Any, Self
 
 
 class AuditLog:
-    """An append-only file; use it in `with`. OSError where it cannot be written."""
+    """An append-only file; use it in `with`. OSError when it cannot be written."""
 
     def __init__(self, path: Path) -> None:
-        """Makes the file; FileExistsError when it is there."""
+        """Create the file; FileExistsError when it exists."""
         self.path = path
         self._file = path.open("xb")
 
     @classmethod
-    def beside(cls, manifest: Path, stamp: str) -> Self:
-        """`restore.ID.STAMP.N.jsonl` next to the manifest, with the first N that is free."""
+    def beside(cls, manifest: Path, now: datetime.datetime) -> Self:
+        """Create `restore.ID.TIME.N.jsonl` next to the manifest, with the first N that is free."""
+        stamp = now.strftime("%Y-%m-%dT%H-%M-%S")
         number = 0
         while True:
             try:
@@ -43,6 +45,6 @@ class AuditLog:
         self._file.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
 
     def sync(self) -> None:
-        """What was added survives a crash from here on."""
+        """Make what was added survive a crash."""
         self._file.flush()
         os.fsync(self._file.fileno())

@@ -1,7 +1,7 @@
-"""The set as it is now, over the wire port of its primary: documents, last entries, and writes that look first.
+"""Reads and writes the set as it is now, over the wire port of its primary.
 
-Reads see what a majority has. A write names the version of the document that it replaces and does nothing to any
-other one, and it is done once a majority has it.
+Reads use the read concern "majority". A write names the version of the document that it replaces, and it does nothing
+if the document has another version by then. It counts as done once a majority has it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from replset.oplog_entry import COMMAND, NOOP, OplogEntry
 from replset.optime import timestamp
 
 T = TypeVar("T")
-Key = tuple[str, bytes]
+DocumentKey = tuple[str, bytes]
 """A namespace, and encode_key of a document's `_id`."""
 RETRIED = frozenset(
     {
@@ -39,57 +39,58 @@ RETRIED = frozenset(
         ErrorCode.NOT_PRIMARY_OR_SECONDARY,
     }
 )
-"""Errors that say nothing about the request: no primary, another one, a connection that broke."""
+"""Error codes that say nothing about the request: no primary, a new primary, a broken connection."""
 LARGEST_STATEMENT = 16 << 20
 OPLOG = "local.oplog.rs"
-PATIENCE_S = 30.0
+PRIMARY_TIMEOUT_S = 30.0
 PAUSE_S = 0.2
 WAIT_FOR_MAJORITY_MS = 30_000
 
 
 class UnconfirmedError(ReplError):
-    """A write was applied, and no majority had it in time: it may be lost again."""
+    """A write was applied, but no majority had it in time. It may be rolled back."""
 
     code = ErrorCode.WRITE_CONCERN_TIMEOUT
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One statement: `before` (None: there is none) becomes `after` (None: deleted), or nothing happens."""
+    """One statement: `before` (None: no document) becomes `after` (None: deleted), or nothing happens."""
 
     ns: str
     id_element: bytes
     before: bytes | None
     after: bytes | None
-    change: dict[str, object] | None = None  # the same as operators, where both documents are too large for one message
+    change: dict[str, object] | None = None  # the same as operators, for two documents too large for one message
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """Indexes of the statements that a majority has, and why others were refused. Of the rest, reading again tells."""
+class WriteResult:
+    """done: indexes of the statements that a majority has. refused: index -> why. For the rest, read again."""
 
     done: set[int]
     refused: dict[int, str]
 
 
 class LiveSet:
-    """The primary of the set that `host` belongs to. Follows it when another one takes over. Use it in `with`."""
+    """A connection to the primary of the set that `host` belongs to, also after a failover. Use it in `with`."""
 
-    def __init__(self, host: str, set_name: str | None = None, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, host: str, set_name: str | None = None, *, timeout_s: float = PRIMARY_TIMEOUT_S) -> None:
         """set_name: refuse any other set. HostUnreachableError when `host` does not answer, or no primary is found in
         time.
         """
         self.host = host
         self._set_name = set_name
-        self._patience_s = patience_s
-        self._known = [host]
+        self._timeout_s = timeout_s
+        self._hosts = [host]
         self._client: WireClient | None = None
-        self._last: dict[Key, OpTime] = {}
+        self._last_entries: dict[DocumentKey, OpTime] = {}
         self._dropped: dict[str, OpTime] = {}
-        self._scanned: OpTime | None = None
-        self._complete = True
-        WireClient(host).close()  # a wrong address is told at once; only for a primary it is worth to wait
-        self._retrying(lambda client: None)
+        self._scanned_to: OpTime | None = None
+        self.oplog_is_complete = True
+        """Whether the oplog reached back to where the scan began. Only then does "no entry" mean "not written"."""
+        WireClient(host).close()  # fail at once for a wrong address; waiting helps only for a primary
+        self._retry(lambda client: None)
 
     def __enter__(self) -> Self:
         return self
@@ -97,7 +98,7 @@ class LiveSet:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._forget()
+        self._disconnect()
 
     @property
     def primary(self) -> str:
@@ -118,97 +119,92 @@ class LiveSet:
         return found
 
     def documents(self, ns: str, ids: Sequence[object]) -> dict[bytes, bytes]:
-        """encode_key of the `_id` -> the document's bytes, of those that are there."""
+        """encode_key of the `_id` -> the document's bytes, for the documents that exist."""
         command = {"filter": {"_id": {"$in": list(ids)}}, "readConcern": {"level": "majority"}}
 
         def read(client: WireClient) -> dict[bytes, bytes]:
             return {encode_key(RawDocument(raw).get("_id")): raw for raw in self._find(client, ns, command)}
 
-        return self._retrying(read)
+        return self._retry(read)
 
-    def scan(self, since: OpTime, wanted: frozenset[Key]) -> None:
-        """Note the last entry behind `since` of each wanted document; goes on where the last scan stopped."""
-        if self._scanned is None:
+    def scan(self, since: OpTime, wanted: frozenset[DocumentKey]) -> None:
+        """Note the last oplog entry after `since` for each wanted document. Continues where the last scan stopped."""
+        if self._scanned_to is None:
             first = self._first_entry({})
-            self._complete = first is not None and first.ts <= since.ts
-            self._scanned = since
-        self._retrying(lambda client: self._scan(client, wanted))
+            self.oplog_is_complete = first is not None and first.ts <= since.ts
+            self._scanned_to = since
+        self._retry(lambda client: self._scan(client, wanted))
 
-    def _scan(self, client: WireClient, wanted: frozenset[Key]) -> None:
-        after = self._scanned
+    def _scan(self, client: WireClient, wanted: frozenset[DocumentKey]) -> None:
+        after = self._scanned_to
         assert after is not None
         edge = timestamp(after.ts)
         for raw in self._find(client, OPLOG, {"filter": {"ts": {"$gt": edge}}}):
             entry = OplogEntry(raw)
-            self._scanned = entry.optime
+            self._scanned_to = entry.optime
             if entry.op == COMMAND:
                 target = entry.o.get("drop")
                 if isinstance(target, str):
                     self._dropped[f"{entry.database}.{target}"] = entry.optime
             elif entry.op != NOOP and (key := entry.key()) is not None and (entry.ns, key) in wanted:
-                self._last[entry.ns, key] = entry.optime
+                self._last_entries[entry.ns, key] = entry.optime
 
-    def last_entry(self, key: Key) -> OpTime | None:
-        """The last entry about this document, or its collection's drop, as far as was scanned; None: there is none."""
-        found = [at for at in (self._last.get(key), self._dropped.get(key[0])) if at is not None]
+    def last_entry(self, key: DocumentKey) -> OpTime | None:
+        """The last scanned entry about this document, or the drop of its collection; None if there is none."""
+        found = [at for at in (self._last_entries.get(key), self._dropped.get(key[0])) if at is not None]
         return max(found, default=None)
 
-    @property
-    def oplog_is_complete(self) -> bool:
-        """Whether the oplog reached back to where the scan began: only then "no entry" means "not written"."""
-        return self._complete
-
     def has_entry(self, optime: OpTime) -> bool:
-        """Whether the set's history holds this very entry."""
+        """Whether the set's oplog has this very entry."""
         return self._first_entry({"ts": {"$gte": timestamp(optime.ts)}}) == optime
 
     def _first_entry(self, query: dict[str, object]) -> OpTime | None:
         command = {"filter": query, "limit": 1, "batchSize": 1, "singleBatch": True}
-        found = self._retrying(lambda client: list(self._find(client, OPLOG, command)))
+        found = self._retry(lambda client: list(self._find(client, OPLOG, command)))
         return OplogEntry(found[0]).optime if found else None
 
     def _find(self, client: WireClient, ns: str, options: dict[str, object]) -> Iterator[bytes]:
-        """All results, batch by batch."""
+        """Yield all results, batch by batch."""
         database, _, name = ns.partition(".")
-        cursor = _cursor(self._ask(client, database, {"find": name, **options}))
+        cursor = _cursor(self._send(client, database, {"find": name, **options}))
         yield from _batch(cursor, "firstBatch")
         while identifier := cursor.get("id"):
-            cursor = _cursor(self._ask(client, database, {"getMore": identifier, "collection": name}))
+            cursor = _cursor(self._send(client, database, {"getMore": identifier, "collection": name}))
             yield from _batch(cursor, "nextBatch")
 
     # --- writing
 
-    def write(self, writes: Sequence[Write]) -> Written:
-        """Carry out statements on one namespace.
+    def write(self, writes: Sequence[Write]) -> WriteResult:
+        """Run statements on one namespace.
 
-        One of which the document is another one by now does nothing. Raises UnconfirmedError when a majority did not
-        get them in time, HostUnreachableError and others when the primary went away: then some may be applied.
+        A statement does nothing if the document has another version by now. UnconfirmedError when no majority has the
+        writes in time. HostUnreachableError and others when the primary went away; then some may be applied.
         """
-        written = Written(set(), {})
+        written = WriteResult(set(), {})
         kinds: dict[str, list[int]] = {"insert": [], "update": [], "delete": []}
         for index, write in enumerate(writes):
             kinds["insert" if write.before is None else "delete" if write.after is None else "update"].append(index)
         for command, indexes in kinds.items():
-            for part in _portions(command, indexes, writes, written.refused):
-                self._write_some(command, part, writes[0].ns, written)
+            for part in _message_batches(command, indexes, writes, written.refused):
+                self._write_batch(command, part, writes[0].ns, written)
         return written
 
-    def _write_some(self, command: str, part: list[tuple[int, bytes]], ns: str, written: Written) -> None:
+    def _write_batch(self, command: str, part: list[tuple[int, bytes]], ns: str, written: WriteResult) -> None:
         field = {"insert": "documents", "update": "updates", "delete": "deletes"}[command]
         database, _, name = ns.partition(".")
         document: dict[str, object] = {command: name, "ordered": False, "writeConcern": _MAJORITY}
         if command != "delete":
-            document["bypassEmptyTsReplacement"] = True  # what is put back is the document as it was
+            document["bypassEmptyTsReplacement"] = True  # restore the document exactly as it was
         client = self._connected()
         try:
             reply: dict[str, Any] = decode(client.ask(database, document, (field, [raw for _, raw in part])).raw)
         except HostUnreachableError:
-            self._forget()
+            self._disconnect()
             raise
         self._check(reply)
         errors = {part[error["index"]][0]: error for error in reply.get("writeErrors", [])}
         for index, error in errors.items():
-            if error["code"] != ErrorCode.DUPLICATE_KEY:  # that is another version of the document
+            if error["code"] != ErrorCode.DUPLICATE_KEY:  # a duplicate is another version of the document
                 written.refused[index] = f"{error['code']}: {error['errmsg']}"
         _confirm(reply)
         rest = {index for index, _ in part} - set(errors)
@@ -216,55 +212,50 @@ class LiveSet:
             written.done.update(rest)
 
     def create(self, ns: str, options: dict[str, object]) -> None:
-        """NamespaceExists (48) is no error: somebody was faster."""
+        """Create a collection. NamespaceExists (48) is no error: another client was faster."""
         database, _, name = ns.partition(".")
-        self._command(
-            database,
-            {"create": name, **options, "writeConcern": _MAJORITY},
-            passed=frozenset({ErrorCode.NAMESPACE_EXISTS}),
-        )
+        command = {"create": name, **options, "writeConcern": _MAJORITY}
+        self._command(database, command, accepted=ErrorCode.NAMESPACE_EXISTS)
 
     def drop(self, ns: str) -> None:
+        """Drop a collection. NamespaceNotFound (26) is no error."""
         database, _, name = ns.partition(".")
-        self._command(
-            database, {"drop": name, "writeConcern": _MAJORITY}, passed=frozenset({ErrorCode.NAMESPACE_NOT_FOUND})
-        )
+        command: dict[str, object] = {"drop": name, "writeConcern": _MAJORITY}
+        self._command(database, command, accepted=ErrorCode.NAMESPACE_NOT_FOUND)
 
     # --- the connection
 
-    def _command(
-        self, database: str, document: dict[str, object], passed: frozenset[int] = frozenset()
-    ) -> dict[str, Any]:
-        reply = self._retrying(lambda client: decode(self._ask(client, database, document, passed).raw))
+    def _command(self, database: str, document: dict[str, object], accepted: ErrorCode | None = None) -> dict[str, Any]:
+        reply = self._retry(lambda client: decode(self._send(client, database, document, accepted).raw))
         _confirm(reply)
         return reply
 
-    def _ask(
-        self, client: WireClient, database: str, document: dict[str, object], passed: frozenset[int] = frozenset()
+    def _send(
+        self, client: WireClient, database: str, document: dict[str, object], accepted: ErrorCode | None = None
     ) -> RawDocument:
         reply = client.ask(database, document)
-        if not reply.get("ok") and reply.get("code") not in passed:
+        if not reply.get("ok") and (accepted is None or reply.get("code") != accepted):
             self._check(reply.decode())
         return reply
 
-    def _retrying(self, work: Callable[[WireClient], T]) -> T:
-        """Again, on whoever is primary then, while the failure says nothing about the request."""
-        deadline = time.monotonic() + self._patience_s
+    def _retry(self, work: Callable[[WireClient], T]) -> T:
+        """Repeat `work` on the current primary, while its error says nothing about the request."""
+        deadline = time.monotonic() + self._timeout_s
         while True:
             try:
                 return work(self._connected())
             except ReplError as error:
-                self._forget()
+                self._disconnect()
                 if error.code not in RETRIED or time.monotonic() > deadline:
                     raise
                 time.sleep(PAUSE_S)
 
     def _connected(self) -> WireClient:
-        """HostUnreachableError when nobody that is known is primary or knows one."""
+        """HostUnreachableError when no known member is primary or knows one."""
         if self._client is not None:
             return self._client
         reason = ""
-        for host in list(self._known):
+        for host in list(self._hosts):
             try:
                 self._client = self._primary_by(host)
                 return self._client
@@ -273,14 +264,14 @@ class LiveSet:
         raise HostUnreachableError(reason)
 
     def _primary_by(self, host: str) -> WireClient:
-        """Connect to the primary that `host` knows, to `host` itself when it is that."""
+        """Connect to the primary that `host` knows, which may be `host` itself."""
         client = WireClient(host, timeout_s=WAIT_FOR_MAJORITY_MS / 1000 + 10)
         try:
             hello = client.command("admin", {"hello": 1})
             name = hello.get("setName")
             if self._set_name is not None and name != self._set_name:
                 raise BadValueError(f"{host} is a member of {name or 'no set'}, the rollback was in {self._set_name}")
-            self._known = list(dict.fromkeys([self.host, host, *map(str, hello.get("hosts", ()))]))
+            self._hosts = list(dict.fromkeys([self.host, host, *map(str, hello.get("hosts", ()))]))
             if hello.get("isWritablePrimary"):
                 return client
         except BaseException:
@@ -292,18 +283,18 @@ class LiveSet:
             raise HostUnreachableError(f"{host} knows no primary (see `replset status --host {host}`)")
         return self._primary_by(str(primary))
 
-    def _forget(self) -> None:
+    def _disconnect(self) -> None:
         if self._client is not None:
             self._client.close()
         self._client = None
 
     def _check(self, reply: dict[str, Any]) -> None:
-        """Raise what an answer with ok: 0 says."""
+        """Raise the error of a reply with ok: 0."""
         if reply.get("ok"):
             return
         code = int(reply.get("code", 1))
         if code in RETRIED:
-            self._forget()
+            self._disconnect()
         raise ReplError(f"{self.primary}: {reply.get('errmsg', 'failed')}", code=code)
 
 
@@ -327,9 +318,14 @@ def _batch(cursor: RawDocument, name: str) -> Iterator[bytes]:
 
 
 def statement(write: Write) -> bytes:
-    """The bytes of an insert's document, or of an element of `updates` or `deletes`."""
+    """The bytes of an insert's document, or of an element of `updates` or `deletes`.
+
+    An update or delete matches only the exact document that the decision was made about. If another client has changed
+    it, the statement matches nothing, so that newer write is not lost. For the same reason an insert expects no
+    document with its `_id`.
+    """
     if write.before is None:
-        assert write.after is not None  # a write that does nothing is not asked for
+        assert write.after is not None  # no caller asks for a write that does nothing
         return write.after
     seen: dict[str, object] = {"$eq": ["$$ROOT", {"$literal": RawDocument(write.before)}]}
     query: dict[str, object] = {"_id": {"$eq": RawDocument(write.id_element).get("_id")}, "$expr": seen}
@@ -339,10 +335,10 @@ def statement(write: Write) -> bytes:
     return encode({"q": query, "u": RawDocument(write.after) if whole or not write.change else write.change})
 
 
-def _portions(
+def _message_batches(
     command: str, indexes: Iterable[int], writes: Sequence[Write], refused: dict[int, str]
 ) -> Iterator[list[tuple[int, bytes]]]:
-    """Statements with their index, so many as fit into one message; one that is too large is refused here."""
+    """Group statements, with their indexes, into messages. A statement too large for a message is refused."""
     part: list[tuple[int, bytes]] = []
     size = 0
     for index in indexes:

@@ -1,7 +1,7 @@
-"""What a rollback took, document by document, read from its files: no member needs to run.
+"""Reads which writes a rollback undid, document by document, from its files. No member needs to run.
 
-`LostWrites` walks the files once and keeps a small record for each document, with the places of its bytes; the
-documents themselves are read when they are asked for. What to do about them is `policy.py`'s.
+`LostWrites` reads the files once and keeps a small record for each document: where its bytes are, not the bytes.
+`policy.py` decides what to do about a lost write.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from replset.bson.limits import MAX_INTERNAL_SIZE
 from replset.errors import CorruptDataError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import COMMAND, DELETE, INSERT, NOOP, UPDATE, OplogEntry
-from replset.replication.rollback_manifest import FileKind, Manifest, RollbackFile, read_manifest
+from replset.replication.rollback_manifest import FileKind, Manifest, RollbackFile
 
+DocumentId = tuple[bytes, bytes]
+"""The UUID of a collection, and encode_key of an `_id`."""
 _BUFFER_BYTES = 1 << 20
-_SMALLEST = 5
-_KEPT_SESSIONS = 8
+_MIN_DOCUMENT_BYTES = 5
+_SESSIONS_MAX = 8
 _int32 = struct.Struct("<i").unpack
 
 
 class DamagedFileError(CorruptDataError):
-    """A file of a rollback is not what it was when it was written; `offset` is where in it."""
+    """A rollback file has changed since it was written. `offset` is the byte at which that shows."""
 
     def __init__(self, message: str, offset: int) -> None:
         super().__init__(message)
@@ -35,16 +37,22 @@ class DamagedFileError(CorruptDataError):
 
 
 class LostKind(Enum):
-    """What happened to a document between the common point and the last entry that was lost."""
+    """What happened to a document between the common point and the last lost entry."""
 
     INSERT = "insert"
     UPDATE = "update"
     DELETE = "delete"
 
 
+class CommandKind(Enum):
+    DROP = "drop"
+    CREATE = "create"
+    OTHER = "other"
+
+
 @dataclass(frozen=True, slots=True)
-class Place:
-    """`size` bytes at `offset` of the file with this index in the manifest."""
+class FileRange:
+    """`size` bytes at `offset` of one file, which is given by its index in the manifest."""
 
     file: int
     offset: int
@@ -53,7 +61,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Whose write it was: the session's id as hex, the number of the client's statement; None where it gave none."""
+    """The session that wrote an entry: its id in hex, and the client's transaction number if it sent one."""
 
     id: str
     txn_number: int | None
@@ -61,11 +69,11 @@ class Session:
 
 @dataclass(slots=True)
 class LostDocument:
-    """One document that entries behind the common point are about.
+    """One document that lost entries are about.
 
-    id_element: the bytes of {_id: ...}. first_op, first, last_op, last: its first and last lost entry. entries: how
-    many there are. lost: where it stands as it was last on the member; None when it was not there any more. before:
-    where it stands as it was at the common point; None when it was not there, or that is not on record.
+    id_element: the bytes of {_id: ...}. first_op, first, last_op, last: its first and last lost entry. entries: the
+    number of its lost entries. lost: its last version on the member; None when it was deleted. before: its version at
+    the common point; None when it did not exist then, or when the files do not hold it.
     """
 
     ns: str
@@ -76,10 +84,9 @@ class LostDocument:
     first: OpTime
     last_op: str = ""
     last: OpTime = OPTIME_NULL
-    last_wall_ms: int = 0
     entries: int = 0
-    lost: Place | None = None
-    before: Place | None = None
+    lost: FileRange | None = None
+    before: FileRange | None = None
     sessions: list[Session] = field(default_factory=list)
 
     @property
@@ -88,7 +95,7 @@ class LostDocument:
 
     @property
     def kind(self) -> LostKind | None:
-        """None when nothing is lost: it was inserted and deleted again, or ended as it began."""
+        """None when nothing is lost: the document was inserted and deleted again, or ended as it began."""
         if self.lost is not None:
             return LostKind.INSERT if self.before is None and self.first_op == INSERT else LostKind.UPDATE
         if self.last_op == DELETE and self.first_op != INSERT:
@@ -97,51 +104,58 @@ class LostDocument:
 
     @property
     def before_is_known(self) -> bool:
-        """Whether the files say what there was at the common point, perhaps nothing.
+        """Whether the files tell the version at the common point, or that there was none.
 
-        They do not for a delete, nor in an export for what the member's undo did not reach.
+        They do not for a delete. In an export they also do not where the member's undo log was already cut off.
         """
         return self.lost is not None and (self.before is not None or self.first_op == INSERT)
 
 
 @dataclass(frozen=True, slots=True)
 class LostCommand:
-    """A command among the lost entries: a create, a drop. `ns`: the collection, or the database's `$cmd`."""
+    """A command among the lost entries, such as a create or a drop. ns: the collection, or the database's `$cmd`."""
 
     ns: str
     uuid: bytes | None
     name: str
-    entry: RawDocument
+    o: RawDocument
     optime: OpTime
-    wall_ms: int
 
     @property
-    def body(self) -> dict[str, object]:
-        o = self.entry.get_raw("o")
-        return {} if o is None else RawDocument(o).decode()
+    def kind(self) -> CommandKind:
+        return CommandKind(self.name) if self.name in ("create", "drop") else CommandKind.OTHER
+
+    @property
+    def options(self) -> dict[str, object]:
+        """Of a create: the collection's options. Of a drop: nothing. Of other commands: the whole command."""
+        match self.kind:
+            case CommandKind.DROP:
+                return {}
+            case CommandKind.CREATE:
+                return {name: value for name, value in self.o.decode().items() if name not in ("create", "idIndex")}
+            case CommandKind.OTHER:
+                return self.o.decode()
 
 
 class LostWrites:
-    """One rollback's files, opened. Use it in `with`; `documents` are in the order of their first lost entry."""
+    """The files of one rollback, opened. Use it in `with`. `documents` are in the order of their first lost entry."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
-        """Reads every file once. CorruptDataError names the file and the place of what does not fit."""
+        """Reads every file once. CorruptDataError names the file and the byte that does not fit."""
         self.manifest = manifest
-        self.commands: list[LostCommand] = []
-        self.noops = 0
+        self._commands: list[LostCommand] = []
         self._folder = folder
-        self._records: dict[tuple[bytes, bytes], LostDocument] = {}
+        self._records: dict[DocumentId, LostDocument] = {}
         self._open: dict[int, BinaryIO] = {}
         try:
-            self._read()
+            for entry in self.entries():
+                self._add_entry(entry)
+            for index, file in enumerate(manifest.files):
+                if file.kind is not FileKind.OPLOG:
+                    self._find_documents(index, file)
         except BaseException:
             self.close()
             raise
-
-    @classmethod
-    def open(cls, path: str | Path) -> Self:
-        """By the manifest's path. CorruptDataError, OSError."""
-        return cls(Path(path).parent, read_manifest(path))
 
     def __enter__(self) -> Self:
         return self
@@ -156,28 +170,33 @@ class LostWrites:
 
     @property
     def documents(self) -> list[LostDocument]:
-        """Those of which something is lost, without those of collections that were dropped behind it."""
-        gone = self.dropped_uuids
-        return [row for row in self._records.values() if row.kind is not None and row.uuid not in gone]
+        """The documents of which something is lost, except in collections that were dropped afterwards."""
+        dropped = self._uuids_of(CommandKind.DROP)
+        return [row for row in self._records.values() if row.kind is not None and row.uuid not in dropped]
 
     @property
-    def dropped_uuids(self) -> frozenset[bytes]:
-        """The collections whose drop is among the lost entries."""
-        return frozenset(row.uuid for row in self.commands if row.name == "drop" and row.uuid is not None)
+    def commands(self) -> list[LostCommand]:
+        """The lost commands, oldest first. A create and a drop of the same collection cancel each other."""
+        created, dropped = self._uuids_of(CommandKind.CREATE), self._uuids_of(CommandKind.DROP)
+        cancelled = created & dropped
+        return [row for row in self._commands if row.kind is CommandKind.OTHER or row.uuid not in cancelled]
 
-    @property
-    def created_uuids(self) -> frozenset[bytes]:
-        return frozenset(row.uuid for row in self.commands if row.name == "create" and row.uuid is not None)
+    def _uuids_of(self, kind: CommandKind) -> set[bytes]:
+        return {row.uuid for row in self._commands if row.kind is kind and row.uuid is not None}
 
     def entries(self) -> Iterator[OplogEntry]:
         """The lost entries, oldest first. CorruptDataError."""
         for index, file in enumerate(self.manifest.files):
             if file.kind is FileKind.OPLOG:
                 for offset, raw in read_bson(self._file(index), file.name):
-                    yield _entry(raw, file, offset)
+                    try:
+                        yield OplogEntry(raw)
+                    except InvalidBSONError as error:
+                        message = f"{file.name}: no oplog entry at byte {offset}: {error.message}"
+                        raise DamagedFileError(message, offset) from error
 
-    def read(self, place: Place | None) -> bytes | None:
-        """The bytes of a document; None for no place."""
+    def read(self, place: FileRange | None) -> bytes | None:
+        """The bytes of a document; None for None."""
         if place is None:
             return None
         file = self._file(place.file)
@@ -187,32 +206,25 @@ class LostWrites:
             raise CorruptDataError(f"{self.manifest.files[place.file].name} changed while it was read")
         return raw
 
-    # --- inside
-
     def _file(self, index: int) -> BinaryIO:
         file = self._open.get(index)
         if file is None:
             name = self.manifest.files[index].name
-            if Path(name).name != name:
+            if Path(name).name != name:  # a manifest from elsewhere must not make us read any other file
                 raise CorruptDataError(f"{self.manifest.id}: {name!r} is no file beside the manifest")
             path = self._folder / name
             file = self._open[index] = path.open("rb", buffering=_BUFFER_BYTES)
         file.seek(0)
         return file
 
-    def _read(self) -> None:
-        for entry in self.entries():
-            self._add(entry)
-        for index, file in enumerate(self.manifest.files):
-            if file.kind is not FileKind.OPLOG:
-                self._find(index, file)
-
-    def _add(self, entry: OplogEntry) -> None:
+    def _add_entry(self, entry: OplogEntry) -> None:
         if entry.op == NOOP:
-            self.noops += 1
             return
         if entry.op == COMMAND:
-            self.commands.append(_command(entry))
+            name = entry.o.first_key or ""
+            collection = entry.o.get(name)
+            ns = f"{entry.database}.{collection}" if isinstance(collection, str) else entry.ns
+            self._commands.append(LostCommand(ns, entry.ui, name, entry.o, entry.optime))
             return
         key = entry.key()
         if key is None or entry.ui is None:
@@ -220,17 +232,17 @@ class LostWrites:
         row = self._records.get((entry.ui, key))
         if row is None:
             about = entry.o2 if entry.op == UPDATE else entry.o
-            id_element = b"" if about is None else _id_document(about)
+            id_element = b"" if about is None else encode({"_id": about.get("_id")})
             row = LostDocument(entry.ns, entry.ui, key, id_element, entry.op, entry.optime)
             self._records[entry.ui, key] = row
-        row.last_op, row.last, row.last_wall_ms = entry.op, entry.optime, entry.wall_ms
+        row.last_op, row.last = entry.op, entry.optime
         row.entries += 1
-        session = _session(entry)
-        if session is not None and session not in row.sessions and len(row.sessions) < _KEPT_SESSIONS:
+        session = _session_of(entry)
+        if session is not None and session not in row.sessions and len(row.sessions) < _SESSIONS_MAX:
             row.sessions.append(session)
 
-    def _find(self, index: int, file: RollbackFile) -> None:
-        """Note where the documents of one file stand."""
+    def _find_documents(self, index: int, file: RollbackFile) -> None:
+        """Note where the documents of one file are."""
         if file.uuid is None:
             raise CorruptDataError(f"{self.manifest.id}: the file {file.name} belongs to no collection")
         uuid = file.uuid.bytes
@@ -238,7 +250,7 @@ class LostWrites:
             row = self._records.get((uuid, _key_of(raw, file, offset)))
             if row is None:
                 raise DamagedFileError(f"{file.name}: no lost entry is about the document at byte {offset}", offset)
-            place = Place(index, offset, len(raw))
+            place = FileRange(index, offset, len(raw))
             if file.kind is FileKind.DOCUMENTS:
                 row.lost = place
             else:
@@ -246,11 +258,11 @@ class LostWrites:
 
 
 def read_bson(file: BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:
-    """(offset, bytes) of each document from the file's place on; DamagedFileError where it is cut."""
+    """(offset, bytes) of each document, from the current position on. DamagedFileError where the file is cut."""
     offset = file.tell()
     while head := file.read(4):
         size = _int32(head)[0] if len(head) == 4 else 0
-        if not _SMALLEST <= size <= MAX_INTERNAL_SIZE:
+        if not _MIN_DOCUMENT_BYTES <= size <= MAX_INTERNAL_SIZE:
             raise DamagedFileError(f"{name}: no document begins at byte {offset}", offset)
         body = file.read(size - 4)
         if len(body) < size - 4 or body[-1]:
@@ -259,11 +271,19 @@ def read_bson(file: BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:
         offset += size
 
 
-def _entry(raw: bytes, file: RollbackFile, offset: int) -> OplogEntry:
-    try:
-        return OplogEntry(raw)
-    except InvalidBSONError as error:
-        raise DamagedFileError(f"{file.name}: no oplog entry at byte {offset}: {error.message}", offset) from error
+def session_id(entry: OplogEntry) -> str:
+    """The id of the session that wrote the entry, 32 hex digits; empty when no session did."""
+    lsid = entry.get("lsid")
+    if not isinstance(lsid, Mapping):
+        return ""
+    identifier = lsid.get("id")
+    return identifier.hex() if isinstance(identifier, bytes) else str(identifier)
+
+
+def _session_of(entry: OplogEntry) -> Session | None:
+    identifier = session_id(entry)
+    number = entry.get("txnNumber")
+    return Session(identifier, int(number) if isinstance(number, int) else None) if identifier else None
 
 
 def _key_of(raw: bytes, file: RollbackFile, offset: int) -> bytes:
@@ -274,24 +294,3 @@ def _key_of(raw: bytes, file: RollbackFile, offset: int) -> bytes:
         return encode_key(document.get("_id"))
     except InvalidBSONError as error:
         raise DamagedFileError(f"{file.name}: the document at byte {offset}: {error.message}", offset) from error
-
-
-def _id_document(about: RawDocument) -> bytes:
-    return encode({"_id": about.get("_id")})
-
-
-def _command(entry: OplogEntry) -> LostCommand:
-    name = entry.o.first_key or ""
-    value = entry.o.get(name)
-    ns = f"{entry.database}.{value}" if isinstance(value, str) else entry.ns
-    return LostCommand(ns, entry.ui, name, RawDocument(entry.raw), entry.optime, entry.wall_ms)
-
-
-def _session(entry: OplogEntry) -> Session | None:
-    lsid = entry.get("lsid")
-    if not isinstance(lsid, Mapping):
-        return None
-    number = entry.get("txnNumber")
-    identifier = lsid.get("id")
-    text = identifier.hex() if isinstance(identifier, bytes) else str(identifier)
-    return Session(text, int(number) if isinstance(number, int) else None)

@@ -1,7 +1,8 @@
-"""What to do about a lost write: a document at the common point, as it was lost, as it is live now, and a policy.
+"""Decides what to do about a lost write, from three versions of its document and a policy.
 
-Pure: versions in, a decision out. Reading and writing the set is the caller's. A decision is the same however often
-it is made: what was put back is seen as there the next time.
+The versions are: at the common point, as it was lost, and as the set has it now ("live"). This file is pure; the
+caller reads and writes the set. The same versions always give the same decision, and a write that was put back
+counts as there the next time.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from enum import Enum
 from typing import Final
 
 from replset.bson import decode, encode
+from replset.errors import BadValueError
 from replset.ids import OpTime
 from replset.query.order import identical
-from replset.recovery.lost_writes import LostKind, LostWrites
+from replset.recovery.lost_writes import CommandKind, LostCommand, LostKind
 
 Doc = Mapping[str, object]
+POLICIES = "skip, overwrite, keep-newer, merge, or to-collection NAME"
 
 
 class Policy(Enum):
-    """What becomes of a lost write whose document was changed since. One whose document was not is always put back."""
+    """What to do about a conflict. A lost write without a conflict is put back under every policy."""
 
     SKIP = "skip"
     OVERWRITE = "overwrite"
@@ -29,18 +32,28 @@ class Policy(Enum):
     TO_COLLECTION = "to-collection"
 
 
-class ConflictStatus(Enum):
-    """How the live document stands to the lost one."""
+def parse_policy(name: str, collection: str) -> Policy:
+    """The policy of this name. BadValueError, also for a collection with a policy that takes none."""
+    if name not in {policy.value for policy in Policy}:
+        raise BadValueError(f"no policy {name!r}; there are {POLICIES}")
+    policy = Policy(name)
+    if (policy is Policy.TO_COLLECTION) != bool(collection):
+        raise BadValueError(f"{name} takes {'the NAME of a collection' if not collection else 'no NAME'}")
+    return policy
 
-    THERE = "there"  # as it was lost, or with every field that was lost
-    CLEAN = "clean"  # as it was at the common point: nobody wrote it since
+
+class ConflictStatus(Enum):
+    """How the live document compares with the lost one."""
+
+    THERE = "there"  # equal to the lost version, or it has every field that was lost
+    CLEAN = "clean"  # still as it was at the common point
     CONFLICT = "conflict"
 
 
 class Action(Enum):
-    NOTHING = "nothing"  # it is there
-    PUT = "put"
-    LEAVE = "leave"  # stays undone
+    NOTHING = "nothing"  # the lost write is there already
+    WRITE = "write"
+    LEAVE = "leave"  # the lost write stays undone
 
 
 class _Missing(Enum):
@@ -48,16 +61,16 @@ class _Missing(Enum):
 
 
 MISSING: Final = _Missing.MISSING
-"""A field that a document does not have."""
+"""Stands for a field that a document does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """One document three times, as bytes; None where it was not there.
+    """The bytes of one document in three versions; None where it did not exist.
 
-    before_known: whether `before` is on record (for a lost delete it is not). touched: whether the set wrote the
-    document behind the common point; None when its oplog does not reach back so far, or nobody looked.
-    lost_last, live_last: the document's last entry there; live_last None when that is not known.
+    before_known: whether the rollback files hold `before` (for a delete they do not). written_since: whether the set
+    wrote the document after the common point; None when its oplog does not reach back that far, or was not read.
+    lost_last, live_last: the last entry about the document on each side; live_last is None when it is not known.
     """
 
     kind: LostKind
@@ -66,47 +79,53 @@ class Versions:
     lost: bytes | None
     live: bytes | None
     lost_last: OpTime
-    touched: bool | None = None
+    written_since: bool | None = None
     live_last: OpTime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """target: the document to write, None to delete it (with PUT). conflicts: fields that both sides changed."""
+    """target: with WRITE, the document to write, or None to delete it. conflicts: fields that both sides changed."""
 
     action: Action
-    standing: ConflictStatus
+    status: ConflictStatus
     reason: str
     target: bytes | None = None
     conflicts: tuple[str, ...] = ()
 
 
 def conflict_status(versions: Versions) -> ConflictStatus:
+    """Compare the live document with the lost one.
+
+    Only a live document that is known to be unchanged counts as clean. A document counts as in conflict when the set's
+    oplog is too short to tell. Otherwise a restore could overwrite a newer write that it does not know of.
+    """
     if versions.lost == versions.live:
         return ConflictStatus.THERE
-    if versions.before == versions.live if versions.before_known else versions.touched is False:
+    unchanged = versions.before == versions.live if versions.before_known else versions.written_since is False
+    if unchanged:
         return ConflictStatus.CLEAN
     return ConflictStatus.THERE if _has_all_changes(versions) else ConflictStatus.CONFLICT
 
 
 def _has_all_changes(versions: Versions) -> bool:
-    """Whether every field that the lost writes changed is in the live document as they left it: nothing is lost."""
+    """Whether the live document has every field that the lost writes changed, with the lost value."""
     if versions.before is None or versions.lost is None or versions.live is None:
         return False
     return not any(row.side in (Side.LOST, Side.BOTH) for row in field_rows(versions))
 
 
 def decide(policy: Policy, versions: Versions) -> Decision:
-    """What `policy` makes of one lost write. TO_COLLECTION: `versions.live` is the document in that collection."""
+    """Decide about one lost write. With TO_COLLECTION, `versions.live` is the document in that collection."""
     if policy is Policy.TO_COLLECTION:
         return _copy(versions)
-    standing = conflict_status(versions)
-    match standing:
+    status = conflict_status(versions)
+    match status:
         case ConflictStatus.THERE:
             is_same = versions.lost == versions.live
-            return Decision(Action.NOTHING, standing, "as it was lost" if is_same else "every lost change is in it")
+            return Decision(Action.NOTHING, status, "as it was lost" if is_same else "every lost change is in it")
         case ConflictStatus.CLEAN:
-            return Decision(Action.PUT, standing, "unchanged since the common point", versions.lost)
+            return Decision(Action.WRITE, status, "unchanged since the common point", versions.lost)
         case ConflictStatus.CONFLICT:
             return _in_conflict(policy, versions)
 
@@ -118,26 +137,30 @@ def _in_conflict(policy: Policy, versions: Versions) -> Decision:
     def leave(reason: str) -> Decision:
         return Decision(Action.LEAVE, ConflictStatus.CONFLICT, reason, conflicts=conflicts)
 
-    def put(reason: str, target: bytes | None) -> Decision:
-        return Decision(Action.PUT, ConflictStatus.CONFLICT, f"{what}; {reason}", target, conflicts)
+    def write(reason: str, target: bytes | None) -> Decision:
+        return Decision(Action.WRITE, ConflictStatus.CONFLICT, f"{what}; {reason}", target, conflicts)
 
     match policy:
         case Policy.OVERWRITE:
-            return put("overwritten", versions.lost)
+            return write("overwritten", versions.lost)
         case Policy.KEEP_NEWER:
             newest = versions.live_last
+            # The entry of the live version can be gone from the set's oplog. Then nobody can tell which version is
+            # newer. Writing the lost one could destroy a newer write, so it stays undone.
             if newest is None:
                 return leave(f"{what}; its last entry is not in the set's oplog any more")
             if newest > versions.lost_last:
                 return leave(f"{what}; {newest} there is newer than {versions.lost_last}")
-            return put(f"{versions.lost_last} is newer than {newest} there", versions.lost)
+            return write(f"{versions.lost_last} is newer than {newest} there", versions.lost)
         case Policy.MERGE:
             before, lost, live = versions.before, versions.lost, versions.live
+            # A merge takes each field from the side that changed it. With a version missing, or a field that both sides
+            # changed, any choice would lose one side's change. So the whole document stays as it is.
             if before is None or lost is None or live is None:
                 return leave(f"{what}; there are no three versions to merge")
             if conflicts:
                 return leave(f"{what}; both sides changed {', '.join(conflicts)}")
-            return put("the fields merge", encode(merge(decode(before), decode(lost), decode(live))))
+            return write("the fields merge", encode(merge(decode(before), decode(lost), decode(live))))
     return leave(what)
 
 
@@ -145,7 +168,7 @@ def _copy(versions: Versions) -> Decision:
     if versions.lost is None:
         return Decision(Action.LEAVE, ConflictStatus.CONFLICT, "a delete has no document to copy")
     if versions.live is None:
-        return Decision(Action.PUT, ConflictStatus.CLEAN, "copied", versions.lost)
+        return Decision(Action.WRITE, ConflictStatus.CLEAN, "copied", versions.lost)
     if versions.live == versions.lost:
         return Decision(Action.NOTHING, ConflictStatus.THERE, "copied before")
     return Decision(Action.LEAVE, ConflictStatus.CONFLICT, "the collection has another document with this _id")
@@ -156,7 +179,7 @@ def _conflict_text(versions: Versions) -> str:
         return "the set deleted the document"
     if versions.kind is LostKind.INSERT:
         return "the set has another document with this _id"
-    if not versions.before_known and versions.touched is None:
+    if not versions.before_known and versions.written_since is None:
         return "whether the set changed the document is not known"
     return "the set changed the document"
 
@@ -165,17 +188,17 @@ def _conflict_text(versions: Versions) -> str:
 
 
 class Side(Enum):
-    """Who changed a field behind the common point."""
+    """Which side changed a field after the common point."""
 
     LOST = "lost"
     LIVE = "live"
-    SAME = "same"  # both, to the same value
-    BOTH = "both"  # to different values: a conflict
+    SAME = "same"  # both sides, to the same value
+    BOTH = "both"  # both sides, to different values: a conflict
 
 
 @dataclass(frozen=True, slots=True)
 class FieldRow:
-    """A field that is not the same in all versions; MISSING where a version has none."""
+    """A field that differs between the versions; MISSING where a version does not have it."""
 
     path: tuple[str, ...]
     before: object
@@ -185,7 +208,7 @@ class FieldRow:
 
 
 def field_rows(versions: Versions) -> list[FieldRow]:
-    """Down to the fields of documents in documents; arrays are one value. Empty where less than two versions are."""
+    """The fields that differ, also in nested documents. An array is one value. Empty with fewer than two versions."""
     documents = [None if raw is None else decode(raw) for raw in (versions.before, versions.lost, versions.live)]
     if sum(document is not None for document in documents) < 2:
         return []
@@ -225,9 +248,9 @@ def _same(a: object, b: object) -> bool:
 
 
 def merge(before: Doc, lost: Doc, live: Doc) -> dict[str, object]:
-    """The live document with the lost changes in it; a field that both sides changed keeps its live value.
+    """Put the lost changes into the live document. A field that both sides changed keeps its live value.
 
-    Live fields keep their order; new ones follow in the order in which they were lost.
+    Live fields keep their order. New fields follow in the order of the lost document.
     """
     merged: dict[str, object] = {}
     for name in dict.fromkeys((*live, *lost)):
@@ -242,9 +265,9 @@ def merge(before: Doc, lost: Doc, live: Doc) -> dict[str, object]:
 
 
 def operators(before: bytes, after: bytes) -> dict[str, object] | None:
-    """The change as `$set` and `$unset` with dotted paths; None when it has no such form (a name with a dot, say).
+    """The change as `$set` and `$unset` with dotted paths. None when that cannot express it, as for a name with a dot.
 
-    The order of fields is not told by it. The documents have the same `_id`.
+    The order of fields is not kept. Both documents have the same `_id`.
     """
     changed: dict[str, object] = {}
     gone: dict[str, object] = {}
@@ -270,63 +293,25 @@ def _operators(before: Doc, after: Doc, prefix: str, changed: dict[str, object],
     return True
 
 
-# --- commands ---------------------------------------------------------------------------------------------------
+def decide_command(policy: Policy, command: LostCommand, live: Mapping[str, bytes]) -> Decision:
+    """Decide about one lost command. live: namespace -> UUID of the collections that the set has now.
 
-
-class CommandKind(Enum):
-    DROP = "drop"
-    CREATE = "create"
-    OTHER = "other"
-
-
-@dataclass(frozen=True, slots=True)
-class LostChange:
-    """What is left of the lost commands on one collection once those that cancel each other are out."""
-
-    kind: CommandKind
-    ns: str
-    uuid: bytes | None
-    name: str
-    options: Mapping[str, object]
-    optime: OpTime
-
-
-def lost_changes(lost: LostWrites) -> list[LostChange]:
-    """Drops of collections that were there at the common point, creates of those that were there at the end, in the
-    order of the entries.
+    A drop is put back only under `overwrite`: it would delete every document that the collection has got since.
     """
-    created, dropped = lost.created_uuids, lost.dropped_uuids
-    found: list[LostChange] = []
-    for row in lost.commands:
-        match row.name:
-            case "drop" if row.uuid not in created:
-                found.append(LostChange(CommandKind.DROP, row.ns, row.uuid, row.name, {}, row.optime))
-            case "create" if row.uuid not in dropped:
-                options = {name: value for name, value in row.body.items() if name not in ("create", "idIndex")}
-                found.append(LostChange(CommandKind.CREATE, row.ns, row.uuid, row.name, options, row.optime))
-            case "drop" | "create":
-                pass
-            case _:
-                found.append(LostChange(CommandKind.OTHER, row.ns, row.uuid, row.name, row.body, row.optime))
-    return found
-
-
-def decide_change(policy: Policy, change: LostChange, live: Mapping[str, bytes]) -> Decision:
-    """live: namespace -> UUID of the collections that the set has now."""
-    match change.kind:
-        case CommandKind.CREATE if change.ns in live:
+    match command.kind:
+        case CommandKind.CREATE if command.ns in live:
             return Decision(Action.NOTHING, ConflictStatus.THERE, "the collection is there")
         case CommandKind.CREATE if policy is Policy.TO_COLLECTION:
             return Decision(Action.LEAVE, ConflictStatus.CLEAN, "only documents are copied")
         case CommandKind.CREATE:
-            return Decision(Action.PUT, ConflictStatus.CLEAN, "the collection is not there")
-        case CommandKind.DROP if live.get(change.ns) != change.uuid:
+            return Decision(Action.WRITE, ConflictStatus.CLEAN, "the collection is not there")
+        case CommandKind.DROP if live.get(command.ns) != command.uuid:
             return Decision(Action.NOTHING, ConflictStatus.THERE, "that collection is not there any more")
         case CommandKind.DROP if policy is Policy.OVERWRITE:
-            return Decision(Action.PUT, ConflictStatus.CONFLICT, "dropped with all that it holds now")
+            return Decision(Action.WRITE, ConflictStatus.CONFLICT, "dropped with all that it holds now")
         case CommandKind.DROP:
             return Decision(Action.LEAVE, ConflictStatus.CONFLICT, "a drop is put back by --policy overwrite only")
         case CommandKind.OTHER:
             return Decision(
-                Action.LEAVE, ConflictStatus.CONFLICT, f"the command {change.name} is not put back by this tool"
+                Action.LEAVE, ConflictStatus.CONFLICT, f"the command {command.name} is not put back by this tool"
             )

@@ -1,4 +1,4 @@
-"""What is told of lost writes, for scripts: one JSON document whose rows are written as they come."""
+"""Writes lost writes as JSON for scripts: one document whose rows are written as they come."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from replset.bson import decode, to_ejson
 from replset.recovery.lost_writes import LostDocument
 
 
-def plain(value: object) -> Any:
-    """A BSON value as canonical Extended JSON, in Python's own types."""
+def value_json(value: object) -> Any:
+    """Turn a BSON value into canonical Extended JSON, made of Python's own types."""
     return json.loads(to_ejson({"": value}, canonical=True))[""]
 
 
-def document(raw: bytes | None) -> Any:
-    """A document's bytes likewise; None stays None."""
+def document_json(raw: bytes | None) -> Any:
+    """Turn the bytes of a document into canonical Extended JSON; None stays None."""
     return None if raw is None else json.loads(to_ejson(decode(raw), canonical=True))
 
 
-def about(row: LostDocument) -> dict[str, Any]:
-    """What the files tell of a lost document."""
+def summary(row: LostDocument) -> dict[str, Any]:
+    """The fields of a row that the rollback files alone give."""
     return {
         "ns": row.ns,
-        "_id": plain(row.id),
+        "_id": value_json(row.id),
         "class": row.kind.value if row.kind is not None else None,
         "entries": row.entries,
         "lastEntry": str(row.last),
@@ -33,7 +33,7 @@ def about(row: LostDocument) -> dict[str, Any]:
 
 
 class JsonReport:
-    """`{head…, "NAME": [row, …], tail…}` on a stream, without keeping the rows."""
+    """Writes `{head…, "NAME": [row, …], tail…}` to a stream without keeping the rows."""
 
     def __init__(self, out: TextIO, head: Mapping[str, Any], name: str) -> None:
         self._out = out

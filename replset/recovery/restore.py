@@ -1,49 +1,32 @@
-"""Putting lost writes back: decide, note it durably, write, read again. Running it twice changes nothing more.
+"""Puts lost writes back: decide, note the decision on disk, write, read again.
 
-Nothing is remembered between runs: what was put back is seen as there. So a run that was killed is just run again.
+Nothing is remembered between runs, because a write that was put back is seen as there. So a run that was killed is
+just run again, and a second run changes nothing.
 """
 
 from __future__ import annotations
 
+import datetime
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
-from replset.errors import ReplError
+from replset.commands.namespaces import writable_namespace
+from replset.errors import CorruptDataError, IllegalOperationError, ReplError
 from replset.recovery.audit import AuditLog
-from replset.recovery.compare import Comparison, LiveReading
-from replset.recovery.live_set import LARGEST_STATEMENT, RETRIED, UnconfirmedError, Write, Written
-from replset.recovery.lost_writes import LostDocument
-from replset.recovery.policy import (
-    Action,
-    CommandKind,
-    Decision,
-    LostChange,
-    Policy,
-    Versions,
-    decide,
-    decide_change,
-    lost_changes,
-    operators,
-)
-from replset.recovery.report import about, document
+from replset.recovery.compare import Comparison
+from replset.recovery.live_set import LARGEST_STATEMENT, RETRIED, LiveSet, UnconfirmedError, Write, WriteResult
+from replset.recovery.lost_writes import CommandKind, DocumentId, LostCommand, LostDocument, LostWrites
+from replset.recovery.policy import Action, Decision, Policy, Versions, decide, decide_command, operators
+from replset.recovery.report import document_json, summary
+from replset.replication.rollback_manifest import Manifest, RollbackState, read_manifest, verify_file
 
 ATTEMPTS = 8
 PAUSE_S = 0.1
-
-
-class LiveWriting(LiveReading, Protocol):
-    """What putting back needs of the set; `live.LiveSet` writes to a real one."""
-
-    def collections(self) -> dict[str, bytes]: ...
-
-    def write(self, writes: Sequence[Write]) -> Written: ...
-
-    def create(self, ns: str, options: dict[str, object]) -> None: ...
-
-    def drop(self, ns: str) -> None: ...
 
 
 class Result(Enum):
@@ -55,23 +38,23 @@ class Result(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one lost write. `versions` as they were when it was decided; None of a command."""
+    """The result for one lost write. versions: those that the decision was made from; None for a command."""
 
-    lost: LostDocument | LostChange
+    lost: LostDocument | LostCommand
     versions: Versions | None
     decision: Decision
     result: Result
     policy: Policy
 
     def row(self) -> dict[str, Any]:
-        """For scripts."""
+        """The row of `--json`."""
         lost = self.lost
-        if isinstance(lost, LostChange):
+        if isinstance(lost, LostCommand):
             head: dict[str, Any] = {"ns": lost.ns, "class": "command", "command": lost.name}
         else:
-            head = about(lost)
+            head = summary(lost)
         tail: dict[str, Any] = {
-            "standing": self.decision.standing.value,
+            "standing": self.decision.status.value,
             "result": self.result.value,
             "reason": self.decision.reason,
         }
@@ -80,102 +63,159 @@ class Outcome:
         return head | tail
 
 
-Choose = Callable[[LostDocument | LostChange, Versions | None, Decision], Policy | None]
-"""Asks a person about one lost write; None: leave it."""
+Choose = Callable[[LostDocument | LostCommand, Versions | None, Decision], Policy | None]
+"""Asks a person about one lost write; None leaves it undone."""
 
 
-class PuttingBack:
-    """One run over one rollback."""
+def read_restorable_manifest(path: Path) -> Manifest:
+    """Read a manifest whose lost writes can be put back.
+
+    IllegalOperationError when the rollback is not over, or undid nothing. CorruptDataError when a file is damaged:
+    putting back what a damaged file says could replace good documents with bad ones.
+    """
+    manifest = read_manifest(path)
+    if manifest.state is RollbackState.PLANNED:
+        raise IllegalOperationError(
+            f"{manifest.id} is planned, not settled yet: start {manifest.member}, then come back"
+        )
+    if manifest.state is RollbackState.ABANDONED:
+        raise IllegalOperationError(f"{manifest.id} is abandoned: nothing was undone, so there is nothing to put back")
+    for file in manifest.files:
+        problem = verify_file(path.parent, file)
+        if problem is not None:
+            raise CorruptDataError(f"{file.name}: {problem} (see `rollback-tools verify {path}`)")
+    return manifest
+
+
+class Restore:
+    """One restore of one rollback. counts: by result, of the outcomes so far."""
 
     def __init__(
         self,
-        comparing: Comparison,
-        live: LiveWriting,
+        lost: LostWrites,
+        live: LiveSet,
         policy: Policy,
         *,
         collection: str = "",
-        audit: AuditLog | None = None,
         choose: Choose | None = None,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """collection: the name that TO_COLLECTION copies to, in each document's database. audit: None is a dry run:
-        nothing is written anywhere. choose: asked about each write that is not there.
+        """collection: the name that TO_COLLECTION copies to, in each document's database. InvalidNamespaceError when
+        clients may not write to it. choose: asked about each write that is not there.
         """
-        self._comparing = comparing
+        self._lost = lost
         self._live = live
         self._policy = policy
         self._collection = collection
-        self._audit = audit
         self._choose = choose
         self._pause = pause
+        with_entries = policy is Policy.KEEP_NEWER or choose is not None
+        self._comparison = Comparison(lost, live, with_entries=with_entries)
+        if policy is Policy.TO_COLLECTION:
+            for database in {row.ns.partition(".")[0] for row in self._comparison.documents}:
+                writable_namespace(database, collection)
+        self._audit: AuditLog | None = None
         self.has_written = False
         """Whether anything was sent that changes the set."""
-        self._gone: set[str] = set()  # namespaces that a dry run would have dropped
+        self._dropped: set[str] = set()  # namespaces that a dry run would have dropped
+        self.counts: Counter[str] = Counter({result.value: 0 for result in Result})
 
-    def run(self) -> Iterator[Outcome]:
-        """Each outcome once it is certain; commands first, since documents need their collections."""
-        yield from self._changes()
-        for batch in self._comparing.batches():
+    def head(self, audit: AuditLog | None) -> dict[str, Any]:
+        manifest = self._lost.manifest
+        return {
+            "id": manifest.id,
+            "set": manifest.set_name,
+            "primary": self._live.primary,
+            "policy": f"{self._policy.value} {self._collection}".rstrip(),
+            "dryRun": audit is None,
+            "audit": None if audit is None else str(audit.path),
+        }
+
+    def run(self, audit: AuditLog | None, now: Callable[[], datetime.datetime]) -> Generator[Outcome]:
+        """Yield each outcome as soon as it is certain. audit: None for a dry run; else close this
+        generator before the log."""
+        self._audit = audit
+        if audit is not None:
+            audit.add({"restore": {**self.head(audit), "at": now().isoformat()}})
+        try:
+            for outcome in self._outcomes():
+                self.counts[outcome.result.value] += 1
+                yield outcome
+        except BaseException as error:  # also GeneratorExit, when the reader has stopped
+            if audit is not None:
+                audit.add({"error": str(error) or "broken off", "counts": dict(self.counts), "at": now().isoformat()})
+            raise
+        if audit is not None:
+            audit.add({"counts": dict(self.counts), "at": now().isoformat()})
+
+    def _outcomes(self) -> Iterator[Outcome]:
+        """Commands first, because documents need their collections."""
+        yield from self._run_commands()
+        for batch in self._comparison.batches():
             order = {(row.uuid, row.key): index for index, row in enumerate(batch)}
-            yield from sorted(self._batch(batch), key=lambda outcome: order[_key(outcome)])
+            yield from sorted(self._run_batch(batch), key=lambda outcome: order[_document_id(outcome)])
 
     # --- commands
 
-    def _changes(self) -> Iterator[Outcome]:
-        changes = [change for change in lost_changes(self._comparing.lost) if change.optime > self._comparing.shared]
-        live = self._live.collections() if changes else {}
-        for change in changes:
-            policy, decision = self._policy, decide_change(self._policy, change, live)
+    def _run_commands(self) -> Iterator[Outcome]:
+        commands = self._comparison.commands
+        live = self._live.collections() if commands else {}
+        for command in commands:
+            policy, decision = self._policy, decide_command(self._policy, command, live)
             if decision.action is not Action.NOTHING and self._choose is not None:
-                policy, decision = self._chosen_change(change, decision, live)
-            outcome = Outcome(change, None, decision, _result(decision, self._audit is None), policy)
-            if decision.action is Action.PUT:
-                self._note({"decision": outcome.row()}, sync=True)
-                self._carry_out(change, live)
-            self._finish(outcome)
+                chosen = self._choose(command, None, decision)
+                policy = self._policy if chosen is None else chosen
+                decision = _leave(decision) if chosen is None else decide_command(chosen, command, live)
+            outcome = Outcome(command, None, decision, _result(decision, self._audit is None), policy)
+            if decision.action is Action.WRITE:
+                if self._audit is not None:
+                    self._audit.add({"decision": outcome.row()})
+                    self._audit.sync()
+                self._run_command(command, live)
+            self._note_outcome(outcome)
             yield outcome
 
-    def _chosen_change(self, change: LostChange, decision: Decision, live: dict[str, bytes]) -> tuple[Policy, Decision]:
-        assert self._choose is not None
-        policy = self._choose(change, None, decision)
-        if policy is None:
-            return self._policy, _left(decision)
-        return policy, decide_change(policy, change, live)
-
-    def _carry_out(self, change: LostChange, live: dict[str, bytes]) -> None:
+    def _run_command(self, command: LostCommand, live: dict[str, bytes]) -> None:
         self.has_written = self._audit is not None
-        match change.kind:
+        match command.kind:
             case CommandKind.DROP:
-                live.pop(change.ns, None)
+                live.pop(command.ns, None)
                 if self._audit is None:
-                    self._gone.add(change.ns)
+                    self._dropped.add(command.ns)
                 else:
-                    self._live.drop(change.ns)
+                    self._live.drop(command.ns)
             case CommandKind.CREATE:
-                live[change.ns] = b""
+                live[command.ns] = b""
                 if self._audit is not None:
-                    self._live.create(change.ns, dict(change.options))
+                    self._live.create(command.ns, command.options)
 
     # --- documents
 
-    def _batch(self, rows: list[LostDocument]) -> Iterator[Outcome]:
-        """rows: of one namespace. Written until a majority has what was decided, or it cannot be."""
-        ns = self._target(rows[0].ns)
-        sent: dict[tuple[bytes, bytes], Outcome] = {}
+    def _run_batch(self, rows: list[LostDocument]) -> Iterator[Outcome]:
+        """Write documents of one namespace until a majority has each of them, or it cannot be written.
+
+        A write changes nothing if another client was faster. Then the document is read again and decided anew, so
+        no newer write is overwritten by a decision about an older version.
+        """
+        ns = rows[0].ns
+        if self._policy is Policy.TO_COLLECTION:
+            ns = f"{ns.partition('.')[0]}.{self._collection}"
+        sent: dict[DocumentId, Outcome] = {}
         trouble = "the set keeps changing the document"
         for attempt in range(ATTEMPTS):
             if attempt > 1:
                 self._pause(PAUSE_S * attempt)
             writes: list[Outcome] = []
-            for row, versions in zip(rows, self._read(rows, ns), strict=True):
+            found = self._comparison.versions(rows, ns=ns, is_gone=ns in self._dropped)
+            for row, versions in zip(rows, found, strict=True):
                 before = sent.get((row.uuid, row.key))
-                outcome = self._decided(row, versions, before)
+                outcome = self._decide(row, versions, before)
                 if before is not None and outcome.result is Result.THERE:
                     outcome = replace(before, result=Result.DONE)
-                elif outcome.decision.action is Action.PUT and self._audit is not None:
+                elif outcome.decision.action is Action.WRITE and self._audit is not None:
                     writes.append(outcome)
                     continue
-                self._finish(outcome)
+                self._note_outcome(outcome)
                 yield outcome
             if not writes:
                 return
@@ -183,70 +223,57 @@ class PuttingBack:
             rest: list[Outcome] = []
             for index, outcome in enumerate(writes):
                 if index in written.refused:
-                    outcome = _undone(outcome, written.refused[index])
+                    outcome = _left_undone(outcome, written.refused[index])
                 elif index not in written.done:
                     rest.append(outcome)
                     continue
-                self._finish(outcome)
+                self._note_outcome(outcome)
                 yield outcome
             rows = [outcome.lost for outcome in rest if isinstance(outcome.lost, LostDocument)]
             sent = {(row.uuid, row.key): outcome for row, outcome in zip(rows, rest, strict=True)}
             if not rows:
                 return
         for outcome in sent.values():
-            left = _undone(outcome, trouble)
-            self._finish(left)
+            left = _left_undone(outcome, trouble)
+            self._note_outcome(left)
             yield left
 
-    def _target(self, ns: str) -> str:
-        if self._policy is not Policy.TO_COLLECTION:
-            return ns
-        return f"{ns.partition('.')[0]}.{self._collection}"
-
-    def _read(self, rows: list[LostDocument], ns: str) -> list[Versions]:
-        return self._comparing.versions(rows, ns=ns, is_gone=ns in self._gone)
-
-    def _decided(self, row: LostDocument, versions: Versions, sent: Outcome | None) -> Outcome:
-        """sent: what was decided and sent before."""
+    def _decide(self, row: LostDocument, versions: Versions, sent: Outcome | None) -> Outcome:
+        """sent: the outcome that was sent before and is not certain. A person is asked again only if `live` changed."""
         policy = self._policy if sent is None else sent.policy
         decision = decide(policy, versions)
         if decision.action is Action.NOTHING:
             return Outcome(row, versions, decision, Result.THERE, policy)
-        if self._choose is not None and (sent is None or versions.live != _live_of(sent)):
+        if self._choose is not None and (sent is None or versions.live != _live_version(sent)):
             chosen = self._choose(row, versions, decision)
             policy = self._policy if chosen is None else chosen
-            decision = _left(decision) if chosen is None else decide(policy, versions)
+            decision = _leave(decision) if chosen is None else decide(policy, versions)
         return Outcome(row, versions, decision, _result(decision, self._audit is None), policy)
 
-    def _write(self, ns: str, writes: list[Outcome], trouble: str) -> tuple[Written, str]:
-        """Note and send; also what went wrong with all of them."""
+    def _write(self, ns: str, writes: list[Outcome], trouble: str) -> tuple[WriteResult, str]:
+        """Note the writes in the audit log, then send them; also returns what went wrong with all of them.
+
+        The log has each document that is about to be replaced, and it is synced before anything is sent. So whatever
+        a restore overwrites can be found again, even if this process dies in the middle.
+        """
+        assert self._audit is not None  # a dry run writes nothing
         for outcome in writes:
-            assert outcome.versions is not None
-            live, target = document(outcome.versions.live), document(outcome.decision.target)
-            self._note({"decision": outcome.row(), "into": ns, "live": live, "becomes": target})
-        self._note({}, sync=True)
+            live, target = document_json(_live_version(outcome)), document_json(outcome.decision.target)
+            self._audit.add({"decision": outcome.row(), "into": ns, "live": live, "becomes": target})
+        self._audit.sync()
         self.has_written = True
         try:
             return self._live.write([_statement(ns, outcome) for outcome in writes]), trouble
         except UnconfirmedError as error:
-            return Written(set(), {}), error.message
+            return WriteResult(set(), {}), error.message
         except ReplError as error:
             if error.code not in RETRIED:
                 raise
-            return Written(set(), {}), error.message  # applied or not: reading again tells
+            return WriteResult(set(), {}), error.message  # applied or not: the next read tells
 
-    # --- the record
-
-    def _note(self, row: dict[str, Any], *, sync: bool = False) -> None:
-        if self._audit is None:
-            return
-        if row:
-            self._audit.add(row)
-        if sync:
-            self._audit.sync()
-
-    def _finish(self, outcome: Outcome) -> None:
-        self._note({"outcome": outcome.row()})
+    def _note_outcome(self, outcome: Outcome) -> None:
+        if self._audit is not None:
+            self._audit.add({"outcome": outcome.row()})
 
 
 def _result(decision: Decision, is_dry: bool) -> Result:
@@ -255,32 +282,31 @@ def _result(decision: Decision, is_dry: bool) -> Result:
             return Result.THERE
         case Action.LEAVE:
             return Result.LEFT
-        case Action.PUT:
+        case Action.WRITE:
             return Result.WOULD if is_dry else Result.DONE
 
 
-def _left(decision: Decision) -> Decision:
-    return Decision(Action.LEAVE, decision.standing, "left by choice", conflicts=decision.conflicts)
+def _leave(decision: Decision, reason: str = "left by choice") -> Decision:
+    return Decision(Action.LEAVE, decision.status, reason, conflicts=decision.conflicts)
 
 
-def _undone(outcome: Outcome, reason: str) -> Outcome:
-    decision = Decision(Action.LEAVE, outcome.decision.standing, reason, conflicts=outcome.decision.conflicts)
-    return replace(outcome, decision=decision, result=Result.LEFT)
+def _left_undone(outcome: Outcome, reason: str) -> Outcome:
+    return replace(outcome, decision=_leave(outcome.decision, reason), result=Result.LEFT)
 
 
-def _key(outcome: Outcome) -> tuple[bytes, bytes]:
+def _document_id(outcome: Outcome) -> DocumentId:
     assert isinstance(outcome.lost, LostDocument)
     return outcome.lost.uuid, outcome.lost.key
 
 
-def _live_of(outcome: Outcome) -> bytes | None:
+def _live_version(outcome: Outcome) -> bytes | None:
     return None if outcome.versions is None else outcome.versions.live
 
 
 def _statement(ns: str, outcome: Outcome) -> Write:
-    versions, target = outcome.versions, outcome.decision.target
-    assert versions is not None and isinstance(outcome.lost, LostDocument)  # noqa: PT018 - commands go another way
+    live, target = _live_version(outcome), outcome.decision.target
+    assert isinstance(outcome.lost, LostDocument)  # commands go another way
     change = None
-    if versions.live is not None and target is not None and len(versions.live) + len(target) > LARGEST_STATEMENT // 2:
-        change = operators(versions.live, target)
-    return Write(ns, outcome.lost.id_element, versions.live, target, change)
+    if live is not None and target is not None and len(live) + len(target) > LARGEST_STATEMENT // 2:
+        change = operators(live, target)
+    return Write(ns, outcome.lost.id_element, live, target, change)

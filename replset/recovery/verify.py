@@ -1,4 +1,4 @@
-"""Every file of one rollback against what its manifest says, document by document."""
+"""Verifies the files of one rollback against its manifest, document by document."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from replset.bson import InvalidBSONError, RawDocument, encode_key, validate
-from replset.ids import OPTIME_NULL, OpTime
+from replset.ids import OPTIME_NULL
 from replset.oplog_entry import COMMAND, NOOP, OplogEntry
-from replset.recovery.lost_writes import DamagedFileError, read_bson
+from replset.recovery.lost_writes import DamagedFileError, DocumentId, read_bson
 from replset.replication.rollback_manifest import FileKind, Manifest, RollbackFile
 
-MOST_PROBLEMS = 20
-Place = tuple[bytes, bytes]
-"""A collection's UUID, and encode_key of an `_id`."""
+MAX_PROBLEMS = 20
 
 
 @dataclass(slots=True)
 class FileCheck:
-    """What was found in one file. problems: (byte offset or None, what is wrong)."""
+    """What one file holds and what is wrong with it. problems: (byte offset or None, text)."""
 
     file: RollbackFile
     count: int = 0
@@ -30,63 +28,61 @@ class FileCheck:
     problems: list[tuple[int | None, str]] = field(default_factory=list)
 
     def add(self, offset: int | None, problem: str) -> None:
-        if len(self.problems) < MOST_PROBLEMS:
+        if len(self.problems) < MAX_PROBLEMS:
             self.problems.append((offset, problem))
-
-    def row(self) -> dict[str, Any]:
-        found = [{"offset": offset, "problem": problem} for offset, problem in self.problems]
-        return {"name": self.file.name, "kind": self.file.kind.value, "documents": self.count, "problems": found}
 
 
 @dataclass(frozen=True, slots=True)
 class RollbackCheck:
-    """What was found in one rollback. general: what is wrong with the whole."""
+    """The result for one rollback. problems: what is wrong with it as a whole."""
 
     id: str
     files: list[FileCheck]
-    general: list[str]
+    problems: list[str]
 
     @property
     def is_sound(self) -> bool:
-        return not self.general and not any(row.problems for row in self.files)
+        return not self.problems and not any(row.problems for row in self.files)
 
     def document(self) -> dict[str, Any]:
-        """For scripts."""
-        rows = [row.row() for row in self.files]
-        return {"id": self.id, "ok": self.is_sound, "files": rows, "problems": self.general}
+        """The document of `--json`."""
+        rows = [
+            {
+                "name": row.file.name,
+                "kind": row.file.kind.value,
+                "documents": row.count,
+                "problems": [{"offset": offset, "problem": problem} for offset, problem in row.problems],
+            }
+            for row in self.files
+        ]
+        return {"id": self.id, "ok": self.is_sound, "files": rows, "problems": self.problems}
 
 
 def verify_rollback(path: Path, manifest: Manifest) -> RollbackCheck:
-    """path: of the manifest, whose files stand beside it."""
-    checked, general = check(path.parent, manifest)
-    if path.stem != manifest.id:
-        general.append(f"the manifest is that of {manifest.id}, by its name of {path.stem}")
-    return RollbackCheck(manifest.id, checked, general)
-
-
-def check(folder: Path, manifest: Manifest) -> tuple[list[FileCheck], list[str]]:
-    """Each file's result, in the manifest's order; and what is wrong with the whole."""
-    touched: set[Place] = set()
-    lost: set[Place] = set()
-    general: list[str] = []
+    """Check every file of a rollback. path: of the manifest; its files are beside it."""
+    touched: set[DocumentId] = set()
+    lost: set[DocumentId] = set()
+    problems: list[str] = []
     checked = {file.name: FileCheck(file) for file in manifest.files}
     order = (FileKind.OPLOG, FileKind.DOCUMENTS, FileKind.BEFORE)
     for row in sorted(checked.values(), key=lambda row: order.index(row.file.kind)):
-        path = folder / row.file.name
-        if not path.is_file():
+        file = path.parent / row.file.name
+        if not file.is_file():
             row.add(None, "missing")
             continue
-        _check_bytes(path, row)
+        _check_bytes(file, row)
         if row.file.kind is FileKind.OPLOG:
-            _check_entries(path, row, manifest, touched)
+            _check_entries(file, row, manifest, touched)
         else:
-            allowed, seen = (touched, lost) if row.file.kind is FileKind.DOCUMENTS else (lost, set[Place]())
-            _check_documents(path, row, allowed, seen)
+            allowed, seen = (touched, lost) if row.file.kind is FileKind.DOCUMENTS else (lost, set[DocumentId]())
+            _check_documents(file, row, allowed, seen)
         if row.count != row.file.count:
             row.add(None, f"{row.count} documents, the manifest says {row.file.count}")
     if manifest.entries and not any(file.kind is FileKind.OPLOG for file in manifest.files):
-        general.append(f"the manifest counts {manifest.entries} entries and names no file of them")
-    return list(checked.values()), general
+        problems.append(f"the manifest counts {manifest.entries} entries and names no file of them")
+    if path.stem != manifest.id:
+        problems.append(f"the manifest is that of {manifest.id}, by its name of {path.stem}")
+    return RollbackCheck(manifest.id, list(checked.values()), problems)
 
 
 def _check_bytes(path: Path, row: FileCheck) -> None:
@@ -99,16 +95,18 @@ def _check_bytes(path: Path, row: FileCheck) -> None:
         row.add(None, "its SHA-256 is not the manifest's")
 
 
-def _check_entries(path: Path, row: FileCheck, manifest: Manifest, touched: set[Place]) -> None:
+def _check_entries(path: Path, row: FileCheck, manifest: Manifest, touched: set[DocumentId]) -> None:
+    """touched: gets the documents that the entries are about."""
     operations: Counter[str] = Counter()
     first, last = OPTIME_NULL, OPTIME_NULL
-    for offset, entry in _entries(path, row):
-        first = entry.optime if first == OPTIME_NULL else first
-        if entry.optime.ts <= last.ts:
-            row.add(offset, f"the entry {entry.optime} does not follow {last}")
-        last = entry.optime
-        operations[entry.op] += 1
+    for offset, raw in _read(path, row):
         try:
+            entry = OplogEntry(raw)
+            first = entry.optime if first == OPTIME_NULL else first
+            if entry.optime.ts <= last.ts:
+                row.add(offset, f"the entry {entry.optime} does not follow {last}")
+            last = entry.optime
+            operations[entry.op] += 1
             key = None if entry.op in (COMMAND, NOOP) else entry.key()
         except InvalidBSONError as error:
             row.add(offset, error.message)
@@ -116,50 +114,32 @@ def _check_entries(path: Path, row: FileCheck, manifest: Manifest, touched: set[
         if key is not None and entry.ui is not None:
             touched.add((entry.ui, key))
     if row.problems:
-        return  # what follows would only say it again
-    _expect(row, "entries", dict(operations), dict(manifest.operations))
-    _expect(row, "first and last entry", (first, last), (manifest.first, manifest.last))
-
-
-def _entries(path: Path, row: FileCheck) -> Iterator[tuple[int, OplogEntry]]:
-    for offset, raw in _read(path, row):
-        try:
-            entry = OplogEntry(raw)
-        except InvalidBSONError as error:
-            row.add(offset, error.message)
-            continue
-        yield offset, entry
-
-
-def _expect(row: FileCheck, what: str, found: object, expected: object) -> None:
+        return  # the checks below would only repeat it
+    if operations != manifest.operations:
+        row.add(None, f"entries: {dict(operations)}, the manifest says {dict(manifest.operations)}")
+    found, expected = f"{first} to {last}", f"{manifest.first} to {manifest.last}"
     if found != expected:
-        row.add(None, f"{what}: {_shown(found)}, the manifest says {_shown(expected)}")
+        row.add(None, f"first and last entry: {found}, the manifest says {expected}")
 
 
-def _shown(value: object) -> str:
-    if isinstance(value, tuple) and not isinstance(value, OpTime):
-        return " to ".join(map(str, value))
-    return str(value)
-
-
-def _check_documents(path: Path, row: FileCheck, allowed: set[Place], seen: set[Place]) -> None:
-    """allowed: what can stand here; seen: takes what does."""
+def _check_documents(path: Path, row: FileCheck, allowed: set[DocumentId], seen: set[DocumentId]) -> None:
+    """allowed: the documents that may be in this file. seen: gets those that are."""
     uuid = b"" if row.file.uuid is None else row.file.uuid.bytes
     for offset, raw in _read(path, row):
         document = RawDocument(raw)
         if "_id" not in document:
             row.add(offset, "the document has no _id")
             continue
-        place = uuid, encode_key(document.get("_id"))
-        if place in seen:
+        identifier = uuid, encode_key(document.get("_id"))
+        if identifier in seen:
             row.add(offset, "the document stands here twice")
-        elif place not in allowed:
+        elif identifier not in allowed:
             row.add(offset, "nothing else in the rollback is about this document")
-        seen.add(place)
+        seen.add(identifier)
 
 
 def _read(path: Path, row: FileCheck) -> Iterator[tuple[int, bytes]]:
-    """The documents that can be decoded, with their place."""
+    """Yield the offset and bytes of each document that can be decoded."""
     try:
         with path.open("rb", buffering=1 << 20) as file:
             for offset, raw in read_bson(file, path.name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import tempfile
 from pathlib import Path
 
@@ -11,13 +12,14 @@ from hypothesis import strategies as st
 
 from replset.bson import encode, encode_key
 from replset.recovery.audit import AuditLog
-from replset.recovery.compare import Comparison
 from replset.recovery.live_set import Write
 from replset.recovery.lost_writes import LostWrites
 from replset.recovery.policy import Policy
-from replset.recovery.restore import Outcome, PuttingBack, Result
+from replset.recovery.restore import Outcome, Restore, Result
+from replset.replication.rollback_manifest import read_manifest
 from tests.unit.rollback_tools.kit import ORDERS, Doc, FakeSet, LostHistory, unreachable
 
+NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 EXAMPLES = settings(max_examples=60, deadline=None)
 NUMBERS = range(5)
 FIELDS = st.dictionaries(st.sampled_from("abc"), st.one_of(st.integers(0, 2), st.just({"x": 1})), max_size=3)
@@ -59,13 +61,13 @@ def change(live: FakeSet, changes: Changes) -> set[int]:
     return touched
 
 
-def put_back(path: Path, live: FakeSet, policy: Policy, *, dry: bool = False) -> list[Outcome]:
-    with LostWrites.open(path) as lost:
-        comparing = Comparison(lost, live, with_entries=policy is Policy.KEEP_NEWER)
+def restore(path: Path, live: FakeSet, policy: Policy, *, dry: bool = False) -> list[Outcome]:
+    with LostWrites(path.parent, read_manifest(path)) as lost:
+        run = Restore(lost, live, policy, pause=lambda seconds: None)
         if dry:
-            return list(PuttingBack(comparing, live, policy).run())
-        with AuditLog.beside(path, "now") as audit:
-            return list(PuttingBack(comparing, live, policy, audit=audit, pause=lambda seconds: None).run())
+            return list(run.run(None, lambda: NOW))
+        with AuditLog.beside(path, NOW) as log:
+            return list(run.run(log, lambda: NOW))
 
 
 def state_of(live: FakeSet) -> State:
@@ -116,9 +118,9 @@ def test_each_policy_does_what_it_says_and_once(
     was = state_of(live)
     with tempfile.TemporaryDirectory() as folder:
         path = history.write(Path(folder))
-        dry = put_back(path, live, policy, dry=True)
+        dry = restore(path, live, policy, dry=True)
         assert state_of(live) == was
-        first = put_back(path, live, policy)
+        first = restore(path, live, policy)
         now = state_of(live)
         for number in {*history.before, *history.now, *was}:
             versions = (history.before.get(number), history.now.get(number), was.get(number))
@@ -126,7 +128,7 @@ def test_each_policy_does_what_it_says_and_once(
         would = [Result.DONE if row.result is Result.WOULD else row.result for row in dry]
         assert [row.result for row in first] == would
         writes = live.writes
-        second = put_back(path, live, policy)
+        second = restore(path, live, policy)
         assert live.writes == writes
         assert state_of(live) == now
         again = [Result.THERE if row.result is Result.DONE else row.result for row in first]
@@ -157,8 +159,8 @@ def test_connections_that_break_change_no_outcome(
     live.before_write, live.after_write = before_write, lambda: fail("after")
     with tempfile.TemporaryDirectory() as folder:
         path = history.write(Path(folder))
-        found = put_back(path, live, Policy.OVERWRITE)
-        wanted = put_back(path, calm, Policy.OVERWRITE)
+        found = restore(path, live, Policy.OVERWRITE)
+        wanted = restore(path, calm, Policy.OVERWRITE)
     assert live.data == calm.data
     assert [row.result for row in found] == [row.result for row in wanted]
 
@@ -182,7 +184,7 @@ def test_a_write_that_comes_between_reading_and_writing_is_not_lost(
     live.before_write = race  # type: ignore[assignment]
     with tempfile.TemporaryDirectory() as folder:
         path = history.write(Path(folder))
-        put_back(path, live, policy)
+        restore(path, live, policy)
     if not raced:
         return  # nothing was written, or the race deleted all
     now = state_of(live)

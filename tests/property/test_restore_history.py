@@ -14,7 +14,7 @@ from replset.ids import HostPort
 from replset.recovery.policy import Policy
 from replset.recovery.restore import Result
 from replset.replication.rollback_manifest import list_manifests
-from tests.property.test_restore import put_back
+from tests.property.test_restore import restore
 from tests.unit.replication.kit import Member, Network, copy_log
 from tests.unit.rollback_tools.kit import FakeSet
 
@@ -86,10 +86,10 @@ def test_a_history_that_was_rolled_back_is_put_back_whole(common: list[Step], lo
             live = as_set(mine)
             (manifest,) = list_manifests(mine.folder)
             path = mine.folder / "rollback" / f"{manifest.id}.json"
-            outcomes = put_back(path, live, Policy.OVERWRITE)
+            outcomes = restore(path, live, Policy.OVERWRITE)
             assert {row.result for row in outcomes} <= {Result.DONE, Result.THERE}
             assert live.data == wanted
-            assert {row.result for row in put_back(path, live, Policy.OVERWRITE)} <= {Result.THERE}
+            assert {row.result for row in restore(path, live, Policy.OVERWRITE)} <= {Result.THERE}
         finally:
             for member in (source, mine):
                 member.close()

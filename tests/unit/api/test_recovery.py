@@ -22,16 +22,16 @@ from replset.recovery.live_set import Write
 from replset.replication.rollback_manifest import RollbackState
 from rollback_tools import diff, main, restore
 from tests.unit.api.kit import ME, Api, plain, refused
-from tests.unit.rollback_tools.kit import ORDERS, Doc, LostHistory, OpenSet, live_at
+from tests.unit.rollback_tools.kit import ORDERS, Doc, FakeSet, LostHistory, live_at
 
 JSON_BODY = {"content-type": "application/json"}
 BEFORE: dict[int, Doc] = {number: {"_id": number, "a": 1, "b": 1} for number in range(1, 5)}
 
 
 @pytest.fixture
-def live(monkeypatch: pytest.MonkeyPatch) -> OpenSet:
+def live(monkeypatch: pytest.MonkeyPatch) -> FakeSet:
     """The set in which, meanwhile, 3 got another `a`."""
-    found = OpenSet({ORDERS: BEFORE.values()})
+    found = FakeSet({ORDERS: BEFORE.values()})
     found.put(ORDERS, {**BEFORE[3], "a": 9}, live_at(1))
     for module in (diff, restore, recovery):
         monkeypatch.setattr(module, "LiveSet", lambda host, set_name: found)
@@ -105,7 +105,7 @@ def test_a_missing_file_is_part_of_the_verdict(held: Api, manifest: Path) -> Non
 
 
 def test_diff_says_what_the_tool_says(
-    held: Api, live: OpenSet, manifest: Path, capsys: pytest.CaptureFixture[str]
+    held: Api, live: FakeSet, manifest: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     response = held.get(place(manifest, "diff"), headers={"accept": "application/bson"})
     assert (response.status_code, response.headers["content-type"]) == (200, "application/json")
@@ -114,7 +114,7 @@ def test_diff_says_what_the_tool_says(
 
 
 def test_an_answer_comes_in_pieces(
-    held: Api, live: OpenSet, manifest: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    held: Api, live: FakeSet, manifest: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streaming, "CHUNK_CHARS", 1)
     pieces = exchange(held, "GET", place(manifest, "diff"))
@@ -163,7 +163,7 @@ def exchange(api: Api, method: str, path: str, take: Callable[[bytes], bool] = l
 
 
 def test_restore_says_what_the_tool_says_and_twice_changes_nothing(
-    held: Api, live: OpenSet, manifest: Path, capsys: pytest.CaptureFixture[str]
+    held: Api, live: FakeSet, manifest: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dry = restored(held, manifest, dryRun=True)
     assert dry == json.loads(told(capsys, "restore", manifest, "--dry-run"))
@@ -187,7 +187,7 @@ AT = "2023-11-14T22:13:20+00:00"
 """The time that the member tells."""
 
 
-def test_a_policy_decides_on_conflicts(held: Api, live: OpenSet, manifest: Path) -> None:
+def test_a_policy_decides_on_conflicts(held: Api, live: FakeSet, manifest: Path) -> None:
     assert restored(held, manifest, policy="overwrite")["counts"]["left"] == 0
     assert {"_id": 3, "a": 2, "b": 1} in live.rows()
     copied = restored(held, manifest, policy="to-collection", collection="saved")
@@ -213,7 +213,7 @@ def test_a_policy_decides_on_conflicts(held: Api, live: OpenSet, manifest: Path)
     ],
 )
 def test_wishes_that_cannot_be(
-    held: Api, live: OpenSet, manifest: Path, wanted: dict[str, object], code: int, words: str
+    held: Api, live: FakeSet, manifest: Path, wanted: dict[str, object], code: int, words: str
 ) -> None:
     refused(held.post(place(manifest, "restore"), wanted), 400, code, words)
     assert (live.writes, records(manifest)) == (0, [])
@@ -222,7 +222,7 @@ def test_wishes_that_cannot_be(
 @pytest.mark.parametrize("what", ["verify", "diff", "restore"])
 @pytest.mark.parametrize("name", ["rollback-nothing", "..%2Frollback%2F{id}", "notes"])
 def test_a_rollback_that_this_member_does_not_hold(
-    held: Api, live: OpenSet, manifest: Path, what: str, name: str
+    held: Api, live: FakeSet, manifest: Path, what: str, name: str
 ) -> None:
     path = f"/v1/replset/rollbacks/{name.format(id=manifest.stem)}/{what}"
     response = held.post(path) if what == "restore" else held.get(path)
@@ -231,7 +231,7 @@ def test_a_rollback_that_this_member_does_not_hold(
 
 
 @pytest.mark.parametrize("what", ["verify", "diff", "restore"])
-def test_a_damaged_manifest(held: Api, live: OpenSet, manifest: Path, what: str) -> None:
+def test_a_damaged_manifest(held: Api, live: FakeSet, manifest: Path, what: str) -> None:
     manifest.write_text("{")
     response = held.post(place(manifest, what)) if what == "restore" else held.get(place(manifest, what))
     refused(response, 400, 2, manifest.name)
@@ -241,13 +241,13 @@ def test_a_damaged_manifest(held: Api, live: OpenSet, manifest: Path, what: str)
     ("state", "words"),
     [(RollbackState.PLANNED, "planned, not settled yet"), (RollbackState.ABANDONED, "nothing was undone")],
 )
-def test_a_rollback_that_is_not_over(tmp_path: Path, live: OpenSet, state: RollbackState, words: str) -> None:
+def test_a_rollback_that_is_not_over(tmp_path: Path, live: FakeSet, state: RollbackState, words: str) -> None:
     manifest = history().write(tmp_path, state)
     refused(Api(str(manifest.parent)).post(place(manifest, "restore")), 400, 20, words)
     assert (live.writes, records(manifest)) == (0, [])
 
 
-def test_damaged_files(held: Api, live: OpenSet, manifest: Path) -> None:
+def test_damaged_files(held: Api, live: FakeSet, manifest: Path) -> None:
     file = next(manifest.parent.glob("shop.orders.*.bson"))
     file.write_bytes(file.read_bytes()[:-1])
     refused(held.post(place(manifest, "restore")), 400, 2, file.name)
@@ -259,7 +259,7 @@ def test_damaged_files(held: Api, live: OpenSet, manifest: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["diff", "restore"])
-def test_no_primary(held: Api, live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_no_primary(held: Api, live: FakeSet, manifest: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     def asked() -> httpx.Response:
         return held.post(place(manifest, what)) if what == "restore" else held.get(place(manifest, what))
 
@@ -276,7 +276,7 @@ def test_no_primary(held: Api, live: OpenSet, manifest: Path, monkeypatch: pytes
 
 
 def connect_to(monkeypatch: pytest.MonkeyPatch, error: ReplError) -> None:
-    def fail(host: str, set_name: str) -> OpenSet:
+    def fail(host: str, set_name: str) -> FakeSet:
         assert (host, set_name) == ("127.0.0.1:27018", "rs0")
         raise error
 
@@ -287,7 +287,7 @@ def connect_to(monkeypatch: pytest.MonkeyPatch, error: ReplError) -> None:
 
 
 def test_a_failure_behind_the_first_row_stands_in_the_answer(
-    held: Api, live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
+    held: Api, live: FakeSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compare, "BATCH_DOCUMENTS", 1)
 
@@ -307,7 +307,7 @@ def test_a_failure_behind_the_first_row_stands_in_the_answer(
 
 
 def test_a_failure_before_the_first_row_tells_whether_anything_was_sent(
-    held: Api, live: OpenSet, manifest: Path
+    held: Api, live: FakeSet, manifest: Path
 ) -> None:
     def fail(*_: object) -> None:
         raise ReplError("not now", code=262)
@@ -323,7 +323,7 @@ def test_a_failure_before_the_first_row_tells_whether_anything_was_sent(
 
 @pytest.mark.parametrize(("number", "status", "code"), [(errno.ENOSPC, 503, 14031), (errno.EROFS, 503, 1)])
 def test_a_record_that_cannot_be_made(
-    held: Api, live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: int, code: int
+    held: Api, live: FakeSet, manifest: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: int, code: int
 ) -> None:
     def fail(*_: object) -> AuditLog:
         raise OSError(number, "no")
@@ -334,7 +334,7 @@ def test_a_record_that_cannot_be_made(
 
 
 def test_a_record_that_finds_no_room_on_the_way(
-    held: Api, live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
+    held: Api, live: FakeSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is written of which no record is on disk."""
 
@@ -352,7 +352,7 @@ def test_a_record_that_finds_no_room_on_the_way(
 class Gate:
     """Holds the writes of a restore up until it is opened."""
 
-    def __init__(self, live: OpenSet) -> None:
+    def __init__(self, live: FakeSet) -> None:
         self.reached, self.opened = threading.Event(), threading.Event()
         live.before_write = self._wait
 
@@ -376,7 +376,7 @@ def at_once(api: Api, gate: Gate, path: str, *others: tuple[str, str, object]) -
     return asyncio.run(main())
 
 
-def test_a_rollback_is_put_back_once_at_a_time(held: Api, live: OpenSet, manifest: Path) -> None:
+def test_a_rollback_is_put_back_once_at_a_time(held: Api, live: FakeSet, manifest: Path) -> None:
     path = place(manifest, "restore")
     dry = {"dryRun": True}
     first, second, other, health = at_once(
@@ -390,7 +390,7 @@ def test_a_rollback_is_put_back_once_at_a_time(held: Api, live: OpenSet, manifes
 
 
 def test_few_rollbacks_are_read_at_once(
-    held: Api, live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
+    held: Api, live: FakeSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollback_jobs, "MOST_AT_ONCE", 1)
     others = [("GET", place(manifest, what), None) for what in ("diff", "verify")]
@@ -403,7 +403,7 @@ def test_few_rollbacks_are_read_at_once(
 
 
 def test_what_a_comparison_takes_is_counted(
-    held: Api, live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
+    held: Api, live: FakeSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
     live.before_write = lambda writes: seen.append(held.member.admission.held)
@@ -417,7 +417,7 @@ def test_what_a_comparison_takes_is_counted(
 
 
 def test_a_client_that_goes_away_stops_the_restore(
-    held: Api, live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
+    held: Api, live: FakeSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compare, "BATCH_DOCUMENTS", 1)
     monkeypatch.setattr(streaming, "CHUNK_CHARS", 1)
@@ -433,7 +433,7 @@ def test_a_client_that_goes_away_stops_the_restore(
 
 
 def test_a_member_that_stops_ends_what_is_under_way(
-    held: Api, live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
+    held: Api, live: FakeSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compare, "BATCH_DOCUMENTS", 1)
 
@@ -448,7 +448,7 @@ def test_a_member_that_stops_ends_what_is_under_way(
 
 
 def test_a_failure_that_is_a_fault_of_ours_is_not_hidden(
-    held: Api, live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
+    held: Api, live: FakeSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: object) -> None:
         raise KeyError("a fault")

@@ -130,7 +130,7 @@ def test_a_wrong_address_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_no_primary_in_time(member: FakeMember) -> None:
     member.hello |= {"isWritablePrimary": False, "primary": None}
     with pytest.raises(HostUnreachableError, match="knows no primary"):
-        LiveSet(member.host, "rs0", patience_s=0.01)
+        LiveSet(member.host, "rs0", timeout_s=0.01)
 
 
 def test_a_read_follows_the_primary_that_takes_over() -> None:
@@ -143,7 +143,7 @@ def test_a_read_follows_the_primary_that_takes_over() -> None:
 
         old.answers["find"] = step_down
         new.answers["find"] = once(cursor(encode({"_id": 1})))
-        with LiveSet(old.host, "rs0", patience_s=5) as live:
+        with LiveSet(old.host, "rs0", timeout_s=5) as live:
             assert live.documents(NS, [1]) == {encode_key(1): encode({"_id": 1})}
             assert live.primary == new.host
 
@@ -173,7 +173,7 @@ def test_a_lost_cursor_is_read_again(member: FakeMember) -> None:
     row = encode({"_id": 1})
     member.answers["find"] = once(cursor(row, more=5), cursor(row))
     member.answers["getMore"] = once({"ok": 0.0, "code": 43, "errmsg": "cursor not found"})
-    with LiveSet(member.host, patience_s=5) as live:
+    with LiveSet(member.host, timeout_s=5) as live:
         assert live.documents(NS, [1]) == {encode_key(1): row}
 
 

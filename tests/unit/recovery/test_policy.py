@@ -41,13 +41,15 @@ def versions(
     lost: Doc | None,
     live: Doc | None,
     *,
-    touched: bool | None = None,
+    written_since: bool | None = None,
     live_last: OpTime | None = None,
 ) -> Versions:
     """As the files tell them: what was there before a lost delete is not on record."""
     kind = LostKind.DELETE if lost is None else LostKind.INSERT if before is None else LostKind.UPDATE
     known = kind is not LostKind.DELETE
-    return Versions(kind, raw(before) if known else None, known, raw(lost), raw(live), LOST_LAST, touched, live_last)
+    return Versions(
+        kind, raw(before) if known else None, known, raw(lost), raw(live), LOST_LAST, written_since, live_last
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,8 +68,8 @@ def versions(
         pytest.param(versions(None, A, {**A, "b": 1}), ConflictStatus.CONFLICT, id="insert-and-more"),
         pytest.param(versions(A, {**A, "a": Int64(1)}, {**A, "a": 1.0}), ConflictStatus.CONFLICT, id="number-types"),
         pytest.param(versions(A, None, None), ConflictStatus.THERE, id="delete-there"),
-        pytest.param(versions(A, None, A, touched=False), ConflictStatus.CLEAN, id="delete-untouched"),
-        pytest.param(versions(A, None, A, touched=True), ConflictStatus.CONFLICT, id="delete-touched"),
+        pytest.param(versions(A, None, A, written_since=False), ConflictStatus.CLEAN, id="delete-untouched"),
+        pytest.param(versions(A, None, A, written_since=True), ConflictStatus.CONFLICT, id="delete-touched"),
         pytest.param(versions(A, None, A), ConflictStatus.CONFLICT, id="delete-not-known"),
     ],
 )
@@ -77,9 +79,9 @@ def test_how_the_live_document_stands_to_the_lost_one(found: Versions, expected:
 
 @pytest.mark.parametrize("policy", [policy for policy in Policy if policy is not Policy.TO_COLLECTION])
 def test_without_a_conflict_every_policy_puts_back(policy: Policy) -> None:
-    for found in (versions(None, A, None), versions(A, B, A), versions(A, None, A, touched=False)):
+    for found in (versions(None, A, None), versions(A, B, A), versions(A, None, A, written_since=False)):
         decision = decide(policy, found)
-        assert (decision.action, decision.target) == (Action.PUT, found.lost)
+        assert (decision.action, decision.target) == (Action.WRITE, found.lost)
         assert decide(policy, versions(A, B, B)).action is Action.NOTHING
 
 
@@ -90,22 +92,22 @@ def test_without_a_conflict_every_policy_puts_back(policy: Policy) -> None:
         (Policy.SKIP, versions(A, B, None), Action.LEAVE, "the set deleted the document"),
         (Policy.SKIP, versions(None, B, C), Action.LEAVE, "the set has another document with this _id"),
         (Policy.SKIP, versions(A, None, A), Action.LEAVE, "whether the set changed the document is not known"),
-        (Policy.OVERWRITE, versions(A, B, C), Action.PUT, "the set changed the document; overwritten"),
-        (Policy.OVERWRITE, versions(A, None, C, touched=True), Action.PUT, "overwritten"),
-        (Policy.OVERWRITE, versions(A, B, None), Action.PUT, "the set deleted the document; overwritten"),
+        (Policy.OVERWRITE, versions(A, B, C), Action.WRITE, "the set changed the document; overwritten"),
+        (Policy.OVERWRITE, versions(A, None, C, written_since=True), Action.WRITE, "overwritten"),
+        (Policy.OVERWRITE, versions(A, B, None), Action.WRITE, "the set deleted the document; overwritten"),
         (Policy.KEEP_NEWER, versions(A, B, C, live_last=NEWER), Action.LEAVE, f"{NEWER} there is newer"),
-        (Policy.KEEP_NEWER, versions(A, B, C, live_last=OLDER), Action.PUT, f"is newer than {OLDER} there"),
+        (Policy.KEEP_NEWER, versions(A, B, C, live_last=OLDER), Action.WRITE, f"is newer than {OLDER} there"),
         (Policy.KEEP_NEWER, versions(A, B, C), Action.LEAVE, "its last entry is not in the set's oplog any more"),
         (Policy.MERGE, versions(A, B, C), Action.LEAVE, "both sides changed a"),
         (Policy.MERGE, versions(A, B, None), Action.LEAVE, "no three versions"),
         (Policy.MERGE, versions(None, B, C), Action.LEAVE, "no three versions"),
-        (Policy.MERGE, versions(A, None, C, touched=True), Action.LEAVE, "no three versions"),
-        (Policy.MERGE, versions(A, B, SIDE), Action.PUT, "the fields merge"),
+        (Policy.MERGE, versions(A, None, C, written_since=True), Action.LEAVE, "no three versions"),
+        (Policy.MERGE, versions(A, B, SIDE), Action.WRITE, "the fields merge"),
     ],
 )
 def test_in_a_conflict_the_policy_decides(policy: Policy, found: Versions, action: Action, words: str) -> None:
     decision = decide(policy, found)
-    assert (decision.action, decision.standing) == (action, ConflictStatus.CONFLICT)
+    assert (decision.action, decision.status) == (action, ConflictStatus.CONFLICT)
     assert words in decision.reason
 
 
@@ -121,7 +123,7 @@ def test_conflicting_fields_are_named() -> None:
 @pytest.mark.parametrize(
     ("found", "action", "words"),
     [
-        (versions(A, B, None), Action.PUT, "copied"),
+        (versions(A, B, None), Action.WRITE, "copied"),
         (versions(A, B, B), Action.NOTHING, "copied before"),
         (versions(A, B, C), Action.LEAVE, "another document"),
         (versions(A, None, None), Action.LEAVE, "a delete has no document"),

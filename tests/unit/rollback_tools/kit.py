@@ -6,15 +6,13 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 from uuid import UUID
 
 from replset.bson import decode, encode, encode_key
 from replset.errors import HostUnreachableError
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import command_entry, delete_entry, insert_entry, noop_entry, update_entry
-from replset.recovery.live_set import Key, Write, Written
+from replset.recovery.live_set import DocumentKey, LiveSet, Write, WriteResult
 from replset.replication.rollback_files import RollbackWriter
 from replset.replication.rollback_manifest import OPLOG_NS, FileKind, Manifest, RollbackState, utc_text
 from replset.storage.disk import RealDisk
@@ -34,13 +32,16 @@ def live_at(number: int, term: int = 2) -> OpTime:
     return OpTime(term, pack_ts(12, number))
 
 
-class FakeSet:
-    """A set with its documents and the last entries of its oplog. Implements what PuttingBack asks of a live one."""
+class FakeSet(LiveSet):
+    """A set with its documents and the last entries of its oplog. Answers as a live one does."""
+
+    primary = "127.0.0.1:27018"
 
     def __init__(self, documents: Mapping[str, Iterable[Doc]] | None = None) -> None:
+        self._client = None
         self.data: dict[str, dict[bytes, bytes]] = {}
         self.uuids: dict[str, bytes] = {}
-        self.entries: dict[Key, OpTime] = {}
+        self.entries: dict[DocumentKey, OpTime] = {}
         self.oplog: set[OpTime] = set()
         self.oplog_is_complete = True
         self.writes = 0
@@ -83,19 +84,19 @@ class FakeSet:
         found = self.data.get(ns, {})
         return {key: found[key] for key in map(encode_key, ids) if key in found}
 
-    def scan(self, since: OpTime, wanted: frozenset[Key]) -> None:
+    def scan(self, since: OpTime, wanted: frozenset[DocumentKey]) -> None:
         pass
 
-    def last_entry(self, key: Key) -> OpTime | None:
+    def last_entry(self, key: DocumentKey) -> OpTime | None:
         return self.entries.get(key)
 
     def has_entry(self, optime: OpTime) -> bool:
         return optime in self.oplog
 
-    def write(self, writes: Sequence[Write]) -> Written:
+    def write(self, writes: Sequence[Write]) -> WriteResult:
         self.writes += 1
         self.before_write(writes)
-        written = Written(set(), {})
+        written = WriteResult(set(), {})
         for index, write in enumerate(writes):
             key = encode_key(decode(write.id_element)["_id"])
             if reason := self.refuse(write):
@@ -113,20 +114,6 @@ class FakeSet:
     def drop(self, ns: str) -> None:
         self.data.pop(ns, None)
         self.uuids.pop(ns, None)
-
-
-class OpenSet(FakeSet):
-    """As `live.LiveSet` looks to the commands and routes."""
-
-    primary = "127.0.0.1:27018"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
 
 
 def unreachable() -> None:

@@ -18,8 +18,8 @@ from tests.unit.rollback_tools.kit import (
     ORDERS,
     UUID_OF_ORDERS,
     Doc,
+    FakeSet,
     LostHistory,
-    OpenSet,
     live_at,
     lost_at,
     unreachable,
@@ -31,9 +31,9 @@ SESSION = Binary(bytes(range(16)), 4)
 
 
 @pytest.fixture
-def live(monkeypatch: pytest.MonkeyPatch) -> OpenSet:
+def live(monkeypatch: pytest.MonkeyPatch) -> FakeSet:
     """The set in which, meanwhile, 3 got another `b`, 4 another `a`, 6 another `b`."""
-    found = OpenSet({ORDERS: BEFORE.values()})
+    found = FakeSet({ORDERS: BEFORE.values()})
     found.put(ORDERS, {**BEFORE[3], "b": 9})
     found.put(ORDERS, {**BEFORE[4], "a": 9})
     found.put(ORDERS, {**BEFORE[6], "b": 9})
@@ -72,7 +72,7 @@ def rows(capsys: Capture) -> dict[int, dict[str, Any]]:
 # --- diff -------------------------------------------------------------------------------------------------------
 
 
-def test_diff_for_scripts(live: OpenSet, manifest: Path, capsys: Capture) -> None:
+def test_diff_for_scripts(live: FakeSet, manifest: Path, capsys: Capture) -> None:
     assert run("diff", manifest, "--json") == 1
     found = rows(capsys)
     assert {number: (row["class"], row["standing"]) for number, row in found.items()} == {
@@ -101,7 +101,7 @@ def test_diff_for_scripts(live: OpenSet, manifest: Path, capsys: Capture) -> Non
     assert (found[5]["beforeKnown"], found[6]["beforeKnown"]) == (True, False)
 
 
-def test_diff_for_people(live: OpenSet, manifest: Path, capsys: Capture) -> None:
+def test_diff_for_people(live: FakeSet, manifest: Path, capsys: Capture) -> None:
     assert run("diff", manifest) == 1
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "shop.orders 4 lost update in conflict" in lines
@@ -112,14 +112,14 @@ def test_diff_for_people(live: OpenSet, manifest: Path, capsys: Capture) -> None
     assert lines[-1] == "3 unchanged since the common point; 3 in conflict"
 
 
-def test_diff_of_what_is_all_there(live: OpenSet, manifest: Path, capsys: Capture) -> None:
+def test_diff_of_what_is_all_there(live: FakeSet, manifest: Path, capsys: Capture) -> None:
     assert run("restore", manifest, "--policy", "overwrite") == 0
     capsys.readouterr()
     assert run("diff", manifest) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "6 in the set"
 
 
-def test_nothing_that_is_stored_steers_the_terminal(live: OpenSet, tmp_path: Path, capsys: Capture) -> None:
+def test_nothing_that_is_stored_steers_the_terminal(live: FakeSet, tmp_path: Path, capsys: Capture) -> None:
     lost = LostHistory()
     lost.insert({"_id": 77, "\x1b[2J": "\x9b31m\u202e"})
     path = lost.write(tmp_path)
@@ -145,7 +145,7 @@ def test_nothing_that_is_stored_steers_the_terminal(live: OpenSet, tmp_path: Pat
     ],
 )
 def test_policies(
-    live: OpenSet, manifest: Path, policy: list[str], status: int, three: Doc, four: Doc, has_six: bool
+    live: FakeSet, manifest: Path, policy: list[str], status: int, three: Doc, four: Doc, has_six: bool
 ) -> None:
     assert run("restore", manifest, "--policy", *policy) == status
     now = {row["_id"]: row for row in live.rows()}
@@ -153,13 +153,13 @@ def test_policies(
     assert (now[3], now[4], 6 in now) == ({"_id": 3, **three}, {"_id": 4, **four}, has_six)
 
 
-def test_keep_newer_puts_back_what_is_newer_than_the_live_one(live: OpenSet, manifest: Path) -> None:
+def test_keep_newer_puts_back_what_is_newer_than_the_live_one(live: FakeSet, manifest: Path) -> None:
     live.put(ORDERS, {**BEFORE[4], "a": 9}, live_at(1, term=0))
     run("restore", manifest, "--policy", "keep-newer")
     assert live.rows()[3] == {"_id": 4, "a": 2, "b": 1}
 
 
-def test_an_entry_that_is_gone_is_a_conflict_for_keep_newer(live: OpenSet, manifest: Path, capsys: Capture) -> None:
+def test_an_entry_that_is_gone_is_a_conflict_for_keep_newer(live: FakeSet, manifest: Path, capsys: Capture) -> None:
     live.oplog_is_complete = False
     del live.entries[ORDERS, encode_key(4)]
     assert run("restore", manifest, "--policy", "keep-newer", "--json") == 1
@@ -167,7 +167,7 @@ def test_an_entry_that_is_gone_is_a_conflict_for_keep_newer(live: OpenSet, manif
 
 
 @pytest.mark.parametrize("form", [["--policy", "to-collection", "saved"], ["--policy=to-collection", "saved"]])
-def test_to_collection_copies_what_was_lost(live: OpenSet, manifest: Path, capsys: Capture, form: list[str]) -> None:
+def test_to_collection_copies_what_was_lost(live: FakeSet, manifest: Path, capsys: Capture, form: list[str]) -> None:
     was = live.rows()
     assert run("restore", *form, manifest, "--json") == 1
     found = rows(capsys)
@@ -176,7 +176,7 @@ def test_to_collection_copies_what_was_lost(live: OpenSet, manifest: Path, capsy
     assert {number for number, row in found.items() if row["result"] == "left"} == {5, 6}
 
 
-def test_commands_are_put_back_and_a_drop_only_when_asked(live: OpenSet, tmp_path: Path, capsys: Capture) -> None:
+def test_commands_are_put_back_and_a_drop_only_when_asked(live: FakeSet, tmp_path: Path, capsys: Capture) -> None:
     lost = LostHistory()
     lost.command({"drop": "orders"}, UUID_OF_ORDERS)
     lost.command({"create": "fresh", "idIndex": {}, "note": 1}, bytes(15) + b"1")
@@ -198,7 +198,7 @@ def test_commands_are_put_back_and_a_drop_only_when_asked(live: OpenSet, tmp_pat
 # --- dry runs, records, second runs -------------------------------------------------------------------------------
 
 
-def test_a_dry_run_says_what_the_run_does_and_writes_nothing(live: OpenSet, manifest: Path, capsys: Capture) -> None:
+def test_a_dry_run_says_what_the_run_does_and_writes_nothing(live: FakeSet, manifest: Path, capsys: Capture) -> None:
     assert run("restore", manifest, "--policy", "merge", "--dry-run") == 1
     dry = capsys.readouterr().out.splitlines()
     assert (live.writes, list(manifest.parent.glob("restore.*"))) == (0, [])
@@ -208,7 +208,7 @@ def test_a_dry_run_says_what_the_run_does_and_writes_nothing(live: OpenSet, mani
     assert (dry[6], done[6]) == ("4 would put back, 2 left", "4 put back, 2 left")
 
 
-def test_a_dry_run_sees_the_drops_that_it_would_do(live: OpenSet, tmp_path: Path, capsys: Capture) -> None:
+def test_a_dry_run_sees_the_drops_that_it_would_do(live: FakeSet, tmp_path: Path, capsys: Capture) -> None:
     lost = LostHistory(BEFORE)
     lost.command({"drop": "orders"}, UUID_OF_ORDERS)
     path = lost.write(tmp_path)
@@ -217,7 +217,7 @@ def test_a_dry_run_sees_the_drops_that_it_would_do(live: OpenSet, tmp_path: Path
     assert len(live.rows()) == 6
 
 
-def test_the_record_holds_what_was_overwritten_before_it_is(live: OpenSet, manifest: Path, tmp_path: Path) -> None:
+def test_the_record_holds_what_was_overwritten_before_it_is(live: FakeSet, manifest: Path, tmp_path: Path) -> None:
     record = tmp_path / "record.jsonl"
     seen: list[str] = []
 
@@ -235,7 +235,7 @@ def test_the_record_holds_what_was_overwritten_before_it_is(live: OpenSet, manif
     assert run("restore", manifest, "--audit", record) == 2
 
 
-def test_records_stand_beside_the_manifest_and_are_no_manifests(live: OpenSet, manifest: Path) -> None:
+def test_records_stand_beside_the_manifest_and_are_no_manifests(live: FakeSet, manifest: Path) -> None:
     run("restore", manifest)
     run("restore", manifest)
     assert len(list(manifest.parent.glob(f"restore.{manifest.stem}.*.jsonl"))) == 2
@@ -243,7 +243,7 @@ def test_records_stand_beside_the_manifest_and_are_no_manifests(live: OpenSet, m
 
 
 def test_the_record_of_a_member_s_rollback_is_in_the_current_folder(
-    live: OpenSet, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    live: FakeSet, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(manifest_source, "_fetch", lambda text, folder: manifest)
@@ -252,7 +252,7 @@ def test_the_record_of_a_member_s_rollback_is_in_the_current_folder(
     assert list(manifest.parent.glob("restore.*")) == []
 
 
-def test_a_run_that_was_killed_is_run_again(live: OpenSet, manifest: Path) -> None:
+def test_a_run_that_was_killed_is_run_again(live: FakeSet, manifest: Path) -> None:
     def die() -> None:
         raise KeyboardInterrupt
 
@@ -263,7 +263,7 @@ def test_a_run_that_was_killed_is_run_again(live: OpenSet, manifest: Path) -> No
     assert [row["_id"] for row in live.rows()] == [1, 2, 3, 4, 10]
 
 
-def test_a_write_that_the_set_refuses_stays_undone(live: OpenSet, manifest: Path, capsys: Capture) -> None:
+def test_a_write_that_the_set_refuses_stays_undone(live: FakeSet, manifest: Path, capsys: Capture) -> None:
     def refuse(write: Write) -> str:
         return "20: not here" if write.before is None else ""
 
@@ -275,7 +275,7 @@ def test_a_write_that_the_set_refuses_stays_undone(live: OpenSet, manifest: Path
 
 
 def test_a_set_that_never_answers_is_given_up(
-    live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    live: FakeSet, manifest: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr("replset.recovery.restore.PAUSE_S", 0)
     live.before_write = lambda writes: unreachable()
@@ -292,7 +292,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
 
 
 def test_each_lost_write_is_asked_about(
-    live: OpenSet, manifest: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    live: FakeSet, manifest: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     answer(monkeypatch, "k", "?", "", "m", "p", "n", "k")
     assert run("restore", manifest, "--interactive", "--json") == 1
@@ -306,7 +306,7 @@ def test_each_lost_write_is_asked_about(
 
 @pytest.mark.parametrize(("lines", "done"), [(["q"], set()), ([], set()), (["p", "q"], {10}), (["k", "a"], {2, 5})])
 def test_the_rest_by_policy_or_not_at_all(
-    live: OpenSet,
+    live: FakeSet,
     manifest: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: Capture,
@@ -318,7 +318,7 @@ def test_the_rest_by_policy_or_not_at_all(
     assert {number for number, row in rows(capsys).items() if row["result"] == "done"} == done
 
 
-def test_a_drop_is_asked_about(live: OpenSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drop_is_asked_about(live: FakeSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = LostHistory()
     lost.command({"drop": "orders"}, UUID_OF_ORDERS)
     path = lost.write(tmp_path)
@@ -332,7 +332,7 @@ def test_a_drop_is_asked_about(live: OpenSet, tmp_path: Path, monkeypatch: pytes
 # --- exports, and what cannot be put back -------------------------------------------------------------------------
 
 
-def test_of_an_export_only_what_the_set_does_not_have_is_lost(live: OpenSet, tmp_path: Path, capsys: Capture) -> None:
+def test_of_an_export_only_what_the_set_does_not_have_is_lost(live: FakeSet, tmp_path: Path, capsys: Capture) -> None:
     """The set has the insert and the update of 2, which was changed again since, and the first update of 3."""
     lost = history()
     lost.update({**BEFORE[3], "a": 3})
@@ -347,7 +347,7 @@ def test_of_an_export_only_what_the_set_does_not_have_is_lost(live: OpenSet, tmp
     assert (found[3]["standing"], found[3]["result"]) == ("clean", "done")
 
 
-def test_an_export_that_does_not_say_what_there_was_before(live: OpenSet, tmp_path: Path, capsys: Capture) -> None:
+def test_an_export_that_does_not_say_what_there_was_before(live: FakeSet, tmp_path: Path, capsys: Capture) -> None:
     """What the set did not touch is as it was; what it touched is a conflict."""
     path = history().write(tmp_path, RollbackState.EXPORTED, with_before=False)
     assert run("restore", path, "--policy", "merge", "--json") == 1
@@ -367,13 +367,13 @@ def test_an_export_that_does_not_say_what_there_was_before(live: OpenSet, tmp_pa
     [(RollbackState.PLANNED, "planned, not settled yet"), (RollbackState.ABANDONED, "nothing was undone")],
 )
 def test_a_rollback_that_is_not_over_is_refused(
-    live: OpenSet, tmp_path: Path, capsys: Capture, state: RollbackState, words: str
+    live: FakeSet, tmp_path: Path, capsys: Capture, state: RollbackState, words: str
 ) -> None:
     assert run("restore", history().write(tmp_path, state)) == 2
     assert words in capsys.readouterr().err
 
 
-def test_damaged_files_are_refused(live: OpenSet, manifest: Path, capsys: Capture) -> None:
+def test_damaged_files_are_refused(live: FakeSet, manifest: Path, capsys: Capture) -> None:
     file = next(manifest.parent.glob("shop.orders.*.bson"))
     file.write_bytes(file.read_bytes()[:-1])
     assert run("restore", manifest) == 2
@@ -396,7 +396,7 @@ def test_policies_that_there_are_not(manifest: Path, capsys: Capture, policy: li
     assert words in capsys.readouterr().err
 
 
-def test_a_manifest_that_leads_elsewhere_is_refused(live: OpenSet, manifest: Path, capsys: Capture) -> None:
+def test_a_manifest_that_leads_elsewhere_is_refused(live: FakeSet, manifest: Path, capsys: Capture) -> None:
     document = json.loads(manifest.read_text())
     for row in document["files"]:
         row["name"] = f"../rollback/{row['name']}"
