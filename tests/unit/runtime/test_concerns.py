@@ -61,7 +61,7 @@ class Rig:
     def sync(self) -> None:
         self.take(self.node.receive(LocalPosition(place(self.store.last_applied)), NOW))
 
-    def hear(self, number: int, position: Position, now: int = NOW) -> None:
+    def receive_heartbeat(self, number: int, position: Position, now: int = NOW) -> None:
         self.node.tick(Millis(NOW + 2_000))
         self.take(self.node.receive_heartbeat(number, now, config_term=self.node.term, position=position))
 
