@@ -1,4 +1,4 @@
-"""Who leads: terms, votes, campaigns, takeovers (map A4). A vote is durable before anybody hears of it."""
+"""Elections: terms, votes for others, elections of this member, priority takeover (map A4)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TAKEOVER_FRESHNESS_INCREMENTS = 1000
 
 @dataclass(slots=True)
 class ElectionRound:
-    """A dry run, or a real election. `pending`: request id -> voter, for voters that have not answered yet."""
+    """A dry run or a real election. pending: request id -> voter, for voters that have not answered yet."""
 
     reason: str
     term: int
@@ -29,11 +29,11 @@ class ElectionRound:
     deadline: Millis
     granted: set[MemberId] = field(default_factory=set)
     pending: dict[int, MemberId] = field(default_factory=dict)
-    request_id: int | None = None  # of the replSetStepUp that wants to know how it ends
+    request_id: int | None = None  # of the replSetStepUp that this election answers
 
 
 class Elections:
-    """Votes for others and campaigns of its own."""
+    """The votes that this member gives, and the elections in which it is the candidate."""
 
     def __init__(self, node: NodeState, leader: Leader) -> None:
         self.node = node
@@ -46,23 +46,23 @@ class Elections:
     # --- terms ---------------------------------------------------------------------------------------------------
 
     def observe_term(self, term: int) -> None:
-        """Take a higher term first of all: a primary then steps down and counts nothing (map H6).
+        """Take over a higher term, before anything else of a message: a primary then steps down (map H6).
 
-        For callers that know who speaks; `accept_term` asks that first.
+        The caller has checked that the sender is a member and the term plausible; `accept_term` checks both itself.
         """
         node = self.node
         if term <= node.term:
             return
-        self._leader.step_down(f"it heard of term {term}")
-        self._end_round(f"somebody is in term {term}")
+        self._leader.step_down(f"another member is in term {term}")
+        self.end_round(f"another member is in term {term}")
         node.term = term
         node.primary_id = None
         self._takeover_due = NEVER
-        node.tell_state()
+        node.emit_state()
 
     def accept_term(self, host: HostPort, term: int) -> bool:
-        """Take the term that `host` says, if it is a member of mine and the term can be true; else nothing it says is
-        to be taken (False).
+        """Take over the term of `host`. Return False if it is no member or the term is not plausible; the caller then
+        ignores the whole message.
         """
         node = self.node
         if not node.is_member(host) or node.term_refusal(term) is not None:
@@ -78,8 +78,10 @@ class Elections:
             self.observe_term(request.term)
         refusal = self.vote_refusal(request)
         if refusal is None and not request.dry_run:
+            # The vote is on disk before the reply leaves. A member that forgot its vote in a crash could vote again in
+            # the same term, and two primaries of one term could each acknowledge majority writes (docs/adr/0007).
             node.last_vote = LastVote(request.term, request.candidate)
-            node.emit(Persist(node.last_vote))  # durable before the reply leaves
+            node.emit(Persist(node.last_vote))
             node.push_election_timer()
         if not request.dry_run:
             verdict = "granted" if refusal is None else f"refused: {refusal}"
@@ -87,69 +89,71 @@ class Elections:
         node.reply(request_id, VoteReply(node.term, refusal is None, refusal or "", node.self_id, node.incarnation))
 
     def _is_candidate(self, request: VoteRequest) -> bool:
-        """Whether a member that my configuration names asks."""
+        """Whether the request comes from a member of this set whose incarnation the configuration names."""
         node = self.node
         member = None if node.config is None else node.config.member(request.candidate)
-        incarnation_matches = member is not None and member.incarnation == request.candidate_incarnation
-        return incarnation_matches and not node.is_other_set(request.set_name, request.set_id)
+        matches = member is not None and member.incarnation == request.candidate_incarnation
+        return matches and not node.is_other_set(request.set_name, request.set_id)
 
     def vote_refusal(self, request: VoteRequest) -> str | None:
-        """Why not, None to grant; changes nothing. In MongoDB's order (map E5)."""
+        """Why this member refuses its vote; None: it grants it. The order of the checks is MongoDB's (map E5)."""
         node = self.node
         if node.config is None or node.self_member is None:
-            return "I am not in the set's configuration"
+            return "this member is not in the set's configuration"
         if not node.self_member.is_voter or not node.incarnation_matches:
-            return "I have no vote: the configuration does not name my data"
+            return "this member has no vote: the configuration does not name its incarnation"
         if node.config.is_newer_than(request.config_version, request.config_term):
             return (
                 f"the candidate's configuration (version {request.config_version}, term {request.config_term}) "
-                f"is older than mine (version {node.config.version}, term {node.config.term})"
+                f"is older than this member's (version {node.config.version}, term {node.config.term})"
             )
         if request.term < node.term:
-            return f"the candidate's term {request.term} is lower than mine, {node.term}"
+            return f"the candidate's term {request.term} is lower than this member's, {node.term}"
         if node.is_other_set(request.set_name, request.set_id):
-            return f"the candidate's set {request.set_name!r} is not mine, {node.set_name!r} with id {node.set_id}"
+            return f"the candidate's set {request.set_name!r} is not {node.set_name!r} with id {node.set_id}"
         if not self._is_candidate(request):
-            return "the configuration does not name the candidate's data"
+            return "the configuration does not name the candidate's incarnation"
         if request.term > node.term:
             return f"the candidate's {node.term_refusal(request.term)}"
-        # An arbiter stands for what it knows to be committed, as MongoDB's does by echoing the commit point (map K1).
-        mine = node.commit_point if node.is_arbiter else node.position.last_applied
-        if request.last_applied < mine:
-            return f"the candidate is at {request.last_applied}, I am at {mine}"
+        # A candidate that lacks a committed entry would have it rolled back everywhere. A majority holds each committed
+        # entry, so one of the voters refuses here. An arbiter has no entries and compares the commit point that it
+        # knows, as MongoDB's does (map K1).
+        own = node.commit_point if node.is_arbiter else node.position.last_applied
+        if request.last_applied < own:
+            return f"the candidate is at {request.last_applied}, this member at {own}"
         if not request.dry_run and node.last_vote.term == request.term and node.last_vote.candidate is not None:
-            return f"I voted for member {node.last_vote.candidate} in term {request.term} already"
+            return f"this member has voted for member {node.last_vote.candidate} in term {request.term}"
         if not request.dry_run and node.last_vote.term > request.term:
-            return f"I voted in term {node.last_vote.term} already"
+            return f"this member has voted in term {node.last_vote.term}"
         return self._healthy_primary_refusal(request) or self._arbiter_refusal(request)
 
     def _healthy_primary_refusal(self, request: VoteRequest) -> str | None:
-        """Why a dry run that is held because its candidate hears no primary is refused: I hear one.
+        """Refuse a dry run after an election timeout while this member is in contact with a primary.
 
-        One broken link between the primary and a member would else change the primary again and again. Takeovers and
-        step-up want another primary although there is one; a real vote binds its term and is no place to ask this.
+        Otherwise one broken link between the primary and a member would change the primary again and again. A takeover
+        or a step-up wants another primary on purpose and is not refused. Nor is a real vote, so that a handoff works.
         """
         node = self.node
         if not request.dry_run or request.reason != ELECTION_TIMEOUT:
             return None
         peer = node.peer_of(node.primary_id)
         if node.is_primary:
-            return f"I am a healthy primary: {node.host}"
+            return f"this member is a healthy primary: {node.host}"
         if peer is None or peer.state is not MemberState.PRIMARY or peer.id == request.candidate:
             return None
-        return f"I hear a healthy primary: {peer.host}" if self._is_heard(peer) else None
+        return f"this member has contact with a healthy primary: {peer.host}" if self._is_in_contact(peer) else None
 
-    def _is_heard(self, primary: Peer) -> bool:
-        """Whether the primary was heard lately: within an election timeout, less the time between two heartbeats.
+    def _is_in_contact(self, primary: Peer) -> bool:
+        """Whether the last contact is newer than an election timeout less one heartbeat interval.
 
-        The candidate heard nothing for a whole election timeout. I may have heard the same primary one heartbeat later
-        than it did. Were I to refuse for that, a primary that fell silent would be replaced a whole timeout later.
+        The candidate had no contact for a whole election timeout. This member's last contact with the same primary may
+        be one heartbeat later. If it refused for that, a dead primary would be replaced a whole timeout later.
         """
         timeout, interval = self.node.settings.election_timeout_ms, self.node.settings.heartbeat_interval_ms
         return self.node.now - primary.last_contact < max(timeout // 2, timeout - interval)
 
     def _arbiter_refusal(self, request: VoteRequest) -> str | None:
-        """An arbiter that sees a healthy primary of no lower priority keeps it (map E5)."""
+        """Why an arbiter refuses: it has contact with a primary of no lower priority (map E5)."""
         node = self.node
         if not node.is_arbiter or node.config is None:
             return None
@@ -160,18 +164,18 @@ class Elections:
             primary = node.config.member(peer.id)
             if peer.state is not MemberState.PRIMARY or peer.id == request.candidate or primary is None:
                 continue
-            if candidate is not None and primary.priority >= candidate.priority and self._is_heard(peer):
-                return f"I see a healthy primary of no lower priority: {peer.host}"
+            if candidate is not None and primary.priority >= candidate.priority and self._is_in_contact(peer):
+                return f"this arbiter has contact with a healthy primary of no lower priority: {peer.host}"
         return None
 
-    # --- standing ------------------------------------------------------------------------------------------------
+    # --- candidate -----------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         node = self.node
         if self.election is not None and node.now >= self.election.deadline:
-            self._end_round("not enough votes in time")
+            self.end_round("not enough votes in time")
         if self.election is not None and not node.is_electable:
-            self._end_round("it is not electable any more")
+            self.end_round("it is not electable any more")
         if node.state is not MemberState.SECONDARY:
             return
         if self._may_elect_itself():
@@ -195,7 +199,7 @@ class Elections:
         return due
 
     def on_step_up_request(self, request_id: int, request: StepUpRequest) -> None:
-        """replSetStepUp: stand now; answered when the election has ended (map E14)."""
+        """replSetStepUp: start an election now. The reply follows when it has ended (map E14)."""
         node = self.node
         if node.is_primary:
             node.reply(request_id, Done())
@@ -210,7 +214,7 @@ class Elections:
             node.reply(request_id, Done())
 
     def start_election(self, reason: str, *, skip_dry_run: bool = False) -> str | None:
-        """Start an election, or return why not."""
+        """Start an election. Returns why it did not start, None when it did."""
         node = self.node
         node.push_election_timer()
         refusal = self.election_refusal()
@@ -218,16 +222,16 @@ class Elections:
             if node.is_electable:
                 node.journal("not standing", f"{reason}: {refusal}")
             return refusal
-        self._end_round("a new one begins")
+        self.end_round("a new election begins")
         self.last_reason = reason
         if skip_dry_run:
-            self._ask_for_votes(reason)
+            self._start_real_election(reason)
         else:
-            self._ask(reason, dry_run=True)
+            self._request_votes(reason, dry_run=True)
         return None
 
     def election_refusal(self) -> str | None:
-        """Why this member may not stand (map E2), None when it may."""
+        """Why this member may not start an election (map E2); None: it may."""
         node = self.node
         if node.config is None or not node.is_electable:
             return "it is not electable now"
@@ -242,33 +246,33 @@ class Elections:
         return None
 
     def _may_elect_itself(self) -> bool:
-        """The only voter, which waits for nobody, but for its own vote to be saved."""
+        """Whether this is the only voter. It needs no dry run and no timeout, only its own durable vote."""
         node, config = self.node, self.node.config
         only_voter = config is not None and [voter.host for voter in config.voters] == [node.host]
         return only_voter and node.is_electable and self.election is None
 
-    def _ask_for_votes(self, reason: str) -> None:
-        """The real round: a new term, my own vote durable before it counts and before anybody is asked (map E3)."""
+    def _start_real_election(self, reason: str) -> None:
+        """Start the real election in a new term (map E3).
+
+        The own vote is durable before it counts and before the requests leave: see `on_vote_request`.
+        """
         node = self.node
-        me = node.self_id
-        invariant(me is not None, "a candidate is in its configuration")
-        if me is None:
-            return
+        invariant(node.self_id is not None, "a candidate is in its configuration")
         node.term += 1
         node.primary_id = None
-        node.last_vote = LastVote(node.term, me)
+        node.last_vote = LastVote(node.term, node.self_id)
         node.emit(Persist(node.last_vote))
-        node.tell_state()
-        self._ask(reason, dry_run=False)
+        node.emit_state()
+        self._request_votes(reason, dry_run=False)
 
-    def _ask(self, reason: str, *, dry_run: bool) -> None:
+    def _request_votes(self, reason: str, *, dry_run: bool) -> None:
         node = self.node
         config, me = node.config, node.self_id
         if config is None or me is None:
             return
         timeout = node.settings.election_timeout_ms
         request_id = None if self.election is None else self.election.request_id
-        own = {me} if dry_run else set()  # a real one counts when it is saved
+        own = {me} if dry_run else set()  # a real vote counts once it is durable
         election = ElectionRound(
             reason, node.term, dry_run, config.majority_vote_count, Millis(node.now + timeout), own
         )
@@ -297,14 +301,17 @@ class Elections:
         return self.election is not None and request_id in self.election.pending
 
     def on_vote_saved(self, term: int) -> None:
-        """My own vote counts: a member that leads alone must not lead in one term twice, whenever its power goes."""
+        """Count the own vote, now that it is durable.
+
+        Before that a power loss could make a lone voter primary twice in one term, with different entries.
+        """
         election, me = self.election, self.node.self_id
         if election is not None and me is not None and not election.dry_run and election.term == term:
             election.granted.add(me)
             self._count(election)
 
     def on_vote_reply(self, request_id: int, reply: VoteReply | None, why_not: str) -> None:
-        """Count an answer; `reply` None: the voter could not be reached."""
+        """Count a reply. None: the voter could not be reached, and why_not says why."""
         node = self.node
         voter = None if self.election is None else self.election.pending.pop(request_id, None)
         if reply is not None:
@@ -321,22 +328,23 @@ class Elections:
         if reply is not None and reply.granted and member is not None and member.incarnation == reply.incarnation:
             election.granted.add(voter)
         else:
-            node.journal("vote not granted", f"by member {voter}: {reason or 'its data is not named'}")
+            reason = reason or "the configuration does not name its incarnation"
+            node.journal("vote not granted", f"by member {voter}: {reason}")
         self._count(election)
 
     def _count(self, election: ElectionRound) -> None:
         node = self.node
         if not node.is_electable:
-            self._end_round("it is not electable any more")
+            self.end_round("it is not electable any more")
         elif election.term != node.term:
-            self._end_round("the term has passed")
+            self.end_round("the term has passed")
         elif len(election.granted) >= election.needed:
             if election.dry_run:
-                self._ask_for_votes(election.reason)
+                self._start_real_election(election.reason)
             else:
                 self._win(election)
         elif len(election.granted | {node.self_id}) + len(election.pending) < election.needed:
-            self._end_round(f"{len(election.granted)} of {election.needed} votes")
+            self.end_round(f"{len(election.granted)} of {election.needed} votes")
 
     def _win(self, election: ElectionRound) -> None:
         node = self.node
@@ -344,11 +352,12 @@ class Elections:
         self.election = None
         self._takeover_due = NEVER
         node.journal("won", f"{election.reason}: votes of members {sorted(election.granted)}")
-        self._leader.begin()
+        self._leader.step_up()
         if election.request_id is not None:
             node.reply(election.request_id, Done())
 
-    def _end_round(self, why: str) -> None:
+    def end_round(self, why: str) -> None:
+        """End the election without a winner. Does nothing while there is none."""
         election, self.election = self.election, None
         if election is None:
             return
@@ -356,14 +365,10 @@ class Elections:
         if election.request_id is not None:
             self.node.reply(election.request_id, Refused(ErrorCode.COMMAND_FAILED, f"election failed: {why}"))
 
-    def cancel(self, why: str) -> None:
-        """The configuration or the state changed: the votes asked for mean nothing any more."""
-        self._end_round(why)
-
     # --- priority takeover (map E9) ------------------------------------------------------------------------------
 
     def schedule_takeover(self) -> None:
-        """Called with news of the primary: plan to take over from one of lower priority."""
+        """Plan to take over from a primary of lower priority, or drop that plan."""
         node = self.node
         if self._takeover_refusal() is not None:
             self._takeover_due = NEVER

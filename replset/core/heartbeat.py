@@ -45,7 +45,7 @@ class Heartbeats:
     def tick(self) -> None:
         for peer in self.node.sorted_peers():
             if peer.heartbeat_id is None and self.node.now >= peer.heartbeat_due:
-                peer.round_began = self.node.now
+                peer.heartbeat_began = self.node.now
                 peer.failures = 0
                 self._beat(peer)
 
@@ -82,7 +82,7 @@ class Heartbeats:
         )
 
     def _beat(self, peer: Peer) -> None:
-        left = self.node.settings.heartbeat_timeout_ms - (self.node.now - peer.round_began)
+        left = self.node.settings.heartbeat_timeout_ms - (self.node.now - peer.heartbeat_began)
         peer.heartbeat_id = self.node.send(peer.host, self.request(), max(1, left))
         self._pending[peer.heartbeat_id] = peer.host
 
@@ -129,7 +129,7 @@ class Heartbeats:
         was_up, before = peer.is_up, peer.state
         peer.ping_ms = round_trip_ms if not was_up else (4 * peer.ping_ms + round_trip_ms) // 5
         peer.failures = 0
-        peer.is_fresh = True
+        peer.has_answered = True
         peer.message = ""
         peer.last_contact = node.now
         peer.last_reply_wall_ms = node.wall_ms()
@@ -184,14 +184,14 @@ class Heartbeats:
         node = self.node
         peer.failures += 1
         peer.message = body.reason if isinstance(body, Refused) else error
-        in_time = node.now - peer.round_began < node.settings.heartbeat_timeout_ms
+        in_time = node.now - peer.heartbeat_began < node.settings.heartbeat_timeout_ms
         if peer.failures <= MAX_RETRIES and in_time and not isinstance(body, Refused):
             self._beat(peer)
             return
         if peer.state is not MemberState.DOWN:
             node.journal("member", f"{peer.host} is not reachable: {peer.message}")
         peer.state = MemberState.DOWN
-        peer.is_fresh = True
+        peer.has_answered = True
         peer.heartbeat_due = Millis(node.now + self.interval_ms())
         if node.primary_id == peer.id:
             node.set_primary(None)

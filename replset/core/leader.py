@@ -1,4 +1,4 @@
-"""Being primary: catch-up, drain, first entry of the term, commit point, losing the majority (map E7, E8, H5)."""
+"""What a primary does: catch-up, drain, first entry of the term, commit point, stepdown (map E7, E8, H5)."""
 
 from __future__ import annotations
 
@@ -23,102 +23,108 @@ PERIODIC_NOOP_MS = 10_000
 
 
 class Phase(Enum):
-    """Where a primary is on its way to taking writes."""
+    """How far a primary has come since it won the election. ACTIVE: it has written the first entry of its term."""
 
-    NONE = "not primary"
-    CATCHING_UP = "catching up"
-    DRAINING = "draining"
-    LEADING = "leading"
+    NOT_PRIMARY = "not primary"
+    CATCH_UP = "catch-up"
+    DRAIN = "drain"
+    ACTIVE = "active"
 
 
 class Leader:
-    """What a primary does; nothing of it happens on others."""
+    """The primary's part of a node. On other members it does nothing."""
 
-    def __init__(self, node: NodeState, on_leading: Callable[[], None]) -> None:
-        """`on_leading` is called once the first entry of the term is written (the step-up reconfig follows)."""
+    def __init__(self, node: NodeState, on_step_up: Callable[[], None]) -> None:
+        """on_step_up: called when the first entry of the term is written; the term in the configuration follows."""
         self.node = node
-        self._on_leading = on_leading
-        self.phase = Phase.NONE
+        self._on_step_up = on_step_up
+        self.phase = Phase.NOT_PRIMARY
         self._began = Millis(0)
         self._catch_up_until = NEVER
-        self._caught_up_from: HostPort | None = None
+        self._source: HostPort | None = None
         self._last_entry: OpTime = OPTIME_NULL
         self._last_entry_at = Millis(0)
 
-    # --- becoming primary ----------------------------------------------------------------------------------------
+    # --- step-up -------------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """The election is won: PRIMARY at once, writable only after catch-up and drain."""
+    def step_up(self) -> None:
+        """Become PRIMARY after a won election. The member is writable only after catch-up and drain."""
         node = self.node
-        node.sync_source = None  # what was fetched is still applied: the drain ends it
+        node.sync_source = None  # the drain applies what is fetched already
         node.primary_id = node.self_id
         node.election_wall_ms = node.wall_ms()
         node.become(MemberState.PRIMARY)
-        self.phase = Phase.CATCHING_UP
+        self.phase = Phase.CATCH_UP
         self._began = node.now
-        self._caught_up_from = None
+        self._source = None
         limit = node.settings.catch_up_timeout_ms
         self._catch_up_until = NEVER if limit < 0 else Millis(node.now + limit)
         for peer in node.sorted_peers():
             peer.last_contact = max(peer.last_contact, Millis(node.now - node.settings.election_timeout_ms // 2))
-            peer.is_fresh = False
+            peer.has_answered = False
             peer.restart_heartbeat(node.now)
         self.advance_catch_up()
 
     def advance_catch_up(self) -> None:
-        """Drain as soon as nobody who answers is ahead, or nobody ahead can be read, or the time is over (map E8)."""
+        """Begin the drain when no reachable member is ahead, or none that is ahead can be read, or the time is over.
+
+        Without catch-up the entries that only another member holds would be rolled back there, although this primary
+        could have fetched them (map E8).
+        """
         node = self.node
-        if self.phase is not Phase.CATCHING_UP:
+        if self.phase is not Phase.CATCH_UP:
             return
         if node.now >= self._catch_up_until:
             self.end_catch_up("the time for it is over")
             return
-        heard = [peer for peer in node.sorted_peers() if self._is_heard(peer)]
-        # What was said before the election is old; who does not answer the round that began with it holds nobody up.
-        if self._caught_up_from is None and node.now < self._answers_due() and any(not peer.is_fresh for peer in heard):
+        in_contact = [peer for peer in node.sorted_peers() if self._has_contact(peer)]
+        # Positions from before the election may be old, so every member is asked again. Who does not answer within a
+        # fifth of an election timeout is not waited for.
+        is_round_open = self._source is None and node.now < self._answers_due()
+        if is_round_open and any(not peer.has_answered for peer in in_contact):
             return
-        ahead = [peer for peer in heard if peer.is_up and peer.position.last_applied > node.position.last_applied]
+        ahead = [peer for peer in in_contact if peer.is_up and peer.position.last_applied > node.position.last_applied]
         readable = [peer for peer in ahead if peer.state.is_readable]
         if not readable:
             self.end_catch_up("no reachable member is ahead")
             return
-        if self._caught_up_from is None:
+        if self._source is None:
             best = max(readable, key=lambda peer: (peer.position.last_applied, -peer.id))
-            self._caught_up_from = node.sync_source = best.host
+            self._source = node.sync_source = best.host
             node.journal("catch-up", f"from {best.host}, which is at {best.position.last_applied}")
             node.emit(StartFetching(best.host))
 
     def _answers_due(self) -> Millis:
         return Millis(self._began + max(1, self.node.settings.election_timeout_ms // 5))
 
-    def _is_heard(self, peer: Peer) -> bool:
+    def _has_contact(self, peer: Peer) -> bool:
         return self.node.now - peer.last_contact < self.node.settings.election_timeout_ms
 
     def end_catch_up(self, why: str) -> None:
-        """Go on to the drain; a no-op outside of catch-up."""
+        """Go on to the drain. Does nothing outside of catch-up."""
         node = self.node
-        if self.phase is Phase.CATCHING_UP:
-            self.phase = Phase.DRAINING
+        if self.phase is Phase.CATCH_UP:
+            self.phase = Phase.DRAIN
             node.sync_source = None
             node.journal("draining", why)
             node.emit(Drain(node.term))
 
     def on_drain_finished(self, term: int) -> None:
         node = self.node
-        if self.phase is not Phase.DRAINING or term != node.term:
+        if self.phase is not Phase.DRAIN or term != node.term:
             return
-        self.phase = Phase.LEADING
+        self.phase = Phase.ACTIVE
         self._last_entry_at = node.now
         node.writable = True
         node.emit(AppendNoop(node.term, "new primary"), AcceptWrites(True, node.term))
         node.journal("leading", "the first entry of the term is written; writes are accepted")
-        self._on_leading()
+        self._on_step_up()
 
-    # --- being primary -------------------------------------------------------------------------------------------
+    # --- a primary at work ---------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         node = self.node
-        if self.phase is Phase.NONE:
+        if self.phase is Phase.NOT_PRIMARY:
             return
         self.advance_catch_up()
         if not self._sees_majority():
@@ -135,15 +141,15 @@ class Leader:
 
     def next_due(self) -> Millis:
         node = self.node
-        if self.phase is Phase.NONE:
+        if self.phase is Phase.NOT_PRIMARY:
             return NEVER
         stale = min(
             (peer.last_contact + node.settings.election_timeout_ms for peer in node.peers.values()), default=NEVER
         )
-        # A member that is stale already says nothing new; look again with the next heartbeats.
+        # A member that is stale already changes nothing more; look again with the next heartbeats.
         stale = stale if stale > node.now else node.now + node.settings.heartbeat_interval_ms
         due = stale
-        if self.phase is Phase.CATCHING_UP:
+        if self.phase is Phase.CATCH_UP:
             answers_due = self._answers_due()
             due = min(due, self._catch_up_until, answers_due if answers_due > node.now else NEVER)
         return Millis(min(due, self._last_entry_at + PERIODIC_NOOP_MS) if node.writable else due)
@@ -158,14 +164,15 @@ class Leader:
                 votes += node.incarnation_matches
                 continue
             peer = node.peers.get(voter.host)
-            votes += peer is not None and self._is_heard(peer) and node.peer_incarnation_matches(peer)
+            votes += peer is not None and self._has_contact(peer) and node.peer_incarnation_matches(peer)
         return has_majority(votes, len(node.config.voters))
 
     def update_commit_point(self) -> None:
-        """Move the commit point to what enough voters hold on disk; it never moves back (map K1).
+        """Advance the commit point to the newest entry that enough voters hold on disk (map K1).
 
-        Where arbiters make a write majority smaller than a majority of votes, those who do not have the configuration
-        yet could elect somebody without what it takes for committed: it counts once a majority has it.
+        With arbiters a write majority can be smaller than a majority of votes. Voters without the current configuration
+        could then elect a member that lacks a committed entry. So the commit point waits until a majority of
+        the voters has the configuration.
         """
         node = self.node
         if node.config is None or node.state is not MemberState.PRIMARY or node.commit_point_paused:
@@ -182,8 +189,10 @@ class Leader:
             self.advance_commit_point(commit_point(durable, holders, node.config.write_majority, node.term), node.term)
 
     def durable_commit_point(self) -> OpTime:
-        """What of my term a write majority has on its disks; the commit point is no proof of it where the
-        configuration's writeConcernMajorityJournalDefault is false.
+        """The newest entry of this term that a write majority has on disk.
+
+        It differs from the commit point where writeConcernMajorityJournalDefault is false: the commit point then counts
+        entries that are applied and not yet synced.
         """
         node = self.node
         if node.config is None or node.config.write_concern_majority_journal_default:
@@ -193,7 +202,7 @@ class Leader:
         return commit_point(durable, holders, node.config.write_majority, node.term) if holders else OPTIME_NULL
 
     def advance_commit_point(self, optime: OpTime, term: int) -> None:
-        """Move it forward. term: of the primary that committed it."""
+        """Advance the commit point; it never moves back. term: of the primary that committed `optime`."""
         node = self.node
         if optime > node.commit_point:
             node.commit_point = optime
@@ -205,14 +214,12 @@ class Leader:
             self.node.emit(ProgressChanged())
             self.update_commit_point()
 
-    # --- not being primary any more ------------------------------------------------------------------------------
-
     def step_down(self, why: str, freeze_ms: int = 0) -> None:
-        """SECONDARY again, at once: no write is accepted from here on. A no-op on others."""
+        """Become SECONDARY at once. No write is accepted from here on. Does nothing on other members."""
         node = self.node
         if node.state is not MemberState.PRIMARY:
             return
-        self.phase = Phase.NONE
+        self.phase = Phase.NOT_PRIMARY
         node.writable = False
         node.election_wall_ms = None
         node.sync_source = None

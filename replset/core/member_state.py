@@ -1,4 +1,4 @@
-"""What a member can be (map A2) and how it gets from state to state. The diagram in docs/core.md is made of it."""
+"""The states of a member (map A2) and the legal changes between them. docs/core.md shows them as a diagram."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 
 class MemberState(IntEnum):
-    """MongoDB's numbers. UNKNOWN and DOWN are how others see a member, never what it says of itself."""
+    """MongoDB's states with their numbers. UNKNOWN and DOWN are how other members see one."""
 
     STARTUP = 0
     PRIMARY = 1
@@ -32,9 +32,9 @@ LEGAL_TRANSITIONS: MappingProxyType[MemberState, frozenset[MemberState]] = Mappi
         _S.STARTUP: frozenset({_S.STARTUP2, _S.SECONDARY, _S.RECOVERING, _S.ARBITER, _S.REMOVED, _S.ROLLBACK}),
         # Initial sync ended.
         _S.STARTUP2: frozenset({_S.SECONDARY, _S.RECOVERING, _S.REMOVED}),
-        # Won an election, fell off the source's oplog, diverged, too stale.
+        # Won an election, diverged from its source, was quarantined, is too stale.
         _S.SECONDARY: frozenset({_S.PRIMARY, _S.ROLLBACK, _S.RECOVERING, _S.STARTUP2, _S.REMOVED}),
-        # Lost the majority, saw a higher term, was told to step down.
+        # Lost the majority, saw a higher term, got replSetStepDown.
         _S.PRIMARY: frozenset({_S.SECONDARY, _S.REMOVED}),
         # Undone, refused, or no common point.
         _S.ROLLBACK: frozenset({_S.SECONDARY, _S.RECOVERING, _S.STARTUP2, _S.REMOVED}),

@@ -110,7 +110,7 @@ class Node:
             else durability_mark,
             term=max(vote.term, position.last_applied.term, 0 if config is None else config.term),
         )
-        self._leader = Leader(self._state, lambda: self._reconfigs.on_leading())
+        self._leader = Leader(self._state, lambda: self._reconfigs.on_step_up())
         self._elections = Elections(self._state, self._leader)
         self._reconfigs = Reconfigs(self._state, self._elections, self._leader)
         self._heartbeats = Heartbeats(self._state, self._elections, self._leader, self._reconfigs)

@@ -428,7 +428,7 @@ class Reconfigs:
         lost: data-bearing voters of `config` whose disk is known to be lost, so that they hold nothing.
         """
         node = self.node
-        if config is None or self._leader.phase is not Phase.LEADING:
+        if config is None or self._leader.phase is not Phase.ACTIVE:
             return False
         holders = [member.id for member in config.data_voters]
         durable = {member_id: position.last_durable for member_id, position in node.positions().items()}
@@ -445,7 +445,7 @@ class Reconfigs:
         node.config = config
         node.term = max(node.term, config.term)
         self._committed_at_install = node.commit_point
-        self._elections.cancel("the configuration changed")
+        self._elections.end_round("the configuration changed")
         self.update_peers()
         node.emit(ConfigInstalled(config))
         node.restart_heartbeats()  # they hear of it at once, not with the next round; the primary counts who has it
@@ -455,7 +455,7 @@ class Reconfigs:
     def install_from_heartbeat(self, config: ReplSetConfig) -> None:
         """Another member has a newer one: take it, unless this primary is not done with stepping up (map H6)."""
         node = self.node
-        if config.set_name != node.set_name or self._leader.phase in (Phase.CATCHING_UP, Phase.DRAINING):
+        if config.set_name != node.set_name or self._leader.phase in (Phase.CATCH_UP, Phase.DRAIN):
             return
         if node.config is not None and node.set_id != config.settings.replica_set_id:
             return  # another set of the same name: neither its members nor its history are mine
@@ -507,7 +507,7 @@ class Reconfigs:
             return MemberState.STARTUP2
         return MemberState.RECOVERING if self.node.quarantine else MemberState.SECONDARY
 
-    def on_leading(self) -> None:
+    def on_step_up(self) -> None:
         """The term in the configuration moves at step-up (map E7)."""
         node = self.node
         self._targets.clear()

@@ -1,6 +1,6 @@
-"""What a node knows: of itself, of the configuration, of every other member. Shared by the files of the core.
+"""The state of one node: what it knows of itself, of the configuration and of every other member.
 
-The parts read and change it; what has to happen outside is emitted, in order, and handed out by the node.
+All parts of the core share one `NodeState`: they read and change it, and emit effects through it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ NO_CONFIG_VERSION = -2
 
 @dataclass(slots=True)
 class Peer:
-    """What is known of another member. Times are the core's clock; `last_contact` is any word to or from it."""
+    """What this member knows of another one. Times are of the core's clock, but for `*_wall_ms`.
+
+    last_contact: the newest request or reply from that member.
+    """
 
     host: HostPort
     id: MemberId
@@ -51,7 +54,7 @@ class Peer:
     sync_source: HostPort | None = None
     election_wall_ms: int | None = None
     has_data: bool = False
-    electable: bool = False  # by its own word
+    electable: bool = False  # as it reports itself
     ping_ms: int = 0
     message: str = ""
     last_reply_wall_ms: int = 0
@@ -59,29 +62,29 @@ class Peer:
     heartbeat_due: Millis = BEGINNING
     heartbeat_id: int | None = None
     failures: int = 0
-    is_fresh: bool = False  # its newest heartbeat has ended, well or not, since I won the last election
-    round_began: Millis = BEGINNING
+    has_answered: bool = False  # or its heartbeat failed, since this member won the last election
+    heartbeat_began: Millis = BEGINNING  # the first try of the heartbeat under way
 
     @property
     def is_up(self) -> bool:
         return self.state not in (MemberState.DOWN, MemberState.UNKNOWN)
 
     def set_incarnation(self, incarnation: str) -> None:
-        """Another incarnation is another disk: what the one before it held says nothing of this one."""
+        """Note the incarnation of its data. Another one is another disk, so the old position is void."""
         if self.incarnation != incarnation:
             self.incarnation = incarnation
             self.position = NO_POSITION
             self.has_data = False
 
     def restart_heartbeat(self, now: Millis) -> None:
-        """Ask it anew at once; an answer to an earlier heartbeat that is still under way is not waited for."""
+        """Send a heartbeat at once, and ignore the reply to one that is still under way."""
         self.heartbeat_id = None
         self.heartbeat_due = now
 
 
 @dataclass(slots=True)
 class NodeState:
-    """One node's knowledge. `out` collects the effects of the input under way."""
+    """What one node knows. `out` collects the effects of the input that is being handled."""
 
     host: HostPort
     set_name: str
@@ -103,7 +106,7 @@ class NodeState:
     primary_id: MemberId | None = None
     commit_point: OpTime = OPTIME_NULL
     commit_term: int = 0  # of the primary that committed it; the entry itself may be of an older term
-    commit_point_paused: bool = False  # for a member that is about to get its vote; on the primary
+    commit_point_paused: bool = False  # on a primary: until a member that has caught up has its vote
     writable: bool = False
     peers: dict[HostPort, Peer] = field(default_factory=dict)
     election_due: Millis = NEVER
@@ -111,8 +114,8 @@ class NodeState:
     disk_stalled: bool = False
     shutting_down: bool = False
     quarantine: str = ""
-    durability_mark: OpTime = OPTIME_NULL  # set where it is behind what the disk holds: entries were lost
-    damage: str = ""  # what was found on this member's disk that is not what was written
+    durability_mark: OpTime = OPTIME_NULL  # set only where the disk lacks entries up to it
+    damage: str = ""  # why an oplog entry on this disk is not what was written; "" while none is known
     election_wall_ms: int | None = None
     sync_source: HostPort | None = None
     started_at: Millis = BEGINNING
@@ -141,7 +144,7 @@ class NodeState:
 
     @property
     def set_id(self) -> ObjectId | None:
-        """settings.replicaSetId: what tells this set from another one of the same name."""
+        """settings.replicaSetId, which differs between two sets of the same name."""
         return self.settings.replica_set_id
 
     @property
@@ -155,12 +158,16 @@ class NodeState:
 
     @property
     def must_sync(self) -> bool:
-        """The initial-sync marker is set: no vote, no acknowledgement, no read. An arbiter has nothing to sync."""
+        """Whether the initial-sync marker is set: no vote, no acknowledgement, no read. Arbiters sync nothing."""
         return self.initial_sync_pending and not self.is_arbiter
 
     @property
     def incarnation_matches(self) -> bool:
-        """Whether the configuration names my incarnation: only then do I vote and count (docs/adr/0007)."""
+        """Whether the configuration names this member's incarnation. Only then does it vote and count.
+
+        After a disk is replaced, the old votes and acknowledgements are gone. A member that voted twice in one term, or
+        that counted for entries which it lost, could let committed writes be rolled back.
+        """
         member = self.self_member
         return member is not None and member.incarnation == self.incarnation and not self.must_sync
 
@@ -183,25 +190,25 @@ class NodeState:
     # --- others --------------------------------------------------------------------------------------------------
 
     def is_other_set(self, set_name: str, set_id: ObjectId | None) -> bool:
-        """Whether somebody who says this belongs to another set; an id that one side does not know yet fits."""
+        """Whether this name and id are of another set. An id that one side does not know yet (None) fits any."""
         return set_name != self.set_name or (None not in (self.set_id, set_id) and set_id != self.set_id)
 
     def is_member(self, host: HostPort) -> bool:
-        """Whether my configuration names `host`. Nobody else's term, place or configuration counts."""
+        """Whether the configuration has a member at `host`. Nobody else's messages change anything."""
         return self.config is not None and self.config.member_at(host) is not None
 
     def term_refusal(self, term: int) -> str | None:
-        """Why another member's term is not taken, None when it is; in words that name the way out."""
+        """Why this node does not accept another member's term; None: it does."""
         if is_plausible_term(self.term, term):
             return None
         return f"term {term} is too far above mine, {self.term}, to be true; `replset repair` puts such a term right"
 
     def accept_position(self, peer: Peer, position: Position) -> None:
-        """Take what a member says of its place, unless it cannot be true.
+        """Note another member's position, unless it cannot be true.
 
-        While I am primary every entry of my term is mine, so nobody has one that I do not have. Counting such a report
-        would acknowledge writes that are on this disk alone. Entries of older terms that I lack are what catch-up is
-        for.
+        A primary wrote every entry of its term, so no other member can hold one that the primary lacks. To count such a
+        report would acknowledge writes that are on this disk alone. A member may be ahead in an older term: catch-up
+        fetches those entries.
         """
         newest = max(position.last_applied, position.last_durable)
         if self.is_primary and newest.term >= self.term and newest > self.position.last_applied:
@@ -215,7 +222,7 @@ class NodeState:
         return sorted(self.peers.values(), key=lambda peer: peer.id)
 
     def peer_incarnation_matches(self, peer: Peer) -> bool:
-        """Whether the configuration names the incarnation that this member tells."""
+        """Whether the configuration names the incarnation that this peer reports."""
         member = None if self.config is None else self.config.member(peer.id)
         return member is not None and bool(peer.incarnation) and member.incarnation == peer.incarnation
 
@@ -227,9 +234,9 @@ class NodeState:
         return None if member is None else member.host
 
     def positions(self) -> dict[MemberId, Position]:
-        """Of the data-bearing members that count: named voters, and members without a vote.
+        """Positions of data-bearing members that count: voters whose incarnation matches, and members without a vote.
 
-        One process under two names holds one copy, so an incarnation counts once.
+        One process under two host names holds one copy, so each incarnation counts once.
         """
         found: dict[MemberId, Position] = {}
         if self.config is None:
@@ -250,7 +257,7 @@ class NodeState:
 
     @property
     def is_config_committed(self) -> bool:
-        """Whether a majority of the voters has the configuration in force, as far as this member knows (map C11)."""
+        """Whether a majority of the voters has the current configuration, as far as this member knows (map C11)."""
         if self.config is None:
             return False
         holders = 0
@@ -264,10 +271,10 @@ class NodeState:
         return holders >= self.config.majority_vote_count
 
     def advertised_position(self) -> Position:
-        """What I say of my place: nothing while my data is not mine yet (map S5)."""
+        """Position sent to other members; null during initial sync (map S5)."""
         return NO_POSITION if self.must_sync else self.position
 
-    # --- acting --------------------------------------------------------------------------------------------------
+    # --- effects -------------------------------------------------------------------------------------------------
 
     def emit(self, *effects: Effect) -> None:
         self.out.extend(effects)
@@ -275,7 +282,7 @@ class NodeState:
     def send(
         self, to: HostPort, body: HeartbeatRequest | VoteRequest | ProgressRequest | StepUpRequest, timeout_ms: int
     ) -> int:
-        """Emit a Send; the id under which its Response comes back."""
+        """Emit a Send. Returns the id that its Response will have."""
         self.last_request_id += 1
         self.emit(Send(self.last_request_id, to, body, Millis(timeout_ms)))
         return self.last_request_id
@@ -287,26 +294,26 @@ class NodeState:
         self.emit(RecordElectionEvent(ElectionRecord(self.now, self.term, event, detail)))
 
     def become(self, state: MemberState) -> None:
-        """Change state (the table says what is legal) and tell the shell."""
+        """Change to another member state; `member_state.py` says which changes are legal."""
         invariant(is_legal(self.state, state), f"no way from {self.state.name} to {state.name}")
         if self.state is not state:
             self.state = state
-            self.tell_state()
+            self.emit_state()
 
-    def tell_state(self) -> None:
+    def emit_state(self) -> None:
         self.emit(StateChanged(self.state, self.term, self.primary_id))
 
     def set_primary(self, member_id: MemberId | None) -> None:
         if self.primary_id != member_id:
             self.primary_id = member_id
-            self.tell_state()
+            self.emit_state()
 
     def restart_heartbeats(self) -> None:
-        """Tell everybody what has changed with the next tick, which follows at once."""
+        """Send a heartbeat to every member with the next tick, which follows at once."""
         for peer in self.peers.values():
             peer.restart_heartbeat(self.now)
 
     def push_election_timer(self) -> None:
-        """Wait a whole election timeout and up to 15 % more again (map E1, H7)."""
+        """Restart the election timer: one election timeout and up to 15 % more (map E1, H7)."""
         timeout = self.settings.election_timeout_ms
         self.election_due = Millis(self.now + timeout + int(self.rng.random() * timeout * 0.15))

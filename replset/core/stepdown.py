@@ -8,7 +8,6 @@ from replset.core.effects import AcceptWrites
 from replset.core.leader import Leader, Phase
 from replset.core.member_state import MemberState
 from replset.core.messages import Done, FreezeRequest, Refused, StepDownRequest, StepUpRequest
-from replset.core.quorum import electable_majority
 from replset.core.state import NEVER, NodeState, Peer
 from replset.errors import ErrorCode
 from replset.ids import Millis
@@ -71,7 +70,7 @@ class StepDowns:
             return
         self._pending = None
         if best is None and not pending.force:
-            if self._leader.phase is Phase.LEADING:
+            if self._leader.phase is Phase.ACTIVE:
                 node.writable = True
                 node.emit(AcceptWrites(True, node.term))
             node.reply(
@@ -103,7 +102,7 @@ class StepDowns:
             for member in caught_up
             if member.is_electable and (peer := node.peers.get(member.host)) is not None and peer.is_up
         ]
-        if not electable_majority(len(caught_up), len(ready), node.config.write_majority):
+        if len(caught_up) < node.config.write_majority or not ready:
             return None
         return max(ready, key=lambda row: row[:2])[2]
 

@@ -1,7 +1,7 @@
-"""How far a member believes another one: bounds for what enters from outside, so that one message cannot end a set.
+"""Limits for terms that other members send, so that one wrong message cannot stop a set for ever.
 
-A term is never taken back. One that was raised to the highest number by a forged or damaged message would leave no
-term in which anybody could be elected.
+A term never falls. If a forged or damaged message raised it to the highest number, no term would be left in which a
+member could be elected.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Final
 
 MAX_TERM: Final = (1 << 53) - 1
-"""The highest term that there is; far below what 64 bits hold, so that every sum with a term fits into them."""
+"""The highest term. It is far below 2^63, so that every sum with a term fits into 64 bits."""
 MAX_TERM_JUMP: Final = 1 << 20
-"""How far above its own a member takes a term: at one election a second, what a set reaches in twelve days."""
+"""How far above its own term a member accepts one. A set with one election a second needs twelve days for so many."""
 
 
-def is_plausible_term(mine: int, told: int) -> bool:
-    """Whether a member in term `mine` takes term `told` from another member.
+def is_plausible_term(own: int, received: int) -> bool:
+    """Whether a member in term `own` accepts the term `received` of another member.
 
-    A member that was in no term yet (0) has nothing to compare with and takes what its set says.
+    A member without a term yet (0) has nothing to compare with and accepts any up to MAX_TERM.
     """
-    return told <= MAX_TERM and (mine == 0 or told <= mine + MAX_TERM_JUMP)
+    return received <= MAX_TERM and (own == 0 or received <= own + MAX_TERM_JUMP)

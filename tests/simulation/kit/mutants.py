@@ -160,7 +160,7 @@ def commands_not_in_the_files(patch: pytest.MonkeyPatch) -> None:
 
 def second_vote_in_a_term(patch: pytest.MonkeyPatch) -> None:
     """A member votes again in a term in which it has voted."""
-    _never_refuse(patch, "I voted")
+    _never_refuse(patch, "has voted")
 
 
 def vote_for_a_candidate_behind(patch: pytest.MonkeyPatch) -> None:

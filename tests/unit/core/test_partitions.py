@@ -62,7 +62,7 @@ def test_one_broken_link_changes_no_primary(size: int) -> None:
         cluster.run(100)
         assert leader.write(f"{number}")
     assert (cluster.primary, leader.node.term) == (leader, term)
-    assert any("hear a healthy primary" in line for line in deaf.journal)
+    assert any("contact with a healthy primary" in line for line in deaf.journal)
     assert deaf.disk.log[-1][0] > leader.disk.log[250][0]  # it follows others meanwhile
     cluster.heal()
     cluster.until(cluster.is_quiet)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replset.core.quorum import commit_point, electable_majority, has_majority
+from replset.core.quorum import commit_point, has_majority
 from replset.errors import InvariantError
 from replset.ids import OPTIME_NULL, MemberId, OpTime
 from tests.unit.core.single_node import at, shaped
@@ -104,14 +104,3 @@ def test_progress_never_takes_the_commit_point_back(
 def test_a_primary_needs_more_than_half(votes: int, voters: int, enough: bool) -> None:
     """Map H5: it steps down when votes of up members * 2 <= total voters."""
     assert has_majority(votes, voters) is enough
-
-
-@pytest.mark.parametrize(
-    ("holders", "electable", "majority", "may"),
-    [(2, 1, 2, True), (2, 0, 2, False), (1, 1, 2, False), (3, 2, 2, True)],
-)
-def test_a_stepdown_needs_a_majority_and_somebody_electable(
-    holders: int, electable: int, majority: int, may: bool
-) -> None:
-    """Map E11."""
-    assert electable_majority(holders, electable, majority) is may

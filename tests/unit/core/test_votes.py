@@ -34,10 +34,10 @@ def vote(node: Node, request: VoteRequest) -> VoteReply:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        pytest.param({"config_version": 3}, "is older than mine", id="E5-1-config-version"),
-        pytest.param({"config_term": 0, "config_version": 9}, "is older than mine", id="E5-1-config-term"),
+        pytest.param({"config_version": 3}, "is older than this", id="E5-1-config-version"),
+        pytest.param({"config_term": 0, "config_version": 9}, "is older than this", id="E5-1-config-term"),
         pytest.param({"term": 0}, "term 0 is lower", id="E5-2-term"),
-        pytest.param({"set_name": "other"}, "'other' is not mine", id="E5-3-set-name"),
+        pytest.param({"set_name": "other"}, "'other' is not 'rs0'", id="E5-3-set-name"),
         pytest.param({"last_applied": at(1, 4)}, "the candidate is at", id="E5-4-behind"),
         pytest.param({"last_applied": at(0, 9)}, "the candidate is at", id="E5-4-older-term"),
         pytest.param({"candidate_incarnation": "i9"}, "does not name the candidate", id="incarnation-of-candidate"),
@@ -66,8 +66,8 @@ def test_the_order_of_refusals(first: dict[str, object], second: dict[str, objec
 
 def test_freshness_comes_before_the_vote_that_was_cast() -> None:
     node = voter(last_vote=LastVote(1, MemberId(2)))
-    assert "I am at" in vote(node, replace(REQUEST, last_applied=at(1, 1))).reason
-    assert "already" in vote(node, REQUEST).reason
+    assert "this member at" in vote(node, replace(REQUEST, last_applied=at(1, 1))).reason
+    assert "has voted" in vote(node, REQUEST).reason
 
 
 def test_one_vote_per_term() -> None:
@@ -75,7 +75,7 @@ def test_one_vote_per_term() -> None:
     assert vote(node, replace(REQUEST, term=2)).granted
     second = vote(node, replace(REQUEST, term=2, candidate=MemberId(2), candidate_incarnation="i2"))
     assert not second.granted
-    assert "voted for member 1 in term 2 already" in second.reason
+    assert "has voted for member 1 in term 2" in second.reason
     assert vote(node, replace(REQUEST, term=3, candidate=MemberId(2), candidate_incarnation="i2")).granted
 
 
@@ -83,7 +83,7 @@ def test_a_vote_survives_a_restart() -> None:
     """Map E6: read at start."""
     node = voter(last_vote=LastVote(5, MemberId(2)))
     assert node.term == 5
-    assert "already" in vote(node, replace(REQUEST, term=5)).reason
+    assert "has voted" in vote(node, replace(REQUEST, term=5)).reason
 
 
 def test_a_dry_run_binds_nobody() -> None:
@@ -186,7 +186,7 @@ def test_a_primary_that_was_not_heard_lately_is_none() -> None:
 def test_a_primary_refuses_it_too() -> None:
     node = leading_three()
     request = replace(STANDING, term=2, config_version=1, config_term=2, last_applied=at(2))
-    assert "I am a healthy primary" in vote(node, request).reason
+    assert "is a healthy primary" in vote(node, request).reason
 
 
 def test_a_candidate_says_why_it_stands() -> None:
