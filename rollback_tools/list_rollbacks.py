@@ -15,6 +15,7 @@ from replset.replication.rollback_manifest import (
     FileKind,
     Manifest,
     acknowledged,
+    id_order,
     is_manifest_name,
     read_manifest,
     rollback_folder,
@@ -104,12 +105,7 @@ def read_all(folder: Path) -> tuple[list[Manifest], dict[str, str]]:
             damaged[path.name] = error.message
         except OSError as error:
             damaged[path.name] = f"{path.name} cannot be read: {error.strerror}"
-    return sorted(found, key=_age), damaged
-
-
-def _age(manifest: Manifest) -> tuple[str, int]:
-    head, _, number = manifest.id.rpartition(".")
-    return head, int(number) if number.isdigit() else 0
+    return sorted(found, key=lambda manifest: id_order(manifest.id)), damaged
 
 
 def _print(manifests: list[Manifest], folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from replset.bson import InvalidBSONError, RawDocument, encode_key, validate
 from replset.ids import OPTIME_NULL
 from replset.oplog_entry import COMMAND, NOOP, OplogEntry
 from replset.recovery.lost_writes import DamagedFileError, DocumentId, read_bson
-from replset.replication.rollback_manifest import FileKind, Manifest, RollbackFile
+from replset.replication.rollback_manifest import FileKind, Manifest, RollbackFile, size_and_sha256
 
 MAX_PROBLEMS = 20
 
@@ -86,12 +85,10 @@ def verify_rollback(path: Path, manifest: Manifest) -> RollbackCheck:
 
 
 def _check_bytes(path: Path, row: FileCheck) -> None:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        row.size = file.tell()
+    row.size, sha256 = size_and_sha256(path)
     if row.size != row.file.size:
         row.add(min(row.size, row.file.size), f"{row.size} bytes, the manifest says {row.file.size}")
-    if digest != row.file.sha256:
+    if sha256 != row.file.sha256:
         row.add(None, "its SHA-256 is not the manifest's")
 
 

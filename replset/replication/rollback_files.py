@@ -36,15 +36,15 @@ PAGE_ENTRIES = 1_000
 PAGE_BYTES = 4 << 20
 TOUCHED_PAGE = 1_000
 WRITTEN_PAGE = 20_000
-_NAMED_ENTRIES = 20
+_NAMED_ENTRIES_MAX = 20
 _PLAIN = frozenset(string.ascii_letters + string.digits + "._-$")
-_LONGEST_NAME = 180
+_NAME_MAX = 180
 _BUFFER_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class RollbackFiles:
-    """Writes everything behind `common` to files: what a rollback is about to undo, or a wipe to erase."""
+    """Writes everything after `common` to files: what a rollback is about to undo, or a copy to erase."""
 
     context: MemberContext
     wall_ms: int
@@ -54,9 +54,10 @@ class RollbackFiles:
     progress: RollbackProgress = field(default_factory=RollbackProgress)
 
     def write(self, snapshot: Snapshot, state: RollbackState) -> Manifest:
-        """In a worker thread: entries, documents, then the manifest, all synced. Ends the snapshot.
+        """Write entries, documents, then the manifest, all synced. Runs in a worker thread and ends the snapshot.
 
-        OutOfDiskSpaceError and OSError: nothing is left behind.
+        The caller changes no data before this returns. So every write that is undone is in a file first, whenever the
+        member stops. OutOfDiskSpaceError and OSError: the files are removed again, and nothing may be undone.
         """
         context = self.context
         layout = context.identity.mongodb_layout
@@ -72,10 +73,10 @@ class RollbackFiles:
             raise
 
     def _entries(self, snapshot: Snapshot, writer: RollbackWriter, state: RollbackState) -> Manifest:
-        """The oplog's part; the manifest without files.
+        """Write the oplog entries; returns the manifest without files.
 
-        An entry that the disk has changed is left out and named in the reason: written as it is, it would be taken for
-        what a client wrote. Its document is in the documents' file, as the member held it.
+        An entry that the disk has damaged is left out and named in the reason. Otherwise a restore would take it for
+        what a client wrote. Its document is in the file of documents, as the member had it.
         """
         operations: Counter[str] = Counter()
         damaged: list[OpTime] = []
@@ -92,7 +93,7 @@ class RollbackFiles:
             self.progress.written = operations.total()
             first, last = first or rows[0], rows[-1]
             after = last.optime
-        invariant(first is not None and last is not None, "something lies behind the common point")
+        invariant(first is not None and last is not None, "there is an entry after the common point")
         assert first is not None and last is not None  # noqa: PT018  # for the type checker
         when = utc_text(self.wall_ms)
         return Manifest(
@@ -115,9 +116,9 @@ class RollbackFiles:
         )
 
     def _documents(self, snapshot: Snapshot, writer: RollbackWriter) -> None:
-        """Each document that is here, was written behind the common point and differs from what it was there."""
+        """Write each existing document that was written after the common point and differs from what it was then."""
         if self.common.ts < snapshot.pruned_through:
-            self._documents_as_they_are(snapshot, writer)
+            self._current_documents(snapshot, writer)
             return
         place: tuple[bytes, bytes] | None = None
         while touched := snapshot.touched_after(self.common.ts, place, TOUCHED_PAGE):
@@ -138,8 +139,8 @@ class RollbackFiles:
         if before is not None:
             self._add(writer, FileKind.BEFORE, coll.ns, uuid, before)
 
-    def _documents_as_they_are(self, snapshot: Snapshot, writer: RollbackWriter) -> None:
-        """For an export from before what the undo knows: what the documents were at the common point is gone."""
+    def _current_documents(self, snapshot: Snapshot, writer: RollbackWriter) -> None:
+        """For an export that begins before the undo log does: the documents' state at the common point is not known."""
         place: tuple[str, bytes] | None = None
         while written := snapshot.written_after(self.common.ts, place, WRITTEN_PAGE):
             for ns, key in written:
@@ -158,8 +159,8 @@ class RollbackFiles:
 def _left_out(damaged: list[OpTime]) -> str:
     if not damaged:
         return ""
-    named = ", ".join(str(optime) for optime in damaged[:_NAMED_ENTRIES])
-    more = "" if len(damaged) <= _NAMED_ENTRIES else f" and {len(damaged) - _NAMED_ENTRIES} more"
+    named = ", ".join(str(optime) for optime in damaged[:_NAMED_ENTRIES_MAX])
+    more = "" if len(damaged) <= _NAMED_ENTRIES_MAX else f" and {len(damaged) - _NAMED_ENTRIES_MAX} more"
     return f"; left out, damaged on this member's disk: {named}{more}"
 
 
@@ -167,14 +168,14 @@ def _left_out(damaged: list[OpTime]) -> str:
 
 
 @dataclass(slots=True)
-class _Growing:
+class _OpenFile:
     name: str
     kind: FileKind
     ns: str
     uuid: UUID | None
     count: int = 0
     size: int = 0
-    begun: bool = False
+    created: bool = False
     waiting: list[bytes] = field(default_factory=list)
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
 
@@ -186,30 +187,30 @@ class _Growing:
 
 
 class RollbackWriter:
-    """Writes the BSON files of one rollback and then its manifest. Synchronous: runs in a worker thread.
+    """Writes the BSON files of one rollback and then its manifest. It blocks, so it runs in a worker thread.
 
-    Nothing counts before the manifest is there; until then `discard` takes away what this writer made.
+    The files count only once the manifest exists. Until then `discard` removes them.
     """
 
     def __init__(self, disk: Disk, dbpath: str, wall_ms: int, *, mongodb_layout: bool = False) -> None:
-        """mongodb_layout: documents also as `COLLECTION-UUID/removed.STAMP.N.bson` (map Ro5), for MongoDB's tools."""
+        """mongodb_layout: also write documents as `UUID/removed.TIME.N.bson` (map Ro5), for MongoDB's tools."""
         self._disk = disk
         self._mongodb_layout = mongodb_layout
-        self._removed: dict[UUID, _Growing] = {}
+        self._removed: dict[UUID, _OpenFile] = {}
         self._dbpath = dbpath
         self._folder = os.path.join(dbpath, FOLDER)
-        self._stamp = stamp(wall_ms)
-        self._growing: dict[tuple[FileKind, str, UUID | None], _Growing] = {}
+        self._stamp = file_timestamp(wall_ms)
+        self._open: dict[tuple[FileKind, str, UUID | None], _OpenFile] = {}
         self._bytes_waiting = 0
         self._manifest = ""
 
     def add(self, kind: FileKind, ns: str, uuid: UUID | None, document: bytes) -> None:
-        """Add a document to the file of this collection; the first one makes it."""
-        file = self._growing.get((kind, ns, uuid))
+        """Add a document to the file of this collection; the first one creates the file."""
+        file = self._open.get((kind, ns, uuid))
         if file is None:
             prefix = "before." if kind is FileKind.BEFORE else ""
-            file = _Growing(self._free_name(f"{prefix}{escape_namespace(ns)}.", "bson"), kind, ns, uuid)
-            self._growing[kind, ns, uuid] = file
+            file = _OpenFile(self._free_name(f"{prefix}{escape_namespace(ns)}.", "bson"), kind, ns, uuid)
+            self._open[kind, ns, uuid] = file
         file.take(document)
         self._bytes_waiting += len(document)
         if self._mongodb_layout and kind is FileKind.DOCUMENTS and uuid is not None:
@@ -222,26 +223,26 @@ class RollbackWriter:
         if file is None:
             self._disk.make_folder(os.path.join(self._folder, str(uuid)))
             name = self._free_name(os.path.join(str(uuid), "removed."), "bson")
-            file = self._removed[uuid] = _Growing(name, FileKind.DOCUMENTS, ns, uuid)
+            file = self._removed[uuid] = _OpenFile(name, FileKind.DOCUMENTS, ns, uuid)
         file.take(document)
         self._bytes_waiting += len(document)
 
-    def _files(self) -> list[_Growing]:
-        return [*self._growing.values(), *self._removed.values()]
+    def _files(self) -> list[_OpenFile]:
+        return [*self._open.values(), *self._removed.values()]
 
     def _write_out(self) -> None:
         for file in self._files():
             if file.waiting:
-                self._disk.write_file(os.path.join(self._folder, file.name), file.waiting, append=file.begun)
-                file.begun = True
+                self._disk.write_file(os.path.join(self._folder, file.name), file.waiting, append=file.created)
+                file.created = True
                 file.waiting = []
         self._bytes_waiting = 0
 
     def _free_name(self, head: str, suffix: str) -> str:
-        """`HEADSTAMP.N.SUFFIX` with the first N that nobody has."""
+        """`HEAD TIME.N.SUFFIX`, without the space, with the first N that is free: no file is ever overwritten."""
         if not self._disk.exists(self._folder):
             self._disk.make_folder(self._folder)
-        taken = {file.name for file in self._growing.values()}
+        taken = {file.name for file in self._open.values()}
         number = 0
         while True:
             name = f"{head}{self._stamp}.{number}.{suffix}"
@@ -250,13 +251,13 @@ class RollbackWriter:
             number += 1
 
     def finish(self) -> tuple[RollbackFile, ...]:
-        """Write out and sync every file and the folder; what the manifest says of them."""
+        """Write and sync every file and the folder; returns the rows of the manifest."""
         self._write_out()
         for file in self._removed.values():
             self._disk.sync_file(os.path.join(self._folder, file.name))
             self._disk.sync_folder(os.path.join(self._folder, str(file.uuid)))
         files = []
-        for file in self._growing.values():
+        for file in self._open.values():
             self._disk.sync_file(os.path.join(self._folder, file.name))
             digest = file.digest.hexdigest()
             files.append(RollbackFile(file.name, file.kind, file.ns, file.uuid, file.count, file.size, digest))
@@ -264,37 +265,40 @@ class RollbackWriter:
         return tuple(sorted(files, key=lambda file: (file.kind.value, file.ns, file.name)))
 
     def write_manifest(self, manifest: Manifest) -> Manifest:
-        """Give the manifest its id and write it, synced; the files belong to it from here on."""
+        """Give the manifest its id and write it, synced. From here on the files belong to it."""
         name = self._free_name("rollback-", "json")
         removed = tuple(sorted(file.name for file in self._removed.values()))
         named = replace(manifest, id=name.removesuffix(".json"), mongodb_files=removed)
         self._manifest = os.path.join(self._folder, name)
         store_manifest(self._disk, self._dbpath, named)
         self._manifest = ""
-        self._growing.clear()
+        self._open.clear()
         self._removed.clear()
         return named
 
     def discard(self) -> None:
-        """After a failure: take away what was written, a manifest that speaks of it first. Not after success."""
+        """After a failure, remove what was written, the manifest first. Does nothing after success.
+
+        A manifest must not outlive its files: it would promise lost writes that are not there.
+        """
         paths = [os.path.join(self._folder, file.name) for file in self._files()]
         if self._manifest:
             paths = [self._manifest, f"{self._manifest}.tmp", *paths]
         for path in paths:
             self._disk.remove(path)
-        self._growing.clear()
+        self._open.clear()
         self._removed.clear()
 
 
-def stamp(wall_ms: int) -> str:
-    """`YYYY-MM-DDTHH-MM-SS` in UTC, as it stands in file names."""
+def file_timestamp(wall_ms: int) -> str:
+    """Format a time for a file name: `YYYY-MM-DDTHH-MM-SS` in UTC."""
     return utc_text(wall_ms)[:19].replace(":", "-")
 
 
 def escape_namespace(ns: str) -> str:
-    """A namespace as part of a file name: percent-escaped, and cut with a hash where it would be too long.
+    """Turn a namespace into a part of a file name: percent-escaped, and if too long, cut and followed by a hash.
 
-    `~` stands only before the hash, so no two namespaces share a name.
+    `~` is used only before the hash, so no two namespaces get the same name.
     """
     parts = [
         character if character in _PLAIN else "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "replace"))
@@ -302,9 +306,9 @@ def escape_namespace(ns: str) -> str:
     ]
     if parts and parts[0] == ".":
         parts[0] = "%2E"  # no hidden files
-    if sum(map(len, parts)) <= _LONGEST_NAME:
+    if sum(map(len, parts)) <= _NAME_MAX:
         return "".join(parts)
     digest = hashlib.sha256(ns.encode("utf-8", "replace")).hexdigest()[:16]
-    while sum(map(len, parts)) > _LONGEST_NAME - 17:
+    while sum(map(len, parts)) > _NAME_MAX - 17:
         parts.pop()
     return f"{''.join(parts)}~{digest}"

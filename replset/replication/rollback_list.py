@@ -1,6 +1,6 @@
-"""Which rollbacks of this member nobody has acknowledged yet: its files, looked at now and then.
+"""Lists the rollbacks on this member's disk and counts those that nobody has acknowledged.
 
-A tool in another process may acknowledge one at any time, so the count is as old as the last look.
+A tool in another process may acknowledge one at any time. So the count is as old as the last `refresh`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from replset.replication.rollback_manifest import (
     RollbackState,
     acknowledge,
     acknowledged,
+    id_order,
     is_manifest_name,
 )
 from replset.storage.disk import Disk
@@ -26,7 +27,7 @@ log = logging.getLogger("replset.rollback")
 
 
 class RollbackList:
-    """`unacknowledged`: of rollbacks and exports, damaged manifests included; an abandoned one took nothing away."""
+    """unacknowledged: the number of rollbacks and exports, with damaged manifests, without abandoned ones."""
 
     def __init__(self, disk: Disk, dbpath: str, workers: Workers) -> None:
         self._disk = disk
@@ -37,7 +38,7 @@ class RollbackList:
         self.unacknowledged = 0
 
     async def refresh(self) -> int:
-        """Look at the folder; the count, the last one known where the folder cannot be read."""
+        """Read the folder and return the count; the last known count when the folder cannot be read."""
         try:
             self.unacknowledged = await self._workers.run(self._count)
         except ReplError as error:
@@ -45,7 +46,7 @@ class RollbackList:
         return self.unacknowledged
 
     async def acknowledge(self, rollback_id: str, *, wall_ms: int, by: str) -> bool:
-        """Note that a person knows of it; False when that was noted before. StorageError when it cannot be written."""
+        """Note that a person knows of a rollback. False when that was noted before. StorageError."""
         is_new = await self._workers.run(lambda: self._note(rollback_id, wall_ms, by))
         await self.refresh()
         return is_new
@@ -69,7 +70,7 @@ class RollbackList:
             raise storage_error(error, self._folder) from error
 
     def _is_abandoned(self, name: str) -> bool:
-        """Read once it is settled: nothing changes it any more."""
+        """A settled manifest is read only once, because nothing changes it."""
         if name not in self._settled:
             try:
                 manifest = self._read(name)
@@ -85,9 +86,9 @@ class RollbackList:
         return Manifest.parse(self._disk.read_file(os.path.join(self._folder, name)), name)
 
     async def listed(self) -> list[dict[str, object]]:
-        """Every manifest as a document, oldest first, with `acknowledged`: when, or None.
+        """Every manifest as a document, oldest first, with `acknowledged`: the time, or None.
 
-        One that cannot be read shows its `error` instead. StorageError when the folder cannot be.
+        A manifest that cannot be read has `error` instead. StorageError when the folder cannot be read.
         """
         return await self._workers.run(self._list)
 
@@ -100,10 +101,4 @@ class RollbackList:
             except (CorruptDataError, OSError) as error:
                 row = {"id": stem, "error": str(error)}
             found.append({**row, "acknowledged": acknowledged(self._folder, stem)})
-        return sorted(found, key=_age)
-
-
-def _age(row: dict[str, object]) -> tuple[str, int]:
-    """By time, and within one second by number."""
-    head, _, number = str(row["id"]).rpartition(".")
-    return head, int(number) if number.isascii() and number.isdigit() else 0
+        return sorted(found, key=lambda row: id_order(str(row["id"])))

@@ -34,7 +34,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class RollbackState(Enum):
-    """planned -> finished; planned -> abandoned when nothing was undone; exported is written once (before a wipe)."""
+    """The state of a rollback: planned -> finished, or planned -> abandoned when nothing was undone.
+
+    An export before a wipe begins as `exported`. It becomes `abandoned` when the copy has everything in it.
+    """
 
     PLANNED = "planned"
     FINISHED = "finished"
@@ -43,7 +46,7 @@ class RollbackState(Enum):
 
 
 class FileKind(Enum):
-    """documents: as they were here and will not be any more. before: the same at the common point. oplog: entries."""
+    """documents: as they were on this member. before: the same at the common point. oplog: the removed entries."""
 
     DOCUMENTS = "documents"
     BEFORE = "before"
@@ -52,7 +55,7 @@ class FileKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RollbackFile:
-    """One BSON file. `ns` is the true namespace; `uuid` the collection's, None for the oplog. sha256 in hex."""
+    """One BSON file. ns: the unescaped namespace. uuid: of the collection, None for the oplog. sha256: in hex."""
 
     name: str
     kind: FileKind
@@ -65,11 +68,11 @@ class RollbackFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a rollback took away and where it is. `id` is the manifest's stem; `member` host:port.
+    """Says what a rollback undid and in which files it is. id: the file name without `.json`. member: host:port.
 
-    common_point: the newest entry that stays (exported: the newest entry known committed). first, last: the range
-    of entries that go, with their wall clocks. operations: how many entries of each op. mongodb_files: paths of the
-    documents in MongoDB's layout too, where that was asked for.
+    common_point: the newest entry that stays (exported: the newest entry known to be committed). first, last: the
+    range of removed entries, with their wall clocks. operations: the number of entries of each op. mongodb_files:
+    paths of the documents in MongoDB's layout, if the member writes that too.
     """
 
     id: str
@@ -91,7 +94,7 @@ class Manifest:
     mongodb_files: tuple[str, ...] = ()
 
     def document(self) -> dict[str, object]:
-        """The manifest as it stands in its JSON file."""
+        """The document in the JSON file."""
         return {
             "version": MANIFEST_VERSION,
             "id": self.id,
@@ -130,7 +133,7 @@ class Manifest:
 
     @classmethod
     def parse(cls, text: bytes, name: str) -> Self:
-        """Read a manifest's bytes; CorruptDataError names the file `name` and what is wrong."""
+        """Read the bytes of a manifest. CorruptDataError names the file `name` and what is wrong."""
         try:
             document = json.loads(text)
             if document["version"] != MANIFEST_VERSION:
@@ -174,12 +177,12 @@ class Manifest:
 
 
 def utc_text(wall_ms: int) -> str:
-    """`YYYY-MM-DDTHH:MM:SS.mmmZ`."""
+    """Format a time as `YYYY-MM-DDTHH:MM:SS.mmmZ`."""
     return (_EPOCH + timedelta(milliseconds=wall_ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def parse_utc(text: str) -> int:
-    """Milliseconds of what `utc_text` wrote."""
+    """Parse what `utc_text` wrote, to milliseconds."""
     return (datetime.fromisoformat(text) - _EPOCH) // timedelta(milliseconds=1)
 
 
@@ -187,7 +190,7 @@ def parse_utc(text: str) -> int:
 
 
 def sync_names(disk: Disk, dbpath: str) -> None:
-    """Make the names of the files and of their folder durable, those too that an earlier run left unsynced."""
+    """Make the names of the files and of their folder durable, also those that an earlier run left unsynced."""
     folder = os.path.join(dbpath, FOLDER)
     if disk.exists(folder):
         disk.sync_folder(folder)
@@ -195,7 +198,11 @@ def sync_names(disk: Disk, dbpath: str) -> None:
 
 
 def store_manifest(disk: Disk, dbpath: str, manifest: Manifest) -> None:
-    """Write a manifest, or replace it atomically: temporary file, sync, rename, sync folder."""
+    """Write a manifest, or replace it atomically: temporary file, sync, rename, sync of the folder.
+
+    A crash leaves either the old manifest or the new one, never half of one. After this returns, the new manifest
+    survives a power loss.
+    """
     folder = os.path.join(dbpath, FOLDER)
     path = os.path.join(folder, f"{manifest.id}.json")
     temporary = f"{path}.tmp"
@@ -207,15 +214,16 @@ def store_manifest(disk: Disk, dbpath: str, manifest: Manifest) -> None:
 
 
 def settle_manifest(disk: Disk, dbpath: str, manifest: Manifest, state: RollbackState, wall_ms: int) -> Manifest:
-    """Move a manifest that is planned or exported to its last state, durably."""
+    """Give a planned or exported manifest its final state, durably."""
     settled = replace(manifest, state=state, settled=utc_text(wall_ms))
     store_manifest(disk, dbpath, settled)
     return settled
 
 
 def manifests_on(disk: Disk, dbpath: str) -> list[Manifest]:
-    """The manifests of a member, read through its disk, oldest first. One that is damaged is left out with a warning:
-    nothing can be done about it here, and it must not keep the member from running.
+    """The manifests of a member, read through its disk, oldest first.
+
+    A damaged one is left out with a warning. It must not keep the member from starting.
     """
     folder = os.path.join(dbpath, FOLDER)
     if not disk.exists(folder):
@@ -227,21 +235,21 @@ def manifests_on(disk: Disk, dbpath: str) -> list[Manifest]:
             found.append(Manifest.parse(disk.read_file(os.path.join(folder, name)), name))
         except CorruptDataError as error:
             log.warning("%s", error.message)
-    return sorted(found, key=_age)
+    return sorted(found, key=lambda manifest: id_order(manifest.id))
 
 
 # --- acknowledgements ------------------------------------------------------------------------------------------
 
 
 def acknowledge(disk: Disk, folder: str, rollback_id: str, *, wall_ms: int, by: str) -> bool:
-    """Note durably, beside the manifest, that a person knows of this rollback; False when it was noted before.
+    """Write a note beside the manifest that a person knows of this rollback. False when there was one already.
 
-    The note is `ID.ack`: `{"acknowledged": WHEN, "by": WHO}`. The manifest stays as it is. A live member and a tool in
-    another process may both do this. OSError when it could not be written.
+    The note is durable: `ID.ack` with `{"acknowledged": WHEN, "by": WHO}`. The manifest does not change. A member and
+    a tool in another process may both do this. OSError when the note cannot be written.
     """
     path = os.path.join(folder, f"{rollback_id}{ACK_SUFFIX}")
     if disk.exists(path):
-        disk.sync_folder(folder)  # whoever wrote it may have died before this
+        disk.sync_folder(folder)  # its writer may have died before it synced the folder
         return False
     temporary = f"{path}.tmp"
     try:
@@ -256,7 +264,7 @@ def acknowledge(disk: Disk, folder: str, rollback_id: str, *, wall_ms: int, by: 
 
 
 def acknowledged(folder: str | Path, rollback_id: str) -> str | None:
-    """When a rollback was acknowledged, as `utc_text` writes it; None while nobody has. A damaged note still counts."""
+    """When a rollback was acknowledged, as `utc_text` writes it; None if nobody did. A damaged note still counts."""
     try:
         note = json.loads((Path(folder) / f"{rollback_id}{ACK_SUFFIX}").read_bytes())
         return str(note["acknowledged"])
@@ -273,45 +281,45 @@ def is_manifest_name(name: str) -> bool:
     return name.startswith("rollback-") and name.endswith(".json")
 
 
+def id_order(rollback_id: str) -> tuple[str, int]:
+    """Sort key of rollback ids: by time, and within one second by number."""
+    head, _, number = rollback_id.rpartition(".")
+    return head, int(number) if number.isascii() and number.isdigit() else 0
+
+
 def rollback_folder(path: str | Path) -> Path:
-    """The folder with the manifests: `path` itself, or `rollback` in it when `path` is a dbpath."""
+    """The folder with the manifests: `rollback` in a dbpath, or `path` itself."""
     folder = Path(path)
     return folder / FOLDER if (folder / FOLDER).is_dir() else folder
 
 
 def list_manifests(path: str | Path) -> list[Manifest]:
-    """Every manifest under a dbpath (or its rollback folder), oldest first. A folder without any: empty."""
+    """Every manifest under a dbpath or a rollback folder, oldest first; empty when there is none."""
     folder = rollback_folder(path)
     if not folder.is_dir():
         return []
-    return sorted((read_manifest(file) for file in folder.iterdir() if is_manifest_name(file.name)), key=_age)
+    found = [read_manifest(file) for file in folder.iterdir() if is_manifest_name(file.name)]
+    return sorted(found, key=lambda manifest: id_order(manifest.id))
 
 
 def read_manifest(file: str | Path) -> Manifest:
-    """One manifest by its path; CorruptDataError when it is none, OSError when it cannot be read."""
+    """Read one manifest. CorruptDataError when the file is no manifest, OSError when it cannot be read."""
     path = Path(file)
     return Manifest.parse(path.read_bytes(), path.name)
 
 
 def verify_file(folder: str | Path, file: RollbackFile) -> str | None:
-    """What is wrong with one file of a rollback (missing, another size, another SHA-256); None when nothing is."""
+    """What is wrong with a file of a rollback: it is missing, or has another size or SHA-256. None if it is sound."""
     path = Path(folder) / file.name
     if not path.is_file():
         return "missing"
-    digest = hashlib.sha256()
-    size = 0
-    with path.open("rb") as opened:
-        while chunk := opened.read(1 << 20):
-            digest.update(chunk)
-            size += len(chunk)
+    size, sha256 = size_and_sha256(path)
     if size != file.size:
         return f"{size} bytes, the manifest says {file.size}"
-    if digest.hexdigest() != file.sha256:
-        return "its SHA-256 is not the manifest's"
-    return None
+    return None if sha256 == file.sha256 else "its SHA-256 is not the manifest's"
 
 
-def _age(manifest: Manifest) -> tuple[str, int, str]:
-    """By time, and within one second by number."""
-    head, _, number = manifest.id.rpartition(".")
-    return head, int(number) if number.isdigit() else 0, manifest.when
+def size_and_sha256(path: Path) -> tuple[int, str]:
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return file.tell(), sha256

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from replset.bson import encode
 from replset.errors import CorruptDataError
 from replset.ids import OpTime, pack_ts
-from replset.replication.rollback_files import RollbackWriter, escape_namespace, stamp
+from replset.replication.rollback_files import RollbackWriter, escape_namespace, file_timestamp
 from replset.replication.rollback_manifest import (
     FileKind,
     Manifest,
@@ -77,7 +77,7 @@ def test_long_namespaces_are_cut_with_a_hash() -> None:
     assert first != second
     assert first.partition("~")[0] == second.partition("~")[0]
     assert first.partition("~")[0].endswith("%C3%A9"), "never cut inside a character"
-    assert len(f"before.{first}.{stamp(WALL_MS)}.1000.bson") <= 255
+    assert len(f"before.{first}.{file_timestamp(WALL_MS)}.1000.bson") <= 255
 
 
 @given(st.text(min_size=1, max_size=120), st.text(min_size=1, max_size=120))
@@ -92,7 +92,7 @@ def test_no_two_namespaces_share_a_name(one: str, other: str) -> None:
 @given(st.integers(0, 4_000_000_000_000))
 def test_times_round_trip(wall_ms: int) -> None:
     assert parse_utc(utc_text(wall_ms)) == wall_ms
-    assert len(stamp(wall_ms)) == 19
+    assert len(file_timestamp(wall_ms)) == 19
 
 
 @pytest.mark.parametrize("state", list(RollbackState))
