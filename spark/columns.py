@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -19,7 +20,7 @@ FIELDS = {
     "entry": pa.binary(),  # the entry's BSON
 }
 COLUMNS = tuple(FIELDS)
-_SPARK_NAMES = {pa.int64(): "bigint", pa.string(): "string", pa.binary(): "binary"}
+_SPARK_NAMES = {pa.int64(): "bigint", pa.string(): "string", pa.binary(): "binary", pa.bool_(): "boolean"}
 SPARK_TYPES = {MEMBER: "string", **{name: _SPARK_NAMES[kind] for name, kind in FIELDS.items()}}
 SPARK_SCHEMA = ", ".join(f"{name} {kind}" for name, kind in SPARK_TYPES.items())
 
@@ -27,3 +28,38 @@ SPARK_SCHEMA = ", ".join(f"{name} {kind}" for name, kind in SPARK_TYPES.items())
 def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
     """Of these columns, in this order; `member` among them or not."""
     return pa.schema([(name, pa.string() if name == MEMBER else FIELDS[name]) for name in columns])
+
+
+def ddl_of(schema: pa.Schema) -> str:
+    """Write an Arrow schema as Spark does."""
+    return ", ".join(f"{field.name} {_spark_type(field.type)}" for field in schema)
+
+
+def _spark_type(kind: pa.DataType) -> str:
+    if pa.types.is_list(kind):
+        return f"array<{_spark_type(kind.value_type)}>"
+    if pa.types.is_struct(kind):
+        return f"struct<{', '.join(f'{field.name}: {_spark_type(field.type)}' for field in kind)}>"
+    return _SPARK_NAMES[kind]
+
+
+def schema_of(names: str, **others: pa.DataType) -> pa.Schema:
+    """A schema of columns of 64-bit numbers, but for those of another type."""
+    return pa.schema([(name, others.get(name, pa.int64())) for name in names.split()])
+
+
+def batch_of(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
+    """The rows, values in the order of the schema, as one batch."""
+    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def repeated(value: str | int, times: int) -> pa.Array:
+    """A column with one value: text, or 64-bit numbers."""
+    return pa.repeat(pa.scalar(value, pa.string() if isinstance(value, str) else pa.int64()), times)
+
+
+def sorted_by(table: pa.Table, *names: str) -> pa.Table:
+    """The rows, rising by these columns."""
+    return table.sort_by([(name, "ascending") for name in names])

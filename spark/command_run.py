@@ -9,8 +9,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -23,9 +22,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from spark.oplog import Bounds, EntryFilter, Oplog, OplogError, Span
+    from spark.render.charts import Chart
+    from spark.render.content import Content
 
 PROGRAM = "oplog-spark"
-NEEDS = ("numpy", "pyarrow", "adbc_driver_sqlite", "adbc_driver_manager", "xxhash", "pandas", "pyspark")
+NEEDS = ("numpy", "pyarrow", "adbc_driver_sqlite", "adbc_driver_manager", "xxhash", "pandas", "pyspark", "jinja2")
 NOT_FOR_LOCAL = ("pyspark", "pandas")
 JAVA_OPTIONS = "SPARK_SUBMIT_OPTS"
 QUICK_JAVA = "-XX:TieredStopAtLevel=1"
@@ -53,18 +54,40 @@ class JobFailedError(ReplError):
 
 
 @dataclass(slots=True)
-class Run:
-    """One command at work. `session` starts Spark when it is first asked for."""
+class CommandRun:
+    """One command at work: its members, its session, and where its result goes. `with` ends the session.
+
+    `session` starts Spark when it is first asked for.
+    """
 
     command: str
-    engine: Engine
-    master: str | None
-    format: Format
-    html: Path | None
-    parquet: Path | None
+    engine: Engine = Engine.SPARK
+    master: str | None = None
+    form: Format = Format.TABLE
+    html: Path | None = None
+    parquet: Path | None = None
     oplogs: list[Oplog] = field(default_factory=list)
     bounds: list[Bounds] = field(default_factory=list)
     _session: SparkSession | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        self.close()
+        if isinstance(error, Exception) and not isinstance(error, ReplError | OSError):
+            raise one_line_error(error) from error
+
+    def open(self, members: Sequence[str]) -> None:
+        """Open the members and ask for their bounds: what cannot be read, or written, is said before Spark starts."""
+        local = self.engine is Engine.LOCAL
+        check_installed([name for name in NEEDS if not (local and name in NOT_FOR_LOCAL)])
+        check_target(self.html, "--html")
+        check_folder(self.parquet, "--parquet")
+        from spark.members import open_members
+
+        self.oplogs = open_members(members)
+        self.bounds = [oplog.bounds() for oplog in self.oplogs]
 
     @property
     def session(self) -> SparkSession:
@@ -86,43 +109,45 @@ class Run:
         """Whether the job will be over in seconds; a tail never is."""
         return self.command != "tail" and sum(bounds.rows for bounds in self.bounds) <= QUICK_ROWS
 
-    @property
-    def wants_page(self) -> bool:
-        return self.format is Format.HTML or self.html is not None
-
     def show(
         self,
         found: Mapping[str, Any],
         tables: Mapping[str, DataFrame | Any],
-        more: Callable[[], Mapping[str, Any]] = dict,
+        content: Callable[[Mapping[str, Any]], Content],
+        charts: Callable[[Mapping[str, Any]], Sequence[Chart]] = lambda document: (),
+        only_on_page: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        """Write a result everywhere it is wanted. tables: all its rows by name, for Parquet. more: only the page's."""
-        from spark.render import documents
+        """Write a result everywhere it is wanted. tables: all its rows by name, for Parquet.
 
-        head = documents.header(self.command, self.engine.value, zip(self.oplogs, self.bounds, strict=True))
+        content, charts: how its document is put into words and drawn.
+        """
+        from spark.render.documents import header
+
+        head = header(self.command, self.engine.value, zip(self.oplogs, self.bounds, strict=True))
         document = {**head, **found}
-        if self.parquet is not None:
-            self.write_parquet(self.parquet, tables)
-        if self.wants_page:
+        self.write_tables(tables)
+        if self.form is Format.HTML or self.html is not None:
             from spark.render.page import page
 
-            text = page({**document, **more()})
+            whole = {**document, **only_on_page()}
+            text = page(whole, content(whole), charts(whole))
             if self.html is not None:
                 self.html.write_text(text, encoding="utf-8")
-            if self.format is Format.HTML:
+            if self.form is Format.HTML:
                 sys.stdout.write(text)
-        if self.format is Format.JSON:
+        if self.form is Format.JSON:
             print(json.dumps(document, indent=2, ensure_ascii=not speaks_utf8()))
-        elif self.format is Format.TABLE:
-            from spark.render.telling import content_of
+        elif self.form is Format.TABLE:
             from spark.render.terminal import print_content
 
-            print_content(content_of(document))
+            print_content(content(document))
 
-    def write_parquet(self, folder: Path, tables: Mapping[str, Any]) -> None:
-        """One folder a table: `NAME/part-*.parquet`, as Spark writes and anybody reads."""
+    def write_tables(self, tables: Mapping[str, Any]) -> None:
+        """With --parquet one folder for each table: `NAME/part-*.parquet`, as Spark writes and anybody reads."""
+        if self.parquet is None:
+            return
         for name, rows in tables.items():
-            target = folder / name
+            target = self.parquet / name
             if hasattr(rows, "write"):
                 rows.write.parquet(str(target))
             else:
@@ -136,37 +161,7 @@ class Run:
             self._session.stop()
 
 
-@contextmanager
-def running(
-    command: str,
-    members: Sequence[str],
-    *,
-    engine: Engine = Engine.SPARK,
-    master: str | None = None,
-    form: Format = Format.TABLE,
-    html: Path | None = None,
-    parquet: Path | None = None,
-) -> Iterator[Run]:
-    """The members opened and asked for their bounds: what cannot be read, or written, is said before Spark starts."""
-    check_installed(NEEDS if engine is Engine.SPARK else [name for name in NEEDS if name not in NOT_FOR_LOCAL])
-    check_target(html, "--html")
-    check_folder(parquet, "--parquet")
-    from spark.members import open_members
-
-    run = Run(command, engine, master, form, html, parquet)
-    try:
-        run.oplogs = open_members(members)
-        run.bounds = [oplog.bounds() for oplog in run.oplogs]
-        yield run
-    except (ReplError, OSError, KeyboardInterrupt):
-        raise
-    except Exception as error:
-        raise told(error) from error
-    finally:
-        run.close()
-
-
-def told(error: Exception) -> ReplError:
+def one_line_error(error: Exception) -> ReplError:
     """An error of Spark's or Arrow's as one that says it in a line; anything unknown is raised as it is."""
     from spark.jobs import oplog_error
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from struct import Struct
 
-from replset.bson import InvalidBSONError, encode, encode_key, to_ejson, walk
+from replset.bson import InvalidBSONError, RawDocument, encode, encode_key, to_ejson, walk
 from replset.bson.decoding import read_value
 from replset.oplog_entry import UPDATE, OplogEntry, read_tail
-from replset.query.diff import DIFF_VERSION
+from replset.query.diff import DIFF_VERSION, is_diff
 
 DIFF_HEAD = encode({"$v": DIFF_VERSION})[4:-1] + b"\x03diff\0"
 """How the `o` of a difference begins, behind its length."""
@@ -108,3 +109,37 @@ def id_text(raw: bytes) -> str | None:
         return to_ejson(about.get("_id")) if about is not None and "_id" in about else None
     except InvalidBSONError:
         return None
+
+
+def action_of(entry: bytes) -> object:
+    """What an entry does: an update's difference in operator form, else its `o`. ReplError: it is no entry."""
+    document = RawDocument(entry).decode()
+    o = document.get("o")
+    if document.get("op") == "u" and isinstance(o, Mapping) and is_diff(o):
+        return operator_form(o["diff"])
+    return o
+
+
+def operator_form(diff: Mapping[str, object], path: str = "") -> dict[str, object]:
+    """A `$v: 2` difference as the update operators that say the same: {$set, $unset}; and, for arrays that became
+    shorter (or longer, by nulls), {$length: {path: elements}}.
+
+    For people: a name with a dot in it reads like a path here.
+    """
+    forms: dict[str, dict[str, object]] = {}
+    _add_forms(diff, path, forms)
+    return {name: forms[name] for name in ("$set", "$unset", "$length") if name in forms}
+
+
+def _add_forms(diff: Mapping[str, object], path: str, forms: dict[str, dict[str, object]]) -> None:
+    is_array = diff.get("a") is True
+    for section, body in diff.items():
+        if is_array and section == "l":
+            forms.setdefault("$length", {})[path.rstrip(".")] = body
+        elif is_array and section.startswith("u"):
+            forms.setdefault("$set", {})[path + section[1:]] = body
+        elif section.startswith("s") and isinstance(body, Mapping):
+            _add_forms(body, f"{path}{section[1:]}.", forms)
+        elif not is_array and section in ("u", "i", "d") and isinstance(body, Mapping):
+            values = {path + name: True if section == "d" else value for name, value in body.items()}
+            forms.setdefault("$unset" if section == "d" else "$set", {}).update(values)

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from json import dumps
+from typing import Any
+
+Document = Mapping[str, Any]
+"""A report's result as `--json` prints it."""
+ROWS_SHOWN = 30
+HOT_SHOWN = 10
+LONGEST = 2000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Tone(StrEnum):
@@ -89,11 +99,11 @@ def _is_control(character: str) -> bool:
 # --- numbers and times -----------------------------------------------------------------------------------------
 
 
-def number(value: int | None) -> str:
+def count_text(value: int | None) -> str:
     return "-" if value is None else f"{value:,}"
 
 
-def seconds(ms: int | None) -> str:
+def duration(ms: int | None) -> str:
     """A span of time, as short as is useful."""
     if ms is None:
         return "-"
@@ -106,7 +116,7 @@ def seconds(ms: int | None) -> str:
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
-def size(count: float | None) -> str:
+def byte_size(count: float | None) -> str:
     if count is None:
         return "-"
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -123,3 +133,40 @@ def listed(names: Sequence[str]) -> str:
 
 def several(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+# --- documents, entries and times as text ----------------------------------------------------------------------
+
+_OPERATIONS = {"i": "insert", "u": "update", "d": "delete", "c": "command", "n": "no-op"}
+
+
+def operation(op: str | None) -> str:
+    """An oplog entry's `op` as a word."""
+    return _OPERATIONS.get(op or "", op or "?")
+
+
+def ejson(value: Any) -> str:
+    return dumps(value, ensure_ascii=False)
+
+
+def shortened(text: str, most: int = LONGEST) -> str:
+    """The beginning of a text that is too long, and how long it is."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
+
+
+def seconds_of(optime: str) -> int:
+    """The seconds in TERM:SECONDS:INC."""
+    return int(optime.split(":")[1])
+
+
+def moment(at_ms: int, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """A wall clock as UTC; as a number where the calendar ends."""
+    try:
+        return (_EPOCH + timedelta(milliseconds=at_ms)).strftime(form)
+    except OverflowError:
+        return f"{at_ms} ms"
+
+
+def more_rows(rows: int) -> str:
+    """What stands below a table that shows ROWS_SHOWN of so many rows."""
+    return f"and {rows - ROWS_SHOWN} more, in --json and --parquet" if rows > ROWS_SHOWN else ""

@@ -32,6 +32,8 @@ from replset.ids import OPTIME_NULL, OpTime
 from spark.columns import COLUMNS, MEMBER, SPARK_SCHEMA, arrow_schema
 from spark.jobs import map_spans, pinned, table_of, with_member
 from spark.oplog import EVERYTHING, Oplog, OplogError, Span
+from spark.render.content import Content, ContentTable, Document, Phrase, Tone, byte_size, count_text, several
+from spark.render.documents import Rows, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -512,3 +514,34 @@ def _check_continues(oplog: Oplog, oldest: OpTime, exported: tuple[int, int]) ->
             if found == hashed:
                 return
     raise ExportError(f"{oplog.name}: the newest exported entry, {shown}, is not in its history any more")
+
+
+# --- document and text ---------------------------------------------------------------------------------
+
+
+def document_of(files: Rows, folder: str) -> dict[str, Any]:
+    """What was written: files, entries and bytes of each namespace of a member, not each file."""
+    sums: dict[tuple[str, str], dict[str, int]] = {}
+    days: set[str] = set()
+    for row in rows_of(files):
+        counts = sums.setdefault((row["member"], row["ns"]), {"files": 0, "entries": 0, "bytes": 0})
+        counts["files"] += 1
+        counts["entries"] += row["entries"]
+        counts["bytes"] += row["bytes"]
+        days.add(row["day"])
+    written = [{"member": member, "ns": ns, **counts} for (member, ns), counts in sorted(sums.items())]
+    return {"folder": folder, "days": sorted(days), "written": written}
+
+
+def content(document: Document) -> Content:
+    rows = document["written"]
+    entries, files = sum(row["entries"] for row in rows), sum(row["files"] for row in rows)
+    days = document["days"]
+    when = f", {days[0]} to {days[-1]}" if len(days) > 1 else f", {days[0]}" if days else ""
+    said = f"{several(entries, 'entry', 'entries')} in {several(files, 'file')} below {document['folder']}{when}."
+    cells = [
+        (row["member"], row["ns"] or "-", count_text(row["entries"]), count_text(row["files"]), byte_size(row["bytes"]))
+        for row in rows
+    ]
+    columns = ("member", "namespace", "entries", "files", "bytes")
+    return Content("Export", [Phrase(said, Tone.GOOD)], [ContentTable("Written", columns, cells, numbers=columns[2:])])

@@ -28,6 +28,9 @@ from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from spark.jobs import map_spans, pinned, table_of
 from spark.oplog import EVERYTHING, EntryFilter, Oplog, OplogError, Span
 from spark.readers.live import LiveOplog
+from spark.render.charts import Chart, Line, line_chart
+from spark.render.content import Content, ContentTable, Document, Phrase, Tone, count_text, duration
+from spark.render.documents import Rows, rows_of
 from spark.reports.elections import MemberTerm, fork_of, winner_of
 
 if TYPE_CHECKING:
@@ -386,3 +389,82 @@ def _batch_of(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> pa.Recor
     columns = list(zip(*rows, strict=True)) or [()] * len(names)
     types = [pa.string() if name in ("member", "kind") else pa.int64() for name in names]
     return pa.RecordBatch.from_arrays(list(map(pa.array, columns, types)), names=list(names))
+
+
+# --- document, text and charts ---------------------------------------------------------------------------------
+
+
+def document_of(found: Rows) -> dict[str, Any]:
+    """The series by source and member, each point [wall in ms, ms behind]; `now`: how far each is behind at its end."""
+    series: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
+    for row in rows_of(found):
+        series.setdefault((row["source"], row["member"]), []).append(row)
+    return {
+        "series": [
+            {
+                "source": source,
+                "member": member,
+                "now": rows[-1]["behind_ms"],
+                "worst": max(row["behind_ms"] for row in rows),
+                "optime": rows[-1]["optime"],
+                "points": [[row["at"], row["behind_ms"]] for row in rows],
+            }
+            for (source, member), rows in series.items()
+        ]
+    }
+
+
+_SOURCES = {
+    "walls": "from the oplogs",
+    "commitPoint": "majority, from no-ops",
+    "status": "now, as live members say",
+}
+
+
+def content(document: Document) -> Content:
+    series = document["series"]
+    if not series:
+        return Content("Lag", [Phrase("The oplogs are empty.", Tone.WARN)])
+    of_members = [row for row in series if row["member"] is not None]
+    answers = []
+    behind = [row for row in of_members if row["now"] > 0]
+    if behind:
+        worst = max(behind, key=lambda row: row["now"])
+        answers.append(Phrase(f"{worst['member']} is furthest behind at the end: {duration(worst['now'])}.", Tone.WARN))
+    else:
+        answers.append(Phrase("At the end no member is behind the newest entry.", Tone.GOOD))
+    most = max(series, key=lambda row: row["worst"])
+    if most["worst"] > 0:
+        who = most["member"] or "the commit point"
+        answers.append(Phrase(f"At worst {who} was {duration(most['worst'])} behind."))
+    columns = ("member", "source", "behind at the end", "at worst", "points", "where it is")
+    rows = [
+        (
+            row["member"] or "commit point",
+            _SOURCES[row["source"]],
+            Phrase(duration(row["now"]), Tone.WARN if row["now"] else Tone.PLAIN),
+            duration(row["worst"]),
+            count_text(len(row["points"])),
+            row["optime"],
+        )
+        for row in series
+    ]
+    grid = ContentTable("Behind the primary", columns, rows, numbers=("behind at the end", "at worst", "points"))
+    return Content("Lag", answers, [grid])
+
+
+def charts(document: Document) -> list[Chart]:
+    return lag_chart(document["series"])
+
+
+def lag_chart(series: Sequence[Document]) -> list[Chart]:
+    """How far each member was behind, over time; nothing where no source knows more than a moment."""
+    shown = [
+        Line(row["member"] or "commit point", [(at, behind / 1000) for at, behind in row["points"]])
+        for row in series
+        if row["source"] != STATUS and len(row["points"]) > 1
+    ]
+    if not shown:
+        return []
+    drawing = line_chart(shown, label="seconds behind over time", unit=lambda value: duration(round(value * 1000)))
+    return [Chart("Behind the primary", drawing, "How much older than the newest entry what each member had was.")]

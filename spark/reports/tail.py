@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -27,6 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark.columns import MEMBER
+from spark.render.content import readable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -252,3 +254,41 @@ def _ended_by_ctrl_c(ending: threading.Event) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+# --- what the command prints -----------------------------------------------------------------------------------
+
+
+class TailPrinter:
+    """Prints the seconds of a tail, and ends it when nobody reads them any more."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._unread = False
+        self.stop = threading.Event()
+
+    def show(self, seconds: Sequence[Second]) -> None:
+        """Called from Spark's thread, where an error would come home as Spark's."""
+        try:
+            for second in seconds:
+                print(json.dumps(second_document(second)) if self._as_json else readable(line_of(second)))
+            sys.stdout.flush()
+        except BrokenPipeError:
+            self._unread = True
+            self.stop.set()
+
+    def status(self) -> int:
+        """130 after Ctrl-C, which is how a tail ends."""
+        if self._unread:
+            raise BrokenPipeError
+        return 130
+
+
+def second_document(second: Second) -> dict[str, Any]:
+    return {
+        "time": f"{second.time}Z",
+        "member": second.member,
+        "entries": second.entries,
+        "operations": second.by_op,
+        "namespaces": second.by_ns,
+    }

@@ -16,7 +16,7 @@ from replset.cli.local_set import LocalMember, LocalSet, running_set, wait_until
 from replset.replication.rollback_manifest import FileKind, Manifest, RollbackState, list_manifests
 from replset.storage.file_names import DATABASE_FILE
 from spark.cli import main
-from spark.command_run import Run
+from spark.command_run import CommandRun
 from spark.reports.replay.base import bson_documents
 from tests.integration.conftest import FAST, next_ports
 from tests.integration.talk import all_counted, cut, heal, insert, run, same_everywhere, state
@@ -32,7 +32,7 @@ Diff = Callable[..., dict[str, Any]]
 @pytest.fixture
 def diff(spark: SparkSession, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Diff:
     """The command itself: diff(engine, status, MEMBER...) gives what it prints. status None: 0 or 1, as it says."""
-    monkeypatch.setattr(Run, "close", lambda run: None)  # the session is everybody's
+    monkeypatch.setattr(CommandRun, "close", lambda run: None)  # the session is everybody's
 
     def by(engine: str, status: int | None, *members: str) -> dict[str, Any]:
         ended = main(["diff", "--engine", engine, "--json", "--samples", "50", *members])

@@ -99,8 +99,8 @@ class Reason(StrEnum):
     CONTENT = "content"
     COPIES = "copies"
     HOLE = "hole"
-    WINNING = "winning branch"
     LOSING = "losing branch"
+    WINNING = "winning branch"
     AHEAD = "ahead"
 
 

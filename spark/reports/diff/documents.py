@@ -81,7 +81,7 @@ class DocumentDiff:
         }
 
 
-def check_places(oplogs: Sequence[Oplog]) -> None:
+def check_oplogs(oplogs: Sequence[Oplog]) -> None:
     """BadValueError where one is no member's files."""
     for oplog in oplogs:
         if not isinstance(oplog, SqliteOplog):

@@ -13,7 +13,6 @@ from typing import Any
 from replset.bson import RawDocument, encode_key
 from replset.errors import ReplError
 from replset.ids import OpTime
-from replset.query.diff import is_diff
 from replset.replication.rollback_manifest import FileKind, Manifest, rollback_folder
 from spark.oplog import Oplog, OplogTrimmedError, Span
 from spark.readers.sqlite import SqliteOplog
@@ -83,40 +82,6 @@ def entry_about(oplogs: Iterable[Oplog], ts: int, key: bytes) -> bytes | None:
         except OplogTrimmedError:
             continue
     return None
-
-
-def operator_form(diff: Mapping[str, object], path: str = "") -> dict[str, object]:
-    """A `$v: 2` difference as the update operators that say the same: {$set, $unset}; and, for arrays that became
-    shorter (or longer, by nulls), {$length: {path: elements}}.
-
-    For people: a name with a dot in it reads like a path here.
-    """
-    forms: dict[str, dict[str, object]] = {}
-    _add_forms(diff, path, forms)
-    return {name: forms[name] for name in ("$set", "$unset", "$length") if name in forms}
-
-
-def _add_forms(diff: Mapping[str, object], path: str, forms: dict[str, dict[str, object]]) -> None:
-    is_array = diff.get("a") is True
-    for section, body in diff.items():
-        if is_array and section == "l":
-            forms.setdefault("$length", {})[path.rstrip(".")] = body
-        elif is_array and section.startswith("u"):
-            forms.setdefault("$set", {})[path + section[1:]] = body
-        elif section.startswith("s") and isinstance(body, Mapping):
-            _add_forms(body, f"{path}{section[1:]}.", forms)
-        elif not is_array and section in ("u", "i", "d") and isinstance(body, Mapping):
-            values = {path + name: True if section == "d" else value for name, value in body.items()}
-            forms.setdefault("$unset" if section == "d" else "$set", {}).update(values)
-
-
-def action_of(entry: bytes) -> object:
-    """What an entry does: an update's difference in operator form, else its `o`. ReplError: it is no entry."""
-    document = RawDocument(entry).decode()
-    o = document.get("o")
-    if document.get("op") == "u" and isinstance(o, Mapping) and is_diff(o):
-        return operator_form(o["diff"])
-    return o
 
 
 # --- rollback files --------------------------------------------------------------------------------------------

@@ -15,20 +15,20 @@ import pytest
 
 from replset.storage.file_names import DATABASE_FILE
 from spark import jobs
-from spark.cli import TailPrinter, app, main, second_document
+from spark.cli import app, main
 from spark.columns import SPARK_TYPES
 from spark.command_run import tables_of
 from spark.members import open_members
 from spark.oplog import Oplog
-from spark.render import documents
-from spark.reports import elections, lag
+from spark.reports import elections, export, lag, summary
 from spark.reports.diff import classify
+from spark.reports.diff import report as diff_report
 from spark.reports.diff.documents import DIFFERING
 from spark.reports.diff.local_engine import local_diff
 from spark.reports.replay import replay
-from spark.reports.summary import local_summary
-from spark.reports.tail import Second
+from spark.reports.tail import Second, TailPrinter, second_document
 from spark.reports.verify import check as verify
+from spark.reports.verify import report as verify_report
 from spark.shipping import WORKERS_NEED
 from spark.source import _OPTIONS, MAX_ENTRIES, Options
 from tests.spark.kit import insert, write_oplog
@@ -165,7 +165,11 @@ def empty(ddl: str) -> pa.Table:
 
 
 def results_of(oplogs: list[Oplog]) -> Results:
-    found = {"diff": local_diff(oplogs), "verify": verify.local_verify(oplogs), "summary": local_summary(oplogs)}
+    found = {
+        "diff": local_diff(oplogs),
+        "verify": verify.local_verify(oplogs),
+        "summary": summary.local_summary(oplogs),
+    }
     terms = elections.Elections(
         None,
         *(empty(ddl) for ddl in (elections.TERMS_SCHEMA, elections.LOST_SCHEMA, elections.ROLLBACKS_SCHEMA)),  # type: ignore[arg-type]
@@ -180,12 +184,12 @@ def results_of(oplogs: list[Oplog]) -> Results:
     return Results(
         tables,
         {
-            "diff": {"ns": None, **documents.diff(found["diff"], oplogs)},
-            "verify": documents.verify(found["verify"], oplogs),
-            "summary": documents.summary(found["summary"]),
-            "elections": documents.elections(terms),
-            "lag": documents.lag(empty(lag.LAG_SCHEMA)),
-            "export": documents.export(empty("member string, ns string, file string"), "exported"),
+            "diff": {"ns": None, **diff_report.document_of(found["diff"], oplogs)},
+            "verify": verify_report.document_of(found["verify"], oplogs),
+            "summary": summary.document_of(found["summary"]),
+            "elections": elections.document_of(terms),
+            "lag": lag.document_of(empty(lag.LAG_SCHEMA)),
+            "export": export.document_of(empty("member string, ns string, file string"), "exported"),
         },
     )
 

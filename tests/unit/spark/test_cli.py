@@ -19,15 +19,12 @@ from spark.command_run import (
     JAVA_OPTIONS,
     QUICK_JAVA,
     QUICK_ROWS,
-    Engine,
-    Format,
+    CommandRun,
     JobFailedError,
-    Run,
     first_line,
+    one_line_error,
     point_of,
-    running,
     span_of,
-    told,
 )
 from spark.oplog import Bounds, OplogError, Span
 from tests.spark.kit import T0, insert, write_oplog
@@ -111,7 +108,7 @@ def test_it_runs_as_a_module_and_as_a_file(command: list[str], tmp_path: Path) -
         (["export", "m1", "--parquet", "x", "--engine", "local"], "export needs --engine spark"),
         (["replay", "m1"], "Missing option '--ns'"),
         (["replay", "m1", "--ns", "a.b", "--at", "yesterday"], "--at: "),
-        (["replay", "m1", "--ns", "a.b", "--format", "html"], "replay prints documents: --format table or json"),
+        (["replay", "m1", "--ns", "a.b", "--format", "html"], "replay has no page: --format table or json"),
         (["export", "m1", "--parquet", "x", "--append", "--overwrite"], "--append or --overwrite, not both"),
         (["export", "m1"], "Missing option '--parquet'"),
         (["lag", "m1", "--from", "soon"], "--from: 'soon' is neither TERM:SECONDS:INC nor a time such as"),
@@ -204,7 +201,7 @@ def test_a_worker_s_error_comes_home_with_the_member_s_name() -> None:
         worker = "".join(traceback.format_exception(error))
     from pyspark.errors import PythonException
 
-    found = told(PythonException(worker))
+    found = one_line_error(PythonException(worker))
     assert found.message == "m2: database disk image is malformed"
 
 
@@ -218,7 +215,7 @@ def test_a_file_that_only_this_machine_sees_is_said_so(tmp_path: Path) -> None:
         except OplogError as error:
             import traceback
 
-            return told(PythonException("".join(traceback.format_exception(error)))).message
+            return one_line_error(PythonException("".join(traceback.format_exception(error)))).message
 
     here = tmp_path / "replset.db"
     here.touch()
@@ -229,7 +226,7 @@ def test_a_file_that_only_this_machine_sees_is_said_so(tmp_path: Path) -> None:
 def test_an_error_of_spark_s_is_its_first_line() -> None:
     from pyspark.errors import AnalysisException
 
-    found = told(AnalysisException("\n[NO_SUCH_TABLE] there is none\n  at org.apache.spark.Stack\n  at ..."))
+    found = one_line_error(AnalysisException("\n[NO_SUCH_TABLE] there is none\n  at org.apache.spark.Stack\n  at ..."))
     assert isinstance(found, JobFailedError)
     assert found.message == "[NO_SUCH_TABLE] there is none"
     assert first_line(ValueError("")) == "ValueError"
@@ -238,7 +235,7 @@ def test_an_error_of_spark_s_is_its_first_line() -> None:
 def test_a_bug_is_not_hidden() -> None:
     error = ZeroDivisionError("a bug of ours")
     with pytest.raises(ZeroDivisionError):
-        told(error)
+        one_line_error(error)
 
 
 def test_leaving_early_closes_what_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +247,9 @@ def test_leaving_early_closes_what_was_opened(tmp_path: Path, monkeypatch: pytes
             stopped.append("stopped")
 
     def leave() -> None:
-        with running("diff", [str(tmp_path / "m1")], engine=Engine.SPARK) as run:
+        run = CommandRun("diff")
+        with run:
+            run.open([str(tmp_path / "m1")])
             session: Any = Session()
             run._session = session
             raise KeyboardInterrupt
@@ -336,7 +335,7 @@ def test_a_short_job_gets_a_java_that_starts_quickly(
     monkeypatch.delenv(JAVA_OPTIONS, raising=False)
     if given is not None:
         monkeypatch.setenv(JAVA_OPTIONS, given)
-    run = Run(command, Engine.SPARK, None, Format.TABLE, None, None, bounds=[Bounds(rows=rows)])
+    run = CommandRun(command, bounds=[Bounds(rows=rows)])
     assert run.session is session
     assert found == [seen]
     assert os.environ.get(JAVA_OPTIONS) == given

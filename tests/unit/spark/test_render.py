@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from spark.render.charts import Chart, Count, bar_chart
 from spark.render.content import (
     Content,
     ContentSample,
@@ -17,14 +18,14 @@ from spark.render.content import (
     ContentTable,
     Phrase,
     Tone,
+    byte_size,
+    duration,
     listed,
-    seconds,
     several,
-    size,
 )
-from spark.render.markup import document, table, tag
-from spark.render.page import widened
+from spark.render.page import page
 from spark.render.terminal import print_content
+from spark.reports.summary import widened
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 REACHING_OUT = {"src", "href", "srcset", "action", "data", "xlink:href"}
@@ -74,32 +75,32 @@ def printed(content: Content, *, colour: bool = False, width: int = 120) -> str:
     return out.file.getvalue()
 
 
-# --- markup ----------------------------------------------------------------------------------------------------
+def whole(content: Content, *charts: Chart, name: str = "m1") -> str:
+    members = [{"name": name, "oldest": None, "newest": None}]
+    return page({"command": "diff", "engine": "local", "members": members}, content, charts)
 
 
-@given(st.text(), st.text())
-def test_no_text_becomes_markup(title: str, text: str) -> None:
-    whole = document(title, [tag("p", text, title=text), table(["a<b>"], [[text]])])
-    reader = check_self_contained(whole)
-    assert reader.elements.count("p") == 1
-    assert reader.elements.count("td") == 1
+# --- a page ----------------------------------------------------------------------------------------------------
+
+NASTY = "a\x00b\x1bc\ud800d\te</p></pre></td><script>alert(1)</script>"
+SHOWN = NASTY.translate({0: "\ufffd", 0x1B: "\ufffd", 0xD800: "\ufffd"})
 
 
-def test_a_page_holds_what_no_page_can() -> None:
-    whole = document("x", [tag("p", "a\x00b\x1bc\ud800d\te</p><script>alert(1)</script>")])
-    texts = "".join(text for element, text in Reader(whole).texts if element == "p")
-    assert texts == "a\ufffdb\ufffdc\ufffdd\te</p><script>alert(1)</script>"
-    whole.encode("utf-8")
-
-
-def test_attributes_get_their_names() -> None:
-    node = tag("rect", class_="a", stroke_width=2, viewBox="0 0 1 1", x=1.04, y=None)
-    assert node.attrib == {"class": "a", "stroke-width": "2", "viewBox": "0 0 1 1", "x": "1"}
-
-
-def test_texts_and_elements_keep_their_order() -> None:
-    whole = document("x", [tag("p", "a", tag("b", "c"), "d", ["e", tag("i", "f")], None, "g")])
-    assert "<p>a<b>c</b>de<i>f</i>g</p>" in whole
+def test_no_text_becomes_markup() -> None:
+    content = Content(
+        "Diff",
+        [Phrase(NASTY)],
+        [
+            ContentTable(NASTY, [NASTY], [[NASTY], [Phrase(NASTY, Tone.BAD)]], note=NASTY),
+            ContentSamples(NASTY, [ContentSample(Phrase(NASTY), NASTY, [(NASTY, NASTY)])]),
+        ],
+    )
+    bars = bar_chart([Count(NASTY, [("c0", 1)], NASTY)], label=NASTY)
+    text = whole(content, Chart(NASTY, bars, NASTY, [(NASTY, "bad")]), name=NASTY)
+    text.encode("utf-8")
+    found = {element: words for element, words in check_self_contained(text).texts}
+    assert {found[element] for element in ("li", "code", "dt", "pre")} == {SHOWN}
+    assert text.count("<script") == 0
 
 
 # --- content on a terminal -------------------------------------------------------------------------------------
@@ -109,10 +110,10 @@ CONTENT = Content(
     [Phrase("They differ.", Tone.BAD), Phrase("[red]not markup[/red]")],
     [
         ContentTable(
-            "ContentTable [x]", ["name", "[n]"], [["[bold]a", Phrase("1", Tone.GOOD)]], numbers=["[n]"], note="a note"
+            "Table [x]", ["name", "[n]"], [["[bold]a", Phrase("1", Tone.GOOD)]], numbers=["[n]"], note="a note"
         ),
         ContentSamples(
-            "ContentSamples",
+            "Samples",
             [ContentSample(Phrase("lost", Tone.BAD), "1:2:3", [("does", "one\ntwo"), ("by", "m1")])],
             "more",
         ),
@@ -124,10 +125,10 @@ def test_a_terminal_shows_all_of_it() -> None:
     text = printed(CONTENT)
     lines = [line.rstrip() for line in text.splitlines()]
     assert lines[:2] == ["They differ.", "[red]not markup[/red]"]
-    assert "ContentTable [x]" in text
+    assert "Table [x]" in text
     assert "[bold]a" in text
-    assert lines[lines.index("ContentSamples") :] == [
-        "ContentSamples",
+    assert lines[lines.index("Samples") :] == [
+        "Samples",
         "lost  1:2:3",
         "  does  one",
         "        two",
@@ -175,7 +176,7 @@ def test_control_characters_of_an_oplog_do_not_reach_the_terminal() -> None:
     ],
 )
 def test_spans_of_time(ms: int | None, text: str) -> None:
-    assert seconds(ms) == text
+    assert duration(ms) == text
 
 
 @pytest.mark.parametrize(
@@ -183,7 +184,7 @@ def test_spans_of_time(ms: int | None, text: str) -> None:
     [(None, "-"), (0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**20 * 200, "200 MiB"), (2**50, "1024.0 TiB")],
 )
 def test_sizes(count: int | None, text: str) -> None:
-    assert size(count) == text
+    assert byte_size(count) == text
 
 
 def test_lists_and_numbers_of_things() -> None:

@@ -22,6 +22,10 @@ LETTER = 6.5
 moments = st.integers(0, 4_000_000_000_000)
 
 
+def drawing_of(svg: str) -> ElementTree.Element:
+    return ElementTree.fromstring(svg)
+
+
 def texts(drawing: ElementTree.Element) -> list[tuple[float, float, float]]:
     """(y, left, right) of each text, by the average width of letters."""
     found = []
@@ -106,10 +110,15 @@ def test_a_long_name_loses_its_middle() -> None:
     st.lists(st.tuples(moments, st.sampled_from(["common point", "m1 and m2 part", "x"])), max_size=6),
 )
 def test_lanes(rows: list[tuple[str, int, int]], upright: list[tuple[int, str]]) -> None:
-    drawn = charts.lanes(
-        [Lane(name, [Bar(at, at + long, "c0", "a bar")], [Dot(at, "bad", shape="diamond")]) for name, at, long in rows],
-        label="x",
-        upright=[(at, text, "bad") for at, text in upright],
+    drawn = drawing_of(
+        charts.lane_chart(
+            [
+                Lane(name, [Bar(at, at + long, "c0", "a bar")], [Dot(at, "bad", shape="diamond")])
+                for name, at, long in rows
+            ],
+            label="x",
+            upright=[(at, text, "bad") for at, text in upright],
+        )
     )
     check_texts(drawn)
     check_shapes(drawn)
@@ -118,14 +127,14 @@ def test_lanes(rows: list[tuple[str, int, int]], upright: list[tuple[int, str]])
 @given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)), min_size=1, max_size=40))
 def test_lines(points: list[tuple[int, int]]) -> None:
     series = [Line(f"127.0.0.1:2701{n}", [(at, value / 1000) for at, value in sorted(points)]) for n in range(10)]
-    drawn = charts.lines(series, label="x", unit=lambda value: f"{value:g} s")
+    drawn = drawing_of(charts.line_chart(series, label="x", unit=lambda value: f"{value:g} s"))
     check_texts(drawn)
     check_shapes(drawn)
     assert len(drawn.findall("path")) == 10
 
 
 def test_a_line_goes_in_steps_from_its_first_point() -> None:
-    drawn = charts.lines([Line("m1", [(0, 0.0), (1000, 4.0)])], label="x", unit=str)
+    drawn = drawing_of(charts.line_chart([Line("m1", [(0, 0.0), (1000, 4.0)])], label="x", unit=str))
     path = drawn.find("path")
     assert path is not None
     assert re.fullmatch(r"M[\d.]+ [\d.]+H[\d.]+V[\d.]+", path.get("d", ""))
@@ -133,14 +142,16 @@ def test_a_line_goes_in_steps_from_its_first_point() -> None:
 
 @given(st.lists(st.tuples(st.text("nsx.", max_size=60), st.integers(0, 10**12)), min_size=1, max_size=30))
 def test_counts(rows: list[tuple[str, int]]) -> None:
-    drawn = charts.counts([Count(name, [("c0", n), ("bad", n // 10)], "12 KiB") for name, n in rows], label="x")
+    bars = [Count(name, [("c0", n), ("bad", n // 10)], "12 KiB") for name, n in rows]
+    drawn = drawing_of(charts.bar_chart(bars, label="x"))
     check_texts(drawn)
     check_shapes(drawn)
 
 
 @given(st.dictionaries(st.integers(0, 10**6), st.integers(0, 10**9), min_size=1, max_size=60))
 def test_columns(found: dict[int, int]) -> None:
-    drawn = charts.columns([(at * 60_000, n) for at, n in sorted(found.items())], 60_000, label="x")
+    points = [(at * 60_000, n) for at, n in sorted(found.items())]
+    drawn = drawing_of(charts.column_chart(points, 60_000, label="x"))
     check_texts(drawn)
     check_shapes(drawn)
     assert len(drawn.findall("rect")) == len(found)

@@ -13,8 +13,11 @@ from replset.ids import OpTime, pack_ts
 from spark.oplog import Bounds
 from spark.render import documents
 from spark.render.content import Content, ContentSamples, ContentTable, Tone, text_of
-from spark.render.page import page
-from spark.render.telling import content_of
+from spark.render.page import page as page_of
+from spark.reports import elections as elections_report
+from spark.reports import export as export_report
+from spark.reports import lag as lag_report
+from spark.reports import summary as summary_report
 from spark.reports.elections import Elections
 from spark.reports.summary import Summary
 from tests.spark.kit import T0, insert
@@ -43,6 +46,25 @@ def whole(command: str, found: Document, *, engine: str = "spark") -> Document:
     members = [(oplog, oplog.bounds()) for oplog in oplogs]
     document: Document = json.loads(json.dumps({**documents.header(command, engine, members), **found}))
     return document
+
+
+REPORTS: Any = {
+    "elections": elections_report,
+    "export": export_report,
+    "lag": lag_report,
+    "summary": summary_report,
+}
+
+
+def content_of(document: Document) -> Content:
+    content: Content = REPORTS[document["command"]].content(document)
+    return content
+
+
+def page(document: Document) -> str:
+    report = REPORTS[document["command"]]
+    charts = report.charts(document) if hasattr(report, "charts") else []
+    return page_of(document, report.content(document), charts)
 
 
 def answers(content: Content) -> list[tuple[str, str]]:
@@ -134,7 +156,7 @@ def elections(lost: int = 1) -> Document:
         pa.Table.from_pylist(gone_rows)[:lost],
         pa.Table.from_pylist(recorded)[:lost],
     ]
-    return whole("elections", documents.elections(Elections("m1", *tables), samples=2))
+    return whole("elections", elections_report.document_of(Elections("m1", *tables), samples=2))
 
 
 def test_elections_as_a_document() -> None:
@@ -191,7 +213,7 @@ def lag(*rows: tuple[str | None, int, str, int]) -> Document:
             for member, at, source, behind in rows
         ]
     )
-    return whole("lag", documents.lag(table if rows else table.slice(0, 0)))
+    return whole("lag", lag_report.document_of(table if rows else table.slice(0, 0)))
 
 
 def test_lag_by_member_and_source() -> None:
@@ -231,11 +253,11 @@ def summary(members: int = 2, *, namespaces: int = 2, hot: int = 9) -> Document:
         return pa.Table.from_pylist(
             [
                 {
-                    **{"member": name, key: value, "entries": 10 - oplog + number, "bytes": 4096 * (number + 1)},
+                    **{"member": name, key: value, "entries": 10 - at + number, "bytes": 4096 * (number + 1)},
                     **{"first_wall": WALL, "last_wall": WALL + 60_000, "per_second": 2.5},
                     **{"first_ts": 1, "last_ts": 2},
                 }
-                for oplog, name in enumerate(names)
+                for at, name in enumerate(names)
                 for number, value in enumerate(values)
             ]
         )
@@ -257,7 +279,7 @@ def summary(members: int = 2, *, namespaces: int = 2, hot: int = 9) -> Document:
     ]
     return whole(
         "summary",
-        documents.summary(
+        summary_report.document_of(
             Summary(
                 members=rows("ignored", [None]),
                 namespaces=rows("ns", [f"shop.{n}" for n in range(namespaces)]),
@@ -326,7 +348,7 @@ def test_export_is_summed_up_by_member_and_namespace() -> None:
             for day in ("2025-10-09", "2025-10-10")
         ]
     )
-    document = whole("export", documents.export(files, "/somewhere"))
+    document = whole("export", export_report.document_of(files, "/somewhere"))
     assert document["written"] == [{"member": "m1", "ns": "a.b", "files": 2, "entries": 10, "bytes": 2000}]
     assert answers(content_of(document)) == [
         ("good", "10 entries in 2 files below /somewhere, 2025-10-09 to 2025-10-10.")
