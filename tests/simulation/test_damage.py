@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import apsw
 import pytest
 
 from replset.core.member_state import MemberState
@@ -90,6 +91,38 @@ def test_a_primary_with_a_damaged_entry_hands_over_and_spreads_nothing(behind: i
             assert all(f"token-{number}-".encode() in documents for number in (2, 3, 4, 5))
             assert NEW not in b"".join(files.values())
             assert b"damaged on this member's disk" in b"".join(files.values())
+
+
+def lose_pages(stage: Stage, name: str) -> None:
+    """The disk loses every page of the database but the first, and the member's memory has none of them."""
+    machine, running = stage.cluster.machines[name], member(stage.cluster, name)
+    running.store._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    assert machine.disk.damage_pages(running.store.path, machine.rng, 1_000)
+    running.store._connection.pragma("shrink_memory")
+    stage.cluster.damaged.add(name)
+
+
+@pytest.mark.parametrize("who", ["the primary", "a secondary"])
+def test_a_member_whose_database_lost_pages_ends_and_copies_anew_from_an_empty_disk(who: str) -> None:
+    with staged(seed=11) as stage:
+        cluster = stage.cluster
+        name = stage.primary if who == "the primary" else stage.others[0]
+        for _ in range(5):
+            stage.write(stage.primary)
+        lose_pages(stage, name)
+        stage.write(stage.primary)
+        cluster.run_until(lambda: name not in cluster.alive(), 60, "it ends")
+        assert "is damaged: database disk image is malformed" in "\n".join(stage.cluster.trace.lines)
+        cluster.run_until(lambda: cluster.primary() not in (None, name), 60, "another member leads")
+        leader = cluster.primary()
+        assert leader is not None
+        assert stage.write(leader).outcome == "ok"
+        stage.restart(name)
+        cluster.run_until(lambda: name not in cluster.alive(), 60, "it ends again")
+        stage.restart(name)
+        cluster.kill(name, wipe=True)
+        stage.restart(name)
+        stage.heal_all_and_judge()
 
 
 def test_a_damaged_entry_is_found_when_a_member_starts() -> None:

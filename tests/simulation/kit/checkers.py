@@ -10,6 +10,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,7 +137,7 @@ class Checkers:
             self.fail("1", f"{row.name} took the term {row.term}, which a stranger told it")
         if row.state is MemberState.RECOVERING and _DAMAGED in row.node.quarantine:
             rotten = self.cluster.rotten
-            if rotten is None or rotten.name != row.name:
+            if (rotten is None or rotten.name != row.name) and row.name not in self.cluster.damaged:
                 self.fail("2", f"{row.name} takes itself for damaged: {row.node.quarantine}")
         disk = machine.disk
         if disk.changed:
@@ -185,6 +186,11 @@ class Checkers:
             self.fail("1", f"{name} voted for member {before[1]} in term {before[0]}, and now {now}")
 
     def follow(self, name: str, machine: Machine) -> None:
+        """Bring the mirror up to the store, as far as a damaged one can be read."""
+        with suppress(apsw.CorruptError) if name in self.cluster.damaged else nullcontext():
+            self._follow(name, machine)
+
+    def _follow(self, name: str, machine: Machine) -> None:
         """Bring the mirror up to the store; check invariant 2 on what is new and that nothing committed was undone."""
         path = os.path.join(machine.disk.folder, "replset.db")
         connection = machine.disk.reader(path)
@@ -193,6 +199,8 @@ class Checkers:
         mirror = self.mirrors[name]
         is_new_life = self._seen_lives.get(name) != machine.life.name
         database = machine.disk.tree.names.get("replset.db")
+        if name in self.cluster.damaged and not is_new_life and mirror.database is not database:
+            self.cluster.damaged.discard(name)
         before: list[Entry] = []
         if not is_new_life and mirror.database is not database:
             before = list(mirror.entries)

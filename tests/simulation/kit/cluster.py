@@ -230,6 +230,7 @@ class SimCluster:
         self.on_many_steps: list[Callable[[], None]] = []
         self._next_many = MANY_STEPS
         self.rotten: Rotten | None = None
+        self.damaged: set[str] = set()  # members whose database lost pages: no judge reads it until it is a copy
         self.on_wipe: list[Callable[[str], None]] = []
         self.on_wal_loss: list[Callable[[str], None]] = []
         self.on_disk_death: list[Callable[[str], None]] = []  # a member ended because its disk failed
@@ -351,7 +352,7 @@ class SimCluster:
                 self.trace.add(machine.name, f"cannot start: {error}")
                 self.kill(machine.name)
                 return
-            if machine.disk.failed:
+            if self._has_bad_disk(machine):
                 self._end_by_its_disk(machine, f"cannot start: {error}")
                 return
             self.broken.append(f"{machine.name} could not start: {type(error).__name__}: {error}")
@@ -367,10 +368,13 @@ class SimCluster:
     def _broke(self, machine: Machine, life: Life, why: asyncio.Future[Any]) -> None:
         if machine.life is not life or why.cancelled():
             return
-        if machine.disk.failed:
+        if self._has_bad_disk(machine):
             self._end_by_its_disk(machine, f"stops itself: {why.result()}")
             return
         self.broken.append(f"{machine.name} stopped itself: {why.result()}")
+
+    def _has_bad_disk(self, machine: Machine) -> bool:
+        return bool(machine.disk.failed) or machine.name in self.damaged
 
     def _end_by_its_disk(self, machine: Machine, how: str) -> None:
         """Its disk failed, and it ends as it should; what the disk did not take is gone, as with the power."""
@@ -397,6 +401,7 @@ class SimCluster:
         dead_disk = machine.dead_disk = machine.disk
         folder = os.path.join(self.root, name, str(machine.lives))
         if wipe:
+            self.damaged.discard(name)
             machine.state_at_death = None
             machine.disk = SimDisk(folder)
             for look in self.on_wipe:
@@ -439,7 +444,7 @@ class SimCluster:
         if machine.life is not life:
             return False
         if task.cancelled() or task.exception() is not None:
-            if machine.disk.failed:
+            if self._has_bad_disk(machine):
                 self._end_by_its_disk(machine, f"could not stop: {task.exception()!r}")
             else:
                 self.broken.append(f"{name} could not stop: {task.exception()!r}")
@@ -536,8 +541,10 @@ class SimCluster:
     def _settings(self, settings: Mapping[str, object] | None) -> dict[str, object]:
         return {**SETTINGS, "catchUpTimeoutMillis": self.weather.catch_up_ms, **(settings or {})}
 
-    def all_counted(self) -> bool:
-        """One writable primary; everybody is a secondary or arbiter with a vote and a named incarnation."""
+    def all_counted(self, *, but: str = "") -> bool:
+        """One writable primary; everybody is a secondary or arbiter with a vote and a named incarnation. but: a member
+        whose state does not matter.
+        """
         self.check_unbroken()
         primary = self.primary()
         if primary is None:
@@ -548,7 +555,7 @@ class SimCluster:
             return False
         if any(member.incarnation is None for member in config.voters):
             return False
-        return all(m.running is not None and m.running.node.state in states for m in self.members())
+        return all(m.running is not None and m.running.node.state in states for m in self.members() if m.name != but)
 
     def members(self) -> list[Machine]:
         """All machines but a spare one that nobody has added yet."""

@@ -29,6 +29,9 @@ _numbers = itertools.count(1)
 _DIRSYNC_TYPES = apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.SQLITE_OPEN_SUPER_JOURNAL
 _RECORDED_TYPES = _DIRSYNC_TYPES | apsw.SQLITE_OPEN_MAIN_DB
 
+_TREE_PAGES = (2, 5, 10, 13)
+"""The first byte of a page in a b-tree; SQLite's file format, section 1.6."""
+
 Change = tuple[int, bytes | None]
 """What a write (offset, bytes) or a truncation (size, None) does to a file."""
 
@@ -316,6 +319,24 @@ class SimDisk:
             if known == target and connection is not None and _is_idle(connection):
                 return connection
         return None
+
+    def damage_pages(self, path: str, rng: random.Random, number: int) -> list[int]:
+        """The disk loses so many b-tree pages of the database at `path`; they read as zeros. Return their numbers."""
+        database = self.file(path)
+        content = database.written()
+        size = int.from_bytes(content[16:18], "big")
+        size = 65536 if size == 1 else size
+        trees = [
+            page for page in range(2, len(content) // (size or 1) + 1) if content[(page - 1) * size] in _TREE_PAGES
+        ]
+        lost = sorted(rng.sample(trees, min(number, len(trees))))
+        with open(path, "r+b") as real:
+            for page in lost:
+                offset = (page - 1) * size
+                os.pwrite(real.fileno(), bytes(size), offset)
+                apply_change(database.durable, (offset, bytes(size)))
+                database.pending.append((offset, bytes(size)))
+        return lost
 
     def fails(self, what: str, path: str) -> bool:
         """Whether this ends with EIO; then it is noted."""

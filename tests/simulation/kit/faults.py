@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -75,6 +75,8 @@ class FaultMix:
     stranger: int = 0
     wipe_two: int = 0
     lose_wal: int = 0
+    lose_pages: int = 0
+    force_reconfig: int = 0
     pause_s: tuple[float, float] = (0.5, 5.0)
 
 
@@ -90,9 +92,12 @@ NEW_KINDS = (
 
 NEWER_KINDS = ("hit_undo", "resync", "freeze", "bridge", "add_new", "failing_disk", "rot", "stranger", "wipe_two")
 NEWEST_KINDS = ("lose_wal",)
+RARE_KINDS = ("lose_pages", "force_reconfig")
+"""In one run of ten each, by a generator of their own: recorded seeds stay as they were drawn."""
+VOTE_CHANGES = ("change_votes", "remove_and_add", "add_new")
 
 
-NO_FAULTS = FaultMix(**dict.fromkeys(OLD_KINDS + NEW_KINDS + NEWER_KINDS + NEWEST_KINDS, 0))  # type: ignore[arg-type]
+NO_FAULTS = FaultMix(**dict.fromkeys(OLD_KINDS + NEW_KINDS + NEWER_KINDS + NEWEST_KINDS + RARE_KINDS, 0))  # type: ignore[arg-type]
 
 
 def draw_mix(rng: random.Random) -> FaultMix:
@@ -107,6 +112,16 @@ def draw_mix(rng: random.Random) -> FaultMix:
     pause_s = rng.choice(((0.5, 5.0), (0.2, 2.0), (1.0, 7.0)))
     chosen |= {name: rng.choice((0, 0, 1, 1, 2)) for name in NEWEST_KINDS}
     return FaultMix(**chosen, pause_s=pause_s)  # type: ignore[arg-type]
+
+
+def draw_rare(rng: random.Random, mix: FaultMix) -> FaultMix:
+    """Damaged pages and forced configurations. Where configurations are forced no votes change: then all of them have
+    the same majorities, and every invariant still holds, whichever configuration wins.
+    """
+    rare = {name: 4 for name in RARE_KINDS if rng.random() < 0.1}
+    if "force_reconfig" in rare:
+        rare |= dict.fromkeys(VOTE_CHANGES, 0)
+    return replace(mix, **rare)
 
 
 class Faults:
@@ -163,6 +178,8 @@ class Faults:
             self._stranger: mix.stranger,
             self._wipe_two: mix.wipe_two,
             self._lose_wal: mix.lose_wal,
+            self._lose_pages: mix.lose_pages,
+            self._force_reconfig: mix.force_reconfig,
         }
         self._ends = cluster.loop.time() + seconds
         while cluster.loop.time() < self._ends:
@@ -181,6 +198,8 @@ class Faults:
         cluster.heal()
         if cluster.rotten is not None:
             await self._mend(cluster.rotten)
+        for name in sorted(cluster.damaged):
+            await self._empty(name)
 
     def _later(self, seconds: float, do: Callable[[], None]) -> None:
         """Put something right again after a while."""
@@ -426,6 +445,43 @@ class Faults:
 
         self._later(self._rng.uniform(0.5, 5.0), make_room)
 
+    def _lose_pages(self) -> None:
+        """Once a run: the disk of a member that is not primary loses pages of its database. SQLite says so to whoever
+        reads one, and the member ends, at once or when it starts again; then its disk is emptied.
+        """
+        cluster = self._cluster
+        primary, config = cluster.primary(), cluster.config()
+        others = [machine for machine in cluster.members() if machine.name != primary and not machine.arbiter]
+        if self._wiped or self._reconfiguring or config is None or not others or not cluster.all_counted():
+            return
+        machine = self._rng.choice(others)
+        if len(config.voters) - 1 < config.majority_vote_count or machine.running is None:
+            return
+        path = os.path.join(machine.disk.folder, "replset.db")
+        pages = machine.disk.damage_pages(path, self._rng, self._rng.choice((1, 3, 1_000)))
+        if not pages:
+            return
+        self._wiped = True
+        cluster.damaged.add(machine.name)
+        cluster.trace.add(machine.name, f"has lost the pages {pages}")
+        if self._rng.random() < 0.5:
+            self._kill(machine.name, power_loss=False)
+
+    async def _empty(self, name: str) -> None:
+        """An administrator empties the disk of a damaged member, once the others are well, and starts it again."""
+        cluster = self._cluster
+        ends = cluster.loop.time() + REPAIRED_WITHIN_S
+        if cluster.primary() == name:
+            cluster.kill(name)  # SQLite still has all pages in its memory, so that nobody noticed
+        while cluster.primary() in (None, name) or not cluster.all_counted(but=name):
+            if cluster.loop.time() > ends:
+                raise SimulationError(f"{name} is still damaged\n{cluster.summary()}")
+            await asyncio.sleep(0.5)
+        if name in cluster.damaged:
+            self._revive(name)
+            cluster.kill(name, wipe=True)
+            cluster.start(name)
+
     def _failing_disk(self) -> None:
         """Syncs of one machine end with EIO for a while, or writes too. Whoever could not sync its WAL has to stop: it
         does not know what is on the disk any more.
@@ -453,6 +509,9 @@ class Faults:
 
     def _later_revived(self, name: str) -> None:
         self.done["ended by its disk"] += 1
+        if name in self._cluster.damaged:
+            self._background(self._empty(name))
+            return
         self._later(self._rng.uniform(0.2, 5.0), lambda: self._revive(name))
 
     def _clock_jump(self) -> None:
@@ -671,6 +730,19 @@ class Faults:
         self._reconfiguring = True
         self._background(self._reconfig(primary, change))
 
+    def _force_reconfig(self) -> None:
+        """Another priority, by force, on any member that holds data, cut off from the others or not."""
+        names = [machine.name for machine in self._cluster.members() if not machine.arbiter]
+        at, name, priority = self._rng.choice(names), self._rng.choice(names), self._rng.choice((0.5, 1, 2, 5))
+
+        def change(config: dict[str, Any]) -> str:
+            member = next(m for m in config["members"] if m["host"] == self._cluster.host(name))
+            if member["priority"]:
+                member["priority"] = priority
+            return f"give {name} priority {priority}, by force"
+
+        self._background(self._change_config(at, change, force=True))
+
     def _remove_and_add(self) -> None:
         """A secondary is taken out of the set, and taken in again after a while."""
         cluster = self._cluster
@@ -736,7 +808,9 @@ class Faults:
         finally:
             self._reconfiguring = False
 
-    async def _change_config(self, primary: str, change: Callable[[dict[str, Any]], str]) -> dict[str, Any] | None:
+    async def _change_config(
+        self, primary: str, change: Callable[[dict[str, Any]], str], *, force: bool = False
+    ) -> dict[str, Any] | None:
         """Ask for the configuration, change it, and hand it in; change says what it did."""
         found = await self._ask(primary, {"replSetGetConfig": 1})
         if found is None or found["ok"] != 1:
@@ -745,7 +819,9 @@ class Faults:
         told = change(config)
         config["version"] += 1
         self._cluster.trace.add(primary, f"is asked to {told}")
-        return await self._ask(primary, {"replSetReconfig": config, "maxTimeMS": 4_000})
+        return await self._ask(
+            primary, {"replSetReconfig": config, **({"force": True} if force else {}), "maxTimeMS": 4_000}
+        )
 
     async def _ask(self, name: str, command: dict[str, Any]) -> dict[str, Any] | None:
         client = self._cluster.client()

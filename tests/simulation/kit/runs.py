@@ -14,7 +14,7 @@ from tests.simulation.kit.checkers import Checkers, kind_of_entry
 from tests.simulation.kit.cluster import SimCluster, Weather, quiet_logs
 from tests.simulation.kit.deeds import DeedMix, Deeds
 from tests.simulation.kit.errors import SimulationError
-from tests.simulation.kit.faults import NO_FAULTS, FaultMix, Faults, draw_mix
+from tests.simulation.kit.faults import NO_FAULTS, FaultMix, Faults, draw_mix, draw_rare
 from tests.simulation.kit.linearizability import violation
 from tests.simulation.kit.registers import RegisterMix, Registers
 from tests.simulation.kit.workload import ALL_CONCERNS, OLD_CONCERNS, Mix, Workload
@@ -110,11 +110,12 @@ def draw_plan(seed: int) -> Plan:
     """Everything about a run that its number decides before it begins."""
     rng = random.Random(f"{seed} plan")
     members, arbiters = SHAPES[seed % len(SHAPES)]
+    faults = draw_rare(random.Random(f"{seed} rare"), draw_mix(rng))
     plan = Plan(
         members,
         arbiters,
         draw_weather(seed),
-        draw_mix(rng),
+        faults,
         Mix(*rng.choice(((4, 2), (2, 1), (2, 1), (1, 1))), pause_ms=rng.choice(((50, 350), (100, 700), (100, 1_500)))),
         RegisterMix(*rng.choice(((3, 1), (3, 2), (2, 2)))),
     )
