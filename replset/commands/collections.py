@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
 from replset.bson import Binary, Int64, RawDocument
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
@@ -12,19 +9,17 @@ from replset.commands.evaluation import apart
 from replset.commands.index_specs import check_index
 from replset.commands.namespaces import check_database, collection_field, namespace, writable_namespace
 from replset.commands.ports import Reply
-from replset.commands.write_batch import check_options, write_times
-from replset.commands.write_concern import concern_of, wait_for
+from replset.commands.write_batch import check_options
+from replset.commands.write_concern import write_and_wait
 from replset.errors import (
     BadValueError,
     IllegalOperationError,
     NamespaceNotFoundError,
 )
-from replset.ids import OpTime
 from replset.query.match import compile_filter
 from replset.replication.write_ops import ID_INDEX, WriteGroup, do_create, do_drop
 from replset.storage.catalog import Collection
 
-T = TypeVar("T")
 OPLOG_UUID_NAME = "oplog.rs"
 _CREATE_NOT_BUILT = (
     "capped",
@@ -46,24 +41,6 @@ _CREATE_NOT_BUILT = (
 )
 
 
-async def _write(
-    ctx: CommandContext, operation: Callable[[WriteGroup], T], reply: Callable[[T], dict[str, object]]
-) -> Reply:
-    """Run the change, wait for the write concern, build the reply."""
-    concern = concern_of(ctx)
-
-    def run(group: WriteGroup) -> tuple[T, OpTime, int]:
-        result = operation(group)
-        return result, group.txn.last, group.term
-
-    result, optime, term = await ctx.member.write(run)
-    failure = await wait_for(ctx, optime, concern)
-    answer = reply(result)
-    if failure is not None:
-        answer["writeConcernError"] = failure
-    return answer | write_times(optime, term)
-
-
 async def create(ctx: CommandContext) -> Reply:
     """Create an empty collection; one that is there with the same options is no error."""
     check_options(ctx, _CREATE_NOT_BUILT)
@@ -74,7 +51,8 @@ async def create(ctx: CommandContext) -> Reply:
         if ns not in group.txn.catalog.by_ns:
             do_create(group, ns)
 
-    return await _write(ctx, operation, lambda _: {})
+    _, reply = await write_and_wait(ctx, operation)
+    return reply
 
 
 async def drop(ctx: CommandContext) -> Reply:
@@ -87,7 +65,8 @@ async def drop(ctx: CommandContext) -> Reply:
             do_drop(group, coll)
         return coll is not None
 
-    return await _write(ctx, operation, lambda was: {"nIndexesWas": 1, "ns": ns} if was else {})
+    was, reply = await write_and_wait(ctx, operation)
+    return ({"nIndexesWas": 1, "ns": ns} if was else {}) | reply
 
 
 async def drop_database(ctx: CommandContext) -> Reply:
@@ -104,7 +83,8 @@ async def drop_database(ctx: CommandContext) -> Reply:
             do_drop(group, coll)
         return bool(leaving)
 
-    return await _write(ctx, operation, lambda was: {"dropped": database} if was else {})
+    was, reply = await write_and_wait(ctx, operation)
+    return ({"dropped": database} if was else {}) | reply
 
 
 # --- lists ------------------------------------------------------------------------------------------------------
@@ -199,16 +179,13 @@ async def create_indexes(ctx: CommandContext) -> Reply:
             do_create(group, ns)
         return created
 
-    return await _write(
-        ctx,
-        operation,
-        lambda created: {
-            "numIndexesBefore": 1,
-            "numIndexesAfter": 1,
-            "createdCollectionAutomatically": created,
-            "note": "all indexes already exist",
-        },
-    )
+    created, reply = await write_and_wait(ctx, operation)
+    return {
+        "numIndexesBefore": 1,
+        "numIndexesAfter": 1,
+        "createdCollectionAutomatically": created,
+        "note": "all indexes already exist",
+    } | reply
 
 
 COMMANDS: tuple[Command, ...] = (

@@ -84,7 +84,7 @@ class OplogCursor(Cursor):
         if not documents and self._await_data and not is_first and not self.finished:
             deadline = ctx.member.clock.now() + (AWAIT_MS if await_ms is None else await_ms)
             while not documents and not self.finished and (left := deadline - ctx.member.clock.now()) > 0:
-                await ctx.member.wait_for_news(left)
+                await ctx.member.wait_for_change(left)
                 documents = await self._collect(ctx, limit)
         return documents
 

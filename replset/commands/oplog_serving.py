@@ -77,7 +77,7 @@ class ServingPort(Protocol):
     @property
     def store(self) -> Store: ...
 
-    async def wait_for_news(self, timeout_ms: int) -> bool:
+    async def wait_for_change(self, timeout_ms: int) -> bool:
         """Return at the next commit, commit-point move, state change or rollback; False when the time ran out."""
         ...
 
@@ -105,7 +105,7 @@ async def oplog_fetch(port: ServingPort, body: RawDocument) -> dict[str, object]
         _refuse_unless_serving(port)
         reply = fetch_now(port, request)
         left_ms = int((deadline - loop.time()) * 1000)
-        if left_ms <= 0 or has_news(reply, request) or not await port.wait_for_news(left_ms):
+        if left_ms <= 0 or has_news(reply, request) or not await port.wait_for_change(left_ms):
             return reply.document()
 
 

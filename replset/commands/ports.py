@@ -9,12 +9,10 @@ from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from replset.bson import ObjectId, RawDocument
 from replset.commands.oplog_serving import SnapshotServer
-from replset.config import ReplSetConfig
-from replset.core.member_state import MemberState
-from replset.core.messages import Position, ReplyBody, RequestBody
-from replset.core.status import Status
-from replset.core.write_concern import WriteConcern
-from replset.ids import HostPort, MemberId, Millis, OpTime
+from replset.commands.waiters import WaiterList
+from replset.core.messages import ReplyBody, RequestBody
+from replset.core.node import Node
+from replset.ids import HostPort, Millis, OpTime
 from replset.key_file import Handshake, Keys
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.ports import Clock, Peer, Workers
@@ -29,9 +27,6 @@ Reply: TypeAlias = dict[str, object] | bytes
 """What a command answers: a document, or for the hot commands its bytes."""
 
 Source: TypeAlias = Literal["wire", "http", "internal"]
-
-Level: TypeAlias = Literal["local", "majority", "linearizable"]
-"""Of a read concern."""
 
 
 class Memory(Protocol):
@@ -94,73 +89,7 @@ class CommandRequest:
     legacy: bool = False
 
 
-# --- what waits answer -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class WriteConcernFailure:
-    """The write is applied, its write concern is not met (map W4).
-
-    code: 64 (wtimeout), 50 (maxTimeMS), 100, 79, 91, 189, 11602. timed_out: wtimeout ran out. progress: how far each
-    member was: {_id, host, state, appliedOpTime, durableOpTime} as `Node.member_progress` gives it.
-    """
-
-    code: int
-    message: str
-    timed_out: bool = False
-    progress: Sequence[dict[str, object]] = ()
-
-
 # --- what commands need of the member ---------------------------------------------------------------------------
-
-
-class NodeView(Protocol):
-    """The core's `Node`, as far as commands read it. Nothing here has side effects."""
-
-    @property
-    def config(self) -> ReplSetConfig | None: ...
-
-    @property
-    def state(self) -> MemberState: ...
-
-    @property
-    def term(self) -> int: ...
-
-    @property
-    def primary(self) -> MemberId | None: ...
-
-    @property
-    def primary_host(self) -> HostPort | None: ...
-
-    @property
-    def self_id(self) -> MemberId | None: ...
-
-    @property
-    def writable(self) -> bool:
-        """PRIMARY, drained, and not stepping down: clients may write."""
-        ...
-
-    @property
-    def commit_point(self) -> OpTime: ...
-
-    @property
-    def commit_term(self) -> int: ...
-
-    @property
-    def set_id(self) -> ObjectId | None: ...
-
-    @property
-    def position(self) -> Position: ...
-
-    @property
-    def sync_source(self) -> HostPort | None: ...
-
-    @property
-    def quarantine(self) -> str: ...
-
-    def http_address_of(self, host: HostPort) -> str | None: ...
-
-    def status(self, now: Millis) -> Status | None: ...
 
 
 class MemberPort(Protocol):
@@ -205,7 +134,7 @@ class MemberPort(Protocol):
         ...
 
     @property
-    def node(self) -> NodeView: ...
+    def node(self) -> Node: ...
 
     @property
     def store(self) -> Store:
@@ -262,22 +191,10 @@ class MemberPort(Protocol):
         """
         ...
 
-    async def wait_for_write_concern(
-        self, optime: OpTime, concern: WriteConcern, deadline: Millis | None
-    ) -> WriteConcernFailure | None:
-        """Wait until the entry at `optime` meets `concern`, its own wtimeout or `deadline` (maxTimeMS) at most.
-
-        An unsatisfiable concern answers at once (100, 79); leaving PRIMARY answers 189.
-        """
-        ...
-
-    async def wait_for_read(self, level: Level, after: int | None, deadline: Millis | None) -> OpTime | None:
-        """Wait until a read at `level` may see everything up to the timestamp `after` (packed as in OpTime.ts).
-
-        Returns the point C to read at for majority, None (the newest state) for the others. A linearizable read begins
-        on a primary that takes writes, once an entry of its term is committed. Raises MaxTimeMSExpiredError at the
-        deadline, NotPrimaryOrSecondaryError when the member becomes unreadable meanwhile, NotWritablePrimaryError for
-        a linearizable read anywhere but on the primary.
+    @property
+    def write_waiters(self) -> WaiterList:
+        """The clients that wait for a write concern. The member releases them when a position or the commit point
+        moves, and fails them (189) when it stops being primary.
         """
         ...
 
@@ -299,7 +216,7 @@ class MemberPort(Protocol):
         """Return when `topology_counter` is not `counter` any more, or after `timeout_ms`."""
         ...
 
-    async def wait_for_news(self, timeout_ms: int) -> bool:
+    async def wait_for_change(self, timeout_ms: int | None) -> bool:
         """Return at the next commit, commit-point move, state change or rollback; False when the time ran out."""
         ...
 

@@ -7,12 +7,14 @@ after it, in the term in which it began: whoever leads later had not begun to wh
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from replset.bson import RawDocument, Timestamp
 from replset.commands.command import CommandContext
 from replset.commands.fields import wrong_type
-from replset.commands.ports import Level, WriteConcernFailure
+from replset.commands.ports import MemberPort
 from replset.commands.read_preference import read_preference_of, refuse_unfit
+from replset.commands.write_concern import WriteConcernFailure, wait_until_met
 from replset.core.member_state import MemberState
 from replset.core.write_concern import MAJORITY, WriteConcern
 from replset.errors import (
@@ -22,16 +24,17 @@ from replset.errors import (
     MaxTimeMSExpiredError,
     NotPrimaryNoSecondaryOkError,
     NotPrimaryOrSecondaryError,
+    NotWritablePrimaryError,
     PrimarySteppedDownError,
     ReplError,
-    ShutdownInProgressError,
     TypeMismatchError,
     UnknownFieldError,
 )
-from replset.ids import OpTime, pack_ts
+from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.oplog_entry import noop_entry
 from replset.replication.write_ops import WriteGroup
 
+Level: TypeAlias = Literal["local", "majority", "linearizable"]
 _LEVELS: dict[str, Level] = {
     "local": "local",
     "available": "local",
@@ -118,12 +121,47 @@ def _check_reachable(ctx: CommandContext, ts: int) -> None:
 
 
 async def read_point(ctx: CommandContext, concern: ReadConcern) -> OpTime | None:
-    """Wait until the read may begin; the point C to read at, None for the newest state."""
+    """Wait until the read may begin; return the point to read at for majority, None (the newest state) for the others.
+
+    A linearizable read begins on a primary that takes writes, once an entry of its term is committed. Raises
+    MaxTimeMSExpiredError at the deadline, NotPrimaryOrSecondaryError when the member becomes unreadable meanwhile, and
+    NotWritablePrimaryError for a linearizable read anywhere but on the primary.
+    """
+    member, node = ctx.member, ctx.member.node
     if concern.level == "local" and concern.after is None:
         return None
-    point = await ctx.member.wait_for_read(concern.level, concern.after, ctx.deadline)
+    while True:
+        if concern.level == "linearizable" and node.state is not MemberState.PRIMARY:
+            raise NotWritablePrimaryError(
+                "cannot satisfy linearizable read concern on non-primary node", primary=node.primary_host
+            )
+        if not node.state.is_readable:
+            raise NotPrimaryOrSecondaryError(f"this member is in {node.state.name}: it serves no reads now")
+        point = newest_readable(member, concern.level)
+        if point is not None and (concern.after is None or point.ts >= concern.after):
+            break
+        left_ms = None if ctx.deadline is None else ctx.deadline - member.clock.now()
+        if left_ms is not None and left_ms <= 0:
+            raise MaxTimeMSExpiredError("operation exceeded time limit while waiting for the read concern")
+        await member.wait_for_change(left_ms)
     if concern.level == "linearizable":
-        ctx.linearizable_term = ctx.member.node.term
+        ctx.linearizable_term = node.term
+    return point if concern.level == "majority" else None
+
+
+def newest_readable(member: MemberPort, level: Level) -> OpTime | None:
+    """Return up to where a read at `level` may see now, None while it must wait."""
+    node = member.node
+    if level == "local":
+        return member.store.last_applied
+    if level == "linearizable" and not node.writable:
+        return None
+    point = min(node.commit_point, member.store.last_applied)
+    # A new primary knows an old commit point only: what was acknowledged last by the primary before it may lie behind.
+    # A majority or linearizable read at the old point would miss such a write, so it waits until an entry of this
+    # primary's own term is committed.
+    if point == OPTIME_NULL or (node.state is MemberState.PRIMARY and point.term != node.term):
+        return None
     return point
 
 
@@ -137,7 +175,7 @@ async def prove(ctx: CommandContext) -> None:
     if term is None:
         return
     optime = await ctx.member.write(lambda group: append_proof(group, term))
-    failure = await ctx.member.wait_for_write_concern(optime, WriteConcern(MAJORITY), ctx.deadline)
+    failure = await wait_until_met(ctx.member, optime, WriteConcern(MAJORITY), ctx.deadline)
     if failure is not None:
         raise _unproven(failure)
 
@@ -163,7 +201,5 @@ def _unproven(failure: WriteConcernFailure) -> ReplError:
             return MaxTimeMSExpiredError("operation exceeded time limit while the read was being proven linearizable")
         case PrimarySteppedDownError.code:
             return PrimarySteppedDownError(failure.message)
-        case ShutdownInProgressError.code:
-            return ShutdownInProgressError(failure.message)
         case _:
             return LinearizableReadConcernError(f"the read could not be proven linearizable: {failure.message}")

@@ -9,7 +9,7 @@ from replset.bson import Binary, Int64, ObjectId, Timestamp
 from replset.commands.ports import MemberPort
 from replset.errors import ErrorCode, ReplError
 from replset.ids import OpTime
-from replset.optime import timestamp
+from replset.optime import optime_document, timestamp
 
 # Replies with these codes tell the client that the member's role changed (map W5): they carry topologyVersion.
 TOPOLOGY_CODES = frozenset(
@@ -61,6 +61,15 @@ def error_reply(error: ReplError, member: MemberPort) -> dict[str, object]:
     if error.code in TOPOLOGY_CODES:
         reply["topologyVersion"] = topology_version(member)
     return reply
+
+
+def write_times(optime: OpTime, term: int) -> dict[str, object]:
+    """opTime, electionId and operationTime of a write's reply."""
+    return {
+        "opTime": optime_document(optime),
+        "electionId": election_id(term),
+        "operationTime": timestamp(optime.ts),
+    }
 
 
 # --- {n, [nModified], electionId, opTime, ok, $clusterTime, operationTime} as bytes ------------------------------

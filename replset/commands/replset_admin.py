@@ -6,10 +6,8 @@ from typing import Literal
 
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
-from replset.commands.default_concerns import store_default
 from replset.commands.ports import Reply
-from replset.commands.write_batch import write_times
-from replset.commands.write_concern import concern_of, stored_default, wait_for
+from replset.commands.write_concern import store_default, stored_default, write_and_wait
 from replset.config import ReplSetConfig, parse_host
 from replset.core.messages import (
     Done,
@@ -31,8 +29,8 @@ from replset.errors import (
     ReplError,
     UnknownFieldError,
 )
-from replset.ids import HostPort, OpTime
-from replset.replication.write_ops import WriteGroup, do_noop
+from replset.ids import HostPort
+from replset.replication.write_ops import do_noop
 
 DEFAULT_STEP_DOWN_S = 60
 DEFAULT_CATCH_UP_S = 10
@@ -214,15 +212,8 @@ async def append_oplog_note(ctx: CommandContext) -> Reply:
     if data is None:
         raise fields.missing(ctx.name, "data")
     note = data.decode()
-    concern = concern_of(ctx)
-
-    def write(group: WriteGroup) -> tuple[OpTime, int]:
-        return do_noop(group, note), group.term
-
-    optime, term = await ctx.member.write(write)
-    failure = await wait_for(ctx, optime, concern)
-    reply: dict[str, object] = {} if failure is None else {"writeConcernError": failure}
-    return reply | write_times(optime, term)
+    _, reply = await write_and_wait(ctx, lambda group: do_noop(group, note))
+    return reply
 
 
 COMMANDS: tuple[Command, ...] = (

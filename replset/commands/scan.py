@@ -187,7 +187,7 @@ async def open_collection(
             with ctx.member.store.read() as snapshot:
                 return snapshot.collection(ns, at), at
         except CatalogChangedError as changed:
-            at = await ctx.member.wait_for_read("majority", changed.until, ctx.deadline)
+            at = await read_point(ctx, ReadConcern("majority", changed.until))
     return ctx.member.store.collection(ns), None
 
 

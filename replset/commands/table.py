@@ -5,7 +5,6 @@ from __future__ import annotations
 from replset.commands import (
     collections,
     count_distinct,
-    default_concerns,
     delete,
     diagnostics,
     find,
@@ -18,6 +17,7 @@ from replset.commands import (
     server_status,
     sessions,
     update,
+    write_concern,
 )
 from replset.commands.command import Command
 
@@ -26,7 +26,6 @@ FAMILIES = (
     count_distinct.COMMANDS,
     find.COMMANDS,
     delete.COMMANDS,
-    default_concerns.COMMANDS,
     diagnostics.COMMANDS,
     hello.COMMANDS,
     insert.COMMANDS,
@@ -37,6 +36,7 @@ FAMILIES = (
     server_status.COMMANDS,
     sessions.COMMANDS,
     update.COMMANDS,
+    write_concern.COMMANDS,
 )
 COMMANDS: dict[str, Command] = {command.name: command for family in FAMILIES for command in family}
 PRIVATE: frozenset[str] = frozenset(command.name for command in COMMANDS.values() if command.private)

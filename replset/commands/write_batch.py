@@ -19,9 +19,9 @@ from replset.commands.command import CommandContext
 from replset.commands.evaluation import SMALL_STATEMENT, Turn, apart, is_small, large_reply, read_statement
 from replset.commands.namespaces import collection_field, writable_namespace
 from replset.commands.ports import Reply
-from replset.commands.replies import election_id, hot_reply
+from replset.commands.replies import hot_reply, write_times
 from replset.commands.scan import SLICE_BYTES, SLICE_DECODED, Filter, breathe
-from replset.commands.write_concern import concern_of, wait_for
+from replset.commands.write_concern import wait_for_write_concern, write_concern_of
 from replset.errors import (
     BadValueError,
     ErrorCode,
@@ -33,7 +33,7 @@ from replset.errors import (
     UnknownFieldError,
 )
 from replset.ids import OPTIME_NULL, OpTime
-from replset.optime import optime_document, timestamp
+from replset.optime import optime_document
 from replset.replication.write_ops import WriteGroup, do_create
 from replset.storage.catalog import Collection
 from replset.storage.txn import Txn
@@ -165,7 +165,7 @@ async def run_batch(batch: Batch) -> Reply:
     one that never was.
     """
     ctx = batch.ctx
-    concern = concern_of(ctx)
+    concern = write_concern_of(ctx)
     member = ctx.member
     try:
         while not await member.write(batch):
@@ -187,7 +187,7 @@ async def run_batch(batch: Batch) -> Reply:
     else:
         done = Committed(batch.index, batch.counters(), batch.extra(), batch.errors, batch.optime)
     errors = done.errors
-    failure = await wait_for(ctx, done.optime, concern)
+    failure = await wait_for_write_concern(ctx, done.optime, concern)
     if failure is None and not errors and not done.extra:
         return hot_reply(done.counters, done.optime, batch.term)
     reply: dict[str, object] = {**dict(done.counters), **done.extra}
@@ -197,15 +197,6 @@ async def run_batch(batch: Batch) -> Reply:
         reply["writeConcernError"] = failure
     reply |= write_times(done.optime, batch.term)
     return reply if batch.size <= GROUP_STATEMENTS else await large_reply(member, reply)
-
-
-def write_times(optime: OpTime, term: int) -> dict[str, object]:
-    """opTime, electionId and operationTime of a write's reply."""
-    return {
-        "opTime": optime_document(optime),
-        "electionId": election_id(term),
-        "operationTime": timestamp(optime.ts),
-    }
 
 
 async def sub_documents(ctx: CommandContext, name: str) -> list[RawDocument]:

@@ -1,39 +1,56 @@
-"""The write concern of a command: reading it, the set's default, waiting for it, and what the reply says (map A8)."""
+"""The write concern of a command: how it is parsed, checked and waited for, and the set's default (map A8, W6).
+
+Whether an entry meets a write concern is decided in core/write_concern.py; everything else about it is here. It holds
+getDefaultRWConcern and setDefaultRWConcern too: the default is a replicated document in `config.settings`.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
-from replset.bson import RawDocument, encode_key
-from replset.commands.command import CommandContext
-from replset.commands.fields import TYPE_NAMES, wrong_type
-from replset.commands.ports import WriteConcernFailure
+from replset.bson import DateTime, RawDocument, encode, encode_key
+from replset.commands import fields
+from replset.commands.command import Command, CommandContext, Where
+from replset.commands.ports import MemberPort, Reply
+from replset.commands.replies import write_times
+from replset.commands.waiters import done_within
 from replset.config import ReplSetConfig
+from replset.core.member_state import MemberState
 from replset.core.write_concern import MAJORITY, WriteConcern, implicit_default, unsatisfiable
 from replset.errors import (
+    BadValueError,
+    ErrorCode,
     FailedToParseError,
+    IllegalOperationError,
     NotYetInitializedError,
     PrimarySteppedDownError,
     ReplError,
-    ShutdownInProgressError,
+    UnknownFieldError,
     code_name,
     cut_message,
 )
-from replset.ids import OpTime
+from replset.ids import Millis, OpTime
 from replset.optime import optime_document
+from replset.replication.write_ops import WriteGroup, do_create, do_insert, do_update
 from replset.storage.store import Store
 
+T = TypeVar("T")
 MAX_W = 50
 SETTINGS_NS = "config.settings"
 DEFAULTS_ID = "ReadWriteConcernDefaults"
 DEFAULTS_KEY = encode_key(DEFAULTS_ID)
 _FIELDS = frozenset({"w", "j", "fsync", "wtimeout", "provenance"})
 
+# --- parsing ----------------------------------------------------------------------------------------------------
+
 
 @lru_cache(maxsize=256)
 def parse_write_concern(raw: bytes) -> tuple[int | str | None, bool | None, int]:
-    """(w or None, j or None, wtimeout in ms) of a write concern document; FailedToParseError (9)."""
+    """Return (w or None, j or None, wtimeout in ms) of a write concern document; FailedToParseError (9)."""
     document = RawDocument(raw).decode()
     for name in document:
         if name not in _FIELDS:
@@ -64,66 +81,100 @@ def parse_write_concern(raw: bytes) -> tuple[int | str | None, bool | None, int]
     return (int(w) if isinstance(w, int) else w), flags["j"] or flags["fsync"], wtimeout_ms
 
 
-def stored_default(store: Store) -> WriteConcern | None:
-    """The default that setDefaultRWConcern stored, None when there is none."""
-    settings = store.collection(SETTINGS_NS)
-    raw = None if settings is None else store.get(settings, DEFAULTS_KEY)
-    concern = None if raw is None else RawDocument(raw).get_raw("defaultWriteConcern")
-    if concern is None:
-        return None
-    w, j, wtimeout_ms = parse_write_concern(concern)
-    return WriteConcern(MAJORITY if w is None else w, j, wtimeout_ms, "customDefault")
-
-
-def default_is_set(store: Store) -> bool:
-    """Whether a reconfig may change the implicit default (map C16): a default of the set's own is stored."""
-    return stored_default(store) is not None
-
-
-def default_concern(store: Store, config: ReplSetConfig | None) -> WriteConcern:
-    """What counts when the client says nothing."""
-    if config is None:
-        raise NotYetInitializedError("no replset config has been received")
-    return stored_default(store) or implicit_default(config)
-
-
-def concern_of(ctx: CommandContext) -> WriteConcern:
-    """The write concern of this command. Over HTTP one that can never be met is refused here, before anything else."""
+def write_concern_of(ctx: CommandContext) -> WriteConcern:
+    """Return the write concern of this command. Over HTTP one that can never be met is refused before any write."""
     member = ctx.member
     config = member.node.config
     raw = ctx.body.get_raw("writeConcern")
-    if raw is None:
-        kind = ctx.body.type_of("writeConcern")
-        if kind not in (None, 10):
-            raise wrong_type(ctx.name, "writeConcern", kind, "object")
+    kind = ctx.body.type_of("writeConcern")
+    if raw is None and kind in (None, 10):
         concern = default_concern(member.store, config)
-    elif ctx.body.type_of("writeConcern") != 3:
-        raise wrong_type(ctx.name, "writeConcern", 4, TYPE_NAMES[3])
+    elif raw is None or kind != 3:
+        raise fields.wrong_type(ctx.name, "writeConcern", kind, "object")
     else:
         w, j, wtimeout_ms = parse_write_concern(raw)
         if w is None:
             w = default_concern(member.store, config).w
         concern = WriteConcern(w, j, wtimeout_ms)
-    if ctx.request.source == "http" and config is not None:
-        refusal = unsatisfiable(config, concern)
-        if refusal is not None:
-            raise ReplError(refusal.reason, code=refusal.code)
+    if ctx.request.source == "http":
+        refuse_unsatisfiable(config, concern)
     return concern
 
 
-async def wait_for(ctx: CommandContext, optime: OpTime, concern: WriteConcern) -> dict[str, object] | None:
-    """Wait until the entry at `optime` meets `concern`; the reply's writeConcernError when it does not."""
+def refuse_unsatisfiable(config: ReplSetConfig | None, concern: WriteConcern) -> None:
+    """Raise ReplError (100, 79) if the set as configured can never meet `concern`."""
+    refusal = None if config is None else unsatisfiable(config, concern)
+    if refusal is not None:
+        raise ReplError(refusal.reason, code=refusal.code)
+
+
+# --- waiting ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WriteConcernFailure:
+    """The write is applied, and its write concern is not met (map W4).
+
+    code: 64 (wtimeout), 50 (maxTimeMS), 100, 79, 189. timed_out: wtimeout ran out. progress: how far each member was,
+    as `Node.member_progress` gives it.
+    """
+
+    code: int
+    message: str
+    timed_out: bool = False
+    progress: Sequence[dict[str, object]] = ()
+
+
+async def wait_until_met(
+    member: MemberPort, optime: OpTime, concern: WriteConcern, deadline: Millis | None
+) -> WriteConcernFailure | None:
+    """Wait until the entry at `optime` meets `concern`; return why it is not met, None when it is.
+
+    The wait ends with the concern's wtimeout or at `deadline` (maxTimeMS, on the member's clock), whichever is first.
+    """
+    node = member.node
+    refusal = None if node.config is None else unsatisfiable(node.config, concern)
+    if refusal is not None:
+        return WriteConcernFailure(refusal.code, refusal.reason)
+    # This member may have lost the primary's place since the write, and won it again. Then the entry may have been
+    # rolled back, and the set may hold another one at the same timestamp. To count who has reached that timestamp would
+    # acknowledge a write that is lost.
+    if optime.term < node.term or node.state is not MemberState.PRIMARY:
+        return _stepped_down(member)
+    left_ms = None if deadline is None else max(0, deadline - member.clock.now())
+    wtimeout_ms = concern.wtimeout_ms or None
+    by_deadline = left_ms is not None and (wtimeout_ms is None or left_ms < wtimeout_ms)
+    key = (concern.w, bool(concern.j))
+    future = member.write_waiters.add(key, optime, lambda reached: node.is_satisfied(concern, reached))
+    try:
+        if await done_within(future, left_ms if by_deadline else wtimeout_ms):
+            return None
+    except PrimarySteppedDownError:
+        return _stepped_down(member)
+    progress = node.member_progress()
+    if by_deadline:
+        return WriteConcernFailure(ErrorCode.MAX_TIME_EXPIRED, "operation exceeded time limit", progress=progress)
+    text = "waiting for replication timed out"
+    return WriteConcernFailure(ErrorCode.WRITE_CONCERN_TIMEOUT, text, timed_out=True, progress=progress)
+
+
+def _stepped_down(member: MemberPort) -> WriteConcernFailure:
+    text = "the primary stepped down"
+    return WriteConcernFailure(ErrorCode.PRIMARY_STEPPED_DOWN, text, progress=member.node.member_progress())
+
+
+async def wait_for_write_concern(
+    ctx: CommandContext, optime: OpTime, concern: WriteConcern
+) -> dict[str, object] | None:
+    """Wait until the entry at `optime` meets `concern`; return the reply's writeConcernError when it does not."""
     if (concern.w == 1 and not concern.j) or concern.w == 0:
         return None
-    try:
-        failure = await ctx.member.wait_for_write_concern(optime, concern, ctx.deadline)
-    except (PrimarySteppedDownError, ShutdownInProgressError) as error:
-        failure = WriteConcernFailure(error.code, error.message)
-    return None if failure is None else error_document(failure, concern)
+    failure = await wait_until_met(ctx.member, optime, concern, ctx.deadline)
+    return None if failure is None else _error_document(failure, concern)
 
 
-def error_document(failure: WriteConcernFailure, concern: WriteConcern) -> dict[str, object]:
-    """writeConcernError as drivers read it (map W3)."""
+def _error_document(failure: WriteConcernFailure, concern: WriteConcern) -> dict[str, object]:
+    """Return writeConcernError as drivers read it (map W3)."""
     info: dict[str, object] = {"wtimeout": True} if failure.timed_out else {}
     info["writeConcern"] = concern.document()
     if failure.progress:
@@ -137,3 +188,136 @@ def error_document(failure: WriteConcernFailure, concern: WriteConcern) -> dict[
         "errmsg": cut_message(failure.message),
         "errInfo": info,
     }
+
+
+async def write_and_wait(ctx: CommandContext, operation: Callable[[WriteGroup], T]) -> tuple[T, dict[str, object]]:
+    """Run one operation and wait for the command's write concern.
+
+    Returns the operation's result, and the fields that the reply of a write ends with: writeConcernError and times.
+    """
+    concern = write_concern_of(ctx)
+
+    def run(group: WriteGroup) -> tuple[T, OpTime, int]:
+        return operation(group), group.txn.last, group.term
+
+    result, optime, term = await ctx.member.write(run)
+    failure = await wait_for_write_concern(ctx, optime, concern)
+    reply: dict[str, object] = {} if failure is None else {"writeConcernError": failure}
+    return result, reply | write_times(optime, term)
+
+
+# --- the set's default -------------------------------------------------------------------------------------------
+
+
+def stored_default(store: Store) -> WriteConcern | None:
+    """Return the default that setDefaultRWConcern stored, None when there is none."""
+    document = _stored_document(store)
+    raw = None if document is None else document.get_raw("defaultWriteConcern")
+    if raw is None:
+        return None
+    w, j, wtimeout_ms = parse_write_concern(raw)
+    return WriteConcern(MAJORITY if w is None else w, j, wtimeout_ms, "customDefault")
+
+
+def _stored_document(store: Store) -> RawDocument | None:
+    settings = store.collection(SETTINGS_NS)
+    raw = None if settings is None else store.get(settings, DEFAULTS_KEY)
+    return None if raw is None else RawDocument(raw)
+
+
+def default_concern(store: Store, config: ReplSetConfig | None) -> WriteConcern:
+    """Return the write concern of a command that names none."""
+    if config is None:
+        raise NotYetInitializedError("no replset config has been received")
+    return stored_default(store) or implicit_default(config)
+
+
+async def store_default(ctx: CommandContext, concern: Mapping[str, object]) -> tuple[OpTime, dict[str, object] | None]:
+    """Write the default and wait until a majority holds it; return (optime, writeConcernError or None)."""
+
+    def operation(group: WriteGroup) -> OpTime:
+        coll = group.txn.catalog.by_ns.get(SETTINGS_NS) or do_create(group, SETTINGS_NS)
+        document: dict[str, object] = {
+            "_id": DEFAULTS_ID,
+            "defaultWriteConcern": dict(concern),
+            "updateOpTime": optime_document(group.next_optime()),
+            "updateWallClockTime": DateTime(group.wall_ms),
+        }
+        before = group.txn.get(coll, DEFAULTS_KEY)
+        after = encode(document)
+        if before is None:
+            do_insert(group, coll, DEFAULTS_KEY, after)
+        else:
+            do_update(group, coll, DEFAULTS_KEY, before, after, after)
+        return group.txn.last
+
+    optime = await ctx.member.write(operation)
+    concern_of_default = WriteConcern(MAJORITY, provenance="internalWriteDefault")
+    return optime, await wait_for_write_concern(ctx, optime, concern_of_default)
+
+
+async def get_default(ctx: CommandContext) -> Reply:
+    """The default read and write concern, and whether they were set or follow from the configuration."""
+    return _describe_defaults(ctx)
+
+
+def _describe_defaults(ctx: CommandContext) -> dict[str, object]:
+    store = ctx.member.store
+    concern = default_concern(store, ctx.member.node.config)
+    document = _stored_document(store)
+    shown: dict[str, object] = {"w": concern.w, "wtimeout": concern.wtimeout_ms}
+    if concern.j is not None:
+        shown["j"] = concern.j
+    reply: dict[str, object] = {
+        "defaultReadConcern": {"level": "local"},
+        "defaultWriteConcern": shown,
+        "defaultWriteConcernSource": "implicit" if stored_default(store) is None else "global",
+        "defaultReadConcernSource": "implicit",
+    }
+    if document is not None:
+        reply["updateOpTime"] = document.get("updateOpTime")
+        reply["updateWallClockTime"] = document.get("updateWallClockTime")
+    reply["localUpdateWallClockTime"] = DateTime(ctx.member.clock.wall_ms())
+    return reply
+
+
+async def set_default(ctx: CommandContext) -> Reply:
+    """Store the set's default write concern. Once set it can be changed, but not be unset."""
+    body = ctx.body
+    read = fields.document(body, "defaultReadConcern", ctx.name)
+    write = fields.document(body, "defaultWriteConcern", ctx.name)
+    if read is None and write is None:
+        raise BadValueError("setDefaultRWConcern needs defaultReadConcern or defaultWriteConcern")
+    if read is not None and read.get("level") in ("linearizable", "snapshot"):
+        raise BadValueError(f"level '{read.get('level')}' is not suitable for the default read concern")
+    if read is not None and read.decode() not in ({}, {"level": "local"}):
+        raise UnknownFieldError("defaultReadConcern other than {level: 'local'} is not built yet")
+    if write is None:
+        return _describe_defaults(ctx)
+    w, j, wtimeout_ms = parse_write_concern(write.raw)
+    if w is None:
+        raise IllegalOperationError("the default write concern cannot be unset; it needs a w")
+    if w == 0:
+        raise BadValueError("w: 0 cannot be the default write concern")
+    refuse_unsatisfiable(ctx.member.node.config, WriteConcern(w, j, wtimeout_ms))
+    stored: dict[str, object] = {"w": w, "wtimeout": wtimeout_ms}
+    if j is not None:
+        stored["j"] = j
+    optime, failure = await store_default(ctx, stored)
+    reply = _describe_defaults(ctx)
+    if failure is not None:
+        reply["writeConcernError"] = failure
+    return reply | write_times(optime, optime.term)
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("getDefaultRWConcern", get_default, frozenset({"inMemory"}), admin_only=True),
+    Command(
+        "setDefaultRWConcern",
+        set_default,
+        frozenset({"defaultReadConcern", "defaultWriteConcern"}),
+        where=Where.PRIMARY,
+        admin_only=True,
+        write_concern=True,
+    ),
+)

@@ -18,7 +18,8 @@ from replset.bson import ObjectId, Timestamp
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.messages import parse_reply, request_document
 from replset.commands.oplog_serving import SnapshotServer
-from replset.commands.write_concern import default_is_set
+from replset.commands.waiters import Notifier, WaiterList
+from replset.commands.write_concern import stored_default
 from replset.config import ReplSetConfig
 from replset.core.effects import (
     AcceptWrites,
@@ -58,6 +59,7 @@ from replset.errors import (
     InvalidReplicaSetConfigError,
     NotPrimaryOrSecondaryError,
     OutOfDiskSpaceError,
+    PrimarySteppedDownError,
     ReplError,
     ShutdownInProgressError,
     StorageError,
@@ -78,7 +80,6 @@ from replset.replication.rollback_progress import RollbackProgress
 from replset.replication.write_ops import WriteGroup
 from replset.replication.write_queue import WriteQueue
 from replset.runtime.admission import Admission
-from replset.runtime.concerns import Concerns
 from replset.runtime.connections import Slots
 from replset.runtime.durability import Durability
 from replset.runtime.housekeeping import Housekeeper
@@ -87,7 +88,6 @@ from replset.runtime.options import MONGODB_LAYOUT, MemberOptions
 from replset.runtime.server import WireServer
 from replset.runtime.shell import Shell
 from replset.runtime.transport import Transport
-from replset.runtime.waiters import Bell
 from replset.runtime.writer import Writer
 from replset.storage.copies import install_copy
 from replset.storage.disk import Disk
@@ -145,8 +145,9 @@ class RunningMember:
         self._disk = disk
         self._network = network
         self._dbpath = str(options.dbpath)
-        self._news = Bell()
-        self._topology = Bell()
+        self._changes = Notifier()
+        self._topology = Notifier()
+        self.write_waiters = WaiterList()
         self.rollbacks = RollbackList(disk, self._dbpath, self._threads)
         self._unsettled = False
         self._write_queue = WriteQueue()
@@ -301,9 +302,6 @@ class RunningMember:
                 self._file.durability_mark,
             )
         self._file.durable = self._durable
-        self._concerns = Concerns(self.node, lambda: self.store, self.clock, self._news)
-        self.wait_for_write_concern = self._concerns.wait_for_write_concern
-        self.wait_for_read = self._concerns.wait_for_read
         self.shell = Shell(self.node, self, self.clock, self._threads, self._break)
         self._writer = Writer(
             lambda: self.store,
@@ -325,7 +323,7 @@ class RunningMember:
     def _default_is_set(self) -> bool:
         """Whether the set has a default write concern of its own; no while the data is just being replaced."""
         try:
-            return default_is_set(self.store)
+            return stored_default(self.store) is not None
         except ReplError:
             return False
 
@@ -430,12 +428,12 @@ class RunningMember:
         """A group was committed here, by a client's write or by applying."""
         self.durability.committed()
         self._moved()
-        self._news.ring()
+        self._changes.notify()
 
     def _moved(self) -> None:
         """last_applied or last_durable moved."""
         self.shell.feed(LocalPosition(self.durability.position()))
-        self._concerns.release()
+        self.write_waiters.release()
         self._progress.notify()
 
     def _undone(self) -> None:
@@ -443,7 +441,7 @@ class RunningMember:
         self.dispatcher.cursors.close_all()
         self.durability.undone()
         self._moved()
-        self._news.ring()
+        self._changes.notify()
 
     def _on_room(self) -> None:
         if self._disk_full:
@@ -458,9 +456,9 @@ class RunningMember:
         match effect:
             case StateChanged(state=state):
                 if state is not MemberState.PRIMARY:
-                    self._concerns.stepped_down()
+                    self.write_waiters.fail_all(lambda: PrimarySteppedDownError("the primary stepped down"))
                 self._topology_changed()
-                self._news.ring()
+                self._changes.notify()
             case ConfigInstalled():
                 self._topology_changed()
             case AcceptWrites(accept, term):
@@ -468,10 +466,10 @@ class RunningMember:
                 self._topology_changed()
             case CommitPointAdvanced(commit_point):
                 self.store.set_commit_point(min(commit_point, self.store.last_applied))
-                self._concerns.release()
-                self._news.ring()
+                self.write_waiters.release()
+                self._changes.notify()
             case ProgressChanged():
-                self._concerns.release()
+                self.write_waiters.release()
             case StartFetching(source):
                 self._fetcher.start(source)
                 self._progress.notify()
@@ -542,7 +540,7 @@ class RunningMember:
 
     def _topology_changed(self) -> None:
         self.topology_counter += 1
-        self._topology.ring()
+        self._topology.notify()
 
     # --- rollback and initial sync -------------------------------------------------------------------------------
 
@@ -633,7 +631,7 @@ class RunningMember:
             self.durability.opened()
             self._replacing = False
         self._moved()
-        self._news.ring()
+        self._changes.notify()
 
     # --- for commands (MemberPort) -------------------------------------------------------------------------------
 
@@ -673,8 +671,8 @@ class RunningMember:
             raise NotPrimaryOrSecondaryError("this member is starting")
         return await self.shell.ask(body)
 
-    async def wait_for_news(self, timeout_ms: int) -> bool:
-        return await self._news.wait(timeout_ms)
+    async def wait_for_change(self, timeout_ms: int | None) -> bool:
+        return await self._changes.wait(timeout_ms)
 
     def on_damage(self, detail: str) -> None:
         log.error("%s", detail)

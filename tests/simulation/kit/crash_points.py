@@ -21,6 +21,7 @@ import replset.storage.copies as copies_module
 import replset.storage.member_file as member_file_module
 import replset.storage.retention as retention_module
 import replset.storage.store as store_module
+from replset.commands.waiters import WaiterList
 from replset.core.effects import LastVote
 from replset.replication.partial_copy import PartialCopy
 from replset.replication.rollback import Rollback
@@ -30,7 +31,6 @@ from replset.runtime.durability import Durability
 from replset.runtime.member import RunningMember
 from replset.runtime.server import WireServer
 from replset.runtime.shell import Shell
-from replset.runtime.waiters import Waiters
 from replset.runtime.writer import Writer
 from replset.storage.member_file import MemberFile
 from replset.storage.readers import Readers
@@ -148,7 +148,7 @@ CRASH_POINTS: tuple[CrashPoint, ...] = (
     C(P.COMMIT, "the group is committed, not synced", Store, "_commit", after=True, when=_has_entries),
     C(P.COMMIT, "the group is about to be synced", Wal, "sync"),
     C(P.COMMIT, "the group is synced, nobody was answered", Wal, "sync", after=True),
-    C(P.COMMIT, "the clients are answered", Waiters, "release", after=True, nth=4),
+    C(P.COMMIT, "the clients are answered", WaiterList, "release", after=True, nth=4),
     C(P.APPLY, "the batch is written, not committed", Store, "_commit", when=_has_entries),
     C(P.APPLY, "the batch is committed, not synced", Store, "_commit", after=True, when=_has_entries),
     C(P.APPLY, "the batch is synced, the source was not told", Wal, "sync", after=True),

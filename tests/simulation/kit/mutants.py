@@ -16,7 +16,10 @@ from typing import Any
 import pytest
 
 from replset.bson import decode
-from replset.commands import find
+from replset.commands import find, read_concern, scan
+from replset.commands.command import CommandContext
+from replset.commands.read_concern import ReadConcern
+from replset.commands.waiters import WaiterList
 from replset.core import leader, node
 from replset.core.effects import Effect, LastVote, Persist
 from replset.core.election import Elections
@@ -34,9 +37,7 @@ from replset.replication.fetcher import Fetcher
 from replset.replication.protocol import FetchReply
 from replset.replication.rollback_files import RollbackWriter
 from replset.replication.rollback_manifest import FileKind
-from replset.runtime.concerns import Concerns
 from replset.runtime.durability import Durability
-from replset.runtime.waiters import Waiters
 from replset.storage import retention
 from replset.storage.catalog import Collection
 from replset.storage.store import Store
@@ -133,7 +134,7 @@ def any_incarnation_votes(patch: pytest.MonkeyPatch) -> None:
 
 def majority_reads_of_anything(patch: pytest.MonkeyPatch) -> None:
     """A majority read shows what is applied, committed or not."""
-    patch.setattr(Concerns, "_read_point", lambda self, _level: self._store().last_applied)
+    patch.setattr(read_concern, "newest_readable", lambda member, _level: member.store.last_applied)
 
 
 def manifest_without_entries(patch: pytest.MonkeyPatch) -> None:
@@ -200,7 +201,7 @@ def waiter_survives_its_term(patch: pytest.MonkeyPatch) -> None:
         return real(self, concern, optime)
 
     patch.setattr(Node, "is_satisfied", is_satisfied)
-    patch.setattr(Waiters, "fail_all", lambda *_: None)
+    patch.setattr(WaiterList, "fail_all", lambda *_: None)
 
 
 def journaled_before_the_sync(patch: pytest.MonkeyPatch) -> None:
@@ -261,14 +262,14 @@ def linearizable_read_unproven(patch: pytest.MonkeyPatch) -> None:
 
 def cluster_time_ignored(patch: pytest.MonkeyPatch) -> None:
     """A read with afterClusterTime does not wait for it."""
-    real = Concerns.wait_for_read
+    real = read_concern.read_point
 
-    async def wait_for_read(self: Concerns, level: Any, _after: Any, deadline: Any) -> OpTime | None:
-        point = await real(self, level, None, deadline)
+    async def read_point(ctx: CommandContext, concern: ReadConcern) -> OpTime | None:
+        point = await real(ctx, replace(concern, after=None))
         await asyncio.sleep(0.001)  # a read that waits for the catalog asks again until it fits
         return point
 
-    patch.setattr(Concerns, "wait_for_read", wait_for_read)
+    patch.setattr(scan, "read_point", read_point)
 
 
 def rollback_files_not_synced(patch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import Context
 from typing import Any
 
+from replset.commands import write_concern
 from replset.core.member_state import MemberState
 from replset.core.write_concern import WriteConcern
 from replset.errors import NotWritablePrimaryError
@@ -144,7 +145,7 @@ def entry_of_an_old_term() -> None:
         expect(member.node.term > doomed.term, "in a later term")
         expect(member.store.oplog_row_at(doomed) is None, "its entry was rolled back")
         for w in (1, "majority"):
-            failure = group.cluster.run(member.wait_for_write_concern(doomed, WriteConcern(w), None))
+            failure = group.cluster.run(write_concern.wait_until_met(member, doomed, WriteConcern(w), None))
             expect(failure is not None and failure.code == 189, f"w: {w} is not acknowledged: {failure}")
 
 

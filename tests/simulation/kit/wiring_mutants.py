@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from replset.commands import read_concern, write_concern
+from replset.commands.ports import MemberPort
+from replset.commands.waiters import WaiterList
 from replset.core.write_concern import WriteConcern
 from replset.ids import OPTIME_NULL, Millis, OpTime
-from replset.runtime import concerns, shell
 from replset.runtime import member as member_module
-from replset.runtime.concerns import Concerns
+from replset.runtime import shell
 from replset.runtime.member import RunningMember
-from replset.runtime.waiters import Waiters
 from replset.storage.store import Pin, Store
 from tests.simulation.kit import wiring
 
@@ -27,45 +28,47 @@ def cursor_survives_a_rollback(patch: pytest.MonkeyPatch) -> None:
     def undone(self: RunningMember) -> None:
         self.durability.undone()
         self._moved()
-        self._news.ring()
+        self._changes.notify()
 
     patch.setattr(RunningMember, "_undone", undone)
 
 
 def entry_of_an_old_term_acknowledged(patch: pytest.MonkeyPatch) -> None:
     """An entry of an earlier term is acknowledged by where it stands, though it may have been rolled back."""
-    real = Concerns.wait_for_write_concern
+    real = write_concern.wait_until_met
 
-    async def wait(self: Concerns, optime: OpTime, concern: WriteConcern, deadline: Millis | None) -> Any:
-        if self._node.is_satisfied(WriteConcern(concern.w, concern.j, 0, ""), optime):
+    async def wait(member: MemberPort, optime: OpTime, concern: WriteConcern, deadline: Millis | None) -> Any:
+        if member.node.is_satisfied(concern, optime):
             return None
-        return await real(self, optime, concern, deadline)
+        return await real(member, optime, concern, deadline)
 
-    patch.setattr(Concerns, "wait_for_write_concern", wait)
+    patch.setattr(write_concern, "wait_until_met", wait)
 
 
 def waiters_without_j(patch: pytest.MonkeyPatch) -> None:
     """Who waits for disks is released with those who do not."""
-    real = Waiters.add
+    real = WaiterList.add
 
-    def add(self: Waiters, key: Hashable, optime: OpTime, satisfied: Callable[[OpTime], bool]) -> asyncio.Future[None]:
+    def add(
+        self: WaiterList, key: Hashable, optime: OpTime, satisfied: Callable[[OpTime], bool]
+    ) -> asyncio.Future[None]:
         assert isinstance(key, tuple)
         return real(self, key[0], optime, satisfied)
 
-    patch.setattr(Waiters, "add", add)
+    patch.setattr(WaiterList, "add", add)
 
 
 def majority_read_before_the_own_term(patch: pytest.MonkeyPatch) -> None:
     """A primary's majority read is answered at a commit point of an earlier term."""
-    real = Concerns._read_point
+    real = read_concern.newest_readable
 
-    def read_point(self: Concerns, level: Any) -> OpTime | None:
+    def newest_readable(member: MemberPort, level: Any) -> OpTime | None:
         if level != "majority":
-            return real(self, level)
-        point = min(self._node.commit_point, self._store().last_applied)
+            return real(member, level)
+        point = min(member.node.commit_point, member.store.last_applied)
         return None if point == OPTIME_NULL else point
 
-    patch.setattr(Concerns, "_read_point", read_point)
+    patch.setattr(read_concern, "newest_readable", newest_readable)
 
 
 def majority_cursor_without_its_pin(patch: pytest.MonkeyPatch) -> None:
@@ -99,13 +102,13 @@ def rollback_id_of_the_source(patch: pytest.MonkeyPatch) -> None:
 
 def wtimeout_answered_as_success(patch: pytest.MonkeyPatch) -> None:
     """A write concern that was not met in time is answered as met."""
-    real = concerns.done_within
+    real = write_concern.done_within
 
     async def done_within(future: asyncio.Future[None], timeout_ms: int | None) -> bool:
         await real(future, timeout_ms)
         return True
 
-    patch.setattr(concerns, "done_within", done_within)
+    patch.setattr(write_concern, "done_within", done_within)
 
 
 WIRING_MUTANTS: tuple[tuple[Break, int], ...] = tuple(

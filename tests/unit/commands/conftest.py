@@ -13,15 +13,18 @@ from typing import Any, Literal, TypeVar
 import pytest
 
 from replset.bson import ObjectId, RawDocument, decode, encode
+from replset.commands import read_concern, write_concern
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.oplog_serving import SnapshotServer
-from replset.commands.ports import CommandRequest, ConnectionContext, Level, Source, WriteConcernFailure
+from replset.commands.ports import CommandRequest, ConnectionContext, Source
+from replset.commands.waiters import WaiterList
+from replset.commands.write_concern import WriteConcernFailure
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import Done, Position, ReplyBody, RequestBody
 from replset.core.status import Status
 from replset.core.write_concern import WriteConcern
-from replset.errors import HostUnreachableError, NotWritablePrimaryError
+from replset.errors import HostUnreachableError, MaxTimeMSExpiredError, NotWritablePrimaryError
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
 from replset.key_file import Keys
 from replset.replication.initial_sync_progress import InitialSyncProgress
@@ -128,11 +131,12 @@ class FakeMember:
     core_answer: ReplyBody = field(default_factory=Done)
     asked: list[RequestBody] = field(default_factory=list)
     waited: list[tuple[OpTime, WriteConcern]] = field(default_factory=list)
-    read_waits: list[tuple[str, int | None]] = field(default_factory=list)
     cuts: list[tuple[list[str], str | int]] = field(default_factory=list)
     groups: int = 0
+    changes_waited_for: int = 0
     step_down_after: int | None = None
-    on_news: Callable[[], None] = lambda: None
+    on_change: Callable[[], None] | None = None
+    write_waiters: WaiterList = field(default_factory=WaiterList)
 
     async def write(self, operation: Callable[[WriteGroup], T]) -> T:
         await asyncio.sleep(0)
@@ -143,19 +147,11 @@ class FakeMember:
             with txn.savepoint():
                 return operation(WriteGroup(txn, self.node.term, self.clock.wall_ms(), self.rng))
 
-    async def wait_for_write_concern(
+    async def wait_until_met(
         self, optime: OpTime, concern: WriteConcern, deadline: Millis | None
     ) -> WriteConcernFailure | None:
         self.waited.append((optime, concern))
         return self.concern_failure
-
-    async def wait_for_read(self, level: Level, after: int | None, deadline: Millis | None) -> OpTime | None:
-        self.read_waits.append((level, after))
-        if level == "linearizable" and self.node.state is not MemberState.PRIMARY:
-            raise NotWritablePrimaryError(primary=self.node.primary_host)
-        if level == "majority" and after is not None:
-            self.node.commit_point = self.store.last_applied
-        return self.node.commit_point if level == "majority" else None
 
     async def ask_core(self, body: RequestBody) -> ReplyBody:
         self.asked.append(body)
@@ -170,10 +166,14 @@ class FakeMember:
     def on_chain_doubt(self, at: OpTime) -> None:
         raise AssertionError(at)
 
-    async def wait_for_news(self, timeout_ms: int) -> bool:
-        self.clock.time = Millis(self.clock.time + timeout_ms)
+    async def wait_for_change(self, timeout_ms: int | None) -> bool:
+        self.changes_waited_for += 1
+        if timeout_ms is None and self.on_change is None:
+            raise MaxTimeMSExpiredError("nothing ends this wait")
+        self.clock.time = Millis(self.clock.time + (timeout_ms or 0))
         before = self.store.last_applied
-        self.on_news()
+        if self.on_change is not None:
+            self.on_change()
         return self.store.last_applied != before
 
     def cut(self, hosts: Sequence[HostPort], direction: Literal["both", "in", "out"]) -> None:
@@ -239,7 +239,10 @@ def fake_member(folder: Path) -> Iterator[FakeMember]:
     clock = FakeClock()
     store = Store.open(disk, folder, StoreOptions(min_free_bytes=0))
     snapshots = SnapshotServer(clock=clock, rng=random.Random(1), workers=FakeWorkers(), disk=disk, dbpath=str(folder))
-    yield FakeMember(store, snapshots, clock=clock)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (write_concern, read_concern):
+            patch.setattr(module, "wait_until_met", lambda member, *arguments: member.wait_until_met(*arguments))
+        yield FakeMember(store, snapshots, clock=clock)
     store.close()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from replset.bson import Binary
-from replset.commands.ports import WriteConcernFailure
+from replset.commands.write_concern import WriteConcernFailure
 from tests.unit.commands.conftest import Client, FakeMember
 
 

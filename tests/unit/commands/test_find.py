@@ -8,7 +8,6 @@ import pytest
 
 from replset.bson import Int64, Timestamp
 from replset.core.member_state import MemberState
-from replset.ids import OpTime, pack_ts
 from tests.unit.commands.conftest import Client, FakeMember
 
 SECONDARY_OK = {"$readPreference": {"mode": "secondaryPreferred"}}
@@ -265,25 +264,20 @@ def test_a_majority_read_sees_the_commit_point_and_its_cursor_stays_there(client
 def test_a_majority_read_of_a_younger_collection_waits_for_its_creation(client: Client, member: FakeMember) -> None:
     member.node.commit_point = member.store.last_applied
     client.ok({"insert": "young", "documents": [{"_id": 1}]})
-    waits: list[int | None] = []
 
-    async def wait_for_read(level: str, after: int | None, deadline: object) -> OpTime:
-        waits.append(after)
-        if after is not None:
-            member.node.commit_point = member.store.last_applied
-        return member.node.commit_point
+    def commit() -> None:
+        member.node.commit_point = member.store.last_applied
 
-    member.wait_for_read = wait_for_read  # type: ignore[assignment, method-assign]
+    member.on_change = commit
     reply = client.ok({"find": "young", "readConcern": {"level": "majority"}})
     assert ids(reply) == [1]
-    coll = member.store.collection("test.young")
-    assert coll is not None
-    assert waits == [None, coll.created_ts]
+    assert member.changes_waited_for == 1
 
 
 def test_after_cluster_time_is_waited_for(client: Client, member: FakeMember) -> None:
-    client.ok({"find": "c", "limit": 1, "readConcern": {"afterClusterTime": Timestamp(1_700_000_001, 7)}})
-    assert member.read_waits == [("local", pack_ts(1_700_000_001, 7))]
+    later = {"afterClusterTime": Timestamp(1_700_000_009, 7)}
+    assert client.code({"find": "c", "limit": 1, "readConcern": later, "maxTimeMS": 200}) == 50
+    assert member.changes_waited_for == 1
 
 
 # --- count and distinct -----------------------------------------------------------------------------------------

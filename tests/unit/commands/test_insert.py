@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from replset.bson import Int64, ObjectId, RawDocument, Regex, Timestamp, Undefined, encode
-from replset.commands.ports import WriteConcernFailure
+from replset.commands.write_concern import WriteConcernFailure
 from replset.core.write_concern import WriteConcern
 from replset.errors import OutOfDiskSpaceError
 from replset.ids import OpTime, pack_ts

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from replset.bson import Int64, RawDocument, Timestamp, encode
-from replset.commands.ports import CommandRequest, WriteConcernFailure
+from replset.commands import scan
+from replset.commands.ports import CommandRequest
 from replset.commands.read_concern import append_proof
+from replset.commands.write_concern import WriteConcernFailure
 from replset.core.member_state import MemberState
 from replset.core.write_concern import WriteConcern
 from replset.errors import OutOfDiskSpaceError
@@ -33,6 +35,7 @@ READS: list[dict[str, object]] = [
 def documents(client: Client, member: FakeMember) -> None:
     client.ok({"insert": "c", "documents": [{"_id": i, "n": i % 3} for i in range(5)], "writeConcern": {"w": 1}})
     member.waited.clear()
+    member.node.commit_point = member.store.last_applied
 
 
 @pytest.mark.parametrize("command", READS)
@@ -44,7 +47,6 @@ def test_a_read_is_followed_by_an_entry_that_a_majority_must_have(
     proven = client.ok({**command, **LINEARIZABLE})
     (noop,) = client.entries()[before:]
     assert (noop["op"], noop["o"]) == ("n", {"msg": "linearizable read"})
-    assert member.read_waits == [("linearizable", None)]
     assert member.waited == [(member.store.last_applied, WriteConcern("majority"))]
     for name in ("cursor", "n", "values"):
         assert plain.get(name) == proven.get(name)
@@ -81,14 +83,14 @@ def test_what_is_not_proven_is_not_told(
 
 def test_every_batch_is_proven_and_maxtimems_counts_for_all_of_them(client: Client, member: FakeMember) -> None:
     deadlines: list[Millis | None] = []
-    wait = member.wait_for_write_concern
+    wait = member.wait_until_met
 
     async def note(optime: Any, concern: WriteConcern, deadline: Millis | None) -> WriteConcernFailure | None:
         deadlines.append(None if deadline is None else Millis(deadline - member.clock.time))
         member.clock.time = Millis(member.clock.time + 300)
         return await wait(optime, concern, deadline)
 
-    member.wait_for_write_concern = note  # type: ignore[method-assign]
+    member.wait_until_met = note  # type: ignore[method-assign]
     reply = client.ok({"find": "c", "batchSize": 2, "maxTimeMS": 1_000, **LINEARIZABLE})
     more: dict[str, object] = {"getMore": reply["cursor"]["id"], "collection": "c", "batchSize": 2}
     member.clock.time = Millis(member.clock.time + 50_000)  # the client thinks; that is no time of the query
@@ -107,16 +109,16 @@ def test_a_cursor_whose_member_is_no_longer_primary(client: Client, member: Fake
     assert client.code({"getMore": reply["cursor"]["id"], "collection": "c"}) == 10107
 
 
-def test_a_proof_of_another_term_is_none(client: Client, member: FakeMember) -> None:
+def test_a_proof_of_another_term_is_none(client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch) -> None:
     """The member led when it read, lost that, and leads again when it comes to the proof."""
-    begin = member.wait_for_read
+    begin = scan.read_point
 
     async def and_lead_again(*arguments: Any) -> Any:
         point = await begin(*arguments)
         asyncio.get_running_loop().call_soon(setattr, member.node, "term", 3)
         return point
 
-    member.wait_for_read = and_lead_again  # type: ignore[assignment,method-assign]
+    monkeypatch.setattr(scan, "read_point", and_lead_again)
     before = len(client.entries())
     assert client.code({"find": "c", **LINEARIZABLE}) == 189
     assert len(client.entries()) == before

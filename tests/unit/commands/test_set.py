@@ -11,7 +11,7 @@ import pytest
 
 from replset.bson import DateTime, Int64, ObjectId, RawDocument, Timestamp, encode
 from replset.commands.messages import request_document
-from replset.commands.ports import WriteConcernFailure
+from replset.commands.write_concern import WriteConcernFailure
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import (

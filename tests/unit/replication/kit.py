@@ -204,7 +204,7 @@ class Member:
                 return await self.snapshots.serve(self, body)
         raise AssertionError(body.first_key)
 
-    async def wait_for_news(self, timeout_ms: int) -> bool:
+    async def wait_for_change(self, timeout_ms: int) -> bool:
         try:
             await asyncio.wait_for(self._news.wait(), timeout_ms / 1000)
         except TimeoutError:

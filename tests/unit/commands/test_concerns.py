@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from replset.commands.read_concern import ReadConcern, read_point
+from replset.commands.waiters import Notifier, WaiterList
+from replset.commands.write_concern import wait_until_met
 from replset.core.effects import CommitPointAdvanced, Effect, ProgressChanged, StateChanged
 from replset.core.member_state import MemberState
 from replset.core.messages import LocalPosition, Position
@@ -17,10 +21,9 @@ from replset.errors import (
     MaxTimeMSExpiredError,
     NotPrimaryOrSecondaryError,
     NotWritablePrimaryError,
+    PrimarySteppedDownError,
 )
 from replset.ids import OPTIME_NULL, Millis, OpTime
-from replset.runtime.concerns import Concerns
-from replset.runtime.waiters import Bell
 from tests.simulation.core_kit.machine import members_of
 from tests.simulation.kit.clock import SimClock
 from tests.unit.core.single_node import NOW, SingleNode, at, lead, leading_three, named, place, single_node
@@ -35,23 +38,24 @@ class Applied:
 
 
 class Rig:
-    """Member 0 of three, which leads term 2; what its core says reaches the concerns as a member would pass it on."""
+    """Member 0 of three, which leads term 2; what its core says reaches the waiters as a member would pass it on."""
 
     def __init__(self, clock: SimClock, node: SingleNode) -> None:
         self.node = node
         self.store = Applied(node.position.last_applied)
-        self.news = Bell()
+        self.changes = Notifier()
+        self.wait_for_change = self.changes.wait
         self.clock = clock
-        self.concerns = Concerns(node, lambda: self.store, clock, self.news)  # type: ignore[arg-type, return-value]
+        self.write_waiters = WaiterList()
 
     def take(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
                 case StateChanged(state=state) if state is not MemberState.PRIMARY:
-                    self.concerns.stepped_down()
+                    self.write_waiters.fail_all(lambda: PrimarySteppedDownError("the primary stepped down"))
                 case CommitPointAdvanced() | ProgressChanged():
-                    self.concerns.release()
-            self.news.ring()
+                    self.write_waiters.release()
+            self.changes.notify()
 
     def apply(self, optime: OpTime) -> None:
         """Committed here, not synced yet."""
@@ -71,13 +75,12 @@ class Rig:
         """A client that waits for the newest entry."""
         deadline = None if deadline_ms is None else Millis(self.clock.now() + deadline_ms)
         concern = WriteConcern(w, j, wtimeout_ms)
-        return asyncio.get_running_loop().create_task(
-            self.concerns.wait_for_write_concern(self.store.last_applied, concern, deadline)
-        )
+        return asyncio.get_running_loop().create_task(wait_until_met(self, self.store.last_applied, concern, deadline))
 
     def read(self, level: Any, after: int | None = None, deadline_ms: int | None = None) -> asyncio.Task[Any]:
         deadline = None if deadline_ms is None else Millis(self.clock.now() + deadline_ms)
-        return asyncio.get_running_loop().create_task(self.concerns.wait_for_read(level, after, deadline))
+        ctx = SimpleNamespace(member=self, deadline=deadline)
+        return asyncio.get_running_loop().create_task(read_point(ctx, ReadConcern(level, after)))
 
 
 def with_rig(
@@ -174,7 +177,7 @@ def test_an_entry_of_an_old_term_is_not_acknowledged_by_where_it_stands() -> Non
     async def scenario(rig: Rig) -> None:
         assert rig.node.term > 1
         for w in (1, "majority"):
-            failure = await rig.concerns.wait_for_write_concern(at(1, 1), WriteConcern(w), None)
+            failure = await wait_until_met(rig, at(1, 1), WriteConcern(w), None)
             assert failure is not None
             assert failure.code == 189
 
@@ -246,7 +249,7 @@ def test_what_a_member_in_this_state_does_not_answer() -> None:
 
     async def copying(rig: Rig) -> None:
         with pytest.raises(NotPrimaryOrSecondaryError):
-            await rig.read("local")
+            await rig.read("local", 1)
 
     with_rig(secondary, lambda: single_node(config=named(*members_of(3))))
     with_rig(

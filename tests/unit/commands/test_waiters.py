@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from replset.commands.waiters import Notifier, WaiterList, done_within
 from replset.errors import PrimarySteppedDownError, ReplError
 from replset.ids import OpTime
-from replset.runtime.waiters import Bell, Waiters, done_within
 from tests.simulation.kit.clock import SimClock
 from tests.unit.runtime.kit import on_virtual_time, settle
 
@@ -31,15 +31,15 @@ class Point:
         return optime.ts <= self.ts
 
 
-def on_loop(scenario: Callable[[Waiters, Point], Coroutine[Any, Any, None]]) -> None:
+def on_loop(scenario: Callable[[WaiterList, Point], Coroutine[Any, Any, None]]) -> None:
     async def main(_clock: SimClock) -> None:
-        await scenario(Waiters(), Point())
+        await scenario(WaiterList(), Point())
 
     on_virtual_time(main)
 
 
 def test_what_holds_already_is_not_waited_for() -> None:
-    async def scenario(waiters: Waiters, point: Point) -> None:
+    async def scenario(waiters: WaiterList, point: Point) -> None:
         point.ts = 5
         assert waiters.add("majority", at(5), point.reached).done()
         assert len(waiters) == 0
@@ -48,7 +48,7 @@ def test_what_holds_already_is_not_waited_for() -> None:
 
 
 def test_older_optimes_are_released_first_whatever_came_first() -> None:
-    async def scenario(waiters: Waiters, point: Point) -> None:
+    async def scenario(waiters: WaiterList, point: Point) -> None:
         woken: list[int] = []
         for ts in (7, 3, 5, 3):
             future = waiters.add("majority", at(ts), point.reached)
@@ -70,7 +70,7 @@ def test_older_optimes_are_released_first_whatever_came_first() -> None:
 
 
 def test_each_kind_of_wait_has_its_own_condition() -> None:
-    async def scenario(waiters: Waiters, majority: Point) -> None:
+    async def scenario(waiters: WaiterList, majority: Point) -> None:
         two = Point()
         slow = waiters.add("majority", at(4), majority.reached)
         fast = waiters.add(2, at(4), two.reached)
@@ -83,7 +83,7 @@ def test_each_kind_of_wait_has_its_own_condition() -> None:
 
 
 def test_a_look_costs_one_question_while_the_oldest_still_waits() -> None:
-    async def scenario(waiters: Waiters, point: Point) -> None:
+    async def scenario(waiters: WaiterList, point: Point) -> None:
         for ts in range(1, 101):
             waiters.add("majority", at(ts), point.reached)
         point.looks = 0
@@ -94,7 +94,7 @@ def test_a_look_costs_one_question_while_the_oldest_still_waits() -> None:
 
 
 def test_leaving_primary_fails_every_waiter_with_an_error_of_its_own() -> None:
-    async def scenario(waiters: Waiters, point: Point) -> None:
+    async def scenario(waiters: WaiterList, point: Point) -> None:
         futures = [waiters.add(key, at(ts), point.reached) for key, ts in (("majority", 3), (2, 4), ("majority", 9))]
         waiters.fail_all(lambda: PrimarySteppedDownError("the primary stepped down"))
         errors = [future.exception() for future in futures]
@@ -108,7 +108,7 @@ def test_leaving_primary_fails_every_waiter_with_an_error_of_its_own() -> None:
 
 
 def test_a_client_that_went_away_is_passed_over() -> None:
-    async def scenario(waiters: Waiters, point: Point) -> None:
+    async def scenario(waiters: WaiterList, point: Point) -> None:
         gone = waiters.add("majority", at(1), point.reached)
         stays = waiters.add("majority", at(2), point.reached)
         gone.cancel()
@@ -123,7 +123,7 @@ def test_a_client_that_went_away_is_passed_over() -> None:
 
 
 def test_waits_that_timed_out_behind_one_that_still_waits_do_not_pile_up() -> None:
-    async def scenario(waiters: Waiters, point: Point) -> None:
+    async def scenario(waiters: WaiterList, point: Point) -> None:
         oldest = waiters.add(3, at(1), point.reached)
         for ts in range(2, 5000):
             assert not await done_within(waiters.add(3, at(ts), point.reached), 1)
@@ -138,7 +138,7 @@ def test_waits_that_timed_out_behind_one_that_still_waits_do_not_pile_up() -> No
 
 
 def test_done_within_is_true_when_the_wait_ended_in_time() -> None:
-    async def scenario(waiters: Waiters, point: Point) -> None:
+    async def scenario(waiters: WaiterList, point: Point) -> None:
         future = waiters.add("majority", at(1), point.reached)
         point.ts = 1
         asyncio.get_running_loop().call_later(0.02, waiters.release)
@@ -154,7 +154,7 @@ def test_done_within_is_true_when_the_wait_ended_in_time() -> None:
 
 def test_done_within_is_false_exactly_at_the_time_out() -> None:
     async def main(clock: SimClock) -> None:
-        waiters = Waiters()
+        waiters = WaiterList()
         assert not await done_within(waiters.add("majority", at(1), lambda _optime: False), 30)
         assert clock.now() == 30
         waiters.fail_all(lambda: ReplError("after the time-out nobody is left to fail"))
@@ -164,7 +164,7 @@ def test_done_within_is_false_exactly_at_the_time_out() -> None:
 
 
 def test_done_within_raises_what_the_wait_failed_with() -> None:
-    async def scenario(waiters: Waiters, point: Point) -> None:
+    async def scenario(waiters: WaiterList, point: Point) -> None:
         for timeout_ms in (1000, None):
             future = waiters.add("majority", at(1), point.reached)
             asyncio.get_running_loop().call_soon(waiters.fail_all, lambda: PrimarySteppedDownError("down"))
@@ -176,15 +176,15 @@ def test_done_within_raises_what_the_wait_failed_with() -> None:
 
 def test_a_bell_wakes_everybody_in_the_order_they_came() -> None:
     async def main(_clock: SimClock) -> None:
-        bell, woken = Bell(), []
+        notifier, woken = Notifier(), []
 
         async def wait(name: str) -> None:
-            assert await bell.wait(100)
+            assert await notifier.wait(100)
             woken.append(name)
 
         waiting = [asyncio.ensure_future(wait(name)) for name in "abc"]
         await settle()
-        bell.ring()
+        notifier.notify()
         await asyncio.gather(*waiting)
         assert woken == ["a", "b", "c"]
 
@@ -193,9 +193,9 @@ def test_a_bell_wakes_everybody_in_the_order_they_came() -> None:
 
 def test_a_bell_that_rang_before_wakes_nobody() -> None:
     async def main(clock: SimClock) -> None:
-        bell = Bell()
-        bell.ring()
-        assert not await bell.wait(25)
+        notifier = Notifier()
+        notifier.notify()
+        assert not await notifier.wait(25)
         assert clock.now() == 25
 
     on_virtual_time(main)
@@ -203,14 +203,14 @@ def test_a_bell_that_rang_before_wakes_nobody() -> None:
 
 def test_waits_for_a_bell_that_never_rings_do_not_pile_up() -> None:
     async def main(_clock: SimClock) -> None:
-        bell = Bell()
+        notifier = Notifier()
         for _ in range(10):
-            assert not await bell.wait(1)
-        left = asyncio.ensure_future(bell.wait(None))
+            assert not await notifier.wait(1)
+        left = asyncio.ensure_future(notifier.wait(None))
         await settle()
-        assert bell.waiting == 1
+        assert notifier.waiting == 1
         left.cancel()
         await settle()
-        assert bell.waiting == 0
+        assert notifier.waiting == 0
 
     on_virtual_time(main)

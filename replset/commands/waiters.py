@@ -1,8 +1,7 @@
-"""Clients that wait: for a write concern, for an entry to be applied, for the commit point, for news in the oplog.
+"""Lists of waiting clients: `WaiterList` for write concerns, `Notifier` for everything else that a member waits for.
 
-Every wait is a future. Conditions only ever become true for older optimes first, so each kind of wait is a heap
-and a look costs nothing while its first element still waits. On leaving PRIMARY every write-concern waiter fails
-at once (189); progress of another term never releases one, because none is left.
+Every wait is a future on the event loop. A condition of a write concern becomes true for older optimes first, so each
+condition has a heap of its waiters, and a check costs nothing while the oldest one still waits.
 """
 
 from __future__ import annotations
@@ -19,49 +18,49 @@ _SWEEP_FROM = 64
 
 
 class _Heap:
-    """The waits of one key, oldest first. `rows` may hold some that are done; `sweep_at` rows are too many of them."""
+    """The waiters of one key, oldest optime first. Waiters that timed out stay in `rows` until a sweep removes them."""
 
-    __slots__ = ("rows", "satisfied", "sweep_at")
+    __slots__ = ("is_satisfied", "rows", "sweep_at")
 
-    def __init__(self, satisfied: Callable[[OpTime], bool]) -> None:
-        self.satisfied = satisfied
+    def __init__(self, is_satisfied: Callable[[OpTime], bool]) -> None:
+        self.is_satisfied = is_satisfied
         self.rows: list[tuple[OpTime, int, asyncio.Future[None]]] = []
         self.sweep_at = _SWEEP_FROM
 
     def push(self, row: tuple[OpTime, int, asyncio.Future[None]]) -> None:
         heapq.heappush(self.rows, row)
-        if len(self.rows) >= self.sweep_at:  # those that timed out behind one that still waits
+        if len(self.rows) >= self.sweep_at:
             self.rows = sorted(row for row in self.rows if not row[2].done())
             self.sweep_at = max(_SWEEP_FROM, 2 * len(self.rows))
 
 
-class Waiters:
-    """Waits ordered by optime, grouped by a key whose condition is the same (`w`, `j`)."""
+class WaiterList:
+    """Clients that wait for a write concern, ordered by optime and grouped by their condition (`w`, `j`)."""
 
     def __init__(self) -> None:
         self._heaps: dict[Hashable, _Heap] = {}
         self._numbers = count()
 
-    def add(self, key: Hashable, optime: OpTime, satisfied: Callable[[OpTime], bool]) -> asyncio.Future[None]:
-        """Return a future that is done once `satisfied(optime)`; the same key always means the same condition."""
+    def add(self, key: Hashable, optime: OpTime, is_satisfied: Callable[[OpTime], bool]) -> asyncio.Future[None]:
+        """Return a future that is done once `is_satisfied(optime)`. One key always means one condition."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if satisfied(optime):
+        if is_satisfied(optime):
             future.set_result(None)
             return future
         heap = self._heaps.get(key)
         if heap is None:
-            heap = self._heaps[key] = _Heap(satisfied)
+            heap = self._heaps[key] = _Heap(is_satisfied)
         heap.push((optime, next(self._numbers), future))
         return future
 
     def release(self) -> None:
-        """Look at every kind of wait again, oldest first."""
+        """End every wait whose condition is true now. The member calls it when a position or the commit point moved."""
         for key, heap in list(self._heaps.items()):
-            rows, satisfied = heap.rows, heap.satisfied
+            rows = heap.rows
             while rows:
                 optime, _, future = rows[0]
                 if not future.done():
-                    if not satisfied(optime):
+                    if not heap.is_satisfied(optime):
                         break
                     future.set_result(None)
                 heapq.heappop(rows)
@@ -82,28 +81,28 @@ class Waiters:
 
     @property
     def kept(self) -> int:
-        """How many waits are in memory, those included that timed out and are not swept yet."""
+        """Return how many waiters are in memory, including those that timed out and are not swept yet."""
         return sum(len(heap.rows) for heap in self._heaps.values())
 
 
-class Bell:
-    """Wakes everybody who waits for "something new", without knowing what."""
+class Notifier:
+    """Wakes everybody who waits for the next change, whatever it is."""
 
     def __init__(self) -> None:
-        self._waiting: dict[asyncio.Future[None], None] = {}  # in the order they came
+        self._waiting: dict[asyncio.Future[None], None] = {}  # in the order of arrival
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         waiting, self._waiting = self._waiting, {}
         for future in waiting:
             if not future.done():
                 future.set_result(None)
 
     async def wait(self, timeout_ms: int | None) -> bool:
-        """Wait for the next ring; False when `timeout_ms` ran out first."""
+        """Wait for the next `notify`; False when `timeout_ms` ran out first."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[future] = None
         try:
@@ -113,7 +112,7 @@ class Bell:
 
 
 async def done_within(future: asyncio.Future[None], timeout_ms: int | None) -> bool:
-    """Await `future` for at most `timeout_ms` (None: for ever); False on time-out. Its exception is raised."""
+    """Await `future` for at most `timeout_ms` (None: for ever). False on time-out; an exception of it is raised."""
     if future.done() or timeout_ms is None:
         await future
         return True
