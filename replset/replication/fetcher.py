@@ -24,6 +24,7 @@ from replset.oplog_row import CHAIN_START, chain_after
 from replset.query.diff import updated
 from replset.replication.applier import EvaluatedUpdate, LargeUpdateError, apply_batch
 from replset.replication.context import MemberContext
+from replset.replication.disk_space import retry_while_disk_full
 from replset.replication.ports import Peer
 from replset.replication.protocol import FetchReply, FetchRequest
 
@@ -40,7 +41,6 @@ class FetchOptions:
     max_bytes: int = 4 << 20
     buffered_pages: int = 2
     network_ms: int = 5_000
-    disk_full_pause_ms: int = 1_000
 
 
 @dataclass(eq=False, slots=True)
@@ -49,8 +49,8 @@ class _Session:
 
     source: HostPort
     buffer: deque[FetchReply | SourceFailed] = field(default_factory=deque)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    room: asyncio.Event = field(default_factory=asyncio.Event)
+    page_arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    page_taken: asyncio.Event = field(default_factory=asyncio.Event)
     draining: bool = False
     stopped: bool = False
     last_fetched: OpTime = OPTIME_NULL
@@ -99,10 +99,10 @@ class Fetcher:
         session = self._session = _Session(source)
         session.last_fetched, session.last_chain = self._context.store.last_applied, self._context.store.chain
         loop = asyncio.get_running_loop()
-        session.fetching = loop.create_task(self._fetch(session))
-        session.applying = loop.create_task(self._apply(session))
+        session.fetching = loop.create_task(self._fetch_pages(session))
+        session.applying = loop.create_task(self._apply_pages(session))
         for task in (session.fetching, session.applying):
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._on_ended)
 
     def stop(self) -> None:
         """End the session and drop what is fetched; nothing is applied after this returns."""
@@ -127,7 +127,7 @@ class Fetcher:
         session.draining = True
         if session.fetching is not None:
             session.fetching.cancel()
-        session.news.set()
+        session.page_arrived.set()
 
         def applied(_: asyncio.Task[None]) -> None:
             if self._session is session:
@@ -145,23 +145,23 @@ class Fetcher:
         if session is not None and session.applying is not None:
             await asyncio.wait([session.applying])
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.stop()
             self._context.on_broken(error)
 
     # --- fetching -----------------------------------------------------------------------------------------------
 
-    async def _fetch(self, session: _Session) -> None:
+    async def _fetch_pages(self, session: _Session) -> None:
         """Ask for page after page; the failure that ends it goes into the buffer behind them."""
         wait_ms = 0  # the first answer comes at once: it says whether the source fits
         while True:
             while len(session.buffer) >= self._options.buffered_pages:
-                session.room.clear()
-                await session.room.wait()
-            page = await self._ask(session, wait_ms)
+                session.page_taken.clear()
+                await session.page_taken.wait()
+            page = await self._fetch_page(session, wait_ms)
             session.buffer.append(page)
-            session.news.set()
+            session.page_arrived.set()
             if isinstance(page, SourceFailed):
                 return
             if page.entries:
@@ -171,7 +171,7 @@ class Fetcher:
             session.known_term = page.term
             wait_ms = self._node.election_timeout_ms() // 2
 
-    async def _ask(self, session: _Session, wait_ms: int) -> FetchReply | SourceFailed:
+    async def _fetch_page(self, session: _Session, wait_ms: int) -> FetchReply | SourceFailed:
         request = FetchRequest(
             session.last_fetched,
             session.last_chain,
@@ -217,12 +217,12 @@ class Fetcher:
 
     # --- applying -----------------------------------------------------------------------------------------------
 
-    async def _apply(self, session: _Session) -> None:
+    async def _apply_pages(self, session: _Session) -> None:
         while True:
             while session.buffer:
                 page = session.buffer.popleft()
-                session.room.set()
-                failure = page if isinstance(page, SourceFailed) else await self._take(session, page)
+                session.page_taken.set()
+                failure = page if isinstance(page, SourceFailed) else await self._apply_page(session, page)
                 if failure is not None:
                     self._fail(session, failure)
                     return
@@ -230,8 +230,8 @@ class Fetcher:
                     return
             if session.draining:
                 return
-            session.news.clear()
-            await session.news.wait()
+            session.page_arrived.clear()
+            await session.page_arrived.wait()
 
     def _fail(self, session: _Session, failure: SourceFailed) -> None:
         """End the session first: what the core answers may start the next one."""
@@ -243,16 +243,16 @@ class Fetcher:
         if not session.draining:
             self._context.on_report(failure)
 
-    async def _take(self, session: _Session, page: FetchReply) -> SourceFailed | None:
+    async def _apply_page(self, session: _Session, page: FetchReply) -> SourceFailed | None:
         """Apply one page, slice by slice, and tell the core."""
-        failure = self._misfit(session.source, page)
+        failure = self._mismatch(session.source, page)
         if failure is not None:
             return failure
         done = 0
         try:
             while done < len(page.entries):
-                ripe = await self._ripe(session, page, done)
-                done += await self._apply_slice(session, page.entries, done, ripe)
+                old_enough = await self._wait_for_delay(session, page, done)
+                done += await self._apply_slice(session, page.entries, done, old_enough)
                 if session.stopped:
                     return None
                 if done < len(page.entries):
@@ -265,7 +265,7 @@ class Fetcher:
             )
         return None
 
-    def _misfit(self, source: HostPort, page: FetchReply) -> SourceFailed | None:
+    def _mismatch(self, source: HostPort, page: FetchReply) -> SourceFailed | None:
         """Why this page does not continue my log, None when it does."""
         store = self._context.store
         newest, chain = store.last_applied, store.chain
@@ -278,40 +278,39 @@ class Fetcher:
         return SourceFailed(source, problem, f"{source}: {detail}", page.term, page.newest, page.oldest)
 
     async def _apply_slice(self, session: _Session, entries: Sequence[bytes], start: int, stop: int) -> int:
-        """Commit one group of entries[start:stop]. A full disk is waited out, but not by a drain, which has to end:
-        what this member never applied it never acknowledged.
-        """
+        """Commit one group of entries[start:stop] and return how many it has.
 
+        A full disk is waited for, but not by a drain, which has to end: what this member never applied it never
+        acknowledged.
+        """
         evaluated: EvaluatedUpdate | None = None
+        clock = self._context.clock
 
         def apply() -> int:
-            until = self._context.clock.now() + APPLY_SLICE_MS
-            done = apply_batch(
-                self._context.store, entries, start, stop, lambda: self._context.clock.now() >= until, evaluated
-            )
+            until = clock.now() + APPLY_SLICE_MS
+            done = apply_batch(self._context.store, entries, start, stop, lambda: clock.now() >= until, evaluated)
             self._on_applied()
             return done
 
         while True:
             try:
-                return await self._context.write_queue.write(apply)
+                return await retry_while_disk_full(
+                    lambda: self._context.write_queue.write(apply),
+                    "applying entries",
+                    may_wait=lambda: not session.draining,
+                )
             except LargeUpdateError as large:
-                evaluated = await self._evaluated(large)
-            except OutOfDiskSpaceError as error:
-                if session.draining:
-                    raise
-                log.warning("applying waits: %s", error.message)
-                await asyncio.sleep(self._options.disk_full_pause_ms / 1000)
+                evaluated = await self._evaluate(large)
 
-    async def _evaluated(self, large: LargeUpdateError) -> EvaluatedUpdate:
-        """What the entry makes of the document, from a thread. RemoteProtocolError where it is no difference."""
+    async def _evaluate(self, large: LargeUpdateError) -> EvaluatedUpdate:
+        """Compute in a thread what the entry makes of the document. RemoteProtocolError when the entry is malformed."""
         before, o = large.before, large.o
         try:
             return EvaluatedUpdate(before, await self._context.workers.run(lambda: updated(before, o)))
         except ReplError as error:
             raise RemoteProtocolError(f"an update cannot be applied: {error.message}") from error
 
-    async def _ripe(self, session: _Session, page: FetchReply, start: int) -> int:
+    async def _wait_for_delay(self, session: _Session, page: FetchReply, start: int) -> int:
         """Where to stop applying: the end of the page, or on a delayed member the first entry that is too young."""
         while True:
             delay_ms = self._node.secondary_delay_ms()

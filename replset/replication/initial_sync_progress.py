@@ -1,4 +1,4 @@
-"""How an initial sync is getting on, for those who look at it (map I5)."""
+"""The progress of an initial sync, for `replSetGetStatus` (map I5)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 from replset.ids import HostPort, Millis
 
-NOBODY, START = HostPort(""), Millis(0)
+NO_SOURCE, START = HostPort(""), Millis(0)
 _ATTEMPTS_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """One attempt that came to nothing, and why."""
+    """One attempt that failed, and why."""
 
     source: HostPort
     duration_ms: int
@@ -21,7 +21,7 @@ class FailedAttempt:
 
 @dataclass(slots=True)
 class InitialSyncProgress:
-    """Of the initial sync that runs, or of the last one of this process; `source` is empty while there was none.
+    """Describes the initial sync that runs, or the last one of this process; `source` is empty before the first.
 
     running: from the first attempt to success, the pauses between attempts included. began, ended: on the member's
     clock. total, copied: bytes; total 0 while the source still makes its copy. resumed_at: bytes that were here already
@@ -29,7 +29,7 @@ class InitialSyncProgress:
     """
 
     running: bool = False
-    source: HostPort = NOBODY
+    source: HostPort = NO_SOURCE
     began: Millis = START
     began_wall_ms: int = 0
     ended: Millis = START
@@ -43,16 +43,16 @@ class InitialSyncProgress:
     attempts: list[FailedAttempt] = field(default_factory=list)
 
     def begin(self, source: HostPort, now: Millis, wall_ms: int) -> None:
-        """An attempt begins."""
+        """Note that an attempt begins."""
         if not self.running:
             self.running, self.began, self.began_wall_ms = True, now, wall_ms
             self.failed, self.total, self.copied, self.resumed_at = 0, 0, 0, 0
             self.attempts.clear()
         self.source, self.waiting_for = source, ""
 
-    def transfer(self, source: HostPort, kept: int, now: Millis) -> None:
-        """Bytes are about to come from `source`; so many are here already."""
-        self.source, self.transfer_began = source, now
+    def begin_transfer(self, source: HostPort, kept: int, total: int, now: Millis) -> None:
+        """Note that `total` bytes come from `source`, of which `kept` are here already."""
+        self.source, self.transfer_began, self.total = source, now, total
         self.copied = self.resumed_at = kept
 
     def fail(self, attempt: FailedAttempt) -> None:
@@ -64,7 +64,7 @@ class InitialSyncProgress:
         self.running, self.ended, self.ended_wall_ms, self.waiting_for = False, now, wall_ms, ""
 
     def remaining_ms(self, now: Millis) -> int | None:
-        """How long the rest takes at the rate so far; None while that cannot be told."""
+        """How long the rest takes at the rate so far; None while that is unknown."""
         done = self.copied - self.resumed_at
         if done <= 0 or self.total == 0:
             return None
@@ -73,7 +73,7 @@ class InitialSyncProgress:
     def text(self) -> str:
         """One line for people."""
         if self.waiting_for:
-            return f"initial sync waits: {self.waiting_for}"
+            return f"initial sync waits for {self.waiting_for}"
         if self.total:
             return f"initial sync from {self.source}: {self.copied} of {self.total} bytes"
         return f"initial sync from {self.source}"

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -26,18 +25,18 @@ from replset.errors import (
 from replset.ids import OPTIME_NULL, HostPort, OpTime
 from replset.replication.common_point import ChainDiffersError, CommonPoint, NoCommonPointError
 from replset.replication.context import MemberContext
+from replset.replication.disk_space import retry_while_disk_full
 from replset.replication.ports import Peer
 from replset.replication.rollback_files import RollbackFiles
 from replset.replication.rollback_manifest import Manifest, RollbackState, manifests_on, settle_manifest, sync_names
 from replset.replication.rollback_progress import RollbackPhase, RollbackProgress
-from replset.storage.sqlite import is_disk_full
 from replset.storage.undo import clear_rollback_done, rollback_done_marks, rollback_in_progress, undo_step
 
 log = logging.getLogger("replset.rollback")
 T = TypeVar("T")
 
 UNDO_STEP_ENTRIES = 200
-ROOM_MARGIN_BYTES = 1 << 20
+SPACE_MARGIN_BYTES = 1 << 20
 REFUSED = "refused rollback"
 
 
@@ -47,13 +46,6 @@ class TooFarBackError(UnrecoverableRollbackError):
     def __init__(self, message: str, common_point: OpTime) -> None:
         super().__init__(message)
         self.common_point = common_point
-
-
-@dataclass(frozen=True, slots=True)
-class RollbackOptions:
-    """room_pause_ms: between two looks at a disk that is full."""
-
-    room_pause_ms: int = 1_000
 
 
 class Rollback:
@@ -66,14 +58,12 @@ class Rollback:
         peer: Peer,
         node: Node,
         on_undo_begins: Callable[[OpTime], Awaitable[None]],
-        options: RollbackOptions | None = None,
     ) -> None:
         """on_undo_begins: awaited with the common point before the first undo step."""
         self._context = context
         self._peer = peer
         self._node = node
         self._on_undo_begins = on_undo_begins
-        self._options = options or RollbackOptions()
         self.progress = RollbackProgress()
 
     async def run(self, source: HostPort) -> None:
@@ -82,13 +72,13 @@ class Rollback:
         Waits while the disk is full. Whatever else fails before the first undo is reported. What fails after it goes to
         `on_broken`: the member must stop, and its next start finishes the rollback.
         """
-        await self._running(source, self._rolled_back(source))
+        await self._run(source, self._roll_back(source))
 
     async def finish(self) -> None:
-        """End what a crash interrupted, for a start that found no room for it; reports RollbackEnded."""
-        await self._running(None, self._finished())
+        """Finish what a crash interrupted, for a start that found no disk space for it; reports RollbackEnded."""
+        await self._run(None, self._finish())
 
-    async def _running(self, source: HostPort | None, work: Awaitable[RollbackEnded]) -> None:
+    async def _run(self, source: HostPort | None, work: Awaitable[RollbackEnded]) -> None:
         self.progress.begin(source, self._context.clock.wall_ms())
         try:
             ended = await work
@@ -100,42 +90,42 @@ class Rollback:
         log.warning("rollback towards %s %s: %s", source, "done" if ended.ok else "not done", ended.detail)
         self._context.on_report(ended)
 
-    async def _rolled_back(self, source: HostPort) -> RollbackEnded:
+    async def _roll_back(self, source: HostPort) -> RollbackEnded:
         # A crash may have left an earlier rollback half done: that one comes first.
-        await self._settle()
-        ended, manifest = await self._prepared(source)
+        await self._finish_earlier()
+        ended, manifest = await self._prepare(source)
         if manifest is not None:
             self.progress.undo(manifest.id)
             before = self._context.store.undone_entries
             common = manifest.common_point
-            await self._when_room(lambda: self._on_undo_begins(common))
-            await self._when_room(
+            await self._when_disk_has_space(lambda: self._on_undo_begins(common))
+            await self._when_disk_has_space(
                 lambda: undo(self._context, manifest.common_point, manifest.id, self._on_undone(before))
             )
-            await self._settle()
+            await self._finish_earlier()
         return ended
 
-    async def _finished(self) -> RollbackEnded:
-        await self._settle()
+    async def _finish(self) -> RollbackEnded:
+        await self._finish_earlier()
         return RollbackEnded(self._context.identity.member, True, False, False, "finished what was interrupted")
 
     def _on_undone(self, before: int) -> Callable[[], None]:
-        def told() -> None:
+        def on_undone() -> None:
             self.progress.undone = self._context.store.undone_entries - before
             self._context.on_undone()
 
-        return told
+        return on_undone
 
-    async def _settle(self) -> None:
+    async def _finish_earlier(self) -> None:
         self.progress.phase = RollbackPhase.SETTLING
         on_undone = self._on_undone(self._context.store.undone_entries)
-        await self._when_room(lambda: finish_rollbacks(self._context, on_undone))
+        await self._when_disk_has_space(lambda: finish_rollbacks(self._context, on_undone))
 
-    async def _prepared(self, source: HostPort) -> tuple[RollbackEnded, Manifest | None]:
-        """What to report, at once or once everything behind the manifest's common point is undone."""
+    async def _prepare(self, source: HostPort) -> tuple[RollbackEnded, Manifest | None]:
+        """Write the files. Return what to report, and the manifest of what is to be undone first, if anything is."""
         try:
             # After a full disk all is asked again: the source may have changed, and nothing is undone yet.
-            common, manifest = await self._when_room(lambda: self._recorded(source))
+            common, manifest = await self._when_disk_has_space(lambda: self._find_and_record(source))
         except DamagedEntryError as error:
             self._context.on_report(DamageFound(error.message))
             return RollbackEnded(source, False, True, False, error.message), None
@@ -144,7 +134,7 @@ class Rollback:
         except ChainDiffersError as error:
             return RollbackEnded(source, False, True, False, error.message, error.at), None
         except UnrecoverableRollbackError as error:
-            return RollbackEnded(source, False, False, False, await self._quarantined(source, error)), None
+            return RollbackEnded(source, False, False, False, await self._export_refused(source, error)), None
         except (ReplError, OSError) as error:
             return RollbackEnded(source, False, True, False, str(error)), None
         if manifest is None:
@@ -152,8 +142,8 @@ class Rollback:
         detail = f"undid {manifest.entries} entries, {manifest.first} to {manifest.last}, to {common}: {manifest.id}"
         return RollbackEnded(source, True, False, False, detail), manifest
 
-    async def _recorded(self, source: HostPort) -> tuple[OpTime, Manifest | None]:
-        """The common point, and the manifest of all that lies behind it; None when nothing does."""
+    async def _find_and_record(self, source: HostPort) -> tuple[OpTime, Manifest | None]:
+        """Return the common point, and the manifest of all that lies behind it; None when nothing does."""
         self.progress.search()
         common = await self._common_point(source)
         if common == self._context.store.last_applied:
@@ -174,7 +164,11 @@ class Rollback:
         return common
 
     def _was_refused(self, common: OpTime, newest: OpTime) -> bool:
-        """Whether this very rollback was: after a restart the commit point that forbade it is not known any more."""
+        """Whether this very rollback was refused before.
+
+        After a restart the commit point that forbade it may be unknown. Without this look at the manifests the member
+        would then undo entries that were committed.
+        """
         return any(
             manifest.state is RollbackState.EXPORTED
             and manifest.reason.startswith(REFUSED)
@@ -188,15 +182,16 @@ class Rollback:
         snapshot = self._context.store.read()
         return await self._context.workers.run(lambda: writing.write(snapshot, state))
 
-    async def _quarantined(self, source: HostPort, error: UnrecoverableRollbackError) -> str:
-        """Export what is not known to be committed: this member may never come back. What to tell the person.
+    async def _export_refused(self, source: HostPort, error: UnrecoverableRollbackError) -> str:
+        """Export what a refused rollback would have undone, since this member may never come back; return the message.
 
-        Where the common point is known it is everything behind that, what was committed once too: it is not in the set.
+        That is what is not known to be committed. Where the common point is known it is everything behind that, what
+        was committed once too: it is not in the set any more.
         """
         common = error.common_point if isinstance(error, TooFarBackError) else None
         reason = f"{REFUSED}: {error.message}"
         try:
-            manifest = await self._when_room(lambda: self._export(common, reason, source))
+            manifest = await self._when_disk_has_space(lambda: self._export(common, reason, source))
         except (ReplError, OSError) as failure:
             return f"{error.message}; what may be lost could not be exported: {failure}"
         exported = f"exported: {manifest.id}" if manifest else "nothing to export"
@@ -214,41 +209,16 @@ class Rollback:
             progress=self.progress,
         )
 
-    # --- a full disk
+    async def _when_disk_has_space(self, work: Callable[[], Awaitable[T]]) -> T:
+        return await retry_while_disk_full(work, "rollback", progress=self.progress, has_space=self._has_space)
 
-    async def _when_room(self, work: Callable[[], Awaitable[T]]) -> T:
-        """What `work` gives, done again while the disk is full; it leaves nothing half done, or goes on with it."""
-        while True:
-            try:
-                result = await work()
-            except (ReplError, OSError) as error:
-                if not is_disk_full(error):
-                    raise
-                await self._pause_for_room(error)
-            else:
-                if self.progress.waiting_for:
-                    log.warning("rollback goes on: there is room again")
-                    self.progress.waiting_for = ""
-                return result
-
-    async def _pause_for_room(self, error: ReplError | OSError) -> None:
-        """Until the disk takes what the files had come to, so that a large rollback does not fill it every second."""
-        why = (
-            str(error)
-            if isinstance(error, ReplError) or error.filename
-            else f"{self._context.dbpath}: {error.strerror}"
-        )
-        if not self.progress.waiting_for:
-            log.warning("rollback waits, nothing is undone unrecorded: %s", why)
-        self.progress.waiting_for = f"room on the disk: {why}"
-        needed = self.progress.size + ROOM_MARGIN_BYTES if self.progress.phase is RollbackPhase.WRITING else 0
-        while True:
-            await asyncio.sleep(self._options.room_pause_ms / 1000)
-            if await self._context.workers.run(self._free_bytes) >= needed:
-                return
-
-    def _free_bytes(self) -> int:
-        return self._context.disk.free_bytes(self._context.dbpath)
+    async def _has_space(self) -> bool:
+        """Whether the disk takes what the files had come to: else a large rollback would fill it every second."""
+        if self.progress.phase is not RollbackPhase.WRITING:
+            return True
+        context = self._context
+        free = await context.workers.run(lambda: context.disk.free_bytes(context.dbpath))
+        return free >= self.progress.size + SPACE_MARGIN_BYTES
 
 
 # --- undoing and finishing --------------------------------------------------------------------------------------

@@ -69,6 +69,7 @@ from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.key_file import Keys
 from replset.replication.chain_check import compare_chains
 from replset.replication.context import Identity, MemberContext
+from replset.replication.disk_space import retry_while_disk_full
 from replset.replication.fetcher import Fetcher
 from replset.replication.initial_sync import InitialSync, InitialSyncMarker, RequiredEntries, newest_entry_to_keep
 from replset.replication.initial_sync_progress import InitialSyncProgress
@@ -344,7 +345,7 @@ class RunningMember:
         self.initial_sync = InitialSync(
             self.context,
             peer=set_peer,
-            known=self._known,
+            required=self._required_entries,
             set_marker=self._set_marker,
             claim=self._claim_copy,
             install=self._install,
@@ -501,7 +502,7 @@ class RunningMember:
                 self._file.save_config(record)
             case InitialSyncNotNeeded():
                 self._file.end_initial_sync()
-                self.initial_sync.forget()
+                self.initial_sync.discard_copy()
 
     def note(self, records: list[ElectionRecord], wall_ms: int) -> None:
         for record in records:
@@ -576,23 +577,23 @@ class RunningMember:
         """Before an undo. A mark above what is left would look like a lost WAL to a start after a crash."""
         await self._threads.run(lambda: self._file.lower_mark(to))
 
-    def _known(self) -> RequiredEntries:
+    def _required_entries(self) -> RequiredEntries:
         file = self._file
         return RequiredEntries(
             max(
                 newest_entry_to_keep(self.store),
-                file.initial_sync_held,
+                file.initial_sync_newest,
                 file.durability_mark if self.node.has_lost_data else OPTIME_NULL,
             ),
             max(self.node.commit_point, file.initial_sync_committed, self.store.saved_commit_point()),
         )
 
-    async def _set_marker(self, known: RequiredEntries) -> InitialSyncMarker:
-        held, committed, rollback_id = known.held, known.committed, self.store.rollback_id
+    async def _set_marker(self, required: RequiredEntries) -> InitialSyncMarker:
+        newest, committed, rollback_id = required.newest, required.committed, self.store.rollback_id
         lost = self.node.has_lost_data
         sync_id = await self._threads.run(
             lambda: self._file.begin_initial_sync(
-                held=held, committed=committed, rollback_id=rollback_id, data_lost=lost
+                newest=newest, committed=committed, rollback_id=rollback_id, data_lost=lost
             )
         )
         return InitialSyncMarker(sync_id, self._file.incarnation)
@@ -624,7 +625,7 @@ class RunningMember:
             try:
                 self.store.close()
                 for step in (install, clear_marker, open_again):
-                    await self.initial_sync.once_there_is_room(step)
+                    await retry_while_disk_full(step, "installing the copy", progress=self.initial_sync.progress)
             except (ReplError, OSError) as error:
                 self._break(error)
                 raise

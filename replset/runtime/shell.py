@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
 from itertools import count
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from replset.core.effects import (
     AcceptWrites,
@@ -28,14 +28,12 @@ from replset.core.effects import (
 )
 from replset.core.messages import Message, ReplyBody, Request, RequestBody, Response, VoteSaved
 from replset.core.node import Node
-from replset.errors import OutOfDiskSpaceError, ReplError, ShutdownInProgressError
+from replset.errors import ReplError, ShutdownInProgressError
 from replset.ids import Millis
+from replset.replication.disk_space import retry_while_disk_full
 from replset.replication.ports import Clock, Workers
 
 log = logging.getLogger("replset.shell")
-
-ROOM_AGAIN_S: Final = 1.0
-"""Between two tries to write member.db on a full disk."""
 
 
 class Hands(Protocol):
@@ -78,7 +76,6 @@ class Shell:
         self._effects: deque[Effect] = deque()
         self._busy = False  # carrying effects out right now
         self._persisting = False
-        self._is_disk_full = False
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._due = Millis(0)
@@ -188,10 +185,11 @@ class Shell:
     async def _persist(self, record: PersistedRecord) -> None:
         try:
             async with self._member_file:
-                while not await self._has_saved(record):
-                    await asyncio.sleep(ROOM_AGAIN_S)
-                    if self._closed:
-                        return
+                # While the disk is full the effects behind this one wait, messages to other members included: a vote
+                # or a configuration that is not on disk must not be known to anybody else.
+                await retry_while_disk_full(lambda: self._save(record), "saving in member.db")
+        except ShutdownInProgressError:
+            return
         except (ReplError, OSError) as error:
             self._broken(error)
             return
@@ -201,17 +199,10 @@ class Shell:
         self._pump()
         self._schedule()
 
-    async def _has_saved(self, record: PersistedRecord) -> bool:
-        """False while the disk is full: what stands behind the record, the member's voice with it, waits for room."""
-        try:
-            await self._workers.run(lambda: self._hands.save(record))
-        except OutOfDiskSpaceError as error:
-            if not self._is_disk_full:
-                log.warning("%s; this member says nothing until there is room", error.message)
-            self._is_disk_full = True
-            return False
-        self._is_disk_full = False
-        return True
+    async def _save(self, record: PersistedRecord) -> None:
+        if self._closed:
+            raise ShutdownInProgressError("the member is shutting down")
+        await self._workers.run(lambda: self._hands.save(record))
 
     async def _write_journal(self) -> None:
         try:

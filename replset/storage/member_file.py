@@ -51,7 +51,7 @@ class MemberFile:
         self.incarnation = ""
         self.initial_sync_id = ""
         """Of the initial sync whose marker is set; empty when none is."""
-        self.initial_sync_held = OPTIME_NULL
+        self.initial_sync_newest = OPTIME_NULL
         """The newest entry of the data that an initial sync replaces: what this incarnation may have acknowledged."""
         self.initial_sync_committed = OPTIME_NULL
         """The newest entry that this member knew to be committed when its initial sync began."""
@@ -112,7 +112,7 @@ class MemberFile:
         try:
             self.incarnation = str(values["incarnation"])
             self.initial_sync_id = str(values.get("initial_sync", ""))
-            self.initial_sync_held = OpTime.parse(str(values.get("initial_sync_held", OPTIME_NULL)))
+            self.initial_sync_newest = OpTime.parse(str(values.get("initial_sync_held", OPTIME_NULL)))
             self.initial_sync_committed = OpTime.parse(str(values.get("initial_sync_committed", OPTIME_NULL)))
             self.rollback_id_floor = int(values.get("rollback_id_floor", 0))
             self.durability_mark = OpTime.parse(str(values.get("vouched", OPTIME_NULL)))
@@ -182,14 +182,14 @@ class MemberFile:
     def begin_initial_sync(
         self,
         *,
-        held: OpTime = OPTIME_NULL,
+        newest: OpTime = OPTIME_NULL,
         committed: OpTime = OPTIME_NULL,
         rollback_id: int = 0,
         data_lost: bool = False,
     ) -> str:
         """Set the marker; returns the id of this initial sync. One that was begun before goes on under its id.
 
-        held: the newest entry of the data that will be replaced. OPTIME_NULL, or data_lost: what this member
+        newest: the newest entry of the data that will be replaced. OPTIME_NULL, or data_lost: what this member
         acknowledged is lost, so it is another incarnation. committed: the newest entry known to be committed.
         rollback_id: of that data. The highest of each is kept until the end.
         """
@@ -197,32 +197,33 @@ class MemberFile:
         sync_id, incarnation = self.initial_sync_id, self.incarnation
         if not sync_id:
             sync_id = self._new_incarnation()
-            if held == OPTIME_NULL or data_lost:
+            if newest == OPTIME_NULL or data_lost:
                 incarnation = sync_id
-        held, committed = max(held, self.initial_sync_held), max(committed, self.initial_sync_committed)
+        newest, committed = max(newest, self.initial_sync_newest), max(committed, self.initial_sync_committed)
         self._put(
             {
                 "incarnation": incarnation,
                 "initial_sync": sync_id,
-                "initial_sync_held": str(held),
+                "initial_sync_held": str(newest),
                 "initial_sync_committed": str(committed),
                 "rollback_id_floor": floor,
             }
         )
         self.incarnation, self.initial_sync_id = incarnation, sync_id
-        self.initial_sync_held, self.initial_sync_committed, self.rollback_id_floor = held, committed, floor
+        self.initial_sync_newest, self.initial_sync_committed, self.rollback_id_floor = newest, committed, floor
         return sync_id
 
     def claim_copy(self, newest: OpTime) -> str:
-        """Before a copy whose newest entry this is takes the place of the data: the incarnation from here on.
+        """Return the incarnation from here on. Call it before a copy with this newest entry replaces the data.
 
-        It stays the same if the copy reaches what was held: then it holds every committed entry that this member
-        acknowledged (its newest entry is of a later term, or of the same one and not before; Raft, 5.4.3).
+        It stays the same if the copy reaches the newest entry of the data: then it holds every committed entry that
+        this member acknowledged (its newest entry is of a later term, or of the same one and not before; Raft, 5.4.3).
+        Otherwise this member must not count as one that holds them, so it gets another incarnation.
         """
-        if newest < self.initial_sync_held:
+        if newest < self.initial_sync_newest:
             incarnation = self._new_incarnation()
             self._put({"incarnation": incarnation, "initial_sync_held": None})
-            self.incarnation, self.initial_sync_held = incarnation, OPTIME_NULL
+            self.incarnation, self.initial_sync_newest = incarnation, OPTIME_NULL
         return self.incarnation
 
     def end_initial_sync(self) -> None:
@@ -231,7 +232,7 @@ class MemberFile:
         self._put(dict.fromkeys(names))
         self.durability_mark = OPTIME_NULL
         self.initial_sync_id, self.rollback_id_floor = "", 0
-        self.initial_sync_held = self.initial_sync_committed = OPTIME_NULL
+        self.initial_sync_newest = self.initial_sync_committed = OPTIME_NULL
 
     def append_journal(self, *, wall_ms: int, term: int, event: str, detail: str) -> None:
         """Add a line; see `append_lines`."""

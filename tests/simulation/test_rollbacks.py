@@ -63,7 +63,7 @@ def test_a_disk_that_fills_up_at_any_moment_of_a_rollback_is_waited_for(steps: i
         waiting = status.get("rollbackStatus")
         if waiting is not None:
             assert own_row(status)["stateStr"] == "ROLLBACK"
-            assert "room on the disk" in waiting["waitingFor"]
+            assert "disk space" in waiting["waitingFor"]
         else:
             assert steps > 8, "it had not been over yet"
         machine.disk.is_full = False

@@ -177,7 +177,8 @@ class _SmallMember(RunningMember):
         super()._connect_parts()
         weather = self._weather
         self._fetcher._options = replace(self._fetcher._options, max_bytes=weather.page_bytes)
-        self.initial_sync._options = replace(self.initial_sync._options, chunk_bytes=weather.chunk_bytes)
+        transfer = self.initial_sync._transfer
+        transfer._options = replace(transfer._options, chunk_bytes=weather.chunk_bytes)
 
 
 class SimCluster:

@@ -220,12 +220,12 @@ def wal_never_synced(patch: pytest.MonkeyPatch) -> None:
 
 def chain_not_compared(patch: pytest.MonkeyPatch) -> None:
     """A page that continues the newest optime is applied, whatever history its chain is of."""
-    real = Fetcher._misfit
+    real = Fetcher._mismatch
 
     def misfit(self: Fetcher, source: Any, page: Any) -> Any:
         return real(self, source, replace(page, prev_chain=self._context.store.chain))
 
-    patch.setattr(Fetcher, "_misfit", misfit)
+    patch.setattr(Fetcher, "_mismatch", misfit)
 
 
 def delay_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -234,7 +234,7 @@ def delay_ignored(patch: pytest.MonkeyPatch) -> None:
     async def ripe(_self: Fetcher, _session: Any, page: Any, _start: int) -> int:
         return len(page.entries)
 
-    patch.setattr(fetcher.Fetcher, "_ripe", ripe)
+    patch.setattr(fetcher.Fetcher, "_wait_for_delay", ripe)
 
 
 def last_pass_locks_writers_out(patch: pytest.MonkeyPatch) -> None:

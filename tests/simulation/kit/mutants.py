@@ -238,7 +238,7 @@ def misfitting_batch_applied(patch: pytest.MonkeyPatch) -> None:
         return replace(real(reply), matched=True)
 
     patch.setattr(FetchReply, "parse", staticmethod(parse))
-    patch.setattr(Fetcher, "_misfit", lambda *_: None)
+    patch.setattr(Fetcher, "_mismatch", lambda *_: None)
 
 
 def commit_point_of_another_history(patch: pytest.MonkeyPatch) -> None:

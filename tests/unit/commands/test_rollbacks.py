@@ -125,10 +125,10 @@ def test_status_shows_how_a_rollback_is_getting_on(client: Client, member: FakeM
     assert (status["phase"], status["source"], status["began"].ms) == ("writing", "localhost:27018", WALL_MS)
     assert (status["entries"], status["entriesWritten"], status["bytesWritten"]) == (100_000, 2_000, 9_999)
     assert status["text"] == "rollback towards localhost:27018: 2000 of 100000 entries and 0 documents written"
-    progress.waiting_for = "room on the disk: full"
+    progress.waiting_for = "disk space: full"
     status = client.ok({"replSetGetStatus": 1}, "admin")["rollbackStatus"]
-    assert status["waitingFor"] == "room on the disk: full"
-    assert status["text"] == "rollback towards localhost:27018 waits for room on the disk: full"
+    assert status["waitingFor"] == "disk space: full"
+    assert status["text"] == "rollback towards localhost:27018 waits for disk space: full"
     progress.waiting_for = ""
     progress.undo("rollback-x")
     progress.undone = 400

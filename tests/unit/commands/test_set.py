@@ -242,8 +242,8 @@ def test_status_of_an_initial_sync(client: Client, member: FakeMember) -> None:
     member.initial_sync_progress.begin(source, now, 1_000)
     member.initial_sync_progress.fail(FailedAttempt(source, 7, "it went away"))
     member.initial_sync_progress.begin(source, now, 1_000)
-    member.initial_sync_progress.transfer(source, 300, Millis(now - 100))
-    member.initial_sync_progress.copied, member.initial_sync_progress.total = 400, 1_000
+    member.initial_sync_progress.begin_transfer(source, 300, 1_000, Millis(now - 100))
+    member.initial_sync_progress.copied = 400
     reply = client.ok({"replSetGetStatus": 1}, "admin")
     status = reply["initialSyncStatus"]
     assert (status["failedInitialSyncAttempts"], status["syncSourceHost"]) == (1, source)
@@ -255,9 +255,9 @@ def test_status_of_an_initial_sync(client: Client, member: FakeMember) -> None:
     assert status["remainingInitialSyncEstimatedMillis"] == 600
     assert status["initialSyncAttempts"] == [{"durationMillis": 7, "status": "it went away", "syncSource": source}]
     assert reply["members"][0]["infoMessage"] == "initial sync from localhost:27018: 400 of 1000 bytes"
-    member.initial_sync_progress.waiting_for = "room on the disk"
+    member.initial_sync_progress.waiting_for = "disk space"
     status = client.ok({"replSetGetStatus": 1}, "admin")["initialSyncStatus"]
-    assert status["waitingFor"] == "room on the disk"
+    assert status["waitingFor"] == "disk space"
     member.initial_sync_progress.succeed(Millis(now + 5), 1_005)
     assert "initialSyncStatus" not in client.ok({"replSetGetStatus": 1}, "admin")
     status = client.ok({"replSetGetStatus": 1, "initialSync": 1}, "admin")["initialSyncStatus"]

@@ -33,7 +33,7 @@ from replset.replication.initial_sync import (
     RequiredEntries,
     newest_entry_to_keep,
 )
-from replset.replication.rollback import Rollback, RollbackOptions
+from replset.replication.rollback import Rollback
 from replset.replication.write_queue import WriteQueue
 from replset.storage.copies import install_copy
 from replset.storage.disk import Disk, RealDisk
@@ -159,7 +159,7 @@ class Member:
             peer=network,
             node=self.node,  # type: ignore[arg-type]
             on_applied=self.moved,
-            options=FetchOptions(max_bytes=2_000, disk_full_pause_ms=1),
+            options=FetchOptions(max_bytes=2_000),
         )
         self.snapshots = SnapshotServer(
             clock=self.clock,
@@ -174,18 +174,17 @@ class Member:
             peer=network,
             node=self.node,  # type: ignore[arg-type]
             on_undo_begins=self.before_undo,
-            options=RollbackOptions(room_pause_ms=1),
         )
         self.initial_sync = InitialSync(
             self.context,
             peer=network,
-            known=lambda: RequiredEntries(
+            required=lambda: RequiredEntries(
                 newest_entry_to_keep(self.store), max(self.node.commit_point, self.store.saved_commit_point())
             ),
             set_marker=self.set_marker,
             claim=self.claim,
             install=self.install,
-            options=InitialSyncOptions(chunk_bytes=10_000, keep_chunks=2, pause_ms=1, spare_bytes=0, room_pause_ms=1),
+            options=InitialSyncOptions(chunk_bytes=10_000, keep_chunks=2, pause_ms=1, spare_bytes=0),
         )
 
     @property
@@ -222,7 +221,7 @@ class Member:
         self._news.set()
         self._news = asyncio.Event()
 
-    async def set_marker(self, _known: RequiredEntries) -> InitialSyncMarker:
+    async def set_marker(self, _required: RequiredEntries) -> InitialSyncMarker:
         if not self.marker:
             self.syncs += 1
         self.marker = True

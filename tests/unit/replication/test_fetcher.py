@@ -367,7 +367,7 @@ def test_a_large_update_that_is_no_difference_is_the_sources_fault(members: tupl
 
     async def test() -> None:
         with pytest.raises(RemoteProtocolError, match="unknown section"):
-            await mine.fetcher._evaluated(LargeUpdateError(encode({"_id": 1}), o))
+            await mine.fetcher._evaluate(LargeUpdateError(encode({"_id": 1}), o))
 
     run(test)
 

@@ -343,7 +343,7 @@ def test_a_full_disk_makes_it_wait_and_say_so(members: tuple[Member, Member], mo
         syncing = asyncio.ensure_future(sync(mine))
         await until(lambda: progress.waiting_for)
         assert "100" in progress.waiting_for
-        assert progress.text().startswith("initial sync waits: room on the disk")
+        assert progress.text().startswith("initial sync waits for disk space")
         calls = len(mine.network.calls)
         await asyncio.sleep(0.02)
         assert not syncing.done()

@@ -142,7 +142,7 @@ def test_a_database_that_cannot_grow_is_waited_for(
     (manifest,) = list_manifests(mine.dbpath)
     assert manifest.state is RollbackState.FINISHED
     assert rollback_done_marks(mine.store) == []
-    assert [text for text in texts if "waits for room on the disk: replset.db" in text] == texts[1:]
+    assert [text for text in texts if "waits for disk space: replset.db" in text] == texts[1:]
 
 
 def test_files_are_begun_anew_once_the_disk_takes_what_they_had_come_to(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from tests.unit.replication.test_power_loss import entries_in
 SOURCE, MINE = HostPort("source:1"), HostPort("mine:1")
 NS = "app.orders"
 FILE_STEPS = ("write_file", "sync_file", "rename", "sync_folder", "make_folder", "truncate", "remove", "connect")
-SMALL = InitialSyncOptions(chunk_bytes=12_000, keep_chunks=2, pause_ms=0, spare_bytes=0, room_pause_ms=1)
+SMALL = InitialSyncOptions(chunk_bytes=12_000, keep_chunks=2, pause_ms=0, spare_bytes=0)
 
 
 class DurableMember(Member):
@@ -38,13 +38,13 @@ class DurableMember(Member):
     def __init__(self, disk: SimDisk, network: Network) -> None:
         super().__init__(MINE, Path(disk.folder).parent, network, disk)
         self.file = MemberFile.open(disk, self.dbpath, new_incarnation=lambda: f"{self.rng.getrandbits(64):016x}")
-        self.initial_sync._options = SMALL
+        self.initial_sync._transfer._options = SMALL
         if not self.file.initial_sync_pending:
             self.initial_sync.clear_leftovers()
 
     async def set_marker(self, known: RequiredEntries) -> InitialSyncMarker:
         held, committed = known
-        sync_id = self.file.begin_initial_sync(held=held, committed=committed, rollback_id=self.store.rollback_id)
+        sync_id = self.file.begin_initial_sync(newest=held, committed=committed, rollback_id=self.store.rollback_id)
         return InitialSyncMarker(sync_id, self.file.incarnation)
 
     async def claim(self, newest: Any) -> str:

@@ -71,17 +71,17 @@ def test_an_initial_sync_keeps_its_id_until_it_ends(open_file: Callable[[], Memb
     file.end_initial_sync()
     file = open_file()
     assert (file.incarnation, file.initial_sync_pending) == ("i1", False)
-    assert file.begin_initial_sync(held=OpTime(3, 7), committed=OpTime(3, 5), rollback_id=4) == "i2"
+    assert file.begin_initial_sync(newest=OpTime(3, 7), committed=OpTime(3, 5), rollback_id=4) == "i2"
     file = open_file()
     assert file.initial_sync_committed == OpTime(3, 5)
-    assert (file.initial_sync_id, file.initial_sync_held, file.rollback_id_floor) == ("i2", OpTime(3, 7), 4)
-    assert file.begin_initial_sync(held=OpTime(1, 1), rollback_id=3) == "i2"
-    assert (open_file().initial_sync_held, open_file().rollback_id_floor) == (OpTime(3, 7), 4)
-    assert open_file().begin_initial_sync(held=OpTime(3, 9)) == "i2"  # acknowledged since, by a resync given up
-    assert (open_file().initial_sync_held, open_file().initial_sync_committed) == (OpTime(3, 9), OpTime(3, 5))
+    assert (file.initial_sync_id, file.initial_sync_newest, file.rollback_id_floor) == ("i2", OpTime(3, 7), 4)
+    assert file.begin_initial_sync(newest=OpTime(1, 1), rollback_id=3) == "i2"
+    assert (open_file().initial_sync_newest, open_file().rollback_id_floor) == (OpTime(3, 7), 4)
+    assert open_file().begin_initial_sync(newest=OpTime(3, 9)) == "i2"  # acknowledged since, by a resync given up
+    assert (open_file().initial_sync_newest, open_file().initial_sync_committed) == (OpTime(3, 9), OpTime(3, 5))
     open_file().end_initial_sync()
     file = open_file()
-    assert (file.incarnation, file.initial_sync_pending, file.initial_sync_held, file.rollback_id_floor) == (
+    assert (file.incarnation, file.initial_sync_pending, file.initial_sync_newest, file.rollback_id_floor) == (
         "i1",
         False,
         OPTIME_NULL,
@@ -103,7 +103,7 @@ def test_a_copy_that_reaches_what_was_held_is_the_same_incarnation(
     open_file: Callable[[], MemberFile], held: OpTime, newest: OpTime, incarnation: str
 ) -> None:
     open_file().end_initial_sync()
-    open_file().begin_initial_sync(held=held)
+    open_file().begin_initial_sync(newest=held)
     assert open_file().claim_copy(newest) == incarnation
     assert open_file().claim_copy(newest) == incarnation  # a crash in between changes nothing
     file = open_file()
@@ -231,7 +231,7 @@ def test_an_initial_sync_takes_the_mark_with_it_and_a_loss_makes_another_incarna
     file.end_initial_sync()
     file.durable = lambda: OpTime(2, 9)
     file.raise_mark()
-    file.begin_initial_sync(held=OpTime(2, 9), data_lost=True)
+    file.begin_initial_sync(newest=OpTime(2, 9), data_lost=True)
     assert file.incarnation == "second"
     file.raise_mark()
     file.end_initial_sync()

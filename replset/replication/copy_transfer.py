@@ -1,0 +1,235 @@
+"""Fetches a copy of the source's database file in chunks. A transfer that broke goes on where it stopped.
+
+That holds as long as the source has that very copy; else a new one is begun. The other end is
+`commands/oplog_serving.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from replset.bson import RawDocument
+from replset.errors import ErrorCode, OutOfDiskSpaceError, RemoteProtocolError, ReplError
+from replset.ids import HostPort, Millis, OpTime
+from replset.replication.context import MemberContext
+from replset.replication.disk_space import retry_while_disk_full
+from replset.replication.initial_sync_progress import InitialSyncProgress
+from replset.replication.partial_copy import CopyRecord, PartialCopy
+from replset.replication.ports import Peer
+from replset.replication.protocol import ProbeRequest, SnapshotReply, SnapshotRequest
+
+log = logging.getLogger("replset.initial_sync")
+T = TypeVar("T")
+
+_UNREACHABLE = frozenset({ErrorCode.HOST_UNREACHABLE, ErrorCode.NETWORK_TIMEOUT})
+_TEMPORARY = _UNREACHABLE | {
+    ErrorCode.SHUTDOWN_IN_PROGRESS,
+    ErrorCode.INTERRUPTED_AT_SHUTDOWN,
+    ErrorCode.INTERRUPTED_BY_STATE_CHANGE,
+    ErrorCode.NOT_PRIMARY_NO_SECONDARY_OK,
+    ErrorCode.NOT_PRIMARY_OR_SECONDARY,
+    ErrorCode.OUT_OF_DISK_SPACE,
+}
+"""Codes that say nothing about the copy: shutting down, a state that serves nothing for a while, a full disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class InitialSyncOptions:
+    """chunk_bytes: one answer. keep_chunks: synced and recorded after so many. attempts: of one chunk, before the
+    attempt as a whole ends. spare_bytes: kept free on the disk.
+    """
+
+    chunk_bytes: int = 4 << 20
+    keep_chunks: int = 16
+    attempts: int = 5
+    pause_ms: int = 500
+    call_timeout_ms: int = 30_000
+    spare_bytes: int = 64 << 20
+
+
+class CopyTransfer:
+    """Brings a source's copy into the data folder, one transfer at a time."""
+
+    def __init__(
+        self, context: MemberContext, peer: Peer, progress: InitialSyncProgress, options: InitialSyncOptions
+    ) -> None:
+        self._context = context
+        self._peer = peer
+        self._progress = progress
+        self._options = options
+        self.copy = PartialCopy(context.disk, context.dbpath)
+
+    async def fetch(self, source: HostPort, sync_id: str) -> CopyRecord:
+        """Fetch a copy, verified and synced: the rest of the last transfer, or all of a new one."""
+        record = await self._resume(source, sync_id) or await self._begin(source, sync_id)
+        try:
+            record = await self._await_copy(record)
+            if not record.whole:
+                await self._fetch_chunks(record)
+                sealed, found = await self._run(lambda: self.copy.seal(record))
+                if not sealed.whole:
+                    raise RemoteProtocolError(
+                        f"the copy of {record.source} arrived with SHA-256 {found}, it was {record.sha256}"
+                    )
+                record = sealed
+        except (ReplError, OSError) as error:
+            await self.discard_unless_temporary(record, error)
+            raise
+        return record
+
+    async def call(self, source: HostPort, request: SnapshotRequest | ProbeRequest) -> RawDocument:
+        timeout_ms = Millis(self._options.call_timeout_ms)
+        return await self._peer.call(source, request.document(), timeout_ms=timeout_ms)
+
+    async def report_damage(self, source: HostPort, at: OpTime) -> None:
+        """Ask the source for the damaged entry: it then finds the damage itself, and is no source any more."""
+        with suppress(ReplError):
+            await self.call(source, ProbeRequest([at]))
+
+    async def discard_unless_temporary(self, record: CopyRecord, error: Exception) -> None:
+        """Keep what is here for the next attempt if it may still be of use; else neither side keeps anything."""
+        is_temporary = isinstance(error, OSError) or (isinstance(error, ReplError) and error.code in _TEMPORARY)
+        if not is_temporary or not record.size:
+            await self.discard(record)
+
+    async def discard(self, record: CopyRecord) -> None:
+        """Remove the files here, and let the source remove its copy."""
+        try:
+            await self._run(self.copy.discard)
+        except OSError as error:
+            log.warning("%s", error)
+        await self._release(record)
+
+    async def _release(self, record: CopyRecord) -> None:
+        try:
+            await self._ask(record, SnapshotRequest("end", record.snapshot_id))
+        except ReplError as error:
+            log.info("%s keeps its copy until it expires: %s", record.source, error.message)
+
+    async def _resume(self, source: HostPort, sync_id: str) -> CopyRecord | None:
+        """Return the last transfer if its source still has that very copy; None: begin anew.
+
+        Raises when the source cannot be asked now, unless another one was chosen meanwhile.
+        """
+        record = await self._run(lambda: self.copy.load(sync_id))
+        if record is None:
+            return None
+        request = SnapshotRequest("begin", record.snapshot_id)
+        is_chosen = record.source == source
+        try:
+            offer = await (self._ask_repeatedly(record, request) if is_chosen else self._ask(record, request))
+        except ReplError as error:
+            if is_chosen and error.code in _TEMPORARY:
+                raise
+            log.info("the copy of %s cannot be fetched any more: %s", record.source, error.message)
+            return None
+        if record.size and not _is_same(record, offer):
+            log.warning("%s has another copy under the name %s", record.source, record.snapshot_id)
+            return None
+        if record.kept:
+            log.info("the copy of %s goes on: %d of %d bytes are here", record.source, record.kept, record.size)
+        return record
+
+    async def _begin(self, source: HostPort, sync_id: str) -> CopyRecord:
+        """Have the source make a copy, and record which."""
+        await self._wait_for_space(0)
+        offer = SnapshotReply.parse(await self.call(source, SnapshotRequest("begin")))
+        record = CopyRecord(sync_id, source, offer.snapshot_id, offer.rollback_id)
+        try:
+            await self._run(lambda: self.copy.begin(record))
+        except OSError:
+            await self._release(record)
+            raise
+        return record
+
+    async def _await_copy(self, record: CopyRecord) -> CopyRecord:
+        """Wait until the source has made it, and record its size and checksum."""
+        if not record.size:
+            request = SnapshotRequest("begin", record.snapshot_id)
+            offer = await self._ask_repeatedly(record, request)
+            while not offer.ready:
+                await asyncio.sleep(self._options.pause_ms / 1000)
+                offer = await self._ask_repeatedly(record, request)
+            if offer.size <= 0:
+                raise RemoteProtocolError(f"{record.source} offers a copy of {offer.size} bytes")
+            record = replace(record, size=offer.size, sha256=offer.sha256)
+            await self._run(lambda: self.copy.save(record))
+        self._progress.begin_transfer(record.source, record.kept, record.size, self._context.clock.now())
+        return record
+
+    async def _fetch_chunks(self, record: CopyRecord) -> None:
+        """Fetch all that is missing. When the transfer breaks, what came is kept."""
+        step = self._options.chunk_bytes * self._options.keep_chunks
+        try:
+            while self._progress.copied < record.size:
+                copied = self._progress.copied
+                await self._wait_for_space(record.size - copied)
+                data = await self._fetch_chunk(record, copied)
+                await self._when_disk_has_space(lambda: self.copy.append(data, copied))  # noqa: B023  # awaited
+                self._progress.copied = copied = copied + len(data)
+                if copied - record.kept >= step:
+                    record = await self._when_disk_has_space(lambda: self.copy.keep(record, copied))  # noqa: B023
+        except (ReplError, OSError):
+            try:
+                await self._run(lambda: self.copy.keep(record, self._progress.copied))
+            except OSError as error:
+                log.warning("only %d bytes of the copy are kept: %s", record.kept, error)
+            raise
+
+    async def _fetch_chunk(self, record: CopyRecord, offset: int) -> bytes:
+        """Return the next chunk, of this copy and no other."""
+        length = min(self._options.chunk_bytes, record.size - offset)
+        reply = await self._ask_repeatedly(record, SnapshotRequest("chunk", record.snapshot_id, offset, length))
+        if not _is_same(record, reply):
+            raise RemoteProtocolError(f"{record.source} sent a piece of another copy")
+        if not reply.data or len(reply.data) > length:
+            raise RemoteProtocolError(f"{record.source} sent {len(reply.data)} bytes of its copy instead of {length}")
+        return reply.data
+
+    async def _ask_repeatedly(self, record: CopyRecord, request: SnapshotRequest) -> SnapshotReply:
+        """Ask, and again a few times if the network fails."""
+        for _ in range(self._options.attempts - 1):
+            try:
+                return await self._ask(record, request)
+            except ReplError as error:
+                if error.code not in _UNREACHABLE:
+                    raise
+            await asyncio.sleep(self._options.pause_ms / 1000)
+        return await self._ask(record, request)
+
+    async def _ask(self, record: CopyRecord, request: SnapshotRequest) -> SnapshotReply:
+        """Ask once about this copy.
+
+        A source that has rolled back since may have copied entries that are undone now, so its copy is refused.
+        """
+        reply = SnapshotReply.parse(await self.call(record.source, request))
+        if reply.rollback_id != record.rollback_id:
+            raise RemoteProtocolError(f"{record.source} rolled back while its copy was fetched")
+        return reply
+
+    # --- disk
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await self._context.workers.run(work)
+
+    async def _when_disk_has_space(self, work: Callable[[], T]) -> T:
+        return await retry_while_disk_full(lambda: self._run(work), "initial sync", progress=self._progress)
+
+    async def _wait_for_space(self, needed: int) -> None:
+        """Return once the disk takes `needed` bytes and has some left; nothing is given up while it does not."""
+
+        def check() -> None:
+            free = self._context.disk.free_bytes(self._context.dbpath)
+            if free < needed + self._options.spare_bytes:
+                raise OutOfDiskSpaceError(f"{needed} bytes are still to come, the disk has {free} left")
+
+        await self._when_disk_has_space(check)
+
+
+def _is_same(record: CopyRecord, reply: SnapshotReply) -> bool:
+    return (reply.snapshot_id, reply.size, reply.sha256) == (record.snapshot_id, record.size, record.sha256)
