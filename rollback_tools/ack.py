@@ -1,4 +1,4 @@
-"""`rollback-tools ack MANIFEST`: note that a person knows of a rollback, so that it is not counted any more."""
+"""`rollback-tools ack MANIFEST`: notes that a person knows of a rollback, so that it is no longer counted."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def ack(
         if manifest_source.is_remote(text):
             manifest_source.client_and_id(text)
         else:
-            check(Path(text))
+            _check(Path(text))
     rows = []
     for text in manifests:
         who = by or getpass.getuser()
-        row = _ask(text, who) if manifest_source.is_remote(text) else _note(Path(text), who)
+        row = _acknowledge_remote(text, who) if manifest_source.is_remote(text) else _acknowledge_file(Path(text), who)
         rows.append(row)
         if not as_json:
             typer.echo(f"{row['id']} {'is' if row['new'] else 'was'} acknowledged {row['acknowledged']}")
@@ -48,20 +48,20 @@ def ack(
     return 0
 
 
-def _note(path: Path, by: str) -> dict[str, Any]:
+def _acknowledge_file(path: Path, by: str) -> dict[str, Any]:
     wall_ms = time.time_ns() // 1_000_000
     is_new = acknowledge(RealDisk(), str(path.parent), path.stem, wall_ms=wall_ms, by=by)
     return {"id": path.stem, "acknowledged": acknowledged(path.parent, path.stem), "new": is_new}
 
 
-def _ask(text: str, by: str) -> dict[str, Any]:
+def _acknowledge_remote(text: str, by: str) -> dict[str, Any]:
     client, identifier = manifest_source.client_and_id(text)
     answer = client.post(f"{manifest_source.ROUTE}/{identifier}/ack", {"by": by})
     return {name: answer[name] for name in ("id", "acknowledged", "new")}
 
 
-def check(path: Path) -> None:
-    """ReplError when this is no manifest, or its rollback is not over. One that is damaged may be acknowledged."""
+def _check(path: Path) -> None:
+    """ReplError when this is no manifest, or its rollback is not over. A damaged manifest may be acknowledged."""
     if not path.is_file() or not is_manifest_name(path.name):
         raise ReplError(f"{path} is no rollback-*.json file (see `rollback-tools list DBPATH`)")
     try:

@@ -1,4 +1,4 @@
-"""The tools as one typer application. `dump` is listed here only: main.py hands it its arguments untouched."""
+"""The tools as one typer application. `dump` is only listed here: main.py passes it its arguments unchanged."""
 
 from __future__ import annotations
 

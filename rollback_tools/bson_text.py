@@ -1,7 +1,7 @@
-"""A BSON document as bsondump prints it: canonical Extended JSON, and the debug form (map C).
+"""Prints a BSON document as bsondump does: as canonical Extended JSON, or in the debug form (map C).
 
-Printed straight from the bytes, so that what a dictionary would lose (repeated names) and what a strict reader refuses
-(bad UTF-8) is shown, as bsondump shows it.
+It prints straight from the bytes. So it shows repeated names, which a dictionary would lose, and bad UTF-8, which a
+strict reader refuses, as bsondump does.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _BOOLEANS = ("false", "true")
 
 
 def json_text(raw: bytes) -> str:
-    """The document as canonical Extended JSON on one line. InvalidBSONError with the offset.
+    """Print a document as canonical Extended JSON on one line. InvalidBSONError has the offset.
 
-    Bad UTF-8 is printed as U+FFFD, escaped, one for each byte.
+    Each byte of bad UTF-8 is printed as U+FFFD, escaped.
     """
     return _printed(raw)[0]
 
 
 def reversible_text(raw: bytes) -> str:
-    """As json_text; ReplError when the text cannot be read again: a name such as $date out of place."""
+    """As json_text. ReplError when the text cannot be read again, because of a field such as $date in a wrong place."""
     text, has_wrapper_names = _printed(raw)
     if has_wrapper_names:
         from_ejson(text)
@@ -52,7 +52,7 @@ def reversible_text(raw: bytes) -> str:
 
 
 def indented(text: str) -> str:
-    """JSON text with a line for each field and item, indented with tabs, and a space after each colon."""
+    """Put each field and item of JSON text on its own line, indented with tabs, with a space after each colon."""
     parts: list[str] = []
     newline = "\n"
     opened = False  # the last token was an opening bracket
@@ -73,9 +73,9 @@ def indented(text: str) -> str:
 
 
 def debug_lines(raw: bytes, depth: int = 0) -> Iterator[bytes]:
-    """The debug form: per element its type, and its size with type byte, name, NUL and value.
+    """The debug form: for each element its type, and its size with type byte, name, NUL and value.
 
-    Looks at lengths only. Raises InvalidBSONError behind the last element that can be told apart.
+    It reads only lengths. Raises InvalidBSONError after the last element whose length is sound.
     """
     tabs = b"\t" * depth
     yield tabs + b"--- new object ---\n"
@@ -95,14 +95,14 @@ def debug_lines(raw: bytes, depth: int = 0) -> Iterator[bytes]:
 
 
 def _double_text(value: float) -> str:
-    """As Extended JSON writes a double; numbers of a common size without a detour."""
+    """Print a double as Extended JSON does, with a short way for numbers of a common size."""
     if 1e-4 <= abs(value) < 1e6:
         return repr(value)
     return str(json.loads(to_ejson({"": value}, canonical=True))[""]["$numberDouble"])
 
 
 def quoted(text: bytes) -> str:
-    """UTF-8 as a JSON string."""
+    """Print UTF-8 bytes as a JSON string."""
     try:
         quotes = orjson.dumps(text.decode()).decode()
     except UnicodeDecodeError:
@@ -118,16 +118,16 @@ def quoted(text: bytes) -> str:
 
 
 def _printed(raw: bytes) -> tuple[str, bool]:
-    """The text, and whether a name in it begins with a dollar."""
+    """The text, and whether a name in it begins with `$`."""
     parts: list[str] = []
     has_wrapper_names = _print_fields(raw, 4, outer_end(raw), 1, True, parts.append)
     return "".join(parts), has_wrapper_names
 
 
 def _print_fields(data: bytes, pos: int, last: int, depth: int, named: bool, put: Callable[[str], None]) -> bool:
-    """Everything from bracket to bracket; those of an array without the names. Whether a name begins with a dollar.
+    """Print a document, or an array, which has no names. Returns whether a name begins with `$`.
 
-    The types that fill most documents are printed here, without a call each.
+    The most common types are printed here without a function call each, for speed.
     """
     dollar = False
     if depth > MAX_DEPTH:
@@ -228,7 +228,7 @@ def _pointer(data: bytes, _kind: int, pos: int, end: int) -> str:
 
 
 def _by_codec(data: bytes, kind: int, pos: int, end: int) -> str:
-    """Types whose bytes cannot be bad in a way that bsondump would show."""
+    """Print a type that has no bad bytes which bsondump would show."""
     return to_ejson(read_value(data, kind, pos, end), canonical=True)
 
 
@@ -238,4 +238,4 @@ _PRINTERS: Final[dict[int, Callable[[bytes, int, int, int], str]]] = {
     0x0D: lambda data, kind, pos, end: f'{{"$code":{_string(data, kind, pos, end)}}}',
     0x0E: lambda data, kind, pos, end: f'{{"$symbol":{_string(data, kind, pos, end)}}}',
 }
-"""The types of no fixed size, but for strings, documents and arrays."""
+"""The types without a fixed size, except strings, documents and arrays."""

@@ -1,6 +1,7 @@
-"""`rollback-tools dump FILE`: bsondump's options, output and exit codes (map C); and --filter, --format, --resync.
+"""`rollback-tools dump FILE`: prints a BSON file with bsondump's options, output and exit codes (map C).
 
-Standard output carries data alone. Standard error ends with `N objects found`, before an error line if there is one.
+--filter, --format and --resync are additions. Standard output has only data. Standard error ends with
+`N objects found`, or with an error line after it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ VERBOSE_FORMS = re.compile(r"^(?:-v|--verbose)(=.*)$")
 
 
 class DumpError(ReplError):
-    """The dump ends here; the message is the last line on standard error, the exit status 1."""
+    """Ends the dump. The message is the last line on standard error, and the exit status is 1."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -69,7 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Dump one file; 0, or 1 when the input ended badly or could not be read (damage inside a document: see map C)."""
+    """Dump one file. Returns 0, or 1 when the input is cut or cannot be read (damage inside a document: see map C)."""
     parser = build_parser()
     options = parser.parse_args([VERBOSE_FORMS.sub(r"--verbosity\1", argument) for argument in argv])
     if options.version:
@@ -83,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
     if options.type == "debug" and options.format == "table":
         parser.error("--type=debug and --format=table cannot both be")
     verbosity = options.verbose + options.verbosity
-    with _ending_on_signals():
+    with _stop_on_signals():
         try:
             _read_config(options.config)
             with _input(*inputs) as source, _output(options.outFile) as out:
@@ -103,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _dump(source: BinaryIO, out: BinaryIO, options: argparse.Namespace) -> int:
-    """From the first document to the last, with the count as the last line but an error."""
+    """Dump every document, then log their number."""
     found = 0
     failure: Exception | None = None
     damage = _Damage(options.quiet)
@@ -146,7 +147,7 @@ def _documents(source: BinaryIO, options: argparse.Namespace, damage: _Damage) -
 
 
 def _writer(out: BinaryIO, options: argparse.Namespace) -> tuple[Callable[[bytes], object], Callable[[], None]]:
-    """What writes one document, and what is to be done at the end."""
+    """A function that writes one document, and one that is called at the end."""
     if options.type == "debug":
         return lambda raw: out.writelines(debug_lines(raw)), lambda: None
     if options.format == "table":
@@ -169,7 +170,7 @@ def _compiled(text: str) -> Callable[[bytes], bool]:
 
 
 class _Damage:
-    """The parts of the file that --resync passed over."""
+    """Counts and logs the parts of the file that --resync skipped."""
 
     def __init__(self, quiet: bool) -> None:
         self.places = 0
@@ -188,7 +189,7 @@ class _Damage:
 
 
 def _check(raw: bytes) -> None:
-    """All but UTF-8 and repeated names, which bsondump does not look at."""
+    """Validate everything but UTF-8 and repeated names, which bsondump does not check either."""
     try:
         json_text(raw)
     except InvalidBSONError as error:
@@ -201,7 +202,7 @@ def _json(raw: bytes, *, pretty: bool) -> bytes:
 
 
 def read_documents(source: BinaryIO) -> Iterator[bytes]:
-    """Yield each document's bytes; DumpError where the file is cut or a length cannot be."""
+    """Yield the bytes of each document. DumpError where the file is cut or a length is impossible."""
     while True:
         head = source.read(4)
         if not head:
@@ -238,7 +239,7 @@ def _output(path: str | None) -> Iterator[BinaryIO]:
 
 
 def _read_config(path: str | None) -> None:
-    """bsondump's file holds passwords and addresses, which a file needs none of; it must be one all the same."""
+    """Check that the config file is YAML. bsondump reads passwords and addresses from it, which nothing here needs."""
     if path is None:
         return
     try:
@@ -254,8 +255,8 @@ class _Stopped(DumpError):
 
 
 @contextlib.contextmanager
-def _ending_on_signals() -> Iterator[None]:
-    """SIGTERM and SIGINT end the dump with status 1, what was printed so far stays."""
+def _stop_on_signals() -> Iterator[None]:
+    """End the dump with status 1 on SIGTERM and SIGINT. What was printed so far stays."""
 
     def stop(number: int, _frame: object) -> None:
         raise _Stopped(f"signal '{signal.strsignal(number)}' received; stopped")

@@ -1,4 +1,4 @@
-"""Documents as a table, in memory that does not grow: the first ones say which columns there are and how wide."""
+"""Prints documents as a table in bounded memory. The first documents decide the columns and their widths."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import BinaryIO
 from rollback_tools.text import printable, short
 
 FIRST_ROWS = 100
-MOST_COLUMNS = 12
-WIDEST = 40
+COLUMNS_MAX = 12
+WIDTH_MAX = 40
 MORE = "more"
 GAP = "  "
 
 
 class TableWriter:
-    """Takes documents one after the other and writes lines. `close` writes what is waiting."""
+    """Takes documents one after the other and writes lines. `close` writes those that still wait."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
@@ -35,25 +35,25 @@ class TableWriter:
             self._begin()
 
     def _begin(self) -> None:
-        names = list(dict.fromkeys(name for document in self._waiting for name in document))[:MOST_COLUMNS]
-        widths = {name: len(_shown(name)) for name in names}
+        names = list(dict.fromkeys(name for document in self._waiting for name in document))[:COLUMNS_MAX]
+        widths = {name: len(_column_name(name)) for name in names}
         for document in self._waiting:
             for name in names:
                 if name in document:
-                    widths[name] = max(widths[name], len(short(document[name], WIDEST)))
+                    widths[name] = max(widths[name], len(short(document[name], WIDTH_MAX)))
         self._widths = widths
         if widths:
-            self._line([_shown(name) for name in widths])
+            self._line([_column_name(name) for name in widths])
             self._line(["-" * width for width in widths.values()])
         for document in self._waiting:
             self._write(document)
         self._waiting.clear()
 
     def _write(self, document: Mapping[str, object]) -> None:
-        """A row; fields that have no column are named behind the last one."""
+        """Write a row. Fields without a column are named after the last column."""
         widths = self._widths or {}
-        cells = [short(document[name], WIDEST) if name in document else "" for name in widths]
-        others = [_shown(name) for name in document if name not in widths]
+        cells = [short(document[name], WIDTH_MAX) if name in document else "" for name in widths]
+        others = [_column_name(name) for name in document if name not in widths]
         self._line(cells, f"{MORE}: {', '.join(others)}" if others else "")
 
     def _line(self, cells: list[str], rest: str = "") -> None:
@@ -61,7 +61,7 @@ class TableWriter:
         self._out.write(GAP.join([*padded, rest]).rstrip().encode("utf-8", "replace") + b"\n")
 
 
-def _shown(name: str) -> str:
-    """A name without what would break the line."""
+def _column_name(name: str) -> str:
+    """A printable name that is not too long for a column."""
     text = printable(name)
-    return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"
+    return text if len(text) <= WIDTH_MAX else f"{text[: WIDTH_MAX - 1]}…"

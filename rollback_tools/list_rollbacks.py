@@ -1,4 +1,4 @@
-"""`rollback-tools list DBPATH`: the rollbacks of one member, oldest first."""
+"""`rollback-tools list DBPATH`: lists the rollbacks of one member, or of all members, oldest first."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -23,6 +24,7 @@ from replset.replication.rollback_manifest import (
 from replset.terminal import console
 from rollback_tools import manifest_source
 
+Row = dict[str, Any]
 HELP = "a member's dbpath, or its rollback folder; http://HOST:PORT: those of all members, as that one lists them"
 
 STATE_STYLE = {"finished": "green", "exported": "cyan", "planned": "bold yellow", "abandoned": "dim"}
@@ -40,60 +42,28 @@ def list_rollbacks(
 
     Exit status 1 when a manifest cannot be read; the others are listed all the same.
     """
-    if manifest_source.is_remote(dbpath):
-        return _list_all_members(dbpath, as_json)
-    if not Path(dbpath).is_dir():
+    is_remote = manifest_source.is_remote(dbpath)
+    if is_remote:
+        rows, damaged = manifest_source.list_remote(dbpath)
+    elif Path(dbpath).is_dir():
+        rows, damaged = read_folder(rollback_folder(dbpath))
+    else:
         raise ReplError(f"{dbpath} is not a folder")
-    folder = rollback_folder(dbpath)
-    manifests, damaged = read_all(folder)
     if as_json:
-        rows = [{**row.document(), "acknowledged": acknowledged(folder, row.id)} for row in manifests]
-        document = {"rollbacks": rows, "damaged": damaged}
-        typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
-    elif manifests:
-        _print(manifests, folder)
+        typer.echo(json.dumps({"rollbacks": rows, "damaged": damaged}, indent=2, ensure_ascii=False))
+    elif not rows:
+        typer.echo("no rollbacks on any member" if is_remote else f"no rollbacks in {dbpath}")
+    elif is_remote:
+        _print_all_members(rows)
     else:
-        typer.echo(f"no rollbacks in {dbpath}")
+        _print_member(rows, rollback_folder(dbpath))
     for reason in damaged.values():
         typer.echo(f"rollback-tools: {reason}", err=True)
     return 1 if damaged else 0
 
 
-def _list_all_members(address: str, as_json: bool) -> int:
-    """As one member lists the rollbacks of all."""
-    rows = manifest_source.list_remote(address)
-    damaged = {str(row["id"]): str(row["error"]) for row in rows if "error" in row}
-    sound = [row for row in rows if "error" not in row]
-    if as_json:
-        typer.echo(json.dumps({"rollbacks": sound, "damaged": damaged}, indent=2, ensure_ascii=False))
-    elif sound:
-        _print_rows(sound)
-    else:
-        typer.echo("no rollbacks on any member")
-    for reason in damaged.values():
-        typer.echo(f"rollback-tools: {reason}", err=True)
-    return 1 if damaged else 0
-
-
-def _print_rows(rows: list[dict[str, Any]]) -> None:
-    out = console()
-    table = Table()
-    for column in ("member", "rollback", "state", "common point", "undone", "entries", "acknowledged"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        span = row["range"]
-        undone = f"{span['first']} to {span['last']}"
-        cells = (row["member"], row["id"], row["state"], row["commonPoint"], undone, span["entries"])
-        table.add_row(*(escape(str(cell)) for cell in cells), escape(str(row["acknowledged"] or "-")))
-    out.print(table)
-    newest = rows[-1]
-    if newest.get("httpAddress"):
-        address = f"http://{newest['httpAddress']}{manifest_source.ROUTE}/{newest['id']}"
-        out.print(f"See one: rollback-tools show {escape(address)}", highlight=False, soft_wrap=True)
-
-
-def read_all(folder: Path) -> tuple[list[Manifest], dict[str, str]]:
-    """The manifests of a folder, oldest first; and file name -> what is wrong, of those that cannot be read."""
+def read_folder(folder: Path) -> tuple[list[Row], dict[str, str]]:
+    """The manifests of a folder as documents, oldest first; and file name -> error for those that cannot be read."""
     found: list[Manifest] = []
     damaged: dict[str, str] = {}
     for path in sorted(folder.iterdir()):
@@ -105,30 +75,54 @@ def read_all(folder: Path) -> tuple[list[Manifest], dict[str, str]]:
             damaged[path.name] = error.message
         except OSError as error:
             damaged[path.name] = f"{path.name} cannot be read: {error.strerror}"
-    return sorted(found, key=lambda manifest: id_order(manifest.id)), damaged
+    found.sort(key=lambda manifest: id_order(manifest.id))
+    return [{**row.document(), "acknowledged": acknowledged(folder, row.id)} for row in found], damaged
 
 
-def _print(manifests: list[Manifest], folder: Path) -> None:
+def _print_all_members(rows: list[Row]) -> None:
+    columns = ("member", "rollback", "state", "common point", "undone", "entries", "acknowledged")
+    out = _print_table(columns, [[escape(str(row["member"])), *_start(row), _end(row)] for row in rows])
+    newest = rows[-1]
+    if newest.get("httpAddress"):
+        address = f"http://{newest['httpAddress']}{manifest_source.ROUTE}/{newest['id']}"
+        out.print(f"See one: rollback-tools show {escape(address)}", highlight=False, soft_wrap=True)
+
+
+def _print_member(rows: list[Row], folder: Path) -> None:
+    columns = ("rollback", "state", "common point", "undone", "entries", "documents", "namespaces", "acknowledged")
+    cells = []
+    for row in rows:
+        rollback, state, *start = _start(row)
+        lost = [file for file in row["files"] if file["kind"] == FileKind.DOCUMENTS.value]
+        documents = str(sum(file["count"] for file in lost))
+        namespaces = escape(", ".join(sorted({file["ns"] for file in lost})) or "-")
+        styled = f"[{STATE_STYLE.get(state, 'red')}]{state}[/]"
+        cells.append([rollback, styled, *start, documents, namespaces, _end(row)])
+    out = _print_table(columns, cells)
+    for state, meaning in MEANING.items():
+        if any(row["state"] == state for row in rows):
+            out.print(meaning)
+    newest = escape(str(folder / f"{rows[-1]['id']}.json"))
+    out.print(f"See one: rollback-tools show {newest}", highlight=False, soft_wrap=True)
+
+
+def _start(row: Row) -> list[str]:
+    """The cells of both tables: rollback, state, common point, what was undone, entries."""
+    span = row["range"]
+    cells = (row["id"], row["state"], row["commonPoint"], f"{span['first']} to {span['last']}", span["entries"])
+    return [escape(str(cell)) for cell in cells]
+
+
+def _end(row: Row) -> str:
+    return escape(str(row["acknowledged"] or "-"))
+
+
+def _print_table(columns: tuple[str, ...], rows: list[list[str]]) -> Console:
     out = console()
     table = Table()
-    for column in ("rollback", "state", "common point", "undone", "entries", "documents", "namespaces", "acknowledged"):
+    for column in columns:
         table.add_column(column, overflow="fold")
-    for manifest in manifests:
-        lost = [file for file in manifest.files if file.kind is FileKind.DOCUMENTS]
-        state = manifest.state.value
-        table.add_row(
-            manifest.id,
-            f"[{STATE_STYLE.get(state, 'red')}]{escape(state)}[/]",
-            str(manifest.common_point),
-            f"{manifest.first} to {manifest.last}",
-            str(manifest.entries),
-            str(sum(file.count for file in lost)),
-            escape(", ".join(sorted({file.ns for file in lost})) or "-"),
-            escape(acknowledged(folder, manifest.id) or "-"),
-        )
+    for row in rows:
+        table.add_row(*row)
     out.print(table)
-    for state, meaning in MEANING.items():
-        if any(manifest.state.value == state for manifest in manifests):
-            out.print(meaning)
-    newest = escape(str(folder / f"{manifests[-1].id}.json"))
-    out.print(f"See one: rollback-tools show {newest}", highlight=False, soft_wrap=True)
+    return out

@@ -1,4 +1,4 @@
-"""`rollback-tools`: see what a rollback took, and put it back. Only diff and restore need a running set."""
+"""`rollback-tools`: shows what a rollback undid, and puts it back. Only diff and restore need a running set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rollback_tools import dump
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one tool; its exit status. An error is one line on standard error and status 2 (dump: 1, as bsondump)."""
+    """Run one tool and return its exit status. An error is one line on standard error and status 2 (dump: 1)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["dump"]:
         return dump.main(arguments[1:])
@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _with_collection(arguments: list[str]) -> list[str]:
-    """`--policy to-collection NAME` as one value; an option takes one."""
+    """Join `--policy to-collection NAME` to one value, because a typer option takes one."""
     for index, argument in enumerate(arguments[:-1]):
         is_value = argument == "to-collection" and arguments[index - 1 : index] == ["--policy"]
         if is_value or argument == "--policy=to-collection":

@@ -1,4 +1,4 @@
-"""Where a rollback is: files on this machine, or a member's HTTP API, from which they are fetched first."""
+"""Finds the files of a rollback: on this machine, or behind a member's HTTP API, from which it fetches them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_remote(text: str) -> bool:
 
 
 def client_and_id(text: str) -> tuple[HttpClient, str]:
-    """The member's API, and the rollback's id; BadValueError when the address is no rollback's."""
+    """The member's API and the rollback's id. BadValueError when the address is not that of a rollback."""
     path = urlsplit(text).path
     identifier = path.removeprefix(f"{ROUTE}/")
     if identifier in ("", path) or "/" in identifier:
@@ -34,7 +34,7 @@ def client_and_id(text: str) -> tuple[HttpClient, str]:
 
 @contextmanager
 def local_manifest(text: str) -> Iterator[Path]:
-    """The path of the manifest, its files beside it. What a member holds is in a temporary folder meanwhile.
+    """The path of a manifest on this machine, with its files beside it. Fetches them to a temporary folder if needed.
 
     ReplError when there is no such manifest; HttpError and HostUnreachableError from a member.
     """
@@ -55,17 +55,18 @@ def _fetch(text: str, folder: Path) -> Path:
     path.write_text(json.dumps(document), encoding="utf-8")
     manifest = Manifest.parse(path.read_bytes(), path.name)
     for file in manifest.files:
-        if Path(file.name).name != file.name:
+        if Path(file.name).name != file.name:  # a name with a folder in it could write anywhere on this machine
             raise CorruptDataError(f"{manifest.id}: {file.name!r} is no file beside the manifest")
         with (folder / file.name).open("wb") as out:
             client.download(f"{ROUTE}/{identifier}/{quote(file.name, safe='')}", out)
     return path
 
 
-def list_remote(text: str) -> list[dict[str, Any]]:
-    """The rollbacks of all members, as one of them lists them, with the names of those that did not answer."""
+def list_remote(text: str) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The rollbacks of all members, as one member lists them; and error texts by rollback id or by member."""
     answer = HttpClient(text).get(ROUTE)
-    for host, reason in answer.get("unreachable", {}).items():
-        answer["rollbacks"].append({"id": str(host), "error": f"{host} did not answer: {reason}"})
     rows: list[dict[str, Any]] = answer["rollbacks"]
-    return rows
+    damaged = {str(row["id"]): str(row["error"]) for row in rows if "error" in row}
+    for host, reason in answer.get("unreachable", {}).items():
+        damaged[str(host)] = f"{host} did not answer: {reason}"
+    return [row for row in rows if "error" not in row], damaged

@@ -1,4 +1,4 @@
-"""`rollback-tools show MANIFEST`: one rollback, whole."""
+"""`rollback-tools show MANIFEST`: shows everything about one rollback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the tools print values and names on a line of text."""
+"""Prints values and names on a line of text."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from replset.bson import to_ejson
 
 
 def printable(text: str) -> str:
-    """Text that a terminal takes as text: what would steer it is escaped."""
+    """Escape characters that a terminal would take as control characters."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)
 
 
 def short(value: object, limit: int = 60) -> str:
-    """A value for a line of text: relaxed Extended JSON, cut where it gets long."""
+    """Print a value as relaxed Extended JSON, cut when it is long."""
     text = to_ejson({"": value})
     text = printable(text[text.index(":") + 1 : -1].strip())
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -1,4 +1,4 @@
-"""`rollback-tools verify MANIFEST`: every file of one rollback against what its manifest says, document by document."""
+"""`rollback-tools verify MANIFEST`: checks every file of one rollback against its manifest, document by document."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def _print(found: RollbackCheck) -> None:
     for column in ("file", "documents", "bytes", "check"):
         table.add_column(column, overflow="fold")
     for row in found.files:
-        said = [text if offset is None else f"byte {offset}: {text}" for offset, text in row.problems]
-        verdict = f"[red]{escape(chr(10).join(said))}[/]" if said else "[green]ok[/]"
+        problems = [text if offset is None else f"byte {offset}: {text}" for offset, text in row.problems]
+        verdict = f"[red]{escape(chr(10).join(problems))}[/]" if problems else "[green]ok[/]"
         table.add_row(escape(row.file.name), str(row.count), str(row.size), verdict)
     out.print(table)
     for text in found.problems:
