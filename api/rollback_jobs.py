@@ -1,4 +1,4 @@
-"""How much work over rollbacks a member takes on at once."""
+"""Limits how much a member does for rollbacks at once."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from api.errors import failure, http_error
 from replset.errors import ErrorCode, OverloadedError
 
-MOST_AT_ONCE = 2
+JOBS_MAX = 2
 
 
 class RollbackJobLimiter:
-    """A few readings and restores at a time, and of each rollback one restore. Any thread may ask."""
+    """Limits concurrent reads of rollbacks to JOBS_MAX and allows one restore per rollback. Safe for threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -22,9 +22,9 @@ class RollbackJobLimiter:
 
     @contextmanager
     def admit_read(self) -> Iterator[None]:
-        """While a rollback is read. HttpError 503 (462) where enough are read already."""
+        """Hold a place while a rollback is read. HttpError 503 (462) when all places are taken."""
         with self._lock:
-            if self._running >= MOST_AT_ONCE:
+            if self._running >= JOBS_MAX:
                 many = f"it works on {self._running} rollbacks"
                 raise http_error(OverloadedError(f"this member is overloaded: {many}; nothing was applied, try again"))
             self._running += 1
@@ -36,7 +36,7 @@ class RollbackJobLimiter:
 
     @contextmanager
     def admit_restore(self, rollback: str) -> Iterator[None]:
-        """While a rollback is put back. HttpError 409 (117) where it is already."""
+        """Lock a rollback while it is restored. HttpError 409 (117) when a restore of it runs already."""
         with self._lock:
             if rollback in self._restored:
                 raise failure(

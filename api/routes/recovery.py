@@ -1,4 +1,4 @@
-"""`/v1/replset/rollbacks/{id}`: a rollback of this member checked, compared with what the set has now, and put back."""
+"""`/v1/replset/rollbacks/{id}`: verifies a rollback of this member, compares it with the set, and restores it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from api.errors import failure, rollback_error
 from api.exchange import HttpAnswer, HttpRequest, read_options, to_response
 from api.openapi import answers, body
 from api.rollback_jobs import RollbackJobLimiter
-from api.routes.rollbacks import find
+from api.routes.rollbacks import find_manifest
 from api.streaming import ReportSource, report_chunks, run_in_thread, stream_response
 from replset.errors import ErrorCode, ReplError, ShutdownInProgressError
 from replset.ids import HostPort
@@ -30,9 +30,9 @@ from replset.runtime.member import RunningMember
 
 Row: TypeAlias = dict[str, Any]
 RECORD_BYTES = 1000
-"""What a lost entry takes while its rollback is compared."""
-MOST_KEPT = 48 << 20
-"""Two of the largest leave room for other requests."""
+"""The memory that one lost entry takes while its rollback is compared."""
+RESERVED_BYTES_MAX = 48 << 20
+"""Two rollbacks that reserve this much leave memory for other requests."""
 _RESTORE: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -50,13 +50,13 @@ def router(member: RunningMember) -> APIRouter:
 
     @routes.get(
         "/{rollback}/verify",
-        summary="Each file against what the manifest says, document by document.",
-        description="As `rollback-tools verify --json`: `ok` is the verdict, `problems` of a file name its bytes.",
+        summary="Check each file against the manifest, document by document.",
+        description="As `rollback-tools verify --json`: `ok` is the result, `problems` of a file name its bytes.",
         responses=answers(200, 400, 404, 405, 503),
     )
     async def verify(rollback: str, request: Request) -> Response:
         http = HttpRequest(request.scope)
-        path = await _held(member, http, rollback)
+        path = await _find_manifest_path(member, http, rollback)
 
         def work() -> RollbackCheck:
             with limiter.admit_read():
@@ -70,13 +70,13 @@ def router(member: RunningMember) -> APIRouter:
 
     @routes.get(
         "/{rollback}/diff",
-        summary="Each lost write at the common point, as lost, and as live now, field by field.",
+        summary="Compare each lost write with the set: at the common point, as lost, and as live now, field by field.",
         description="As `rollback-tools diff --json`, and like it canonical Extended JSON, whatever `Accept` says. An"
-        " answer that could not be ended has `error` where `counts` would be.",
+        " answer that could not be completed has `error` instead of `counts`.",
         responses=answers(200, 400, 404, 405, 503),
     )
     async def diff(rollback: str, request: Request) -> Response:
-        path = await _held(member, HttpRequest(request.scope), rollback)
+        path = await _find_manifest_path(member, HttpRequest(request.scope), rollback)
         primary = _primary(member)
 
         def begin(stack: ExitStack) -> ReportSource:
@@ -84,24 +84,24 @@ def router(member: RunningMember) -> APIRouter:
             found = read_manifest(path)
             lost = stack.enter_context(LostWrites(path.parent, found))
             rollback_diff = RollbackDiff(lost, stack.enter_context(LiveSet(primary, found.set_name)))
-            rows = _while_it_runs(member, (difference.row() for difference in rollback_diff.run()))
+            rows = _until_shutdown(member, (difference.row() for difference in rollback_diff.run()))
             return ReportSource(rollback_diff.head(), rows, rollback_diff.counts)
 
         return await stream_response(report_chunks(begin))
 
     @routes.post(
         "/{rollback}/restore",
-        summary="Put the lost writes back, as new writes that a majority has. Twice changes nothing the second time.",
-        description="On the member that holds it; as `rollback-tools restore --json`, canonical Extended JSON whatever"
-        " `Accept` says. `counts.left` says how many stay undone, `audit` where on that member the record is. An answer"
-        " that could not be ended has `error` where `counts` would be.",
+        summary="Put the lost writes back, as new writes that a majority has. A second restore changes nothing.",
+        description="Ask the member that has the files. As `rollback-tools restore --json`, canonical Extended JSON"
+        " whatever `Accept` says. `counts.left` says how many stay undone, `audit` where on that member the record is."
+        " An answer that could not be completed has `error` instead of `counts`.",
         responses=answers(200, 400, 404, 405, 409, 413, 415, 503, 504),
         openapi_extra=body(_RESTORE, required=False),
     )
     async def restore(rollback: str, request: Request) -> Response:
         http = HttpRequest(request.scope)
-        policy, collection, is_dry = await _wanted(http, request)
-        path = await _held(member, http, rollback)
+        policy, collection, is_dry = await _read_restore_options(http, request)
+        path = await _find_manifest_path(member, http, rollback)
         primary = _primary(member)
 
         def now() -> datetime.datetime:
@@ -117,7 +117,7 @@ def router(member: RunningMember) -> APIRouter:
             run = Restore(lost, live, policy, collection=collection)
             log = None if is_dry else stack.enter_context(AuditLog.beside(path, now()))
             outcomes = stack.enter_context(closing(run.run(log, now)))
-            rows = _while_it_runs(member, (outcome.row() for outcome in outcomes))
+            rows = _until_shutdown(member, (outcome.row() for outcome in outcomes))
             return ReportSource(run.head(log), rows, run.counts, lambda: run.has_written)
 
         return await stream_response(report_chunks(begin))
@@ -125,8 +125,8 @@ def router(member: RunningMember) -> APIRouter:
     return routes
 
 
-async def _wanted(http: HttpRequest, request: Request) -> tuple[Policy, str, bool]:
-    """The policy, the collection that it copies to, and whether nothing is to be written."""
+async def _read_restore_options(http: HttpRequest, request: Request) -> tuple[Policy, str, bool]:
+    """The policy, the collection that it copies to, and whether this is a dry run."""
     known = _RESTORE["properties"]
     fields = await read_options(http, request.receive, known)
     for name, kind in (("policy", str), ("collection", str), ("dryRun", bool)):
@@ -136,8 +136,8 @@ async def _wanted(http: HttpRequest, request: Request) -> tuple[Policy, str, boo
     return parse_policy(fields.get("policy", Policy.SKIP.value), collection), collection, fields.get("dryRun", False)
 
 
-def _while_it_runs(member: RunningMember, rows: Iterator[Row]) -> Iterator[Row]:
-    """The rows, until the member stops: its end waits for nobody."""
+def _until_shutdown(member: RunningMember, rows: Iterator[Row]) -> Iterator[Row]:
+    """Yield the rows until the member stops. A restore must not delay its shutdown."""
     while not member.shutting_down:
         row = next(rows, None)
         if row is None:
@@ -156,12 +156,12 @@ def _primary(member: RunningMember) -> HostPort:
     return primary
 
 
-async def _held(member: RunningMember, http: HttpRequest, rollback: str) -> Path:
-    """The manifest's path of a rollback that this member holds. What reading it takes is counted."""
+async def _find_manifest_path(member: RunningMember, http: HttpRequest, rollback: str) -> Path:
+    """The manifest of a rollback on this member. Reserves the memory that reading it takes."""
     folder = Path(member.rollback_folder)
     try:
-        manifest = await member.workers.run(lambda: find(folder, rollback))
+        manifest = await member.workers.run(lambda: find_manifest(folder, rollback))
     except ReplError as error:
         raise rollback_error(error) from error
-    http.memory.reserve(min(manifest.entries * RECORD_BYTES, MOST_KEPT))
+    http.memory.reserve(min(manifest.entries * RECORD_BYTES, RESERVED_BYTES_MAX))
     return folder / f"{rollback}.json"

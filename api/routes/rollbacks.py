@@ -1,4 +1,4 @@
-"""`/v1/replset/rollbacks`: what the members' rollbacks took away, and the files of this one that hold it."""
+"""`/v1/replset/rollbacks`: lists the rollbacks of all members, and gives the files of this member's rollbacks."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def router(member: RunningMember) -> APIRouter:
 
     @routes.get("/{rollback}", summary="One manifest.", responses=answers(200, 404, 405, 503))
     async def rollback(rollback: str, request: Request) -> Response:
-        manifest = await member.workers.run(lambda: find(Path(member.rollback_folder), rollback))
+        manifest = await member.workers.run(lambda: find_manifest(Path(member.rollback_folder), rollback))
         return await to_response(member, HttpRequest(request.scope), HttpAnswer(manifest.document()))
 
     @routes.get(
         "/{rollback}/writes",
-        summary="The writes that it took, oldest first; with `lsid` those of one session.",
+        summary="The writes that it undid, oldest first; with `lsid` those of one session.",
         description="`_id` of the document or the name of the command, and `lsid`, `txnNumber` and `stmtId` where the"
-        " entry holds them. `next` is what `after` has to be for the page behind this one, null at the end.",
+        " entry holds them. `next` is the value of `after` for the next page, null at the end.",
         responses=answers(200, 400, 404, 405, 503),
     )
     async def writes(
@@ -71,7 +71,7 @@ def router(member: RunningMember) -> APIRouter:
         folder = Path(member.rollback_folder)
 
         def read() -> LostPage:
-            manifest = find(folder, rollback)
+            manifest = find_manifest(folder, rollback)
             try:
                 return lost_entries(folder, manifest, session=lsid, after=after, limit=limit)
             except (OSError, CorruptDataError, InvalidBSONError) as error:
@@ -86,15 +86,15 @@ def router(member: RunningMember) -> APIRouter:
     @routes.post(
         "/{rollback}/ack",
         summary="Note that a person knows of it; `by` says who. The files stay.",
-        description="On the member that holds it. `new` is false when it was acknowledged before; the first one stays.",
+        description="Ask the member that has the files. `new` is false when it was acknowledged before.",
         responses=answers(200, 400, 404, 405, 413, 415, 503),
         openapi_extra=body({"type": "object", "properties": {"by": {"type": "string"}}}, required=False),
     )
     async def ack(rollback: str, request: Request) -> Response:
         http = HttpRequest(request.scope)
-        by = await _who(http, request)
+        by = await _acknowledged_by(http, request)
         folder = Path(member.rollback_folder)
-        await member.workers.run(lambda: check_settled(folder, rollback))
+        await member.workers.run(lambda: _check_settled(folder, rollback))
         is_new = await member.rollbacks.acknowledge(rollback, wall_ms=member.clock.wall_ms(), by=by)
         when = await member.workers.run(lambda: acknowledged(folder, rollback))
         return await to_response(member, http, HttpAnswer({"id": rollback, "acknowledged": when, "new": is_new}))
@@ -109,7 +109,7 @@ def router(member: RunningMember) -> APIRouter:
     )
     async def rollback_file(rollback: str, file: str) -> Response:
         folder = Path(member.rollback_folder)
-        manifest = await member.workers.run(lambda: find(folder, rollback))
+        manifest = await member.workers.run(lambda: find_manifest(folder, rollback))
         if file not in {row.name for row in manifest.files} or not await member.workers.run((folder / file).is_file):
             raise failure(ErrorCode.NAMESPACE_NOT_FOUND, f"rollback {rollback} has no file {file[:255]!r}", status=404)
         return FileResponse(folder / file, media_type=BSON)
@@ -117,7 +117,7 @@ def router(member: RunningMember) -> APIRouter:
     return routes
 
 
-async def _who(http: HttpRequest, request: Request) -> str:
+async def _acknowledged_by(http: HttpRequest, request: Request) -> str:
     """`by` of the body, else the client's address."""
     by = (await read_options(http, request.receive, ["by"])).get("by", http.client)
     if not isinstance(by, str):
@@ -125,18 +125,18 @@ async def _who(http: HttpRequest, request: Request) -> str:
     return by[:200]
 
 
-def check_settled(folder: Path, rollback: str) -> None:
-    """A rollback that is not over cannot be acknowledged; one whose manifest is damaged can. Runs in a worker."""
+def _check_settled(folder: Path, rollback: str) -> None:
+    """Refuse to acknowledge a rollback that is not over. A damaged manifest can be acknowledged. Runs in a worker."""
     try:
-        manifest = find(folder, rollback)
+        manifest = find_manifest(folder, rollback)
     except CorruptDataError:
         return
     if manifest.state is RollbackState.PLANNED:
         raise failure(ErrorCode.ILLEGAL_OPERATION, f"{manifest.id} is planned, not settled yet")
 
 
-def find(folder: Path, rollback: str) -> Manifest:
-    """The manifest of one rollback. Only names that the folder itself lists are opened. Runs in a worker."""
+def find_manifest(folder: Path, rollback: str) -> Manifest:
+    """Read the manifest of one rollback. Opens only files that the folder lists, no other path. Runs in a worker."""
     names = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
     name = f"{rollback}.json"
     if not is_manifest_name(name) or name not in names:

@@ -1,4 +1,4 @@
-"""replSetGetRollbacks: what rollbacks took away, on this member or on all of them. The files stay where they are."""
+"""replSetGetRollbacks: lists the rollbacks of this member or of all members. It returns manifests, no files."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from replset.ids import HostPort, Millis
 
 MEMBER_TIMEOUT_MS = Millis(5_000)
 FULL_BYTES = 4 << 20
-"""From here on a reply leaves the lists of files out: with many namespaces they are what is large."""
+"""Beyond this size a reply leaves out the lists of files, which are large with many namespaces."""
 
 
 async def get_rollbacks(ctx: CommandContext) -> Reply:
-    """The manifests of this member, oldest first; with `all` those of every member, and who could not be asked."""
+    """The manifests of this member, oldest first. With `all`, those of every member, and the members that failed."""
     everywhere = fields.boolean(ctx.body, "all", ctx.name)
     own = [{**row, "member": str(ctx.member.host)} for row in await ctx.member.rollbacks.listed()]
     if not everywhere:
-        return {"rollbacks": shortened(own)}
+        return {"rollbacks": shorten(own)}
     config = ctx.member.node.config
     others = [] if config is None else [m.host for m in config.data_bearing if m.host != ctx.member.host]
-    answers = await asyncio.gather(*(_ask(ctx, host) for host in others))
+    answers = await asyncio.gather(*(_ask_member(ctx, host) for host in others))
     rows = [*own, *(row for found, _ in answers for row in found)]
     unreachable = {str(host): why for host, (_, why) in zip(others, answers, strict=True) if why}
     rows.sort(key=lambda row: (str(row["id"]), str(row["member"])))
-    return {"rollbacks": shortened(rows), "unreachable": unreachable}
+    return {"rollbacks": shorten(rows), "unreachable": unreachable}
 
 
-async def _ask(ctx: CommandContext, host: HostPort) -> tuple[list[dict[str, object]], str]:
-    """A member's manifests; or why it could not be asked."""
+async def _ask_member(ctx: CommandContext, host: HostPort) -> tuple[list[dict[str, object]], str]:
+    """Ask one member for its manifests. Returns them, or why it did not answer."""
     timeout_ms = MEMBER_TIMEOUT_MS
     if ctx.deadline is not None:
         timeout_ms = Millis(max(1, min(timeout_ms, ctx.deadline - ctx.member.clock.now())))
@@ -47,8 +47,8 @@ async def _ask(ctx: CommandContext, host: HostPort) -> tuple[list[dict[str, obje
     return [{"id": "", **row, "member": str(host)} for row in rows if isinstance(row, dict)], ""
 
 
-def shortened(rows: Iterable[dict[str, object]]) -> list[dict[str, object]]:
-    """The rows; those behind the first few MiB with the number of their files as `filesLeftOut` instead of `files`."""
+def shorten(rows: Iterable[dict[str, object]]) -> list[dict[str, object]]:
+    """Shorten rows after the first few MiB: `filesLeftOut`, the number of files, replaces `files`."""
     found, size = [], 0
     for row in rows:
         files = row.get("files")

@@ -392,7 +392,7 @@ def test_a_rollback_is_put_back_once_at_a_time(held: Api, live: FakeSet, manifes
 def test_few_rollbacks_are_read_at_once(
     held: Api, live: FakeSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rollback_jobs, "MOST_AT_ONCE", 1)
+    monkeypatch.setattr(rollback_jobs, "JOBS_MAX", 1)
     others = [("GET", place(manifest, what), None) for what in ("diff", "verify")]
     first, *rest = at_once(held, Gate(live), place(manifest, "restore"), *others)
     for response in rest:
@@ -409,7 +409,7 @@ def test_what_a_comparison_takes_is_counted(
     live.before_write = lambda writes: seen.append(held.member.admission.held)
     restored(held, manifest)
     assert (seen[0] // recovery.RECORD_BYTES, held.member.admission.held) == (4, 0)  # and the request's own bytes
-    monkeypatch.setattr(recovery, "MOST_KEPT", 500)
+    monkeypatch.setattr(recovery, "RESERVED_BYTES_MAX", 500)
     restored(held, manifest, policy="overwrite")
     assert seen[1] // 100 == 5
     held.member.admission.hold(128 << 20)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from replset.bson import RawDocument, encode
-from replset.commands.rollbacks import FULL_BYTES, shortened
+from replset.commands.rollbacks import FULL_BYTES, shorten
 from replset.core.member_state import MemberState
 from replset.core.messages import Done, Refused, ResyncRequest
 from replset.errors import HostUnreachableError
@@ -86,7 +86,7 @@ def test_a_member_that_refuses_or_talks_nonsense_is_named(client: Client, member
 
 def test_a_reply_leaves_lists_of_files_out_before_it_grows_too_large() -> None:
     row = {"id": "x", "files": [{"name": "n" * 1_000} for _ in range(1_000)]}
-    rows = shortened([row] * 20)
+    rows = shorten([row] * 20)
     assert [("files" in row, row.get("filesLeftOut")) for row in rows] == [(True, None)] * 4 + [(False, 1_000)] * 16
     assert len(encode({"rollbacks": rows})) < FULL_BYTES
 
