@@ -22,7 +22,8 @@ from api.errors import (
     unknown_outcome,
 )
 from api.exchange import HttpAnswer
-from replset.bson import Binary, Code, DateTime, Decimal128, Int64, ObjectId, RawDocument, Regex, Timestamp, encode
+from replset.bson import Decimal128, Int64, ObjectId, RawDocument, Timestamp, encode
+from replset.bson.types import type_name
 from replset.errors import ErrorCode, code_name
 from replset.ids import OpTime, pack_ts
 
@@ -120,8 +121,12 @@ def _check_fields(action: Action, body: Fields) -> Fields:
 
 
 def _wrong_type(place: str, value: object, kind: FieldKind) -> HttpError:
-    text = f"BSON field '{place}' is the wrong type '{type_name(value)}', expected type '{kind.value}'"
+    text = f"BSON field '{place}' is the wrong type '{_type_name(value)}', expected type '{kind.value}'"
     return failure(ErrorCode.TYPE_MISMATCH, text)
+
+
+def _type_name(value: object) -> str:
+    return "object" if isinstance(value, RawDocument) else type_name(value)
 
 
 def _fits(kind: FieldKind, value: object) -> bool:
@@ -140,31 +145,6 @@ def _fits(kind: FieldKind, value: object) -> bool:
             return isinstance(value, int | float | Decimal128) and not isinstance(value, bool)
         case FieldKind.READ_PREFERENCE:
             return isinstance(value, RawDocument | str)
-
-
-_TYPE_NAMES: tuple[tuple[type | tuple[type, ...], str], ...] = (
-    (bool, "bool"),
-    (Int64, "long"),
-    (int, "int"),
-    (float, "double"),
-    (Decimal128, "decimal"),
-    (ObjectId, "objectId"),
-    (DateTime, "date"),
-    (Timestamp, "timestamp"),
-    (Binary, "binData"),
-    (Regex, "regex"),
-    (Code, "javascript"),
-    (str, "string"),
-    (list, "array"),
-    ((RawDocument, dict), "object"),
-)
-
-
-def type_name(value: object) -> str:
-    """MongoDB's name for the type of a decoded value."""
-    if value is None:
-        return "null"
-    return next((name for kind, name in _TYPE_NAMES if isinstance(value, kind)), type(value).__name__)
 
 
 # --- commands ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""BSON: bytes to values and back, raw views, Extended JSON, key encoding and limits; imports only errors and ids."""
+"""Reads and writes BSON: decoding, encoding, raw documents, Extended JSON, keys and limits. Imports only errors."""
 
 from replset.bson.decimal128 import Decimal128
 from replset.bson.decoding import decode, validate

@@ -1,8 +1,8 @@
-"""Bytes to Python values, whole documents; and deep validation without values.
+"""Decodes BSON bytes into Python values, and validates them without making values.
 
-Reads what the BSON specification allows, deprecated types included, and refuses the rest with the offset of the
-element at fault. Of fields with the same name in one document the last wins, in its first place. Array names are
-read and dropped, whatever they are, as MongoDB does. Decoding never looks beyond the document's own length.
+It reads all that the BSON specification allows, also deprecated types, and refuses the rest with the offset of the
+wrong element. Of fields with the same name in one document the last value counts, in the place of the first. The names
+of array items are read and dropped, whatever they are, as MongoDB does. Nothing beyond the document's length is read.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ Reader: TypeAlias = Callable[[bytes, int, int, int], tuple[object, int]]
 
 
 def decode(data: bytes | memoryview) -> dict[str, object]:
-    """The document in `data`, which holds nothing else; InvalidBSONError names the offset of what is wrong."""
+    """Decode the document that fills `data`. InvalidBSONError names the offset of an error."""
     if not isinstance(data, bytes):
         data = bytes(data)
     return _read_fields(data, 4, outer_end(data), 1)
 
 
 def outer_end(data: bytes) -> int:
-    """The position of the terminator of the document that fills `data`; InvalidBSONError when none does."""
+    """Return the position of the terminator of the document that fills `data`. InvalidBSONError when none does."""
     size = len(data)
     if size < 5:
         raise InvalidBSONError(f"a document has at least 5 bytes, not {size}", offset=0)
@@ -64,7 +64,7 @@ def outer_end(data: bytes) -> int:
 
 
 def inner_end(data: bytes, pos: int, last: int) -> int:
-    """The position of the terminator of the document at `pos` that must end before `last`."""
+    """Return the position of the terminator of the document at `pos`, which must end before `last`."""
     if pos + 5 > last:
         raise InvalidBSONError("truncated document", offset=pos)
     (length,) = _read_int32(data, pos)
@@ -77,7 +77,7 @@ def inner_end(data: bytes, pos: int, last: int) -> int:
 
 
 def name_end(data: bytes, pos: int, last: int) -> int:
-    """The position of the zero byte that ends the C string at `pos`."""
+    """Return the position of the zero byte that ends the C string at `pos`."""
     end = data.find(0, pos, last)
     if end < 0:
         raise InvalidBSONError("a name without an end", offset=pos)
@@ -85,7 +85,7 @@ def name_end(data: bytes, pos: int, last: int) -> int:
 
 
 def bad_text(data: bytes, pos: int, error: UnicodeDecodeError) -> InvalidBSONError:
-    """error: from text that a zero byte follows, found in `data` at or after `pos`."""
+    """Return the error for bad UTF-8. error: from a text in `data` at or after `pos` that a zero byte follows."""
     return InvalidBSONError("bad UTF-8", offset=data.find(error.object + b"\0", pos) + error.start)
 
 
@@ -100,7 +100,7 @@ def unknown_type(kind: int, offset: int) -> InvalidBSONError:
 
 
 def unreadable_element(kind: int, pos: int) -> InvalidBSONError:
-    """The element at `pos` has no end of its name; an unknown type is the first thing wrong with it."""
+    """Return the error for an element at `pos` whose name has no end. An unknown type is reported first."""
     if kind not in _TABLE:
         return unknown_type(kind, pos)
     return InvalidBSONError("a name without an end", offset=pos + 1)
@@ -123,7 +123,7 @@ def _read_fields(data: bytes, pos: int, last: int, depth: int) -> dict[str, obje
                 raise InvalidBSONError("a name without an end", offset=pos + 1)
             name = data[pos + 1 : end].decode()
             pos = end + 1
-            # Documents and arrays are read here rather than through the table: one Python frame per level.
+            # Documents and arrays are decoded here, not through the table, to use one Python frame per level.
             if kind == 3:
                 end = inner_end(data, pos, last)
                 fields[name] = _read_fields(data, pos + 4, end, depth + 1)
@@ -358,7 +358,7 @@ _READERS: Final[list[Reader | None]] = [_TABLE.get(kind) for kind in range(256)]
 
 
 def read_value(data: bytes, kind: int, pos: int, last: int) -> object:
-    """The value of type `kind` at `pos` in a top level that ends at `last`, fully decoded."""
+    """Decode the value of type `kind` at `pos`, in a top level that ends at `last`."""
     try:
         return _TABLE[kind](data, pos, last, 1)[0]
     except UnicodeDecodeError as error:
@@ -395,9 +395,9 @@ COUNTED_SIZE: Final[dict[int, tuple[int, int]]] = {
 
 
 def value_end(data: bytes, kind: int, pos: int, last: int, element: int) -> int:
-    """Where the value of type `kind` at `pos` ends, looking at its length only; it must end by `last`.
+    """Return the end of the value of type `kind` at `pos`, which must end by `last`. Only its length is read.
 
-    element: where the type byte stands, for the message about a type that is none.
+    element: the position of the type byte, for the message about an unknown type.
     """
     size = FIXED_SIZE[kind]
     if size >= 0:
@@ -421,7 +421,7 @@ def value_end(data: bytes, kind: int, pos: int, last: int, element: int) -> int:
 
 
 def validate(data: bytes) -> None:
-    """Check everything that decode() checks, without building values; InvalidBSONError alike."""
+    """Check everything that decode() checks, with the same InvalidBSONError, without making values."""
     _check_fields(data, 4, outer_end(data), 1)
 
 

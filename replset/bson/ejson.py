@@ -1,9 +1,9 @@
-"""MongoDB Extended JSON v2, canonical and relaxed, both ways.
+"""Reads and writes MongoDB Extended JSON v2, canonical and relaxed.
 
-Reading takes both forms, and in one document too. A JSON object with the key of a type wrapper ($oid, $date, ...)
-must be that wrapper and nothing else; other keys that begin with $, such as $gt, $regex or $ref, are ordinary ones.
-JSON integers become int32 or int64 by size, and doubles beyond 64 bits. Of equal keys the last wins. The options of a
-regular expression are put in alphabetical order, both ways, as the BSON corpus has it.
+Reading takes both forms, also mixed in one document. A JSON object with the key of a type wrapper ($oid, $date, ...)
+must be that wrapper and nothing else. Other keys that begin with $, such as $gt, $regex or $ref, are ordinary keys.
+JSON integers become int32 or int64 by size, and doubles beyond 64 bits. Of equal keys the last counts. The options of a
+regular expression are sorted when read and when written, as the BSON corpus requires.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _HEX_SUBTYPE = re.compile(r"[0-9a-fA-F]{1,2}", re.ASCII)
 
 
 def from_ejson(text: str | bytes) -> dict[str, object]:
-    """The document in `text`. ExtendedJSONError names line and column, or the path of what is no Extended JSON."""
+    """Parse `text` into a document. ExtendedJSONError names line and column, or the path of the wrong value."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -69,14 +69,14 @@ def from_ejson(text: str | bytes) -> dict[str, object]:
 
 
 def from_ejson_value(value: object) -> object:
-    """A parsed JSON value (dict, list, str, int, float, bool, None) as the BSON value it stands for."""
+    """Convert a parsed JSON value (dict, list, str, int, float, bool, None) to the BSON value that it represents."""
     return _read(value, 1)
 
 
 def to_ejson(value: object, canonical: bool = False) -> str:
-    """The value, usually a document, as Extended JSON text on one line; InvalidBSONError when it has no BSON form.
+    """Return a value, usually a document, as one line of Extended JSON. InvalidBSONError when it has no BSON form.
 
-    canonical: every type kept; otherwise relaxed: numbers and dates from 1970 to 9999 as people write them.
+    canonical: keeps every type. Otherwise relaxed: plain numbers, and dates from 1970 to 9999 as ISO text.
     """
     plain = _write(value, canonical, 0)
     try:
@@ -88,12 +88,12 @@ def to_ejson(value: object, canonical: bool = False) -> str:
             text.encode()
         except UnicodeEncodeError:
             raise InvalidBSONError("a lone surrogate in a string or name") from None
-    # These two end lines in JavaScript; they occur within strings only.
+    # JavaScript takes these two characters as line ends. They occur in strings only.
     return text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def to_ejson_value(value: object, canonical: bool = False) -> Any:
-    """As to_ejson, but the Python values of the JSON rather than its text."""
+    """Return the same JSON as to_ejson as Python values, not as text."""
     return _write(value, canonical, 0)
 
 
@@ -155,7 +155,7 @@ def _write_double(value: float, canonical: bool) -> object:
 
 
 def _double_text(value: float) -> str:
-    """The fewest digits that give the double back; an exponent from 1E+06 up and below 0.0001, as MongoDB's tools."""
+    """Return the shortest text of a double, with an exponent from 1E+06 on and below 0.0001, as MongoDB's tools do."""
     if value == 0 or 1e-4 <= abs(value) < 1e6:
         return repr(float(value))
     number = Decimal(repr(float(value)))
@@ -216,14 +216,14 @@ _WRITERS: Final[dict[type, Callable[[Any, bool], object]]] = {
 
 
 class _Refusal(Exception):
-    """What is wrong with a value; `path` grows on the way out, so that good input pays nothing for it."""
+    """A value is wrong. `path` is built while the exception rises, so that good input costs nothing."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
         self.path: list[str] = []
 
-    def under(self, name: str) -> _Refusal:
+    def with_parent(self, name: str) -> _Refusal:
         self.path.append(name)
         return self
 
@@ -237,7 +237,7 @@ def _read(value: object, depth: int) -> object:
 
 
 def _read_value(value: object, depth: int) -> object:
-    """depth: the level of a document or array here. One Python frame per level, two where scopes nest."""
+    """Convert one value. depth: its level. It uses one Python frame per level, two where scopes nest."""
     kind = type(value)
     if kind is str or kind is bool or value is None or kind is float:
         return value
@@ -271,7 +271,7 @@ def _read_value(value: object, depth: int) -> object:
                 items.append(_read_value(item, depth + 1))
             return items
     except _Refusal as refusal:
-        raise refusal.under(name) from None
+        raise refusal.with_parent(name) from None
     raise _Refusal(f"a value of type {kind.__name__} is no JSON")
 
 
@@ -287,15 +287,15 @@ def _read_int(value: int) -> int | float:
 
 
 def _code_with_scope(value: dict[str, object], scope: object) -> CodeWithScope:
-    """value: holds a wrapper's key and one more. scope: what its $scope reads as, None when it has none."""
+    """Return code with scope from an object of two keys. scope: its converted $scope, None when it has none."""
     if set(value) != {"$code", "$scope"}:
-        raise _mixed(value, "$code" if "$code" in value else "$scope")
+        raise _mixed_keys(value, "$code" if "$code" in value else "$scope")
     if not isinstance(scope, dict):
         raise _Refusal("$scope takes a document")
     return CodeWithScope(_text(value["$code"], "$code"), scope)
 
 
-def _mixed(value: dict[str, object], wrapper: str) -> _Refusal:
+def _mixed_keys(value: dict[str, object], wrapper: str) -> _Refusal:
     others = ", ".join(sorted(set(value) - {wrapper})) or "nothing"
     return _Refusal(f"{wrapper} does not go with {others:.100}")
 
@@ -304,7 +304,7 @@ def _read_wrapper(value: dict[str, object], wrapper: str) -> object:
     if value.keys() == {"$binary", "$type"}:  # version 1 of Extended JSON
         return _binary(value["$binary"], value["$type"])
     if len(value) != 1 or wrapper == "$scope":
-        raise _mixed(value, wrapper)
+        raise _mixed_keys(value, wrapper)
     content = value[wrapper]
     if wrapper == "$binary" and isinstance(content, str):
         return dict(value)  # half of that old form is an ordinary document; the BSON corpus says so
@@ -411,7 +411,7 @@ def _date(value: object) -> DateTime:
     return DateTime(DateTime.from_datetime(whole).ms + int((fraction or "").ljust(3, "0")[:3]))
 
 
-def _one(wrapper: str, expected: object, result: object) -> Callable[[object], object]:
+def _constant(wrapper: str, expected: object, result: object) -> Callable[[object], object]:
     def read(value: object) -> object:
         if type(value) is not type(expected) or value != expected:
             raise _Refusal(f"{wrapper} takes {json.dumps(expected)} only")
@@ -434,9 +434,9 @@ _READERS: Final[dict[str, Callable[[object], object]]] = {
     "$regularExpression": _regex,
     "$dbPointer": _db_pointer,
     "$date": _date,
-    "$minKey": _one("$minKey", 1, MinKey()),
-    "$maxKey": _one("$maxKey", 1, MaxKey()),
-    "$undefined": _one("$undefined", True, Undefined()),
+    "$minKey": _constant("$minKey", 1, MinKey()),
+    "$maxKey": _constant("$maxKey", 1, MaxKey()),
+    "$undefined": _constant("$undefined", True, Undefined()),
 }
 
 

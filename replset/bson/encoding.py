@@ -1,4 +1,4 @@
-"""Python values to bytes. A RawDocument goes in as the bytes it holds, undecoded."""
+"""Encodes Python values as BSON bytes. A RawDocument is copied without decoding."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _double = Struct("<d").pack
 _timestamp = Struct("<II").pack
 _INDEX_NAMES: Final[list[bytes]] = [b"%d\0" % index for index in range(1000)]
 
-# name: the element's name with its zero byte. Gives the whole element.
+# Takes the element's name with its zero byte, and the value. Returns the whole element.
 Writer: TypeAlias = Callable[[bytes, Any], bytes]
 
 
 def encode(document: Mapping[str, object] | RawDocument) -> bytes:
-    """`document` as BSON bytes.
+    """Return `document` as BSON bytes.
 
-    A plain int becomes int32 when it fits, else int64. InvalidBSONError names the path of the field for values
-    that have no BSON form: other types, ints beyond 64 bits, a zero byte in a name or regular expression, lone
-    surrogates, datetimes without a zone, more than 200 levels.
+    A plain int becomes int32 when it fits, else int64. InvalidBSONError names the path of a value without a BSON form:
+    another type, an int beyond 64 bits, a zero byte in a name or regular expression, a lone surrogate, a datetime
+    without a time zone, more than 200 levels.
     """
     if isinstance(document, RawDocument):
         return document.raw
@@ -65,7 +65,7 @@ def _write_document(document: Mapping[str, object], depth: int) -> bytes:
             if "\0" in key:
                 raise InvalidBSONError("a zero byte in a name")
             kind = type(value)
-            # Documents and arrays are written here rather than through the table: one Python frame per level.
+            # Documents and arrays are encoded here, not through the table, to use one Python frame per level.
             if kind is dict:
                 append(b"\x03" + name + _write_document(value, depth + 1))  # type: ignore[arg-type]
             elif kind is list:
@@ -75,7 +75,7 @@ def _write_document(document: Mapping[str, object], depth: int) -> bytes:
             else:
                 append(_write_other(name, value, depth))
     except InvalidBSONError as error:
-        raise error.under(key) from None
+        raise error.with_parent(key) from None
     except UnicodeEncodeError:
         raise InvalidBSONError("a lone surrogate in a string or name", path=ascii(key)[1:-1]) from None
     except AttributeError:
@@ -106,7 +106,7 @@ def _write_array(items: list[object] | tuple[object, ...], depth: int) -> bytes:
             else:
                 append(_write_other(name, value, depth))
     except InvalidBSONError as error:
-        raise error.under(str(index)) from None
+        raise error.with_parent(str(index)) from None
     except UnicodeEncodeError:
         raise InvalidBSONError("a lone surrogate in a string", path=str(index)) from None
     body = b"".join(parts)
@@ -114,7 +114,7 @@ def _write_array(items: list[object] | tuple[object, ...], depth: int) -> bytes:
 
 
 def _write_other(name: bytes, value: object, depth: int) -> bytes:
-    """Values that nest without being dict or list, and subclasses of the plain types."""
+    """Encode mappings, tuples, code with scope, and subclasses of the plain types."""
     if isinstance(value, Mapping):
         return b"\x03" + name + _write_document(value, depth + 1)
     if isinstance(value, CodeWithScope):

@@ -1,4 +1,4 @@
-"""What the BSON package raises: one class per cause."""
+"""The errors of the BSON package, one class per cause."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from replset.errors import BadValueError, ErrorCode, FailedToParseError, ReplErr
 
 
 def shown_path(path: str) -> str:
-    """A dotted path as a message shows it: not endless, and without what a terminal would choke on."""
+    """Return a dotted path for a message: at most 200 characters, and without zero bytes."""
     path = path if len(path) <= 200 else path[:197] + "..."
     return path.replace("\0", "\\0")
 
 
 class InvalidBSONError(ReplError):
-    """Bytes that are no BSON document, or a Python value that has no BSON form (22).
+    """Bytes are not a BSON document, or a Python value has no BSON form (22).
 
-    offset: where in the bytes, when decoding. path: the dotted path of the field, when encoding.
+    offset: the position in the bytes, when decoding. path: the dotted path of the field, when encoding.
     """
 
     code = ErrorCode.INVALID_BSON
@@ -33,8 +33,8 @@ class InvalidBSONError(ReplError):
             text += f" at offset {self.offset}"
         return text
 
-    def under(self, name: str) -> InvalidBSONError:
-        """This error as seen from one level further out: `name` goes in front of the path."""
+    def with_parent(self, name: str) -> InvalidBSONError:
+        """Put `name` in front of the path, for the document one level further out, and return this error."""
         self.path = name if self.path is None else f"{name}.{self.path}"
         self.message = self._text()
         self.args = (self.message,)
@@ -42,8 +42,8 @@ class InvalidBSONError(ReplError):
 
 
 class InvalidValueError(BadValueError, ValueError):
-    """A value type was asked to hold what it cannot, such as an ObjectId of 11 bytes (2)."""
+    """A value cannot be held by its type, such as an ObjectId of 11 bytes (2)."""
 
 
 class ExtendedJSONError(FailedToParseError):
-    """Text that is no JSON, or JSON that is no Extended JSON; the message names line and column, or the path (9)."""
+    """Text is not JSON, or JSON is not Extended JSON (9). The message names line and column, or the path."""

@@ -1,8 +1,8 @@
-"""Keys: values of all types as bytes whose order is MongoDB's order of the values.
+"""Encodes values of all types as keys: bytes in MongoDB's order of the values.
 
-Equal keys mean values that compare equal: 1, 1.0, Int64(1) and Decimal128("1.00") give the same bytes, -0.0 those of
-0, every NaN the same, a Symbol those of its string. No key is a prefix of another one, so keys can be joined into
-compound ones. Each begins with a byte for its place in the order of types (docs/bson.md shows the whole format):
+Values that compare equal have equal keys: 1, 1.0, Int64(1) and Decimal128("1.00"); -0.0 and 0; every NaN; a Symbol and
+its string. No key is a prefix of another key, so keys can be joined into compound keys. The first byte of a key is the
+place of its type in the order (docs/bson.md shows the whole format):
 
 numbers      30 NaN, 31 negative (all that follows complemented), 32 zero, 33 positive; then eight bytes: the largest
              double not above the magnitude, shifted left by one, and in the lowest bit whether something remains;
@@ -78,7 +78,7 @@ _uint32 = Struct(">I").pack
 
 
 def encode_key(value: object) -> bytes:
-    """The key of `value`: any value that encode() takes, RawDocument included; InvalidBSONError for all others."""
+    """Return the key of any value that encode() takes, and of a RawDocument. InvalidBSONError for all others."""
     try:
         if type(value) is ObjectId:
             return _OBJECT_ID + value._bytes
@@ -92,7 +92,7 @@ def encode_key(value: object) -> bytes:
 
 
 def compare(a: object, b: object) -> int:
-    """-1, 0 or 1 as MongoDB orders `a` and `b` of any types."""
+    """Return -1, 0 or 1 by MongoDB's order of `a` and `b`, of any types."""
     key_a, key_b = encode_key(a), encode_key(b)
     return (key_a > key_b) - (key_a < key_b)
 

@@ -1,14 +1,14 @@
-"""Sizes and depths that documents and messages must keep to; MongoDB's own numbers."""
+"""Limits of the sizes and depths of documents and messages; the numbers are MongoDB's."""
 
 from __future__ import annotations
 
 MAX_BSON_SIZE = 16 * 1024 * 1024
-"""Bytes of one document as a client may store it."""
+"""Bytes of one document that a client may store."""
 MAX_INTERNAL_SIZE = MAX_BSON_SIZE + 16 * 1024
-"""Bytes of one document as members exchange it: a full-size document plus what wraps it."""
+"""Bytes of one document that members exchange: a document of full size and the fields around it."""
 MAX_MESSAGE_SIZE = 48_000_000
 """Bytes of one wire message."""
 MAX_WRITE_BATCH = 100_000
 """Operations in one write command."""
 MAX_DEPTH = 200
-"""Nested documents and arrays, the outermost document counted as level 1."""
+"""Levels of documents and arrays; the outermost document is level 1."""

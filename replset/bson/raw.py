@@ -1,4 +1,4 @@
-"""Views of documents as the bytes they came in: the top level is walked, nothing else is decoded."""
+"""Reads single fields of a document from its bytes, without decoding the rest."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _read_int32 = Struct("<i").unpack_from
 
 
 def walk(data: bytes) -> list[tuple[str, int, int, int]]:
-    """The top level of `data` in order: (name, type byte, start of the value, end of the value).
+    """Return the top level of `data` in order: (name, type byte, start of the value, end of the value).
 
-    Checks lengths and names there and looks into nothing; InvalidBSONError names the offset of what is wrong.
+    Its lengths and names are checked, nested values are not. InvalidBSONError names the offset of an error.
     """
     last = outer_end(data)
     pos = 4
@@ -48,10 +48,10 @@ def walk(data: bytes) -> list[tuple[str, int, int, int]]:
 
 
 class RawDocument:
-    """A document as its bytes. Only the outer length and terminator are checked here; the rest when it is read.
+    """A document as its bytes. Only the outer length and the terminator are checked at once; the rest when it is read.
 
-    Fields are found by walking the top level once, at the first question. Of fields with one name the last counts,
-    as in decode(). Equal and hashed by bytes. Methods raise InvalidBSONError where the bytes are malformed.
+    The first access to a field indexes the top level. Of fields with the same name the last counts, as in decode().
+    Two are equal when their bytes are. Methods raise InvalidBSONError when the bytes are malformed.
     """
 
     __slots__ = ("_index", "raw")
@@ -64,7 +64,7 @@ class RawDocument:
         self._index: dict[bytes, tuple[int, int, int]] | None = None
 
     def _build_index(self) -> dict[bytes, tuple[int, int, int]]:
-        """Type byte, start and end of each value, by name."""
+        """Return type byte, start and end of each value, by name."""
         data = self.raw
         last = len(data) - 1
         pos = 4
@@ -95,7 +95,7 @@ class RawDocument:
         return index
 
     def get(self, name: str, default: object = None) -> object:
-        """The value of the field, fully decoded; `default` when there is no such field."""
+        """Return the decoded value of the field, `default` when there is no such field."""
         index = self._index
         if index is None:
             index = self._build_index()
@@ -105,37 +105,37 @@ class RawDocument:
         return read_value(self.raw, place[0], place[1], place[2])
 
     def get_raw(self, name: str) -> bytes | None:
-        """The bytes of the document or array in the field; None when it is absent or of another type."""
+        """Return the bytes of the document or array in the field, None when it is absent or of another type."""
         place = (self._index or self._build_index()).get(name.encode())
         if place is None or place[0] not in (3, 4):
             return None
         return self.raw[place[1] : place[2]]
 
     def type_of(self, name: str) -> int | None:
-        """The BSON type byte of the field; None when it is absent."""
+        """Return the BSON type byte of the field, None when it is absent."""
         place = (self._index or self._build_index()).get(name.encode())
         return None if place is None else place[0]
 
     def size_of(self, name: str) -> int:
-        """The bytes of the field's value; 0 when it is absent."""
+        """Return the number of bytes of the field's value, 0 when it is absent."""
         place = (self._index or self._build_index()).get(name.encode())
         return 0 if place is None else place[2] - place[1]
 
     def keys(self) -> list[str]:
-        """The names of the top level in order, each once."""
+        """Return the names of the top level in order, each once."""
         try:
             return [name.decode() for name in (self._index or self._build_index())]
         except UnicodeDecodeError as error:
             raise bad_text(self.raw, 4, error) from None
 
     def items(self) -> Iterator[tuple[str, object]]:
-        """Names and decoded values, one by one."""
+        """Yield names and decoded values one by one."""
         for name in self.keys():
             yield name, self.get(name)
 
     @property
     def first_key(self) -> str | None:
-        """The first name, the command's name in a command document; None when the document is empty."""
+        """Return the first name, which is the command's name in a command; None when the document is empty."""
         if len(self.raw) == 5:
             return None
         end = self.raw.find(0, 5)

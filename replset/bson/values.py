@@ -1,7 +1,7 @@
-"""The Python values that stand for BSON types which Python has no type of its own for.
+"""Defines Python types for the BSON types that Python has no type for.
 
-All are immutable, hashable and compared by value with their own type only: DateTime(5) is not 5, Code("x") is not
-"x". Int64 is an int, and Binary of subtype 0 equals plain bytes, since there the BSON value is the same.
+All are immutable and hashable. They equal values of their own type only: DateTime(5) is not 5, Code("x") is not "x".
+There are two exceptions, where the BSON value is the same: an Int64 is an int, and a Binary of subtype 0 equals bytes.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 from replset.bson import RawDocument, encode
 from replset.commands.ports import MemberPort, Reply
 from replset.commands.replies import finish
-from replset.query.regex import begin_turn, holds_expression, turn_is_over
+from replset.query.regex import begin_time_slice, contains_regex, is_time_slice_over
 from replset.query.time_limit import time_limit
 from replset.replication.ports import Clock
 
@@ -40,15 +40,15 @@ class Turn:
     def __init__(self, clock: Clock, length_ms: int = TURN_MS) -> None:
         self._clock = clock
         self._until = clock.now() + length_ms
-        begin_turn()
+        begin_time_slice()
 
     def is_over(self) -> bool:
-        return self._clock.now() >= self._until or turn_is_over()
+        return self._clock.now() >= self._until or is_time_slice_over()
 
 
 def weight_of(size: int, *parts: object) -> int:
     """What a statement of `size` bytes weighs in an evaluation. parts: its filter and its update, decoded."""
-    return UNBOUNDED if size <= SMALL_STATEMENT and any(map(holds_expression, parts)) else size
+    return UNBOUNDED if size <= SMALL_STATEMENT and any(map(contains_regex, parts)) else size
 
 
 def is_small(weight: int, size: int) -> bool:

@@ -9,31 +9,9 @@ from collections.abc import Sequence
 
 from replset.bson import Decimal128, InvalidBSONError, RawDocument, encode, walk
 from replset.bson.decoding import read_value
+from replset.bson.types import TYPE_NAMES
 from replset.errors import BadValueError, ErrorCode, TypeMismatchError, UnknownFieldError
 
-TYPE_NAMES: dict[int, str] = {
-    1: "double",
-    2: "string",
-    3: "object",
-    4: "array",
-    5: "binData",
-    6: "undefined",
-    7: "objectId",
-    8: "bool",
-    9: "date",
-    10: "null",
-    11: "regex",
-    12: "dbPointer",
-    13: "javascript",
-    14: "symbol",
-    15: "javascriptWithScope",
-    16: "int",
-    17: "timestamp",
-    18: "long",
-    19: "decimal",
-    127: "maxKey",
-    255: "minKey",
-}
 _ABSENT = (None, 6, 10)
 _EMPTY = encode({})
 

@@ -21,7 +21,7 @@ from replset.ids import Millis, OpTime
 from replset.optime import timestamp
 from replset.query.order import equals
 from replset.query.projection import Projection, compile_projection
-from replset.query.sort import RUN, Sort, compile_sort, ordered
+from replset.query.sort import SORT_RUN, Sort, compile_sort, sort_by_key
 from replset.storage.catalog import Collection
 from replset.storage.store import Pin
 
@@ -239,9 +239,9 @@ class FindCursor(Cursor):
 
     async def _in_order(self, kept: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         def work() -> list[tuple[bytes, bytes]]:
-            return ordered([(pair[0], pair) for pair in kept])
+            return sort_by_key([(pair[0], pair) for pair in kept])
 
-        return work() if len(kept) <= RUN else await apart(self._member, work)
+        return work() if len(kept) <= SORT_RUN else await apart(self._member, work)
 
     def close(self) -> None:
         super().close()

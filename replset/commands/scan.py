@@ -21,7 +21,7 @@ from replset.errors import CatalogChangedError, CursorNotFoundError, ErrorCode, 
 from replset.ids import OpTime
 from replset.query.match import Matcher, compile_filter
 from replset.query.order import MISSING
-from replset.query.sort import ordered
+from replset.query.sort import sort_by_key
 from replset.storage.catalog import Collection
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ def filter_of(query: dict[str, object]) -> Filter:
         return Filter(matcher, [encode_key(matcher.id_equality)])
     if matcher.id_in is None:
         return Filter(matcher, None)
-    keys = ordered([(key, key) for key in {encode_key(value) for value in matcher.id_in}])
+    keys = sort_by_key([(key, key) for key in {encode_key(value) for value in matcher.id_in}])
     keys.reverse()
     return Filter(matcher, keys)
 

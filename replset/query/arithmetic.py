@@ -1,4 +1,4 @@
-"""Numbers of BSON's four types added and multiplied with MongoDB's rules for the type of the result."""
+"""Adds and multiplies numbers of BSON's four types. The result has the type that MongoDB's rules give it."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ _INT64 = 1 << 63
 
 
 def add(a: object, b: object) -> object:
-    """The sum of two numbers; see `_result` for its type. OverflowError beyond 64 bits."""
+    """Return the sum of two numbers. OverflowError beyond 64 bits; see `_result` for the type."""
     return _result(a, b, operator.add, _DECIMAL128.add)
 
 
 def multiply(a: object, b: object) -> object:
-    """The product of two numbers; see `_result` for its type. OverflowError beyond 64 bits."""
+    """Return the product of two numbers. OverflowError beyond 64 bits; see `_result` for the type."""
     return _result(a, b, operator.mul, _DECIMAL128.multiply)
 
 
 def zero_like(number: object) -> object:
-    """Zero of the same type."""
+    """Return zero of the same type."""
     if type(number) is Decimal128:
         return Decimal128("0")
     return type(number)(0)  # type: ignore[call-arg]
 
 
 def is_long(number: int) -> bool:
-    """Whether an int is stored with 64 bits."""
+    """Return True if an int is stored with 64 bits."""
     return type(number) is Int64 or not -_INT32 <= number < _INT32
 
 
-def whole(number: int, as_long: bool) -> int:
-    """An int result: int32 while it may and fits, else int64. OverflowError beyond 64 bits."""
+def to_stored_int(number: int, as_long: bool) -> int:
+    """Return an int result: an int32 if it fits and `as_long` is False, else an int64. OverflowError beyond 64 bits."""
     if not -_INT64 <= number < _INT64:
         raise OverflowError
     return Int64(number) if as_long or is_long(number) else number
@@ -48,16 +48,16 @@ def whole(number: int, as_long: bool) -> int:
 def _result(
     a: Any, b: Any, calculate: Callable[[Any, Any], Any], calculate_decimal: Callable[[Any, Any], Any]
 ) -> object:
-    """Decimal when one of them is, else double when one of them is, else long when one of them is or int overflows."""
+    """Return a decimal if a number is one, else a double if one is one, else a long if one is or an int overflows."""
     if type(a) is Decimal128 or type(b) is Decimal128:
         return Decimal128.from_decimal(calculate_decimal(_decimal(a), _decimal(b)))
     if type(a) is float or type(b) is float:
         return calculate(float(a), float(b))
-    return whole(calculate(int(a), int(b)), is_long(a) or is_long(b))
+    return to_stored_int(calculate(int(a), int(b)), is_long(a) or is_long(b))
 
 
 def _decimal(number: Any) -> decimal.Decimal:
-    """A double becomes a decimal of 15 digits, as in MongoDB."""
+    """Return the number as a decimal. A double becomes a decimal of 15 digits, as in MongoDB."""
     if type(number) is Decimal128:
         return number.to_decimal()
     if type(number) is float:

@@ -1,7 +1,7 @@
-"""What one field is asked: the operators below a field name, parsed into conditions.
+"""Parses the operators below a field name of a filter into conditions.
 
-A condition can be asked of a path in a document (arrays are looked into) or of one value alone (an item of an array,
-in $elemMatch, $all and $pull). Which is which is match.py's business.
+A condition is tested on a path in a document, where arrays are searched, or on one value alone: an item of an array in
+$elemMatch, $all and $pull. match.py does the first, `value_predicate` the second.
 """
 
 from __future__ import annotations
@@ -12,22 +12,19 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from replset.bson import Decimal128, Int64, Regex, Undefined, encode_key
+from replset.bson.types import TYPE_BYTES, TYPE_NAMES, type_byte
 from replset.errors import ErrorCode, ReplError
 from replset.query import regex
+from replset.query.errors import BadValueError, FailedToParseError, TypeMismatchError, not_supported, show
 from replset.query.order import (
     MISSING,
-    NUMBER_TYPES,
-    TYPE_NAMES,
-    TYPE_NUMBERS,
     Predicate,
     compares,
     equals,
     is_null,
     is_number,
     is_true,
-    type_number,
 )
-from replset.query.refusals import BadValueError, FailedToParseError, TypeMismatchError, not_built, show
 from replset.query.time_limit import check_time
 
 NOT_BUILT = frozenset(
@@ -46,40 +43,43 @@ NOT_BUILT = frozenset(
         *("$bitsAllSet", "$bitsAllClear", "$bitsAnySet", "$bitsAnyClear"),
     }
 )
+_NUMBER_TYPES = frozenset(TYPE_BYTES[name] for name in ("double", "int", "long", "decimal"))
+_MIN_KEY_NUMBER, _MIN_KEY_BYTE = -1, TYPE_BYTES["minKey"]
+"""A number after $type is a type byte, except that MinKey is -1, the signed form of its byte."""
 _DBREF_NAMES = frozenset({"$ref", "$id", "$db"})
 _LOGICAL = frozenset({"$and", "$or", "$nor"})
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
-    """One question about one value. into_array: asked of an array's items too, when it stands at the path's end."""
+class ValueCondition:
+    """A test of one value. into_array: an array at the end of the path is tested item by item too."""
 
     predicate: Predicate
     into_array: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class ItemLeaf:
-    """A question about an array as a whole that one of its items answers: `position` gives the item's index."""
+class ItemCondition:
+    """A test of a whole array that holds when one item matches. position: returns the index of that item."""
 
     position: Callable[[object], int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """All of `conditions` hold, or, negated, not all of them."""
+class ConditionGroup:
+    """All of `conditions` hold or, if negated, at least one does not."""
 
     conditions: tuple[Condition, ...]
     negated: bool = False
 
 
-Condition = Leaf | ItemLeaf | Group
+Condition = ValueCondition | ItemCondition | ConditionGroup
 ItemFilter = Callable[[Mapping[str, object]], Callable[[object], bool]]
-"""Compiles the filter of an $elemMatch over documents; match.py's, handed in because it stands above this file."""
+"""Compiles the filter of an $elemMatch over documents. It is match.py's function, which imports this file."""
 
 
 def is_operators(value: object) -> TypeGuard[Mapping[str, object]]:
-    """Whether a value in a filter is made of operators: its first name has a dollar and it is no DBRef."""
+    """Return True for a document of operators: its first name begins with a dollar, and it is not a DBRef."""
     if not isinstance(value, Mapping):
         return False
     first = next(iter(value), "")
@@ -87,72 +87,72 @@ def is_operators(value: object) -> TypeGuard[Mapping[str, object]]:
 
 
 def literal(value: object, name: str = "$eq") -> Condition:
-    """Equality with `value`; a regular expression asks whether a string contains it."""
+    """Return the condition of `{field: value}`. A regular expression matches the strings that contain it."""
     if type(value) is Regex:
-        return Leaf(regex.matcher(value.pattern, value.options))
-    return Leaf(equals(_comparable(value, name)))
+        return ValueCondition(regex.regex_predicate(value.pattern, value.options))
+    return ValueCondition(equals(_comparable(value, name)))
 
 
 def parse(operators: Mapping[str, object], path: str, item_filter: ItemFilter) -> list[Condition]:
-    """The conditions of `{$gt: 5, $lt: 9}`. Raises BadValueError and what each operator raises for its operand."""
+    """Return the conditions of operators such as `{$gt: 5, $lt: 9}`. BadValueError for a wrong operator or operand."""
     conditions: list[Condition] = []
     for name, operand in operators.items():
         match name:
             case "$eq":
-                conditions.append(Leaf(equals(_comparable(operand, name))))
+                conditions.append(ValueCondition(equals(_comparable(operand, name))))
             case "$ne":
                 if type(operand) is Regex:
                     raise BadValueError("Can't have regex as arg to $ne.")
-                conditions.append(Group((Leaf(equals(_comparable(operand, name))),), negated=True))
+                conditions.append(ConditionGroup((ValueCondition(equals(_comparable(operand, name))),), negated=True))
             case "$gt" | "$gte" | "$lt" | "$lte":
                 if type(operand) is Regex:
                     raise BadValueError(f"Can't have RegEx as arg to predicate over field '{path}'.")
-                conditions.append(Leaf(compares(name, _comparable(operand, name))))
+                conditions.append(ValueCondition(compares(name, _comparable(operand, name))))
             case "$in":
-                conditions.append(Leaf(_in(operand, name)))
+                conditions.append(ValueCondition(_in(operand, name)))
             case "$nin":
-                conditions.append(Group((Leaf(_in(operand, name)),), negated=True))
+                conditions.append(ConditionGroup((ValueCondition(_in(operand, name)),), negated=True))
             case "$not":
                 conditions.append(_not(operand, path, item_filter))
             case "$exists":
-                present = Leaf(lambda value: value is not MISSING)
-                conditions.append(present if is_true(operand) else Group((present,), negated=True))
+                present = ValueCondition(lambda value: value is not MISSING)
+                conditions.append(present if is_true(operand) else ConditionGroup((present,), negated=True))
             case "$type":
-                conditions.append(Leaf(_type(operand)))
+                conditions.append(ValueCondition(_type(operand)))
             case "$size":
-                conditions.append(Leaf(_size(operand), into_array=False))
+                conditions.append(ValueCondition(_size(operand), into_array=False))
             case "$all":
                 conditions.append(_all(operand, path, item_filter))
             case "$elemMatch":
                 conditions.append(_elem_match(operand, path, item_filter))
             case "$mod":
-                conditions.append(Leaf(_mod(operand)))
+                conditions.append(ValueCondition(_mod(operand)))
             case "$regex":
-                conditions.append(Leaf(_regex(operand, operators.get("$options", MISSING))))
+                conditions.append(ValueCondition(_regex(operand, operators.get("$options", MISSING))))
             case "$options":
                 if "$regex" not in operators:
                     raise BadValueError("$options needs a $regex")
             case "$comment":
                 pass
             case _ if name in NOT_BUILT:
-                raise not_built(name)
+                raise not_supported(name)
             case _:
                 raise BadValueError(f"unknown operator: {name}")
     return conditions
 
 
-def on_value(condition: Condition) -> Predicate:
-    """Asks one value alone; an array is not looked into."""
+def value_predicate(condition: Condition) -> Predicate:
+    """Return the test of one value alone, without a search in arrays."""
     match condition:
-        case Leaf(predicate=predicate):
+        case ValueCondition(predicate=predicate):
             return predicate
-        case ItemLeaf(position=position):
+        case ItemCondition(position=position):
             return lambda value: position(value) is not None
-        case Group(conditions=conditions, negated=negated):
-            return all_of([on_value(inner) for inner in conditions], negated)
+        case ConditionGroup(conditions=conditions, negated=negated):
+            return all_predicates([value_predicate(inner) for inner in conditions], negated)
 
 
-def all_of(predicates: list[Predicate], negated: bool = False) -> Predicate:
+def all_predicates(predicates: list[Predicate], negated: bool = False) -> Predicate:
     if len(predicates) == 1:
         only = predicates[0]
         return (lambda value: not only(value)) if negated else only
@@ -167,12 +167,12 @@ def _comparable(operand: object, name: str) -> object:
 
 def _not(operand: object, path: str, item_filter: ItemFilter) -> Condition:
     if type(operand) is Regex:
-        return Group((literal(operand),), negated=True)
+        return ConditionGroup((literal(operand),), negated=True)
     if not isinstance(operand, Mapping):
         raise BadValueError("$not needs a regex or a document")
     if not operand:
         raise BadValueError("$not cannot be empty")
-    return Group(tuple(parse(operand, path, item_filter)), negated=True)
+    return ConditionGroup(tuple(parse(operand, path, item_filter)), negated=True)
 
 
 def _in(operand: object, name: str) -> Predicate:
@@ -185,7 +185,7 @@ def _in(operand: object, name: str) -> Predicate:
         if is_operators(value):
             raise BadValueError(f"cannot nest $ under {name}")
         if type(value) is Regex:
-            expressions.append(regex.matcher(value.pattern, value.options))
+            expressions.append(regex.regex_predicate(value.pattern, value.options))
         keys.add(encode_key(_comparable(value, "$in")))
         with_null = with_null or value is None
 
@@ -206,17 +206,17 @@ def _type(operand: object) -> Predicate:
         raise FailedToParseError("$type must match at least one type")
     for value in operands:
         if isinstance(value, str):
-            if value != "number" and value not in TYPE_NUMBERS:
+            if value != "number" and value not in TYPE_BYTES:
                 raise BadValueError(f"Unknown type name alias: {value}")
-            wanted |= NUMBER_TYPES if value == "number" else {TYPE_NUMBERS[value]}
+            wanted |= _NUMBER_TYPES if value == "number" else {TYPE_BYTES[value]}
         elif is_number(value):
             number = _whole(value)
-            if number is None or number not in TYPE_NAMES:
+            if number != _MIN_KEY_NUMBER and (number not in TYPE_NAMES or number == _MIN_KEY_BYTE):
                 raise BadValueError(f"Invalid numerical type code: {show(value)}")
-            wanted.add(number)
+            wanted.add(_MIN_KEY_BYTE if number == _MIN_KEY_NUMBER else number)
         else:
             raise TypeMismatchError("type must be represented as a number or a string")
-    return lambda value: value is not MISSING and type_number(value) in wanted
+    return lambda value: value is not MISSING and type_byte(value) in wanted
 
 
 def _size(operand: object) -> Predicate:
@@ -234,7 +234,7 @@ def _all(operand: object, path: str, item_filter: ItemFilter) -> Condition:
     if type(operand) is not list:
         raise BadValueError("$all needs an array")
     if not operand:
-        return Leaf(lambda value: False)
+        return ValueCondition(lambda value: False)
     conditions: list[Condition] = []
     elem_matches = [isinstance(value, Mapping) and next(iter(value), "") == "$elemMatch" for value in operand]
     for value, is_elem_match in zip(operand, elem_matches, strict=True):
@@ -246,22 +246,22 @@ def _all(operand: object, path: str, item_filter: ItemFilter) -> Condition:
             raise BadValueError("no $ expressions in $all")
         else:
             conditions.append(literal(value))
-    return Group(tuple(conditions))
+    return ConditionGroup(tuple(conditions))
 
 
 def _elem_match(operand: object, path: str, item_filter: ItemFilter) -> Condition:
-    return ItemLeaf(item_finder(operand, path, item_filter))
+    return ItemCondition(item_finder(operand, path, item_filter))
 
 
 def item_finder(operand: object, path: str, item_filter: ItemFilter) -> Callable[[object], int | None]:
-    """The index of the first item of an array that matches an $elemMatch; None for none, and for what is no array.
+    """Return a function that finds the first item of an array that matches an $elemMatch, None if there is none.
 
-    Over values when it holds operators, else over documents; an array among the items counts as a document.
+    An operand with operators tests values, any other tests documents. An array among the items counts as a document.
     """
     if not isinstance(operand, Mapping):
         raise BadValueError("$elemMatch needs an Object")
     if is_operators(operand) and next(iter(operand)) not in _LOGICAL:
-        holds = all_of([on_value(condition) for condition in parse(operand, path, item_filter)])
+        holds = all_predicates([value_predicate(condition) for condition in parse(operand, path, item_filter)])
     else:
         holds = item_filter(operand)
 
@@ -316,17 +316,17 @@ def _regex(operand: object, options: object) -> Predicate:
         if not isinstance(options, str):
             raise BadValueError("$options has to be a string")
         flags = options
-    return regex.matcher(pattern, flags)
+    return regex.regex_predicate(pattern, flags)
 
 
 def _whole(value: object) -> int | None:
-    """The whole number that a number of any type is; None when it is none of 64 bits."""
+    """Return a number of any type as an int, None when it is not whole or does not fit into 64 bits."""
     number = _cut(value)
     return number if number is not None and equals(Int64(number))(value) else None
 
 
 def _cut(value: object) -> int | None:
-    """A number without its fraction; None for NaN, infinities and what 64 bits cannot hold."""
+    """Return a number without its fraction, None for NaN, an infinity or a number that does not fit into 64 bits."""
     if isinstance(value, Decimal128):
         decimal = value.to_decimal()
         if not decimal.is_finite() or decimal.adjusted() > 18:

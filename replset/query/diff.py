@@ -1,8 +1,8 @@
-"""How an update stands in the oplog: the difference between two documents, and the document a difference gives.
+"""Computes and applies the difference between two documents, the form in which the oplog holds an update.
 
-`{d: {name: false}, u: {name: value}, i: {name: value}, s<name>: difference}`, for arrays `{a: true, l: length,
-u<index>: value, s<index>: difference}`. Applying one changes to resulting values only, so that entries can be applied
-again: twice, or from any earlier one on in order (docs/query.md).
+A difference is `{d: {name: false}, u: {name: value}, i: {name: value}, s<name>: difference}`, and for an array
+`{a: true, l: length, u<index>: value, s<index>: difference}`. It names resulting values only. So entries can be applied
+again, twice or in order from any earlier one on, with the same result (docs/query.md).
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ DIFF_VERSION = 2
 
 
 def compute_diff(before: dict[str, object], after: dict[str, object]) -> dict[str, object] | None:
-    """The difference that turns `before` into exactly `after`, order of fields included; None when they are equal.
+    """Return the difference that turns `before` into exactly `after`, None when they are equal.
 
-    A changed number type is a change. A field that moved is inserted anew, which puts it at the end.
+    The order of fields and the types of numbers count. A field that moved is inserted again, which puts it at the end.
     """
-    return _Comparison().of_documents(before, after) or None
+    return _DiffBuilder().of_documents(before, after) or None
 
 
 def update_entry_object(
     before: dict[str, object], after: dict[str, object], *, after_size: int | None = None
 ) -> dict[str, object] | None:
-    """The `o` of an update entry: `{$v: 2, diff: ...}` where that is smaller, else `after`; None when nothing changed.
+    """Return the `o` of an update entry: `{$v: 2, diff: ...}` if that is smaller than `after`, else `after`.
 
-    after_size: bytes of encode(after), where the caller has them already.
+    Returns None when nothing changed. after_size: bytes of encode(after), if the caller knows them.
     """
     diff = compute_diff(before, after)
     if diff is None:
         return None
     entry: dict[str, object] = {"$v": DIFF_VERSION, "diff": diff}
     if is_diff(after):
-        return entry  # a document that reads like a difference can only be told as one
+        return entry  # a document that looks like a difference can only be written as one
     if _size(entry) < (_size(after) if after_size is None else after_size) and identical(
         apply_diff(before, diff), after
     ):
@@ -47,20 +47,20 @@ def update_entry_object(
 
 
 def is_diff(o: Mapping[str, object]) -> bool:
-    """Whether the `o` of an update entry is a difference: told by the value of `$v`, not by field names."""
+    """Return True if the `o` of an update entry is a difference. The value of `$v` decides, not the field names."""
     version = o.get("$v")
     return type(version) is not bool and version == DIFF_VERSION and isinstance(o.get("diff"), Mapping)
 
 
 def apply_update_object(doc: dict[str, object], o: Mapping[str, object]) -> dict[str, object]:
-    """The document after an update entry with this `o`: a difference, else the document that replaces it."""
+    """Return the document after an update entry with this `o`: a difference, or the document that replaces it."""
     if is_diff(o):
         return apply_diff(doc, o["diff"])  # type: ignore[arg-type]
     return dict(o)
 
 
-def updated(before: bytes, o: RawDocument) -> bytes:
-    """The document after an update entry with this `o`: a diff, told by the value of `$v`, else the replacement."""
+def apply_update_bytes(before: bytes, o: RawDocument) -> bytes:
+    """Return the bytes of the document after an update entry with this `o`; see apply_update_object."""
     if o.type_of("$v") is None:
         return o.raw
     change = o.decode()
@@ -68,11 +68,11 @@ def updated(before: bytes, o: RawDocument) -> bytes:
 
 
 def apply_diff(doc: dict[str, object], diff: Mapping[str, object]) -> dict[str, object]:
-    """The document that `diff` makes of `doc`; `doc` stays as it is.
+    """Return the document that `diff` makes of `doc`, which is not changed.
 
-    u replaces in place and appends what is absent; i always moves to the end; a sub-difference on a value of another
-    type gives null (a later entry overwrites it), on nothing it is passed over. Raises 4728000 when a field is named
-    twice, FailedToParseError for anything that is no difference.
+    u replaces a value in its place, or appends the field. i always puts the field at the end. A sub-difference of a
+    missing field is skipped. A sub-difference of a value of another type gives null, which a later entry overwrites.
+    Raises 4728000 when a field is named twice, FailedToParseError for anything that is not a difference.
     """
     if "a" in diff:
         raise FailedToParseError("an array difference applied to a document")
@@ -81,13 +81,13 @@ def apply_diff(doc: dict[str, object], diff: Mapping[str, object]) -> dict[str, 
     inserted: dict[str, object] = {}
     for section, body in diff.items():
         if section.startswith("s"):
-            name = _once(section[1:], seen)
+            name = _check_unique(section[1:], seen)
             if name in result:
                 result[name] = _apply_nested(result[name], _mapping(section, body))
             continue
         fields = _mapping(section, body)
         for name in fields:
-            _once(name, seen)
+            _check_unique(name, seen)
         match section:
             case "d":
                 for name in fields:
@@ -104,15 +104,15 @@ def apply_diff(doc: dict[str, object], diff: Mapping[str, object]) -> dict[str, 
     return result
 
 
-class _Unlike(Enum):
-    """How a value stands to the one before it, where no difference of the two is told."""
+class _NoDiff(Enum):
+    """Why there is no difference of two values: they are the same, or the new value is as short itself."""
 
     SAME = "same"
-    WHOLE = "the new value itself is as short"
+    WHOLE = "whole"
 
 
-class _Comparison:
-    """The differences of two documents, level by level. Each value is compared and measured once, however deep."""
+class _DiffBuilder:
+    """Computes the differences of two documents level by level. Each value is compared and measured only once."""
 
     __slots__ = ("_sizes",)
 
@@ -120,9 +120,9 @@ class _Comparison:
         self._sizes: dict[int, tuple[object, int]] = {}
 
     def of_documents(self, before: dict[str, object], after: dict[str, object]) -> dict[str, object]:
-        """Goes along both documents at once: what stays in its order is kept, all behind it is inserted anew.
+        """Return the difference of two documents, {} when they are the same.
 
-        Empty when both are the same.
+        Fields are compared in order. From the first field that moved on, all fields are inserted again.
         """
         deleted: dict[str, object] = {}
         updated: dict[str, object] = {}
@@ -132,9 +132,9 @@ class _Comparison:
         for name, old in before.items():
             if target is not None and name == target[0]:
                 change = self._change(old, target[1])
-                if change is _Unlike.WHOLE:
+                if change is _NoDiff.WHOLE:
                     updated[name] = target[1]
-                elif change is not _Unlike.SAME:
+                elif change is not _NoDiff.SAME:
                     nested[f"s{name}"] = change
                 target = next(rest, None)
             elif name not in after:
@@ -150,17 +150,17 @@ class _Comparison:
         for index, new in enumerate(after):
             if index < len(before) and before[index] is new:
                 continue
-            change = self._change(before[index], new) if index < len(before) else _Unlike.WHOLE
-            if change is _Unlike.WHOLE:
+            change = self._change(before[index], new) if index < len(before) else _NoDiff.WHOLE
+            if change is _NoDiff.WHOLE:
                 diff[f"u{index}"] = new
-            elif change is not _Unlike.SAME:
+            elif change is not _NoDiff.SAME:
                 diff[f"s{index}"] = change
         return diff
 
-    def _change(self, old: object, new: object) -> dict[str, object] | _Unlike:
-        """The difference of two documents or two arrays, where it is shorter than the new value."""
+    def _change(self, old: object, new: object) -> dict[str, object] | _NoDiff:
+        """Return the difference of two documents or two arrays if it is shorter than the new value."""
         if old is new:
-            return _Unlike.SAME
+            return _NoDiff.SAME
         if type(old) is dict and type(new) is dict:
             diff = self.of_documents(old, new)
             is_same = not diff
@@ -168,13 +168,13 @@ class _Comparison:
             diff = self._of_arrays(old, new)
             is_same = len(diff) == 1
         else:
-            return _Unlike.SAME if identical(old, new) else _Unlike.WHOLE
+            return _NoDiff.SAME if identical(old, new) else _NoDiff.WHOLE
         if is_same:
-            return _Unlike.SAME
-        return diff if self._size(diff) < self._size(new) else _Unlike.WHOLE
+            return _NoDiff.SAME
+        return diff if self._size(diff) < self._size(new) else _NoDiff.WHOLE
 
     def _size(self, value: object) -> int:
-        """The bytes of a value, without its type and name."""
+        """Return the bytes of a value, without its type and name."""
         if type(value) is not dict and type(value) is not list:
             return _size({"": value}) - 7
         known = self._sizes.get(id(value))
@@ -182,7 +182,7 @@ class _Comparison:
             return known[1]
         values = list(value.values() if type(value) is dict else value)
         below = [inner for inner in values if type(inner) is dict or type(inner) is list]
-        if below:  # null has no bytes: it keeps their places
+        if below:  # a null of no bytes stands in the place of each nested value
             flat = [None if type(inner) is dict or type(inner) is list else inner for inner in values]
             level: object = dict(zip(value, flat, strict=True)) if type(value) is dict else flat
             size = _size({"": level}) - 7 + sum(map(self._size, below))
@@ -196,7 +196,7 @@ def _size(document: Mapping[str, object]) -> int:
     try:
         return len(encode(document))
     except InvalidBSONError:
-        return 1 << 62  # nested too deeply with the levels of the difference: the whole value goes instead
+        return 1 << 62  # too deep with the levels of the difference, so the whole value is written instead
 
 
 def _apply_nested(value: object, diff: Mapping[str, object]) -> object:
@@ -224,7 +224,7 @@ def _apply_array(items: list[object], diff: Mapping[str, object]) -> list[object
         index = array_index(section[1:]) if section[:1] in ("u", "s") else None
         if index is None:
             raise FailedToParseError(f"an unknown section '{section[:40]}' in an array difference")
-        _once(section[1:], seen)
+        _check_unique(section[1:], seen)
         result += [None] * (index + 1 - len(result))
         result[index] = body if section[0] == "u" else _apply_nested(result[index], _mapping(section, body))
     if length is not None:
@@ -232,7 +232,7 @@ def _apply_array(items: list[object], diff: Mapping[str, object]) -> list[object
     return result
 
 
-def _once(name: str, seen: set[str]) -> str:
+def _check_unique(name: str, seen: set[str]) -> str:
     if name in seen:
         raise ReplError(
             f"duplicate field name in an oplog difference: '{name[:100]}'", code=ErrorCode.DUPLICATE_FIELD_IN_DIFF

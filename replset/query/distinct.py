@@ -1,4 +1,4 @@
-"""The distinct values of a path over many documents."""
+"""Collects the distinct values of a path over many documents."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _EMPTY = encode({})
 class Distinct:
     """Collects the values at `key`, each once by MongoDB's equality, in the order in which they came.
 
-    An array at the end gives its items, one on the way is gone through, or an index in the path picks an item. What is
-    missing gives nothing. size: the bytes of all values in one array. Raises what field_path raises for a key that is
-    no path.
+    An array at the end of the path gives its items. An array inside the path gives the values of all its documents, or
+    of one item if the path holds an index. A missing field gives nothing. size: bytes of all values in one array.
+    Raises what field_path raises for a bad path.
     """
 
     __slots__ = ("_parts", "_seen", "size", "values")
@@ -28,7 +28,7 @@ class Distinct:
         self.size = 0
 
     def add(self, doc: Mapping[str, object]) -> None:
-        for value in _along(doc, self._parts):
+        for value in _values_along(doc, self._parts):
             key = encode_key(value)
             if key not in self._seen:
                 self._seen.add(key)
@@ -36,7 +36,7 @@ class Distinct:
                 self.values.append(value)
 
 
-def _along(begin: object, parts: tuple[str, ...]) -> Iterator[object]:
+def _values_along(begin: object, parts: tuple[str, ...]) -> Iterator[object]:
     value = begin
     for depth, part in enumerate(parts):
         if isinstance(value, Mapping):
@@ -48,7 +48,7 @@ def _along(begin: object, parts: tuple[str, ...]) -> Iterator[object]:
         if index is None:
             for item in value:
                 if isinstance(item, Mapping):
-                    yield from _along(item, parts[depth:])
+                    yield from _values_along(item, parts[depth:])
             return
         value = value[index] if index < len(value) else MISSING
     if type(value) is list:

@@ -1,4 +1,4 @@
-"""Filters: compiled once into closures, then asked of one document after the other."""
+"""Compiles filters into closures, which then test one document after the other."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from replset.bson import Regex, Undefined, encode_key
 from replset.query.conditions import (
     NOT_BUILT,
     Condition,
-    Group,
-    ItemLeaf,
-    Leaf,
-    all_of,
+    ConditionGroup,
+    ItemCondition,
+    ValueCondition,
+    all_predicates,
     is_operators,
     literal,
-    on_value,
     parse,
+    value_predicate,
 )
+from replset.query.errors import BadValueError, not_supported, show
 from replset.query.order import MISSING, Predicate, is_true
-from replset.query.paths import reach, split_path
-from replset.query.refusals import BadValueError, not_built, show
+from replset.query.paths import split_path, values_at
 from replset.query.time_limit import check_time
 
 Document = Mapping[str, object]
 Found = list[int]
-"""Where a test notes the index of the array item that matched; empty while there is none."""
+"""A test puts the index of the array item that matched into this list. It stays empty without one."""
 Test = Callable[[Document, Found | None], bool]
 
 
 class Matcher:
     """A compiled filter.
 
-    id_equality: the value that `_id` must equal, MISSING when the filter names none. id_in: the values of which `_id`
-    must equal one, None when the filter names none. Both only narrow the search: `matches` still decides.
+    id_equality: the value that `_id` must equal, MISSING when the filter names none. id_in: a list of which `_id` must
+    equal one value, None when the filter names none. Both only tell where to search; `matches` still decides.
     """
 
     __slots__ = ("_test", "filter", "id_equality", "id_in")
@@ -49,22 +49,22 @@ class Matcher:
         return self._test(doc, None)
 
     def position(self, doc: Document) -> int | None:
-        """The index of the array item by which `doc` matches, for the positional `$`; None when there is none."""
+        """Return the index of the array item by which `doc` matches, for the positional `$`, None if there is none."""
         found: Found = []
         return found[0] if self._test(doc, found) and found else None
 
 
 def compile_filter(query: Document) -> Matcher:
-    """A matcher for a filter document.
+    """Return the matcher of a filter document.
 
     Raises BadValueError for unknown operators and bad operands, 40415 for operators that are not built, FailedToParse
-    and TypeMismatch where MongoDB does; the message names the operator or place.
+    and TypeMismatch where MongoDB does. The message names the operator or the place.
     """
     return Matcher(_all_tests(_tests(query)), query)
 
 
 def compile_item_filter(query: Document) -> Predicate:
-    """Asks an item of an array about a filter over documents; an array counts as a document of its indexes."""
+    """Return the test of an array's item by a filter over documents. An array counts as a document of its indexes."""
     test = _all_tests(_tests(query))
 
     def holds(item: object) -> bool:
@@ -76,8 +76,8 @@ def compile_item_filter(query: Document) -> Predicate:
 
 
 def compile_value_filter(operators: Document, path: str = "") -> Predicate:
-    """Asks one value about operators, `{$gt: 5, $lt: 9}`; an array is not looked into."""
-    return all_of([on_value(condition) for condition in parse(operators, path, compile_item_filter)])
+    """Return the test of one value by operators such as `{$gt: 5, $lt: 9}`, without a search in arrays."""
+    return all_predicates([value_predicate(condition) for condition in parse(operators, path, compile_item_filter)])
 
 
 def _tests(query: Document) -> list[Test]:
@@ -85,7 +85,7 @@ def _tests(query: Document) -> list[Test]:
     for name, value in query.items():
         if not name.startswith("$"):
             conditions = parse(value, name, compile_item_filter) if is_operators(value) else [literal(value)]
-            tests += [on_path(condition, name) for condition in conditions]
+            tests += [path_test(condition, name) for condition in conditions]
             continue
         match name:
             case "$and":
@@ -104,7 +104,7 @@ def _tests(query: Document) -> list[Test]:
             case "$expr":
                 tests.append(_whole_document(value))
             case _ if name in NOT_BUILT:
-                raise not_built(name)
+                raise not_supported(name)
             case _:
                 raise BadValueError(
                     f"unknown top level operator: {name}. If you have a field name that starts with a '$' symbol, "
@@ -114,15 +114,16 @@ def _tests(query: Document) -> list[Test]:
 
 
 def _whole_document(value: object) -> Test:
-    """`{$eq: ["$$ROOT", {$literal: document}]}`: no field is another, one more or one less. Nothing else is built.
+    """Return the test of `{$eq: ["$$ROOT", {$literal: document}]}`: the whole document equals this one.
 
-    With it a write says which version of a document it has seen, and does nothing to a later one.
+    A write uses it to name the version of a document that it has seen. It then changes no later version. No other
+    $expr is built.
     """
     match value:
         case {"$eq": ["$$ROOT", {"$literal": literal, **more}], **others} if not more and not others:
             wanted = encode_key(literal)
             return lambda doc, found: encode_key(doc) == wanted
-    raise not_built('$expr, but for {$eq: ["$$ROOT", {$literal: document}]},')
+    raise not_supported('$expr, but for {$eq: ["$$ROOT", {$literal: document}]},')
 
 
 def _branches(name: str, value: object) -> list[Test]:
@@ -138,22 +139,22 @@ def _branches(name: str, value: object) -> list[Test]:
     return tests
 
 
-def on_path(condition: Condition, path: str) -> Test:
+def path_test(condition: Condition, path: str) -> Test:
     """Asks a document about what stands at `path` in it."""
     match condition:
-        case Leaf(predicate=predicate, into_array=into_array):
+        case ValueCondition(predicate=predicate, into_array=into_array):
             parts = split_path(path)
             if len(parts) == 1 and into_array:
-                return _on_field(path, predicate)
-            return _on_parts(parts, predicate, into_array)
-        case ItemLeaf(position=position):
-            return _on_array(split_path(path), position)
-        case Group(conditions=conditions, negated=negated):
-            test = _all_tests([on_path(inner, path) for inner in conditions])
+                return _field_test(path, predicate)
+            return _parts_test(parts, predicate, into_array)
+        case ItemCondition(position=position):
+            return _array_test(split_path(path), position)
+        case ConditionGroup(conditions=conditions, negated=negated):
+            test = _all_tests([path_test(inner, path) for inner in conditions])
             return _negated(test) if negated else test
 
 
-def _on_field(name: str, predicate: Predicate) -> Test:
+def _field_test(name: str, predicate: Predicate) -> Test:
     def test(doc: Document, found: Found | None) -> bool:
         value = doc.get(name, MISSING)
         if type(value) is list:
@@ -168,10 +169,10 @@ def _on_field(name: str, predicate: Predicate) -> Test:
     return test
 
 
-def _on_parts(parts: tuple[str, ...], predicate: Predicate, into_array: bool) -> Test:
+def _parts_test(parts: tuple[str, ...], predicate: Predicate, into_array: bool) -> Test:
     def test(doc: Document, found: Found | None) -> bool:
         check_time()
-        for value, index in reach(doc, parts, into_array):
+        for value, index in values_at(doc, parts, into_array):
             if predicate(value):
                 if found is not None and index is not None:
                     found[:] = (index,)
@@ -181,10 +182,10 @@ def _on_parts(parts: tuple[str, ...], predicate: Predicate, into_array: bool) ->
     return test
 
 
-def _on_array(parts: tuple[str, ...], position: Callable[[object], int | None]) -> Test:
+def _array_test(parts: tuple[str, ...], position: Callable[[object], int | None]) -> Test:
     def test(doc: Document, found: Found | None) -> bool:
         check_time()
-        for value, _ in reach(doc, parts, into_last=False):
+        for value, _ in values_at(doc, parts, into_last=False):
             index = position(value)
             if index is not None:
                 if found is not None:
@@ -217,7 +218,7 @@ def _negated(test: Test) -> Test:
 
 
 def _id_conditions(query: Document) -> Iterator[object]:
-    """What the filter says of `_id` at the top and in each top-level $and."""
+    """Yield the conditions on `_id` at the top of the filter and in each top-level $and."""
     for name, value in query.items():
         if name == "_id":
             yield value
@@ -231,7 +232,7 @@ def _narrow(matcher: Matcher, condition: object) -> None:
         if type(condition) is not Regex:
             matcher.id_equality = condition
         return
-    # An _id is never an array, and null is looked up like any value: documents without an _id are not stored.
+    # An _id is never an array. Null is searched like any value, because no stored document lacks an _id.
     if "$eq" in condition:
         matcher.id_equality = condition["$eq"]
     values = condition.get("$in")

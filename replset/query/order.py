@@ -1,39 +1,37 @@
-"""Types and comparison: BSON type names and numbers, comparison within a type class, equality byte for byte.
+"""Compares values as MongoDB does: equality, order within a class of types, and equality byte for byte.
 
-Comparisons go by encode_key, whose first byte is the type class; the common pairs of Python types, for which
-Python orders as BSON does, are compared directly.
+Comparisons use encode_key, whose first byte is the class of types. Two values of one common Python type, which Python
+orders as BSON does, are compared directly.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import Enum
 from struct import Struct
 from typing import Any, Final, Literal
 
 from replset.bson import (
-    Binary,
-    Code,
     CodeWithScope,
     DateTime,
-    DBPointer,
     Decimal128,
     Int64,
     MaxKey,
     MinKey,
     ObjectId,
-    Regex,
     Symbol,
     Timestamp,
     Undefined,
     encode,
     encode_key,
 )
+from replset.bson.types import VALUE_TYPES, type_byte
+from replset.bson.types import type_name as bson_type_name
 
 
 class Missing(Enum):
-    """The value of a field that is not there."""
+    """The value of a field that does not exist."""
 
     MISSING = "missing"
 
@@ -41,60 +39,10 @@ class Missing(Enum):
 MISSING: Final = Missing.MISSING
 
 Predicate = Callable[[object], bool]
-"""Asks one value, or MISSING."""
+"""Tests one value, or MISSING."""
 
 Comparison = Literal["$gt", "$gte", "$lt", "$lte"]
 
-TYPE_NAMES: Final[dict[int, str]] = {
-    -1: "minKey",
-    1: "double",
-    2: "string",
-    3: "object",
-    4: "array",
-    5: "binData",
-    6: "undefined",
-    7: "objectId",
-    8: "bool",
-    9: "date",
-    10: "null",
-    11: "regex",
-    12: "dbPointer",
-    13: "javascript",
-    14: "symbol",
-    15: "javascriptWithScope",
-    16: "int",
-    17: "timestamp",
-    18: "long",
-    19: "decimal",
-    127: "maxKey",
-}
-TYPE_NUMBERS: Final[dict[str, int]] = {name: number for number, name in TYPE_NAMES.items()}
-NUMBER_TYPES: Final = frozenset({1, 16, 18, 19})
-
-_TYPES: Final[dict[type, int]] = {
-    MinKey: -1,
-    float: 1,
-    str: 2,
-    dict: 3,
-    list: 4,
-    Binary: 5,
-    bytes: 5,
-    Undefined: 6,
-    ObjectId: 7,
-    bool: 8,
-    DateTime: 9,
-    type(None): 10,
-    Regex: 11,
-    DBPointer: 12,
-    Code: 13,
-    Symbol: 14,
-    CodeWithScope: 15,
-    Timestamp: 17,
-    Int64: 18,
-    Decimal128: 19,
-    MaxKey: 127,
-}
-_INT32: Final = 1 << 31
 # Python's == and < agree with BSON's between two values of one of these types.
 _NATIVE: Final = frozenset({str, int, Int64, float, bool, ObjectId, DateTime, Timestamp})
 _PLAIN_NUMBERS: Final = frozenset({int, Int64, float})
@@ -111,22 +59,9 @@ _OPERATORS: Final[dict[str, Callable[[Any, Any], bool]]] = {
 }
 
 
-def type_number(value: object) -> int:
-    """BSON's number of the type that `value` is stored as; a plain int is int or long by its size."""
-    kind = type(value)
-    if kind is int:
-        return 16 if -_INT32 <= value < _INT32 else 18  # type: ignore[operator]
-    number = _TYPES.get(kind)
-    if number is None:
-        if isinstance(value, Mapping):
-            return 3
-        return 4 if isinstance(value, list | tuple) else 2
-    return number
-
-
 def type_name(value: object) -> str:
-    """MongoDB's name of the type of `value`, `missing` for MISSING."""
-    return "missing" if value is MISSING else TYPE_NAMES[type_number(value)]
+    """Return MongoDB's name for the type of `value`, `missing` for MISSING."""
+    return "missing" if value is MISSING else bson_type_name(value)
 
 
 def is_number(value: object) -> bool:
@@ -134,12 +69,12 @@ def is_number(value: object) -> bool:
 
 
 def is_null(value: object) -> bool:
-    """What null equals: null, undefined and nothing at all."""
+    """Return True for what null equals: null, undefined and a missing field."""
     return value is None or value is MISSING or type(value) is Undefined
 
 
 def is_true(value: object) -> bool:
-    """Truth as MongoDB takes it in $exists and projections: all but false, zero, null and undefined."""
+    """Return True for every value but false, zero, null and undefined, as MongoDB does in $exists and projections."""
     if type(value) is Decimal128:
         kind, _, coefficient, _ = value.fields()
         return kind != "finite" or coefficient != 0
@@ -149,9 +84,10 @@ def is_true(value: object) -> bool:
 
 
 def equals(operand: object) -> Predicate:
-    """Asks whether a value equals `operand`: 1 is 1.0, documents with their order of fields, null also what is missing.
+    """Return the test for equality with `operand`.
 
-    Arrays are compared as a whole; looking into them is the path's business.
+    1 equals 1.0. Documents are equal with the same order of fields. Null equals a missing field too. Arrays are
+    compared as a whole; the caller searches in them.
     """
     if operand is None:
         return is_null
@@ -178,7 +114,7 @@ def equals(operand: object) -> Predicate:
 
 
 def compares(name: Comparison, operand: object) -> Predicate:
-    """Asks whether a value is $gt, $gte, $lt or $lte `operand`, within its type class only.
+    """Return the test for $gt, $gte, $lt or $lte `operand`, within its class of types only.
 
     NaN is only $gte and $lte NaN. Null is $gte and $lte what null equals. MinKey and MaxKey compare with all types.
     """
@@ -198,7 +134,7 @@ def compares(name: Comparison, operand: object) -> Predicate:
         other = encode_key(value)
         return _type_class(other) == type_class and holds(other, key)
 
-    if operand != operand:  # NaN, whose class holds nothing but NaN
+    if operand != operand:  # NaN is alone in its class
         return compares_keys
     if kind in _PLAIN_NUMBERS:
         return lambda value: holds(value, operand) if type(value) in _PLAIN_NUMBERS else compares_keys(value)
@@ -208,12 +144,12 @@ def compares(name: Comparison, operand: object) -> Predicate:
 
 
 def _type_class(key: bytes) -> int:
-    """One number for all keys that compare with each other; NaN (30) compares with NaN alone."""
+    """Return one number for all keys that compare with each other. NaN (30) compares with NaN alone."""
     return 33 if key[0] in _NUMBER_CLASSES else key[0]
 
 
 def identical(a: Any, b: Any) -> bool:
-    """Whether two values have the same BSON bytes: types of numbers, order of fields and bits of doubles included."""
+    """Return True if two values have the same BSON bytes: types of numbers, order of fields and bits of doubles."""
     kind = type(a)
     if a is b:
         return True
@@ -228,10 +164,10 @@ def identical(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all(map(identical, a, b))
     if kind is float:
         return _double(a) == _double(b)
-    if kind in _TYPES or kind is int:
+    if kind in VALUE_TYPES or kind is int:
         return a == b if kind is not CodeWithScope else _encodes_alike(a, b)
     return _encodes_alike(a, b)
 
 
 def _encodes_alike(a: object, b: object) -> bool:
-    return type_number(a) == type_number(b) and encode({"": a}) == encode({"": b})
+    return type_byte(a) == type_byte(b) and encode({"": a}) == encode({"": b})

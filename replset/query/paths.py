@@ -1,4 +1,4 @@
-"""Dotted paths: checked and split, and the values that one reaches through documents and arrays."""
+"""Checks and splits dotted paths, and finds the values at a path in documents and arrays."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from replset.bson import MAX_DEPTH
 from replset.errors import ErrorCode, ReplError
+from replset.query.errors import BadValueError
 from replset.query.order import MISSING
-from replset.query.refusals import BadValueError
 
 
 def split_path(path: str) -> tuple[str, ...]:
-    """The field names of a filter's path, any names; BadValueError where it is deeper than a document can be."""
+    """Return the field names of a filter's path. BadValueError when it has more names than a document has levels."""
     if path.count(".") >= MAX_DEPTH:
         raise BadValueError(f"FieldPath is too long: more than {MAX_DEPTH} field names")
     return tuple(path.split("."))
 
 
 def field_path(path: str) -> tuple[str, ...]:
-    """The field names of a path in a projection, a sort or distinct: none empty, none with a dollar in front."""
+    """Return the field names of a path in a projection, a sort or distinct. No name may be empty or begin with $."""
     if not path:
         raise ReplError("FieldPath cannot be constructed with empty string", code=ErrorCode.EMPTY_PATH)
     if path.endswith("."):
@@ -37,25 +37,25 @@ def field_path(path: str) -> tuple[str, ...]:
 
 
 def array_index(name: str) -> int | None:
-    """The index that a field name stands for in an array: digits without leading zeros."""
+    """Return the array index that a field name is, digits without leading zeros; None for any other name."""
     if not (name.isascii() and name.isdigit()) or (name[0] == "0" and len(name) > 1) or len(name) > 9:
         return None
     return int(name)
 
 
-def reach(
+def values_at(
     document: Mapping[str, object], parts: Sequence[str], into_last: bool = True
 ) -> Iterator[tuple[object, int | None]]:
-    """What a filter's path finds: (value or MISSING, index in the innermost array passed, or None).
+    """Yield (value or MISSING, index in the innermost array on the path or None) for a filter's path.
 
-    Arrays on the way are gone through: each document in them is asked for the rest of the path, and an index in the
-    path also names one item. An array at the end gives its items and then itself; into_last=False: only itself.
-    An array without documents on the way gives nothing, other values on the way give MISSING.
+    An array inside the path gives the values of the rest of the path in each of its documents. An index in the path
+    names one item as well. An array at the end gives its items and then itself; with into_last=False only itself.
+    An array without documents inside the path gives nothing. Any other value inside the path gives MISSING.
     """
-    return _reach(document, parts, into_last, None)
+    return _values_at(document, parts, into_last, None)
 
 
-def _reach(
+def _values_at(
     document: Mapping[str, object], parts: Sequence[str], into_last: bool, seen: _Seen | None
 ) -> Iterator[tuple[object, int | None]]:
     value: object = document
@@ -75,8 +75,8 @@ def _reach(
 
 
 _Seen = set[tuple[int, int]]
-"""Arrays by identity, with how many names of the path were left there. A number in a path names a field of the items
-and an item itself: without this the ways to one place double with each array that is nested in another."""
+"""Arrays that were searched, by identity, and how many names of the path were left there. A number in a path names a
+field of the items and also an item itself. Without this set the work would double with each nested array."""
 
 
 def _through_array(
@@ -89,14 +89,14 @@ def _through_array(
     wanted = array_index(parts[0])
     for index, item in enumerate(items):
         if isinstance(item, Mapping):
-            for value, inner in _reach(item, parts, into_last, seen):
+            for value, inner in _values_at(item, parts, into_last, seen):
                 yield value, index if inner is None else inner
         if index != wanted:
             continue
         if len(parts) == 1:
-            yield item, index  # MongoDB does not look into an array that an index named
+            yield item, index  # MongoDB does not search in an array that an index named
         elif isinstance(item, Mapping):
-            for value, inner in _reach(item, parts[1:], into_last, seen):
+            for value, inner in _values_at(item, parts[1:], into_last, seen):
                 yield value, index if inner is None else inner
         elif type(item) is list:
             for value, inner in _through_array(item, parts[1:], into_last, seen):

@@ -1,7 +1,7 @@
-"""Expressions as PCRE spells them, spelled for the `regex` package: the few places where the two differ.
+"""Translates regular expressions from PCRE's syntax, which MongoDB uses, to the syntax of the `regex` package.
 
-`regex` reads nearly all of PCRE. Translated is what it spells otherwise or does not have; refused is what it alone has,
-such as approximate matching, and what neither of the two shall do here (verbs, callouts).
+`regex` reads nearly all of PCRE. What it writes differently or does not have is translated. What only `regex` has, such
+as approximate matching, is refused. So are PCRE's verbs and callouts.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import re
 
 from replset.errors import ErrorCode, ReplError
 
-MOST_NODES = 33_000
-"""`regex` copies what is repeated as often as it must occur at least: (?:a{1000}){1000} is a million nodes."""
-_LONGEST_RUN = 128
-"""Characters in a row: to search for many, `regex` makes a table in a time that grows with their cube."""
-_PAUSE = r"(?=(?s:.)|\Z)"
-"""Matches everywhere; two runs of characters with this between them are not one."""
+MAX_NODES = 33_000
+"""`regex` copies a repeated part as often as it must occur at least: (?:a{1000}){1000} has a million nodes."""
+_MAX_RUN = 128
+"""Characters in one run. `regex` makes a table for a run, in a time that grows with the cube of its length."""
+_RUN_BREAK = r"(?=(?s:.)|\Z)"
+"""Matches everywhere. It is put between two runs of characters so that `regex` does not join them."""
 
 _TOKEN = re.compile(
     r"""(?xs)
@@ -37,8 +37,8 @@ _CLASS_PART = re.compile(
     r"(?s)\\Q(?P<quoted>.*?)\\E|(?P<escape>\\(?:x\{[0-9A-Fa-f]*\}|.))|(?P<posix>\[:\^?\w+:\])|(?P<hyphens>--)|(?P<plain>.)"
 )
 _VERTICAL = r"\n-\r\x85\u2028\u2029"
-_SAME = frozenset("AbBdDfGhKnprRsStwWxXpP")
-_SAME_IN_CLASS = frozenset("bdDfhnpPrsStwWx")
+_UNCHANGED = frozenset("AbBdDfGhKnprRsStwWxXpP")
+_UNCHANGED_IN_CLASS = frozenset("bdDfhnpPrsStwWx")
 _ESCAPES = {
     "z": r"\Z",
     "Z": r"(?=\n?\Z)",
@@ -54,14 +54,14 @@ _ESCAPES_IN_CLASS = {"v": _VERTICAL, "a": r"\x07", "e": r"\x1b", "E": ""}
 
 
 class PatternError(ReplError):
-    """An expression that cannot be read, or that is too large (51091)."""
+    """An expression cannot be parsed, or it is too large (51091)."""
 
     code = ErrorCode.INVALID_REGEX
 
 
-def translated(pattern: str, *, verbose: bool) -> tuple[str, int]:
-    """`pattern` for `regex` in its version 1, and about how many nodes it becomes. PatternError."""
-    out = ["(?-f)"]  # one letter is equal to one letter, as in PCRE; never `ß` to `ss`
+def translate(pattern: str, *, verbose: bool) -> tuple[str, int]:
+    """Return `pattern` in the syntax of `regex` version 1, and about how many nodes it has. PatternError."""
+    out = ["(?-f)"]  # one letter equals one letter, as in PCRE: `ß` never equals `ss`
     nodes = [0]  # of each open group, the outermost first
     last = run = 0  # nodes of the last item; items in a row without an alternative or a repetition between them
     for token in _TOKEN.finditer(pattern):
@@ -96,14 +96,14 @@ def translated(pattern: str, *, verbose: bool) -> tuple[str, int]:
             case "strange":
                 raise PatternError(f"Regular expression is invalid: {text} is not supported")
             case _:
-                if run >= _LONGEST_RUN:
-                    out.append(_PAUSE)
+                if run >= _MAX_RUN:
+                    out.append(_RUN_BREAK)
                     run = 0
                 last = len(text)
                 nodes[-1] += last
                 run += last
                 out.append(_item(token, str(kind)))
-        if nodes[-1] > MOST_NODES:
+        if nodes[-1] > MAX_NODES:
             raise PatternError("Regular expression is invalid: regular expression is too large")
     return "".join(out), sum(nodes)
 
@@ -113,10 +113,10 @@ def _item(token: re.Match[str], kind: str) -> str:
     match kind:
         case "quoted":
             quoted = str(token["quoted"])
-            parts = [quoted[at : at + _LONGEST_RUN] for at in range(0, len(quoted), _LONGEST_RUN)]
-            return _PAUSE.join(re.escape(part) for part in parts)
+            parts = [quoted[at : at + _MAX_RUN] for at in range(0, len(quoted), _MAX_RUN)]
+            return _RUN_BREAK.join(re.escape(part) for part in parts)
         case "escape":
-            return _escape(text, _SAME, _ESCAPES)
+            return _escape(text, _UNCHANGED, _ESCAPES)
         case "class":
             return _class(text)
         case _:
@@ -152,7 +152,7 @@ def _class(text: str) -> str:
             case "quoted":
                 return re.escape(found["quoted"])
             case "escape":
-                return _escape(found[0], _SAME_IN_CLASS, _ESCAPES_IN_CLASS)
+                return _escape(found[0], _UNCHANGED_IN_CLASS, _ESCAPES_IN_CLASS)
             case "posix":
                 return found[0]
             case "hyphens":

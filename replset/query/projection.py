@@ -1,4 +1,4 @@
-"""Projections: which fields of a document are shown."""
+"""Compiles projections, which select the fields of a document."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any
 from replset.bson import Decimal128
 from replset.errors import ErrorCode
 from replset.query.conditions import item_finder
+from replset.query.errors import BadValueError, ProjectionError, not_supported, show
 from replset.query.match import compile_item_filter
 from replset.query.order import is_number, is_true, type_name
 from replset.query.paths import field_path
-from replset.query.refusals import BadValueError, ProjectionError, not_built, show
 
 Document = dict[str, object]
 Projection = Callable[[Document], Document]
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _Included:
     """A field that is named with 1 or true."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Hidden:
+class _Excluded:
     """A field that is named with 0 or false."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """Part of an array: from `skip`, counted from the end where negative, `limit` items, or all the rest."""
+    """A $slice: `limit` items of an array, or all, from `skip` on; a negative `skip` counts from the end."""
 
     skip: int
     limit: int | None
@@ -43,24 +43,24 @@ class _Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class _FirstItem:
-    """The first item of an array that matches."""
+class _ElemMatch:
+    """An $elemMatch: the first item of an array that matches."""
 
     position: Callable[[object], int | None]
 
 
-_Leaf = _Shown | _Hidden | _Slice | _FirstItem
+_Leaf = _Included | _Excluded | _Slice | _ElemMatch
 _Node = dict[str, Any]
-"""By field name a leaf, or the node of the fields below."""
-_SHOWN = _Shown()
-_HIDDEN = _Hidden()
+"""Maps a field name to a leaf, or to the node of the fields below it."""
+_INCLUDED = _Included()
+_EXCLUDED = _Excluded()
 
 
 def compile_projection(spec: Mapping[str, object] | None) -> Projection | None:
-    """A function from a document to what is shown of it, a new document; None where all is shown.
+    """Return a function that makes the projected document, None when the projection shows everything.
 
-    Raises 31253 and 31254 where fields are both named to be shown and to be hidden, 31249 and 31250 where paths
-    collide, BadValue and others for operands; expressions, `$meta` and the positional `$` are refused by name (40415).
+    Raises 31253 and 31254 when some fields are included and others excluded, 31249 and 31250 when paths collide,
+    BadValue and others for operands. Expressions, `$meta` and the positional `$` are refused by name (40415).
     """
     if not spec:
         return None
@@ -68,25 +68,25 @@ def compile_projection(spec: Mapping[str, object] | None) -> Projection | None:
     is_inclusion = _is_inclusion(leaves)
     tree: _Node = {}
     for path, leaf in leaves.items():
-        if path == "_id" and isinstance(leaf, _Shown if not is_inclusion else _Hidden):
+        if path == "_id" and isinstance(leaf, _Included if not is_inclusion else _Excluded):
             continue
         _add(tree, path, leaf)
     if is_inclusion and "_id" not in tree and "_id" not in leaves:
-        tree["_id"] = _SHOWN
-    first_items = {name: leaf for name, leaf in tree.items() if isinstance(leaf, _FirstItem)}
-    show_fields = _only if is_inclusion else _without
-    if not first_items:
-        return lambda doc: show_fields(doc, tree)
-    return lambda doc: _with_first_items(show_fields(doc, tree), doc, first_items)
+        tree["_id"] = _INCLUDED
+    elem_matches = {name: leaf for name, leaf in tree.items() if isinstance(leaf, _ElemMatch)}
+    select = _include if is_inclusion else _exclude
+    if not elem_matches:
+        return lambda doc: select(doc, tree)
+    return lambda doc: _add_elem_matches(select(doc, tree), doc, elem_matches)
 
 
 def _leaves(spec: Mapping[str, object], prefix: str) -> dict[str, _Leaf]:
-    """By dotted path what is asked for each field, nested documents spelled out."""
+    """Return the leaf of each dotted path. Nested documents become dotted paths."""
     leaves: dict[str, _Leaf] = {}
     for name, value in spec.items():
         path = f"{prefix}{name}"
         if name.endswith(".$") or (prefix and name == "$"):
-            raise not_built(f"the positional projection '{path}'")
+            raise not_supported(f"the positional projection '{path}'")
         field_path(path)
         if isinstance(value, Mapping):
             if not value:
@@ -99,15 +99,15 @@ def _leaves(spec: Mapping[str, object], prefix: str) -> dict[str, _Leaf]:
                 {path: _operator(path, first, value)} if first.startswith("$") else _leaves(value, f"{path}.")
             )
         elif is_number(value) or type(value) is bool:
-            leaves[path] = _SHOWN if is_true(value) else _HIDDEN
+            leaves[path] = _INCLUDED if is_true(value) else _EXCLUDED
         else:
-            raise not_built(f"the expression in the projection of '{path}' (a {type_name(value)})")
+            raise not_supported(f"the expression in the projection of '{path}' (a {type_name(value)})")
     return leaves
 
 
 def _operator(path: str, name: str, value: Mapping[str, object]) -> _Leaf:
     if name not in ("$slice", "$elemMatch"):
-        raise not_built(f"{name} in a projection")
+        raise not_supported(f"{name} in a projection")
     if len(value) > 1:
         raise BadValueError(f"an operator stands alone in a projection: {path}: {show(value)}")
     if name == "$slice":
@@ -119,7 +119,7 @@ def _operator(path: str, name: str, value: Mapping[str, object]) -> _Leaf:
         )
     if "." in path:
         raise ProjectionError("Cannot use $elemMatch projection on a nested field.", code=ErrorCode.ELEM_MATCH_NESTED)
-    return _FirstItem(item_finder(value[name], path, compile_item_filter))
+    return _ElemMatch(item_finder(value[name], path, compile_item_filter))
 
 
 def _slice(operand: object) -> _Slice:
@@ -128,18 +128,18 @@ def _slice(operand: object) -> _Slice:
             raise ProjectionError(
                 "$slice array argument should be of form [skip, limit]", code=ErrorCode.SLICE_ARRAY_LENGTH
             )
-        skip, limit = (_whole(number) for number in operand)
+        skip, limit = (_to_int32(number) for number in operand)
         if limit <= 0:
             raise ProjectionError(
                 f"$slice limit must be positive, got {limit}", code=ErrorCode.SLICE_LIMIT_NOT_POSITIVE
             )
         return _Slice(skip, limit)
-    count = _whole(operand)
+    count = _to_int32(operand)
     return _Slice(0, count) if count >= 0 else _Slice(count, None)
 
 
-def _whole(number: Any) -> int:
-    """A number cut to a whole one, held to 32 bits: no array is longer."""
+def _to_int32(number: Any) -> int:
+    """Return a number without its fraction, limited to 32 bits, because no array is longer."""
     if not is_number(number):
         raise ProjectionError("$slice only supports numbers and [skip, limit] arrays", code=ErrorCode.SLICE_TYPE)
     decimal = number.to_decimal() if type(number) is Decimal128 else number
@@ -152,9 +152,9 @@ def _whole(number: Any) -> int:
 def _is_inclusion(leaves: dict[str, _Leaf]) -> bool:
     inclusion: bool | None = None
     for path, leaf in leaves.items():
-        if path == "_id" or not isinstance(leaf, _Shown | _Hidden):
+        if path == "_id" or not isinstance(leaf, _Included | _Excluded):
             continue
-        shown = isinstance(leaf, _Shown)
+        shown = isinstance(leaf, _Included)
         if inclusion is True and not shown:
             raise ProjectionError(
                 f"Cannot do exclusion on field {path} in inclusion projection",
@@ -167,8 +167,8 @@ def _is_inclusion(leaves: dict[str, _Leaf]) -> bool:
             )
         inclusion = shown
     if inclusion is None:
-        inclusion = isinstance(leaves.get("_id"), _Shown) or any(
-            isinstance(leaf, _FirstItem) for leaf in leaves.values()
+        inclusion = isinstance(leaves.get("_id"), _Included) or any(
+            isinstance(leaf, _ElemMatch) for leaf in leaves.values()
         )
     return inclusion
 
@@ -189,32 +189,32 @@ def _add(tree: _Node, path: str, leaf: _Leaf) -> None:
     node[parts[-1]] = leaf
 
 
-def _only(doc: Document, node: _Node) -> Document:
+def _include(doc: Document, node: _Node) -> Document:
     result: Document = {}
     for name, value in doc.items():
         leaf = node.get(name)
-        if isinstance(leaf, _Shown):
+        if isinstance(leaf, _Included):
             result[name] = value
         elif isinstance(leaf, _Slice):
             result[name] = leaf.of(value)
         elif isinstance(leaf, dict):
             if isinstance(value, dict):
-                result[name] = _only(value, leaf)
+                result[name] = _include(value, leaf)
             elif type(value) is list:
-                result[name] = _only_in_items(value, leaf)
+                result[name] = _include_in_items(value, leaf)
     return result
 
 
-def _only_in_items(items: list[object], node: _Node) -> list[object]:
-    """Documents and arrays among the items; what has no fields is left out."""
+def _include_in_items(items: list[object], node: _Node) -> list[object]:
+    """Return the projected documents and arrays among the items. Items without fields are left out."""
     return [
-        _only(item, node) if isinstance(item, dict) else _only_in_items(item, node)
+        _include(item, node) if isinstance(item, dict) else _include_in_items(item, node)
         for item in items
         if isinstance(item, dict | list)
     ]
 
 
-def _without(doc: Document, node: _Node) -> Document:
+def _exclude(doc: Document, node: _Node) -> Document:
     result: Document = {}
     for name, value in doc.items():
         leaf = node.get(name)
@@ -223,19 +223,19 @@ def _without(doc: Document, node: _Node) -> Document:
         elif isinstance(leaf, _Slice):
             result[name] = leaf.of(value)
         elif isinstance(leaf, dict):
-            result[name] = _without_in(value, leaf)
+            result[name] = _exclude_in(value, leaf)
     return result
 
 
-def _without_in(value: object, node: _Node) -> object:
+def _exclude_in(value: object, node: _Node) -> object:
     if isinstance(value, dict):
-        return _without(value, node)
-    return [_without_in(item, node) for item in value] if type(value) is list else value
+        return _exclude(value, node)
+    return [_exclude_in(item, node) for item in value] if type(value) is list else value
 
 
-def _with_first_items(result: Document, doc: Document, first_items: Mapping[str, _FirstItem]) -> Document:
-    """The fields with $elemMatch come behind all others; one without a matching item is left out."""
-    for name, leaf in first_items.items():
+def _add_elem_matches(result: Document, doc: Document, elem_matches: Mapping[str, _ElemMatch]) -> Document:
+    """Add the fields with $elemMatch after all others. A field without a matching item is left out."""
+    for name, leaf in elem_matches.items():
         value: Any = doc.get(name)
         position = leaf.position(value)
         if position is not None:

@@ -1,8 +1,9 @@
-"""MongoDB's regular expressions on the `regex` package, with a bound on the time that they hold the event loop.
+"""Searches MongoDB's regular expressions with the `regex` package, in a limited time.
 
-All commands share one allowance. Whoever asks many documents begins a turn with `begin_turn` and ends it when
-`turn_is_over`: turns as short as that are free. A turn may go on for LIMIT_S before it is refused, and what it takes
-beyond TURN_S has to be earned by as much time without slow expressions, so that many slow ones at once do not add up.
+All commands share one time budget. A command that searches many documents calls `begin_time_slice`, and lets others run
+when `is_time_slice_over`. Slices of SLICE_S are free. A slice may take up to LIMIT_S before its search is refused. What
+it takes beyond SLICE_S is saved up again only by as much time without slow expressions. So many slow expressions at
+once cannot stop the member.
 """
 
 from __future__ import annotations
@@ -19,29 +20,29 @@ import regex
 
 from replset.bson import Regex, Symbol
 from replset.errors import ErrorCode, ReplError
+from replset.query.errors import shorten
 from replset.query.order import Predicate
-from replset.query.pcre import PatternError, translated
-from replset.query.refusals import shortened
+from replset.query.pcre import PatternError, translate
 
-TURN_S: Final = 0.02
-"""What expressions use of one turn of the loop before others get theirs."""
+SLICE_S: Final = 0.02
+"""CPU time that expressions use before other commands run."""
 LIMIT_S: Final = 0.2
-LONGEST_PATTERN: Final = 32_764
-"""In bytes of UTF-8; MongoDB's limit."""
-_LARGEST_KEPT: Final = 2_000
-"""Nodes of an expression that stays compiled; a node has some 300 bytes."""
-_INLINE: Final = 1 << 20
-"""Characters of the text times those of the pattern. `regex` looks at the clock every thousand steps, and a step can
-walk the whole text, so a longer search is left to a thread that one need not wait for."""
-_HOPELESS: Final = 1 << 32
+MAX_PATTERN_BYTES: Final = 32_764
+"""MongoDB's limit, in bytes of UTF-8."""
+_MAX_CACHED_NODES: Final = 2_000
+"""Nodes of an expression that is kept compiled. A node has about 300 bytes."""
+_MAX_INLINE_WORK: Final = 1 << 20
+"""Characters of the text times those of the pattern. `regex` checks its timeout every thousand steps, and a step can
+read the whole text. So a longer search runs in a thread, for which the caller need not wait."""
+_MAX_WORK: Final = 1 << 32
 _PLAIN_S, _PLAIN_STEP_S = 3e-7, 3e-10
-"""What a search of `re` is taken to use: to look at the clock would take longer."""
+"""The assumed time of one search by `re`. Measuring it would take longer than the search."""
 
 _FLAGS = {"i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE, "u": re.NOFLAG}
 
 
-class _Allowance:
-    """Seconds: what the present turn has used and may use in all, and what is saved up for the next ones."""
+class _TimeBudget:
+    """Seconds that the present slice has used and may use, and that are saved up for the next ones."""
 
     __slots__ = ("began", "limit", "saved", "used")
 
@@ -52,12 +53,12 @@ class _Allowance:
 
     def begin(self) -> None:
         now = time.perf_counter()
-        self.saved = max(0.0, self.saved - max(0.0, self.used - TURN_S))
+        self.saved = max(0.0, self.saved - max(0.0, self.used - SLICE_S))
         self.saved = min(LIMIT_S, self.saved + max(0.0, now - self.began - self.used))
-        self.began, self.used, self.limit = now, 0.0, max(2 * TURN_S, self.saved)
+        self.began, self.used, self.limit = now, 0.0, max(2 * SLICE_S, self.saved)
 
     def left(self, pattern: str) -> float:
-        """51156 when it is nothing. Who works without turns gets a new one each second."""
+        """Return the seconds left, or raise 51156. A caller that begins no slices gets a new one each second."""
         if self.used >= self.limit:
             if time.perf_counter() - self.began < 1.0:
                 raise _too_long(pattern)
@@ -66,35 +67,35 @@ class _Allowance:
 
 
 Search = Callable[..., object]
-_allowance = _Allowance()
-_apart = threading.BoundedSemaphore()
+_budget = _TimeBudget()
+_thread_slot = threading.BoundedSemaphore()
 
 
-def begin_turn() -> None:
-    """What expressions use from here on is a turn of its own: some documents, looked at without an await."""
-    _allowance.begin()
+def begin_time_slice() -> None:
+    """Begin a new slice: some documents are searched without an await."""
+    _budget.begin()
 
 
-def turn_is_over() -> bool:
-    """Whether expressions have used so much of the turn that others are to come first."""
-    return _allowance.used > TURN_S
+def is_time_slice_over() -> bool:
+    """Return True when expressions have used up the slice, so that other commands should run first."""
+    return _budget.used > SLICE_S
 
 
-def holds_expression(value: object) -> bool:
-    """Whether a filter or an update, decoded, holds a regular expression anywhere."""
+def contains_regex(value: object) -> bool:
+    """Return True if a decoded filter or update holds a regular expression anywhere."""
     kind = type(value)
     if kind is dict:
-        return "$regex" in value or any(map(holds_expression, value.values()))  # type: ignore[operator, attr-defined]
+        return "$regex" in value or any(map(contains_regex, value.values()))  # type: ignore[operator, attr-defined]
     if kind is list:
-        return any(map(holds_expression, value))  # type: ignore[call-overload]
+        return any(map(contains_regex, value))  # type: ignore[call-overload]
     return kind is Regex
 
 
-def matcher(pattern: str, options: str) -> Predicate:
-    """Asks whether a string or symbol contains the expression, or whether a value is the same expression.
+def regex_predicate(pattern: str, options: str) -> Predicate:
+    """Return the test that a string or symbol contains the expression, or that a value is the same expression.
 
-    Raises 51108 for an unknown option, 51091 for a pattern that cannot be read, 51156 when the turn's time is over;
-    so does asking.
+    Raises 51108 for an unknown option, 51091 for a pattern that cannot be parsed, 51156 when the slice's time is over.
+    The test raises 51156 too.
     """
     is_in = _searcher(pattern, options)
     same = Regex(pattern, options)
@@ -110,39 +111,39 @@ def matcher(pattern: str, options: str) -> Predicate:
 
 
 def _searcher(pattern: str, options: str) -> Callable[[str], bool]:
-    limit = _allowance.left(pattern)
+    limit = _budget.left(pattern)
     began = time.thread_time()
     try:
         plain, search = _compiled(pattern, options)
     finally:
-        _allowance.used += min(time.thread_time() - began, limit)
+        _budget.used += min(time.thread_time() - began, limit)
     size = len(pattern) + 1
 
     def is_in(text: str) -> bool:
         work = size * len(text)
-        limit = _allowance.left(pattern)
-        if plain is not None and work <= _INLINE:
-            _allowance.used += _PLAIN_S + work * _PLAIN_STEP_S
+        limit = _budget.left(pattern)
+        if plain is not None and work <= _MAX_INLINE_WORK:
+            _budget.used += _PLAIN_S + work * _PLAIN_STEP_S
             return plain(text) is not None
-        if work > _HOPELESS:
+        if work > _MAX_WORK:
             raise _too_long(pattern)
-        if work > _INLINE:
-            return _search_apart(pattern, search, text, limit)
+        if work > _MAX_INLINE_WORK:
+            return _search_in_thread(pattern, search, text, limit)
         began = time.thread_time()
         try:
             return search(text, timeout=limit, concurrent=True) is not None
         except (TimeoutError, MemoryError):
             raise _too_long(pattern) from None
         finally:
-            _allowance.used += min(time.thread_time() - began, limit)
+            _budget.used += min(time.thread_time() - began, limit)
 
     return is_in
 
 
-def _search_apart(pattern: str, search: Search, text: str, limit: float) -> bool:
-    """`search` in a thread, one at a time; 51156 after `limit` seconds, though the thread may go on for a while."""
+def _search_in_thread(pattern: str, search: Search, text: str, limit: float) -> bool:
+    """Run `search` in a thread, one at a time. 51156 after `limit` seconds, though the thread may go on for a while."""
     found: list[bool] = []
-    free, began = _apart, time.perf_counter()
+    free, began = _thread_slot, time.perf_counter()
 
     def run() -> None:
         try:
@@ -155,30 +156,28 @@ def _search_apart(pattern: str, search: Search, text: str, limit: float) -> bool
         thread = threading.Thread(target=run, name="regular expression", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # the machine has no more of them
+        except RuntimeError:  # the machine allows no more threads
             free.release()
             raise _too_long(pattern) from None
         thread.join(max(0.0, began + limit - time.perf_counter()))
-    _allowance.used += min(time.perf_counter() - began, limit)
+    _budget.used += min(time.perf_counter() - began, limit)
     if not found:
         raise _too_long(pattern)
     return found[0]
 
 
 def _too_long(pattern: str) -> ReplError:
-    return ReplError(
-        f"Regular expression takes too long to match: {shortened(pattern)}", code=ErrorCode.REGEX_TIME_LIMIT
-    )
+    return ReplError(f"Regular expression takes too long to match: {shorten(pattern)}", code=ErrorCode.REGEX_TIME_LIMIT)
 
 
 # --- compiling --------------------------------------------------------------------------------------------------
 
-_WALKS_ONCE = re.compile(r"[^\\*+?{}()|\[\]#]*")
-"""Words, dots and anchors, without repetition, groups and escapes: `re` searches these in a tenth of the time."""
+_LINEAR = re.compile(r"[^\\*+?{}()|\[\]#]*")
+"""Patterns of words, dots and anchors only. `re` searches these in a tenth of the time, and in linear time."""
 
 
 def _compiled(pattern: str, options: str) -> tuple[Search | None, Search]:
-    """The search of `re` where it is safe, and that of `regex`, read when first used if there are both."""
+    """Return the search of `re`, None where it is not safe, and that of `regex`, compiled at its first use."""
     flags = re.NOFLAG
     for option in options:
         if option not in _FLAGS:
@@ -186,11 +185,11 @@ def _compiled(pattern: str, options: str) -> tuple[Search | None, Search]:
         flags |= _FLAGS[option]
     if "\0" in pattern:
         raise PatternError("Regular expression cannot contain an embedded null byte")
-    if len(pattern.encode(errors="replace")) > LONGEST_PATTERN:
-        raise PatternError(f"Regular expression is longer than {LONGEST_PATTERN} bytes")
-    text, nodes = translated(pattern, verbose="x" in options)
-    compile_ = _kept if nodes <= _LARGEST_KEPT else _compile
-    if not _WALKS_ONCE.fullmatch(pattern):
+    if len(pattern.encode(errors="replace")) > MAX_PATTERN_BYTES:
+        raise PatternError(f"Regular expression is longer than {MAX_PATTERN_BYTES} bytes")
+    text, nodes = translate(pattern, verbose="x" in options)
+    compile_ = _compile_cached if nodes <= _MAX_CACHED_NODES else _compile
+    if not _LINEAR.fullmatch(pattern):
         return None, compile_(text, flags)
 
     @cache
@@ -204,10 +203,10 @@ def _compile(pattern: str, flags: re.RegexFlag) -> Search:
     try:
         return regex.compile(pattern, int(flags) | regex.VERSION1, cache_pattern=False).search
     except (regex.error, OverflowError, RecursionError) as error:
-        raise PatternError(f"Regular expression is invalid: {shortened(str(error))}") from None
+        raise PatternError(f"Regular expression is invalid: {shorten(str(error))}") from None
 
 
-_kept = lru_cache(maxsize=256)(_compile)
+_compile_cached = lru_cache(maxsize=256)(_compile)
 
 
 @lru_cache(maxsize=256)

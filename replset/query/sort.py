@@ -1,7 +1,7 @@
-"""Sort orders: documents to keys, bytes whose order is the order asked for.
+"""Compiles sort orders, which turn a document into a key; the order of the keys' bytes is the wanted order.
 
-Keys are made as MongoDB makes index keys: an array on a path gives one key for each item, of which the first in the
-order counts; what is missing counts as null, an empty array sorts before that.
+Keys are made as MongoDB makes index keys. An array on a path gives one key for each item; the first key in the order
+counts. A missing field counts as null. An empty array sorts before null.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from replset.bson import Undefined, encode_key
 from replset.errors import ErrorCode, ReplError
+from replset.query.errors import BadValueError, not_supported, show
 from replset.query.order import MISSING, equals, is_number
 from replset.query.paths import array_index, field_path
-from replset.query.refusals import BadValueError, not_built, show
 from replset.query.time_limit import check_time
 
 MAX_FIELDS = 32
@@ -23,8 +23,8 @@ _COMPLEMENT = bytes(range(255, -1, -1))
 _NULL_KEY = encode_key(None)
 _UNDEFINED = Undefined()
 
-RUN = 8192
-"""Keys that are sorted in one call: some milliseconds."""
+SORT_RUN = 8192
+"""Keys that are sorted in one call, which takes some milliseconds."""
 
 Path = tuple[str, ...]
 T = TypeVar("T")
@@ -32,9 +32,9 @@ _key_of: Callable[[tuple[bytes, object]], bytes] = itemgetter(0)
 
 
 class Sort:
-    """A compiled sort: called with a document it gives the document's key; keys of equal documents are equal.
+    """A compiled sort. Called with a document it returns the document's key.
 
-    natural: 1 or -1 when the order of storage is asked for (`$natural`), else 0.
+    natural: 1 or -1 for the order of storage (`$natural`), else 0.
     """
 
     __slots__ = ("_paths", "_reversed", "natural")
@@ -56,8 +56,10 @@ class Sort:
         return keys[0] if len(keys) == 1 else b"".join(keys)
 
     def _least(self, lists: Iterator[list[object]]) -> list[bytes]:
-        """The first keys in the order. A value that all lists share is encoded once: it may be as large as a document,
-        and an array gives as many lists as it has items.
+        """Return the keys that come first in the order.
+
+        A value that all lists share is encoded once. It may be as large as a document, and an array gives as many lists
+        as it has items.
         """
         least = last_values = last_keys = None
         for values in lists:
@@ -69,7 +71,7 @@ class Sort:
         return least or []
 
     def _keys(self, values: list[object], before: list[object], keys_before: list[bytes]) -> list[bytes]:
-        """The key of each value; those that stood in their place `before` already are not made again."""
+        """Return the key of each value. A value that was in the same place in `before` keeps its key."""
         keys: list[bytes] = []
         for place, (value, is_reversed) in enumerate(zip(values, self._reversed, strict=True)):
             if keys_before and value is before[place]:
@@ -79,21 +81,21 @@ class Sort:
         return keys
 
 
-def ordered(pairs: list[tuple[bytes, T]]) -> list[T]:
-    """What stands beside each key, in the order of the keys; those with one key stay in their order.
+def sort_by_key(pairs: list[tuple[bytes, T]]) -> list[T]:
+    """Return the values of (key, value) pairs in the order of the keys. The sort is stable.
 
-    `list.sort` lets no other thread run until it is done, so a long list is sorted in runs, which are then merged.
+    `list.sort` lets no other thread run until it is done. So a long list is sorted in runs, which are then merged.
     """
-    runs = [sorted(pairs[start : start + RUN], key=_key_of) for start in range(0, len(pairs), RUN)]
+    runs = [sorted(pairs[start : start + SORT_RUN], key=_key_of) for start in range(0, len(pairs), SORT_RUN)]
     if len(runs) == 1:
         return [value for _, value in runs[0]]
     return [value for _, value in heapq.merge(*runs, key=_key_of)]
 
 
 def compile_sort(spec: Mapping[str, object]) -> Sort:
-    """A sort from `{a: 1, "b.c": -1}`; of the empty one all keys are equal.
+    """Return the sort of a document such as `{a: 1, "b.c": -1}`. In the empty sort all keys are equal.
 
-    Raises 15974 and 15975 for directions that are none, BadValueError for `$natural` beside others or too many fields.
+    Raises 15974 and 15975 for a bad direction, BadValueError for `$natural` with other fields or for too many fields.
     """
     if "$natural" in spec:
         return Sort([], [], _natural(spec))
@@ -103,7 +105,7 @@ def compile_sort(spec: Mapping[str, object]) -> Sort:
     is_reversed: list[bool] = []
     for name, direction in spec.items():
         if isinstance(direction, Mapping) and "$meta" in direction:
-            raise not_built("$meta in a sort")
+            raise not_supported("$meta in a sort")
         if not is_number(direction):
             raise ReplError(
                 f"Illegal key in $sort specification: {name}: {show(direction)}",
@@ -129,9 +131,9 @@ def _natural(spec: Mapping[str, Any]) -> int:
 
 
 def _value_lists(places: list[tuple[object, Path]]) -> Iterator[list[object]]:
-    """The values of all fields together, once for each item of the array on their paths.
+    """Yield the values of all fields, once for each item of the array on their paths.
 
-    places: for each field where to begin and the path from there; a path without names is a value already.
+    places: for each field the value to begin at and the path from there. A path without names is at its end.
     """
     values: list[object] = []
     array: list[object] | None = None
@@ -160,7 +162,7 @@ def _value_lists(places: list[tuple[object, Path]]) -> Iterator[list[object]]:
 
 
 def _down_to_array(begin: object, path: Path) -> tuple[object, Path | None]:
-    """The value at `path`, or the first array on it (one that no index in the path picks from) and the path's rest."""
+    """Return the value at `path`; or the first array on the path where no index follows, and the rest of the path."""
     value = begin
     for depth, name in enumerate(path):
         if isinstance(value, Mapping):

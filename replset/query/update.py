@@ -1,4 +1,4 @@
-"""Updates: operator documents and replacements, compiled once, then applied to one document after the other."""
+"""Compiles updates, operator documents and replacements, which are then applied to one document after the other."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from dataclasses import dataclass
 from replset.bson import DateTime, Regex, Timestamp, Undefined, encode_key
 from replset.errors import ErrorCode, ReplError
 from replset.query import update_arrays, update_operators
-from replset.query.match import Matcher, compile_filter
-from replset.query.order import MISSING, Predicate, type_name
-from replset.query.paths import array_index
-from replset.query.refusals import (
+from replset.query.errors import (
     BadValueError,
     DollarPrefixedFieldNameError,
     FailedToParseError,
     ImmutableFieldError,
     TypeMismatchError,
-    not_built,
+    not_supported,
     show,
 )
+from replset.query.match import Matcher, compile_filter
+from replset.query.order import MISSING, Predicate, type_name
+from replset.query.paths import array_index
 from replset.query.time_limit import check_time
-from replset.query.update_operators import Operation
+from replset.query.update_operators import UpdateOperation
 from replset.query.update_paths import (
     ALL_ITEMS,
     POSITIONAL,
-    Context,
     PathTree,
-    Place,
+    PathUpdate,
+    UpdateContext,
     is_dynamic,
     static_value,
     update_path,
@@ -36,7 +36,7 @@ from replset.query.update_paths import (
 
 Document = dict[str, object]
 
-OPERATORS: dict[str, Callable[[str, object], Operation]] = {
+OPERATORS: dict[str, Callable[[str, object], UpdateOperation]] = {
     "$set": update_operators.set_value,
     "$unset": update_operators.unset,
     "$inc": update_operators.increment,
@@ -54,15 +54,15 @@ OPERATORS: dict[str, Callable[[str, object], Operation]] = {
 }
 _EMPTY = Timestamp(0, 0)
 _FILTER_NAME = re.compile(r"[a-z][a-zA-Z0-9]*")
-_REMOVAL = Operation(lambda old, context: MISSING, creates=False)
+_REMOVAL = UpdateOperation(lambda old, context: MISSING, creates=False)
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One operator on one path; with `source` it is a $rename, and `parts` is where the value goes."""
+    """One operator on one path. With `source` it is a $rename, and `parts` is the new path."""
 
     parts: tuple[str, ...]
-    operation: Operation
+    operation: UpdateOperation
     source: tuple[str, ...] | None = None
 
 
@@ -76,7 +76,7 @@ class Update:
         filters: Mapping[str, Predicate],
         fills_timestamps: bool = False,
     ) -> None:
-        self._steps = sorted(steps, key=lambda step: [_place_in_order(part) for part in step.parts])
+        self._steps = sorted(steps, key=lambda step: [_path_order(part) for part in step.parts])
         self._replacement = replacement
         self._filters = filters
         self._fills_timestamps = fills_timestamps
@@ -92,19 +92,21 @@ class Update:
         is_insert: bool = False,
         matcher: Matcher | None = None,
     ) -> Document:
-        """The document after the update; `doc` stays as it is, and comes back itself when nothing changed.
+        """Return the document after the update. `doc` is not changed, and is returned itself when nothing changes.
 
-        doc: what is stored, or upsert_base() with is_insert; then a missing `_id` is the caller's to add, in front.
-        now, timestamp: for $currentDate. matcher: the compiled filter, which knows the place of `$`.
+        doc: the stored document, or upsert_base() with is_insert; then the caller adds a missing `_id` in front.
+        now, timestamp: for $currentDate. matcher: the compiled filter, which finds the position for `$`.
         Raises ImmutableField (66) when `_id` would change, PathNotViable (28), TypeMismatch (14), BadValue (2).
         """
         if self._replacement is not None:
-            result = _replaced(doc, self._replacement, timestamp if self._fills_timestamps else _EMPTY)
+            result = _apply_replacement(doc, self._replacement, timestamp if self._fills_timestamps else _EMPTY)
         else:
-            result = self._changed(doc, Context(now, timestamp, doc.get("_id")), is_insert, matcher)
-        return _with_id(doc, result, is_insert, self.is_replacement)
+            result = self._apply_operators(doc, UpdateContext(now, timestamp, doc.get("_id")), is_insert, matcher)
+        return _keep_id(doc, result, is_insert, self.is_replacement)
 
-    def _changed(self, doc: Document, context: Context, is_insert: bool, matcher: Matcher | None) -> Document:
+    def _apply_operators(
+        self, doc: Document, context: UpdateContext, is_insert: bool, matcher: Matcher | None
+    ) -> Document:
         position: int | None = None
         if self.needs_position:
             position = None if matcher is None or is_insert else matcher.position(doc)
@@ -116,33 +118,33 @@ class Update:
             if step.operation.only_on_insert and not is_insert:
                 continue
             if step.source is not None:
-                result = _renamed(result, step, context)
+                result = _apply_rename(result, step, context)
                 continue
             parts = step.parts
             if position is not None and POSITIONAL in parts:
                 parts = tuple(str(position) if part == POSITIONAL else part for part in parts)
-            place = Place(parts, step.operation.change, step.operation.creates, context, self._filters)
-            result = place.rewritten(result)
+            place = PathUpdate(parts, step.operation.change, step.operation.creates, context, self._filters)
+            result = place.apply(result)
         return result
 
 
 def compile_update(
     update: object, *, array_filters: Sequence[object] | None = None, fills_timestamps: bool = False
 ) -> Update:
-    """An update from its document: operators when its first name has a dollar, else a replacement.
+    """Return the update of a document: operators when its first name begins with a dollar, else a replacement.
 
-    fills_timestamps: empty timestamps in the top level of a replacement become the present, as in MongoDB.
+    fills_timestamps: empty timestamps in the top level of a replacement become the present time, as in MongoDB.
     Raises FailedToParse (9) for unknown modifiers, ConflictingUpdateOperators (40), 52 and 56 for names, BadValue and
-    TypeMismatch for operands; pipelines are refused by name (40415).
+    TypeMismatch for operands. Pipelines are refused by name (40415).
     """
     if type(update) is list:
-        raise not_built("an update with an aggregation pipeline")
+        raise not_supported("an update with an aggregation pipeline")
     if not isinstance(update, Mapping):
         raise FailedToParseError("Update argument must be either an object or an array")
     if not next(iter(update), "").startswith("$"):
         if array_filters:
             raise FailedToParseError("arrayFilters may not be specified for replacement-style updates")
-        return Update([], _checked_replacement(update), {}, fills_timestamps)
+        return Update([], _check_replacement(update), {}, fills_timestamps)
     filters = _array_filters(array_filters or ())
     steps = list(_steps(update))
     used = {part[2:-1] for step in steps for part in step.parts if is_dynamic(part) and part not in ("$", ALL_ITEMS)}
@@ -192,26 +194,26 @@ def _rename_step(path: str, target: object) -> _Step:
     for role, names, shown in (("source", source, path), ("destination", parts, target)):
         if any(is_dynamic(name) for name in names):
             raise BadValueError(f"The {role} field for $rename may not be dynamic: {shown}")
-    return _Step(parts, Operation(lambda old, context: old), source)
+    return _Step(parts, UpdateOperation(lambda old, context: old), source)
 
 
-def _renamed(doc: Document, step: _Step, context: Context) -> Document:
+def _apply_rename(doc: Document, step: _Step, context: UpdateContext) -> Document:
     source = step.source or ()
     value = static_value(doc, source, "source")
     if value is MISSING:
         return doc
     static_value(doc, step.parts, "destination")
-    removed = Place(source, _REMOVAL.change, False, context).rewritten(doc)
-    return Place(step.parts, lambda old, context: value, True, context).rewritten(removed)
+    removed = PathUpdate(source, _REMOVAL.change, False, context).apply(doc)
+    return PathUpdate(step.parts, lambda old, context: value, True, context).apply(removed)
 
 
-def _place_in_order(part: str) -> tuple[int, int, str]:
-    """MongoDB applies an update in the order of its paths: numbers by value, then names as strings."""
+def _path_order(part: str) -> tuple[int, int, str]:
+    """Return the sort key of a path's part. MongoDB applies an update by path: numbers by value, then names."""
     index = array_index(part)
     return (1, 0, part) if index is None else (0, index, "")
 
 
-def _checked_replacement(update: Mapping[str, object]) -> Document:
+def _check_replacement(update: Mapping[str, object]) -> Document:
     for name in update:
         if name.startswith("$"):
             raise DollarPrefixedFieldNameError(
@@ -221,8 +223,8 @@ def _checked_replacement(update: Mapping[str, object]) -> Document:
     return dict(update)
 
 
-def _replaced(doc: Document, replacement: Document, timestamp: Timestamp) -> Document:
-    """The replacement with `_id` in front: its own, else the one of `doc`. timestamp: instead of empty ones."""
+def _apply_replacement(doc: Document, replacement: Document, timestamp: Timestamp) -> Document:
+    """Return the replacement with an `_id` in front, its own or that of `doc`. timestamp: replaces empty ones."""
     doc_id = replacement.get("_id", doc.get("_id", MISSING))
     rest = {
         name: timestamp if type(value) is Timestamp and value == _EMPTY else value
@@ -232,8 +234,8 @@ def _replaced(doc: Document, replacement: Document, timestamp: Timestamp) -> Doc
     return rest if doc_id is MISSING else {"_id": doc_id, **rest}
 
 
-def _with_id(doc: Document, result: Document, is_insert: bool, is_replacement: bool) -> Document:
-    """The result with the `_id` that `doc` has, which may not change; on insert in front, where it is known by then."""
+def _keep_id(doc: Document, result: Document, is_insert: bool, is_replacement: bool) -> Document:
+    """Return the result with the `_id` of `doc`, which may not change. On insert a known `_id` moves to the front."""
     old, new = doc.get("_id", MISSING), result.get("_id", MISSING)
     if old is not MISSING and new is not old:
         if new is MISSING or encode_key(new) != encode_key(old):
@@ -243,7 +245,7 @@ def _with_id(doc: Document, result: Document, is_insert: bool, is_replacement: b
                 if is_replacement
                 else "Performing an update on the path '_id' would modify the immutable field '_id'"
             )
-        result = {**result, "_id": old}  # 1 and 1.0 are one _id; the stored one stays
+        result = {**result, "_id": old}  # 1 and 1.0 are the same _id; the stored one stays
     if is_insert and new is not MISSING:
         check_id(new)
         if next(iter(result)) != "_id":
@@ -252,13 +254,13 @@ def _with_id(doc: Document, result: Document, is_insert: bool, is_replacement: b
 
 
 def check_id(value: object) -> None:
-    """InvalidIdField (53) for an `_id` that no document may have: an array, a regular expression, undefined."""
+    """Raise InvalidIdField (53) for an `_id` that no document may have: an array, a regular expression, undefined."""
     if type(value) in (list, Regex, Undefined):
         raise ReplError(f"The '_id' value cannot be of type {type_name(value)}", code=ErrorCode.INVALID_ID_FIELD)
 
 
 def _array_filters(array_filters: Sequence[object]) -> dict[str, Predicate]:
-    """What each `$[name]` asks an item, by name."""
+    """Return the test of each `$[name]` for the items of an array, by name."""
     filters: dict[str, Predicate] = {}
     for query in array_filters:
         if not isinstance(query, Mapping):

@@ -1,4 +1,4 @@
-"""The update operators on arrays: $push, $addToSet, $pull, $pullAll, $pop."""
+"""Compiles the update operators on arrays: $push, $addToSet, $pull, $pullAll, $pop."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from replset.bson import Regex, encode_key
-from replset.query.conditions import is_operators, literal, on_value
+from replset.query.conditions import is_operators, literal, value_predicate
+from replset.query.errors import BadValueError, FailedToParseError, TypeMismatchError, show
 from replset.query.match import compile_item_filter, compile_value_filter
 from replset.query.order import MISSING, Predicate, equals, is_number, type_name
 from replset.query.paths import array_index
-from replset.query.refusals import BadValueError, FailedToParseError, TypeMismatchError, show
-from replset.query.sort import ordered
+from replset.query.sort import sort_by_key
 from replset.query.time_limit import check_time
-from replset.query.update_operators import Operation, last_name
-from replset.query.update_paths import Context
+from replset.query.update_operators import UpdateOperation, last_name
+from replset.query.update_paths import UpdateContext
 
 _COMPLEMENT = bytes(range(255, -1, -1))
 _PUSH_CLAUSES = frozenset({"$each", "$position", "$slice", "$sort"})
@@ -22,8 +22,8 @@ _PUSH_CLAUSES = frozenset({"$each", "$position", "$slice", "$sort"})
 SortKey = Callable[[object], bytes]
 
 
-def push(path: str, operand: object) -> Operation:
-    """Items added at $position, then the array sorted by $sort, then cut by $slice, as MongoDB orders it."""
+def push(path: str, operand: object) -> UpdateOperation:
+    """Insert items at $position, then sort the array by $sort, then cut it by $slice, in MongoDB's order."""
     if not (isinstance(operand, Mapping) and "$each" in operand):
         return _push_at(path, [operand], None, None, None)
     for name in operand:
@@ -38,18 +38,18 @@ def push(path: str, operand: object) -> Operation:
 
 def _push_at(
     path: str, items: Sequence[object], position: int | None, sort_key: SortKey | None, keep: int | None
-) -> Operation:
-    def change(old: object, context: Context) -> object:
+) -> UpdateOperation:
+    def change(old: object, context: UpdateContext) -> object:
         result = [] if old is MISSING else list(_array(old, path, context))
         at = len(result) if position is None else position
-        result[at:at] = items  # behind the end is at the end, and a negative one counts from it, as in Python
+        result[at:at] = items  # as in Python: beyond the end means the end, and a negative number counts from the end
         if sort_key is not None:
-            result = ordered([(sort_key(item), item) for item in result])
+            result = sort_by_key([(sort_key(item), item) for item in result])
         if keep is not None:
             result = result[:keep] if keep >= 0 else result[keep:]
         return result
 
-    return Operation(change)
+    return UpdateOperation(change)
 
 
 def _push_number(clauses: Mapping[str, object], name: str) -> int | None:
@@ -62,7 +62,7 @@ def _push_number(clauses: Mapping[str, object], name: str) -> int | None:
 
 
 def _push_sort(spec: object) -> SortKey:
-    """1 or -1 sorts whole items, {field: 1 | -1} by fields of documents; arrays compare as a whole."""
+    """Return the sort key of $sort: 1 or -1 sorts whole items, {field: 1 | -1} sorts documents by their fields."""
     if is_number(spec):
         return _directed(encode_key, spec)
     if not isinstance(spec, Mapping):
@@ -101,7 +101,7 @@ def _field_key(path: str) -> SortKey:
     return key
 
 
-def add_to_set(path: str, operand: object) -> Operation:
+def add_to_set(path: str, operand: object) -> UpdateOperation:
     items: list[object] = [operand]
     if isinstance(operand, Mapping) and next(iter(operand), "") == "$each":
         each = operand["$each"]
@@ -113,7 +113,7 @@ def add_to_set(path: str, operand: object) -> Operation:
             raise BadValueError(f"Found unexpected fields after $each in $addToSet: {show(operand)}")
         items = each
 
-    def change(old: object, context: Context) -> object:
+    def change(old: object, context: UpdateContext) -> object:
         if old is not MISSING and type(old) is not list:
             raise BadValueError(
                 f"Cannot apply $addToSet to non-array field. Field named '{last_name(path)}' has non-array type "
@@ -128,28 +128,28 @@ def add_to_set(path: str, operand: object) -> Operation:
                 result.append(item)
         return result
 
-    return Operation(change)
+    return UpdateOperation(change)
 
 
-def pull(path: str, operand: object) -> Operation:
-    """Removes the items that equal a value or match a condition: operators about the item, or a filter on documents."""
+def pull(path: str, operand: object) -> UpdateOperation:
+    """Remove the items that equal a value, match operators, or match a filter over documents."""
     if is_operators(operand):
-        return _without(compile_value_filter(operand, path))
+        return _removal(compile_value_filter(operand, path))
     if isinstance(operand, Mapping):
         holds = compile_item_filter(operand)
-        return _without(lambda item: isinstance(item, Mapping) and holds(item))
-    return _without(on_value(literal(operand)) if type(operand) is Regex else equals(operand))
+        return _removal(lambda item: isinstance(item, Mapping) and holds(item))
+    return _removal(value_predicate(literal(operand)) if type(operand) is Regex else equals(operand))
 
 
-def pull_all(path: str, operand: object) -> Operation:
+def pull_all(path: str, operand: object) -> UpdateOperation:
     if type(operand) is not list:
         raise BadValueError(f"$pullAll requires an array argument but was given a {type_name(operand)}")
     keys = {encode_key(item) for item in operand}
-    return _without(lambda item: encode_key(item) in keys)
+    return _removal(lambda item: encode_key(item) in keys)
 
 
-def _without(is_pulled: Predicate) -> Operation:
-    def change(old: object, context: Context) -> object:
+def _removal(is_pulled: Predicate) -> UpdateOperation:
+    def change(old: object, context: UpdateContext) -> object:
         if old is MISSING:
             return MISSING
         if type(old) is not list:
@@ -161,28 +161,28 @@ def _without(is_pulled: Predicate) -> Operation:
                 kept.append(item)
         return kept
 
-    return Operation(change, creates=False)
+    return UpdateOperation(change, creates=False)
 
 
-def pop(path: str, operand: object) -> Operation:
-    """1 takes the last item away, -1 the first."""
+def pop(path: str, operand: object) -> UpdateOperation:
+    """Remove the last item with 1, the first with -1."""
     if not is_number(operand):
         raise FailedToParseError(f"Expected a number in: {path}: {show(operand)}")
     if not (equals(1)(operand) or equals(-1)(operand)):
         raise FailedToParseError(f"$pop expects 1 or -1, found: {show(operand)}")
     last = equals(1)(operand)
 
-    def change(old: object, context: Context) -> object:
+    def change(old: object, context: UpdateContext) -> object:
         if old is MISSING:
             return MISSING
         if type(old) is not list:
             raise TypeMismatchError(f"Path '{path}' contains an element of non-array type '{type_name(old)}'")
         return old[:-1] if last else old[1:]
 
-    return Operation(change, creates=False)
+    return UpdateOperation(change, creates=False)
 
 
-def _array(value: object, path: str, context: Context) -> list[object]:
+def _array(value: object, path: str, context: UpdateContext) -> list[object]:
     if type(value) is not list:
         raise BadValueError(
             f"The field '{path}' must be an array but is of type {type_name(value)} in document "

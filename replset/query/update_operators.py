@@ -1,6 +1,6 @@
-"""The update operators on single values: each turns its operand into a change of the value at a path.
+"""Compiles the update operators on single values. Each turns its operand into a change of the value at a path.
 
-Those on arrays are in update_arrays.py; where the value stands, and what is made on the way, is update_paths.py's.
+update_arrays.py has the operators on arrays. update_paths.py finds the value and makes the documents on its path.
 """
 
 from __future__ import annotations
@@ -11,53 +11,53 @@ from dataclasses import dataclass
 from typing import Any
 
 from replset.bson import compare
-from replset.query.arithmetic import add, is_long, multiply, whole, zero_like
+from replset.query.arithmetic import add, is_long, multiply, to_stored_int, zero_like
+from replset.query.errors import BadValueError, TypeMismatchError, show
 from replset.query.order import MISSING, is_number, type_name
-from replset.query.refusals import BadValueError, TypeMismatchError, show
-from replset.query.update_paths import Change, Context
+from replset.query.update_paths import Change, UpdateContext
 
 _BITWISE: dict[str, Callable[[int, int], int]] = {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
-    """creates: whether missing documents on the path are made. only_on_insert: left out unless an upsert inserts."""
+class UpdateOperation:
+    """A change of one value. creates: make missing documents on the path. only_on_insert: for upserts that insert."""
 
     change: Change
     creates: bool = True
     only_on_insert: bool = False
 
 
-def set_value(path: str, operand: object) -> Operation:
-    return Operation(lambda old, context: operand)
+def set_value(path: str, operand: object) -> UpdateOperation:
+    return UpdateOperation(lambda old, context: operand)
 
 
-def set_on_insert(path: str, operand: object) -> Operation:
-    return Operation(lambda old, context: operand, only_on_insert=True)
+def set_on_insert(path: str, operand: object) -> UpdateOperation:
+    return UpdateOperation(lambda old, context: operand, only_on_insert=True)
 
 
-def unset(path: str, operand: object) -> Operation:
-    return Operation(lambda old, context: MISSING, creates=False)
+def unset(path: str, operand: object) -> UpdateOperation:
+    return UpdateOperation(lambda old, context: MISSING, creates=False)
 
 
-def increment(path: str, operand: object) -> Operation:
-    """TypeMismatch (14) for what is no number; BadValue (2) where the sum leaves 64 bits."""
+def increment(path: str, operand: object) -> UpdateOperation:
+    """Add `operand`. TypeMismatch (14) for a value that is not a number, BadValue (2) for a sum beyond 64 bits."""
     if not is_number(operand):
         raise TypeMismatchError(f"Cannot increment with non-numeric argument: {{{path}: {show(operand)}}}")
-    return Operation(_calculation("$inc", path, add, operand, operand))
+    return UpdateOperation(_calculation("$inc", path, add, operand, operand))
 
 
-def multiply_by(path: str, operand: object) -> Operation:
-    """As increment; what is missing becomes zero of the operand's type."""
+def multiply_by(path: str, operand: object) -> UpdateOperation:
+    """Multiply by `operand`, with the errors of increment. A missing field becomes zero of the operand's type."""
     if not is_number(operand):
         raise TypeMismatchError(f"Cannot multiply with non-numeric argument: {{{path}: {show(operand)}}}")
-    return Operation(_calculation("$mul", path, multiply, operand, zero_like(operand)))
+    return UpdateOperation(_calculation("$mul", path, multiply, operand, zero_like(operand)))
 
 
 def _calculation(
     name: str, path: str, calculate: Callable[[object, object], object], operand: object, when_missing: object
 ) -> Change:
-    def change(old: object, context: Context) -> object:
+    def change(old: object, context: UpdateContext) -> object:
         if old is MISSING:
             return when_missing
         if not is_number(old):
@@ -76,18 +76,18 @@ def _calculation(
     return change
 
 
-def minimum(path: str, operand: object) -> Operation:
-    return Operation(lambda old, context: operand if old is MISSING or compare(operand, old) < 0 else old)
+def minimum(path: str, operand: object) -> UpdateOperation:
+    return UpdateOperation(lambda old, context: operand if old is MISSING or compare(operand, old) < 0 else old)
 
 
-def maximum(path: str, operand: object) -> Operation:
-    return Operation(lambda old, context: operand if old is MISSING or compare(operand, old) > 0 else old)
+def maximum(path: str, operand: object) -> UpdateOperation:
+    return UpdateOperation(lambda old, context: operand if old is MISSING or compare(operand, old) > 0 else old)
 
 
-def current_date(path: str, operand: object) -> Operation:
-    """operand: a boolean, or {$type: "date" | "timestamp"}."""
+def current_date(path: str, operand: object) -> UpdateOperation:
+    """Set the present time. operand: a boolean, or {$type: "date" | "timestamp"}."""
     if type(operand) is bool:
-        return Operation(lambda old, context: context.now)
+        return UpdateOperation(lambda old, context: context.now)
     if not isinstance(operand, Mapping):
         raise BadValueError(
             f"{type_name(operand)} is not valid type for $currentDate. Please use a boolean ('true') or a $type "
@@ -98,16 +98,16 @@ def current_date(path: str, operand: object) -> Operation:
             raise BadValueError(f"Unrecognized $currentDate option: {name}")
     match operand.get("$type"):
         case "date":
-            return Operation(lambda old, context: context.now)
+            return UpdateOperation(lambda old, context: context.now)
         case "timestamp":
-            return Operation(lambda old, context: context.timestamp)
+            return UpdateOperation(lambda old, context: context.timestamp)
     raise BadValueError(
         "The '$type' string field is required to be 'date' or 'timestamp': {$currentDate: {field : {$type: 'date'}}}"
     )
 
 
-def bitwise(path: str, operand: object) -> Operation:
-    """operand: {and | or | xor: whole number, ...}, done in order; what is missing counts as 0."""
+def bitwise(path: str, operand: object) -> UpdateOperation:
+    """Apply {and | or | xor: whole number, ...} in order. A missing field counts as 0."""
     if not isinstance(operand, Mapping):
         raise BadValueError(
             f"The $bit modifier is not compatible with a {type_name(operand)}. You must pass in an embedded document: "
@@ -123,7 +123,7 @@ def bitwise(path: str, operand: object) -> Operation:
             raise BadValueError(f"The $bit modifier field must be an Integer(32/64 bit); a {type_name(number)} is not")
         steps.append((_BITWISE[name], number))
 
-    def change(old: Any, context: Context) -> object:
+    def change(old: Any, context: UpdateContext) -> object:
         number: Any = 0 if old is MISSING else old
         if not _is_whole(number):
             raise BadValueError(
@@ -131,10 +131,10 @@ def bitwise(path: str, operand: object) -> Operation:
                 f"'{last_name(path)}' of non-integer type {type_name(old)}"
             )
         for calculate, mask in steps:
-            number = whole(calculate(int(number), int(mask)), is_long(number) or is_long(mask))
+            number = to_stored_int(calculate(int(number), int(mask)), is_long(number) or is_long(mask))
         return number
 
-    return Operation(change)
+    return UpdateOperation(change)
 
 
 def _is_whole(value: object) -> bool:

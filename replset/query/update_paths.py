@@ -1,7 +1,7 @@
-"""Where an update changes a document: its paths checked, and one value at a path replaced without touching the input.
+"""Checks the paths of an update, and replaces the value at a path without a change to the input document.
 
-Containers on the way are copied only when something below them changes, so a document that comes back is the same
-object where nothing changed.
+Documents and arrays on the path are copied only when something in them changes. So the result is the input object
+itself when nothing changed.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 
 from replset.bson import MAX_DEPTH, DateTime, Timestamp
 from replset.errors import ErrorCode, ReplError
-from replset.query.order import MISSING, Predicate, identical
-from replset.query.paths import array_index
-from replset.query.refusals import (
+from replset.query.errors import (
     BadValueError,
     ConflictingUpdateOperatorsError,
     DollarPrefixedFieldNameError,
@@ -21,6 +19,8 @@ from replset.query.refusals import (
     PathNotViableError,
     show,
 )
+from replset.query.order import MISSING, Predicate, identical
+from replset.query.paths import array_index
 from replset.query.time_limit import check_time
 
 MAX_PADDING = 1_500_000
@@ -30,20 +30,20 @@ _DBREF_NAMES = frozenset({"$ref", "$id", "$db"})
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
-    """What a change may depend on beside the value it meets. doc_id: for messages."""
+class UpdateContext:
+    """The time of an update, and the `_id` of its document for messages."""
 
     now: DateTime
     timestamp: Timestamp
     doc_id: object
 
 
-Change = Callable[[object, Context], object]
-"""The value that takes the place of the one given; MISSING stands for none, on both sides."""
+Change = Callable[[object, UpdateContext], object]
+"""Returns the new value for an old one. MISSING means that there is none, on both sides."""
 
 
 def update_path(path: str) -> tuple[str, ...]:
-    """The field names of a path in an update: `$`, `$[]` and `$[name]` among them, but not in front.
+    """Return the field names of a path in an update. `$`, `$[]` and `$[name]` are allowed, but not as the first name.
 
     Raises EmptyFieldName (56), DollarPrefixedFieldName (52), BadValue (2), Overflow (15) for more than 200 names.
     """
@@ -72,13 +72,13 @@ def is_dynamic(part: str) -> bool:
 
 
 class PathTree:
-    """The paths of one update; refuses one that another one changes too, or leads through."""
+    """The paths of one update. A path that equals another one, or is below or above it, is refused."""
 
     def __init__(self) -> None:
         self._root: dict[str, object] = {}
 
     def add(self, parts: tuple[str, ...]) -> None:
-        """ConflictingUpdateOperators (40) names the path and where it meets the other one."""
+        """Add a path. ConflictingUpdateOperators (40) names the path and the part at which it meets another one."""
         node = self._root
         for depth, part in enumerate(parts):
             last = depth == len(parts) - 1
@@ -86,7 +86,7 @@ class PathTree:
             if child is None and not last:
                 child = node[part] = {}
             if last and child is None:
-                node[part] = MISSING  # a leaf: no path goes on from here
+                node[part] = MISSING  # the end of a path: no other path goes on from here
                 return
             if last or not isinstance(child, dict):
                 raise ConflictingUpdateOperatorsError(
@@ -96,27 +96,27 @@ class PathTree:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """One change of one update at `parts`, in which `$` is an index by now.
+class PathUpdate:
+    """One change of one update at the path `parts`, in which the positional `$` is an index already.
 
-    creates: documents and nulls on the way are made; else a path that leads nowhere changes nothing.
-    filters: what `$[name]` asks the items of an array.
+    creates: missing documents on the path are made; else a path without a value changes nothing.
+    filters: the test of each `$[name]` for the items of an array.
     """
 
     parts: tuple[str, ...]
     change: Change
     creates: bool
-    context: Context
+    context: UpdateContext
     filters: Mapping[str, Predicate] = field(default_factory=dict)
 
-    def rewritten(self, doc: dict[str, object]) -> dict[str, object]:
-        """`doc` with the change made: a new document, or `doc` itself when nothing changed."""
+    def apply(self, doc: dict[str, object]) -> dict[str, object]:
+        """Return a new document with the change, or `doc` itself when nothing changes."""
         return self._in_document(doc, 0)
 
     def _in_document(self, doc: dict[str, object], depth: int) -> dict[str, object]:
         name = self.parts[depth]
         if is_dynamic(name):
-            raise BadValueError(f"Cannot apply array updates to non-array element {self._shown(depth - 1, doc)}")
+            raise BadValueError(f"Cannot apply array updates to non-array element {self._describe(depth - 1, doc)}")
         old = doc.get(name, MISSING)
         new = self._value(old, depth)
         if new is old:
@@ -129,7 +129,7 @@ class Place:
         return changed
 
     def _value(self, old: object, depth: int) -> object:
-        """What takes the place of `old`, which stands at parts[depth]; `old` itself when nothing changes."""
+        """Return the new value for `old`, the value at parts[depth]; `old` itself when nothing changes."""
         if depth == len(self.parts) - 1:
             new = self.change(old, self.context)
             return old if old is not MISSING and new is not MISSING and identical(old, new) else new
@@ -145,8 +145,8 @@ class Place:
         if type(old) is list:
             return self._in_array(old, depth + 1)
         if is_dynamic(self.parts[depth + 1]):
-            raise BadValueError(f"Cannot apply array updates to non-array element {self._shown(depth, old)}")
-        return self._blocked(old, depth)
+            raise BadValueError(f"Cannot apply array updates to non-array element {self._describe(depth, old)}")
+        return self._not_viable(old, depth)
 
     def _in_array(self, items: list[object], depth: int) -> list[object]:
         name = self.parts[depth]
@@ -159,7 +159,7 @@ class Place:
             return new_items if any(new is not old for new, old in zip(new_items, items, strict=True)) else items
         index = array_index(name)
         if index is None:
-            self._blocked(items, depth - 1)
+            self._not_viable(items, depth - 1)
             return items
         old = items[index] if index < len(items) else MISSING
         new = self._value(old, depth)
@@ -172,25 +172,25 @@ class Place:
         changed[index] = _null(new)
         return changed
 
-    def _blocked(self, value: object, depth: int) -> object:
-        """The path goes on from a value that has no such field: PathNotViable (28), or nothing to do."""
+    def _not_viable(self, value: object, depth: int) -> object:
+        """Handle a path that goes on from a value without fields: PathNotViable (28), or no change."""
         if self.creates:
             raise PathNotViableError(
-                f"Cannot create field '{self.parts[depth + 1]}' in element {self._shown(depth, value)}"
+                f"Cannot create field '{self.parts[depth + 1]}' in element {self._describe(depth, value)}"
             )
         return value
 
-    def _shown(self, depth: int, value: object) -> str:
+    def _describe(self, depth: int, value: object) -> str:
         return f"{{{self.parts[depth]}: {show(value)}}}"
 
 
 def _null(value: object) -> object:
-    """An array keeps its places: what is removed from one becomes null."""
+    """Return null for MISSING. A value removed from an array becomes null, so that the others keep their index."""
     return None if value is MISSING else value
 
 
 def static_value(doc: Mapping[str, object], parts: tuple[str, ...], role: str) -> object:
-    """The value at a path of $rename, MISSING when there is none; BadValueError where it stands in an array.
+    """Return the value at a path of $rename, MISSING when there is none. BadValueError for a path through an array.
 
     role: `source` or `destination`, for the message.
     """

@@ -1,4 +1,4 @@
-"""What an upsert starts from: the fields that a filter demands to be equal to one value."""
+"""Makes the document that an upsert starts from: the fields that its filter requires to equal one value."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from replset.bson import Regex
 from replset.errors import ErrorCode, ReplError
 from replset.query.conditions import is_operators
-from replset.query.refusals import ConflictingUpdateOperatorsError
+from replset.query.errors import ConflictingUpdateOperatorsError
 from replset.query.update_paths import PathTree
 
 
 def upsert_base(query: Mapping[str, object]) -> dict[str, object]:
-    """The document that an upsert's update is applied to when nothing matched; in it what the filter says to be equal.
+    """Return the document that an upsert's update is applied to when nothing matched.
 
-    query: a filter that compile_filter accepted. Raises 54 when it says two things of one path, 111 when it names a
-    part of `_id` only.
+    query: a filter that compile_filter accepted. Raises 54 when it requires two values for one path, 111 when it names
+    only a part of `_id`.
     """
     base: dict[str, object] = {}
     tree = PathTree()

@@ -14,7 +14,7 @@ from replset.bson import RawDocument, encode_key
 from replset.bson.decoding import read_value
 from replset.errors import OutOfDiskSpaceError, RemoteProtocolError, ReplError, StorageError
 from replset.oplog_entry import INSERT, InsertReader, OplogEntry
-from replset.query.diff import updated
+from replset.query.diff import apply_update_bytes
 from replset.storage.catalog import Collection
 from replset.storage.store import Store
 from replset.storage.txn import Txn
@@ -103,15 +103,15 @@ def _apply_insert(txn: Txn, run: InsertReader, raw: bytes) -> bool:
 
 
 def _small(before: bytes, o: RawDocument, evaluated: EvaluatedUpdate | None) -> bytes:
-    """As `updated`, on the event loop."""
+    """As `apply_update_bytes`, on the event loop."""
     if evaluated is not None and evaluated.before == before:
         return evaluated.after
     if max(len(before), len(o.raw)) > LARGE_DOCUMENT and o.type_of("$v") is not None:
         raise LargeUpdateError(before, o)
-    return updated(before, o)
+    return apply_update_bytes(before, o)
 
 
-def apply_entry(txn: Txn, entry: OplogEntry, changed: Change = updated) -> bool:
+def apply_entry(txn: Txn, entry: OplogEntry, changed: Change = apply_update_bytes) -> bool:
     """Apply one entry and add it to the oplog; False when it is there already, which changes nothing.
 
     changed: what an update entry makes of a document; nothing is written yet when it is called.
@@ -124,7 +124,7 @@ def apply_entry(txn: Txn, entry: OplogEntry, changed: Change = updated) -> bool:
     return True
 
 
-def apply_effect(txn: Txn, entry: OplogEntry, ts: int, changed: Change = updated) -> bytes | None:
+def apply_effect(txn: Txn, entry: OplogEntry, ts: int, changed: Change = apply_update_bytes) -> bytes | None:
     """Do what the entry says to documents and collections, with undo rows under `ts`; no oplog row.
 
     Returns the key of its document (encode_key of the `_id`), None for commands and no-ops.

@@ -21,7 +21,7 @@ from replset.errors import HostUnreachableError, OutOfDiskSpaceError, RemoteProt
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.oplog_entry import OplogEntry
 from replset.oplog_row import CHAIN_START, chain_after
-from replset.query.diff import updated
+from replset.query.diff import apply_update_bytes
 from replset.replication.applier import EvaluatedUpdate, LargeUpdateError, apply_batch
 from replset.replication.context import MemberContext
 from replset.replication.disk_space import retry_while_disk_full
@@ -306,7 +306,7 @@ class Fetcher:
         """Compute in a thread what the entry makes of the document. RemoteProtocolError when the entry is malformed."""
         before, o = large.before, large.o
         try:
-            return EvaluatedUpdate(before, await self._context.workers.run(lambda: updated(before, o)))
+            return EvaluatedUpdate(before, await self._context.workers.run(lambda: apply_update_bytes(before, o)))
         except ReplError as error:
             raise RemoteProtocolError(f"an update cannot be applied: {error.message}") from error
 

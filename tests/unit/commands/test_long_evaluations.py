@@ -29,7 +29,7 @@ from replset.ids import Millis
 from replset.query import conditions, match, time_limit
 from replset.query.diff import update_entry_object
 from replset.query.match import compile_filter
-from replset.query.sort import compile_sort, ordered
+from replset.query.sort import compile_sort, sort_by_key
 from replset.query.update import OPERATORS, compile_update
 from replset.replication.write_ops import WriteGroup, do_delete, do_update, update_object
 from replset.runtime.machine import RealClock, short_turns
@@ -464,7 +464,7 @@ def longest_call(work: Callable[[], object]) -> float:
 
 
 CALLS: dict[str, Callable[[], object]] = {
-    "sort": lambda: ordered([(encode_key(n * 7919 % 100_003), n) for n in range(100_000)]),
+    "sort": lambda: sort_by_key([(encode_key(n * 7919 % 100_003), n) for n in range(100_000)]),
     "push and sort": lambda: compile_update({"$push": {"a": {"$each": [], "$sort": 1}}}).apply(
         {"a": [n * 7919 % 100_003 for n in range(100_000)]},
         now=None,  # type: ignore[arg-type]

@@ -21,15 +21,15 @@ ENDLESS = "x" * 100_000 + "zy"
 
 @pytest.fixture(autouse=True)
 def saved_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regex, "_allowance", regex._Allowance())
+    monkeypatch.setattr(regex, "_budget", regex._TimeBudget())
 
 
 def text_for(seconds: float) -> str:
     """A text on which SLOW takes about so long, of the CPU."""
-    search = regex.matcher(SLOW.pattern, "")
+    search = regex.regex_predicate(SLOW.pattern, "")
     for step in range(60):
         text = "x" * int(50 * 1.2**step) + "zy"
-        regex.begin_turn()
+        regex.begin_time_slice()
         began = time.thread_time()
         search(text)
         if time.thread_time() - began > seconds / 2:
@@ -92,7 +92,7 @@ def test_others_get_their_turn_while_an_expression_is_slow(client: Client, name:
     took = time.thread_time() - began
     assert reply["ok"] == 1.0, reply
     assert "writeErrors" not in reply
-    assert took > 5 * regex.TURN_S, "all of it is slow"
+    assert took > 5 * regex.SLICE_S, "all of it is slow"
     assert longest < took / 2
 
 

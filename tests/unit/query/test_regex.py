@@ -52,7 +52,7 @@ SPELLINGS: list[tuple[str, str, list[str], list[str]]] = [
 
 @pytest.mark.parametrize(("pattern", "options", "taken", "left"), SPELLINGS, ids=[row[0] for row in SPELLINGS])
 def test_spelling(pattern: str, options: str, taken: list[str], left: list[str]) -> None:
-    holds = regex.matcher(pattern, options)
+    holds = regex.regex_predicate(pattern, options)
     assert [text for text in taken if not holds(text)] == []
     assert [text for text in left if holds(text)] == []
 
@@ -91,7 +91,7 @@ def test_spelling(pattern: str, options: str, taken: list[str], left: list[str])
 def test_what_cannot_be_read_is_one_short_error(pattern: str) -> None:
     began = time.process_time()
     with pytest.raises(ReplError) as caught:
-        regex.matcher(pattern, "")
+        regex.regex_predicate(pattern, "")
     assert (caught.value.code, len(caught.value.message) < 300) == (51091, True), caught.value.message
     assert time.process_time() - began < 1
 
@@ -102,8 +102,8 @@ def test_what_cannot_be_read_is_one_short_error(pattern: str) -> None:
 @pytest.fixture(autouse=True)
 def saved_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test begins with all the time that expressions may have."""
-    monkeypatch.setattr(regex, "_allowance", regex._Allowance())
-    monkeypatch.setattr(regex, "_apart", threading.BoundedSemaphore())
+    monkeypatch.setattr(regex, "_budget", regex._TimeBudget())
+    monkeypatch.setattr(regex, "_thread_slot", threading.BoundedSemaphore())
 
 
 def refused(holds: Predicate, text: str) -> float:
@@ -134,20 +134,20 @@ CATASTROPHES: list[tuple[str, str]] = [
 
 @pytest.mark.parametrize(("pattern", "text"), CATASTROPHES, ids=[f"{p[:30]} {len(t)}" for p, t in CATASTROPHES])
 def test_an_expression_that_goes_back_without_end_is_refused(pattern: str, text: str) -> None:
-    holds = regex.matcher(pattern, "")
-    regex.begin_turn()
+    holds = regex.regex_predicate(pattern, "")
+    regex.begin_time_slice()
     assert refused(holds, text) < 0.5
 
 
 def test_a_text_of_megabytes_and_a_pattern_of_kilobytes_are_not_tried() -> None:
-    holds = regex.matcher("(?:ab|c)" * 400, "")
-    regex.begin_turn()
+    holds = regex.regex_predicate("(?:ab|c)" * 400, "")
+    regex.begin_time_slice()
     refused(holds, "c" * 1_500_000)
-    assert regex._allowance.used == 0
+    assert regex._budget.used == 0
 
 
 def test_a_pattern_is_quoted_only_in_part() -> None:
-    holds = regex.matcher("(a+)+$|" + "b" * 20_000, "")
+    holds = regex.regex_predicate("(a+)+$|" + "b" * 20_000, "")
     refused(holds, "a" * 50_000 + "b")
 
 
@@ -155,23 +155,23 @@ def test_a_pattern_is_quoted_only_in_part() -> None:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches in a thread of their own may wait for it as long as a busy machine makes them."""
     monkeypatch.setattr(regex, "LIMIT_S", 60.0)
-    monkeypatch.setattr(regex, "_allowance", regex._Allowance())
+    monkeypatch.setattr(regex, "_budget", regex._TimeBudget())
 
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("piece", ["a", "é", "(?:a)", "[a]", "a{1}", "(?:a){1}?", r"\x61"])
 @pytest.mark.parametrize("options", ["", "i"])
 def test_long_runs_are_not_prepared_in_cubic_time(piece: str, options: str) -> None:
-    holds = regex.matcher("(?:)" + piece * (6_000 // len(piece)), options)
+    holds = regex.regex_predicate("(?:)" + piece * (6_000 // len(piece)), options)
     assert not holds("b" * 10_000)
-    assert regex._allowance.used < 20, "in cubic time it takes minutes"
+    assert regex._budget.used < 20, "in cubic time it takes minutes"
 
 
 @pytest.mark.usefixtures("patient")
 def test_a_long_run_is_found() -> None:
     text = "".join(map(chr, range(300, 3_000)))
     for pattern in (text, rf"\Q{text}\E", f"(?:{text})+$", f"(?i){text}$"):
-        holds = regex.matcher(pattern, "")
+        holds = regex.regex_predicate(pattern, "")
         assert holds("xx" + text)
         assert not holds("xx" + text[:-1])
 
@@ -180,7 +180,7 @@ def test_a_long_run_is_found() -> None:
 @pytest.mark.parametrize("pattern", ["word$", "^word", ".word"])
 def test_a_word_is_found_in_a_text_of_megabytes(pattern: str) -> None:
     around = "some text. " * 200_000
-    holds = regex.matcher(pattern, "")
+    holds = regex.regex_predicate(pattern, "")
     assert holds({"word$": around + "word", "^word": "word" + around, ".word": f"{around}word{around}"}[pattern])
     assert not holds(around)
 
@@ -189,10 +189,10 @@ def test_slow_expressions_share_what_they_may_use(monkeypatch: pytest.MonkeyPatc
     """One after the other within a turn, and turn after turn, they do not add up to more than a few turns."""
     monkeypatch.setattr(regex.time, "perf_counter", time.thread_time)  # nobody else has the machine and saves up for us
     texts = ["a" * 30_000 + "b"] * 10
-    holds = regex.matcher("(a+)+$", "")
+    holds = regex.regex_predicate("(a+)+$", "")
     began = time.thread_time()
     for text in texts:
-        regex.begin_turn()
+        regex.begin_time_slice()
         refused(holds, text)
     assert time.thread_time() - began < 1.5
 
@@ -209,21 +209,21 @@ def test_reading_many_expressions_takes_of_the_same_time(monkeypatch: pytest.Mon
 
 def test_quick_expressions_go_on_for_ever() -> None:
     """Turns that end when they should cost nothing of what is saved up."""
-    holds = regex.matcher("(?:x+x+)+y", "")
+    holds = regex.regex_predicate("(?:x+x+)+y", "")
     text = "x" * 15
     began = time.thread_time()
     for _ in range(40):
-        regex.begin_turn()
-        while not regex.turn_is_over():
+        regex.begin_time_slice()
+        while not regex.is_time_slice_over():
             assert not holds(text + "z")
             assert holds(text + "y")
-    assert time.thread_time() - began > 40 * regex.TURN_S
+    assert time.thread_time() - began > 40 * regex.SLICE_S
 
 
 def test_without_turns_there_is_one_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1_000.0]
     monkeypatch.setattr(regex.time, "perf_counter", lambda: now[0])
-    allowance = regex._Allowance()
+    allowance = regex._TimeBudget()
     allowance.begin()
     assert allowance.left("a") == regex.LIMIT_S
     allowance.used = regex.LIMIT_S
@@ -238,7 +238,7 @@ def test_many_words_and_many_texts_are_refused_too(monkeypatch: pytest.MonkeyPat
     """No single search is slow; what they take together counts, though nobody looked at a clock."""
     monkeypatch.setattr(regex.time, "perf_counter", lambda: 1_000.0)
     monkeypatch.setattr(regex.time, "thread_time", lambda: 1.0)
-    regex.begin_turn()
+    regex.begin_time_slice()
     matcher = compile_filter({"a": {"$in": [regex.Regex(f"word{number}$") for number in range(300)]}})
     with pytest.raises(ReplError) as caught:
         matcher.matches({"a": ["some text of a few words"] * 2_000_000})

@@ -17,7 +17,7 @@ from replset.core.messages import SourceBatch, SourceFailed, SourceProblem
 from replset.errors import DamagedEntryError, NotPrimaryOrSecondaryError, OutOfDiskSpaceError, RemoteProtocolError
 from replset.ids import OPTIME_NULL, HostPort, OpTime
 from replset.oplog_row import chain_after
-from replset.query.diff import updated
+from replset.query.diff import apply_update_bytes
 from replset.replication import applier as applier_module
 from replset.replication import fetcher as fetcher_module
 from replset.replication.applier import LargeUpdateError
@@ -339,14 +339,14 @@ def test_updates_of_large_documents_are_evaluated_beside_the_loop(
 
     def noted(before: bytes, o: RawDocument) -> bytes:
         (on_loop if threading.get_ident() == loop else beside).append(len(before))
-        return updated(before, o)
+        return apply_update_bytes(before, o)
 
     class Threads:
         async def run(self, work: Callable[[], T]) -> T:
             return await asyncio.get_running_loop().run_in_executor(None, work)
 
-    monkeypatch.setattr(fetcher_module, "updated", noted)
-    monkeypatch.setattr(applier_module, "updated", noted)
+    monkeypatch.setattr(fetcher_module, "apply_update_bytes", noted)
+    monkeypatch.setattr(applier_module, "apply_update_bytes", noted)
     monkeypatch.setattr(mine.context, "workers", Threads())
 
     async def test() -> None:

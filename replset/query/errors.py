@@ -1,4 +1,4 @@
-"""What a query or update is refused with: errors that several files raise, and values as messages show them."""
+"""Errors that a query or an update is refused with, and the text of values in their messages."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = [
     "PathNotViableError",
     "ProjectionError",
     "TypeMismatchError",
-    "not_built",
-    "shortened",
+    "not_supported",
+    "shorten",
     "show",
 ]
 
@@ -24,13 +24,13 @@ _SHOWN_CHARACTERS = 150
 
 
 class PathNotViableError(ReplError):
-    """A path leads through a value that holds no fields (28)."""
+    """A path goes through a value that has no fields (28)."""
 
     code = ErrorCode.PATH_NOT_VIABLE
 
 
 class ConflictingUpdateOperatorsError(ReplError):
-    """Two parts of one update change the same place (40)."""
+    """Two parts of one update change the same path (40)."""
 
     code = ErrorCode.CONFLICTING_UPDATE_OPERATORS
 
@@ -54,23 +54,23 @@ class ImmutableFieldError(ReplError):
 
 
 class ProjectionError(ReplError):
-    """A projection that contradicts itself or cannot be read; `code` is MongoDB's assertion number."""
+    """A projection contradicts itself or cannot be parsed. `code` is MongoDB's assertion number."""
 
 
-def not_built(name: str) -> UnknownFieldError:
-    """For what MongoDB has and this product does not: refused by name (40415)."""
+def not_supported(name: str) -> UnknownFieldError:
+    """Return the error for a feature that MongoDB has and this product does not have (40415)."""
     return UnknownFieldError(f"{name} is not supported yet")
 
 
 def show(value: object) -> str:
-    """`value` for a message: Extended JSON, cut where it gets long."""
+    """Return `value` as Extended JSON for a message, cut when it is long."""
     try:
         text = to_ejson(value)
     except InvalidBSONError:
         return "..."
-    return shortened(text)
+    return shorten(text)
 
 
-def shortened(text: str) -> str:
-    """`text` for a message, cut where it gets long."""
+def shorten(text: str) -> str:
+    """Return `text` for a message, cut when it is long."""
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
