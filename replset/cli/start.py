@@ -26,7 +26,7 @@ from replset.key_file import Keys, read_key_file
 from replset.runtime.connections import HTTP_CONNECTIONS, Slots, backlog_for, raise_descriptor_limit, share_descriptors
 from replset.runtime.log_writer import LogWriter, log_to_stderr
 from replset.runtime.machine import RealClock, RealWorkers
-from replset.runtime.member import RunningMember
+from replset.runtime.member import MemberPorts, RunningMember
 from replset.runtime.network import RealNetwork, split_host_port
 from replset.runtime.options import MemberOptions, flag_of, resolve_options, variable_of
 from replset.runtime.watchdog import Watchdog
@@ -153,24 +153,15 @@ async def run(options: MemberOptions, keys: Keys | None, writer: LogWriter) -> i
     workers, sync_workers = RealWorkers(), RealWorkers(threads=1)
     descriptors = raise_descriptor_limit()
     backlog = backlog_for(descriptors)
-    member = RunningMember(
-        options,
-        network=RealNetwork(backlog),
-        disk=RealDisk(),
-        clock=RealClock(),
-        workers=workers,
-        rng=random.SystemRandom(),
-        keys=keys,
-        sync_workers=sync_workers,
-    )
-    http_slots = Slots(HTTP_CONNECTIONS, "HTTP")
-    share_descriptors(descriptors, member.wire_slots, http_slots)
+    ports = MemberPorts(RealNetwork(backlog), RealDisk(), RealClock(), workers, random.SystemRandom(), sync_workers)
+    wire_slots, http_slots = Slots(options.max_connections, "wire"), Slots(HTTP_CONNECTIONS, "HTTP")
+    share_descriptors(descriptors, wire_slots, http_slots)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     try:
-        await member.start()
+        member = await RunningMember.start(options, ports, keys=keys, wire_slots=wire_slots)
     except ReplError as error:
         return refuse(error.message, writer)
     except OSError as error:

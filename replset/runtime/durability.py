@@ -13,7 +13,8 @@ from typing import Final
 
 from replset.core.messages import Position
 from replset.ids import OPTIME_NULL, Millis, OpTime
-from replset.replication.ports import Clock, Workers
+from replset.replication.context import MemberContext
+from replset.replication.ports import Workers
 from replset.storage.store import Store
 
 log = logging.getLogger("replset.durability")
@@ -45,19 +46,19 @@ class Durability:
 
     def __init__(
         self,
-        store: Callable[[], Store],
-        clock: Clock,
-        workers: Workers,
+        context: MemberContext,
+        sync_workers: Workers,
+        *,
         on_moved: Callable[[], None],
         on_stalled: Callable[[bool], None],
         stall_after_ms: Callable[[], Millis],
     ) -> None:
-        """on_moved: told of each finished sync. on_stalled: told when the disk had one for `stall_after_ms` and did not
-        finish it (True), and when it did (False). Who replaces the store takes `busy` first.
+        """sync_workers: the thread of the sync. on_moved: called after each finished sync. on_stalled: called with True
+        when the disk had a sync for `stall_after_ms` and did not finish it, with False when it did. Who replaces the
+        store takes `busy` first.
         """
-        self._store = store
-        self._clock = clock
-        self._workers = workers
+        self._context = context
+        self._sync_workers = sync_workers
         self.busy = asyncio.Lock()
         self._on_moved = on_moved
         self._on_stalled = on_stalled
@@ -68,26 +69,27 @@ class Durability:
         self._timer: asyncio.TimerHandle | None = None
         self.last_durable: OpTime = OPTIME_NULL
         self.durable_wall_ms = 0
+        self.on_store_opened()
 
-    def opened(self) -> None:
+    def on_store_opened(self) -> None:
         """The store was opened, which ends with a full checkpoint: all that it holds is durable."""
         self._epoch += 1
-        store = self._store()
+        store = self._context.store
         self.last_durable, self.durable_wall_ms = store.last_applied, store.last_wall_ms
 
-    def undone(self) -> None:
+    def on_undone(self) -> None:
         """A rollback took entries away: last_durable cannot be newer, and a sync under way says nothing of them."""
         self._epoch += 1
-        store = self._store()
+        store = self._context.store
         if store.last_applied < self.last_durable:
             self.last_durable, self.durable_wall_ms = store.last_applied, store.last_wall_ms
         self._dirty.set()
 
     def position(self) -> Position:
-        store = self._store()
+        store = self._context.store
         return Position(store.last_applied, self.last_durable, store.last_wall_ms, self.durable_wall_ms)
 
-    def committed(self) -> None:
+    def on_committed(self) -> None:
         """Something was committed: sync it."""
         self._dirty.set()
 
@@ -100,14 +102,14 @@ class Durability:
                 await self._sync()
 
     async def _sync(self) -> None:
-        store, epoch = self._store(), self._epoch
+        store, epoch = self._context.store, self._epoch
         target, wall_ms = store.last_applied, store.last_wall_ms
         if target == self.last_durable:
             return
         sync = Sync(store)
         self._look_later(sync, 0)
         try:
-            await self._workers.run(sync)
+            await self._sync_workers.run(sync)
         finally:
             if self._timer is not None:
                 self._timer.cancel()
@@ -121,11 +123,11 @@ class Durability:
     def _look_later(self, sync: Sync, looks: int) -> None:
         """looks: those that saw the disk at work on it."""
         wait_ms = self._stall_after_ms() / LOOKS
-        due = Millis(self._clock.now() + int(wait_ms))
+        due = Millis(self._context.clock.now() + int(wait_ms))
         self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._look, sync, looks, due)
 
     def _look(self, sync: Sync, looks: int, due: Millis) -> None:
-        late_ms = self._clock.now() - due
+        late_ms = self._context.clock.now() - due
         # A sync that waits for its thread, or whose end the loop has not heard of, says nothing of the disk; nor does
         # time in which this process did not run, for its thread had no turn either. A primary that stepped down for
         # that would leave a disk that is well, and tell its operator the opposite. What the sync would have covered

@@ -52,10 +52,11 @@ class RealWorkers:
         self._pool.shutdown(wait=True)
 
 
-class KeptWorkers:
-    """The Workers port; knows what is under way, also when nobody awaits it any more.
+class TrackedWorkers:
+    """Implements Workers and knows which work is under way, also when nobody awaits it any more.
 
-    A thread cannot be cancelled: before files are closed or the folder's lock is given back, `idle` waits for it.
+    A thread cannot be cancelled. `wait` must return before files are closed or the folder's lock is given back, or a
+    thread could write files that another process has already opened.
     """
 
     def __init__(self, workers: Workers) -> None:
@@ -71,7 +72,7 @@ class KeptWorkers:
     async def _run(self, work: Callable[[], T]) -> T:
         return await self._workers.run(work)
 
-    async def idle(self) -> None:
+    async def wait(self) -> None:
         """Return once no thread works for this member."""
         while self._under_way:
             await asyncio.wait(list(self._under_way))

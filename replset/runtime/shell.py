@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from itertools import count
-from typing import Any, Protocol
+from typing import Protocol
 
 from replset.core.effects import (
     AcceptWrites,
@@ -32,26 +32,27 @@ from replset.errors import ReplError, ShutdownInProgressError
 from replset.ids import Millis
 from replset.replication.disk_space import retry_while_disk_full
 from replset.replication.ports import Clock, Workers
+from replset.runtime.background import BackgroundTasks
 
 log = logging.getLogger("replset.shell")
 
 
-class Hands(Protocol):
-    """What the shell needs of the member to carry effects out."""
+class EffectHandler(Protocol):
+    """Does what the shell does not do itself. The member implements it."""
 
-    def carry_out(self, effect: Effect) -> None:
+    def handle_effect(self, effect: Effect) -> None:
         """Do any effect but Persist, RecordElectionEvent, Send and Reply; on the loop, without waiting."""
         ...
 
-    async def exchange(self, send: Send) -> ReplyBody:
+    async def send_request(self, send: Send) -> ReplyBody:
         """Send to another member and return its answer; raises ReplError when there is none."""
         ...
 
-    def save(self, record: PersistedRecord) -> None:
+    def save_record(self, record: PersistedRecord) -> None:
         """Write to member.db and sync; in a worker thread."""
         ...
 
-    def note(self, records: list[ElectionRecord], wall_ms: int) -> None:
+    def save_election_events(self, records: list[ElectionRecord], wall_ms: int) -> None:
         """Write lines of the election journal; in a worker thread."""
         ...
 
@@ -62,14 +63,14 @@ class Shell:
     def __init__(
         self,
         node: Node,
-        hands: Hands,
+        handler: EffectHandler,
         clock: Clock,
         workers: Workers,
         on_broken: Callable[[BaseException], None],
     ) -> None:
         """`on_broken` stops the member: the core or an effect broke off, or member.db could not be written."""
         self.node = node
-        self._hands = hands
+        self._handler = handler
         self._clock = clock
         self._workers = workers
         self._on_broken = on_broken
@@ -79,8 +80,8 @@ class Shell:
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._due = Millis(0)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._file_tasks: set[asyncio.Task[None]] = set()  # of these, the ones that write member.db
+        self._requests = BackgroundTasks(self._break)
+        self._file_tasks = BackgroundTasks(self._break)  # these write member.db and are never cancelled
         self._request_ids = count(1)
         self._answers: dict[int, asyncio.Future[ReplyBody]] = {}
         self._journal: list[ElectionRecord] = []
@@ -115,10 +116,10 @@ class Shell:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks - self._file_tasks:
-            task.cancel()
+        self._requests.cancel()
         self._give_up_answers("the member is shutting down")
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._requests.wait()
+        await self._file_tasks.wait()
 
     # --- effects ------------------------------------------------------------------------------------------------
 
@@ -126,7 +127,7 @@ class Shell:
         try:
             effects = think()
         except Exception as broken:  # InvariantError, or a core that broke off halfway: neither may go on
-            self._broken(broken)
+            self._break(broken)
             return
         self._take(effects)
 
@@ -148,9 +149,9 @@ class Shell:
         if isinstance(effect, AcceptWrites):
             self._effects = deque(waiting for waiting in self._effects if not isinstance(waiting, AcceptWrites))
         try:
-            self._hands.carry_out(effect)
+            self._handler.handle_effect(effect)
         except Exception as broken:
-            self._broken(broken)
+            self._break(broken)
 
     def _pump(self) -> None:
         if self._busy or self._persisting:
@@ -160,7 +161,7 @@ class Shell:
             while self._effects and not self._persisting and not self._closed:
                 self._carry_out(self._effects.popleft())
         except Exception as broken:
-            self._broken(broken)
+            self._break(broken)
         finally:
             self._busy = False
 
@@ -168,19 +169,19 @@ class Shell:
         match effect:
             case Persist(record):
                 self._persisting = True
-                self._spawn_file_work(self._persist(record))
+                self._file_tasks.start(self._persist(record))
             case RecordElectionEvent(record=line):
                 self._journal.append(line)
                 if len(self._journal) == 1:
-                    self._spawn_file_work(self._write_journal())
+                    self._file_tasks.start(self._write_journal())
             case Send():
-                self._spawn(self._send(effect))
+                self._requests.start(self._send(effect))
             case Reply(request_id, body):
                 answer = self._answers.get(request_id)
                 if answer is not None and not answer.done():
                     answer.set_result(body)
             case _:
-                self._hands.carry_out(effect)
+                self._handler.handle_effect(effect)
 
     async def _persist(self, record: PersistedRecord) -> None:
         try:
@@ -191,7 +192,7 @@ class Shell:
         except ShutdownInProgressError:
             return
         except (ReplError, OSError) as error:
-            self._broken(error)
+            self._break(error)
             return
         self._persisting = False
         if isinstance(record, LastVote):
@@ -202,13 +203,13 @@ class Shell:
     async def _save(self, record: PersistedRecord) -> None:
         if self._closed:
             raise ShutdownInProgressError("the member is shutting down")
-        await self._workers.run(lambda: self._hands.save(record))
+        await self._workers.run(lambda: self._handler.save_record(record))
 
     async def _write_journal(self) -> None:
         try:
             async with self._member_file:
                 lines, self._journal = self._journal, []
-                await self._workers.run(lambda: self._hands.note(lines, self._clock.wall_ms()))
+                await self._workers.run(lambda: self._handler.save_election_events(lines, self._clock.wall_ms()))
         except (ReplError, OSError) as error:
             log.warning("the election journal could not be written: %s", error)
 
@@ -217,28 +218,12 @@ class Shell:
         body: ReplyBody | None = None
         error = ""
         try:
-            body = await self._hands.exchange(send)
+            body = await self._handler.send_request(send)
         except ReplError as failure:
             error = failure.message
         self.feed(Response(send.request_id, send.to, body, error, Millis(self._clock.now() - began)))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _spawn_file_work(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._spawn(work)
-        self._file_tasks.add(task)
-        task.add_done_callback(self._file_tasks.discard)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._broken(error)
-
-    def _broken(self, error: BaseException) -> None:
+    def _break(self, error: BaseException) -> None:
         self._closed = True
         self._on_broken(error)
         self._give_up_answers("the member must stop")

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import apsw
 
+from replset.bson import Timestamp
+from replset.core.member_state import MemberState
+from replset.core.node import Node
 from replset.errors import (
     InvariantError,
     NotWritablePrimaryError,
@@ -24,12 +27,13 @@ from replset.errors import (
     StoreBusyError,
 )
 from replset.oplog_entry import noop_entry
-from replset.replication.ports import Clock
+from replset.replication.context import MemberContext
 from replset.replication.write_ops import WriteGroup
-from replset.replication.write_queue import WriteQueue
-from replset.storage.store import Store
 
 T = TypeVar("T")
+
+INITIATION: Final = "initiating set"
+"""The no-op of a new set. The member that writes it is no primary yet."""
 
 _ENDS_THE_GROUP = (StorageError, OutOfDiskSpaceError, apsw.Error, OSError, MemoryError)
 """SQLite may have rolled the transaction back by itself: whatever followed would be committed piece by piece."""
@@ -44,25 +48,19 @@ class Writer:
 
     def __init__(
         self,
-        store: Callable[[], Store],
-        write_queue: WriteQueue,
-        clock: Clock,
+        context: MemberContext,
+        node: Node,
         rng: random.Random,
-        primary_host: Callable[[], str | None],
         on_committed: Callable[[], None],
-        on_broken: Callable[[BaseException], None],
     ) -> None:
-        """on_committed: called after each group that wrote entries. on_broken: storage failed; the member stops."""
-        self._store = store
-        self._write_queue = write_queue
-        self._clock = clock
+        """on_committed: called after each group that wrote entries."""
+        self._context = context
+        self._node = node
         self._rng = rng
-        self._primary_host = primary_host
         self._on_committed = on_committed
-        self._on_broken = on_broken
         self._term: int | None = None
         self._closed = False
-        self._queue: list[tuple[Callable[[WriteGroup], Any], asyncio.Future[Any]]] = []
+        self._operations: list[tuple[Callable[[WriteGroup], Any], asyncio.Future[Any]]] = []
         self._scheduled = False
 
     def accept(self, term: int | None) -> None:
@@ -79,32 +77,58 @@ class Writer:
         if self._term is None or self._closed:
             raise self._refusal()
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._queue.append((operation, future))
+        self._operations.append((operation, future))
         self._schedule()
         return await future
 
-    def append_noop(self, term: int, message: Mapping[str, object]) -> None:
-        """Write a no-op entry now, in a group of its own. Work for the write queue; raises what storage raises."""
-        wall_ms = self._clock.wall_ms()
-        with self._store().group() as txn:
+    def append_noop(self, term: int, message: str) -> None:
+        """Write a no-op entry of the core now, in a group of its own. Work for the write queue.
+
+        Raises what storage raises. A no-op that waited until this member had left `term` is not written: a rollback
+        would only have to take it away again.
+        """
+        leads = self._node.state is MemberState.PRIMARY and self._node.term == term
+        if leads or message == INITIATION:
+            self._write_noop(term, message)
+
+    def _write_noop(self, term: int, message: str) -> None:
+        wall_ms = self._context.clock.wall_ms()
+        with self._context.store.group() as txn:
             optime = txn.next_optime(term, wall_ms)
-            entry = noop_entry(message, optime, wall_ms)
+            entry = noop_entry(self._noop_document(message), optime, wall_ms)
             txn.append(entry, optime, op="n", ns="", wall_ms=wall_ms)
         self._on_committed()
+        if message == INITIATION:
+            # The entry must be on disk before the configuration that follows it is. A power cut between the two would
+            # leave a member that belongs to a set, must have data and has none. Nobody is served yet, so the loop may
+            # wait for the disk here.
+            self._context.store.wal.sync()
+
+    def _noop_document(self, message: str) -> dict[str, object]:
+        document: dict[str, object] = {"msg": message}
+        node = self._node
+        if message == "new primary":
+            document |= {"member": node.self_id, "host": self._context.identity.member}
+        elif message == "periodic noop":
+            point = node.commit_point
+            document["commitPoint"] = {"ts": Timestamp(point.seconds, point.increment), "t": point.term}
+        elif message == "Reconfig set" and node.config is not None:
+            document["version"] = node.config.version
+        return document
 
     def _schedule(self) -> None:
-        if self._queue and not self._scheduled:
+        if self._operations and not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._write_queue.submit, self._flush)
+            asyncio.get_running_loop().call_soon(self._context.write_queue.submit, self._flush)
 
     def _refusal(self) -> ReplError:
         if self._closed:
             return ShutdownInProgressError("the member is shutting down")
-        return NotWritablePrimaryError(primary=self._primary_host())
+        return NotWritablePrimaryError(primary=self._node.primary_host)
 
     def _flush(self) -> None:
         self._scheduled = False
-        queue, self._queue = self._queue, []
+        queue, self._operations = self._operations, []
         queue = [row for row in queue if not row[1].done()]  # whose client has gone
         if not queue:
             return
@@ -116,18 +140,18 @@ class Writer:
         try:
             outcomes, wrote = self._run_group(term, queue)
         except StoreBusyError:  # no operation ran: the write queue calls again
-            self._queue = queue + self._queue
+            self._operations = queue + self._operations
             raise
         except InvariantError as broken:
             self._fail(queue, broken)
-            self._on_broken(broken)
+            self._context.on_broken(broken)
         except ReplError as error:
             self._fail(queue, error)
         except Exception as error:
             self._fail(queue, error)
-            self._on_broken(error)
+            self._context.on_broken(error)
         else:
-            self._queue = queue[len(outcomes) :] + self._queue
+            self._operations = queue[len(outcomes) :] + self._operations
             self._schedule()
             if wrote:
                 self._on_committed()
@@ -147,11 +171,11 @@ class Writer:
         Returns (result, failure) of each, and whether anything was written.
         """
         outcomes: list[tuple[Any, Exception | None]] = []
-        with self._store().group() as txn:
-            group = WriteGroup(txn, term, self._clock.wall_ms(), self._rng)
-            until = self._clock.now() + GROUP_MS
+        with self._context.store.group() as txn:
+            group = WriteGroup(txn, term, self._context.clock.wall_ms(), self._rng)
+            until = self._context.clock.now() + GROUP_MS
             for operation, _ in queue[:GROUP_OPERATIONS]:
-                if txn.appended_bytes > GROUP_BYTES or (outcomes and self._clock.now() >= until):
+                if txn.appended_bytes > GROUP_BYTES or (outcomes and self._context.clock.now() >= until):
                     break
                 mark = txn.mark()
                 try:

@@ -11,7 +11,7 @@ import pytest
 from replset.bson import Timestamp
 from replset.core.member_state import MemberState
 from replset.errors import OutOfDiskSpaceError
-from replset.runtime import member as member_module
+from replset.runtime import files
 from tests.simulation.kit.checkers import Checkers
 from tests.simulation.kit.cluster import FAIR, SimCluster, Weather, quiet_logs
 from tests.simulation.kit.scenarios import Stage, staged
@@ -83,7 +83,7 @@ def test_a_start_without_room_shows_rollback_and_finishes_it_later(monkeypatch: 
         stage.heal()
         cluster.run_until(lambda: machine.life is None, 30, "the old primary dies in its rollback")
         assert interrupted == [True]
-        finish = member_module.settle
+        finish = files.finish_rollbacks
         tries = 0
 
         async def without_room(*arguments: Any) -> Any:
@@ -93,7 +93,7 @@ def test_a_start_without_room_shows_rollback_and_finishes_it_later(monkeypatch: 
                 raise OutOfDiskSpaceError("replset.db: no space left on the disk")
             return await finish(*arguments)
 
-        monkeypatch.setattr(member_module, "settle", without_room)
+        monkeypatch.setattr(files, "finish_rollbacks", without_room)
         states: list[MemberState] = []
 
         def watch() -> None:

@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,10 +28,12 @@ from replset.core.state import NodeState
 from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
 from replset.key_file import Keys
 from replset.replication import rollback
-from replset.runtime.member import RunningMember
+from replset.replication.copy_transfer import InitialSyncOptions
+from replset.replication.fetcher import FetchOptions
+from replset.runtime.member import MemberPorts, RunningMember, StepSizes
 from replset.runtime.options import MemberOptions
 from replset.storage import member_file, store
-from replset.storage.store import Store
+from replset.storage.store import StoreOptions
 from tests.simulation.kit.clock import SimClock
 from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.errors import SimulationError
@@ -160,25 +162,14 @@ class Weather:
 FAIR = Weather()
 
 
-class _SmallMember(RunningMember):
-    """A whole member with smaller steps, so that short runs have several of them."""
-
-    def __init__(self, weather: Weather, *args: Any, **kwargs: Any) -> None:
-        self._weather = weather
-        super().__init__(*args, **kwargs)
-
-    def _open_store(self) -> Store:
-        store = super()._open_store()
-        size = self._weather.checkpoint_bytes
-        store.options = replace(store.options, checkpoint_bytes=size, wal_limit_bytes=8 * size)
-        return store
-
-    def _connect_parts(self) -> None:
-        super()._connect_parts()
-        weather = self._weather
-        self._fetcher._options = replace(self._fetcher._options, max_bytes=weather.page_bytes)
-        transfer = self.initial_sync._transfer
-        transfer._options = replace(transfer._options, chunk_bytes=weather.chunk_bytes)
+def step_sizes(weather: Weather) -> StepSizes:
+    """Small steps, so that short runs have several of them."""
+    size = weather.checkpoint_bytes
+    return StepSizes(
+        StoreOptions(checkpoint_bytes=size, wal_limit_bytes=8 * size),
+        FetchOptions(max_bytes=weather.page_bytes),
+        InitialSyncOptions(chunk_bytes=weather.chunk_bytes),
+    )
 
 
 class SimCluster:
@@ -332,17 +323,15 @@ class SimCluster:
             self.loop, life, rng, self.weather.worker_ms, lambda: machine.slowness, self.weather.overlap
         )
         machine.workers = workers
-        machine.member = _SmallMember(
-            self.weather,
-            options,
-            network=self.network.port(machine.name, life),
-            disk=machine.disk,
-            clock=machine.clock,
-            workers=workers,
-            rng=random.Random(machine.rng.getrandbits(64)),
-            keys=Keys(["c2ltdWxhdGlvbg=="]) if self.weather.keyed else None,
+        ports = MemberPorts(
+            self.network.port(machine.name, life),
+            machine.disk,
+            machine.clock,
+            workers,
+            random.Random(machine.rng.getrandbits(64)),
         )
-        await machine.member.start()
+        keys = Keys(["c2ltdWxhdGlvbg=="]) if self.weather.keyed else None
+        machine.member = await RunningMember.start(options, ports, keys=keys, steps=step_sizes(self.weather))
 
     def _started(self, machine: Machine, life: Life, task: asyncio.Task[None]) -> None:
         if machine.life is not life:

@@ -16,6 +16,7 @@ from typing import Any
 
 import replset.replication.initial_sync as initial_sync_module
 import replset.replication.rollback as rollback_module
+import replset.runtime.data_replacement as data_replacement
 import replset.runtime.member as member_module
 import replset.storage.copies as copies_module
 import replset.storage.member_file as member_file_module
@@ -123,7 +124,7 @@ CRASH_POINTS: tuple[CrashPoint, ...] = (
     C(P.FIRST_START, "member.db has its schema", member_file_module, "ensure_schema", after=True),
     C(P.FIRST_START, "the incarnation is written", MemberFile, "_put", after=True, when=_has_incarnation),
     C(P.FIRST_START, "replset.db has its schema", store_module, "ensure_schema", after=True),
-    C(P.FIRST_START, "both databases are open", RunningMember, "_open_files", after=True),
+    C(P.FIRST_START, "both databases are open", member_module, "open_files", after=True),
     C(P.FIRST_START, "it listens", WireServer, "start", after=True),
     C(P.FIRST_START, "the configuration came and is saved", MemberFile, "save_config", after=True),
     # A dbpath whose member died in the middle of a rollback.
@@ -189,11 +190,11 @@ CRASH_POINTS: tuple[CrashPoint, ...] = (
     C(P.INITIAL_SYNC, "the copy is whole and synced", PartialCopy, "seal", after=True),
     C(P.INITIAL_SYNC, "the copy is named for this sync", initial_sync_module, "name_copy", after=True),
     C(P.INITIAL_SYNC, "the copy is checked and claimed", MemberFile, "claim_copy", after=True),
-    C(P.INITIAL_SYNC, "the store is closed", member_module, "install_copy"),
+    C(P.INITIAL_SYNC, "the store is closed", data_replacement, "install_copy"),
     C(P.INITIAL_SYNC, "the copy is made this member's", copies_module, "_make_ours", after=True),
     C(P.INITIAL_SYNC, "the old WAL is gone", SimDisk, "rename", when=_renames_database),
     C(P.INITIAL_SYNC, "the copy is moved, not synced", SimDisk, "rename", after=True, when=_renames_database),
-    C(P.INITIAL_SYNC, "the move is synced", member_module, "install_copy", after=True),
+    C(P.INITIAL_SYNC, "the move is synced", data_replacement, "install_copy", after=True),
     C(P.INITIAL_SYNC, "the marker is cleared", MemberFile, "end_initial_sync", after=True),
     C(P.INITIAL_SYNC, "the store is open again", Durability, "opened", after=True),
     C(P.INITIAL_SYNC, "the record is removed", PartialCopy, "discard", nth=2, after=True),
@@ -203,7 +204,7 @@ CRASH_POINTS: tuple[CrashPoint, ...] = (
     C(P.SOURCE, "the copy is let go", SimDisk, "remove", nth=2, when=_of_a_copy),
     C(P.CANDIDATE, "its own vote is not saved", MemberFile, "save_vote", when=_is_a_vote),
     C(P.CANDIDATE, "its own vote is saved, nobody was asked", MemberFile, "save_vote", after=True, when=_is_a_vote),
-    C(P.CANDIDATE, "it won, nothing is drained", RunningMember, "_drain"),
+    C(P.CANDIDATE, "it won, nothing is drained", RunningMember, "_report_drained"),
     C(P.CANDIDATE, "the new-primary no-op is not written", Writer, "append_noop", when=_is_new_primary),
     C(P.CANDIDATE, "the new-primary no-op is not synced", Writer, "append_noop", after=True, when=_is_new_primary),
     C(P.CANDIDATE, "the new-primary no-op is synced", Wal, "sync", after=True),
@@ -211,7 +212,7 @@ CRASH_POINTS: tuple[CrashPoint, ...] = (
     C(P.CANDIDATE, "the election journal is written", MemberFile, "append_lines", after=True),
     C(P.VOTER, "the vote is not saved", MemberFile, "save_vote", when=_is_a_vote),
     C(P.VOTER, "the vote is saved, not answered", MemberFile, "save_vote", after=True, when=_is_a_vote),
-    C(P.SHUTDOWN, "it was asked to stop", RunningMember, "_hand_over"),
+    C(P.SHUTDOWN, "it was asked to stop", member_module, "hand_over_primary"),
     C(P.SHUTDOWN, "it stepped down", RunningMember, "hand_over", after=True),
     C(P.SHUTDOWN, "writes are refused", Writer, "close", after=True),
     C(P.SHUTDOWN, "the core is closed", Shell, "close", after=True),

@@ -18,7 +18,7 @@ from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.replication import fetcher, initial_sync, rollback
 from replset.replication.fetcher import Fetcher
 from replset.replication.write_queue import WriteQueue
-from replset.runtime import member
+from replset.runtime import files
 from replset.storage import oplog, retention, undo
 from replset.storage.catalog import Collection
 from replset.storage.snapshot import Snapshot
@@ -148,7 +148,7 @@ def manifest_stays_planned(patch: pytest.MonkeyPatch) -> None:
         return []
 
     patch.setattr(rollback, "finish_rollbacks", finish_rollbacks)
-    patch.setattr(member, "finish_rollbacks", finish_rollbacks)
+    patch.setattr(files, "finish_rollbacks", finish_rollbacks)
 
 
 def undo_pruned_past_the_commit_point(patch: pytest.MonkeyPatch) -> None:

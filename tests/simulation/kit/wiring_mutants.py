@@ -13,9 +13,9 @@ from replset.commands.ports import MemberPort
 from replset.commands.waiters import WaiterList
 from replset.core.write_concern import WriteConcern
 from replset.ids import OPTIME_NULL, Millis, OpTime
-from replset.runtime import member as member_module
-from replset.runtime import shell
+from replset.runtime import data_replacement, shell
 from replset.runtime.member import RunningMember
+from replset.runtime.writer import Writer
 from replset.storage.store import Pin, Store
 from tests.simulation.kit import wiring
 
@@ -26,11 +26,11 @@ def cursor_survives_a_rollback(patch: pytest.MonkeyPatch) -> None:
     """A cursor goes on in a history that was taken back."""
 
     def undone(self: RunningMember) -> None:
-        self.durability.undone()
-        self._moved()
+        self.durability.on_undone()
+        self._on_moved()
         self._changes.notify()
 
-    patch.setattr(RunningMember, "_undone", undone)
+    patch.setattr(RunningMember, "_on_undone", undone)
 
 
 def entry_of_an_old_term_acknowledged(patch: pytest.MonkeyPatch) -> None:
@@ -79,10 +79,7 @@ def majority_cursor_without_its_pin(patch: pytest.MonkeyPatch) -> None:
 def noop_in_a_past_term(patch: pytest.MonkeyPatch) -> None:
     """A no-op that waited for a save is written after the stepdown."""
 
-    def append(self: RunningMember, term: int, message: str) -> None:
-        self._writer.append_noop(term, {"msg": message})
-
-    patch.setattr(RunningMember, "_append_noop", append)
+    patch.setattr(Writer, "append_noop", Writer._write_noop)
 
 
 def writes_end_behind_the_save(patch: pytest.MonkeyPatch) -> None:
@@ -92,12 +89,12 @@ def writes_end_behind_the_save(patch: pytest.MonkeyPatch) -> None:
 
 def rollback_id_of_the_source(patch: pytest.MonkeyPatch) -> None:
     """An installed copy takes its rollback id from the source alone."""
-    real = member_module.install_copy
+    real = data_replacement.install_copy
 
     def install(*arguments: Any, **named: Any) -> None:
         real(*arguments, **{**named, "rollback_id_before": 0})
 
-    patch.setattr(member_module, "install_copy", install)
+    patch.setattr(data_replacement, "install_copy", install)
 
 
 def wtimeout_answered_as_success(patch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,19 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from replset.ids import HostPort
+from replset.replication.context import Identity, MemberContext
+from replset.replication.ports import Clock
+from replset.replication.write_queue import WriteQueue
+from replset.storage.disk import RealDisk
 from tests.simulation.kit.clock import SimClock
 from tests.simulation.kit.loop import SimLoop
 
 T = TypeVar("T")
+
+
+def nobody_called(*_: object) -> None:
+    raise AssertionError("the part under test does not call this")
 
 
 def on_virtual_time(main: Callable[[SimClock], Coroutine[Any, Any, None]]) -> None:
@@ -20,6 +29,28 @@ def on_virtual_time(main: Callable[[SimClock], Coroutine[Any, Any, None]]) -> No
     finally:
         loop.close()
     assert loop.unhandled == []
+
+
+def context_of(
+    store: object,
+    clock: Clock,
+    workers: object = None,
+    *,
+    on_broken: Callable[[BaseException], None] = nobody_called,
+) -> MemberContext:
+    """What the parts of a member share, as far as the part under test looks at it."""
+    return MemberContext(
+        disk=RealDisk(),
+        dbpath="",
+        clock=clock,
+        workers=workers,  # type: ignore[arg-type]
+        store=store,  # type: ignore[arg-type]
+        write_queue=WriteQueue(),
+        identity=Identity("rs0", HostPort("a:27017")),
+        on_report=nobody_called,
+        on_undone=nobody_called,
+        on_broken=on_broken,
+    )
 
 
 async def settle() -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from replset.core.messages import Position
 from replset.errors import StorageError
-from replset.ids import OPTIME_NULL, Millis, OpTime
+from replset.ids import Millis, OpTime
 from replset.runtime.durability import Durability, Sync
 from tests.simulation.kit.clock import SimClock
-from tests.unit.runtime.kit import HandWorkers, on_virtual_time, settle
+from tests.unit.runtime.kit import HandWorkers, context_of, on_virtual_time, settle
 
 
 def at(ts: int) -> OpTime:
@@ -63,19 +63,19 @@ class Rig:
         self.workers = HandWorkers()
         self.moves: list[OpTime] = []
         self.stalls: list[bool] = []
+        self.context = context_of(self.store, self.clock)
         self.durability = Durability(
-            lambda: self.store,  # type: ignore[arg-type,return-value]
-            self.clock,
+            self.context,
             self.workers,
-            lambda: self.moves.append(self.durability.last_durable),
-            self.stalls.append,
-            lambda: Millis(5000),
+            on_moved=lambda: self.moves.append(self.durability.last_durable),
+            on_stalled=self.stalls.append,
+            stall_after_ms=lambda: Millis(5000),
         )
         self.task = asyncio.ensure_future(self.durability.run())
 
     def commit(self, ts: int) -> None:
         self.store.commit(ts)
-        self.durability.committed()
+        self.durability.on_committed()
 
     async def begin(self) -> Sync:
         """The thread takes the sync that waits, and its disk does not answer."""
@@ -98,8 +98,7 @@ def with_rig(scenario: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
 
 def test_nothing_counts_as_durable_before_the_store_says_so() -> None:
     async def scenario(rig: Rig) -> None:
-        assert rig.durability.last_durable == OPTIME_NULL
-        rig.durability.opened()
+        rig.durability.on_store_opened()
         assert rig.durability.position() == Position(at(3), at(3), 300, 300)
 
     with_rig(scenario)
@@ -107,7 +106,7 @@ def test_nothing_counts_as_durable_before_the_store_says_so() -> None:
 
 def test_last_durable_moves_when_the_sync_is_done_not_when_it_begins() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.durability.opened()
+        rig.durability.on_store_opened()
         rig.commit(5)
         await settle()
         assert rig.durability.position() == Position(at(5), at(3), 500, 300)
@@ -123,7 +122,7 @@ def test_what_is_committed_during_a_sync_is_not_covered_by_it() -> None:
     """The thread may sync it or not; only what was read on the loop before the submission counts."""
 
     async def scenario(rig: Rig) -> None:
-        rig.durability.opened()
+        rig.durability.on_store_opened()
         rig.commit(5)
         await settle()
         rig.commit(9)
@@ -140,7 +139,7 @@ def test_what_is_committed_during_a_sync_is_not_covered_by_it() -> None:
 
 def test_one_sync_at_a_time_covers_all_that_came_meanwhile() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.durability.opened()
+        rig.durability.on_store_opened()
         for ts in range(4, 50):
             rig.commit(ts)
             await settle()
@@ -154,8 +153,8 @@ def test_one_sync_at_a_time_covers_all_that_came_meanwhile() -> None:
 
 def test_nothing_new_is_not_synced() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.durability.opened()
-        rig.durability.committed()
+        rig.durability.on_store_opened()
+        rig.durability.on_committed()
         await settle()
         assert rig.workers.jobs == []
         assert rig.moves == []
@@ -165,12 +164,12 @@ def test_nothing_new_is_not_synced() -> None:
 
 def test_a_rollback_takes_last_durable_back() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.durability.opened()
+        rig.durability.on_store_opened()
         rig.commit(8)
         await settle()
         await rig.workers.finish()
         rig.store.commit(4)
-        rig.durability.undone()
+        rig.durability.on_undone()
         assert rig.durability.position() == Position(at(4), at(4), 400, 400)
 
     with_rig(scenario)
@@ -178,11 +177,11 @@ def test_a_rollback_takes_last_durable_back() -> None:
 
 def test_a_sync_from_before_a_rollback_says_nothing_of_what_came_after() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.durability.opened()
+        rig.durability.on_store_opened()
         rig.commit(8)
         await settle()  # a sync that covers 8 is under way
         rig.store.commit(4)
-        rig.durability.undone()
+        rig.durability.on_undone()
         rig.commit(6)
         await rig.workers.finish()
         assert rig.durability.last_durable == at(3), "8 is gone, and 6 was not covered"
@@ -195,11 +194,11 @@ def test_a_sync_from_before_a_rollback_says_nothing_of_what_came_after() -> None
 
 def test_what_a_rollback_left_is_synced_though_nothing_new_is_written() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.durability.opened()
+        rig.durability.on_store_opened()
         rig.commit(8)
         await settle()
         rig.store.commit(5)
-        rig.durability.undone()
+        rig.durability.on_undone()
         await rig.workers.finish()  # began before the rollback: counts for nothing
         assert rig.durability.last_durable == at(3)
         await rig.workers.finish()
@@ -210,11 +209,11 @@ def test_what_a_rollback_left_is_synced_though_nothing_new_is_written() -> None:
 
 def test_another_store_in_its_place_voids_a_sync_of_the_old_one() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.durability.opened()
+        rig.durability.on_store_opened()
         rig.commit(8)
         await settle()
         rig.store.commit(2)
-        rig.durability.opened()
+        rig.durability.on_store_opened()
         assert rig.durability.last_durable == at(2)
         await rig.workers.finish()
         assert rig.durability.last_durable == at(2)
@@ -224,7 +223,7 @@ def test_another_store_in_its_place_voids_a_sync_of_the_old_one() -> None:
 
 def test_a_disk_that_does_not_answer_is_noticed_and_so_is_its_return() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.durability.opened()
+        rig.durability.on_store_opened()
         rig.commit(5)
         await rig.begin()
         await asyncio.sleep(4.9)
@@ -242,7 +241,7 @@ def test_a_disk_that_does_not_answer_is_noticed_and_so_is_its_return() -> None:
 
 def test_a_loop_that_was_held_is_no_disk_that_does_not_answer() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.durability.opened()
+        rig.durability.on_store_opened()
         rig.commit(5)
         await rig.begin()
         rig.clock.held_ms = 3_000  # the loop comes back late, and the sync ended meanwhile
@@ -261,7 +260,7 @@ def test_a_loop_that_was_held_is_no_disk_that_does_not_answer() -> None:
 
 def test_a_disk_that_does_not_answer_is_noticed_though_the_loop_was_held_too() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.durability.opened()
+        rig.durability.on_store_opened()
         rig.commit(5)
         await rig.begin()
         rig.clock.held_ms = 3_000
@@ -275,7 +274,7 @@ def test_a_disk_that_does_not_answer_is_noticed_though_the_loop_was_held_too() -
 
 def test_a_sync_that_waits_for_its_thread_is_no_disk_that_does_not_answer() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.durability.opened()
+        rig.durability.on_store_opened()
         rig.commit(5)
         await asyncio.sleep(60)
         assert rig.stalls == []
@@ -291,7 +290,7 @@ def test_a_sync_that_waits_for_its_thread_is_no_disk_that_does_not_answer() -> N
 
 def test_a_sync_whose_end_the_loop_has_not_heard_of_is_no_disk_that_does_not_answer() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.durability.opened()
+        rig.durability.on_store_opened()
         rig.commit(5)
         sync = await rig.begin()
         await asyncio.sleep(3)
@@ -307,7 +306,7 @@ def test_a_process_that_hardly_runs_does_not_blame_its_disk() -> None:
     """Held in many pieces, each shorter than the time after which a disk is said to stall."""
 
     async def scenario(rig: Rig) -> None:
-        rig.durability.opened()
+        rig.durability.on_store_opened()
         rig.commit(5)
         await rig.begin()
         for _ in range(40):
@@ -342,7 +341,7 @@ def test_a_sync_knows_when_its_disk_has_it() -> None:
 
 def test_a_sync_in_time_is_no_stall() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.durability.opened()
+        rig.durability.on_store_opened()
         rig.commit(5)
         await rig.begin()
         await asyncio.sleep(4)
@@ -355,7 +354,7 @@ def test_a_sync_in_time_is_no_stall() -> None:
 
 def test_a_sync_error_ends_the_task_and_nothing_becomes_durable() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.durability.opened()
+        rig.durability.on_store_opened()
         rig.store.sync_error = StorageError("replset.db-wal: Input/output error")
         rig.commit(5)
         await settle()
@@ -370,7 +369,7 @@ def test_a_sync_error_ends_the_task_and_nothing_becomes_durable() -> None:
 
 def test_no_sync_runs_while_somebody_replaces_the_store() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.durability.opened()
+        rig.durability.on_store_opened()
         async with rig.durability.busy:
             rig.commit(5)
             await settle()

@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 import pytest
 
 from replset.errors import CorruptDataError, OutOfDiskSpaceError, StorageError
-from replset.replication.write_queue import WriteQueue
-from replset.runtime.housekeeping import INTERVAL_S, READER_PAUSE_MS, RECHECK_EVERY_MS, ROOM_EVERY, Housekeeper
+from replset.runtime.housekeeping import INTERVAL_S, READER_PAUSE_MS, RECHECK_EVERY_MS, SPACE_EVERY, Housekeeper
 from tests.simulation.kit.clock import SimClock
-from tests.unit.runtime.kit import on_virtual_time
+from tests.unit.runtime.kit import context_of, on_virtual_time
 
 T = TypeVar("T")
 NO_ROOM = OutOfDiskSpaceError("replset.db: no space left on the disk")
@@ -68,17 +67,12 @@ class AtOnce:
 
 class Rig:
     def __init__(self, clock: SimClock) -> None:
-        self.store, self.write_queue = FakeStore(), WriteQueue()
+        self.store = FakeStore()
+        self.context = context_of(self.store, clock, AtOnce())
+        self.write_queue = self.context.write_queue
         self.rooms = 0
         self.damage: list[str] = []
-        self.keeper = Housekeeper(
-            lambda: self.store,  # type: ignore[arg-type,return-value]
-            clock,
-            AtOnce(),
-            self.write_queue,
-            self.room,
-            self.damage.append,
-        )
+        self.keeper = Housekeeper(self.context, self.room, self.damage.append)
         self.task = asyncio.ensure_future(self.keeper.run())
 
     def room(self) -> None:
@@ -112,11 +106,11 @@ def test_what_finds_no_room_waits_and_the_other_part_goes_on(part: str) -> None:
     async def scenario(rig: Rig) -> None:
         rig.store.errors, rig.store.free = {part: NO_ROOM}, False
         assert await rig.rounds(1) == ["slice", "checkpoint"]
-        assert await rig.rounds(ROOM_EVERY - 2) == []
-        assert await rig.rounds(ROOM_EVERY + 1) == ["slice", "checkpoint"] * 2, "tried again every two seconds"
+        assert await rig.rounds(SPACE_EVERY - 2) == []
+        assert await rig.rounds(SPACE_EVERY + 1) == ["slice", "checkpoint"] * 2, "tried again every two seconds"
         assert rig.rooms == 0
         rig.store.errors, rig.store.free = {}, True
-        await rig.rounds(ROOM_EVERY)
+        await rig.rounds(SPACE_EVERY)
         assert rig.rooms == 1
         assert await rig.rounds(2) == ["slice", "checkpoint"] * 2
         assert not rig.task.done()
@@ -182,7 +176,7 @@ def test_the_oplog_is_checked_slice_by_slice_and_again_an_hour_later() -> None:
         assert rig.store.rechecked == [0, 1, 2, 3]
         await asyncio.sleep(RECHECK_EVERY_MS / 1000)
         assert rig.store.rechecked == [0, 1, 2, 3] * 2
-        rig.store = FakeStore()
+        rig.store = rig.context.store = FakeStore()  # type: ignore[assignment]
         await rig.rounds(2)
         assert rig.store.rechecked == [0, 1], "another copy is another disk's"
 
@@ -191,7 +185,7 @@ def test_the_oplog_is_checked_slice_by_slice_and_again_an_hour_later() -> None:
 
 def test_damage_is_reported_and_does_not_end_the_rest() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.store = FakeStore()
+        rig.store = rig.context.store = FakeStore()  # type: ignore[assignment]
         rig.store.errors = {"recheck": CorruptDataError("replset.db: another entry")}
         assert await rig.rounds(2) == ["slice", "checkpoint"] * 2
         assert rig.damage == ["replset.db: another entry"]

@@ -12,7 +12,7 @@ import pytest
 from replset.ids import HostPort
 from replset.replication.ports import Listener
 from replset.runtime.machine import RealClock, RealWorkers
-from replset.runtime.member import RunningMember
+from replset.runtime.member import MemberPorts, RunningMember
 from replset.runtime.options import MemberOptions
 from replset.storage.disk import RealDisk
 from replset.storage.store import lock_dbpath
@@ -31,11 +31,9 @@ def test_a_start_that_fails_closes_what_it_opened(tmp_path: Path) -> None:
 
     async def main() -> None:
         options = MemberOptions("rs0", tmp_path, min_free_mb=0)
-        member = RunningMember(
-            options, network=TakenPort(), disk=RealDisk(), clock=RealClock(), workers=workers, rng=random.Random(1)
-        )
+        ports = MemberPorts(TakenPort(), RealDisk(), RealClock(), workers, random.Random(1))
         with pytest.raises(OSError, match="in use"):
-            await member.start()
+            await RunningMember.start(options, ports)
 
     try:
         asyncio.run(main())

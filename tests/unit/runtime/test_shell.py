@@ -80,7 +80,7 @@ class ScriptedNode:
         return self.answers.get(type(message), lambda _message: [])(message)
 
 
-class RecordingHands:
+class RecordingHandler:
     """Notes what was carried out; `on_effect` lets a test feed more from inside."""
 
     def __init__(self) -> None:
@@ -89,42 +89,42 @@ class RecordingHands:
         self.reply: ReplyBody | Exception = Done()
         self.save_error: Exception | None = None
 
-    def carry_out(self, effect: Effect) -> None:
+    def handle_effect(self, effect: Effect) -> None:
         self.done.append(effect)
         self.on_effect(effect)
 
-    async def exchange(self, send: Send) -> ReplyBody:
+    async def send_request(self, send: Send) -> ReplyBody:
         self.done.append(send)
         await asyncio.sleep(0.007)
         if isinstance(self.reply, Exception):
             raise self.reply
         return self.reply
 
-    def save(self, record: PersistedRecord) -> None:
+    def save_record(self, record: PersistedRecord) -> None:
         if self.save_error is not None:
             raise self.save_error
         self.done.append(("saved", record))
 
-    def note(self, records: list[ElectionRecord], wall_ms: int) -> None:
+    def save_election_events(self, records: list[ElectionRecord], wall_ms: int) -> None:
         self.done.append(("noted", [record.event for record in records]))
 
 
 class Rig:
-    """A shell with a scripted core, recording hands and hand-driven threads."""
+    """A shell with a scripted core, a recording handler and hand-driven threads."""
 
     def __init__(self, clock: SimClock) -> None:
         self.node = ScriptedNode()
-        self.hands = RecordingHands()
+        self.handler = RecordingHandler()
         self.workers = HandWorkers()
         self.broken: list[BaseException] = []
-        self.shell = Shell(self.node, self.hands, clock, self.workers, self.broken.append)  # type: ignore[arg-type]
+        self.shell = Shell(self.node, self.handler, clock, self.workers, self.broken.append)  # type: ignore[arg-type]
 
     def answer(self, kind: type, *effects: Effect) -> None:
         self.node.answers[kind] = lambda _message: list(effects)
 
     @property
     def done(self) -> list[object]:
-        return self.hands.done
+        return self.handler.done
 
 
 def with_rig(scenario: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
@@ -232,7 +232,7 @@ def test_a_message_fed_while_effects_are_carried_out_queues_behind_them() -> Non
     async def scenario(rig: Rig) -> None:
         rig.answer(DrainFinished, StopFetching(), ProgressChanged())
         rig.answer(DiskStalled, Drain(9))
-        rig.hands.on_effect = lambda effect: rig.shell.feed(DiskStalled(True)) if effect == StopFetching() else None
+        rig.handler.on_effect = lambda effect: rig.shell.feed(DiskStalled(True)) if effect == StopFetching() else None
         rig.shell.feed(DrainFinished(1))
         assert rig.done == [StopFetching(), ProgressChanged(), Drain(9)]
 
@@ -263,7 +263,7 @@ def test_an_answer_comes_back_as_a_message_with_its_round_trip() -> None:
 
 def test_no_answer_comes_back_as_a_message_with_the_reason() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.hands.reply = HostUnreachableError("nobody there")
+        rig.handler.reply = HostUnreachableError("nobody there")
         rig.answer(DrainFinished, Send(5, PEER, StepUpRequest(True), Millis(100)))
         rig.shell.feed(DrainFinished(1))
         await asyncio.sleep(0.05)
@@ -357,7 +357,7 @@ def test_an_error_that_nobody_foresaw_stops_the_member_too(where: str) -> None:
             rig.node.answers[DrainFinished] = fail
         elif where == "effect":
             rig.answer(DrainFinished, StopFetching(), ProgressChanged())
-            rig.hands.on_effect = fail  # type: ignore[assignment]
+            rig.handler.on_effect = fail  # type: ignore[assignment]
         else:
             rig.node.on_tick = fail
             rig.node.due = Millis(5)
@@ -372,12 +372,12 @@ def test_an_error_that_nobody_foresaw_stops_the_member_too(where: str) -> None:
 
 def test_member_db_that_cannot_be_written_stops_the_member_before_the_vote_is_told() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.hands.save_error = StorageError("member.db: disk I/O error")
+        rig.handler.save_error = StorageError("member.db: disk I/O error")
         rig.answer(DrainFinished, BALLOT, StopFetching())
         rig.shell.feed(DrainFinished(1))
         await settle()
         await rig.workers.finish()
-        assert rig.broken == [rig.hands.save_error]
+        assert rig.broken == [rig.handler.save_error]
         assert rig.done == []
 
     with_rig(scenario)
@@ -385,7 +385,7 @@ def test_member_db_that_cannot_be_written_stops_the_member_before_the_vote_is_to
 
 def test_a_full_disk_keeps_the_vote_untold_until_there_is_room() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.hands.save_error = OutOfDiskSpaceError("member.db: no space left on the disk")
+        rig.handler.save_error = OutOfDiskSpaceError("member.db: no space left on the disk")
         rig.answer(DrainFinished, BALLOT, StopFetching())
         rig.shell.feed(DrainFinished(1))
         for _ in range(3):
@@ -393,7 +393,7 @@ def test_a_full_disk_keeps_the_vote_untold_until_there_is_room() -> None:
             await rig.workers.finish()
             await asyncio.sleep(1)
         assert (rig.broken, rig.done) == ([], [])
-        rig.hands.save_error = None
+        rig.handler.save_error = None
         await settle()
         await rig.workers.finish()
         assert rig.done == [("saved", VOTE), StopFetching()]
@@ -403,7 +403,7 @@ def test_a_full_disk_keeps_the_vote_untold_until_there_is_room() -> None:
 
 def test_a_member_whose_disk_is_full_can_be_closed() -> None:
     async def scenario(rig: Rig) -> None:
-        rig.hands.save_error = OutOfDiskSpaceError("member.db: no space left on the disk")
+        rig.handler.save_error = OutOfDiskSpaceError("member.db: no space left on the disk")
         rig.answer(DrainFinished, BALLOT, StopFetching())
         rig.shell.feed(DrainFinished(1))
         await settle()
@@ -479,7 +479,7 @@ def test_who_waits_for_an_answer_when_the_member_breaks_does_not_wait_for_ever()
     async def main(clock: SimClock) -> None:
         rig = Rig(clock)
         rig.answer(Request, BALLOT, Reply(1, Done()))
-        rig.hands.save_error = StorageError("the disk is gone")
+        rig.handler.save_error = StorageError("the disk is gone")
         waiting = asyncio.ensure_future(rig.shell.ask(FreezeRequest(Millis(1))))
         await settle()
         await rig.workers.finish()

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from replset.runtime.machine import SWITCH_S, KeptWorkers, LimitedWorkers, RealWorkers
+from replset.runtime.machine import SWITCH_S, LimitedWorkers, RealWorkers, TrackedWorkers
 from tests.simulation.kit.clock import SimClock
 from tests.unit.runtime.kit import HandWorkers, on_virtual_time, settle
 
@@ -16,14 +16,14 @@ from tests.unit.runtime.kit import HandWorkers, on_virtual_time, settle
 def test_what_nobody_awaits_any_more_is_still_waited_for_at_the_end() -> None:
     async def main(clock: SimClock) -> None:
         hands = HandWorkers()
-        workers = KeptWorkers(hands)
+        workers = TrackedWorkers(hands)
         done: list[str] = []
         waiting = asyncio.ensure_future(workers.run(lambda: done.append("renamed")))
         await settle()
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        ending = asyncio.ensure_future(workers.idle())
+        ending = asyncio.ensure_future(workers.wait())
         await settle()
         assert not ending.done()
         await hands.finish()
@@ -36,7 +36,7 @@ def test_what_nobody_awaits_any_more_is_still_waited_for_at_the_end() -> None:
 def test_results_and_failures_come_back() -> None:
     async def main(clock: SimClock) -> None:
         hands = HandWorkers()
-        workers = KeptWorkers(hands)
+        workers = TrackedWorkers(hands)
         good = asyncio.ensure_future(workers.run(lambda: 7))
         bad = asyncio.ensure_future(workers.run(lambda: 1 // 0))
         await settle()
@@ -45,7 +45,7 @@ def test_results_and_failures_come_back() -> None:
         assert await good == 7
         with pytest.raises(ZeroDivisionError):
             await bad
-        await workers.idle()
+        await workers.wait()
 
     on_virtual_time(main)
 

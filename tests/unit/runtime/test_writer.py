@@ -12,6 +12,7 @@ import apsw
 import pytest
 
 from replset.bson import decode, encode, encode_key
+from replset.core.member_state import MemberState
 from replset.errors import (
     InvariantError,
     NotWritablePrimaryError,
@@ -22,15 +23,23 @@ from replset.errors import (
 )
 from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.replication.write_ops import WriteGroup, do_create, do_insert
-from replset.replication.write_queue import WriteQueue
 from replset.runtime import writer
 from replset.runtime.writer import Writer
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
 from tests.simulation.kit.clock import SimClock
-from tests.unit.runtime.kit import on_virtual_time, settle
+from tests.unit.runtime.kit import context_of, on_virtual_time, settle
 
 NS = "shop.orders"
+
+
+class FakeNode:
+    """What a writer reads of the core."""
+
+    primary_host = "b:27017"
+    state = MemberState.PRIMARY
+    term = 4
+    self_id = 0
 
 
 class Rig:
@@ -40,16 +49,10 @@ class Rig:
         self.store = Store.open(RealDisk(), str(folder), StoreOptions(min_free_bytes=0))
         self.commits = 0
         self.broken: list[BaseException] = []
-        self.write_queue = WriteQueue()
-        self.writer = Writer(
-            lambda: self.store,
-            self.write_queue,
-            clock,
-            random.Random(1),
-            lambda: "b:27017",
-            self._committed,
-            self.broken.append,
-        )
+        self.node = FakeNode()
+        self.context = context_of(self.store, clock, on_broken=self.broken.append)
+        self.write_queue = self.context.write_queue
+        self.writer = Writer(self.context, self.node, random.Random(1), self._committed)  # type: ignore[arg-type]
         with self.store.group() as txn:
             do_create(WriteGroup(txn, 1, clock.wall_ms(), random.Random(2)), NS)
         self.writer.accept(1)
@@ -329,12 +332,12 @@ def test_closing_refuses_what_waits_and_what_comes(with_rig: Run) -> None:
 def test_a_noop_of_the_core_is_written_at_once(with_rig: Run) -> None:
     async def scenario(rig: Rig) -> None:
         rig.writer.accept(None)  # the first entry of a term is written before clients may write
-        rig.writer.append_noop(4, {"msg": "new primary"})
+        rig.writer.append_noop(4, "new primary")
         assert rig.commits == 1
         assert rig.store.last_applied.term == 4
         row = rig.store.newest_row()
         assert row is not None
-        assert decode(row.entry)["o"] == {"msg": "new primary"}
+        assert decode(row.entry)["o"] == {"msg": "new primary", "member": 0, "host": "a:27017"}
 
     with_rig(scenario)
 
@@ -369,7 +372,7 @@ def test_a_group_takes_no_more_once_it_takes_long(tmp_path: Path) -> None:
             return operation
 
         now = clock.now
-        rig.writer._clock = SlowClock(clock, lambda: Millis(now() + late))
+        rig.context.clock = SlowClock(clock, lambda: Millis(now() + late))
         rig.submit(*(slow(number) for number in range(6)))
         await settle()
         assert rig.numbers() == list(range(6))

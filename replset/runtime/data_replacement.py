@@ -1,0 +1,73 @@
+"""Replacing a member's data by a copy, on the side of its own files; `replication/initial_sync.py` fetches the copy."""
+
+from __future__ import annotations
+
+from replset.core.node import Node
+from replset.ids import OPTIME_NULL, OpTime
+from replset.replication.context import MemberContext
+from replset.replication.disk_space import retry_while_disk_full
+from replset.replication.initial_sync import InitialSyncMarker, RequiredEntries, newest_entry_to_keep
+from replset.replication.initial_sync_progress import InitialSyncProgress
+from replset.runtime.durability_mark import DurabilityMark
+from replset.runtime.files import MemberFiles
+from replset.storage.copies import install_copy
+
+
+class DataReplacement:
+    """Keeps the marker of an initial sync in member.db and puts a finished copy in the place of the data."""
+
+    def __init__(self, context: MemberContext, files: MemberFiles, node: Node, mark: DurabilityMark) -> None:
+        self._context = context
+        self._files = files
+        self._node = node
+        self._mark = mark
+
+    def required(self) -> RequiredEntries:
+        """Return what a copy must hold, with what an earlier attempt saved in member.db."""
+        file, store = self._files.member_file, self._context.store
+        lost = file.durability_mark if self._node.has_lost_data else OPTIME_NULL
+        return RequiredEntries(
+            max(newest_entry_to_keep(store), file.initial_sync_newest, lost),
+            max(self._node.commit_point, file.initial_sync_committed, store.saved_commit_point()),
+        )
+
+    async def set_marker(self, required: RequiredEntries) -> InitialSyncMarker:
+        """Note durably in member.db that an initial sync has begun; while that is there the data does not count."""
+        file, lost, rollback_id = self._files.member_file, self._node.has_lost_data, self._context.store.rollback_id
+        sync_id = await self._context.workers.run(
+            lambda: file.begin_initial_sync(
+                newest=required.newest, committed=required.committed, rollback_id=rollback_id, data_lost=lost
+            )
+        )
+        return InitialSyncMarker(sync_id, file.incarnation)
+
+    async def claim(self, newest: OpTime) -> str:
+        """Take the copy, which ends at `newest`, for this member's data; return the member's incarnation from now."""
+        return await self._context.workers.run(lambda: self._files.member_file.claim_copy(newest))
+
+    async def install(self, copy: str, progress: InitialSyncProgress) -> None:
+        """Close the store, put the copy in its place, clear the marker and open the store again, in this order.
+
+        A crash between two steps leaves either the marker, and the next start begins a new initial sync, or a complete
+        copy. ReplError and OSError: a step failed for another reason than a full disk; the member must stop.
+        """
+        context, file = self._context, self._files.member_file
+        self._mark.suspended = True
+        rollback_id = max(context.store.rollback_id, file.rollback_id_floor)
+
+        async def install() -> None:
+            await context.workers.run(
+                lambda: install_copy(
+                    context.disk, context.dbpath, copy, rollback_id_before=rollback_id, check_entries=0
+                )
+            )
+
+        async def clear_marker() -> None:
+            await context.workers.run(file.end_initial_sync)
+
+        async def open_again() -> None:
+            context.store = self._files.open_store()
+
+        context.store.close()
+        for step in (install, clear_marker, open_again):
+            await retry_while_disk_full(step, "installing the copy", progress=progress)

@@ -1,0 +1,91 @@
+"""The files of one member: the folder's lock, member.db and replset.db, and what a start does to them first."""
+
+from __future__ import annotations
+
+import random
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from replset.errors import DamagedEntryError, InvalidReplicaSetConfigError, ReplError
+from replset.replication.context import MemberContext
+from replset.replication.rollback import finish_rollbacks
+from replset.runtime.options import MemberOptions
+from replset.storage.disk import Disk, Lock
+from replset.storage.member_file import MemberFile
+from replset.storage.sqlite import is_disk_full
+from replset.storage.store import Store, StoreOptions, lock_dbpath
+
+CHECKED_ENTRIES = 1_000
+"""Newest oplog entries that a start checks against hash and chain."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberFiles:
+    """Holds what is open in a dbpath. The store itself is in the member's context: an initial sync replaces it."""
+
+    disk: Disk
+    dbpath: str
+    lock: Lock
+    member_file: MemberFile
+    store_options: StoreOptions
+
+    def open_store(self) -> Store:
+        """Open replset.db; what a crash left in its WAL is folded in, so all that it holds is durable."""
+        return Store.open(self.disk, self.dbpath, self.store_options)
+
+    def close(self) -> None:
+        """Close member.db and give the folder back. The store is closed before."""
+        self.member_file.close()
+        self.lock.release()
+
+
+def open_files(
+    opened: ExitStack, options: MemberOptions, disk: Disk, rng: random.Random, defaults: StoreOptions
+) -> tuple[MemberFiles, Store]:
+    """Lock the folder and open both databases; `opened` closes them again if the start fails later."""
+    dbpath = str(options.dbpath)
+    lock = lock_dbpath(disk, dbpath)
+    opened.callback(lock.release)
+    member_file = MemberFile.open(disk, dbpath, new_incarnation=lambda: f"{rng.getrandbits(64):016x}")
+    opened.callback(member_file.close)
+    config = member_file.config
+    if config is not None and config.set_name != options.repl_set:
+        # Under another name this member would answer for a set whose members do not know it, with data of its own.
+        raise InvalidReplicaSetConfigError(
+            f"{dbpath} belongs to a member of set {config.set_name!r}, not {options.repl_set!r}; see --replSet"
+        )
+    store_options = replace(
+        defaults,
+        oplog_max_bytes=int(options.oplog_size_mb * (1 << 20)),
+        oplog_min_retention_s=options.oplog_min_retention_hours * 3600,
+        snapshot_history_s=options.snapshot_history_secs,
+        min_free_bytes=options.min_free_mb << 20,
+    )
+    files = MemberFiles(disk, dbpath, lock, member_file, store_options)
+    store = files.open_store()
+    opened.callback(store.close)
+    return files, store
+
+
+async def finish_rollback(context: MemberContext) -> bool:
+    """Finish a rollback that a crash interrupted; False when the disk is too full for that now.
+
+    The member then goes on with it once it has heard from the others.
+    """
+    try:
+        await finish_rollbacks(context, lambda: None)
+    except (ReplError, OSError) as error:
+        if not is_disk_full(error):
+            raise
+        return False
+    return True
+
+
+def find_damage(store: Store) -> str:
+    """Say what is wrong with the newest entries, to which all later ones are chained; empty when nothing is."""
+    try:
+        with store.read() as snapshot:
+            snapshot.check_newest(CHECKED_ENTRIES)
+    except DamagedEntryError as error:
+        return error.message
+    return ""
