@@ -5,7 +5,7 @@ from __future__ import annotations
 from replset.bson import Binary, Int64, RawDocument
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
-from replset.commands.evaluation import apart
+from replset.commands.evaluation import run_in_thread
 from replset.commands.index_specs import check_index
 from replset.commands.namespaces import check_database, collection_field, namespace, writable_namespace
 from replset.commands.ports import Reply
@@ -132,7 +132,7 @@ async def _filtered(ctx: CommandContext, documents: list[dict[str, object]]) -> 
         matcher = compile_filter(fields.decoded(ctx.body, "filter", ctx.name))
         return [doc for doc in documents if matcher.matches({**doc, "options": _plain(doc.get("options"))})]
 
-    return await apart(ctx.member, work)
+    return await run_in_thread(ctx.member, work)
 
 
 def _plain(options: object) -> object:

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from replset.bson import RawDocument
+from replset.commands.cursors import CursorTable
 from replset.commands.ports import CommandRequest, MemberPort, Reply
 from replset.errors import MaxTimeMSExpiredError
 from replset.ids import Millis
-
-if TYPE_CHECKING:
-    from replset.commands.cursors import CursorTable
 
 GENERIC_FIELDS = frozenset(
     {

@@ -9,8 +9,8 @@ from replset.commands.evaluation import compiled, large_reply, read_statement, w
 from replset.commands.hint import hint_of
 from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.ports import Reply
-from replset.commands.read_concern import prove, read_concern_of
-from replset.commands.scan import Filter, Scan, breathe, filter_of, open_collection
+from replset.commands.read_concern import confirm_linearizable, read_concern_of
+from replset.commands.scan import Filter, Scan, filter_of, open_collection, pause
 from replset.commands.write_batch import check_options
 from replset.errors import BadValueError, ErrorCode, ReplError, SnapshotCutError, UnknownFieldError
 from replset.ids import OpTime
@@ -42,11 +42,11 @@ async def count(ctx: CommandContext) -> Reply:
             while not scan.exhausted and (not limit or total < skip + limit):
                 total += len(await scan.next_slice())
                 if not scan.exhausted:
-                    await breathe(ctx)
+                    await pause(ctx)
         finally:
             if pin is not None:
                 pin.release()
-    await prove(ctx)
+    await confirm_linearizable(ctx)
     total = max(0, total - skip)
     return _at({"n": min(total, limit) if limit else total}, at)
 
@@ -84,7 +84,7 @@ async def _count_all(ctx: CommandContext, coll: Collection, at: OpTime | None) -
         try:
             return await ctx.member.workers.run(work)
         except SnapshotCutError:
-            await breathe(ctx)
+            await pause(ctx)
 
 
 async def distinct(ctx: CommandContext) -> Reply:
@@ -113,11 +113,11 @@ async def distinct(ctx: CommandContext) -> Reply:
                 if values.size > MAX_BSON_SIZE:
                     raise ReplError("distinct too big, 16mb cap", code=ErrorCode.DISTINCT_TOO_LARGE)
                 if not scan.exhausted:
-                    await breathe(ctx)
+                    await pause(ctx)
         finally:
             if pin is not None:
                 pin.release()
-    await prove(ctx)
+    await confirm_linearizable(ctx)
     reply = _at({"values": values.values}, at)
     return reply if len(values.values) <= SMALL_REPLY else await large_reply(ctx.member, reply)
 

@@ -8,12 +8,11 @@ does not exist any more. What they hold of sorted documents is bounded, all toge
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from random import Random
 
 from replset.bson import MAX_BSON_SIZE
-from replset.commands.command import CommandContext
-from replset.commands.ports import Memory, Owner
+from replset.commands.ports import MemoryCounter, Owner
 from replset.errors import CursorNotFoundError, ErrorCode, OverloadedError, ReplError
 from replset.ids import Millis
 from replset.replication.ports import Clock
@@ -22,16 +21,20 @@ FIRST_BATCH = 101
 MAX_BATCH_BYTES = MAX_BSON_SIZE
 IDLE_MS = 10 * 60_000
 SWEEP_MS = 60_000
-MAX_HELD_BYTES = 64 << 20
+MAX_MEMORY_BYTES = 64 << 20
 """Of sorted documents, all cursors together; those of one cursor always fit alone."""
 MAX_OPEN = 10_000
 """Cursors of all clients; for one more the longest idle one ends."""
-SPARED_MS = 10_000
+RECENTLY_USED_MS = 10_000
 """A cursor that had a getMore so lately does not make room for others."""
 
 
+Pause = Callable[[], Awaitable[None]]
+"""Lets other clients run; raises MaxTimeMSExpiredError once the command's maxTimeMS is over."""
+
+
 class Cursor(ABC):
-    """Documents still to come. `finished`: there are none. Subclasses say where they come from."""
+    """An open cursor: documents still to come. `finished`: none are left. Subclasses know where they come from."""
 
     def __init__(self, ns: str, *, keep_forever: bool = False) -> None:
         self.ns = ns
@@ -39,22 +42,23 @@ class Cursor(ABC):
         self.finished = False
         self.killed = False
         self.busy = False
-        self.held = 0
-        """Bytes that it holds; `CursorTable.hold` changes it."""
+        self.memory_bytes = 0
+        """What its sorted documents take; `CursorTable.set_memory` changes it."""
         self.table: CursorTable | None = None
-        """Where they are counted."""
+        """Where these bytes are counted."""
         self.owner: Owner | None = None
         self.used_at = Millis(0)
         self.linearizable = False
-        """Every batch has to be proven before it is answered (read_concern.prove)."""
+        """Each batch must be confirmed before it is answered (read_concern.confirm_linearizable)."""
         self.left_ms: int | None = None
-        """Of a linearizable cursor: what its batches have left of maxTimeMS; None: for ever."""
+        """Of a linearizable cursor: what its batches have left of maxTimeMS; None: no limit."""
 
     @abstractmethod
-    async def batch(self, ctx: CommandContext, limit: int | None, await_ms: int | None) -> list[bytes]:
-        """The next documents, at most `limit` (None: as many as fit) and MAX_BATCH_BYTES, but at least one.
+    async def batch(self, pause: Pause, limit: int | None, await_ms: int | None) -> list[bytes]:
+        """Return the next documents, at most `limit` (None: as many as fit) and MAX_BATCH_BYTES, but at least one.
 
-        await_ms: how long a tailing cursor waits when there is nothing yet (None: its default).
+        pause: awaited between two slices of the work. await_ms: how long a tailing cursor waits when there is nothing
+        yet (None: its default).
         """
 
     def check_alive(self) -> None:
@@ -63,19 +67,19 @@ class Cursor(ABC):
             raise CursorNotFoundError("the cursor was killed")
 
     def close(self) -> None:
-        """Let go of what the cursor holds. Nothing happens the second time."""
+        """Free the cursor's memory. Nothing happens the second time."""
         self.finished = True
         if self.table is not None:
-            self.table.hold(self, 0)
+            self.table.set_memory(self, 0)
 
 
 class CursorTable:
     """The cursors of one member, by id."""
 
-    def __init__(self, clock: Clock, rng: Random, memory: Memory) -> None:
+    def __init__(self, clock: Clock, rng: Random, memory: MemoryCounter) -> None:
         """memory: where the member counts what requests hold."""
         self._memory = memory
-        self._held = 0
+        self._memory_bytes = 0
         self._clock = clock
         self._rng = rng
         self._open: dict[int, Cursor] = {}
@@ -84,31 +88,36 @@ class CursorTable:
     def __len__(self) -> int:
         return len(self._open)
 
-    def hold(self, cursor: Cursor, size: int) -> None:
-        """The cursor holds so many bytes now. OverloadedError (462) where all together would hold too much."""
-        more = size - cursor.held
-        if more > 0 and self._held > cursor.held and self._held + more > MAX_HELD_BYTES:
-            self._make_room(cursor, more)
-        cursor.table, cursor.held = self, size
-        self._held += more
+    def set_memory(self, cursor: Cursor, size: int) -> None:
+        """Count `size` bytes for the cursor from now on. OverloadedError (462) if all cursors would take too much."""
+        more = size - cursor.memory_bytes
+        if more > 0 and self._memory_bytes > cursor.memory_bytes and self._memory_bytes + more > MAX_MEMORY_BYTES:
+            self._free_memory(cursor, more)
+        cursor.table, cursor.memory_bytes = self, size
+        self._memory_bytes += more
         self._memory.hold(more)
 
-    def _make_room(self, cursor: Cursor, more: int) -> None:
+    def _free_memory(self, cursor: Cursor, more: int) -> None:
         """End cursors that hold bytes and are not read from, the longest idle first."""
         now = self._clock.now()
         for cursor_id, other in sorted(self._open.items(), key=lambda row: row[1].used_at):
-            if self._held + more <= MAX_HELD_BYTES or self._held <= cursor.held:
+            if self._memory_bytes + more <= MAX_MEMORY_BYTES or self._memory_bytes <= cursor.memory_bytes:
                 return
-            if other is not cursor and other.held and not other.busy and now - other.used_at >= SPARED_MS:
+            if (
+                other is not cursor
+                and other.memory_bytes
+                and not other.busy
+                and now - other.used_at >= RECENTLY_USED_MS
+            ):
                 self._forget(cursor_id, other)
-        if self._held > cursor.held and self._held + more > MAX_HELD_BYTES:
+        if self._memory_bytes > cursor.memory_bytes and self._memory_bytes + more > MAX_MEMORY_BYTES:
             raise OverloadedError(
-                f"this member is overloaded: open cursors hold {self._held >> 20} of {MAX_HELD_BYTES >> 20} MiB of"
-                " sorted documents; try again"
+                f"this member is overloaded: open cursors hold {self._memory_bytes >> 20} of"
+                f" {MAX_MEMORY_BYTES >> 20} MiB of sorted documents; try again"
             )
 
     def client_left(self, owner: Owner) -> None:
-        """Nobody will ask for more of this client's cursors."""
+        """Close the cursors of a client whose last connection has ended."""
         for cursor_id, cursor in list(self._open.items()):
             if cursor.owner == owner:
                 cursor.killed = True

@@ -16,9 +16,9 @@ from replset.commands.write_batch import (
     Search,
     SearchingBatch,
     check_options,
-    in_slices,
+    parse_in_slices,
+    read_statements,
     run_batch,
-    sub_documents,
 )
 from replset.errors import FailedToParseError, UnknownFieldError
 from replset.replication.write_ops import WriteGroup, do_delete
@@ -27,7 +27,7 @@ _FIELDS = frozenset({"q", "limit", "hint", "collation"})
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
+class DeleteStatement:
     """One element of `deletes`; the filter is not yet compiled."""
 
     query: dict[str, object]
@@ -36,7 +36,7 @@ class Statement:
     weight: int
 
 
-def parse_statement(document: RawDocument, place: str) -> Statement:
+def parse_delete(document: RawDocument, place: str) -> DeleteStatement:
     """Raises for fields that are unknown, missing, of the wrong type or not built."""
     fields.check_fields(document, _FIELDS, place)
     for name in ("q", "limit"):
@@ -48,13 +48,13 @@ def parse_statement(document: RawDocument, place: str) -> Statement:
     if limit not in (0, 1):
         raise FailedToParseError(f"The limit field in delete objects must be 0 or 1. Got {limit}")
     query = fields.decoded(document, "q", place)
-    return Statement(query, limit == 0, given_hint(document, place), weight_of(len(document.raw), query))
+    return DeleteStatement(query, limit == 0, given_hint(document, place), weight_of(len(document.raw), query))
 
 
 class DeleteBatch(SearchingBatch):
     __slots__ = ("statements",)
 
-    def __init__(self, ctx: CommandContext, statements: list[Statement]) -> None:
+    def __init__(self, ctx: CommandContext, statements: list[DeleteStatement]) -> None:
         super().__init__(ctx, len(statements))
         self.statements = statements
 
@@ -74,7 +74,7 @@ class DeleteBatch(SearchingBatch):
     def evaluate(self, search: Search, raw: bytes) -> Match | None:
         return Match() if search.filter.matcher is None or search.filter.matches(decode(raw)) else None
 
-    def go_on(self, group: WriteGroup, search: Search) -> None:
+    def proceed(self, group: WriteGroup, search: Search) -> None:
         coll = group.txn.catalog.by_ns.get(self.ns)
         if coll is None:
             search.is_done = True
@@ -95,8 +95,8 @@ class DeleteBatch(SearchingBatch):
 async def delete(ctx: CommandContext) -> Reply:
     """Remove the first document that matches, or all."""
     check_options(ctx, ("let",))
-    documents = await sub_documents(ctx, "deletes")
-    statements = await in_slices(ctx, documents, lambda document: parse_statement(document, "delete.deletes"))
+    documents = await read_statements(ctx, "deletes")
+    statements = await parse_in_slices(ctx, documents, lambda document: parse_delete(document, "delete.deletes"))
     return await run_batch(DeleteBatch(ctx, statements))
 
 

@@ -113,21 +113,6 @@ async def host_info(ctx: CommandContext) -> Reply:
     }
 
 
-async def list_commands(ctx: CommandContext) -> Reply:
-    from replset.commands.table import COMMANDS  # the table lists this command too
-
-    return {
-        "commands": {
-            name: {
-                "help": (command.run.__doc__ or "").partition("\n")[0],
-                "adminOnly": command.admin_only,
-                "where": command.where.value,
-            }
-            for name, command in sorted(COMMANDS.items())
-        }
-    }
-
-
 COMMANDS: tuple[Command, ...] = (
     Command("ping", ping),
     Command("buildInfo", build_info, aliases=("buildinfo",)),
@@ -137,5 +122,4 @@ COMMANDS: tuple[Command, ...] = (
     Command("getCmdLineOpts", get_cmd_line_opts, admin_only=True),
     Command("getLog", get_log, admin_only=True),
     Command("hostInfo", host_info, admin_only=True),
-    Command("listCommands", list_commands),
 )

@@ -32,7 +32,7 @@ UNBOUNDED: Final = 1 << 62
 TURN_MS: Final = 20
 
 
-class Turn:
+class TimeSlice:
     """What a command may use of the event loop, or of the thread, before others have theirs."""
 
     __slots__ = ("_clock", "_until")
@@ -56,7 +56,7 @@ def is_small(weight: int, size: int) -> bool:
     return weight <= SMALL_STATEMENT and max(weight, _LEAST_WEIGHT) * size <= SMALL_WORK
 
 
-async def apart(member: MemberPort, work: Callable[[], T]) -> T:
+async def run_in_thread(member: MemberPort, work: Callable[[], T]) -> T:
     """What `work` gives, from the thread. It may touch nothing that others change meanwhile."""
 
     def limited() -> T:
@@ -79,7 +79,7 @@ async def evaluate(
     """
 
     def work() -> tuple[list[T], int]:
-        turn = Turn(member.clock)
+        time_slice = TimeSlice(member.clock)
         found: list[T] = []
         looked_at = 0
         for raw in documents:
@@ -89,26 +89,26 @@ async def evaluate(
                 found.append(result)
                 if len(found) == want:
                     break
-            if turn.is_over():
+            if time_slice.is_over():
                 break
         return found, looked_at
 
     if weight and not all(is_small(weight, len(raw)) for raw in documents):
-        return await apart(member, work)
+        return await run_in_thread(member, work)
     return work()
 
 
 async def read_statement(member: MemberPort, document: RawDocument, read: Callable[[], T]) -> T:
     """What `read` makes of a command's or a statement's document."""
-    return read() if len(document.raw) <= SMALL_STATEMENT else await apart(member, read)
+    return read() if len(document.raw) <= SMALL_STATEMENT else await run_in_thread(member, read)
 
 
 async def compiled(member: MemberPort, weight: int, compile_: Callable[[], T]) -> T:
     """What `compile_` makes of decoded documents that weigh so much."""
-    return compile_() if weight <= SMALL_STATEMENT else await apart(member, compile_)
+    return compile_() if weight <= SMALL_STATEMENT else await run_in_thread(member, compile_)
 
 
 async def large_reply(member: MemberPort, reply: dict[str, object]) -> Reply:
     """The reply as bytes: one with thousands of values takes longer to encode than the event loop has."""
     whole = finish(reply, member.store.last_applied.ts)
-    return await apart(member, lambda: encode(whole))
+    return await run_in_thread(member, lambda: encode(whole))

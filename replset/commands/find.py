@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from replset.bson import Int64, RawDocument, decode, encode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
-from replset.commands.cursors import FIRST_BATCH, MAX_BATCH_BYTES, Cursor
-from replset.commands.evaluation import apart, compiled, evaluate, read_statement, weight_of
+from replset.commands.cursors import FIRST_BATCH, MAX_BATCH_BYTES, Cursor, CursorTable, Pause
+from replset.commands.evaluation import compiled, evaluate, read_statement, run_in_thread, weight_of
 from replset.commands.hint import hint_of
 from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.oplog_cursor import OplogCursor
 from replset.commands.ports import MemberPort, Reply
-from replset.commands.read_concern import LINEARIZABLE, prove, read_concern_of, read_point, refuse_linearizable
-from replset.commands.scan import SLICE_DECODED, Filter, Scan, breathe, filter_of, open_collection
+from replset.commands.read_concern import (
+    LINEARIZABLE,
+    confirm_linearizable,
+    read_concern_of,
+    read_point,
+    refuse_linearizable,
+)
+from replset.commands.scan import SLICE_DECODED, Filter, Scan, filter_of, open_collection, pause
 from replset.commands.write_batch import check_options
 from replset.errors import BadValueError, ErrorCode, NotPrimaryOrSecondaryError, ReplError, UnknownFieldError
 from replset.ids import Millis, OpTime
@@ -120,9 +127,12 @@ def _direction(sort: dict[str, object]) -> int:
 class FindCursor(Cursor):
     """Documents of one collection that match, in the order of their `_id` or sorted in memory."""
 
-    def __init__(self, member: MemberPort, coll: Collection, at: OpTime | None, query: Query) -> None:
+    def __init__(
+        self, member: MemberPort, table: CursorTable, coll: Collection, at: OpTime | None, query: Query
+    ) -> None:
         super().__init__(coll.ns, keep_forever=query.keep_forever)
         self._member = member
+        self._table = table
         self._query = query
         self._pin: Pin | None = None if at is None else member.store.pin(at)
         self._skip = query.skip
@@ -134,9 +144,9 @@ class FindCursor(Cursor):
         self._ordered: list[bytes] | None = None
         """Of a sorted find: what is still to be shown, the first document last."""
 
-    async def batch(self, ctx: CommandContext, limit: int | None, await_ms: int | None) -> list[bytes]:
+    async def batch(self, pause: Pause, limit: int | None, await_ms: int | None) -> list[bytes]:
         if self._to_sort is not None and self._ordered is None:
-            self._ordered = await self._sort(ctx, self._to_sort)
+            self._ordered = await self._sort(pause, self._to_sort)
         documents: list[bytes] = []
         size = slices = 0
         while True:
@@ -149,7 +159,7 @@ class FindCursor(Cursor):
                 if self._is_at_end():
                     break
                 if slices:
-                    await breathe(ctx)
+                    await pause()
                     self.check_alive()
                 slices += 1
                 self._waiting = await self._next_rows(room)
@@ -186,7 +196,9 @@ class FindCursor(Cursor):
         documents.reverse()
         shown, looked_at = await evaluate(self._member, self._query.weight, documents, self._shown)
         if self.table is not None:
-            self.table.hold(self, self.held - sum(len(raw) + ROW_BYTES for raw in rest[len(rest) - looked_at :]))
+            self.table.set_memory(
+                self, self.memory_bytes - sum(len(raw) + ROW_BYTES for raw in rest[len(rest) - looked_at :])
+            )
         del rest[len(rest) - looked_at :]
         return shown
 
@@ -210,7 +222,7 @@ class FindCursor(Cursor):
             return None
         return sort(document), raw
 
-    async def _sort(self, ctx: CommandContext, scan: Scan[tuple[bytes, bytes]]) -> list[bytes]:
+    async def _sort(self, pause: Pause, scan: Scan[tuple[bytes, bytes]]) -> list[bytes]:
         """All documents that the limit lets through, the last one first. 292 over 100 MiB."""
         wanted = self._skip + self._left if self._left is not None else None
         kept: list[tuple[bytes, bytes]] = []
@@ -227,12 +239,12 @@ class FindCursor(Cursor):
                     f"Sort exceeded memory limit of {SORT_BYTES} bytes, but did not opt in to external sorting.",
                     code=ErrorCode.SORT_EXCEEDED_MEMORY_LIMIT,
                 )
-            ctx.cursors.hold(self, size + PAIR_BYTES * len(kept))
-            await breathe(ctx)
+            self._table.set_memory(self, size + PAIR_BYTES * len(kept))
+            await pause()
             self.check_alive()
         rows = [raw for _, raw in (await self._in_order(kept))[self._skip : wanted]]
         self.check_alive()
-        ctx.cursors.hold(self, sum(len(raw) + ROW_BYTES for raw in rows))
+        self._table.set_memory(self, sum(len(raw) + ROW_BYTES for raw in rows))
         rows.reverse()
         self._skip = 0
         return rows
@@ -241,7 +253,7 @@ class FindCursor(Cursor):
         def work() -> list[tuple[bytes, bytes]]:
             return sort_by_key([(pair[0], pair) for pair in kept])
 
-        return work() if len(kept) <= SORT_RUN else await apart(self._member, work)
+        return work() if len(kept) <= SORT_RUN else await run_in_thread(self._member, work)
 
     def close(self) -> None:
         super().close()
@@ -264,6 +276,7 @@ async def find(ctx: CommandContext) -> Reply:
         if query.sort is not None:
             raise UnknownFieldError("sorting the oplog other than by $natural is not built yet")
         oplog = OplogCursor(
+            ctx.member,
             query.filter,
             query.compiled.matcher,
             query.projection,
@@ -279,14 +292,14 @@ async def find(ctx: CommandContext) -> Reply:
         raise BadValueError(f"error processing query: tailable cursor requested on non capped collection {ns}")
     coll, at = await open_collection(ctx, name, concern)
     if coll is None:
-        await prove(ctx)
+        await confirm_linearizable(ctx)
         return _cursor_reply(0, ns, "firstBatch", [], at)
-    return await _first_batch(ctx, FindCursor(ctx.member, coll, at, query), query, at)
+    return await _first_batch(ctx, FindCursor(ctx.member, ctx.cursors, coll, at, query), query, at)
 
 
 async def _first_batch(ctx: CommandContext, cursor: Cursor, query: Query, at: OpTime | None) -> Reply:
     try:
-        documents = await _proven_batch(ctx, cursor, query.batch_size, 0)
+        documents = await _confirmed_batch(ctx, cursor, query.batch_size, 0)
     except BaseException:
         cursor.close()
         raise
@@ -298,11 +311,11 @@ async def _first_batch(ctx: CommandContext, cursor: Cursor, query: Query, at: Op
     return _cursor_reply(cursor_id, cursor.ns, "firstBatch", documents, at)
 
 
-async def _proven_batch(ctx: CommandContext, cursor: Cursor, limit: int | None, await_ms: int | None) -> list[bytes]:
+async def _confirmed_batch(ctx: CommandContext, cursor: Cursor, limit: int | None, await_ms: int | None) -> list[bytes]:
     """The next batch, proven if the read is linearizable; getMores then have what is left of find's maxTimeMS."""
-    documents = await cursor.batch(ctx, limit, await_ms)
+    documents = await cursor.batch(partial(pause, ctx), limit, await_ms)
     if ctx.linearizable_term is not None:
-        await prove(ctx)
+        await confirm_linearizable(ctx)
         cursor.check_alive()
         cursor.linearizable = True
         cursor.left_ms = None if ctx.deadline is None else max(0, ctx.deadline - ctx.member.clock.now())
@@ -336,7 +349,7 @@ async def get_more(ctx: CommandContext) -> Reply:
             if cursor.left_ms is not None:
                 ctx.deadline = Millis(ctx.member.clock.now() + cursor.left_ms)
             await read_point(ctx, LINEARIZABLE)
-        documents = await _proven_batch(ctx, cursor, batch_size or None, await_ms)
+        documents = await _confirmed_batch(ctx, cursor, batch_size or None, await_ms)
     except BaseException:
         cursor.close()
         ctx.cursors.give_back(cursor_id, cursor)

@@ -9,10 +9,10 @@ from replset.bson import MAX_BSON_SIZE, InvalidBSONError, ObjectId, RawDocument,
 from replset.bson.decoding import read_value
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
-from replset.commands.evaluation import Turn, read_statement
+from replset.commands.evaluation import TimeSlice, read_statement
 from replset.commands.ports import MemberPort, Reply
-from replset.commands.scan import breathe
-from replset.commands.write_batch import GROUP_BYTES, GROUP_MS, GROUP_STATEMENTS, Batch, run_batch, sub_documents
+from replset.commands.scan import pause
+from replset.commands.write_batch import GROUP_BYTES, GROUP_MS, GROUP_STATEMENTS, Batch, read_statements, run_batch
 from replset.errors import BadValueError, DuplicateKeyError, ErrorCode, ReplError
 from replset.ids import OpTime
 from replset.replication.write_ops import WriteGroup, do_insert
@@ -115,7 +115,7 @@ async def prepare_all(ctx: CommandContext, documents: list[RawDocument], ordered
     ready: list[Ready] = []
     member = ctx.member
     keep_timestamps = fields.boolean(ctx.body, KEEP_TIMESTAMPS, ctx.name)
-    turn = Turn(member.clock)
+    time_slice = TimeSlice(member.clock)
     for document in documents:
         try:
             ready.append(
@@ -127,9 +127,9 @@ async def prepare_all(ctx: CommandContext, documents: list[RawDocument], ordered
             ready.append(error)
             if ordered:
                 break
-        if turn.is_over() or len(ready) % GROUP_STATEMENTS == 0:
-            await breathe(ctx)
-            turn = Turn(member.clock)
+        if time_slice.is_over() or len(ready) % GROUP_STATEMENTS == 0:
+            await pause(ctx)
+            time_slice = TimeSlice(member.clock)
     return ready
 
 
@@ -143,9 +143,9 @@ class InsertBatch(Batch):
     def run(self, group: WriteGroup) -> None:
         coll = None
         size = 0
-        turn = Turn(self.ctx.member.clock, GROUP_MS)
+        time_slice = TimeSlice(self.ctx.member.clock, GROUP_MS)
         last = min(self.size, self.index + GROUP_STATEMENTS)
-        while self.index < last and size < GROUP_BYTES and not self.stopped and not turn.is_over():
+        while self.index < last and size < GROUP_BYTES and not self.stopped and not time_slice.is_over():
             ready = self.ready[self.index]
             if isinstance(ready, ReplError):
                 self.failed(ready)
@@ -167,7 +167,7 @@ class InsertBatch(Batch):
 
 async def insert(ctx: CommandContext) -> Reply:
     """Insert documents; the collection is created when it is not there."""
-    documents = await sub_documents(ctx, "documents")
+    documents = await read_statements(ctx, "documents")
     batch = InsertBatch(ctx, len(documents))
     batch.ready = await prepare_all(ctx, documents, batch.ordered)
     return await run_batch(batch)

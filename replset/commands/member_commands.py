@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 
 from replset.bson import Binary, ObjectId
-from replset.commands import fields, oplog_serving
+from replset.commands import fields
 from replset.commands.command import PROVE, Command, CommandContext
 from replset.commands.messages import parse_request, reply_document
+from replset.commands.oplog_fetch import oplog_fetch, oplog_probe
 from replset.commands.ports import Reply
 from replset.core.messages import Refused
 from replset.errors import AuthenticationFailedError, ErrorCode, FailedToParseError, RemoteProtocolError, ReplError
@@ -39,22 +40,22 @@ def _refuse_other_set(ctx: CommandContext) -> None:
         )
 
 
-async def oplog_fetch(ctx: CommandContext) -> Reply:
+async def fetch_oplog(ctx: CommandContext) -> Reply:
     """Entries of the oplog behind a given one, as soon as there are some."""
     _refuse_other_set(ctx)
-    return await oplog_serving.oplog_fetch(ctx.member, ctx.body)
+    return await oplog_fetch(ctx.member, ctx.body)
 
 
-async def oplog_probe(ctx: CommandContext) -> Reply:
+async def probe_oplog(ctx: CommandContext) -> Reply:
     """Which of the given entries are here, and the hash chain at each."""
     _refuse_other_set(ctx)
-    return await oplog_serving.oplog_probe(ctx.member, ctx.body)
+    return await oplog_probe(ctx.member, ctx.body)
 
 
 async def snapshot(ctx: CommandContext) -> Reply:
     """One step of copying the database: begin, chunk, end."""
     _refuse_other_set(ctx)
-    return await ctx.member.snapshots.serve(ctx.member, ctx.body)
+    return await ctx.member.snapshots.serve(ctx.body)
 
 
 async def get_rbid(ctx: CommandContext) -> Reply:
@@ -62,7 +63,7 @@ async def get_rbid(ctx: CommandContext) -> Reply:
     return {"rbid": ctx.member.store.rollback_id}
 
 
-async def prove(ctx: CommandContext) -> Reply:
+async def prove_membership(ctx: CommandContext) -> Reply:
     """Let who asks prove that it knows a key of this set, and prove the same to it; once per connection.
 
     Step 1 takes its address, the one that it connected to, and its nonce; step 2 its proofs. AuthenticationFailedError.
@@ -102,9 +103,11 @@ COMMANDS: tuple[Command, ...] = (
     Command("replSetRequestVotes", ask_core, None, admin_only=True, private=True),
     Command("replSetUpdatePosition", ask_core, None, admin_only=True, private=True),
     Command("replSetStepUp", ask_core, frozenset({"skipDryRun"}), admin_only=True),
-    Command("replSetOplogFetch", oplog_fetch, None, admin_only=True, private=True),
-    Command("replSetOplogProbe", oplog_probe, None, admin_only=True, private=True),
+    Command("replSetOplogFetch", fetch_oplog, None, admin_only=True, private=True),
+    Command("replSetOplogProbe", probe_oplog, None, admin_only=True, private=True),
     Command("replSetSnapshot", snapshot, None, admin_only=True, private=True),
-    Command(PROVE, prove, frozenset({"member", "address", "nonce", "proofs"}), admin_only=True, private=True),
+    Command(
+        PROVE, prove_membership, frozenset({"member", "address", "nonce", "proofs"}), admin_only=True, private=True
+    ),
     Command("replSetGetRBID", get_rbid, admin_only=True, private=True),
 )

@@ -6,11 +6,10 @@ Only committed rows are seen; entries come in the order of their `ts`, as the by
 from __future__ import annotations
 
 from replset.bson import Timestamp, decode, encode
-from replset.commands.command import CommandContext
-from replset.commands.cursors import MAX_BATCH_BYTES, Cursor
+from replset.commands.cursors import MAX_BATCH_BYTES, Cursor, Pause
 from replset.commands.evaluation import evaluate
 from replset.commands.namespaces import OPLOG
-from replset.commands.scan import breathe
+from replset.commands.ports import MemberPort
 from replset.errors import BadValueError, CappedPositionLostError, CursorNotFoundError, NotPrimaryOrSecondaryError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.oplog_row import OplogRow
@@ -48,6 +47,7 @@ class OplogCursor(Cursor):
 
     def __init__(
         self,
+        member: MemberPort,
         query: dict[str, object],
         matcher: Matcher | None,
         projection: Projection | None,
@@ -61,6 +61,7 @@ class OplogCursor(Cursor):
     ) -> None:
         """weight: see evaluation.py. backwards: newest first, as {$natural: -1} asks; then it cannot tail."""
         super().__init__(OPLOG)
+        self._member = member
         if backwards and tailable:
             raise BadValueError("cannot tail the oplog backwards")
         self._projection = projection
@@ -78,21 +79,21 @@ class OplogCursor(Cursor):
         self._began = False
         self._rollback_id: int | None = None
 
-    async def batch(self, ctx: CommandContext, limit: int | None, await_ms: int | None) -> list[bytes]:
-        documents = await self._collect(ctx, limit)
+    async def batch(self, pause: Pause, limit: int | None, await_ms: int | None) -> list[bytes]:
+        documents = await self._collect(pause, limit)
         is_first, self._began = not self._began, True
         if not documents and self._await_data and not is_first and not self.finished:
-            deadline = ctx.member.clock.now() + (AWAIT_MS if await_ms is None else await_ms)
-            while not documents and not self.finished and (left := deadline - ctx.member.clock.now()) > 0:
-                await ctx.member.wait_for_change(left)
-                documents = await self._collect(ctx, limit)
+            deadline = self._member.clock.now() + (AWAIT_MS if await_ms is None else await_ms)
+            while not documents and not self.finished and (left := deadline - self._member.clock.now()) > 0:
+                await self._member.wait_for_change(left)
+                documents = await self._collect(pause, limit)
         return documents
 
-    async def _collect(self, ctx: CommandContext, limit: int | None) -> list[bytes]:
+    async def _collect(self, pause: Pause, limit: int | None) -> list[bytes]:
         documents: list[bytes] = []
         size = 0
         while True:
-            self._check(ctx)
+            self._check()
             while self._pending and (limit is None or len(documents) < limit) and self._left != 0:
                 raw = self._pending[-1]
                 size += len(raw) + 16
@@ -106,26 +107,26 @@ class OplogCursor(Cursor):
                 return documents
             if self._pending or (limit is not None and len(documents) >= limit):
                 return documents
-            if not await self._read_page(ctx):
+            if not await self._read_page():
                 self.finished = not self._tailable
                 return documents
-            await breathe(ctx)
+            await pause()
 
-    def _check(self, ctx: CommandContext) -> None:
+    def _check(self) -> None:
         """The history that the cursor reads must be the one that it began with."""
         self.check_alive()
-        state, rollback_id = ctx.member.node.state, ctx.member.store.rollback_id
+        state, rollback_id = self._member.node.state, self._member.store.rollback_id
         if not state.is_readable:
             raise NotPrimaryOrSecondaryError(f"the oplog is not read in state {state.name}")
         if self._rollback_id not in (None, rollback_id):
             raise CursorNotFoundError("the member rolled back: the cursor is closed")
         self._rollback_id = rollback_id
 
-    async def _read_page(self, ctx: CommandContext) -> bool:
+    async def _read_page(self) -> bool:
         """Fill `_pending`; False at the end of the oplog."""
         if self._before is not None:
-            return await self._read_page_back(ctx, self._before)
-        store = ctx.member.store
+            return await self._read_page_back(self._before)
+        store = self._member.store
         after = self._after
         if not self._began and after.ts < store.trimmed_through:
             after = OPTIME_NULL  # a first read begins at the oldest entry there is
@@ -134,25 +135,27 @@ class OplogCursor(Cursor):
             return False
         if self._began and after.ts < store.trimmed_through:
             raise CappedPositionLostError("the cursor's place in the oplog was trimmed away")
-        self._after = (await self._keep(ctx, rows)).optime
+        self._after = (await self._keep(rows)).optime
         return True
 
-    async def _read_page_back(self, ctx: CommandContext, before: OpTime) -> bool:
+    async def _read_page_back(self, before: OpTime) -> bool:
         """As `_read_page`, towards the oldest entry."""
-        store = ctx.member.store
+        store = self._member.store
         rows: list[OplogRow] = []
         while len(rows) < PAGE_BACK and (row := store.row_at_or_before(before)) is not None:
             rows.append(row)
             before = OpTime(row.term, row.ts - 1)
         if rows:
-            last = await self._keep(ctx, rows)
+            last = await self._keep(rows)
             self._before = OpTime(last.term, last.ts - 1)
         return bool(rows)
 
-    async def _keep(self, ctx: CommandContext, rows: list[OplogRow]) -> OplogRow:
+    async def _keep(self, rows: list[OplogRow]) -> OplogRow:
         """Fill `_pending` with those of `rows` that match; the last one that was looked at."""
-        found, looked_at = await evaluate(ctx.member, self._weight, [row.entry for row in rows], self._shown_if_matched)
-        self._check(ctx)  # a rollback meanwhile took away what was read
+        found, looked_at = await evaluate(
+            self._member, self._weight, [row.entry for row in rows], self._shown_if_matched
+        )
+        self._check()  # a rollback meanwhile took away what was read
         skipped = min(self._skip, len(found))
         self._skip -= skipped
         found = found[skipped:]

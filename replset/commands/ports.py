@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from replset.bson import ObjectId, RawDocument
-from replset.commands.oplog_serving import SnapshotServer
+from replset.commands.snapshot_server import SnapshotServer
 from replset.commands.waiters import WaiterList
 from replset.core.messages import ReplyBody, RequestBody
 from replset.core.node import Node
@@ -29,7 +29,7 @@ Reply: TypeAlias = dict[str, object] | bytes
 Source: TypeAlias = Literal["wire", "http", "internal"]
 
 
-class Memory(Protocol):
+class MemoryCounter(Protocol):
     """The count of what requests hold of the member's memory."""
 
     def hold(self, size: int) -> None:
@@ -145,7 +145,7 @@ class MemberPort(Protocol):
     def peer(self) -> Peer: ...
 
     @property
-    def admission(self) -> Memory: ...
+    def admission(self) -> MemoryCounter: ...
 
     @property
     def snapshots(self) -> SnapshotServer:
@@ -224,7 +224,7 @@ class MemberPort(Protocol):
         """An oplog entry of this member is not the one that was written; it was not served."""
         ...
 
-    def on_chain_doubt(self, at: OpTime) -> None:
+    def on_chain_mismatch(self, at: OpTime) -> None:
         """Another member has another hash chain at this entry of mine."""
         ...
 

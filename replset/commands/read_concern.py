@@ -13,7 +13,7 @@ from replset.bson import RawDocument, Timestamp
 from replset.commands.command import CommandContext
 from replset.commands.fields import wrong_type
 from replset.commands.ports import MemberPort
-from replset.commands.read_preference import read_preference_of, refuse_unfit
+from replset.commands.read_preference import read_preference_of, refuse_unsuitable_member
 from replset.commands.write_concern import WriteConcernFailure, wait_until_met
 from replset.core.member_state import MemberState
 from replset.core.write_concern import MAJORITY, WriteConcern
@@ -62,12 +62,12 @@ def check_readable(ctx: CommandContext) -> None:
     state = ctx.member.node.state
     preference = read_preference_of(ctx)
     if state is not MemberState.PRIMARY:
-        if not preference.lets_secondary_answer and ctx.request.source != "internal":
+        if not preference.allows_secondary and ctx.request.source != "internal":
             raise NotPrimaryNoSecondaryOkError("not primary and secondaryOk=false")
         if state is not MemberState.SECONDARY:
             raise NotPrimaryOrSecondaryError(f"node is not in primary or secondary state: {state.name}")
     if ctx.request.source == "http":
-        refuse_unfit(ctx, preference)
+        refuse_unsuitable_member(ctx, preference)
 
 
 def read_concern_of(ctx: CommandContext) -> ReadConcern:
@@ -165,7 +165,7 @@ def newest_readable(member: MemberPort, level: Level) -> OpTime | None:
     return point
 
 
-async def prove(ctx: CommandContext) -> None:
+async def confirm_linearizable(ctx: CommandContext) -> None:
     """After a read, before its answer: nothing for most; a linearizable one waits until a majority has its proof.
 
     Raises MaxTimeMSExpiredError at the deadline, PrimarySteppedDownError and NotWritablePrimaryError when the member
@@ -174,13 +174,13 @@ async def prove(ctx: CommandContext) -> None:
     term = ctx.linearizable_term
     if term is None:
         return
-    optime = await ctx.member.write(lambda group: append_proof(group, term))
+    optime = await ctx.member.write(lambda group: append_confirmation(group, term))
     failure = await wait_until_met(ctx.member, optime, WriteConcern(MAJORITY), ctx.deadline)
     if failure is not None:
-        raise _unproven(failure)
+        raise _confirmation_error(failure)
 
 
-def append_proof(group: WriteGroup, term: int) -> OpTime:
+def append_confirmation(group: WriteGroup, term: int) -> OpTime:
     """The entry that proves a read of `term`: the newest of this group, else a no-op of its own.
 
     Everything in the group is written after the read, so reads at one time share one entry.
@@ -195,7 +195,7 @@ def append_proof(group: WriteGroup, term: int) -> OpTime:
     return optime
 
 
-def _unproven(failure: WriteConcernFailure) -> ReplError:
+def _confirmation_error(failure: WriteConcernFailure) -> ReplError:
     match failure.code:
         case MaxTimeMSExpiredError.code:
             return MaxTimeMSExpiredError("operation exceeded time limit while the read was being proven linearizable")

@@ -41,7 +41,7 @@ class ReadPreference:
     max_staleness_s: int = 0
 
     @property
-    def lets_secondary_answer(self) -> bool:
+    def allows_secondary(self) -> bool:
         return self.mode != "primary"
 
 
@@ -100,7 +100,7 @@ def _staleness(document: RawDocument) -> int:
     return seconds
 
 
-def refuse_unfit(ctx: CommandContext, preference: ReadPreference) -> None:
+def refuse_unsuitable_member(ctx: CommandContext, preference: ReadPreference) -> None:
     """FailedToSatisfyReadPreference (133) where no driver would have sent this read to this member."""
     node, store = ctx.member.node, ctx.member.store
     me = None if node.config is None else next((m for m in node.config.members if m.id == node.self_id), None)

@@ -83,7 +83,7 @@ _OPERATION = b"\x11operationTime\0"
 
 
 @lru_cache(maxsize=64)
-def _hot_layout(names: tuple[str, ...]) -> tuple[Struct, tuple[bytes, ...], int]:
+def _write_reply_layout(names: tuple[str, ...]) -> tuple[Struct, tuple[bytes, ...], int]:
     """The struct of such a reply with these counters in front, their element heads, and its size."""
     heads = tuple(b"\x10" + name.encode() + b"\0" for name in names)
     form = "<i" + "".join(f"{len(head)}si" for head in heads)
@@ -99,9 +99,9 @@ def _election_bytes(term: int) -> bytes:
     return b"\x7f\xff\xff\xff" + term.to_bytes(8, "big")
 
 
-def hot_reply(counters: tuple[tuple[str, int], ...], optime: OpTime, term: int) -> bytes:
+def encode_write_reply(counters: tuple[tuple[str, int], ...], optime: OpTime, term: int) -> bytes:
     """The reply of a write without errors: the counters, then electionId, opTime, ok and the times."""
-    struct, heads, size = _hot_layout(tuple([name for name, _ in counters]))
+    struct, heads, size = _write_reply_layout(tuple([name for name, _ in counters]))
     inc, seconds = optime.ts & _INC_MASK, optime.ts >> 31
     front: list[object] = [size]
     for head, (_, value) in zip(heads, counters, strict=True):

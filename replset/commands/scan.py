@@ -191,7 +191,7 @@ async def open_collection(
     return ctx.member.store.collection(ns), None
 
 
-async def breathe(ctx: CommandContext) -> None:
+async def pause(ctx: CommandContext) -> None:
     """Between two slices: let others run, and stop when maxTimeMS is over."""
     ctx.check_deadline()
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""All commands by their name. docs/commands.md describes each of them; a test compares the two."""
+"""Lists all commands by their name, and holds listCommands, which shows the list. docs/commands.md describes each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from replset.commands import (
     update,
     write_concern,
 )
-from replset.commands.command import Command
+from replset.commands.command import Command, CommandContext
+from replset.commands.ports import Reply
 
 FAMILIES = (
     collections.COMMANDS,
@@ -38,6 +39,23 @@ FAMILIES = (
     update.COMMANDS,
     write_concern.COMMANDS,
 )
+
+
+async def list_commands(_ctx: CommandContext) -> Reply:
+    """All commands, each with the first line of its description."""
+    return {
+        "commands": {
+            name: {
+                "help": (command.run.__doc__ or "").partition("\n")[0],
+                "adminOnly": command.admin_only,
+                "where": command.where.value,
+            }
+            for name, command in sorted(COMMANDS.items())
+        }
+    }
+
+
 COMMANDS: dict[str, Command] = {command.name: command for family in FAMILIES for command in family}
+COMMANDS["listCommands"] = Command("listCommands", list_commands)
 PRIVATE: frozenset[str] = frozenset(command.name for command in COMMANDS.values() if command.private)
 """What members ask each other; over HTTP nobody knows these."""

@@ -18,9 +18,9 @@ from replset.commands.write_batch import (
     Search,
     SearchingBatch,
     check_options,
-    in_slices,
+    parse_in_slices,
+    read_statements,
     run_batch,
-    sub_documents,
 )
 from replset.errors import BadValueError, ErrorCode, FailedToParseError, ReplError, UnknownFieldError
 from replset.optime import timestamp
@@ -35,7 +35,7 @@ _FAR_INDEX = re.compile(r"\.\d{3,}")
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
+class UpdateStatement:
     """One element of `updates`: its fields are checked, filter and update not yet compiled."""
 
     query: dict[str, object]
@@ -47,7 +47,7 @@ class Statement:
     weight: int
 
 
-def parse_statement(document: RawDocument, place: str) -> Statement:
+def parse_update(document: RawDocument, place: str) -> UpdateStatement:
     """Raises for fields that are unknown, missing, of the wrong type or not built."""
     fields.check_fields(document, _FIELDS, place)
     if "q" not in document:
@@ -59,18 +59,18 @@ def parse_statement(document: RawDocument, place: str) -> Statement:
             raise UnknownFieldError(f"{place}.{name} is not built yet")
     query, change = fields.decoded(document, "q", place), document.get("u")
     filters = [] if fields.is_absent(document, "arrayFilters") else fields.values(document, "arrayFilters", place)
-    return Statement(
+    return UpdateStatement(
         query,
         change,
         fields.boolean(document, "upsert", place),
         fields.boolean(document, "multi", place),
         filters,
         given_hint(document, place),
-        UNBOUNDED if pads(change) else weight_of(len(document.raw), query, change, filters),
+        UNBOUNDED if may_lengthen_array(change) else weight_of(len(document.raw), query, change, filters),
     )
 
 
-def pads(change: object) -> bool:
+def may_lengthen_array(change: object) -> bool:
     """Whether an update may lengthen an array by many items: its index in a path says how many, not its size."""
     if not isinstance(change, dict):
         return False
@@ -80,7 +80,7 @@ def pads(change: object) -> bool:
     return any(_FAR_INDEX.search(path) for pair in paths for path in pair if isinstance(path, str))
 
 
-def sized(document: dict[str, object]) -> bytes:
+def encode_result(document: dict[str, object]) -> bytes:
     """The bytes of the document that an update makes; 17419 when they are too many."""
     raw = encode(document)
     if len(raw) > MAX_BSON_SIZE:
@@ -93,7 +93,7 @@ def sized(document: dict[str, object]) -> bytes:
 class UpdateBatch(SearchingBatch):
     __slots__ = ("fills_timestamps", "made", "modified", "now", "stamp", "statements", "update", "upserted")
 
-    def __init__(self, ctx: CommandContext, statements: list[Statement]) -> None:
+    def __init__(self, ctx: CommandContext, statements: list[UpdateStatement]) -> None:
         super().__init__(ctx, len(statements))
         self.statements = statements
         self.modified = 0
@@ -130,7 +130,7 @@ class UpdateBatch(SearchingBatch):
         after = self._compiled().apply(before, now=self.now, timestamp=self.stamp, matcher=search.filter.matcher)
         if after is before:
             return Match()
-        after_bytes = sized(after)
+        after_bytes = encode_result(after)
         o = update_object(before, after, after_bytes)
         return Match() if o is None else Match(after_bytes, o)
 
@@ -139,7 +139,7 @@ class UpdateBatch(SearchingBatch):
             raise BadValueError("the statement was not compiled")
         return self.update
 
-    def go_on(self, group: WriteGroup, search: Search) -> None:
+    def proceed(self, group: WriteGroup, search: Search) -> None:
         statement = self.statements[self.index]
         self.now, self.stamp = DateTime(group.wall_ms), timestamp(group.next_optime().ts)
         coll = group.txn.catalog.by_ns.get(self.ns)
@@ -158,13 +158,13 @@ class UpdateBatch(SearchingBatch):
         self.matched = self.matched or matched > 0
         if search.is_done and statement.upsert and not self.matched:
             if self.made is None and not is_small(self.weight, 1):
-                self.apart = self._make_apart
+                self.thread_work = self._make_in_thread
             else:
                 self._insert(group, coll)
         self.n += matched
         self.modified += modified
 
-    def _make_apart(self) -> None:
+    def _make_in_thread(self) -> None:
         try:
             self.made = self._make()
         except ReplError as error:
@@ -179,7 +179,7 @@ class UpdateBatch(SearchingBatch):
         value = made["_id"]
         check_id(value)
         check_id_document(value)
-        return value, encode_key(value), sized(made)
+        return value, encode_key(value), encode_result(made)
 
     def _insert(self, group: WriteGroup, coll: Collection | None) -> None:
         value, key, raw = self.made or self._make()
@@ -202,8 +202,8 @@ class UpdateBatch(SearchingBatch):
 async def update(ctx: CommandContext) -> Reply:
     """Change or replace documents; with upsert insert one where none matches."""
     check_options(ctx, ("let",))
-    documents = await sub_documents(ctx, "updates")
-    statements = await in_slices(ctx, documents, lambda document: parse_statement(document, "update.updates"))
+    documents = await read_statements(ctx, "updates")
+    statements = await parse_in_slices(ctx, documents, lambda document: parse_update(document, "update.updates"))
     return await run_batch(UpdateBatch(ctx, statements))
 
 

@@ -16,11 +16,11 @@ from typing import TypeVar
 from replset.bson import MAX_WRITE_BATCH, RawDocument, encode
 from replset.commands import fields
 from replset.commands.command import CommandContext
-from replset.commands.evaluation import SMALL_STATEMENT, Turn, apart, is_small, large_reply, read_statement
+from replset.commands.evaluation import SMALL_STATEMENT, TimeSlice, is_small, large_reply, read_statement, run_in_thread
 from replset.commands.namespaces import collection_field, writable_namespace
 from replset.commands.ports import Reply
-from replset.commands.replies import hot_reply, write_times
-from replset.commands.scan import SLICE_BYTES, SLICE_DECODED, Filter, breathe
+from replset.commands.replies import encode_write_reply, write_times
+from replset.commands.scan import SLICE_BYTES, SLICE_DECODED, Filter, pause
 from replset.commands.write_concern import wait_for_write_concern, write_concern_of
 from replset.errors import (
     BadValueError,
@@ -65,7 +65,6 @@ class Batch(ABC):
     """The statements of one write command and how far they are."""
 
     __slots__ = (
-        "apart",
         "committed",
         "ctx",
         "error_bytes",
@@ -78,6 +77,7 @@ class Batch(ABC):
         "size",
         "stopped",
         "term",
+        "thread_work",
     )
 
     def __init__(self, ctx: CommandContext, size: int) -> None:
@@ -99,7 +99,7 @@ class Batch(ABC):
         self.term = 0
         self.stopped = False
         self.committed: Committed | None = None
-        self.apart: Callable[[], None] | None = None
+        self.thread_work: Callable[[], None] | None = None
         """What has to be evaluated before the next group: it takes longer than a group has."""
 
     def note_committed(self) -> None:
@@ -171,9 +171,9 @@ async def run_batch(batch: Batch) -> Reply:
         while not await member.write(batch):
             batch.note_committed()
             ctx.check_deadline()
-            work, batch.apart = batch.apart, None
+            work, batch.thread_work = batch.thread_work, None
             if work is not None:
-                await apart(member, work)
+                await run_in_thread(member, work)
     except ReplError as error:
         if batch.committed is None:
             raise
@@ -189,7 +189,7 @@ async def run_batch(batch: Batch) -> Reply:
     errors = done.errors
     failure = await wait_for_write_concern(ctx, done.optime, concern)
     if failure is None and not errors and not done.extra:
-        return hot_reply(done.counters, done.optime, batch.term)
+        return encode_write_reply(done.counters, done.optime, batch.term)
     reply: dict[str, object] = {**dict(done.counters), **done.extra}
     if errors:
         reply["writeErrors"] = errors
@@ -199,7 +199,7 @@ async def run_batch(batch: Batch) -> Reply:
     return reply if batch.size <= GROUP_STATEMENTS else await large_reply(member, reply)
 
 
-async def sub_documents(ctx: CommandContext, name: str) -> list[RawDocument]:
+async def read_statements(ctx: CommandContext, name: str) -> list[RawDocument]:
     """The statements of the command, from the sequence or the body."""
 
     def read() -> list[RawDocument]:
@@ -208,15 +208,17 @@ async def sub_documents(ctx: CommandContext, name: str) -> list[RawDocument]:
     return await read_statement(ctx.member, ctx.body, read)
 
 
-async def in_slices(ctx: CommandContext, documents: list[RawDocument], parse: Callable[[RawDocument], T]) -> list[T]:
+async def parse_in_slices(
+    ctx: CommandContext, documents: list[RawDocument], parse: Callable[[RawDocument], T]
+) -> list[T]:
     """`parse` of each document, giving others a turn in between."""
     parsed: list[T] = []
-    turn = Turn(ctx.member.clock)
+    time_slice = TimeSlice(ctx.member.clock)
     for document in documents:
         parsed.append(await read_statement(ctx.member, document, partial(parse, document)))
-        if turn.is_over() or len(parsed) % GROUP_STATEMENTS == 0:
-            await breathe(ctx)
-            turn = Turn(ctx.member.clock)
+        if time_slice.is_over() or len(parsed) % GROUP_STATEMENTS == 0:
+            await pause(ctx)
+            time_slice = TimeSlice(ctx.member.clock)
     return parsed
 
 
@@ -251,7 +253,7 @@ class Search:
         for key in reversed(self.keys):
             yield key, txn.get(coll, key)
 
-    def pass_by(self, key: bytes) -> None:
+    def advance_past(self, key: bytes) -> None:
         """The document with this key is done with."""
         if self.keys is None:
             self.after = key
@@ -268,7 +270,7 @@ class SearchingBatch(Batch):
     change is lost, and one that changes all the time is evaluated again.
     """
 
-    __slots__ = ("budget", "matched", "refusal", "search", "turn")
+    __slots__ = ("budget", "matched", "refusal", "search", "time_slice")
 
     def __init__(self, ctx: CommandContext, size: int) -> None:
         super().__init__(ctx, size)
@@ -276,7 +278,7 @@ class SearchingBatch(Batch):
         self.refusal: ReplError | None = None
         self.matched = False
         self.budget = 0  # documents that this group may still look at
-        self.turn = Turn(ctx.member.clock)
+        self.time_slice = TimeSlice(ctx.member.clock)
 
     @property
     @abstractmethod
@@ -297,21 +299,27 @@ class SearchingBatch(Batch):
         """What the statement does to a document; None when it is not among those that it looks for."""
 
     @abstractmethod
-    def go_on(self, group: WriteGroup, search: Search) -> None:
+    def proceed(self, group: WriteGroup, search: Search) -> None:
         """Work on the statement for this group's time; `search.is_done` at its end."""
 
     def run(self, group: WriteGroup) -> None:
         self.budget = GROUP_DOCUMENTS
-        self.turn = Turn(self.ctx.member.clock, GROUP_MS)
+        self.time_slice = TimeSlice(self.ctx.member.clock, GROUP_MS)
         for _ in range(GROUP_STATEMENTS):
-            if self.index >= self.size or self.stopped or self.budget <= 0 or self.apart or self.turn.is_over():
+            if (
+                self.index >= self.size
+                or self.stopped
+                or self.budget <= 0
+                or self.thread_work
+                or self.time_slice.is_over()
+            ):
                 return
             mark = group.txn.mark()
             try:
                 search = self._begun()
                 if search is None:
                     return
-                self.go_on(group, search)
+                self.proceed(group, search)
             except (StorageError, OutOfDiskSpaceError):
                 raise
             except ReplError as error:
@@ -319,7 +327,7 @@ class SearchingBatch(Batch):
                 self.end()
                 self.failed(error)
                 continue
-            if search.is_done and self.apart is None:
+            if search.is_done and self.thread_work is None:
                 self.end()
                 self.index += 1
 
@@ -329,12 +337,12 @@ class SearchingBatch(Batch):
             raise self.refusal
         if self.search is None:
             if self.weight > SMALL_STATEMENT:
-                self.apart = self._begin_apart
+                self.thread_work = self._begin_in_thread
                 return None
             self.search = self.begin()
         return self.search
 
-    def _begin_apart(self) -> None:
+    def _begin_in_thread(self) -> None:
         try:
             self.search = self.begin()
         except ReplError as error:
@@ -350,21 +358,21 @@ class SearchingBatch(Batch):
             seen, result = search.evaluated.pop(key, (None, None))
             if raw is not None and seen != raw:
                 if not is_small(self.weight, len(raw)):
-                    self.apart = partial(self._evaluate_apart, search, _some((key, raw), candidates))
+                    self.thread_work = partial(self._evaluate_in_thread, search, _some((key, raw), candidates))
                     return
                 result = self.evaluate(search, raw)
-            search.pass_by(key)
+            search.advance_past(key)
             self.budget -= 1
             if raw is not None and result is not None:
                 if isinstance(result, ReplError):
                     raise result
                 yield key, raw, result
-            if self.budget <= 0 or self.turn.is_over():
+            if self.budget <= 0 or self.time_slice.is_over():
                 return
         search.is_done = True
 
-    def _evaluate_apart(self, search: Search, documents: list[tuple[bytes, bytes]]) -> None:
-        turn = Turn(self.ctx.member.clock)
+    def _evaluate_in_thread(self, search: Search, documents: list[tuple[bytes, bytes]]) -> None:
+        time_slice = TimeSlice(self.ctx.member.clock)
         search.evaluated = {}
         for key, raw in documents:
             try:
@@ -372,7 +380,7 @@ class SearchingBatch(Batch):
             except ReplError as error:
                 result = error
             search.evaluated[key] = raw, result
-            if (result is not None and not self.multi) or turn.is_over():
+            if (result is not None and not self.multi) or time_slice.is_over():
                 return
 
     def end(self) -> None:

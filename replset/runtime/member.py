@@ -18,7 +18,7 @@ from typing import Literal, Self, TypeVar
 from replset.bson import ObjectId
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.messages import parse_reply, request_document
-from replset.commands.oplog_serving import SnapshotServer
+from replset.commands.snapshot_server import SnapshotServer
 from replset.commands.waiters import Notifier, WaiterList
 from replset.commands.write_concern import stored_default
 from replset.config import ReplSetConfig
@@ -279,9 +279,7 @@ class RunningMember:
         self.shell = Shell(self.node, self, self.clock, self._threads, self._break)
         self._writer = Writer(self.context, self.node, self.rng, self._on_committed)
         self._housekeeper = Housekeeper(self.context, self._on_disk_space, self.on_damage)
-        self.snapshots = SnapshotServer(
-            clock=self.clock, rng=self.rng, workers=self._threads, disk=ports.disk, dbpath=files.dbpath
-        )
+        self.snapshots = SnapshotServer(self.context, self.node, self.rng)
         self.dispatcher = Dispatcher(self)
         self.peer = Transport(ports.network, self.clock, self.host, keys, self.rng)
         self._server = WireServer(
@@ -462,7 +460,7 @@ class RunningMember:
         log.error("%s", detail)
         self.shell.feed(DamageFound(detail))
 
-    def on_chain_doubt(self, at: OpTime) -> None:
+    def on_chain_mismatch(self, at: OpTime) -> None:
         self.shell.feed(ChainMismatch(at))
 
     # --- the core's effects (shell.EffectHandler) ------------------------------------------------------------------

@@ -254,10 +254,10 @@ def commit_point_of_another_history(patch: pytest.MonkeyPatch) -> None:
 def linearizable_read_unproven(patch: pytest.MonkeyPatch) -> None:
     """A linearizable read is answered without asking a majority whether this member still leads."""
 
-    async def prove(_ctx: object) -> None:
+    async def confirm(_ctx: object) -> None:
         pass
 
-    patch.setattr(find, "prove", prove)
+    patch.setattr(find, "confirm_linearizable", confirm)
 
 
 def cluster_time_ignored(patch: pytest.MonkeyPatch) -> None:

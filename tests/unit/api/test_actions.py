@@ -9,7 +9,7 @@ import pytest
 
 from api.actions import ACTIONS, NOT_BUILT_ACTIONS
 from replset.bson import Binary, Int64, ObjectId, RawDocument, Timestamp, encode, from_ejson
-from replset.commands.replies import hot_reply
+from replset.commands.replies import encode_write_reply
 from replset.ids import OpTime, pack_ts
 from tests.unit.api.kit import NEWEST, Api, plain, refused
 
@@ -198,7 +198,7 @@ def test_a_reply_becomes_an_answer(
 
 
 def test_a_hot_reply_tells_its_times(api: Api) -> None:
-    api.dispatcher.answers["insert"] = hot_reply((("n", 1),), OpTime(4, pack_ts(1_700_000_009, 3)), 4)
+    api.dispatcher.answers["insert"] = encode_write_reply((("n", 1),), OpTime(4, pack_ts(1_700_000_009, 3)), 4)
     document = api.act("insertOne", document={"_id": 1}).json()
     assert document["operationTime"] == {"$timestamp": {"t": 1_700_000_009, "i": 3}}
     assert document["$clusterTime"]["clusterTime"] == document["operationTime"]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
 
 import pytest
@@ -15,8 +16,8 @@ import pytest
 from replset.bson import ObjectId, RawDocument, decode, encode
 from replset.commands import read_concern, write_concern
 from replset.commands.dispatcher import Dispatcher
-from replset.commands.oplog_serving import SnapshotServer
 from replset.commands.ports import CommandRequest, ConnectionContext, Source
+from replset.commands.snapshot_server import SnapshotServer
 from replset.commands.waiters import WaiterList
 from replset.commands.write_concern import WriteConcernFailure
 from replset.config import ReplSetConfig
@@ -163,7 +164,7 @@ class FakeMember:
     def on_damage(self, detail: str) -> None:
         raise AssertionError(detail)
 
-    def on_chain_doubt(self, at: OpTime) -> None:
+    def on_chain_mismatch(self, at: OpTime) -> None:
         raise AssertionError(at)
 
     async def wait_for_change(self, timeout_ms: int | None) -> bool:
@@ -238,11 +239,13 @@ def fake_member(folder: Path) -> Iterator[FakeMember]:
     disk = RealDisk()
     clock = FakeClock()
     store = Store.open(disk, folder, StoreOptions(min_free_bytes=0))
-    snapshots = SnapshotServer(clock=clock, rng=random.Random(1), workers=FakeWorkers(), disk=disk, dbpath=str(folder))
+    node = FakeNode()
+    context: Any = SimpleNamespace(clock=clock, workers=FakeWorkers(), disk=disk, dbpath=str(folder), store=store)
+    snapshots = SnapshotServer(context, node, random.Random(1))  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
         for module in (write_concern, read_concern):
             patch.setattr(module, "wait_until_met", lambda member, *arguments: member.wait_until_met(*arguments))
-        yield FakeMember(store, snapshots, clock=clock)
+        yield FakeMember(store, snapshots, clock=clock, node=node)
     store.close()
 
 

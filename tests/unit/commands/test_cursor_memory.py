@@ -6,7 +6,7 @@ import pytest
 
 from replset.bson import RawDocument, encode
 from replset.commands import cursors
-from replset.commands.cursors import IDLE_MS, SPARED_MS
+from replset.commands.cursors import IDLE_MS, RECENTLY_USED_MS
 from replset.commands.ports import ConnectionContext
 from replset.ids import Millis
 from tests.unit.commands.conftest import Client, FakeMember
@@ -23,7 +23,7 @@ def _large_documents(client: Client) -> None:
 @pytest.fixture
 def bound(monkeypatch: pytest.MonkeyPatch) -> int:
     """Room for two of these cursors."""
-    monkeypatch.setattr(cursors, "MAX_HELD_BYTES", 3 * EACH)
+    monkeypatch.setattr(cursors, "MAX_MEMORY_BYTES", 3 * EACH)
     return 3 * EACH
 
 
@@ -58,13 +58,13 @@ def test_a_sorted_cursor_counts_until_it_is_killed(client: Client, member: FakeM
 
 def test_cursors_that_are_not_read_from_make_room(client: Client, member: FakeMember, bound: int) -> None:
     first, second = open_sorted(client), open_sorted(client)
-    later(member, SPARED_MS // 2)
+    later(member, RECENTLY_USED_MS // 2)
     client.ok({"getMore": first, "collection": "c", "batchSize": 1})
-    later(member, SPARED_MS // 2)
+    later(member, RECENTLY_USED_MS // 2)
     for _ in range(5):
         third = open_sorted(client)
         assert member.admission.held <= bound
-        later(member, SPARED_MS)
+        later(member, RECENTLY_USED_MS)
     assert client.code({"getMore": second, "collection": "c"}) == 43
     assert client.ok({"getMore": third, "collection": "c"})["cursor"]["id"] == 0
 
@@ -81,7 +81,7 @@ def test_where_all_are_read_from_one_more_is_refused(client: Client, member: Fak
 
 
 def test_one_alone_always_fits(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cursors, "MAX_HELD_BYTES", 1000)
+    monkeypatch.setattr(cursors, "MAX_MEMORY_BYTES", 1000)
     assert open_sorted(client)
 
 

@@ -10,7 +10,7 @@ import pytest
 from replset.bson import Int64, RawDocument, Timestamp, encode
 from replset.commands import scan
 from replset.commands.ports import CommandRequest
-from replset.commands.read_concern import append_proof
+from replset.commands.read_concern import append_confirmation
 from replset.commands.write_concern import WriteConcernFailure
 from replset.core.member_state import MemberState
 from replset.core.write_concern import WriteConcern
@@ -57,8 +57,8 @@ def test_reads_at_once_share_one_entry(client: Client, member: FakeMember) -> No
     before = len(client.entries())
     with member.store.group() as txn:
         group = WriteGroup(txn, 1, member.clock.wall_ms(), member.rng)
-        first = append_proof(group, 1)
-        assert append_proof(group, 1) == first
+        first = append_confirmation(group, 1)
+        assert append_confirmation(group, 1) == first
     assert len(client.entries()) == before + 1
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from replset.bson import Int64, RawDocument, decode, encode, encode_key
-from replset.commands.oplog_serving import SnapshotOptions, SnapshotServer, oplog_fetch, oplog_probe
+from replset.commands.oplog_fetch import oplog_fetch, oplog_probe
+from replset.commands.snapshot_server import SnapshotOptions, SnapshotServer
 from replset.core.member_state import MemberState
 from replset.core.messages import Report
 from replset.errors import HostUnreachableError, ReplError
@@ -162,12 +163,10 @@ class Member:
             options=FetchOptions(max_bytes=2_000),
         )
         self.snapshots = SnapshotServer(
-            clock=self.clock,
-            rng=self.rng,
-            workers=self.workers,
-            disk=self.disk,
-            dbpath=self.dbpath,
-            options=SnapshotOptions(spare_bytes=0),
+            self.context,
+            self.node,  # type: ignore[arg-type]
+            self.rng,
+            SnapshotOptions(spare_bytes=0),
         )
         self.rollback = Rollback(
             self.context,
@@ -200,7 +199,7 @@ class Member:
             case "replSetOplogProbe":
                 return await oplog_probe(self, body)
             case "replSetSnapshot":
-                return await self.snapshots.serve(self, body)
+                return await self.snapshots.serve(body)
         raise AssertionError(body.first_key)
 
     async def wait_for_change(self, timeout_ms: int) -> bool:
@@ -213,7 +212,7 @@ class Member:
     def on_damage(self, detail: str) -> None:
         self.damage.append(detail)
 
-    def on_chain_doubt(self, at: OpTime) -> None:
+    def on_chain_mismatch(self, at: OpTime) -> None:
         self.doubts.append(at)
 
     def moved(self) -> None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 import pytest
 
 from replset.bson import Int64, RawDocument, Timestamp, encode
-from replset.commands.oplog_serving import fetch_now, has_news, oplog_fetch, oplog_probe
+from replset.commands.oplog_fetch import fetch_now, has_changes, oplog_fetch, oplog_probe
 from replset.core.member_state import MemberState
 from replset.core.messages import SourceBatch, SourceFailed, SourceProblem
 from replset.errors import DamagedEntryError, NotPrimaryOrSecondaryError, OutOfDiskSpaceError, RemoteProtocolError
@@ -500,9 +500,9 @@ def test_an_unknown_place_is_answered_at_once(members: tuple[Member, Member]) ->
         reply = fetch_now(source, request(after))
         assert not reply.matched
         assert reply.entries == []
-        assert has_news(reply, request(after))
+        assert has_changes(reply, request(after))
     assert fetch_now(source, request(newest)).matched
-    assert not has_news(fetch_now(source, request(newest)), request(newest))
+    assert not has_changes(fetch_now(source, request(newest)), request(newest))
 
 
 def test_a_changed_rollback_id_or_term_is_news(members: tuple[Member, Member]) -> None:
@@ -511,10 +511,10 @@ def test_a_changed_rollback_id_or_term_is_news(members: tuple[Member, Member]) -
     reply = fetch_now(source, request(newest))
     asked = request(newest)
     known = FetchRequest(asked.after, 0, 1, 1, 1, OPTIME_NULL, rollback_id)
-    assert not has_news(reply, known)
-    assert has_news(reply, FetchRequest(asked.after, 0, 1, 1, 1, OPTIME_NULL, rollback_id - 1))
+    assert not has_changes(reply, known)
+    assert has_changes(reply, FetchRequest(asked.after, 0, 1, 1, 1, OPTIME_NULL, rollback_id - 1))
     source.node.term = 2
-    assert has_news(fetch_now(source, asked), asked)
+    assert has_changes(fetch_now(source, asked), asked)
 
 
 def test_the_commit_point_told_is_never_beyond_the_log(members: tuple[Member, Member]) -> None:

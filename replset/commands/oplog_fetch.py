@@ -1,0 +1,115 @@
+"""Serves the oplog to other members: replSetOplogFetch and replSetOplogProbe.
+
+The server keeps no state for a member that tails it: each fetch names the entry behind which it wants to go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from replset.bson import RawDocument
+from replset.commands.ports import MemberPort
+from replset.commands.snapshot_server import check_serves_oplog
+from replset.core.member_state import MemberState
+from replset.errors import BadValueError, DamagedEntryError
+from replset.ids import OPTIME_NULL
+from replset.oplog_row import OplogRow
+from replset.replication.protocol import FetchReply, FetchRequest, ProbeReply, ProbeRequest
+
+PAGE_ENTRIES = 5_000
+MAX_PAGE_BYTES = 16 << 20
+MAX_AWAIT_MS = 30_000
+MAX_PROBES = 1_000
+
+
+async def oplog_fetch(member: MemberPort, body: RawDocument) -> dict[str, object]:
+    """Answer replSetOplogFetch: the entries behind `after`, as soon as there are some."""
+    request = FetchRequest.parse(body)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + min(request.max_await_ms, MAX_AWAIT_MS) / 1000
+    while True:
+        check_serves_oplog(member.node)
+        reply = fetch_now(member, request)
+        left_ms = int((deadline - loop.time()) * 1000)
+        if left_ms <= 0 or has_changes(reply, request) or not await member.wait_for_change(left_ms):
+            return reply.document()
+
+
+def has_changes(reply: FetchReply, request: FetchRequest) -> bool:
+    """Whether the reply holds anything that the asking member does not know yet."""
+    return bool(
+        reply.entries
+        or not reply.matched
+        or reply.commit_point > request.known_commit_point
+        or request.known_rollback_id not in (-1, reply.rollback_id)
+        or reply.term > request.term
+    )
+
+
+def fetch_now(member: MemberPort, request: FetchRequest) -> FetchReply:
+    """Return the answer of this moment, without waiting. DamagedEntryError: what comes next is damaged here."""
+    store, node = member.store, member.node
+    after = request.after
+    newest, oldest = store.last_applied, store.oldest
+    matched, prev_chain = False, 0
+    rows: list[OplogRow] = []
+    if after == newest and after != OPTIME_NULL:
+        matched, prev_chain = True, store.chain
+    else:
+        with _reporting_damage(member):
+            row = store.sound_row_at(after)
+            if row is not None:
+                matched, prev_chain = True, row.chain
+                max_bytes = max(1, min(request.max_bytes, MAX_PAGE_BYTES))
+                rows = store.oplog_after(after, limit=PAGE_ENTRIES, max_bytes=max_bytes)
+    if matched and prev_chain != request.chain:
+        member.on_chain_mismatch(after)
+    return FetchReply(
+        matched,
+        [found.entry for found in rows],
+        after,
+        prev_chain,
+        rows[-1].chain if rows else prev_chain,
+        store.rollback_id,
+        node.term,
+        node.state.value,
+        node.state is MemberState.PRIMARY,
+        newest,
+        oldest,
+        min(node.commit_point, newest),
+        node.commit_term,
+    )
+
+
+@contextmanager
+def _reporting_damage(member: MemberPort) -> Iterator[None]:
+    """Report a damaged entry to the core before the error goes on.
+
+    A damaged entry must not be served: another member would apply it and acknowledge it as if it were the one written.
+    The core takes this member out of service as a source, and it copies the data of another one.
+    """
+    try:
+        yield
+    except DamagedEntryError as error:
+        member.on_damage(error.message)
+        raise
+
+
+async def oplog_probe(member: MemberPort, body: RawDocument) -> dict[str, object]:
+    """Answer replSetOplogProbe: which of these entries are here, and the hash chain at each."""
+    request = ProbeRequest.parse(body)
+    if len(request.optimes) > MAX_PROBES:
+        raise BadValueError(f"at most {MAX_PROBES} optimes in one probe, not {len(request.optimes)}")
+    check_serves_oplog(member.node)
+    store = member.store
+    with _reporting_damage(member):
+        rows = [store.sound_row_at(optime) for optime in request.optimes]
+    return ProbeReply(
+        [None if row is None else row.chain for row in rows],
+        store.rollback_id,
+        member.node.term,
+        store.last_applied,
+        store.oldest,
+    ).document()

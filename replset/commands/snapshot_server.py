@@ -1,0 +1,207 @@
+"""Serves copies of the database file to members that sync for the first time: replSetSnapshot.
+
+A copy is kept until the other member has fetched it, or until it expires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from dataclasses import dataclass, field
+
+from replset.bson import RawDocument
+from replset.core.member_state import MemberState
+from replset.core.node import Node
+from replset.errors import (
+    BadValueError,
+    CursorNotFoundError,
+    ErrorCode,
+    HostUnreachableError,
+    NotPrimaryOrSecondaryError,
+    OutOfDiskSpaceError,
+    ReplError,
+)
+from replset.ids import OPTIME_NULL, Millis
+from replset.replication.context import MemberContext
+from replset.replication.protocol import SnapshotReply, SnapshotRequest
+from replset.storage.store import Store
+
+log = logging.getLogger("replset.snapshot_server")
+
+MAX_CHUNK_BYTES = 8 << 20
+SERVING = frozenset({MemberState.PRIMARY, MemberState.SECONDARY, MemberState.RECOVERING})
+"""States whose oplog and data others may read. In ROLLBACK the oplog shrinks; in STARTUP2 it will be replaced."""
+
+
+def check_serves_oplog(node: Node) -> None:
+    """Raise NotPrimaryOrSecondaryError if other members must not read this member's oplog and data now."""
+    if node.state not in SERVING:
+        raise NotPrimaryOrSecondaryError(f"this member is in {node.state.name}: its oplog must not be read")
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotOptions:
+    """max_copies: at a time. expire_ms: a copy that nobody asked about so long goes. spare_bytes: kept free.
+
+    bytes_per_s: what one copy may take of the network and the disk, so that the set's own traffic goes on.
+    """
+
+    max_copies: int = 2
+    expire_ms: int = 600_000
+    spare_bytes: int = 256 << 20
+    bytes_per_s: int = 200 << 20
+
+
+@dataclass(slots=True)
+class _Copy:
+    path: str
+    rollback_id: int
+    used_at: Millis
+    ready: bool = False
+    size: int = 0
+    sha256: str = ""
+    failure: str = ""
+    sent_until: float = 0.0  # loop time until which what was sent uses up the rate
+    making: asyncio.Task[None] | None = field(default=None, repr=False)
+
+
+class SnapshotServer:
+    """Makes copies of the database file and serves them by id, offset and length until they expire."""
+
+    def __init__(
+        self, context: MemberContext, node: Node, rng: random.Random, options: SnapshotOptions | None = None
+    ) -> None:
+        self._context = context
+        self._node = node
+        self._rng = rng
+        self._folder = os.path.join(context.dbpath, "snapshots")
+        self._options = options or SnapshotOptions()
+        self._copies: dict[str, _Copy] = {}
+
+    def clear_leftovers(self) -> None:
+        """Remove the copies of an earlier run of this member; nobody can ask for them any more."""
+        if self._context.disk.exists(self._folder):
+            for name in self._context.disk.list_folder(self._folder):
+                self._context.disk.remove(os.path.join(self._folder, name))
+
+    async def serve(self, body: RawDocument) -> dict[str, object]:
+        """Answer replSetSnapshot: one step of copying the database (begin, chunk, end)."""
+        request = SnapshotRequest.parse(body)
+        await self.expire()
+        match request.step:
+            case "begin" if not request.snapshot_id:
+                return self._offer(*self._begin()).document()
+            case "begin":
+                return self._offer(request.snapshot_id, self._find(request.snapshot_id)).document()
+            case "chunk":
+                return (await self._chunk(request)).document()
+            case "end":
+                copy = self._copies.pop(request.snapshot_id, None)
+                if copy is not None:
+                    await self._remove(copy)
+                return SnapshotReply(request.snapshot_id, False, 0, "", self._context.store.rollback_id).document()
+            case _:
+                raise BadValueError(f"step {request.step!r} is none of begin, chunk, end")
+
+    async def expire(self) -> None:
+        """Remove the copies that nobody has asked for in `expire_ms`."""
+        now = self._context.clock.now()
+        for snapshot_id, copy in list(self._copies.items()):
+            if now - copy.used_at > self._options.expire_ms and (copy.making is None or copy.making.done()):
+                del self._copies[snapshot_id]
+                await self._remove(copy)
+
+    async def close(self) -> None:
+        """Remove every copy. A copy that is being made is waited for."""
+        copies = list(self._copies.values())
+        self._copies.clear()
+        for copy in copies:
+            await self._remove(copy)
+
+    # --- one step each ------------------------------------------------------------------------------------------
+
+    def _begin(self) -> tuple[str, _Copy]:
+        check_serves_oplog(self._node)
+        if self._context.store.last_applied == OPTIME_NULL:
+            raise NotPrimaryOrSecondaryError("this member holds no data to copy")
+        if len(self._copies) >= self._options.max_copies:
+            raise ReplError(
+                f"{len(self._copies)} copies are being served already; try again later",
+                code=ErrorCode.CONFLICTING_OPERATION_IN_PROGRESS,
+            )
+        snapshot_id = f"{self._rng.getrandbits(64):016x}"
+        path = os.path.join(self._folder, f"{snapshot_id}.db")
+        copy = self._copies[snapshot_id] = _Copy(path, self._context.store.rollback_id, self._context.clock.now())
+        needed = self._context.store.data_bytes() + self._options.spare_bytes
+        copy.making = asyncio.get_running_loop().create_task(self._make(self._context.store, copy, needed))
+        return snapshot_id, copy
+
+    async def _make(self, store: Store, copy: _Copy, needed: int) -> None:
+        try:
+            await self._context.workers.run(lambda: self._make_file(store, copy, needed))
+        except (ReplError, OSError) as error:
+            copy.failure = str(error)
+            log.warning("a copy for an initial sync failed: %s", error)
+
+    def _make_file(self, store: Store, copy: _Copy, needed: int) -> None:
+        """Check the space, copy the file and compute its checksum, in a worker thread."""
+        self._context.disk.make_folder(self._folder)
+        free = self._context.disk.free_bytes(self._context.dbpath)
+        if free < needed:
+            raise OutOfDiskSpaceError(f"a copy needs {needed} bytes, the disk has {free} left")
+        info = store.copy_to(copy.path, pause=self._check_disk_space)
+        copy.size, copy.sha256 = info.size, info.sha256
+        copy.ready = True
+
+    def _check_disk_space(self) -> None:
+        """Stop the copy before it fills the disk; called between two pieces of it."""
+        if self._context.disk.free_bytes(self._context.dbpath) < self._options.spare_bytes:
+            raise OutOfDiskSpaceError("the disk is nearly full")
+
+    def _offer(self, snapshot_id: str, copy: _Copy) -> SnapshotReply:
+        if copy.failure:
+            raise ReplError(f"the copy could not be made: {copy.failure}")
+        copy.used_at = self._context.clock.now()
+        return SnapshotReply(snapshot_id, copy.ready, copy.size, copy.sha256, copy.rollback_id)
+
+    def _find(self, snapshot_id: str) -> _Copy:
+        """Return the copy with this id, if it may still be used.
+
+        A copy that was made before a rollback of this member holds entries that were undone. A member that starts from
+        it would keep writes that the set has lost, so the copy is refused.
+        """
+        check_serves_oplog(self._node)
+        copy = self._copies.get(snapshot_id)
+        if copy is None:
+            raise CursorNotFoundError(f"no copy {snapshot_id!r} here: it expired, or it never was")
+        if copy.rollback_id != self._context.store.rollback_id:
+            raise CursorNotFoundError(f"copy {snapshot_id} is void: this member rolled back")
+        return copy
+
+    async def _chunk(self, request: SnapshotRequest) -> SnapshotReply:
+        copy = self._find(request.snapshot_id)
+        offer = self._offer(request.snapshot_id, copy)
+        if not copy.ready or not 0 <= request.offset < copy.size or request.length <= 0:
+            raise BadValueError(f"no such part of the copy: {request.length} bytes from {request.offset}")
+        length = min(request.length, MAX_CHUNK_BYTES)
+        await self._limit_rate(copy, length)
+        try:
+            data = await self._context.workers.run(
+                lambda: self._context.disk.read_at(copy.path, request.offset, length)
+            )
+        except OSError as error:
+            raise HostUnreachableError(f"the copy cannot be read: {error}") from error
+        return SnapshotReply(offer.snapshot_id, True, offer.size, offer.sha256, self._context.store.rollback_id, data)
+
+    async def _limit_rate(self, copy: _Copy, length: int) -> None:
+        now = asyncio.get_running_loop().time()
+        copy.sent_until = max(copy.sent_until, now) + length / self._options.bytes_per_s
+        if copy.sent_until - now > 0.05:
+            await asyncio.sleep(copy.sent_until - now - 0.05)
+
+    async def _remove(self, copy: _Copy) -> None:
+        if copy.making is not None and not copy.making.done():
+            await asyncio.wait([copy.making])
+        await self._context.workers.run(lambda: self._context.disk.remove(copy.path))
