@@ -66,14 +66,14 @@ def vote_not_durable(patch: pytest.MonkeyPatch) -> None:
 
 def own_vote_counted_unsaved(patch: pytest.MonkeyPatch) -> None:
     """A candidate counts its own vote before that is on disk."""
-    real = Elections._ask
+    real = Elections._request_votes
 
     def ask(self: Elections, reason: str, *, dry_run: bool) -> None:
         real(self, reason, dry_run=dry_run)
         if not dry_run:
             self.on_vote_saved(self.node.term)
 
-    patch.setattr(Elections, "_ask", ask)
+    patch.setattr(Elections, "_request_votes", ask)
 
 
 def commit_point_in_an_old_term(patch: pytest.MonkeyPatch) -> None:
