@@ -209,9 +209,6 @@ class ReplSetConfig:
             return self.term > term
         return self.version > version
 
-    def newer_than(self, other: ReplSetConfig) -> bool:
-        return self.is_newer_than(other.version, other.term)
-
     # --- documents -----------------------------------------------------------------------------------------------
 
     def document(self, internal: bool = False) -> dict[str, object]:

@@ -101,7 +101,7 @@ def status_document(member: MemberPort) -> dict[str, object]:
         reply["blocking"] = status.blocking
     if member.rollback_progress.running:
         reply["rollbackStatus"] = _rollback_document(member.rollback_progress)
-    reply["remarks"] = [{"why": remark.why, "next": remark.then} for remark in _remarks(status, member)]
+    reply["remarks"] = [{"why": remark.why, "next": remark.next_step} for remark in _remarks(status, member)]
     reply["unacknowledgedRollbacks"] = sum(row.unacknowledged_rollbacks for row in status.members)
     reply["members"] = [_member_document(row, member) for row in status.members]
     return reply

@@ -1,8 +1,8 @@
-"""DamageMonitor: entries of this member that are not what was written, and hash chains that differ from others'.
+"""What a member does about damaged oplog entries, and about hash chains that differ between members (docs/adr/0006).
 
-A row that does not give its own hash or chain is damaged, whatever others say. Where two members' chains differ at one
-entry, each asks the other data-bearing members, and only the one that a majority outvotes keeps out of the way. A
-damaged member goes on while the others cannot do without it: its other entries, and its documents, are the set's.
+An entry is damaged if its bytes do not match its own hash or chain. If two members have different chains at one entry,
+each asks all members with data, and a member that a majority outvotes goes to RECOVERING. A damaged member stays in
+service while the others cannot elect a primary without it: its other entries and its documents are sound.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TAKES_PART = frozenset({MemberState.PRIMARY, MemberState.SECONDARY, MemberState
 
 
 class DamageMonitor:
-    """What a member does about damage, its own or another one's."""
+    """Decides when a damaged or outvoted member leaves service."""
 
     def __init__(self, node: NodeState, leader: Leader, follower: Follower) -> None:
         self.node = node
@@ -64,11 +64,11 @@ class DamageMonitor:
         return has_majority(votes, len(node.config.voters)) and leaders > 0
 
     def _leave(self, why: str) -> None:
-        """What only this member holds stays on its disk, and is exported before anything replaces it."""
+        """Go into quarantine. What only this member holds stays on its disk; a resync exports it first."""
         self._leader.step_down(why)
         self._follower.quarantine(why)
 
-    # --- my own entries ------------------------------------------------------------------------------------------
+    # --- damage on this disk -------------------------------------------------------------------------------------
 
     def on_damage_found(self, detail: str) -> None:
         self._comparing = False
@@ -77,10 +77,10 @@ class DamageMonitor:
             node.damage = detail
             node.journal("damage found", detail)
 
-    # --- another chain -------------------------------------------------------------------------------------------
+    # --- different hash chains -----------------------------------------------------------------------------------
 
-    def compare(self, at: OpTime) -> None:
-        """Ask the others whose chain at this entry of mine is the set's; once in an election timeout."""
+    def compare_chains(self, at: OpTime) -> None:
+        """Ask the others for their hash chain at this entry; at most once in an election timeout."""
         node = self.node
         if node.config is None or self._comparing or node.quarantine or node.now < self._compare_again_at:
             return
@@ -98,11 +98,12 @@ class DamageMonitor:
         self._compare_again_at = Millis(node.now + node.settings.election_timeout_ms)
         members = len(node.config.data_bearing)
         majority = members // 2 + 1
-        counted = f"{found.same} of {members} have my hash chain at {found.at}, {found.other} another one"
+        counted = f"{found.same} of {members} have this member's hash chain at {found.at}, {found.other} another one"
         if found.other >= majority:
             self._leave(f"outvoted: {counted}; {found.detail}")
         elif found.same < majority and not found.silent and not node.is_primary:
-            # Nobody can say whose is right. One of the two has to go on, and the primary is the one with the writes.
+            # No majority has either chain. One of the two members has to stay in service: the primary, which has the
+            # newest writes.
             self._leave(f"undecided: {counted}; {found.detail}")
         else:
             node.journal("chains compared", f"{counted}; {found.silent} cannot say; {found.detail}")

@@ -1,9 +1,9 @@
-"""Follower: whom to sync from, when to roll back, when to copy everything anew (map R1, Ro1, I1).
+"""What a secondary does: choose a sync source, roll back, copy everything anew (map R1, Ro1, I1).
 
-Members sync from the primary. A source that does not hold my newest entry is rolled back to only when its newest entry
-is of a higher term than mine: then it holds all that was committed before that term (Raft, 5.4.3). Entries of an old
-term may be committed later, through a higher one. So a source whose newest entry is of a lower term than the one in
-which my commit point was committed is left alone: it may lack what I know to be committed.
+Members sync from the primary. When a source lacks this member's newest entry, the member rolls back towards it only if
+the source's newest entry is of a higher term: such a source holds all that was committed before (Raft, 5.4.3). A source
+whose newest entry is of a lower term than the one in which this member's commit point was committed may lack committed
+entries. The member leaves it and tries again later.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 
 MAX_RETRY_MS = 1_000
 ROLLBACK_REFUSED = "rollback refused: "
-"""How a quarantine begins that a rollback led to: what this member knows to be committed is not in the set any more."""
-_NOBODY = "no member whose data could be copied is known"
+"""How a quarantine after a refused rollback begins: the set has lost what this member knows to be committed."""
+_NO_SOURCE = "no member whose data could be copied is known"
 
 
 class Follower:
-    """What a member that is not primary does to keep up."""
+    """The follower's part of a node: sync source, rollback, initial sync and resync."""
 
     def __init__(self, node: NodeState, leader: Leader) -> None:
         self.node = node
         self._leader = leader
         self._retry_at = Millis(0)
-        self._failed: HostPort | None = None  # the pause is for this source; another one is tried at once
-        self._syncing = False  # an initial sync runs
+        self._failed: HostPort | None = None  # the one to wait for until _retry_at; another one is tried at once
+        self._is_copying = False  # an initial sync runs
         self._has_marker = False  # the one that runs, or ran last, has set its marker
-        self._asked_for = False  # somebody asked for this resync; the data that it replaces is sound
+        self._is_requested = False  # by replSetResync: the data that it replaces is sound
         self._resync_request: tuple[int, HostPort] | None = None  # answered once the marker is set, or it is refused
-        self._forced = False
+        self._is_forced = False
         self._no_source_since: Millis | None = None
         self._too_stale = ""
 
@@ -70,15 +70,17 @@ class Follower:
         waiting = node.state in (MemberState.SECONDARY, MemberState.RECOVERING, MemberState.STARTUP2)
         return self._retry_at if waiting and self._retry_at > node.now else NEVER
 
-    def _later(self) -> Millis:
-        """When to try again: soon, but not at once."""
+    def _next_try(self) -> Millis:
+        """When to try again: after a quarter of a heartbeat interval, at most a second."""
         return Millis(self.node.now + min(MAX_RETRY_MS, max(1, self.node.settings.heartbeat_interval_ms // 4)))
 
     # --- the oplog -----------------------------------------------------------------------------------------------
 
     def choose_source(self) -> HostPort | None:
-        """The primary. While none is known: a member that is ahead of me, so that what only it has can still win an
-        election where it cannot stand itself. None: nobody.
+        """The primary. While none is known, a member that is ahead; None: no source.
+
+        If only a member that cannot be elected holds the newest entries, the voters would refuse everybody else. So the
+        others fetch these entries first, and then one of them can win.
         """
         node = self.node
         if node.quarantine:
@@ -86,12 +88,12 @@ class Follower:
         peer = node.peer_of(node.primary_id)
         if peer is not None:
             return None if peer.state is MemberState.DOWN else peer.host
-        mine = node.position.last_applied
+        own = node.position.last_applied
         ahead = [
             peer
             for peer in node.sorted_peers()
             if peer.state is MemberState.SECONDARY
-            and peer.position.last_applied > mine
+            and peer.position.last_applied > own
             and peer.position.last_applied.term >= node.commit_term
         ]
         if node.sync_source in [peer.host for peer in ahead]:
@@ -113,7 +115,7 @@ class Follower:
             self.node.emit(StopFetching())
 
     def on_batch(self, batch: SourceBatch) -> None:
-        """A batch matched my log: the source's commit point is mine as far as I have its entries (map K2)."""
+        """A batch matched the log: take over the source's commit point, as far as its entries are here (map K2)."""
         node = self.node
         if batch.source != node.sync_source:
             return
@@ -132,7 +134,7 @@ class Follower:
             return
         node.sync_source = None
         self._failed = failed.source
-        self._retry_at = self._later()
+        self._retry_at = self._next_try()
         if node.state is MemberState.PRIMARY:
             self._leader.end_catch_up(f"{failed.source}: {failed.detail}")
             return
@@ -141,15 +143,18 @@ class Follower:
 
     def _on_diverged(self, failed: SourceFailed) -> None:
         node = self.node
-        mine = node.position.last_applied
+        own = node.position.last_applied
         if failed.newest.term < node.commit_term:
-            return  # it was away while what I know to be committed was committed: nothing of mine goes for it
-        if failed.oldest > mine and failed.oldest.ts > mine.ts:
+            # The source was away while this member's commit point was committed, so it may lack committed entries. To
+            # roll back or copy towards it could take the last copies of a majority write from the set.
+            return
+        if failed.oldest > own and failed.oldest.ts > own.ts:
             self._resync(
-                failed.source, f"too stale: the oldest entry of {failed.source} is {failed.oldest}, my newest {mine}"
+                failed.source,
+                f"too stale: the oldest entry of {failed.source} is {failed.oldest}, this member's newest {own}",
             )
-        elif failed.newest.term > mine.term and node.state in (MemberState.SECONDARY, MemberState.RECOVERING):
-            node.journal("rollback", f"my newest entry {mine} is not in the history of {failed.source}")
+        elif failed.newest.term > own.term and node.state in (MemberState.SECONDARY, MemberState.RECOVERING):
+            node.journal("rollback", f"the newest entry {own} is not in the history of {failed.source}")
             node.rolling_back = True
             node.become(MemberState.ROLLBACK)
             node.emit(StartRollback(failed.source))
@@ -162,7 +167,7 @@ class Follower:
         if node.state is not MemberState.ROLLBACK:
             return
         node.journal("rollback ended", ended.detail)
-        self._retry_at = node.now if ended.ok else self._later()
+        self._retry_at = node.now if ended.ok else self._next_try()
         if ended.ok or ended.retry:
             node.become(MemberState.STARTUP2 if node.initial_sync_pending else MemberState.SECONDARY)
             node.push_election_timer()
@@ -172,7 +177,7 @@ class Follower:
             self.quarantine(ROLLBACK_REFUSED + ended.detail)
 
     def quarantine(self, why: str) -> None:
-        """Stay out of the way, say so, and wait for a person; nothing is undone or thrown away."""
+        """Go to RECOVERING, fetch nothing and wait for an operator. Nothing is undone or deleted."""
         node = self.node
         node.quarantine = why
         node.journal("quarantined", why)
@@ -180,31 +185,31 @@ class Follower:
         node.become(MemberState.RECOVERING)
 
     def on_resync(self, request_id: int, request: ResyncRequest) -> None:
-        """A person wants this member's data replaced; also the way out of a quarantine. Answered once it has begun."""
+        """replSetResync: replace this member's data; also the way out of a quarantine. Answered once it has begun."""
         node = self.node
         refusal = self._resync_refusal()
         if refusal is not None:
             node.reply(request_id, refusal)
         elif node.state is MemberState.STARTUP2:
-            self._forced = self._forced or request.force
+            self._is_forced = self._is_forced or request.force
             node.reply(request_id, Done("this member copies another one's data already"))
         else:
             source = self._choose_sync_source(forced=request.force)
             refusal = self._source_refusal(source, request)
             if source is None or refusal is not None:
-                node.reply(request_id, refusal or Refused(ErrorCode.NODE_NOT_FOUND, _NOBODY))
+                node.reply(request_id, refusal or Refused(ErrorCode.NODE_NOT_FOUND, _NO_SOURCE))
                 return
-            self._asked_for, self._forced, self._resync_request = True, request.force, (request_id, source)
+            self._is_requested, self._is_forced, self._resync_request = True, request.force, (request_id, source)
             self._resync(source, "forced" if request.force else "asked for")
 
     def _source_refusal(self, source: HostPort | None, request: ResyncRequest) -> Refused | None:
-        """Why this member's data is not to be replaced by that of anybody in sight."""
+        """Why no other member's data may replace this member's; None: `source` may."""
         node = self.node
         behind = self._choose_sync_source(forced=True)
         if behind is None:
-            return Refused(ErrorCode.NODE_NOT_FOUND, _NOBODY)
+            return Refused(ErrorCode.NODE_NOT_FOUND, _NO_SOURCE)
         peer = node.peers[behind]
-        lack = f"{behind} is at {peer.position.last_applied}, this member holds {self._floor()}"
+        lack = f"{behind} is at {peer.position.last_applied}, this member holds {self._required_optime()}"
         if source is None:
             return Refused(
                 ErrorCode.INVALID_SYNC_SOURCE,
@@ -212,8 +217,8 @@ class Follower:
                 " keep what is missing in a rollback file only",
             )
         if request.force and not self._reaches(peer) and not self._others_can_elect():
-            # The copy makes this member another incarnation, which a primary has to name anew. A set whose others are
-            # no majority would have no primary, and so nobody who could.
+            # After such a copy the member is another incarnation, and only a primary can give it its vote back. If the
+            # others are no majority, there would never be a primary.
             return Refused(
                 ErrorCode.INVALID_SYNC_SOURCE,
                 f"{lack}: with such a copy its vote is void, and the others elect no primary without it; take its vote"
@@ -254,31 +259,29 @@ class Follower:
 
     def _sync_initially(self) -> None:
         node = self.node
-        if self._syncing or node.now < self._retry_at:
+        if self._is_copying or node.now < self._retry_at:
             return
-        source = self._choose_sync_source(forced=self._forced)
+        source = self._choose_sync_source(forced=self._is_forced)
         if source is None:
-            self._retry_at = self._later()
+            self._retry_at = self._next_try()
             if self._no_source_since is None:
                 self._no_source_since = node.now
-            elif self._asked_for and self._is_vote_missed(self._no_source_since):
-                self._give_up("nobody can be reached who holds what this member acknowledged")
+            elif self._is_requested and self._may_block_election(self._no_source_since):
+                self._give_up("no reachable member holds what this member acknowledged")
             return
         self._start_sync(source, self._too_stale or "this member has no data yet")
 
-    def _is_vote_missed(self, since: Millis) -> bool:
-        """Whether others are there, and no primary among them, for an election timeout: my vote, or my data, may be
-        what they lack.
-        """
+    def _may_block_election(self, since: Millis) -> bool:
+        """Whether for an election timeout other members are up and none is primary: they may lack this vote or data."""
         node = self.node
         waited = node.now - since >= node.settings.election_timeout_ms
         return waited and node.primary_id is None and any(peer.is_up for peer in node.peers.values())
 
     def _give_up(self, why: str) -> None:
-        """End a resync that was asked for; the data is still whole, and this member goes on with it.
+        """End a requested resync, whose old data is still whole; the member goes on with that data.
 
-        While it waits for a source it neither votes nor stands. If the source died, this member may be the only one
-        that holds the newest committed entries: without this nobody could be elected, and no source would ever come.
+        While it waits for a source it neither votes nor stands for election. If the source died, this member may be the
+        only one with the newest committed entries. Then nobody else could be elected, and no source would ever come.
         """
         node = self.node
         node.journal("resync given up", why)
@@ -290,26 +293,27 @@ class Follower:
         node.push_election_timer()
 
     def _end_sync(self) -> None:
-        self._asked_for = self._forced = self._has_marker = False
+        self._is_requested = self._is_forced = self._has_marker = False
         self._too_stale = ""
         self._no_source_since = None
         self._retry_at = self.node.now
 
-    def _floor(self) -> OpTime:
-        """What a copy must reach: the newest entry here, which this member may have acknowledged; also one that was."""
+    def _required_optime(self) -> OpTime:
+        """The optime that a copy must reach: this member may have acknowledged everything up to it."""
         return max(self.node.position.last_applied, self.node.commit_point, self.node.durability_mark)
 
     def _reaches(self, peer: Peer) -> bool:
-        """Whether this member's log reaches mine, as far as is known: what I hold of its term came from the primary.
+        """Whether the peer's log reaches the required optime, as far as this member knows.
 
-        A copy of a member that is behind would take back what I acknowledged, and name an entry as committed that is
-        not. The initial sync asks the source itself, and looks into the copy before it is installed.
+        A copy of a member that is behind would take back entries that this member acknowledged, and a majority write
+        could be lost. A primary holds every entry of its own term. The initial sync asks the source again, and checks
+        the copy before it is installed.
         """
-        floor = self._floor()
-        return peer.position.last_applied >= floor or (peer.id == self.node.primary_id and floor.term == self.node.term)
+        required, node = self._required_optime(), self.node
+        return peer.position.last_applied >= required or (peer.id == node.primary_id and required.term == node.term)
 
     def _choose_sync_source(self, *, forced: bool) -> HostPort | None:
-        """The primary, else the data-bearing member that is furthest and readable (the initiator at first)."""
+        """The primary, else the readable member with data and the newest entry."""
         node = self.node
         able = [peer for peer in node.sorted_peers() if peer.has_data and peer.state.is_readable]
         able = [peer for peer in able if forced or self._reaches(peer)]
@@ -322,11 +326,11 @@ class Follower:
         return max(able, key=fitness).host
 
     def _start_sync(self, source: HostPort, why: str) -> None:
-        self._syncing = True
+        self._is_copying = True
         self._no_source_since = None
-        self.node.initial_sync_pending = True  # before the marker is: no vote and no acknowledgement from here on
+        self.node.initial_sync_pending = True  # no vote and no acknowledgement, even before the marker is saved
         self.node.journal("initial sync", f"from {source}: {why}")
-        self.node.emit(StartInitialSync(source, why, self._forced))
+        self.node.emit(StartInitialSync(source, why, self._is_forced))
 
     def on_initial_sync_started(self, begun: InitialSyncStarted) -> None:
         node = self.node
@@ -339,14 +343,14 @@ class Follower:
 
     def on_initial_sync_ended(self, ended: InitialSyncEnded) -> None:
         node = self.node
-        self._syncing = False
+        self._is_copying = False
         node.journal("initial sync ended", ended.detail)
         if not ended.ok:
-            self._retry_at = self._later()
+            self._retry_at = self._next_try()
             self._answer_resync(
                 Refused(ErrorCode.INVALID_SYNC_SOURCE if ended.refused else ErrorCode.NODE_NOT_FOUND, ended.detail)
             )
-            if self._asked_for and node.state is MemberState.STARTUP2 and (ended.refused or not self._has_marker):
+            if self._is_requested and node.state is MemberState.STARTUP2 and (ended.refused or not self._has_marker):
                 self._give_up(ended.detail)
             return
         node.initial_sync_pending = False
@@ -354,8 +358,8 @@ class Follower:
         node.durability_mark = OPTIME_NULL
         self._end_sync()
         if not ended.holds_committed:
-            # What was known as committed is not in this data: an entry of it that stands at or below that optime may
-            # never have been committed, and must not be shown to a majority read.
+            # The new data lacks what was known to be committed. Other entries at or below the old commit point may not
+            # be committed, so a majority read must not show them.
             node.commit_point, node.commit_term = OPTIME_NULL, 0
         if node.state is MemberState.STARTUP2:
             node.become(MemberState.SECONDARY)

@@ -1,4 +1,4 @@
-"""Heartbeats: who is asked when, what an answer teaches, when a member counts as DOWN (map A3)."""
+"""Heartbeats and progress reports: when they are sent, what they change, when a member counts as DOWN (map A3)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from replset.ids import HostPort, Millis, OpTime
 MAX_RETRIES = 2
 
 
-def other_set(node: NodeState) -> Refused:
-    """The answer to another set's member. It has no term: neither set takes the other one's."""
+def other_set_refusal(node: NodeState) -> Refused:
+    """The reply to a member of another set. It has no term, since neither set may take the other one's."""
     return Refused(
         ErrorCode.INCONSISTENT_REPLICA_SET_NAMES,
         f"this member belongs to set {node.set_name!r} with id {node.set_id}, not to yours",
@@ -31,7 +31,7 @@ def other_set(node: NodeState) -> Refused:
 
 
 class Heartbeats:
-    """Every member asks every other one, all the time."""
+    """Sends heartbeats to every other member and handles theirs."""
 
     def __init__(self, node: NodeState, elections: Elections, leader: Leader, reconfigs: Reconfigs) -> None:
         self.node = node
@@ -40,14 +40,14 @@ class Heartbeats:
         self._reconfigs = reconfigs
         self._pending: dict[int, HostPort] = {}
 
-    # --- asking --------------------------------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         for peer in self.node.sorted_peers():
             if peer.heartbeat_id is None and self.node.now >= peer.heartbeat_due:
                 peer.heartbeat_began = self.node.now
                 peer.failures = 0
-                self._beat(peer)
+                self._send_heartbeat(peer)
 
     def next_due(self) -> Millis:
         return min(
@@ -55,7 +55,10 @@ class Heartbeats:
         )
 
     def interval_ms(self) -> int:
-        """Shorter while there is nobody to sync from; an arbiter never lets an election timeout pass (map H1)."""
+        """The time between two heartbeats (map H1).
+
+        A follower without a sync source asks more often. An arbiter never waits longer than half an election timeout.
+        """
         node = self.node
         interval, half = node.settings.heartbeat_interval_ms, node.settings.election_timeout_ms // 2
         if node.is_arbiter:
@@ -64,32 +67,15 @@ class Heartbeats:
             return max(1, min(half, interval // 4))
         return max(1, interval)
 
-    def request(self, *, check_empty: bool = False) -> HeartbeatRequest:
-        """What I say of myself when I ask."""
-        node = self.node
-        told = node.config
-        return HeartbeatRequest(
-            node.set_name,
-            node.host,
-            node.self_id,
-            node.term,
-            NO_CONFIG_VERSION if told is None else told.version,
-            -1 if told is None else told.term,
-            node.primary_id,
-            node.incarnation,
-            check_empty,
-            node.set_id,
-        )
-
-    def _beat(self, peer: Peer) -> None:
+    def _send_heartbeat(self, peer: Peer) -> None:
         left = self.node.settings.heartbeat_timeout_ms - (self.node.now - peer.heartbeat_began)
-        peer.heartbeat_id = self.node.send(peer.host, self.request(), max(1, left))
+        peer.heartbeat_id = self.node.send(peer.host, self.node.heartbeat_request(), max(1, left))
         self._pending[peer.heartbeat_id] = peer.host
 
     def awaits(self, request_id: int) -> bool:
         return request_id in self._pending
 
-    # --- being answered ------------------------------------------------------------------------------------------
+    # --- replies -------------------------------------------------------------------------------------------------
 
     def on_response(self, response: Response) -> None:
         node = self.node
@@ -101,30 +87,30 @@ class Heartbeats:
                 body = Refused(ErrorCode.BAD_VALUE, refusal)
             elif node.is_member(host):
                 self._elections.observe_term(body.term)
-                self._take_config(body)
+                self._reconfigs.install_from_heartbeat(body.config)
             elif node.config is None:
-                self._take_config(body)
+                self._reconfigs.install_from_heartbeat(body.config)
         peer = node.peers.get(host)
         if peer is None or peer.heartbeat_id != response.request_id:
             return
         peer.heartbeat_id = None
         if isinstance(body, HeartbeatReply):
-            self._on_alive(peer, body, response.round_trip_ms)
+            self._on_reply(peer, body, response.round_trip_ms)
         else:
             self._on_failure(peer, body, response.error)
 
     def _reply_refusal(self, host: HostPort, reply: HeartbeatReply) -> str | None:
-        """Why nothing of an answer is taken: it cannot be true, or it comes from another set."""
+        """Why a reply is ignored: it contradicts itself, or comes from another set; None: it is used."""
         node = self.node
         if reply.set_name != node.set_name:
             return f"{host} belongs to set {reply.set_name!r}, not {node.set_name!r}"
         newest = max(reply.position.last_applied, reply.position.last_durable, reply.commit_point).term
         highest = max(newest, reply.commit_term, -1 if reply.config is None else reply.config.term)
         if highest > reply.term:
-            return f"{host} is in term {reply.term} and speaks of term {highest}"
+            return f"{host} is in term {reply.term} and names term {highest}"
         return node.term_refusal(reply.term)
 
-    def _on_alive(self, peer: Peer, reply: HeartbeatReply, round_trip_ms: int) -> None:
+    def _on_reply(self, peer: Peer, reply: HeartbeatReply, round_trip_ms: int) -> None:
         node = self.node
         was_up, before = peer.is_up, peer.state
         peer.ping_ms = round_trip_ms if not was_up else (4 * peer.ping_ms + round_trip_ms) // 5
@@ -148,7 +134,7 @@ class Heartbeats:
         peer.has_data = reply.has_data
         peer.electable = reply.electable
         peer.heartbeat_due = Millis(node.now + self.interval_ms())
-        self._learn_primary(peer, reply)
+        self._update_primary(peer, reply)
         self.accept_commit_point(reply.commit_point, reply.commit_term)
         if before is not peer.state:
             node.journal("member", f"{peer.host} is {peer.state.name}")
@@ -156,7 +142,7 @@ class Heartbeats:
         self._leader.advance_catch_up()
         self._reconfigs.advance()
 
-    def _learn_primary(self, peer: Peer, reply: HeartbeatReply) -> None:
+    def _update_primary(self, peer: Peer, reply: HeartbeatReply) -> None:
         node = self.node
         if reply.term != node.term:
             return
@@ -168,8 +154,11 @@ class Heartbeats:
             node.set_primary(None)
 
     def accept_commit_point(self, optime: OpTime, term: int = 0) -> None:
-        """From a heartbeat only in the term of my newest entry, and never beyond it (map K2); arbiters take all. In an
-        initial sync none: it would speak of entries that are about to be replaced.
+        """Take over a commit point from a heartbeat (map K2).
+
+        A member with data takes it only in the term of its newest entry, and never beyond that entry. Else it could
+        count an entry as committed that a rollback will replace. An arbiter has no entries and takes every one.
+        During initial sync none is taken, since the data is about to be replaced.
         """
         node = self.node
         if node.state is MemberState.PRIMARY or node.must_sync:
@@ -180,13 +169,13 @@ class Heartbeats:
             self._leader.advance_commit_point(min(optime, node.position.last_applied), max(term, optime.term))
 
     def _on_failure(self, peer: Peer, body: ReplyBody | None, error: str) -> None:
-        """Up to two retries at once, within the timeout; then the member is DOWN until it answers again (map H4)."""
+        """Retry up to twice within the timeout; then the member is DOWN until it answers again (map H4)."""
         node = self.node
         peer.failures += 1
         peer.message = body.reason if isinstance(body, Refused) else error
         in_time = node.now - peer.heartbeat_began < node.settings.heartbeat_timeout_ms
         if peer.failures <= MAX_RETRIES and in_time and not isinstance(body, Refused):
-            self._beat(peer)
+            self._send_heartbeat(peer)
             return
         if peer.state is not MemberState.DOWN:
             node.journal("member", f"{peer.host} is not reachable: {peer.message}")
@@ -198,16 +187,12 @@ class Heartbeats:
         self._leader.advance_catch_up()
         self._reconfigs.advance()
 
-    def _take_config(self, reply: HeartbeatReply) -> None:
-        if reply.config is not None:
-            self._reconfigs.install_from_heartbeat(reply.config)
-
-    # --- being asked ---------------------------------------------------------------------------------------------
+    # --- heartbeats of other members -----------------------------------------------------------------------------
 
     def on_request(self, request_id: int, request: HeartbeatRequest) -> None:
         node = self.node
         if node.is_other_set(request.set_name, request.set_id):
-            node.reply(request_id, other_set(node))
+            node.reply(request_id, other_set_refusal(node))
             return
         if node.is_member(request.sender):
             refusal = node.term_refusal(request.term)
@@ -224,20 +209,19 @@ class Heartbeats:
             if request.term == node.term and request.primary_id is not None and request.primary_id == request.sender_id:
                 node.set_primary(request.primary_id)
             elif peer.state is MemberState.PRIMARY and request.primary_id != peer.id:
-                peer.state = MemberState.SECONDARY  # it stepped down; an arbiter shall not wait for its next answer
+                peer.state = MemberState.SECONDARY  # it stepped down; an arbiter need not wait for its next reply
                 if node.primary_id == peer.id:
                     node.set_primary(None)
-            self._leader.update_commit_point()  # it may be the one by which a majority has the configuration
+            self._leader.update_commit_point()  # a majority may have the configuration now
             self._reconfigs.advance()
-        if not request.check_empty and self._knows_newer_config(request):
+        if not request.check_empty and self._has_newer_config(request):
             self._fetch_config(request.sender, peer)
-        node.reply(request_id, self.answer(request))
+        node.reply(request_id, self.reply(request))
 
-    def answer(self, request: HeartbeatRequest) -> HeartbeatReply:
-        """What I say of myself when I am asked."""
+    def reply(self, request: HeartbeatRequest) -> HeartbeatReply:
         node = self.node
         config = node.config
-        mine_is_newer = config is not None and config.is_newer_than(request.config_version, request.config_term)
+        is_newer = config is not None and config.is_newer_than(request.config_version, request.config_term)
         return HeartbeatReply(
             node.set_name,
             node.term,
@@ -245,7 +229,7 @@ class Heartbeats:
             node.self_id,
             NO_CONFIG_VERSION if config is None else config.version,
             -1 if config is None else config.term,
-            config if mine_is_newer else None,
+            config if is_newer else None,
             node.primary_id,
             node.advertised_position(),
             node.commit_point,
@@ -261,7 +245,7 @@ class Heartbeats:
             node.commit_term,
         )
 
-    def _knows_newer_config(self, request: HeartbeatRequest) -> bool:
+    def _has_newer_config(self, request: HeartbeatRequest) -> bool:
         config = self.node.config
         if request.config_version <= 0:
             return False
@@ -273,28 +257,33 @@ class Heartbeats:
         return newer
 
     def _fetch_config(self, sender: HostPort, peer: Peer | None) -> None:
-        """Ask the sender in return: its answer brings the configuration. A stranger is asked only by a member that has
-        none: else one message would put this member into another set.
+        """Send a heartbeat back: the reply brings the sender's configuration.
+
+        Only a member without a configuration asks a sender that is no member. Otherwise one message of a stranger could
+        put this member into another set.
         """
         node = self.node
         if peer is not None:
             if peer.heartbeat_id is None:
                 peer.heartbeat_due = node.now
         elif (node.config is None or node.is_member(sender)) and sender not in self._pending.values():
-            self._pending[node.send(sender, self.request(), node.settings.heartbeat_timeout_ms)] = sender
+            self._pending[node.send(sender, node.heartbeat_request(), node.settings.heartbeat_timeout_ms)] = sender
 
     # --- progress (map R8) ---------------------------------------------------------------------------------------
 
     def on_progress(self, request_id: int, request: ProgressRequest) -> None:
-        """replSetUpdatePosition: only a member's, and only in my own term, does it count."""
+        """replSetUpdatePosition: counts only from a member and in this node's term.
+
+        A report of an earlier term may name a position from which its member has rolled back since.
+        """
         node = self.node
         if node.is_other_set(node.set_name, request.set_id):
-            node.reply(request_id, other_set(node))
+            node.reply(request_id, other_set_refusal(node))
             return
-        is_heard = node.config is not None and node.config.member(request.sender_id) is not None
-        if is_heard and node.term_refusal(request.term) is None:
+        is_known = node.config is not None and node.config.member(request.sender_id) is not None
+        if is_known and node.term_refusal(request.term) is None:
             self._elections.observe_term(request.term)
-        if not is_heard or request.term != node.term:
+        if not is_known or request.term != node.term:
             node.reply(request_id, ProgressReply(node.term, accepted=False))
             return
         for progress in request.progress:

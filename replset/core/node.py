@@ -1,6 +1,7 @@
-"""One member's mind. `tick` and `receive` go in, an ordered list of effects comes out; every rule is in another file.
+"""The core of one member: `tick` and `receive` go in, an ordered list of effects comes out (docs/adr/0001).
 
-Pure: time is an argument, randomness is handed in, and the few reads of the outside are callables of the constructor.
+It only routes: every rule is in another file. Time is an argument, randomness is handed in, and the few reads of the
+outside are callables of the constructor.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
 
 
 class Node:
-    """See the module. Attributes and properties are for reading; nobody outside changes a node but by messages."""
+    """Routes each input to the part that owns its rule. Callers change a node only through its inputs."""
 
     def __init__(
         self,
@@ -84,9 +85,9 @@ class Node:
         rolling_back: bool = False,
         durability_mark: OpTime = OPTIME_NULL,
     ) -> None:
-        """Everything that member.db and the store say at start. After a restart the term is the highest of last vote,
+        """Take what member.db and the store hold at start. After a restart the term is the highest of last vote,
         newest entry and configuration. rolling_back: an interrupted rollback is not at its end; RollbackEnded follows.
-        durability_mark: the durability mark; entries are lost where the newest one is before it.
+        durability_mark: see docs/storage.md; entries are lost where the newest one is before it.
         """
         vote = last_vote or LastVote(0, None)
         self._state = NodeState(
@@ -117,29 +118,30 @@ class Node:
         self._follower = Follower(self._state, self._leader)
         self._damage = DamageMonitor(self._state, self._leader, self._follower)
         self._stepdowns = StepDowns(self._state, self._leader)
-        self._reconfigs.check_request = lambda empty: self._heartbeats.request(check_empty=empty)
 
     # --- inputs --------------------------------------------------------------------------------------------------
 
     def start(self, now: Millis) -> list[Effect]:
-        """Begin where the files left off."""
+        """Start from what the files hold."""
         state = self._state
         state.now = state.started_at = now
         member = state.self_member
         if state.config is not None:
             if state.durability_mark != OPTIME_NULL:
-                self._begin_after_loss()
+                self._start_after_data_loss()
             elif member is not None and member.bears_data and not state.has_data and not state.initial_sync_pending:
-                self._begin_without_data(state.config)
+                self._start_without_data(state.config)
             self._reconfigs.update_peers()
             state.become(MemberState.REMOVED if member is None else self._reconfigs.initial_state(member))
             state.push_election_timer()
-        self._think()
-        return self._take()
+        self._run_due()
+        return self._take_effects()
 
-    def _begin_after_loss(self) -> None:
-        """The disk lost entries that others may count on: with its vote, or as primary, a member without them could
-        have the set forget what was acknowledged. It copies anew, as another incarnation; alone it waits for a person.
+    def _start_after_data_loss(self) -> None:
+        """Start an initial sync, because the disk lost entries up to the durability mark.
+
+        Others may have counted this member's copies for a majority write. If it voted, or became primary, without them,
+        the write could be rolled back. So it copies anew as another incarnation; alone it waits for an operator.
         """
         state = self._state
         state.initial_sync_pending = True
@@ -150,24 +152,24 @@ class Node:
         )
         state.journal("data lost", state.quarantine)
 
-    def _begin_without_data(self, config: ReplSetConfig) -> None:
-        """The files say that there must be entries, and there are none."""
+    def _start_without_data(self, config: ReplSetConfig) -> None:
+        """Start where member.db has a configuration and the data file has no entry."""
         state = self._state
         if config.version_and_term == (1, 1) and state.term == 1:
-            # It died between its configuration and the first entry that should stand before it.
+            # The process died in replSetInitiate, between the configuration and the first entry.
             state.emit(AppendNoop(1, "initiating set"))
         else:
-            # The data file was lost, the member file was not: what is named is data that is not here any more.
+            # The data file was lost: the incarnation that the configuration names is not on this disk any more.
             state.initial_sync_pending = True
 
     def tick(self, now: Millis) -> list[Effect]:
-        """Time has passed."""
+        """Do what is due at `now`."""
         self._state.now = now
-        self._think()
-        return self._take()
+        self._run_due()
+        return self._take_effects()
 
     def receive(self, message: Message, now: Millis) -> list[Effect]:
-        """Somebody said something, or finished something."""
+        """Handle a message: a request, a response, or a report of this member's own storage and replication."""
         state = self._state
         state.now = now
         match message:
@@ -176,18 +178,18 @@ class Node:
             case Request(request_id, ProgressRequest() as progress) if progress.term == state.term:
                 self._heartbeats.on_progress(request_id, progress)
                 self._stepdowns.advance()
-                return self._take()  # as below
+                return self._take_effects()  # no timer can have changed
             case Request(request_id, body):
                 self._on_request(request_id, body)
             case LocalPosition(position):
-                # A batch is applied before it is reported: a place told in an earlier term than its entry's would be
-                # taken for one in that term's history.
+                # A batch is applied before it is reported. Other members would take a position that is sent with an
+                # older term than its entry's for one in that older term's history.
                 self._elections.observe_term(position.last_applied.term)
                 state.position = position
                 self._leader.on_progress_changed()
                 self._leader.advance_catch_up()
                 self._stepdowns.advance()
-                return self._take()  # the hot path: no timer can have changed
+                return self._take_effects()  # no timer can have changed
             case SourceBatch():
                 if self._elections.accept_term(message.source, message.term):
                     self._follower.on_batch(message)
@@ -197,17 +199,17 @@ class Node:
                     message = replace(message, problem=SourceProblem.NOT_READABLE)
                 self._follower.on_source_failed(message)
                 if message.problem is SourceProblem.CHAIN_DIFFERS:
-                    self._damage.compare(state.position.last_applied)
+                    self._damage.compare_chains(state.position.last_applied)
             case DamageFound(detail):
                 self._damage.on_damage_found(detail)
             case ChainMismatch(at):
-                self._damage.compare(at)
+                self._damage.compare_chains(at)
             case ChainsCompared():
                 self._damage.on_chains_compared(message)
             case RollbackEnded():
                 self._follower.on_rollback_ended(message)
                 if message.chain_differs_at != OPTIME_NULL:
-                    self._damage.compare(message.chain_differs_at)
+                    self._damage.compare_chains(message.chain_differs_at)
             case InitialSyncStarted():
                 self._follower.on_initial_sync_started(message)
             case InitialSyncEnded():
@@ -222,8 +224,8 @@ class Node:
                 state.shutting_down = True
             case _:
                 assert_never(message)
-        self._think()
-        return self._take()
+        self._run_due()
+        return self._take_effects()
 
     def _on_request(self, request_id: int, body: object) -> None:
         match body:
@@ -258,8 +260,8 @@ class Node:
         elif isinstance(body, VoteReply | ProgressReply | HeartbeatReply):
             self._elections.accept_term(response.to, body.term)
 
-    def _think(self) -> None:
-        """Whatever time or news make due."""
+    def _run_due(self) -> None:
+        """Let every part do what is due now."""
         self._heartbeats.tick()
         self._leader.tick()
         self._elections.tick()
@@ -268,7 +270,7 @@ class Node:
         self._damage.tick()
         self._follower.tick()
 
-    def _take(self) -> list[Effect]:
+    def _take_effects(self) -> list[Effect]:
         effects, self._state.out = self._state.out, []
         return effects
 
@@ -284,7 +286,7 @@ class Node:
             self._damage.next_due(),
         )
 
-    # --- answers: nothing below changes anything -----------------------------------------------------------------
+    # --- reads: nothing below changes anything -------------------------------------------------------------------
 
     @property
     def config(self) -> ReplSetConfig | None:

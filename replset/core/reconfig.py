@@ -1,15 +1,14 @@
 """Changing the configuration: initiate, safe and forced reconfig, and the primary's own changes (map C9 to C16).
 
-A change needs the current configuration committed and the previous term's writes too (map C10, C11). The primary's own
-changes keep votes where the data is: a voter that tells another incarnation first becomes `newlyAdded` (no vote);
-once that is committed and the member has reached the primary's newest entry of that moment (an arbiter: at once), the
-new incarnation is named and the vote given back. One voter at a time. Beside arbiters a primary can commit alone, so a
-vote comes only where no election can pass by what is committed; the commit point waits for that.
+A change needs the current configuration on a majority, and the writes before it too (map C10, C11). The primary also
+makes changes of its own, one voter at a time: a voter that reports another incarnation has another disk and becomes
+`newlyAdded` (no vote). Once that is committed and the member has reached the primary's newest entry of that moment (an
+arbiter: at once), the configuration names the new incarnation and the member votes again. Beside arbiters a primary can
+commit alone; then the vote comes only when no election can miss a committed entry, and the commit point waits for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -22,7 +21,6 @@ from replset.core.member_state import MemberState
 from replset.core.messages import (
     Done,
     HeartbeatReply,
-    HeartbeatRequest,
     InitiateRequest,
     ReconfigRequest,
     Refused,
@@ -34,13 +32,13 @@ from replset.core.write_concern import implicit_default
 from replset.errors import ErrorCode
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
 
-LOOK_AGAIN_MS = 100
+RECHECK_MS = 100
 FIRST_TERM = 1  # of the initiate; the first election is for the next one
 MANY_ARBITERS = "more than one arbiter needs --allow-multiple-arbiters on every member"
 
 
 class ReconfigStage(Enum):
-    """Where a requested change is."""
+    """How far a requested change has come."""
 
     WAITING = "waiting for the current configuration to be committed"
     CHECKING = "asking the members of the new configuration"
@@ -49,15 +47,15 @@ class ReconfigStage(Enum):
 
 @dataclass(slots=True)
 class PendingReconfig:
-    """One change that somebody asked for. `pending`: request id -> host of the quorum check's open questions.
+    """A change by replSetInitiate or replSetReconfig. pending: request id -> host of the open quorum checks.
 
-    made_of: version and term of the configuration that it changes, None when there was none.
+    based_on: version and term of the configuration that it changes, None when there was none.
     """
 
     request_id: int
     config: ReplSetConfig
     stage: ReconfigStage
-    made_of: tuple[int, int] | None
+    based_on: tuple[int, int] | None
     deadline: Millis = NEVER
     initiating: bool = False
     pending: dict[int, HostPort] = field(default_factory=dict)
@@ -99,15 +97,17 @@ def reconfig_refusal(
                 ErrorCode.NEW_CONFIG_INCOMPATIBLE,
                 f"{at}: buildIndexes cannot change; remove the member, then add it again",
             )
-    mine = new.member_at(me)
-    if mine is None:
+    own = new.member_at(me)
+    if own is None:
         return Refused(ErrorCode.NODE_NOT_FOUND, f"this member, {me}, is not in the new configuration")
-    if not force and (mine.arbiter_only or mine.priority == 0):
+    if not force and (own.arbiter_only or own.priority == 0):
         return Refused(ErrorCode.NODE_NOT_ELECTABLE, f"this member, {me}, must stay electable: it is the primary")
     before_voters = {member.id for member in old.members if member.votes}
     after_voters = {member.id for member in new.members if member.votes}
-    # Another host under a voter's id is another disk: it begins as newlyAdded, so the voter that was there goes.
+    # Another host under a voter's id is another disk. It begins as newlyAdded, so this removes a voter.
     gone = {member.host for member in old.voters} - {member.host for member in new.members if member.votes}
+    # Two changes at once would allow majorities of old and new voters that have no member in common. Each could elect a
+    # primary, and writes that both acknowledge as committed would contradict each other.
     if not force and (len(before_voters ^ after_voters) > 1 or len(gone) > 1):
         return Refused(ErrorCode.INVALID_CONFIG, "at most one voter may be added or removed at a time")
     if not default_set and implicit_default(old).w != implicit_default(new).w:
@@ -120,7 +120,10 @@ def reconfig_refusal(
 
 
 def _psa_refusal(old: ReplSetConfig, new: ReplSetConfig) -> Refused | None:
-    """A new voter beside an arbiter could roll back majority writes at once: first priority 0, then more (map C15)."""
+    """Why one step from primary and arbiter to primary, secondary and arbiter is refused (map C15).
+
+    The new secondary and the arbiter could elect the secondary before it holds any majority write.
+    """
     was = [member for member in old.members if member.votes]
     old_holders = sum(member.bears_data for member in was)
     voters = [member for member in new.members if member.votes]
@@ -135,8 +138,8 @@ def _psa_refusal(old: ReplSetConfig, new: ReplSetConfig) -> Refused | None:
     return None
 
 
-def completed(old: ReplSetConfig, new: ReplSetConfig, term: int) -> ReplSetConfig:
-    """`new` with what users do not write: term, set id, incarnations; a voter that is new has no vote yet (map C14)."""
+def complete_config(old: ReplSetConfig, new: ReplSetConfig, term: int) -> ReplSetConfig:
+    """Add what users do not write: term, set id, incarnations. A new voter begins as newlyAdded (map C14)."""
     members = []
     for member in new.members:
         before = old.member_at(member.host)
@@ -149,16 +152,15 @@ def completed(old: ReplSetConfig, new: ReplSetConfig, term: int) -> ReplSetConfi
 
 
 class Reconfigs:
-    """The configuration of this member and every way in which it changes."""
+    """Installs configurations and handles every way in which they change."""
 
     def __init__(self, node: NodeState, elections: Elections, leader: Leader) -> None:
         self.node = node
         self._elections = elections
         self._leader = leader
-        self.check_request: Callable[[bool], HeartbeatRequest] | None = None  # set by the node
         self._change: PendingReconfig | None = None
         self._committed_at_install = OPTIME_NULL
-        self._targets: dict[MemberId, OpTime] = {}
+        self._catch_up_targets: dict[MemberId, OpTime] = {}
 
     # --- requests ------------------------------------------------------------------------------------------------
 
@@ -182,8 +184,8 @@ class Reconfigs:
         if self._change is not None:
             return Refused(ErrorCode.CONFIGURATION_IN_PROGRESS, "an initiate is under way already")
         if node.position.last_applied.term > FIRST_TERM:
-            # Its member.db was lost, its data was not: a new set would take entries of another one for its own. In the
-            # first term there is only what an initiate writes, and one that a crash ended may be done again.
+            # Its member.db was lost, its data was not. A new set would mix the entries of an old set with its own. The
+            # first term holds only what an initiate writes, so an initiate that a crash ended can be repeated.
             return Refused(
                 ErrorCode.CANNOT_INITIALIZE_NODE_WITH_DATA,
                 f"this member holds the data of a set, up to {node.position.last_applied}, and no configuration:"
@@ -204,17 +206,17 @@ class Reconfigs:
             return Refused(ErrorCode.INVALID_CONFIG, "settings.replicaSetId is the server's to set")
         if any(member.newly_added for member in config.members):
             return Refused(ErrorCode.INVALID_CONFIG, "newlyAdded is the server's to set")
-        mine = config.member_at(node.host)
-        if mine is None:
+        own = config.member_at(node.host)
+        if own is None:
             return Refused(ErrorCode.NODE_NOT_FOUND, f"none of the members is this one, {node.host}")
-        if not mine.is_electable:
+        if not own.is_electable:
             return Refused(
                 ErrorCode.NODE_NOT_ELECTABLE, f"this member, {node.host}, must be electable to initiate the set"
             )
         return None
 
     def _has_too_many_arbiters(self, new: ReplSetConfig, old: ReplSetConfig | None) -> bool:
-        """More than one needs a start option (map C6); those that are there already may stay."""
+        """Whether the change adds an arbiter beyond the first without the start option for that (map C6)."""
         count = sum(member.arbiter_only for member in new.members)
         before = 0 if old is None else sum(member.arbiter_only for member in old.members)
         return count > max(1, before) and not self.node.allow_multiple_arbiters
@@ -225,7 +227,7 @@ class Reconfigs:
         if refusal is not None or node.config is None:
             node.reply(request_id, refusal or Refused(ErrorCode.NOT_YET_INITIALIZED, "the set is not initiated"))
             return
-        config = completed(node.config, request.config, -1 if request.force else node.term)
+        config = complete_config(node.config, request.config, -1 if request.force else node.term)
         if request.force:
             self._force(request_id, config, max(node.config.version, request.config.version))
             return
@@ -236,7 +238,7 @@ class Reconfigs:
         self.advance()
 
     def _force(self, request_id: int, config: ReplSetConfig, version: int) -> None:
-        """Install at once, whatever the others have (map C13). Whoever forces it is named in it."""
+        """Install at once, whatever the others have, and name this member's incarnation (map C13)."""
         node = self.node
         version += 10_000 + node.rng.randrange(100_000)
         if version > MAX_VERSION:
@@ -245,9 +247,9 @@ class Reconfigs:
                 Refused(ErrorCode.NEW_CONFIG_INCOMPATIBLE, "the version would pass the highest one that there is"),
             )
             return
-        mine = config.member_at(node.host)
-        if mine is not None and mine.votes and not node.must_sync:
-            config = config.with_member(replace(mine, newly_added=False, incarnation=node.incarnation))
+        own = config.member_at(node.host)
+        if own is not None and own.votes and not node.must_sync:
+            config = config.with_member(replace(own, newly_added=False, incarnation=node.incarnation))
         self.install(replace(config, version=version))
         node.reply(request_id, Done())
 
@@ -270,14 +272,14 @@ class Reconfigs:
             node.config, request.config, node.host, force=request.force, default_set=node.default_write_concern_set()
         )
 
-    # --- a change on its way -------------------------------------------------------------------------------------
+    # --- progress of a change ------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         node = self.node
         self.advance()
         waited, node.commit_point_paused = node.commit_point_paused, False
         if self._change is None:
-            self._change_by_itself()
+            self._automatic_change()
         if node.commit_point_paused and not waited:
             node.journal("reconfig", "majority writes wait for a member that is about to get its vote")
 
@@ -285,14 +287,14 @@ class Reconfigs:
         return NEVER if self._change is None else self._change.deadline
 
     def advance(self) -> None:
-        """Take the change as far as it can go now."""
+        """Advance the requested change as far as it can go now."""
         node, change = self.node, self._change
         if change is None:
             return
-        now_in_force = None if node.config is None else node.config.version_and_term
-        if change.stage is not ReconfigStage.PROPAGATING and now_in_force != change.made_of:
+        current = None if node.config is None else node.config.version_and_term
+        if change.stage is not ReconfigStage.PROPAGATING and current != change.based_on:
             code = ErrorCode.ALREADY_INITIALIZED if change.initiating else ErrorCode.NEW_CONFIG_INCOMPATIBLE
-            self._end(change, Refused(code, "another configuration came meanwhile"))
+            self._end(change, Refused(code, "another configuration was installed meanwhile"))
         elif not change.initiating and node.state is not MemberState.PRIMARY:
             self._end(
                 change, Refused(ErrorCode.PRIMARY_STEPPED_DOWN, "this member stepped down before the change was done")
@@ -310,15 +312,13 @@ class Reconfigs:
         self.node.reply(change.request_id, answer)
 
     def _ask_members(self, change: PendingReconfig) -> None:
-        """The quorum check: a heartbeat to every other member of the new configuration (map C12)."""
+        """Send the quorum check: a heartbeat to every other member of the new configuration (map C12)."""
         node = self.node
-        if self.check_request is None:
-            return
         for member in change.config.members:
             if member.host != node.host:
-                request = self.check_request(change.initiating)
+                request = node.heartbeat_request(check_empty=change.initiating)
                 change.pending[node.send(member.host, request, node.settings.heartbeat_timeout_ms)] = member.host
-        self._consider(change)
+        self._check_answers(change)
 
     def awaits(self, request_id: int) -> bool:
         return self._change is not None and request_id in self._change.pending
@@ -338,16 +338,16 @@ class Reconfigs:
                 return
         self.advance()  # a higher term may have ended it
         if self._change is change:
-            self._consider(change)
+            self._check_answers(change)
 
-    def _consider(self, change: PendingReconfig) -> None:
+    def _check_answers(self, change: PendingReconfig) -> None:
         veto = self._veto(change)
         if veto is not None:
             self._end(change, veto)
         elif change.initiating:
-            self._consider_initiate(change)
+            self._check_initiate(change)
         else:
-            self._consider_reconfig(change)
+            self._check_reconfig(change)
 
     def _veto(self, change: PendingReconfig) -> Refused | None:
         node = self.node
@@ -362,14 +362,18 @@ class Reconfigs:
                     return Refused(
                         ErrorCode.CANNOT_INITIALIZE_NODE_WITH_DATA, f"{host} holds data or a configuration already"
                     )
-            elif answer.config is not None and node.config is not None and answer.config.newer_than(node.config):
+            elif (
+                answer.config is not None
+                and node.config is not None
+                and answer.config.is_newer_than(*node.config.version_and_term)
+            ):
                 return Refused(
                     ErrorCode.NEW_CONFIG_INCOMPATIBLE,
                     f"{host} has a newer configuration (version {answer.config_version})",
                 )
         return None
 
-    def _consider_initiate(self, change: PendingReconfig) -> None:
+    def _check_initiate(self, change: PendingReconfig) -> None:
         """Every other member must have answered, and be empty."""
         if change.pending:
             return
@@ -381,18 +385,20 @@ class Reconfigs:
         found = {host: answer.incarnation for host, answer in change.answers.items()}
         found[node.host] = node.incarnation
         members = tuple(replace(member, incarnation=found[member.host]) for member in change.config.members)
-        # My data is the set's from here on; its first entry stands before the configuration does.
+        # The first entry is written before the configuration is installed.
         node.initial_sync_pending = False
         node.emit(Persist(InitialSyncNotNeeded()), AppendNoop(FIRST_TERM, "initiating set"))
         self.install(replace(change.config, members=members))
         self._end(change, Done())
 
-    def _consider_reconfig(self, change: PendingReconfig) -> None:
-        """A majority of the new voters must answer with the data that has the vote, one electable member among them."""
+    def _check_reconfig(self, change: PendingReconfig) -> None:
+        """A majority of the new voters must answer with their named incarnation, one of them electable."""
         node, config = self.node, change.config
-        told = {host: answer.incarnation for host, answer in change.answers.items()} | {node.host: node.incarnation}
-        answered = {member.host for member in config.members if member.host in told}
-        votes = sum(told.get(voter.host) == voter.incarnation for voter in config.voters)
+        incarnations = {host: answer.incarnation for host, answer in change.answers.items()} | {
+            node.host: node.incarnation
+        }
+        answered = {member.host for member in config.members if member.host in incarnations}
+        votes = sum(incarnations.get(voter.host) == voter.incarnation for voter in config.voters)
         electable = any(member.host in answered and member.is_electable for member in config.members)
         if self._awaits_new_host(change):
             return
@@ -405,27 +411,31 @@ class Reconfigs:
         elif not change.pending:
             lacking = [f"{host}: {why}" for host, why in sorted(change.failures.items())]
             lacking += [
-                f"{voter.host}: it has other data than the one that has its vote"
+                f"{voter.host}: it has another incarnation than the configuration names"
                 for voter in config.voters
-                if voter.host in answered and told[voter.host] != voter.incarnation
+                if voter.host in answered and incarnations[voter.host] != voter.incarnation
             ]
             text = f"a majority of the new voters must answer: {'; '.join(lacking)}"
             self._end(change, Refused(ErrorCode.NODE_NOT_FOUND, text))
 
     def _awaits_new_host(self, change: PendingReconfig) -> bool:
-        """Whether a host that was no member has not answered yet: it may be another name of one that is."""
+        """Whether a new host has not answered yet: it may be a second name of a member."""
         return any(not self.node.is_member(host) for host in change.pending.values())
 
-    # --- committed? ----------------------------------------------------------------------------------------------
+    # --- is a change allowed -------------------------------------------------------------------------------------
 
     def is_committed(self) -> bool:
-        """Whether the next change may come: this configuration, and the writes before it, are on majorities (C11)."""
+        """Whether the next change is safe: majorities have this configuration and the writes before it (map C11).
+
+        Without this a primary could change the voters twice while an old majority still elects by the first
+        configuration, and that majority could roll back committed writes.
+        """
         return self.node.is_config_committed and self._is_oplog_committed(self.node.config)
 
     def _is_oplog_committed(self, config: ReplSetConfig | None, lost: int = 0) -> bool:
-        """Whether an entry of my term, and with it all that came before the last change, is on a write majority.
+        """Whether a write majority has an entry of this term, and with it all that came before the last change.
 
-        lost: data-bearing voters of `config` whose disk is known to be lost, so that they hold nothing.
+        lost: how many data-bearing voters of `config` are known to have lost their disk.
         """
         node = self.node
         if config is None or self._leader.phase is not Phase.ACTIVE:
@@ -433,13 +443,13 @@ class Reconfigs:
         holders = [member.id for member in config.data_voters]
         durable = {member_id: position.last_durable for member_id, position in node.positions().items()}
         needed = max(1, config.write_majority - lost)
-        held = commit_point(durable, holders, needed, node.term) if holders else OPTIME_NULL
-        return held != OPTIME_NULL and held >= self._committed_at_install
+        point = commit_point(durable, holders, needed, node.term) if holders else OPTIME_NULL
+        return point != OPTIME_NULL and point >= self._committed_at_install
 
     # --- installing ----------------------------------------------------------------------------------------------
 
     def install(self, config: ReplSetConfig) -> None:
-        """Make `config` the one in force; durable before anybody hears of it."""
+        """Make `config` the current one. It is durable before any message mentions it (docs/adr/0007)."""
         node = self.node
         node.emit(Persist(config))
         node.config = config
@@ -448,32 +458,32 @@ class Reconfigs:
         self._elections.end_round("the configuration changed")
         self.update_peers()
         node.emit(ConfigInstalled(config))
-        node.restart_heartbeats()  # they hear of it at once, not with the next round; the primary counts who has it
-        self._take_place()
+        node.restart_heartbeats()  # so that others learn of it at once
+        self._update_member_state()
         self._leader.on_progress_changed()
 
-    def install_from_heartbeat(self, config: ReplSetConfig) -> None:
-        """Another member has a newer one: take it, unless this primary is not done with stepping up (map H6)."""
+    def install_from_heartbeat(self, config: ReplSetConfig | None) -> None:
+        """Install another member's configuration if it is newer, unless this primary is still stepping up (map H6)."""
         node = self.node
-        if config.set_name != node.set_name or self._leader.phase in (Phase.CATCH_UP, Phase.DRAIN):
+        if config is None or config.set_name != node.set_name or self._leader.phase in (Phase.CATCH_UP, Phase.DRAIN):
             return
         if node.config is not None and node.set_id != config.settings.replica_set_id:
-            return  # another set of the same name: neither its members nor its history are mine
+            return  # another set of the same name
         if node.term_refusal(config.term) is not None:
             return
         if node.config is None and config.member_at(node.host) is None:
-            return  # about to be added: the one that names me comes next
-        if node.config is None or config.newer_than(node.config):
+            return  # about to be added: the one that has this member comes next
+        if node.config is None or config.is_newer_than(*node.config.version_and_term):
             self.install(config)
 
     def update_peers(self) -> None:
-        """Know exactly the other members of the configuration."""
+        """Keep one Peer for every other member of the configuration."""
         node = self.node
         known = node.peers
         node.peers = {}
         for member in () if node.config is None else node.config.members:
             if member.host == node.host or node.self_member is None:
-                continue  # who was removed asks nobody; it is asked when it is added again
+                continue  # a removed member asks nobody; the set asks it when it is added again
             peer = known.get(member.host)
             if peer is None or peer.id != member.id:
                 peer = Peer(member.host, member.id, node.now, heartbeat_due=node.now)
@@ -481,8 +491,8 @@ class Reconfigs:
         if node.primary_id is not None and node.config is not None and node.config.member(node.primary_id) is None:
             node.set_primary(None)
 
-    def _take_place(self) -> None:
-        """Which state the configuration puts this member in."""
+    def _update_member_state(self) -> None:
+        """Change to the state that the configuration asks for."""
         node = self.node
         member = node.self_member
         if member is None:
@@ -498,7 +508,7 @@ class Reconfigs:
         node.push_election_timer()
 
     def initial_state(self, member: Member) -> MemberState:
-        """The state in which a member of the configuration begins."""
+        """The state in which a member of the configuration starts."""
         if member.arbiter_only:
             return MemberState.ARBITER
         if self.node.rolling_back:
@@ -508,16 +518,16 @@ class Reconfigs:
         return MemberState.RECOVERING if self.node.quarantine else MemberState.SECONDARY
 
     def on_step_up(self) -> None:
-        """The term in the configuration moves at step-up (map E7)."""
+        """Give the configuration the new term (map E7)."""
         node = self.node
-        self._targets.clear()
-        # A forced configuration has no term until the next safe change: with one it would not be newer than itself.
+        self._catch_up_targets.clear()
+        # A forced configuration (term -1) keeps no term until the next safe change.
         if node.config is not None and node.config.term not in (-1, node.term):
             self.install(replace(node.config, term=node.term))
 
-    # --- the primary's own changes -------------------------------------------------------------------------------
+    # --- automatic changes ---------------------------------------------------------------------------------------
 
-    def _change_by_itself(self) -> None:
+    def _automatic_change(self) -> None:
         node = self.node
         if not node.writable or node.config is None or not node.is_config_committed:
             return
@@ -525,74 +535,76 @@ class Reconfigs:
             peer = node.peers.get(member.host)
             if peer is None or member.votes == 0 or not peer.is_up:
                 continue
-            changed = self._demoted(member, peer) if member.is_voter else self._promoted(member, peer)
+            changed = self._without_vote(member, peer) if member.is_voter else self._with_vote(member, peer)
             if changed is not None:
                 self.install(replace(node.config.with_member(changed), version=node.config.version + 1, term=node.term))
                 node.emit(AppendNoop(node.term, "Reconfig set"))
                 return
 
-    def _demoted(self, member: Member, peer: Peer) -> Member | None:
+    def _without_vote(self, member: Member, peer: Peer) -> Member | None:
         node = self.node
         if node.config is None or not peer.incarnation or peer.incarnation == member.incarnation:
             return None
-        # The lost disk holds nothing any more, so what came before must be on a write majority of those who stay: of
-        # n - 1 voters, the n // 2 that this means meet every election. Asking for one of all n could wait for ever.
-        # Another one whose disk is lost as well holds nothing either, and cannot vote: without it on both sides of the
-        # count, what is left still meets every election, and two lost disks do not wait for each other.
+        # The lost disk holds nothing any more, so the writes must be on a write majority of the other voters: of n - 1
+        # voters, n // 2 have a member in every majority that can elect. To ask for a write majority of all n could wait
+        # for ever. A second member that lost its disk holds nothing either and cannot vote, so it is left out of both
+        # counts. Otherwise two lost disks would wait for each other.
         without = node.config.with_member(replace(member, newly_added=True))
         if not self._is_oplog_committed(without, sum(self._has_lost_disk(voter) for voter in without.data_voters)):
             return None
-        node.journal("reconfig", f"{member.host} has other data than the one that has its vote: newlyAdded")
+        node.journal("reconfig", f"{member.host} has another incarnation than the configuration names: newlyAdded")
         return replace(member, newly_added=True, incarnation=None)
 
     def _has_lost_disk(self, voter: Member) -> bool:
-        """Whether the voter tells another incarnation than the one that has its vote."""
+        """Whether the voter reports another incarnation than the configuration names."""
         peer = self.node.peers.get(voter.host)
         return peer is not None and bool(peer.incarnation) and peer.incarnation != voter.incarnation
 
-    def _promoted(self, member: Member, peer: Peer) -> Member | None:
-        """Give the vote (back) once the member has what I had when its newlyAdded was committed."""
+    def _with_vote(self, member: Member, peer: Peer) -> Member | None:
+        """The member with its vote, once it has what the primary had when newlyAdded was committed; None: not yet."""
         node = self.node
         if node.config is None or (peer.config_version, peer.config_term) != node.config.version_and_term:
-            return None  # it does not take my configuration, so it may be a member of something else
+            return None  # it may be a member of another set
         if not peer.incarnation or not self._is_oplog_committed(node.config):
             return None
-        if peer.quarantine or self._is_somebody_else(peer):
-            return None  # it keeps out of the set; or it has a vote already, under another name
+        if peer.quarantine or self._has_second_name(peer):
+            return None  # it is out of service, or it votes already under another host name
         if not member.arbiter_only:
             if peer.state not in (MemberState.SECONDARY, MemberState.RECOVERING):
                 return None
-            target = self._targets.setdefault(member.id, node.position.last_applied)
+            target = self._catch_up_targets.setdefault(member.id, node.position.last_applied)
             if peer.position.last_applied < target or not peer.has_data:
                 return None
         elif peer.state is not MemberState.ARBITER:
             return None
         voting = replace(member, newly_added=False, incarnation=peer.incarnation)
         if not self._elections_meet_commit_point(node.config.with_member(voting)):
-            node.commit_point_paused = True  # or who writes all the time would stay ahead of it for ever
-            peer.heartbeat_due = Millis(min(peer.heartbeat_due, node.now + LOOK_AGAIN_MS))
+            # Constant writes would move the commit point ahead of the member again and again.
+            node.commit_point_paused = True
+            peer.heartbeat_due = Millis(min(peer.heartbeat_due, node.now + RECHECK_MS))
             return None
-        self._targets.pop(member.id, None)
+        self._catch_up_targets.pop(member.id, None)
         node.journal("reconfig", f"{member.host} has caught up: it votes")
         return voting
 
-    def _is_somebody_else(self, peer: Peer) -> bool:
+    def _has_second_name(self, peer: Peer) -> bool:
         """Whether another member of the configuration is the same process."""
         node = self.node
         others = {other.incarnation for other in node.peers.values() if other is not peer}
         return peer.incarnation in others | {node.incarnation}
 
     def _elections_meet_commit_point(self, config: ReplSetConfig) -> bool:
-        """Whether `config` can elect nobody who lacks what is committed: too few voters would be left, or none of them
-        holds data.
+        """Whether every majority of `config` includes a holder of the commit point, or every data-bearing voter is one.
+
+        Otherwise voters without a committed entry could elect one of themselves, and the entry would be rolled back.
         """
         node = self.node
         journal = config.write_concern_majority_journal_default
         holders = 0
         for member in config.data_voters:
             peer = node.peers.get(member.host)
-            place = node.position if member.host == node.host else NO_POSITION if peer is None else peer.position
-            is_told = peer is None or peer.incarnation == member.incarnation
-            holders += is_told and (place.last_durable if journal else place.last_applied) >= node.commit_point
+            position = node.position if member.host == node.host else NO_POSITION if peer is None else peer.position
+            matches = peer is None or peer.incarnation == member.incarnation
+            holders += matches and (position.last_durable if journal else position.last_applied) >= node.commit_point
         others = len(config.voters) - holders
         return holders == len(config.data_voters) or others < config.majority_vote_count

@@ -1,4 +1,4 @@
-"""What is wrong with the set as this member sees it: why, and the command that comes next. For people, in `status`."""
+"""Remarks of `replSetGetStatus`: what is wrong with the set as this member sees it, and the command to run next."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from replset.ids import HostPort, Millis
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """why: what is wrong, in a sentence. then: what to do next, a command wherever there is one."""
+    """One problem. why: what is wrong, in a sentence. next_step: what to do, a command wherever there is one."""
 
     why: str
-    then: str
+    next_step: str
 
 
-def remarks(node: NodeState, now: Millis) -> tuple[Remark, ...]:
-    """What a person should know and do, the most important first; empty when nothing is wrong."""
+def find_remarks(node: NodeState, now: Millis) -> tuple[Remark, ...]:
+    """All problems, the most important first; empty when there is none."""
     if node.config is None:
         return ()
     if node.self_member is None:
@@ -35,7 +35,7 @@ def remarks(node: NodeState, now: Millis) -> tuple[Remark, ...]:
 
 
 def _not_named(node: NodeState, config: ReplSetConfig) -> Remark:
-    """Removed, or started under another address than the configuration has."""
+    """This member was removed, or was started under another address than the configuration has."""
     others = ", ".join(str(member.host) for member in config.members)
     return Remark(
         f"{node.host} is not in the set's configuration (version {config.version}: {others}): it was removed, or it"
@@ -63,7 +63,7 @@ def _no_primary(node: NodeState, config: ReplSetConfig, now: Millis) -> Remark:
     reasons = [
         f"{member.host} {why}"
         for member in config.members
-        if member.is_electable and (why := _why_not_standing(node, member, now))
+        if member.is_electable and (why := _why_no_candidate(node, member, now))
     ]
     if len(reasons) < sum(member.is_electable for member in config.members):
         within = node.settings.election_timeout_ms * 1.15 / 1000
@@ -72,15 +72,15 @@ def _no_primary(node: NodeState, config: ReplSetConfig, now: Millis) -> Remark:
             f"no primary: the next election begins within {within:g} s{waits}", f"replset status --host {node.host}"
         )
     return Remark(
-        f"no primary: no member stands for election: {'; '.join(reasons) or 'none may, by priority and role'}",
-        "mend that on one of them; `replset status --host` of that member says more",
+        f"no primary: no member can start an election: {'; '.join(reasons) or 'none may, by priority and role'}",
+        "correct that on one of them; `replset status --host` of that member says more",
     )
 
 
-def _why_not_standing(node: NodeState, member: Member, now: Millis) -> str:
-    """Why an electable member does not stand for election now; empty: it does."""
+def _why_no_candidate(node: NodeState, member: Member, now: Millis) -> str:
+    """Why an electable member does not start an election now; empty: it does."""
     if member.host == node.host:
-        return _why_i_do_not_stand(node, now)
+        return _why_not_candidate_here(node, now)
     peer = node.peers.get(member.host)
     if peer is None or not peer.is_up:
         return "cannot be reached"
@@ -88,26 +88,24 @@ def _why_not_standing(node: NodeState, member: Member, now: Millis) -> str:
         return "keeps out of the set"
     if peer.state is not MemberState.SECONDARY:
         return f"is {peer.state.name}"
-    return "" if peer.electable else "does not stand now (its disk is full or slow, or it is frozen)"
+    return "" if peer.electable else "cannot be elected now (its disk is full or slow, or it is frozen)"
 
 
-def _why_i_do_not_stand(node: NodeState, now: Millis) -> str:
+def _why_not_candidate_here(node: NodeState, now: Millis) -> str:
     if node.quarantine:
         return "keeps out of the set"
     if node.state is not MemberState.SECONDARY:
         return f"is {node.state.name}"
     if node.disk_stalled:
-        return "has no room on its disk, or its disk does not sync"
+        return "has no space on its disk, or its disk does not sync"
     if now < node.frozen_until:
         seconds = (node.frozen_until - now + 999) // 1000
-        return (
-            f"does not stand for {seconds} s more, by freeze or step-down (replset freeze 0 --host {node.host} ends it)"
-        )
-    return "" if node.is_electable else "has no vote: the configuration does not name its data"
+        return f"is frozen for {seconds} s more, by freeze or step-down (replset freeze 0 --host {node.host} ends it)"
+    return "" if node.is_electable else "has no vote: the configuration does not name its incarnation"
 
 
 def _no_majority(node: NodeState, config: ReplSetConfig) -> Remark | None:
-    """A primary leads, and too few members with data are there: majority writes wait. The arbiter's trap (map D6)."""
+    """There is a primary, and too few members with data are up: majority writes wait (map D6)."""
     down = [member for member in config.data_voters if not _is_up(node, member)]
     copies = len(config.data_voters) - len(down)
     if copies >= config.write_majority:
@@ -124,16 +122,16 @@ def _quarantined(host: HostPort, state: MemberState, why: str) -> Remark | None:
     if not why:
         return None
     if state is MemberState.STARTUP2:
-        then = "it copies by itself once another member has what it lost; else stop it: replset repair DBPATH"
+        then = "it copies by itself once another member has what it lost; otherwise stop it: replset repair DBPATH"
     else:
         # A copy that lacks what a member knows to be committed is refused unless it is forced.
         force = " --force" if why.startswith(ROLLBACK_REFUSED) else ""
-        then = f"when what it exported is looked at: replset resync{force} --host {host}"
+        then = f"after a look at what it exported: replset resync{force} --host {host}"
     return Remark(f"{host} keeps out of the set: {why}", then)
 
 
 def _damaged(node: NodeState) -> Remark:
-    """It serves on because the others cannot do without it."""
+    """This member has damage, and the others cannot elect a primary without it."""
     return Remark(
         f"{node.host} holds damaged entries and serves on while the others need it: {node.damage}",
         f"oplog-spark verify DBPATH lists them; once the others can go on without it:"

@@ -287,6 +287,22 @@ class NodeState:
         self.emit(Send(self.last_request_id, to, body, Millis(timeout_ms)))
         return self.last_request_id
 
+    def heartbeat_request(self, *, check_empty: bool = False) -> HeartbeatRequest:
+        """A heartbeat of this member. check_empty: the quorum check of replSetInitiate."""
+        config = self.config
+        return HeartbeatRequest(
+            self.set_name,
+            self.host,
+            self.self_id,
+            self.term,
+            NO_CONFIG_VERSION if config is None else config.version,
+            -1 if config is None else config.term,
+            self.primary_id,
+            self.incarnation,
+            check_empty,
+            self.set_id,
+        )
+
     def reply(self, request_id: int, body: ReplyBody) -> None:
         self.emit(Reply(request_id, body))
 

@@ -1,21 +1,22 @@
-"""What a node says of itself and the set when it is asked; values for `replSetGetStatus` (map A11)."""
+"""The set as one node sees it: the values of `replSetGetStatus` (map A11)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from replset.config import Member
 from replset.core.member_state import MemberState
 from replset.core.messages import Position
-from replset.core.remarks import Remark, remarks
+from replset.core.remarks import Remark, find_remarks
 from replset.core.state import NodeState, Peer
 from replset.ids import HostPort, MemberId, Millis, OpTime
 
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """One member's line. Wall times in milliseconds, 0 for never.
+    """One member of the set. Wall times are in milliseconds, 0 for never.
 
-    counted: it votes and counts for majorities, and knows so: it has the same configuration as this node.
+    counted: the member votes and counts for majorities, and has the same configuration as this node.
     """
 
     id: MemberId
@@ -45,7 +46,7 @@ class MemberStatus:
 class Status:
     """The set as this node sees it.
 
-    blocking: who keeps the commit point from moving, in words, empty when nobody. remarks: what is wrong, what is next.
+    blocking: which members keep the commit point from advancing; empty when none does. remarks: see `remarks.py`.
     """
 
     set_name: str
@@ -73,13 +74,13 @@ def build_status(node: NodeState, now: Millis, reason: str, needed: int) -> Stat
     if node.config is None:
         return None
     ids = {member.host: int(member.id) for member in node.config.members}
-    lines = []
+    members = []
     for member in sorted(node.config.members, key=lambda member: member.id):
         peer = node.peers.get(member.host)
         if member.host == node.host:
-            lines.append(_own_line(node, now, ids))
+            members.append(_own_status(node, member, now, ids))
         elif peer is not None:
-            lines.append(_line(node, peer, now, ids))
+            members.append(_peer_status(node, member, peer, now, ids))
     return Status(
         node.set_name,
         node.state,
@@ -93,27 +94,25 @@ def build_status(node: NodeState, now: Millis, reason: str, needed: int) -> Stat
         len(node.config.data_voters),
         node.commit_point,
         node.position,
-        tuple(lines),
-        _blocking(node, lines),
+        tuple(members),
+        _blocking(node, members),
         node.quarantine,
         reason,
         needed,
-        remarks(node, now),
+        find_remarks(node, now),
     )
 
 
-def _own_line(node: NodeState, now: Millis, ids: dict[HostPort, int]) -> MemberStatus:
-    member = node.self_member
-    newly_added = member is not None and member.newly_added
+def _own_status(node: NodeState, member: Member, now: Millis, ids: dict[HostPort, int]) -> MemberStatus:
     return MemberStatus(
-        MemberId(ids[node.host]),
+        member.id,
         node.host,
         True,
         node.state,
         True,
-        node.incarnation_matches and not newly_added,
-        newly_added,
-        node.is_arbiter,
+        node.incarnation_matches and not member.newly_added,
+        member.newly_added,
+        member.arbiter_only,
         None if node.is_arbiter else node.position,
         now - node.started_at,
         node.sync_source,
@@ -130,20 +129,19 @@ def _own_line(node: NodeState, now: Millis, ids: dict[HostPort, int]) -> MemberS
     )
 
 
-def _line(node: NodeState, peer: Peer, now: Millis, ids: dict[HostPort, int]) -> MemberStatus:
-    member = None if node.config is None else node.config.member(peer.id)
-    arbiter = member is not None and member.arbiter_only
-    newly_added = member is not None and member.newly_added
+def _peer_status(node: NodeState, member: Member, peer: Peer, now: Millis, ids: dict[HostPort, int]) -> MemberStatus:
+    # Until the member has this node's configuration it may judge its own vote otherwise.
+    has_config = node.config is not None and (peer.config_version, peer.config_term) == node.config.version_and_term
     return MemberStatus(
         peer.id,
         peer.host,
         False,
         peer.state,
         peer.is_up,
-        peer.is_up and node.peer_incarnation_matches(peer) and not newly_added and _has_config(node, peer),
-        newly_added,
-        arbiter,
-        None if arbiter else peer.position,
+        peer.is_up and node.peer_incarnation_matches(peer) and not member.newly_added and has_config,
+        member.newly_added,
+        member.arbiter_only,
+        None if member.arbiter_only else peer.position,
         now - node.started_at,
         peer.sync_source,
         -1 if peer.sync_source is None else ids.get(peer.sync_source, -1),
@@ -159,19 +157,14 @@ def _line(node: NodeState, peer: Peer, now: Millis, ids: dict[HostPort, int]) ->
     )
 
 
-def _has_config(node: NodeState, peer: Peer) -> bool:
-    """Whether the member has this node's configuration: until then its own judgement of its vote may be another."""
-    return node.config is not None and (peer.config_version, peer.config_term) == node.config.version_and_term
-
-
-def _blocking(node: NodeState, lines: list[MemberStatus]) -> str:
-    """Why the commit point stands still behind this primary's newest entry, naming the members (map D6)."""
+def _blocking(node: NodeState, members: list[MemberStatus]) -> str:
+    """Which members keep a primary's commit point behind its newest entry (map D6); empty when none does."""
     if node.config is None or node.state is not MemberState.PRIMARY or node.commit_point >= node.position.last_applied:
         return ""
     behind = [
-        f"{line.host} ({line.state.name if line.healthy else 'not reachable'})"
-        for line in lines
-        if not line.arbiter and not line.is_self and line.position and line.position.last_durable <= node.commit_point
+        f"{row.host} ({row.state.name if row.healthy else 'not reachable'})"
+        for row in members
+        if not row.arbiter and not row.is_self and row.position and row.position.last_durable <= node.commit_point
     ]
     if not behind:
         return ""

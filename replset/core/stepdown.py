@@ -15,7 +15,7 @@ from replset.ids import Millis
 
 @dataclass(slots=True)
 class PendingStepDown:
-    """A stepdown that waits until a majority, and somebody electable in it, has everything."""
+    """A stepdown that waits until a write majority has every entry, an electable member among it."""
 
     request_id: int
     deadline: Millis
@@ -24,7 +24,7 @@ class PendingStepDown:
 
 
 class StepDowns:
-    """Ends a primary's time in good order."""
+    """Handles replSetStepDown and replSetFreeze."""
 
     def __init__(self, node: NodeState, leader: Leader) -> None:
         self.node = node
@@ -49,7 +49,7 @@ class StepDowns:
                 request_id, Millis(node.now + request.catch_up_ms), request.step_down_ms, request.force
             )
             if node.writable:
-                node.writable = False  # nothing new may come behind what the others have to reach
+                node.writable = False  # a new write would move the target that the others have to reach
                 node.emit(AcceptWrites(False, node.term))
             self.advance()
 
@@ -57,7 +57,10 @@ class StepDowns:
         return NEVER if self._pending is None else self._pending.deadline
 
     def advance(self) -> None:
-        """Step down once the others have everything, or give up at the deadline."""
+        """Step down once a successor has every entry; at the deadline give up, or step down if forced.
+
+        Without a successor that has every entry, the writes that only this member holds would be rolled back.
+        """
         node, pending = self.node, self._pending
         if pending is None:
             return
@@ -80,13 +83,16 @@ class StepDowns:
                 ),
             )
             return
-        self._leader.step_down("it shuts down" if node.shutting_down else "it was told to", pending.freeze_ms)
+        self._leader.step_down("it shuts down" if node.shutting_down else "replSetStepDown", pending.freeze_ms)
         if best is not None and not pending.force:
             node.send(best.host, StepUpRequest(skip_dry_run=True), node.settings.election_timeout_ms)
         node.reply(pending.request_id, Done())
 
     def _successor(self) -> Peer | None:
-        """The electable member that has everything: highest priority, lowest id (map E12); None: nobody may yet."""
+        """The electable member with every entry, of highest priority and then lowest id (map E12).
+
+        None while fewer than a write majority have every entry, or no electable member does (map E11).
+        """
         node = self.node
         if node.config is None:
             return None

@@ -136,7 +136,12 @@ class CoreCheckers:
             machine = members[voter.host]
             theirs, disk = machine.disk.config, machine.disk
             own = None if theirs is None else theirs.member_at(voter.host)
-            if voter.host == candidate.host or theirs is None or own is None or theirs.newer_than(config):
+            if (
+                voter.host == candidate.host
+                or theirs is None
+                or own is None
+                or theirs.is_newer_than(*config.version_and_term)
+            ):
                 continue
             known = theirs.member(mine.id)
             incarnation_matches = (
@@ -206,7 +211,7 @@ class CoreCheckers:
         disk = machine.cluster.machines[voter.host].disk
         if disk.incarnation != voter.incarnation or disk.config is None:
             return disk.incarnation != voter.incarnation
-        return disk.config.version >= config.version and not config.newer_than(disk.config)
+        return disk.config.version >= config.version and not config.is_newer_than(*disk.config.version_and_term)
 
     def _knows_committed(self, machine: CoreMachine, voter: Member) -> bool:
         """Whether this voter would refuse its vote to who lacks the newest committed entry."""

@@ -55,7 +55,7 @@ def vote_before_it_has_caught_up(patch: pytest.MonkeyPatch) -> None:
         is_able = peer.incarnation and peer.state is not MemberState.STARTUP
         return replace(member, newly_added=False, incarnation=peer.incarnation) if is_able else None
 
-    patch.setattr(Reconfigs, "_promoted", promoted)
+    patch.setattr(Reconfigs, "_with_vote", promoted)
 
 
 def vote_passed_by_an_election(patch: pytest.MonkeyPatch) -> None:

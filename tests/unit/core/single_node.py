@@ -72,8 +72,8 @@ class SingleNode(Node):
 
     disk_is_fast = True
 
-    def _take(self) -> list[Effect]:
-        effects = super()._take()
+    def _take_effects(self) -> list[Effect]:
+        effects = super()._take_effects()
         self.sent = [*getattr(self, "sent", []), *only(effects, Send)]
         for persist in only(effects, Persist):
             if self.disk_is_fast and isinstance(persist.record, LastVote):

@@ -237,5 +237,5 @@ def test_a_change_that_would_leave_the_majority_to_an_emptied_disk_is_refused() 
     answer = cluster.reconfig(number, cluster.user_config(number, *rows))
     assert isinstance(answer, Refused)
     assert answer.code == 74
-    assert "other data" in answer.reason
+    assert "another incarnation" in answer.reason
     cluster.until(cluster.all_counted)

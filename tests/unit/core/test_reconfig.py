@@ -19,7 +19,7 @@ from replset.core.messages import (
     Refused,
     Request,
 )
-from replset.core.reconfig import completed, reconfig_refusal
+from replset.core.reconfig import complete_config, reconfig_refusal
 from replset.ids import OPTIME_NULL, HostPort, MemberId
 from tests.simulation.core_kit.cluster import change, leader_number, running, the_config
 from tests.simulation.core_kit.machine import config_of, host, members_of
@@ -148,25 +148,25 @@ def test_the_primary_fills_in_what_users_do_not_see() -> None:
     """A voter is added as newlyAdded; the primary fills in the incarnation on a user's reconfig (docs/adr/0007)."""
     rows = members_of(5)
     plain = (*rows[:3], rows[3], replace(rows[4], votes=0, priority=0.0))
-    done = completed(PSS, config_of(*plain, version=2, term=-1), 7)
+    done = complete_config(PSS, config_of(*plain, version=2, term=-1), 7)
     assert [member.incarnation for member in done.members] == ["i0", "i1", "i2", None, None]
     assert [member.newly_added for member in done.members] == [False, False, False, True, False]
     assert done.term == 7
-    again = completed(done, replace(done, version=3, members=plain), 7)
+    again = complete_config(done, replace(done, version=3, members=plain), 7)
     assert again.members == done.members
 
 
 def test_a_voter_at_another_host_is_a_new_one() -> None:
     rows = members_of(3)
     moved = replace(rows[2], host=HostPort("elsewhere:1"))
-    done = completed(PSS, config_of(rows[0], rows[1], moved), 1)
+    done = complete_config(PSS, config_of(rows[0], rows[1], moved), 1)
     assert (done.members[2].newly_added, done.members[2].incarnation) == (True, None)
 
 
 def test_a_member_that_gets_its_vote_back_starts_as_newly_added() -> None:
-    without = completed(PSS, config_of(ROWS[0], ROWS[1], replace(ROWS[2], votes=0, priority=0.0)), 1)
+    without = complete_config(PSS, config_of(ROWS[0], ROWS[1], replace(ROWS[2], votes=0, priority=0.0)), 1)
     assert without.members[2].incarnation is None
-    back = completed(without, config_of(*members_of(3)), 1)
+    back = complete_config(without, config_of(*members_of(3)), 1)
     assert back.members[2].newly_added
 
 

@@ -40,7 +40,7 @@ def test_too_few_votes() -> None:
     first, *others = remarks_of(cluster, leader)
     assert "an election takes 2 of 3 votes" in first.why
     assert all(str(machine.host) in first.why for machine in gone)
-    assert "start these members again" in first.then
+    assert "start these members again" in first.next_step
     assert [str(machine.host) in remark.why for machine, remark in zip(gone, others, strict=True)] == [True, True]
 
 
@@ -53,7 +53,7 @@ def test_an_arbiter_and_one_copy_too_few() -> None:
     cluster.run(10_000)
     first, second = remarks_of(cluster, leader)
     assert "they need 2 copies, and 1 of 2" in first.why
-    assert f"replset remove {other.host} --accept" in first.then
+    assert f"replset remove {other.host} --accept" in first.next_step
     assert f"{other.host} is not reachable" in second.why
 
 
@@ -67,9 +67,9 @@ def test_nobody_stands_because_of_the_disks() -> None:
     leader.crash()
     cluster.run(15_000)
     first = remarks_of(cluster, one)[0]
-    assert "no member stands for election" in first.why
+    assert "no member can start an election" in first.why
     assert f"{leader.host} cannot be reached" in first.why
-    assert f"{one.host} has no room on its disk, or its disk does not sync" in first.why
+    assert f"{one.host} has no space on its disk, or its disk does not sync" in first.why
     assert f"{two.host} does not stand now (its disk is full or slow, or it is frozen)" in first.why
 
 
@@ -81,7 +81,7 @@ def test_a_frozen_member_says_for_how_long_and_how_to_end_it() -> None:
     leader.crash()
     cluster.run(10_000)
     first = remarks_of(cluster, other)[0]
-    assert "does not stand for 5" in first.why
+    assert "is frozen for 5" in first.why
     assert f"replset freeze 0 --host {other.host}" in first.why
 
 
@@ -101,7 +101,7 @@ def test_a_member_that_never_answered() -> None:
     cluster.run(10_000)
     (remark,) = remarks_of(cluster, cluster.elect())
     assert f"{host(7)} has not answered since" in remark.why
-    assert f"replset remove {host(7)}" in remark.then
+    assert f"replset remove {host(7)}" in remark.next_step
 
 
 def test_a_member_that_was_removed() -> None:
@@ -112,7 +112,7 @@ def test_a_member_that_was_removed() -> None:
     cluster.until(lambda: other.node.state.name == "REMOVED")
     (remark,) = remarks_of(cluster, other)
     assert f"{other.host} is not in the set's configuration" in remark.why
-    assert f"replset add {other.host} --host" in remark.then
+    assert f"replset add {other.host} --host" in remark.next_step
 
 
 def test_damage_of_a_member_that_the_others_need() -> None:
@@ -122,7 +122,7 @@ def test_damage_of_a_member_that_the_others_need() -> None:
     (remark,) = remarks_of(cluster, machine)
     assert "holds damaged entries" in remark.why
     assert "1:2:3" in remark.why
-    assert f"replset resync --host {machine.host}" in remark.then
+    assert f"replset resync --host {machine.host}" in remark.next_step
 
 
 def follower(durability_mark: OpTime = OPTIME_NULL, **third: Any) -> SingleNode:
@@ -148,21 +148,21 @@ def test_a_resync_that_would_be_refused_is_to_be_forced() -> None:
     assert only(node.receive(diverged, NOW), StartRollback)
     node.receive(RollbackEnded(host(1), False, False, False, "below the commit point"), NOW)
     assert "below the commit point" in the_remark(node).why
-    assert f"replset resync --force --host {host(0)}" in the_remark(node).then
+    assert f"replset resync --force --host {host(0)}" in the_remark(node).next_step
     told = follower(state=MemberState.RECOVERING, quarantine=node.quarantine)
     assert f"{host(2)} keeps out of the set" in the_remark(told).why
-    assert f"replset resync --force --host {host(2)}" in the_remark(told).then
+    assert f"replset resync --force --host {host(2)}" in the_remark(told).next_step
 
 
 def test_a_damaged_member_copies_without_force() -> None:
     node = follower()
     node.receive(DamageFound("the entry is not the one that was written"), NOW)
-    assert f"replset resync --host {host(0)}" in the_remark(node).then
+    assert f"replset resync --host {host(0)}" in the_remark(node).next_step
 
 
 def test_a_member_that_lost_entries_is_not_told_to_resync() -> None:
     """It copies by itself where it can; where it cannot, a person decides over its files."""
     remark = the_remark(follower(durability_mark=at(2, 9)))
     assert f"{host(0)} keeps out of the set: entries are lost" in remark.why
-    assert "replset repair DBPATH" in remark.then
-    assert "resync" not in remark.then
+    assert "replset repair DBPATH" in remark.next_step
+    assert "resync" not in remark.next_step
