@@ -323,7 +323,7 @@ class SearchingBatch(Batch):
             except (StorageError, OutOfDiskSpaceError):
                 raise
             except ReplError as error:
-                group.txn.back_to(mark)
+                group.txn.revert_to(mark)
                 self.end()
                 self.failed(error)
                 continue

@@ -1,8 +1,8 @@
 """Applies oplog entries that another member wrote: the effect, its undo rows and the oplog row in one transaction.
 
-Idempotent (map O8): an entry twice, or a suffix of the oplog again in order, gives the same state. An insert of what is
-there replaces it; an update or delete of what is not there, and anything in a collection that a later entry dropped,
-is left alone.
+It is idempotent (map O8): an entry twice, or a suffix of the oplog again in order, gives the same state. An insert of a
+document that is there replaces it. An update or delete of one that is not there changes nothing, nor does an entry for
+a collection that a later entry dropped.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MAX_GROUP_ENTRIES = 500
 MAX_GROUP_BYTES = 1 << 20
 LARGE_DOCUMENT = 32 << 10
 """A document above this size takes longer to decode, change and encode than the event loop has."""
-_LOOK_EVERY = 16
+_CHECK_TIME_EVERY = 16
 _ID_FIRST = b"_id\0"
-Change = Callable[[bytes, RawDocument], bytes]
+UpdateFunction = Callable[[bytes, RawDocument], bytes]
 
 
 class LargeUpdateError(Exception):
-    """The next entry changes a large document: what it makes of it has to be evaluated beside the event loop first."""
+    """The next entry changes a large document: the new document must be computed in a thread first."""
 
     def __init__(self, before: bytes, o: RawDocument) -> None:
         super().__init__("a large document is changed")
@@ -39,7 +39,7 @@ class LargeUpdateError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedUpdate:
-    """What the next entry makes of a large document."""
+    """A large document before and after the next entry."""
 
     before: bytes
     after: bytes
@@ -55,8 +55,8 @@ def apply_batch(
 ) -> int:
     """Apply entries[start:stop] in one group, as many as the limits of a group and the time allow, at least one.
 
-    Returns how many were applied. They continue the store's newest entry; one that is not newer is passed over, it is
-    applied. LargeUpdateError: entries[start] has to be evaluated first; then it comes again with `evaluated`, which
+    Returns how many were applied. They continue the store's newest entry; one that is not newer is skipped, since it is
+    applied already. LargeUpdateError: entries[start] must be computed first; call again with `evaluated`, which
     counts only for the document that it was made from. RemoteProtocolError: an entry is malformed or of a kind that
     this version cannot apply; nothing of the group was applied then. Storage's errors are passed on.
     """
@@ -69,7 +69,7 @@ def apply_batch(
                 if run is None or not _apply_insert(txn, run, raw):
                     entry = OplogEntry(raw)
                     try:
-                        apply_entry(txn, entry, lambda before, o: _small(before, o, evaluated))
+                        apply_entry(txn, entry, lambda before, o: _updated_on_loop(before, o, evaluated))
                     except LargeUpdateError:
                         if not done:
                             raise
@@ -77,7 +77,7 @@ def apply_batch(
                     run = InsertReader(entry) if entry.op == INSERT and entry.ui is not None else None
                 done += 1
                 size += len(raw)
-                if size > MAX_GROUP_BYTES or (done % _LOOK_EVERY == 0 and is_time_up()):
+                if size > MAX_GROUP_BYTES or (done % _CHECK_TIME_EVERY == 0 and is_time_up()):
                     break
     except (StorageError, OutOfDiskSpaceError):
         raise
@@ -87,7 +87,7 @@ def apply_batch(
 
 
 def _apply_insert(txn: Txn, run: InsertReader, raw: bytes) -> bool:
-    """The hot path: one more new document of a run of inserts. False: nothing is done, take the long way."""
+    """Insert one more new document of a run of inserts, the fast path. False: nothing is done, use the slow path."""
     found = run.read(raw)
     if found is None:
         return False
@@ -102,8 +102,8 @@ def _apply_insert(txn: Txn, run: InsertReader, raw: bytes) -> bool:
     return True
 
 
-def _small(before: bytes, o: RawDocument, evaluated: EvaluatedUpdate | None) -> bytes:
-    """As `apply_update_bytes`, on the event loop."""
+def _updated_on_loop(before: bytes, o: RawDocument, evaluated: EvaluatedUpdate | None) -> bytes:
+    """As `apply_update_bytes`, on the event loop: LargeUpdateError for a large document not computed yet."""
     if evaluated is not None and evaluated.before == before:
         return evaluated.after
     if max(len(before), len(o.raw)) > LARGE_DOCUMENT and o.type_of("$v") is not None:
@@ -111,7 +111,7 @@ def _small(before: bytes, o: RawDocument, evaluated: EvaluatedUpdate | None) -> 
     return apply_update_bytes(before, o)
 
 
-def apply_entry(txn: Txn, entry: OplogEntry, changed: Change = apply_update_bytes) -> bool:
+def apply_entry(txn: Txn, entry: OplogEntry, changed: UpdateFunction = apply_update_bytes) -> bool:
     """Apply one entry and add it to the oplog; False when it is there already, which changes nothing.
 
     changed: what an update entry makes of a document; nothing is written yet when it is called.
@@ -124,7 +124,7 @@ def apply_entry(txn: Txn, entry: OplogEntry, changed: Change = apply_update_byte
     return True
 
 
-def apply_effect(txn: Txn, entry: OplogEntry, ts: int, changed: Change = apply_update_bytes) -> bytes | None:
+def apply_effect(txn: Txn, entry: OplogEntry, ts: int, changed: UpdateFunction = apply_update_bytes) -> bytes | None:
     """Do what the entry says to documents and collections, with undo rows under `ts`; no oplog row.
 
     Returns the key of its document (encode_key of the `_id`), None for commands and no-ops.
@@ -180,11 +180,11 @@ def _replace(txn: Txn, coll: Collection, key: bytes, doc: bytes, ts: int) -> Non
         txn.put(coll, key, doc, ts=ts, before=before)
 
 
-def _update(txn: Txn, entry: OplogEntry, ts: int, changed: Change) -> bytes:
-    about = entry.o2
-    if about is None:
+def _update(txn: Txn, entry: OplogEntry, ts: int, changed: UpdateFunction) -> bytes:
+    target = entry.o2
+    if target is None:
         raise RemoteProtocolError(f"oplog entry {entry.optime} is an update without o2")
-    key = document_key(about.raw)
+    key = document_key(target.raw)
     coll = _collection(txn, entry)
     before = None if coll is None else txn.get(coll, key)
     if coll is not None and before is not None:

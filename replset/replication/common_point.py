@@ -1,4 +1,4 @@
-"""The newest entry that two members share: what a rollback goes back to."""
+"""Finds the common point: the newest entry that two members share, to which a rollback goes back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROBE_TIMEOUT_MS = Millis(10_000)
 
 
 class SourceChangedError(ReplError):
-    """The source broke off, rolled back itself or does not fit any more; nothing was undone yet (6)."""
+    """The source cannot be reached, rolled back itself or does not fit any more; nothing was undone yet (6)."""
 
     code = ErrorCode.HOST_UNREACHABLE
 
@@ -48,9 +48,10 @@ class CommonPoint:
         self._rollback_id: int | None = None
 
     async def find(self, *, of_any_term: bool = False) -> OpTime:
-        """The common point. of_any_term: also with a source whose newest entry is not of a later term than mine.
-        SourceChangedError: try again. NoCommonPointError: too stale. ChainDiffersError: the
-        chains there differ; the source knows it then too.
+        """Return the common point. of_any_term: also with a source whose newest entry is not of a later term than mine.
+
+        SourceChangedError: try again. NoCommonPointError: too stale. ChainDiffersError: the chains there differ, and
+        the source has been told so.
         """
         store = self._store
         mine, my_oldest = store.last_applied, store.oldest
@@ -65,7 +66,7 @@ class CommonPoint:
         return await self._bisect(low, mine)
 
     async def _first_shared(self, source_oldest: OpTime) -> OpTime:
-        """My oldest entry that the source can still have. It was trimmed there, or it never was."""
+        """Return my oldest entry that the source can still have. NoCommonPointError when it has none."""
         rows = self._store.oplog_after(OpTime(0, source_oldest.ts - 1), limit=1, max_bytes=1)
         candidate = rows[0].optime if rows and source_oldest.ts > self._store.oldest.ts else None
         chain = None if candidate is None else (await self._probe([candidate])).chains[0]
@@ -74,7 +75,7 @@ class CommonPoint:
         return candidate
 
     async def _bisect(self, low: OpTime, high: OpTime) -> OpTime:
-        """low is shared, high is not."""
+        """Search between `low`, which is shared, and `high`, which is not."""
         while True:
             points = self._between(low, high)
             if not points:
@@ -108,11 +109,11 @@ class CommonPoint:
         invariant(row is not None, "the common point is an entry of mine")
         mine = row.chain if row is not None else 0
         if mine != chain:
-            # A fetch says which chain is mine, a probe does not: the source compares its own with the others' too. It
-            # may be the one that is outvoted, and nobody else would let it know.
-            doubt = FetchRequest(optime, mine, 1, 0, 0, OPTIME_NULL, -1)
+            # A fetch names the chain here, a probe does not. So the source too compares its chain with the others': it
+            # may be the damaged member, and nobody else would tell it.
+            request = FetchRequest(optime, mine, 1, 0, 0, OPTIME_NULL, -1)
             with suppress(ReplError):
-                await self._peer.call(self._source, doubt.document(), timeout_ms=PROBE_TIMEOUT_MS)
+                await self._peer.call(self._source, request.document(), timeout_ms=PROBE_TIMEOUT_MS)
             raise ChainDiffersError(
                 f"at the common point {optime} the hash chain of {self._source} is {chain}, mine {mine}", optime
             )

@@ -1,9 +1,9 @@
-"""Tails the sync source's oplog: fetching the next batch overlaps applying this one.
+"""Tails the sync source's oplog: the next page is fetched while this one is applied.
 
-One session per source: a task that asks for page after page (long polls, raw bytes) and a task that applies them in
-order, with a small buffer between. A page is taken only when its entries give the hash chain that it ends with, and
-applied only when it continues exactly behind my newest entry, by term, timestamp and chain. What it means that a source
-does not fit is the core's to decide.
+Each source has one session: a task that asks for page after page (long polls, raw bytes) and a task that applies them
+in order, with a small buffer between. A page is buffered only when its entries give the hash chain that it ends with,
+and applied only when it continues exactly behind the newest entry here, by term, timestamp and chain. The core decides
+what follows when a source does not fit.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Session:
 
 
 class Fetcher:
-    """Keeps this member's oplog going from one source at a time."""
+    """Fetches and applies the oplog of one source at a time."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Fetcher:
 
     @property
     def source(self) -> HostPort | None:
-        """Whom it tails now."""
+        """The source that it tails now."""
         return None if self._session is None else self._session.source
 
     @property
@@ -115,9 +115,9 @@ class Fetcher:
                 task.cancel()
 
     def drain(self) -> asyncio.Future[None]:
-        """Stop fetching at once; what comes back is done when everything that was fetched is applied.
+        """Stop fetching at once; the future is done when everything that was fetched is applied.
 
-        It is about the session of this moment: one that starts before the drain has ended is another.
+        This is about the present session. A session that starts before the drain has ended is another one.
         """
         drained: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         session = self._session
@@ -153,7 +153,7 @@ class Fetcher:
     # --- fetching -----------------------------------------------------------------------------------------------
 
     async def _fetch_pages(self, session: _Session) -> None:
-        """Ask for page after page; the failure that ends it goes into the buffer behind them."""
+        """Ask for page after page; a failure ends it and goes into the buffer behind them."""
         wait_ms = 0  # the first answer comes at once: it says whether the source fits
         while True:
             while len(session.buffer) >= self._options.buffered_pages:
@@ -193,8 +193,8 @@ class Fetcher:
         except ReplError as error:
             return _failure(source, SourceProblem.NOT_READABLE, error.message)
         if page.matched and chain_after(page.entries, page.prev_chain) != page.end_chain:
-            # Bytes that a memory or a link changed: applied, they would be this member's oplog, acknowledged as the
-            # set's and passed on, and the next page would make this member look like the damaged one.
+            # Memory or the network has changed bytes. If they were applied, this member would acknowledge entries that
+            # nobody wrote and pass them on, and the next page would make this member look like the damaged one.
             return _failure(source, SourceProblem.NOT_READABLE, "its page is damaged: the hash chain does not fit")
         if page.matched:
             return page
@@ -208,7 +208,10 @@ class Fetcher:
         )
 
     def _check_term(self, page: FetchReply) -> None:
-        """Refuse a page whose terms cannot be true: once applied, its entries would be this member's own term."""
+        """Refuse a page whose terms cannot be true.
+
+        Once applied, such an entry would set this member's own term, and no real primary could reach it.
+        """
         newest = OplogEntry(page.entries[-1]).optime.term if page.entries else 0
         if newest > page.term or not is_plausible_term(self._node.term, page.term):
             raise RemoteProtocolError(
@@ -234,7 +237,7 @@ class Fetcher:
             await session.page_arrived.wait()
 
     def _fail(self, session: _Session, failure: SourceFailed) -> None:
-        """End the session first: what the core answers may start the next one."""
+        """End the session, then report: what the core answers may start the next one."""
         session.stopped = True
         if session.fetching is not None:
             session.fetching.cancel()
@@ -244,7 +247,7 @@ class Fetcher:
             self._context.on_report(failure)
 
     async def _apply_page(self, session: _Session, page: FetchReply) -> SourceFailed | None:
-        """Apply one page, slice by slice, and tell the core."""
+        """Apply one page, slice by slice, and report it to the core."""
         failure = self._mismatch(session.source, page)
         if failure is not None:
             return failure
@@ -266,7 +269,11 @@ class Fetcher:
         return None
 
     def _mismatch(self, source: HostPort, page: FetchReply) -> SourceFailed | None:
-        """Why this page does not continue my log, None when it does."""
+        """Return why this page does not continue the log here, None when it does.
+
+        Without this check a member would apply entries of another history behind its own, and acknowledge a log that
+        no other member has.
+        """
         store = self._context.store
         newest, chain = store.last_applied, store.chain
         if page.prev != newest:
@@ -311,7 +318,7 @@ class Fetcher:
             raise RemoteProtocolError(f"an update cannot be applied: {error.message}") from error
 
     async def _wait_for_delay(self, session: _Session, page: FetchReply, start: int) -> int:
-        """Where to stop applying: the end of the page, or on a delayed member the first entry that is too young."""
+        """Return where to stop applying: the end of the page, or on a delayed member the first entry too young."""
         while True:
             delay_ms = self._node.secondary_delay_ms()
             if delay_ms <= 0 or session.draining:

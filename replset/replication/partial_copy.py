@@ -1,7 +1,7 @@
-"""A copy of the source's database on its way here: its bytes, and a record of which copy they are of.
+"""The files of a copy that is being fetched: its bytes so far, and a record that names the copy.
 
-The record tells how much of the file is on disk for sure, so that a transfer that broke, or whose member was killed or
-lost its power, goes on from there. Everything here blocks: it runs in a worker.
+The record says how much of the file is synced. After a broken connection, a kill or a power loss the transfer goes on
+from there. Everything here blocks: it runs in a worker.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ _JOURNAL_SUFFIX = "-journal"
 
 @dataclass(frozen=True, slots=True)
 class CopyRecord:
-    """One copy at its source. Bytes of two of them are never mixed: what is said here is asked about before more come.
+    """Names one copy at its source. The source must still have this very copy before more of it is fetched, since a
+    file mixed of two copies would be no state of any member.
 
     sync_id: of the marker that it is fetched under. size, sha256 (hex): of the whole file; 0 and empty while the source
-    still makes it. rollback_id: the source's when it made it. kept: bytes that are on disk here for sure. whole: all of
-    them are, and their checksum was right; from then on the file is a database here, and its bytes may differ.
+    still makes it. rollback_id: the source's when it made it. kept: bytes that are synced here. whole: all of them are,
+    and their checksum was right; from then on the file is a database here, and its bytes may differ.
     """
 
     sync_id: str
@@ -65,7 +66,7 @@ class PartialCopy:
         self._record = os.path.join(dbpath, RECORD_NAME)
 
     def load(self, sync_id: str) -> CopyRecord | None:
-        """The transfer that can go on under this marker, its file cut to what is kept; None when there is none."""
+        """Return the transfer that can go on under this marker, with its file cut to what is kept; else None."""
         try:
             transfer = CopyRecord.parse(self._disk.read_file(self._record))
             if transfer.sync_id != sync_id:
@@ -82,13 +83,13 @@ class PartialCopy:
         return transfer
 
     def begin(self, transfer: CopyRecord) -> None:
-        """Nothing of another copy stays; this one is on record."""
+        """Remove everything of another copy, and record this one."""
         self.discard()
         self._disk.write_file(self.path, [])
         self.save(transfer)
 
     def save(self, transfer: CopyRecord) -> None:
-        """Durable on return, the names of both files too."""
+        """Write the record. It is durable on return, and so are the names of both files."""
         temporary = f"{self._record}.tmp"
         self._disk.write_file(temporary, [json.dumps(asdict(transfer)).encode()])
         self._disk.sync_file(temporary)
@@ -105,7 +106,7 @@ class PartialCopy:
             raise
 
     def keep(self, transfer: CopyRecord, copied: int) -> CopyRecord:
-        """The first `copied` bytes are synced and on record."""
+        """Sync the first `copied` bytes, and record that."""
         if copied > transfer.kept:
             self._disk.sync_file(self.path)
             transfer = replace(transfer, kept=copied)
@@ -113,7 +114,7 @@ class PartialCopy:
         return transfer
 
     def seal(self, transfer: CopyRecord) -> tuple[CopyRecord, str]:
-        """Sync all bytes and read them back: the transfer, which is whole if the checksum is right, and what it is."""
+        """Sync all bytes and read them back. Return the record, whole if the checksum is right, and the checksum."""
         self._disk.sync_file(self.path)
         found = file_sha256(self._disk, self.path)
         if found == transfer.sha256:

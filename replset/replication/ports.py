@@ -1,4 +1,4 @@
-"""What replication and the runtime need of the outside world: Clock, Workers, Network and Peer.
+"""The interfaces to the outside of a member that the simulator replaces: Clock, Workers, Network and Peer.
 
 The runtime implements them on the real machine, the simulator on a virtual one. The disk's port is
 `storage/disk.py`. Randomness is a `random.Random` handed in.
@@ -24,11 +24,11 @@ class Clock(Protocol):
     def wall_ms(self) -> int: ...
 
     def set_wall_ahead(self, ahead_ms: int) -> None:
-        """For tests: the wall clock says so much more than the machine's; 0: the same."""
+        """For tests: set the wall clock ahead of the machine's by so much."""
 
 
 class Workers(Protocol):
-    """Threads: runs `work` beside the event loop; its exception is raised at the await."""
+    """Runs `work` in a thread beside the event loop; its exception is raised at the await."""
 
     async def run(self, work: Callable[[], T]) -> T: ...
 
@@ -65,7 +65,7 @@ class Peer(Protocol):
 
 
 class SetPeer:
-    """The Peer port for what goes on within one set: each command says which set asks, so that another one refuses."""
+    """Sends commands within one set: adds the set's id to each, so that a member of another set refuses it."""
 
     def __init__(self, peer: Peer, set_id: Callable[[], ObjectId | None]) -> None:
         self._peer = peer
@@ -76,5 +76,5 @@ class SetPeer:
     ) -> RawDocument:
         """See Peer.call."""
         set_id = self._set_id()
-        told = command if set_id is None else {**command, "setId": set_id}
-        return await self._peer.call(host, told, timeout_ms=timeout_ms, database=database)
+        with_id = command if set_id is None else {**command, "setId": set_id}
+        return await self._peer.call(host, with_id, timeout_ms=timeout_ms, database=database)

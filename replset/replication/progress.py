@@ -1,7 +1,7 @@
-"""Tells the sync source how far this member is (map R8): at once on every move, and every interval anyway.
+"""Reports this member's position to its sync source (map R8): at once when it moves, and at a fixed interval.
 
-One report is under way at a time; whatever moved meanwhile goes into the next one, so only the newest is ever sent.
-What a report holds is the core's (`Node.progress_request`).
+One report is under way at a time. What moves meanwhile goes into the next one, so only the newest position is sent. The
+core makes the report (`Node.progress_request`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ProgressReporter:
         self._moved = asyncio.Event()
 
     def notify(self) -> None:
-        """Something moved: report it now, or as soon as the report under way is answered."""
+        """Report the new position now, or as soon as the report under way is answered."""
         self._moved.set()
 
     async def run(self) -> None:

@@ -1,8 +1,8 @@
-"""The commands that members use among themselves for replication, as documents and as values, both directions.
+"""The commands that members send each other for replication, as values that read and write their documents.
 
-`replSetOplogFetch` (a tailing position without state on the server), `replSetOplogProbe` (which entries exist, with
-which chain) and `replSetSnapshot` (a copy of the database file, in chunks). Who asks and who answers read the same
-classes. A field that is missing or of the wrong type is the peer's fault: RemoteProtocolError.
+`replSetOplogFetch` asks for the entries after a position, and leaves no state on the server. `replSetOplogProbe` asks
+which entries exist, and their hash chain. `replSetSnapshot` fetches a copy of the database file in chunks. A field that
+is missing or of the wrong type is the peer's fault: RemoteProtocolError.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def check_ok(reply: RawDocument) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """Give me what follows `after`, where my hash chain is `chain`; wait up to `max_await_ms` for it.
+    """Asks for the entries after `after`, where this member's hash chain is `chain`; waits up to `max_await_ms`.
 
-    Answered at once when the commit point is beyond `known_commit_point` or the rollback id is not
-    `known_rollback_id` (-1: unknown, never answers for it alone).
+    Answered at once when the commit point is beyond `known_commit_point`, or when the rollback id is not
+    `known_rollback_id` (-1: unknown, and then no reason to answer at once).
     """
 
     after: OpTime
@@ -83,11 +83,11 @@ class FetchRequest:
 
 @dataclass(frozen=True, slots=True)
 class FetchReply:
-    """A page of the source's oplog. `entries` continue exactly behind `prev`, whose chain is `prev_chain`.
+    """Holds a page of the source's oplog. `entries` continue exactly behind `prev`, whose chain is `prev_chain`.
 
-    end_chain: the chain at the last of them, by which a page proves itself before it is applied.
-    matched: the entry that was asked for is in the source's log; else `entries` is empty and `prev` means nothing.
-    commit_term: the term of the primary that committed `commit_point`.
+    end_chain: the chain at the last of them; a page that does not give it is not applied. matched: whether the entry
+    that was asked for is in the source's log; if not, `entries` is empty and `prev` means nothing. commit_term: the
+    term of the primary that committed `commit_point`.
     """
 
     matched: bool
@@ -153,7 +153,7 @@ class FetchReply:
 
 @dataclass(frozen=True, slots=True)
 class ProbeRequest:
-    """Which of these entries do you have?"""
+    """Asks which of these entries the other member has."""
 
     optimes: Sequence[OpTime]
 
@@ -167,7 +167,7 @@ class ProbeRequest:
 
 @dataclass(frozen=True, slots=True)
 class ProbeReply:
-    """`chains[i]` is the chain at the i-th optime asked for, None where there is no such entry."""
+    """Answers with the chain at each optime that was asked for, None where there is no such entry."""
 
     chains: Sequence[int | None]
     rollback_id: int
@@ -199,7 +199,7 @@ class ProbeReply:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
-    """One step of fetching a copy. step: "begin" (id empty: make one; else: is it ready?), "chunk" or "end"."""
+    """Asks for one step of a copy. step: "begin" (id empty: make one; else: is it ready?), "chunk" or "end"."""
 
     step: str
     snapshot_id: str = ""
@@ -227,7 +227,7 @@ class SnapshotRequest:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotReply:
-    """What the source says of its copy. `size` and `sha256` (hex) mean something once it is `ready`."""
+    """Describes the source's copy. `size` and `sha256` (hex) mean something once it is `ready`."""
 
     snapshot_id: str
     ready: bool

@@ -1,10 +1,10 @@
 """Rollback on rejoin: the common point, the files, the undo in bounded steps, and finishing after a crash.
 
-Order is everything here. Files, folder and a planned manifest are durable before the first undo; the first step's
-transaction writes the mark (manifest id, common point) and raises the rollback id; the last step's turns it into the
-done mark; that is synced before the manifest is rewritten as finished. After a crash `finish_rollbacks` does the rest.
-A disk that is full is waited for, wherever it happens: what is done stays, nothing is undone unrecorded. Whether to
-roll back at all, and with whom, is the core's decision.
+The order prevents the loss of acknowledged writes. Files, folder and a planned manifest are durable before the first
+undo. The transaction of the first step writes the mark (manifest id, common point) and raises the rollback id. The last
+step turns it into the done mark, which is synced before the manifest is rewritten as finished. After a crash
+`finish_rollbacks` does the rest. A full disk is waited for: what is done stays, and nothing is undone that is not in a
+file. The core decides whether to roll back, and with which source.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TooFarBackError(UnrecoverableRollbackError):
 
 
 class Rollback:
-    """Runs one rollback at a time towards a source; the member is in ROLLBACK and nothing else writes meanwhile."""
+    """Runs one rollback at a time. The member is in ROLLBACK, and nothing else writes meanwhile."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class Rollback:
 
 
 async def undo(context: MemberContext, common: OpTime, stem: str, on_undone: Callable[[], None]) -> None:
-    """Undo everything behind `common` in bounded steps; the first writes the mark, the last the done mark."""
+    """Undo everything behind `common` in bounded steps. The first writes the mark, the last the done mark."""
 
     def step() -> bool:
         more = undo_step(context.store, common, stem=stem, limit=UNDO_STEP_ENTRIES)

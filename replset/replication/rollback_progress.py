@@ -1,4 +1,4 @@
-"""How a rollback is getting on, for those who look at it."""
+"""The progress of a rollback, for `replSetGetStatus`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RollbackPhase(Enum):
 
 @dataclass(slots=True)
 class RollbackProgress:
-    """Of the rollback that runs; all but `running` says nothing while none does.
+    """Describes the rollback that runs; while none runs only `running` has a meaning.
 
     entries: how many lie behind the common point, 0 while that is not known. written, documents, size: entries,
     documents and bytes in the files so far. undone: entries that are taken back. manifest: the id, once it is there.

@@ -1,4 +1,4 @@
-"""What a primary's writes do inside an open group: the change itself, and the oplog entry that tells it.
+"""Makes a primary's writes inside an open group: the change itself, and its oplog entry.
 
 Each `do_` function writes exactly one entry and returns its optime, or None when there was nothing to do. Callers run
 inside `MemberPort.write`; documents come validated, with `_id` first. Secondaries do the same from the entry

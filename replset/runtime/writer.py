@@ -183,7 +183,7 @@ class Writer:
                 except (InvariantError, *_ENDS_THE_GROUP):
                     raise
                 except Exception as failure:
-                    txn.back_to(mark)
+                    txn.revert_to(mark)
                     outcomes.append((None, failure))
             wrote = txn.changed
         return outcomes, wrote

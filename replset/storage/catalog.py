@@ -1,4 +1,4 @@
-"""Collections: what the catalog table holds, and the SQL statements of each collection's table."""
+"""Keeps the collections of the catalog table, with the SQL statements of each collection's table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole copies of the database: made for an initial sync on one member, installed on another."""
+"""Makes copies of the whole database for an initial sync, and installs them on another member."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def install_copy(
     folder = os.fspath(dbpath)
     path = os.path.join(folder, DATABASE_FILE)
     try:
-        _make_ours(disk, copy_path, rollback_id_before)
+        _prepare_copy(disk, copy_path, rollback_id_before)
         disk.sync_file(copy_path)
         if disk.exists(path + WAL_SUFFIX) and disk.size(path + WAL_SUFFIX):
             # It was closed without a whole checkpoint (a full disk): some of its pages are in the WAL alone. Without
@@ -92,8 +92,8 @@ def install_copy(
         check_database(disk, path, check_entries)
 
 
-def _make_ours(disk: Disk, copy_path: str, rollback_id_before: int) -> None:
-    """The first change is made in the copy: the rollback id rises above both, and rollbacks done are the source's."""
+def _prepare_copy(disk: Disk, copy_path: str, rollback_id_before: int) -> None:
+    """Change the copy before it replaces the database: raise the rollback id above both, drop the source's marks."""
     connection = disk.connect(copy_path)
     try:
         # No WAL beside the copy: its name changes, and only the one file is moved.

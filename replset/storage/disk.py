@@ -1,4 +1,4 @@
-"""The disk as the rest of the member sees it: every byte that is written or read goes through one `Disk`.
+"""The interface to the disk: every byte that a member writes or reads goes through one `Disk`.
 
 SQLite's files too: `connect` opens them through this disk's own SQLite VFS. The simulator replaces `RealDisk` by a
 recorder that can lose what was not synced. Paths are plain strings.

@@ -1,4 +1,4 @@
-"""What tells a member's data file from any other file; for those who read it without opening a member."""
+"""Names of a member's files, for programs that read them without opening a member."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""DBPATH/member.db: what is this member's alone, never replaced by a copy and never touched by an undo.
+"""DBPATH/member.db: what belongs to this member alone. No copy replaces it, and no undo changes it.
 
-Last vote, config, incarnation, initial-sync marker, durability mark and election journal, on a connection of its own
-with synchronous=EXTRA: each `save_` is durable when it returns. Calls may come from any thread, one at a time each.
+It holds the last vote, the configuration, the incarnation, the initial-sync marker, the durability mark and the
+election journal, on a connection of its own with synchronous=EXTRA: each `save_` is durable when it returns. Calls may
+come from any thread, one at a time each.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class MemberFile:
 
     @property
     def initial_sync_pending(self) -> bool:
-        """The marker: the data is not to be trusted."""
+        """Whether the marker is set: then the data must not be trusted."""
         return bool(self.initial_sync_id)
 
     @classmethod
@@ -159,7 +160,7 @@ class MemberFile:
             raise storage_error(error, self.path) from error
 
     def save_vote(self, vote: LastVote) -> None:
-        """Durable on return, and with it the durability mark: who votes says how much it holds."""
+        """Save the vote, and with it the durability mark: a vote claims what the voter holds. Durable on return."""
         self._put({"vote_term": vote.term, "vote_candidate": vote.candidate}, with_mark=True)
         self.last_vote = vote
 
@@ -168,14 +169,17 @@ class MemberFile:
         self._put({}, with_mark=True)
 
     def lower_mark(self, to: OpTime) -> None:
-        """Before entries behind `to` are taken away on purpose; nothing happens when the mark is there or below."""
+        """Lower the mark to `to`, before a rollback takes away the entries behind it. It is never raised here.
+
+        A mark above the newest entry would look like a lost WAL to a start after a crash.
+        """
         with self._guard:
             if to < self.durability_mark:
                 self._write({"vouched": str(to)})
                 self.durability_mark = to
 
     def save_config(self, config: ReplSetConfig) -> None:
-        """Durable on return."""
+        """Save the configuration; durable on return."""
         self._put({"config": encode(config.document(internal=True))})
         self.config = config
 
@@ -187,7 +191,7 @@ class MemberFile:
         rollback_id: int = 0,
         data_lost: bool = False,
     ) -> str:
-        """Set the marker; returns the id of this initial sync. One that was begun before goes on under its id.
+        """Set the marker; return the id of this initial sync. One that was begun before goes on under its id.
 
         newest: the newest entry of the data that will be replaced. OPTIME_NULL, or data_lost: what this member
         acknowledged is lost, so it is another incarnation. committed: the newest entry known to be committed.
@@ -239,7 +243,7 @@ class MemberFile:
         self.append_lines([JournalLine(wall_ms, term, event, detail)])
 
     def append_lines(self, lines: Sequence[JournalLine]) -> None:
-        """Add lines, all in one transaction: a vote may wait behind its sync. The oldest beyond a thousand go."""
+        """Add lines in one transaction, since a vote may wait behind its sync. The newest thousand lines stay."""
         with self._guard:
             try:
                 with transaction(self._connection):

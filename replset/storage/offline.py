@@ -1,4 +1,4 @@
-"""Reading a member's oplog from another process, the member running or not, by sqlite-utils.
+"""Reads a member's oplog from another process, whether the member runs or not, by sqlite-utils.
 
 Opens `mode=ro` and keeps no transaction longer than one page, so a running member's checkpoints are not held up.
 Never for use inside a member's own process (see disk.py). For the command-line tools.

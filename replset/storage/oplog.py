@@ -1,4 +1,4 @@
-"""Reading rows of the oplog table, and checking the hash chain over them."""
+"""Reads rows of the oplog table, and checks the hash chain over them."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def rows_after(
 def undamaged(connection: apsw.Connection, path: str, rows: list[OplogRow]) -> list[OplogRow]:
     """These rows, which follow each other, up to the first that is damaged. DamagedEntryError when that is the first.
 
-    What a disk changed must not reach another member: it would apply it, acknowledge it and pass it on.
+    Bytes that the disk has changed must not reach another member, which would apply, acknowledge and pass them on.
     """
     if not rows:
         return rows

@@ -1,4 +1,4 @@
-"""Reading documents, now or as they were at an earlier point.
+"""Reads documents, now or as they were at an earlier point.
 
 A `Snapshot` is one SQLite read transaction on its own connection: nothing that commits later shows in it. Reads at a
 point C overlay, for each document written after C, the earliest undo row with ts > C. Documents come in the order of
@@ -36,11 +36,11 @@ class Snapshot:
     NamespaceNotFoundError when it is gone; SnapshotCutError when the store cut the snapshot off; StorageError.
     """
 
-    def __init__(self, connection: apsw.Connection, path: str, done: Callable[[Snapshot, bool], None]) -> None:
-        """Begins at once. done: called when it ends; True when the connection is fit for another one."""
+    def __init__(self, connection: apsw.Connection, path: str, on_done: Callable[[Snapshot, bool], None]) -> None:
+        """Begins at once. on_done: called when it ends; True when the connection can be used for another one."""
         self.connection = connection
         self._path = path
-        self._done = done
+        self._on_done = on_done
         self._cut = False
         self._ended = False
         self._collections: dict[bytes, Collection | None] = {}
@@ -64,13 +64,13 @@ class Snapshot:
         if self._ended:
             return
         self._ended = True
-        fit = not self._cut
+        is_reusable = not self._cut
         try:
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
         except apsw.Error:
-            fit = False
-        self._done(self, fit)
+            is_reusable = False
+        self._on_done(self, is_reusable)
 
     def cut(self) -> None:
         """End the read transaction from outside, in the middle of a read too. Called by the store."""
@@ -106,7 +106,7 @@ class Snapshot:
 
     def _known(self, uuid: bytes) -> Collection | None:
         if uuid not in self._collections:
-            self._collections[uuid] = self._reading(lambda: load_collection(self.connection, uuid))
+            self._collections[uuid] = self._query(lambda: load_collection(self.connection, uuid))
         return self._collections[uuid]
 
     def _prepare(self, coll: Collection, at: OpTime | None) -> int | None:
@@ -128,7 +128,7 @@ class Snapshot:
 
     def meta(self, name: str) -> Meta:
         """One of the named values that travel with the data; see Txn.set_meta."""
-        return self._reading(lambda: read_meta(self.connection, name))
+        return self._query(lambda: read_meta(self.connection, name))
 
     def touched_after(self, since_ts: int, after: tuple[bytes, bytes] | None, limit: int) -> list[tuple[bytes, bytes]]:
         """(collection, key) of the documents written after `since_ts`, each once, ordered; on from `after`.
@@ -189,10 +189,10 @@ class Snapshot:
         sql = f"SELECT key, doc FROM {coll.table} WHERE key {beyond} ? ORDER BY key {order} LIMIT {PAGE_ROWS}"
         left = limit
         while True:
-            page, more = self._reading(lambda: page_of(self.connection, sql, (after,)))  # noqa: B023  # runs at once
+            page, more = self._query(lambda: page_of(self.connection, sql, (after,)))  # noqa: B023  # runs at once
             end = page[-1][0] if page else after
             if since is not None:
-                page = self._overlaid(coll, since, after, end if more else None, page, backwards)
+                page = self._overlay(coll, since, after, end if more else None, page, backwards)
             for pair in page:
                 if left is not None:
                     if left == 0:
@@ -203,7 +203,7 @@ class Snapshot:
                 return
             after = end
 
-    def _overlaid(
+    def _overlay(
         self,
         coll: Collection,
         since: int,
@@ -264,7 +264,7 @@ class Snapshot:
         trimmed = self.meta("trimmed_through")
         if after != OPTIME_NULL and isinstance(trimmed, int) and after.ts < trimmed:
             raise oplog.trimmed_error(after)
-        return self._reading(
+        return self._query(
             lambda: oplog.rows_after(self.connection, after.ts, limit=limit, max_bytes=max_bytes, ns=ns, op=op)
         )
 
@@ -274,7 +274,7 @@ class Snapshot:
 
     def check_chain(self, after_ts: int, limit: int) -> int | None:
         """See oplog.check_chain: one slice of the re-hash."""
-        return self._reading(lambda: oplog.check_chain(self.connection, self._path, after_ts=after_ts, limit=limit))
+        return self._query(lambda: oplog.check_chain(self.connection, self._path, after_ts=after_ts, limit=limit))
 
     def check_newest(self, entries: int) -> None:
         """Check hash and chain of so many of the newest entries. DamagedEntryError."""
@@ -285,10 +285,13 @@ class Snapshot:
 
     def _execute(self, sql: str, values: tuple[object, ...]) -> list[Any]:
         """All rows, in one call: a connection that goes back to others has no statement half done."""
-        return self._reading(lambda: list(rows_of(self.connection, sql, values)))
+        return self._query(lambda: list(rows_of(self.connection, sql, values)))
 
-    def _reading(self, read: Callable[[], T]) -> T:
-        """What `read` gives, unless the snapshot was cut off before or meanwhile: then it saw a later state."""
+    def _query(self, read: Callable[[], T]) -> T:
+        """Return what `read` returns, unless the snapshot was cut off before or meanwhile.
+
+        After that the connection reads a later state, and the answer would mix two points in time.
+        """
         self._check_alive()
         try:
             found = read()

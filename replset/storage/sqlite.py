@@ -1,4 +1,4 @@
-"""SQLite as a member uses it: the version it needs, and its failures as ReplErrors."""
+"""The SQLite version that a member needs, small helpers for reading rows, and SQLite's failures as ReplErrors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def storage_error(error: Exception, path: str) -> StorageError | OutOfDiskSpaceE
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether the disk, or this user's share of it, is full: what failed may succeed once there is room."""
+    """Whether the disk, or this user's quota, is full: what failed may succeed once there is space."""
     if isinstance(error, OutOfDiskSpaceError):
         return True
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,8 +1,8 @@
-"""What one group of operations does to the database: documents, collections, oplog entries and their undo rows.
+"""Writes the documents, collections, oplog entries and undo rows of one group of operations.
 
-All of a group commits in one SQLite transaction (store.py begins and ends it). Documents are written at once; oplog
-and undo rows, which nobody reads inside a group, are collected and written together at its end. The undo rows of the
-group are also what takes back a failing operation alone (`savepoint`), without a savepoint in SQLite.
+All of a group commits in one SQLite transaction (store.py begins and ends it). Documents are written at once. Oplog and
+undo rows, which nobody reads inside a group, are collected and written together at its end. When one operation fails,
+the undo rows of the group take it back alone (`savepoint`), without a savepoint in SQLite.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class NewestEntry:
 def revert(
     connection: apsw.Connection, catalog: Catalog, kind: str, coll: bytes, key: bytes | None, before: bytes | None
 ) -> None:
-    """Take one change back: the document, or the collection, is as it was before it."""
+    """Take one change back: the document or the collection is then as it was before."""
     if kind == DOC:
         table = collection_table(coll)
         if before is None:
@@ -160,7 +160,7 @@ class Txn:
         return coll
 
     def drop_collection(self, coll: Collection, *, ts: int) -> None:
-        """Take the collection out of sight. Its documents are removed once that is committed (housekeeping)."""
+        """Hide the collection. Its documents are removed once the drop is committed (retention.py)."""
         self.connection.execute("UPDATE catalog SET dropped_ts = ? WHERE uuid = ?", (ts, coll.uuid))
         self.catalog.put(Collection(coll.ns, coll.uuid, coll.options, coll.created_ts, ts))
         self._undo.append((ts, len(self._undo), DROP, coll.uuid, None, None))
@@ -179,19 +179,19 @@ class Txn:
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """What is done inside is taken back when an exception leaves it; the group goes on, the exception too."""
+        """Take back what is done inside when an exception leaves it. The exception is raised, the group goes on."""
         mark = self.mark()
         try:
             yield
         except Exception:
-            self.back_to(mark)
+            self.revert_to(mark)
             raise
 
     def mark(self) -> tuple[int, int, int, OpTime]:
-        """Where the group stands; see `back_to`."""
+        """Return a position in the group for `revert_to`."""
         return len(self._undo), len(self._oplog), len(self._meta_before), self.last
 
-    def back_to(self, mark: tuple[int, int, int, OpTime]) -> None:
+    def revert_to(self, mark: tuple[int, int, int, OpTime]) -> None:
         """Take back everything since `mark`. StorageError when SQLite ended the transaction itself: fail the group."""
         if not self.connection.in_transaction:
             raise StorageError("SQLite gave the transaction up after an error")

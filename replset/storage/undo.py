@@ -1,7 +1,7 @@
-"""Rollback's half of storage: undo backwards to the common point, in bounded steps, with marks that survive a crash.
+"""Undoes entries backwards to the common point of a rollback, in bounded steps, with marks that survive a crash.
 
-Each step takes its documents back and deletes its oplog entries in one transaction. Meta holds the mark of the one in
-progress and those of rollbacks that are done but whose manifest is not known to be finished.
+Each step takes its documents back and deletes its oplog entries in one transaction. Meta holds the mark of the rollback
+in progress, and those of rollbacks that are done but whose manifest may not say so yet.
 """
 
 from __future__ import annotations
@@ -94,7 +94,11 @@ def _text(marks: list[RollbackMark]) -> str:
 
 
 def _check(store: Store, common_point: OpTime) -> None:
-    """Refuse what must stay, and a point that is not in this member's history."""
+    """Refuse a common point before what must stay, or one that is not in this member's history.
+
+    Entries up to the commit point were acknowledged as committed. Undo that was pruned cannot be applied any more, so
+    documents would stay as they are while their entries go.
+    """
     if common_point < store.commit_point:
         raise UnrecoverableRollbackError(
             f"the common point {common_point} is older than the commit point {store.commit_point}"

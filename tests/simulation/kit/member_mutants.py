@@ -172,7 +172,7 @@ def pins_ignored(patch: pytest.MonkeyPatch) -> None:
 
 def old_point_shows_the_present(patch: pytest.MonkeyPatch) -> None:
     """A read at the commit point shows documents as they are now."""
-    patch.setattr(Snapshot, "_overlaid", lambda _self, _coll, _since, _after, _end, page, *_: page)
+    patch.setattr(Snapshot, "_overlay", lambda _self, _coll, _since, _after, _end, page, *_: page)
 
 
 def drain_skipped(patch: pytest.MonkeyPatch) -> None:
