@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from replset.cli.local_set import LocalSet, free_ports, running_set
+from replset.cli.local_set import free_ports
+from tests.integration.forked import ForkedSet, running_set
 from tests.integration.talk import all_counted
 
 FAST: dict[str, object] = {"electionTimeoutMillis": 1500, "heartbeatIntervalMillis": 250, "heartbeatTimeoutSecs": 2}
@@ -23,7 +24,7 @@ def next_ports(count: int) -> list[int]:
     return free_ports(count, 20_000 + worker * 3_000 + next(_blocks) * 20 % 900)
 
 
-MakeSet = Callable[..., LocalSet]
+MakeSet = Callable[..., ForkedSet]
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def make_set(tmp_path: Path) -> Iterator[MakeSet]:
     """Start and initiate a set: make_set(members=3, arbiters=0); on return every member is counted."""
     with ExitStack() as stack:
 
-        def make(members: int = 3, arbiters: int = 0, **settings: object) -> LocalSet:
+        def make(members: int = 3, arbiters: int = 0, **settings: object) -> ForkedSet:
             local = stack.enter_context(running_set(tmp_path / f"set{next(_blocks)}"))
             for number, port in enumerate(next_ports(members + arbiters)):
                 local.add(port, flags=["--enable-test-commands"], arbiter=number >= members)

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from replset.bson import Binary, Int64, Timestamp
-from replset.cli.local_set import LocalMember, LocalSet, running_set, wait_until
+from replset.cli.local_set import LocalMember, LocalSet, wait_until
 from replset.client import WireClient
 from tests.integration.conftest import FAST, MakeSet, next_ports
+from tests.integration.forked import running_set
 from tests.integration.talk import all_counted, insert, run, status
 
 pytestmark = pytest.mark.slow

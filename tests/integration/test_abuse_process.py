@@ -19,6 +19,7 @@ import pytest
 from replset.cli.local_set import wait_until
 from replset.client import WireClient
 from tests.integration.conftest import MakeSet, next_ports
+from tests.integration.forked import ForkedSet
 from tests.integration.talk import insert, status
 
 pytestmark = pytest.mark.slow
@@ -66,12 +67,9 @@ def test_a_log_that_nobody_reads_stops_neither_the_member_nor_its_end(
 
 
 @pytest.fixture
-def few_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def few_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Members are started with `ulimit -n 256`."""
-    shell = tmp_path / "python"
-    shell.write_text(f'#!/bin/sh\nulimit -n 256\nexec {sys.executable} "$@"\n')
-    shell.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(shell))
+    monkeypatch.setattr(ForkedSet, "descriptors", 256)
 
 
 @pytest.mark.usefixtures("few_descriptors")

@@ -5,10 +5,7 @@ On the page `…` stands for any text. Hosts, paths, times and hashes are those 
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +14,7 @@ import pytest
 
 from replset.cli.local_set import wait_until
 from tests.integration.conftest import MakeSet
+from tests.integration.forked import run_program
 from tests.integration.test_restore import Story, lose_writes
 
 pytestmark = pytest.mark.slow
@@ -51,14 +49,7 @@ class Page:
             return ""
         program, *arguments = re.sub(r"\$(\w+)", lambda match: self.variables[match[1]], command).split()
         module = {"replset": "replset.cli.main", "rollback-tools": "rollback_tools.main"}[program]
-        done = subprocess.run(
-            [sys.executable, "-m", module, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            env={**os.environ, "COLUMNS": "200"},
-        )
+        done = run_program(module, *arguments, environment={"COLUMNS": "200"})
         assert done.stderr == "", done.stderr
         self.status = done.returncode
         return self.in_the_words_of_the_page(done.stdout)

@@ -13,14 +13,18 @@ import pytest
 
 from replset.cli.local_set import LocalMember, LocalSet, LocalSetError, wait_until
 from tests.integration.conftest import next_ports
+from tests.integration.forked import run_program
 
 pytestmark = pytest.mark.slow
 
 
 def replset(*arguments: str, status: int = 0) -> str:
     """Run the command line as a process of its own; its standard output, or its standard error when it fails."""
-    command = [sys.executable, "-m", "replset.cli.main", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    if arguments[:2] == ("cluster", "up"):  # as from a shell, with all that is imported then
+        command = [sys.executable, "-m", "replset.cli.main", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    else:
+        done = run_program("replset.cli.main", *arguments)
     assert done.returncode == status, done.stderr
     return done.stdout if status == 0 else done.stdout + done.stderr
 

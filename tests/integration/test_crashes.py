@@ -7,7 +7,6 @@ to the machine, what holds afterwards is not.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import random
 import signal
@@ -20,18 +19,16 @@ from pathlib import Path
 import pytest
 
 from replset.cli.local_set import LocalMember, LocalSet, wait_until
-from replset.cli.start import main as start_member
 from replset.errors import ReplError
 from replset.replication.rollback_manifest import RollbackState, list_manifests
 from tests.integration.conftest import MakeSet
+from tests.integration.forked import ForkedSet
 from tests.integration.talk import all_counted, cut, heal, ids, insert, run, same_everywhere, state
 from tests.integration.test_set import lost_entries
 
 pytestmark = pytest.mark.slow
 
 DOOMED = 20_000
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["replset.cli.start"])
 
 
 def wait_for(condition: Callable[[], bool], within_s: float, what: str) -> None:
@@ -50,14 +47,10 @@ def kill_when(local: LocalSet, member: LocalMember, condition: Callable[[], bool
 
 
 @contextlib.contextmanager
-def starting(local: LocalSet, member: LocalMember) -> Iterator[None]:
-    """The process is started; within the block it is on its way up, or up, or dead. It has nothing left to import."""
-    arguments = local.options(member)
+def starting(local: ForkedSet, member: LocalMember) -> Iterator[None]:
+    """The process is started; within the block it is on its way up, or up, or dead."""
     assert member.pid == 0
-    process = FORKS.Process(target=start_member, args=(arguments,))
-    process.start()
-    assert process.pid is not None
-    local.note_started(member, process.pid)
+    process = local.begin(member)
     try:
         yield
     finally:

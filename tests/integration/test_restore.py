@@ -15,6 +15,7 @@ import pytest
 from replset.cli.local_set import LocalMember, LocalSet, wait_until
 from replset.replication.rollback_manifest import acknowledged, list_manifests
 from tests.integration.conftest import MakeSet
+from tests.integration.forked import run_program
 from tests.integration.talk import cut, find, heal, insert, run, same_everywhere, state
 
 pytestmark = pytest.mark.slow
@@ -86,8 +87,7 @@ def rolled_back(member: LocalMember) -> Path:
 
 def tool(*arguments: object, status: int = 0) -> str:
     """Run rollback-tools as a person would; what it printed."""
-    command = [sys.executable, "-m", "rollback_tools.main", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = run_program("rollback_tools.main", *arguments)
     assert done.returncode == status, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 

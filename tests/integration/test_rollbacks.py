@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 from replset.cli.local_set import LocalMember, LocalSet, wait_until
 from replset.replication.rollback_manifest import FileKind, Manifest, RollbackState, list_manifests
 from tests.integration.conftest import MakeSet
+from tests.integration.forked import run_program
 from tests.integration.talk import all_counted, cut, find, heal, ids, insert, run, same_everywhere, state, status
 
 pytestmark = pytest.mark.slow
@@ -22,8 +21,7 @@ LOST = range(1_000, 3_000)
 
 def program(module: str, *arguments: object) -> str:
     """Run a program as a person would; what it printed."""
-    command = [sys.executable, "-m", module, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    done = run_program(module, *arguments)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from replset.bson import decode
 from replset.cli.local_set import LocalMember, wait_until
 from replset.replication.rollback_manifest import FileKind, list_manifests
 from tests.integration.conftest import MakeSet, next_ports
+from tests.integration.forked import run_program
 from tests.integration.talk import (
     all_counted,
     cut,
@@ -159,10 +158,7 @@ def test_a_second_process_on_the_same_dbpath_is_refused(make_set: MakeSet) -> No
     local = make_set(members=1)
     member = local.members[0]
     port = next_ports(1)[0]
-    command = [sys.executable, "-m", "replset.cli.main", "start", "--replSet", "rs0"]
-    done = subprocess.run(
-        [*command, "--dbpath", str(member.dbpath), "--port", str(port)], capture_output=True, text=True, timeout=60
-    )
+    done = run_program("replset.cli.main", "start", "--replSet", "rs0", "--dbpath", member.dbpath, "--port", port)
     assert done.returncode == 2
     assert str(member.dbpath) in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -230,12 +226,11 @@ def test_offline_tools_read_the_files(make_set: MakeSet) -> None:
     local = make_set(members=1)
     member = local.members[0]
     insert(member, 1, 2, 3)
-    command = [sys.executable, "-m", "replset.cli.main", "oplog"]
-    live = subprocess.run([*command, "tail", "--json", str(member.dbpath)], capture_output=True, text=True, timeout=60)
+    live = run_program("replset.cli.main", "oplog", "tail", "--json", member.dbpath)
     assert live.returncode == 0, live.stderr
     inserted = [json.loads(line)["o"]["_id"] for line in live.stdout.splitlines() if '"op":"i"' in line]
     assert inserted[-3:] == [1, 2, 3]
     local.stop(member)
-    info = subprocess.run([*command, "info", "--json", str(member.dbpath)], capture_output=True, text=True, timeout=60)
+    info = run_program("replset.cli.main", "oplog", "info", "--json", member.dbpath)
     assert info.returncode == 0, info.stderr
     assert json.loads(info.stdout)["entries"] >= 5

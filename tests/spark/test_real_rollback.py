@@ -12,13 +12,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from replset.bson import RawDocument, to_ejson_value
-from replset.cli.local_set import LocalMember, LocalSet, running_set, wait_until
+from replset.cli.local_set import LocalMember, LocalSet, wait_until
 from replset.replication.rollback_manifest import FileKind, Manifest, RollbackState, list_manifests
 from replset.storage.file_names import DATABASE_FILE
 from spark.cli import main
 from spark.command_run import CommandRun
 from spark.reports.replay.base import bson_documents
 from tests.integration.conftest import FAST, next_ports
+from tests.integration.forked import running_set
 from tests.integration.talk import all_counted, cut, heal, insert, run, same_everywhere, state
 from tests.spark.beside import told_beside
 from tools.demo import copy_database
