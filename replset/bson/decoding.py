@@ -213,10 +213,6 @@ def _binary(data: bytes, pos: int, last: int, depth: int) -> tuple[object, int]:
     return Binary(data[start:end], subtype), end
 
 
-def _undefined(data: bytes, pos: int, last: int, depth: int) -> tuple[object, int]:
-    return Undefined(), pos
-
-
 def _object_id(data: bytes, pos: int, last: int, depth: int) -> tuple[ObjectId, int]:
     end = pos + 12
     if end > last:
@@ -242,10 +238,6 @@ def _date(data: bytes, pos: int, last: int, depth: int) -> tuple[object, int]:
     value = _new_date(DateTime)
     (value._ms,) = _read_int64(data, pos)
     return value, end
-
-
-def _null(data: bytes, pos: int, last: int, depth: int) -> tuple[object, int]:
-    return None, pos
 
 
 def _regex(data: bytes, pos: int, last: int, depth: int) -> tuple[object, int]:
@@ -313,14 +305,6 @@ def _decimal(data: bytes, pos: int, last: int, depth: int) -> tuple[object, int]
     return Decimal128(data[pos:end]), end
 
 
-def _min_key(data: bytes, pos: int, last: int, depth: int) -> tuple[object, int]:
-    return MinKey(), pos
-
-
-def _max_key(data: bytes, pos: int, last: int, depth: int) -> tuple[object, int]:
-    return MaxKey(), pos
-
-
 def _document(data: bytes, pos: int, last: int, depth: int) -> tuple[object, int]:
     end = inner_end(data, pos, last)
     return _read_fields(data, pos + 4, end, depth + 1), end + 1
@@ -331,17 +315,22 @@ def _array(data: bytes, pos: int, last: int, depth: int) -> tuple[object, int]:
     return _read_items(data, pos + 4, end, depth + 1), end + 1
 
 
+def _constant(value: object) -> Reader:
+    """Return the reader of a type whose values have no bytes."""
+    return lambda data, pos, last, depth: (value, pos)
+
+
 _TABLE: Final[dict[int, Reader]] = {
     0x01: _double,
     0x02: _string,
     0x03: _document,
     0x04: _array,
     0x05: _binary,
-    0x06: _undefined,
+    0x06: _constant(Undefined()),
     0x07: _object_id,
     0x08: _bool,
     0x09: _date,
-    0x0A: _null,
+    0x0A: _constant(None),
     0x0B: _regex,
     0x0C: _db_pointer,
     0x0D: _code,
@@ -351,8 +340,8 @@ _TABLE: Final[dict[int, Reader]] = {
     0x11: _timestamp,
     0x12: _int64,
     0x13: _decimal,
-    0x7F: _max_key,
-    0xFF: _min_key,
+    0x7F: _constant(MaxKey()),
+    0xFF: _constant(MinKey()),
 }
 _READERS: Final[list[Reader | None]] = [_TABLE.get(kind) for kind in range(256)]
 

@@ -16,25 +16,7 @@ from functools import total_ordering
 from itertools import count
 from typing import NamedTuple
 
-from replset.bson.decimal128 import Decimal128
 from replset.bson.errors import InvalidValueError
-
-__all__ = [
-    "Binary",
-    "Code",
-    "CodeWithScope",
-    "DBPointer",
-    "DateTime",
-    "Decimal128",
-    "Int64",
-    "MaxKey",
-    "MinKey",
-    "ObjectId",
-    "Regex",
-    "Symbol",
-    "Timestamp",
-    "Undefined",
-]
 
 INT64_MIN = -(1 << 63)
 INT64_MAX = (1 << 63) - 1
@@ -200,12 +182,6 @@ class Binary(bytes):
     @classmethod
     def from_uuid(cls, value: uuid.UUID) -> Binary:
         return cls(value.bytes, 4)
-
-    def as_uuid(self) -> uuid.UUID:
-        """The UUID of a subtype 4 value; InvalidValueError for anything else."""
-        if self.subtype != 4 or len(self) != 16:
-            raise InvalidValueError(f"a UUID is 16 bytes of subtype 4, not {len(self)} of subtype {self.subtype}")
-        return uuid.UUID(bytes=bytes(self))
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Binary):

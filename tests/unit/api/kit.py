@@ -1,4 +1,4 @@
-"""A member that the tests answer for, and requests to its HTTP API without a socket."""
+"""A fake member with prepared replies, and requests to its HTTP API without a socket."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ Answer = dict[str, Any] | bytes | Callable[[dict[str, Any]], Any]
 
 
 class FakeDispatcher:
-    """Answers a command by its name: a reply, its bytes, or what a function of the command gives."""
+    """Answers a command by its name: with a reply, its bytes, or the result of a function of the command."""
 
     def __init__(self) -> None:
-        self.asked: list[CommandRequest] = []
+        self.requests: list[CommandRequest] = []
         self.answers: dict[str, Answer] = {}
         self.counts = {"find": 2}
         self.failures = {11000: 1}
 
     async def run(self, request: CommandRequest) -> Reply:
-        self.asked.append(request)
+        self.requests.append(request)
         answer = self.answers.get(request.body.first_key or "", OK)
         if callable(answer):
             answer = answer(request.body.decode())
@@ -54,22 +54,22 @@ class FakeDispatcher:
 
     @property
     def command(self) -> dict[str, Any]:
-        """The last command that came."""
-        return self.asked[-1].body.decode()
+        """The last command."""
+        return self.requests[-1].body.decode()
 
 
 class FakePeer:
-    """The primary, as calls to it see it."""
+    """The primary that a secondary forwards writes to."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, dict[str, Any], str, int]] = []
+        self.calls: list[tuple[str, dict[str, Any], str, int]] = []
         self.answer: dict[str, Any] | Exception | Callable[[], Awaitable[dict[str, Any]]] = {"ok": 1.0, "n": 1}
 
     async def call(
         self, host: HostPort, command: Mapping[str, object], *, timeout_ms: Millis, database: str = "admin"
     ) -> RawDocument:
         whole = RawDocument(encode(command)).decode()
-        self.asked.append((host, whole, database, timeout_ms))
+        self.calls.append((host, whole, database, timeout_ms))
         if isinstance(self.answer, Exception):
             raise self.answer
         answer = await self.answer() if callable(self.answer) else self.answer
@@ -92,7 +92,7 @@ class FakeNode:
 
 
 class InlineWorkers:
-    """Worker threads that are none."""
+    """Workers that run their work on the event loop."""
 
     def __init__(self) -> None:
         self.runs = 0
@@ -138,20 +138,20 @@ class FakeMember:
         self.node.state, self.node.writable, self.node.primary_host = MemberState.SECONDARY, False, primary
 
     def forget_time(self) -> None:
-        """As a member before its first entry."""
+        """Make the member one without an oplog entry."""
         self.store.last_applied = self.store.oldest = OPTIME_NULL
 
 
 class Api:
-    """The API of a fake member; every request is one whole exchange."""
+    """The API of a fake member."""
 
     def __init__(self, rollback_folder: str = "/nonexistent/rollback", allowed_hosts: tuple[str, ...] = ()) -> None:
         self.member = FakeMember(rollback_folder)
         self.dispatcher = self.member.dispatcher
         self.app = create_app(self.member, allowed_hosts)
 
-    def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """One request; a POST says that it brings JSON unless told otherwise."""
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Send one request. A POST has the content type of JSON unless `options` name another."""
         if method == "POST":
             options["headers"] = {"content-type": "application/json", **options.get("headers", {})}
 
@@ -163,23 +163,29 @@ class Api:
         return asyncio.run(main())
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return self.ask("GET", path, **options)
+        return self.request("GET", path, **options)
 
     def post(self, path: str, body: object = None, **options: Any) -> httpx.Response:
         content = body if isinstance(body, bytes | str) else b"" if body is None else json.dumps(body)
-        return self.ask("POST", path, content=content, **options)
+        return self.request("POST", path, content=content, **options)
 
     def act(self, name: str, query: str = "", headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
-        """One action on shop.orders."""
+        """Send one action on shop.orders."""
         body = {"database": "shop", "collection": "orders", **fields}
         return self.post(f"/v1/action/{name}{query}", body, headers=headers or {})
 
-    def was_asked(self) -> list[str]:
-        return [str(request.body.first_key) for request in self.dispatcher.asked]
+    def exchange(self, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
+        """Send one find, with a body from `receive` and the answer to `send`."""
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "path": "/v1/action/find", "headers": headers, "method": "POST"}
+        asyncio.run(self.app(scope, receive, send))
+
+    def command_names(self) -> list[str]:
+        return [str(request.body.first_key) for request in self.dispatcher.requests]
 
 
 def plain(response: httpx.Response) -> dict[str, Any]:
-    """The answer without its times, which every answer carries."""
+    """Return the answer without its times, which every answer has."""
     document: dict[str, Any] = response.json()
     stamp = {"$timestamp": {"t": NEWEST.seconds, "i": NEWEST.increment}}
     assert document.pop("operationTime") == stamp
@@ -188,7 +194,7 @@ def plain(response: httpx.Response) -> dict[str, Any]:
 
 
 def refused(response: httpx.Response, status: int, code: int, text: str = "") -> dict[str, Any]:
-    """Assert the form of an error; the rest of its body."""
+    """Check the form of an error and return its body."""
     document = plain(response)
     assert (response.status_code, document["code"]) == (status, code), document
     assert document["ok"] == 0

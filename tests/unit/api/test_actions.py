@@ -111,7 +111,7 @@ def test_an_action_becomes_a_command(api: Api, name: str, fields: dict[str, Any]
     api.dispatcher.answers = {"find": cursor(), "distinct": {"ok": 1.0, "values": []}}
     assert api.act(name, **fields).status_code in (200, 201)
     assert api.dispatcher.command == command
-    (request,) = api.dispatcher.asked
+    (request,) = api.dispatcher.requests
     assert (request.database, request.source) == ("shop", "http")
 
 
@@ -216,7 +216,7 @@ def test_all_batches_make_one_answer(api: Api) -> None:
     pages = iter([cursor({"_id": 2}, cursor_id=77, name="nextBatch"), cursor({"_id": 3}, name="nextBatch")])
     api.dispatcher.answers["getMore"] = lambda command: next(pages)
     assert plain(api.act("find"))["documents"] == [{"_id": 1}, {"_id": 2}, {"_id": 3}]
-    assert api.was_asked() == ["find", "getMore", "getMore"]
+    assert api.command_names() == ["find", "getMore", "getMore"]
     assert api.dispatcher.command == {"getMore": 77, "collection": "orders"}
 
 
@@ -322,7 +322,7 @@ BAD_BODIES = {
 @pytest.mark.parametrize(("body", "status", "code", "text"), BAD_BODIES.values(), ids=BAD_BODIES)
 def test_bodies_that_are_none(api: Api, body: str | bytes, status: int, code: int, text: str) -> None:
     refused(api.post("/v1/action/insertOne", body), status, code, text)
-    assert api.dispatcher.asked == []
+    assert api.dispatcher.requests == []
 
 
 def test_200_levels_are_taken_and_given_back(api: Api) -> None:
@@ -346,7 +346,7 @@ BAD_BSON = {
 @pytest.mark.parametrize("body", BAD_BSON.values(), ids=BAD_BSON)
 def test_bytes_that_are_no_bson(api: Api, body: bytes) -> None:
     refused(api.post("/v1/action/find", body, headers={"content-type": "application/bson"}), 400, 22, "offset")
-    assert api.dispatcher.asked == []
+    assert api.dispatcher.requests == []
 
 
 BAD_FIELDS: dict[str, tuple[str, dict[str, Any], int, str]] = {
@@ -382,12 +382,12 @@ BAD_FIELDS: dict[str, tuple[str, dict[str, Any], int, str]] = {
 @pytest.mark.parametrize(("name", "fields", "code", "text"), BAD_FIELDS.values(), ids=BAD_FIELDS)
 def test_fields_that_are_refused(api: Api, name: str, fields: dict[str, Any], code: int, text: str) -> None:
     refused(api.act(name, **fields), 400, code, text)
-    assert api.dispatcher.asked == []
+    assert api.dispatcher.requests == []
 
 
 def test_a_body_over_the_limit(api: Api) -> None:
     refused(api.post("/v1/action/insertOne", b" " * 48_000_001), 413, 10334, "48000000")
-    assert api.dispatcher.asked == []
+    assert api.dispatcher.requests == []
 
 
 @pytest.mark.parametrize(
@@ -402,7 +402,7 @@ def test_content_types_that_are_not_read(api: Api, content_type: str) -> None:
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
 def test_methods_that_are_not_taken(api: Api, method: str) -> None:
-    response = api.ask(method, "/v1/action/find")
+    response = api.request(method, "/v1/action/find")
     assert (response.status_code, response.headers["allow"]) == (405, "POST")
     assert (response.content == b"") == (method == "HEAD")
 
@@ -419,7 +419,7 @@ def test_unknown_actions(api: Api, name: str) -> None:
 
 def test_an_idempotency_key_is_refused_by_its_name(api: Api) -> None:
     refused(api.act("insertOne", document={}, headers={"Idempotency-Key": "x"}), 400, 40415, "Idempotency-Key")
-    assert api.dispatcher.asked == []
+    assert api.dispatcher.requests == []
 
 
 @pytest.mark.parametrize("name", ["find", "deleteMany"])
@@ -429,4 +429,4 @@ def test_an_idempotency_key_is_refused_by_its_name(api: Api) -> None:
 )
 def test_query_parameters(api: Api, name: str, query: str, code: int, text: str) -> None:
     refused(api.act(name, query, filter={}), 400, code, text)
-    assert api.dispatcher.asked == []
+    assert api.dispatcher.requests == []

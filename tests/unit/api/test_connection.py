@@ -183,9 +183,7 @@ def test_half_a_body_counts_from_its_first_byte(api: Api) -> None:
     async def send(message: Any) -> None:
         held.append(api.member.admission.held)
 
-    headers = [(b"content-type", b"application/json")]
-    scope = {"type": "http", "path": "/v1/action/find", "headers": headers, "method": "POST"}
-    asyncio.run(api.app(scope, receive, send))
+    api.exchange(receive, send)
     assert held[:5] == [0, 1000, 2000, 3000, 4000]
     assert api.member.admission.held == 0
 

@@ -20,9 +20,9 @@ BARE = ["/stepDown", "/resync", "/initiate", "/freeze", "/members", "/rollbacks/
 )
 @pytest.mark.parametrize("content", [b"", b"{}"])
 def test_what_a_form_can_send_is_refused(api: Api, path: str, content_type: str, content: bytes) -> None:
-    response = api.ask("POST", path, content=content, headers={"content-type": content_type})
+    response = api.request("POST", path, content=content, headers={"content-type": content_type})
     refused(response, 415, 9, "content type")
-    assert api.dispatcher.asked == []
+    assert api.dispatcher.requests == []
 
 
 PAGES = {
@@ -40,17 +40,17 @@ PAGES = {
 @pytest.mark.parametrize("origin", PAGES.values(), ids=PAGES)
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "OPTIONS"])
 def test_pages_of_others_are_refused(api: Api, method: str, origin: str) -> None:
-    response = api.ask(method, "/v1/replset/members/127.0.0.1:27019", headers={"origin": origin})
+    response = api.request(method, "/v1/replset/members/127.0.0.1:27019", headers={"origin": origin})
     refused(response, 403, 13, "--allowed-hosts")
-    assert api.dispatcher.asked == []
+    assert api.dispatcher.requests == []
 
 
 @pytest.mark.parametrize("host", ["example.com", "127.0.0.1.example.com:28017", "10.0.0.1:28017", "a b", "[::2]"])
 def test_other_hosts_are_refused(api: Api, host: str) -> None:
     """A page whose name is made to lead here would be of this origin."""
     for method, path in (("POST", COMMAND), ("GET", "/v1/replset/oplog"), ("DELETE", "/v1/replset/members/a:1")):
-        refused(api.ask(method, path, headers={"host": host}), 403, 13, "host")
-    assert api.dispatcher.asked == []
+        refused(api.request(method, path, headers={"host": host}), 403, 13, "host")
+    assert api.dispatcher.requests == []
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_an_address_of_colons_is_a_name_too(api: Api, address: str) -> None:
 
 def test_two_hosts_are_both_looked_at(api: Api) -> None:
     headers = [("host", "127.0.0.1"), ("host", "example.com"), ("content-type", "application/json")]
-    refused(api.ask("GET", "/v1/replset/status", headers=headers), 403, 13)
+    refused(api.request("GET", "/v1/replset/status", headers=headers), 403, 13)
 
 
 PRIVATE = [
@@ -108,7 +108,7 @@ PRIVATE = [
 def test_what_members_ask_each_other_is_unknown_over_http(api: Api, name: str) -> None:
     api.dispatcher.answers[name] = {"ok": 0.0, "code": 59, "errmsg": f"no such command: '{name}'"}
     refused(api.post("/v1/command/admin", {name: 1}), 404, 59, "no such command")
-    assert api.dispatcher.asked[-1].source == "http"
+    assert api.dispatcher.requests[-1].source == "http"
 
 
 def test_bodies_in_bson_are_read_by_routes_and_actions() -> None:

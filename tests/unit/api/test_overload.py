@@ -1,4 +1,4 @@
-"""Too much to do: bodies and answers are counted, the next one is refused, and what says so is always answered."""
+"""An overloaded member counts bodies and answers, refuses the next request, and still answers health and status."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_large_body_too_many_is_refused_and_one_that_fits_is_given_back() -> N
     assert body["errorLabels"] == ["SystemOverloadedError", "RetryableError"]
     assert "nothing was applied" in body["errmsg"]
     assert api.act("insertOne", document={"_id": 3}).status_code == 201
-    assert api.was_asked() == ["insert", "insert"]
+    assert api.command_names() == ["insert", "insert"]
     assert (api.member.admission.held, api.member.admission.refused) == (200_000, 1)
 
 
@@ -39,7 +39,7 @@ def test_nothing_more_is_taken_on_while_all_room_is_held(path: str) -> None:
     api = Api()
     api.member.admission.hold(MAX_HELD_BYTES)
     assert api.post(path, {"ping": 1}).json()["code"] == 462
-    assert api.was_asked() == []
+    assert api.command_names() == []
     assert api.get("/health").status_code == 200
     assert "replset_requests_refused_total 1.0" in api.get("/metrics").text
 
@@ -54,18 +54,20 @@ def test_requests_at_once_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert api.get("/health").status_code == 200
 
 
-def long_answer(api: Api, send: Send) -> None:
-    """One exchange whose answer has a million bytes."""
-
-    async def rest(_scope: Any, _receive: Any, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"x" * 1_000_000})
+def run_limits(api: Api, app: Any, send: Send) -> None:
+    """Send one GET through the limits to `app`."""
 
     async def receive() -> MutableMapping[str, Any]:
         return {"type": "http.request", "body": b""}
 
     scope = {"type": "http", "path": "/v1/replset/oplog", "headers": [], "method": "GET"}
-    asyncio.run(limits.RequestLimits(rest, api.member, Guard(api.member, ()))(scope, receive, send))
+    asyncio.run(limits.RequestLimits(app, api.member, Guard(api.member, ()))(scope, receive, send))
+
+
+async def long_answer(_scope: Any, _receive: Any, send: Send) -> None:
+    """An application whose answer has a million bytes."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"x" * 1_000_000})
 
 
 def test_a_long_answer_goes_out_in_pieces_and_counts_until_it_is_taken() -> None:
@@ -76,7 +78,7 @@ def test_a_long_answer_goes_out_in_pieces_and_counts_until_it_is_taken() -> None
         if message["type"] == "http.response.body":
             sent.append((len(message["body"]), message["more_body"], api.member.admission.held))
 
-    long_answer(api, send)
+    run_limits(api, long_answer, send)
     piece = limits.PIECE_BYTES
     left = 1_000_000 - 3 * piece
     assert sent == [
@@ -96,31 +98,26 @@ def test_an_answer_that_nobody_takes_is_given_up(monkeypatch: pytest.MonkeyPatch
         if message["type"] == "http.response.body":
             await asyncio.Event().wait()
 
-    long_answer(api, send)
+    run_limits(api, long_answer, send)
     assert api.member.admission.held == 0
 
 
 def test_an_answer_in_small_pieces_that_nobody_takes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "STALLED_S", 0.05)
-    asked = 0
+    sent_parts = 0
 
     async def rest(_scope: Any, _receive: Any, send: Send) -> None:
-        nonlocal asked
+        nonlocal sent_parts
         while True:
-            asked += 1
+            sent_parts += 1
             await send({"type": "http.response.body", "body": b"x", "more_body": True})
 
     async def send(_: MutableMapping[str, Any]) -> None:
-        if asked == 3:
+        if sent_parts == 3:
             await asyncio.Event().wait()
 
-    async def receive() -> MutableMapping[str, Any]:
-        return {"type": "http.request", "body": b""}
-
-    scope = {"type": "http", "path": "/v1/replset/oplog", "headers": [], "method": "GET"}
-    member = Api().member
-    asyncio.run(limits.RequestLimits(rest, member, Guard(member, ()))(scope, receive, send))
-    assert asked == 3
+    run_limits(Api(), rest, send)
+    assert sent_parts == 3
 
 
 def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,9 +133,7 @@ def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
-    headers = [(b"content-type", b"application/json")]
-    scope = {"type": "http", "path": "/v1/action/find", "headers": headers, "method": "POST"}
-    asyncio.run(api.app(scope, receive, send))
+    api.exchange(receive, send)
     assert sent[0]["status"] == 408
     assert b"stopped coming after 100000 bytes" in sent[1]["body"]
     assert api.member.admission.held == 0
@@ -158,7 +153,5 @@ def test_the_body_of_a_refused_request_is_read_to_its_end() -> None:
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append((message["type"], left))
 
-    headers = [(b"content-type", b"application/json")]
-    scope = {"type": "http", "path": "/v1/action/find", "headers": headers, "method": "POST"}
-    asyncio.run(api.app(scope, receive, send))
+    api.exchange(receive, send)
     assert sent == [("http.response.start", 0), ("http.response.body", 0)]

@@ -25,7 +25,7 @@ def test_a_command_is_answered_as_the_wire_port_would(api: Api) -> None:
     response = api.post("/v1/command/shop", {"find": "a", "filter": {"n": {"$numberLong": "3"}}})
     assert response.status_code == 200
     assert plain(response) == {"cursor": {"id": 0, "ns": "shop.a", "firstBatch": [{"_id": 1}]}, "ok": 1.0}
-    (request,) = api.dispatcher.asked
+    (request,) = api.dispatcher.requests
     assert (request.database, request.source) == ("shop", "http")
     assert list(request.body.keys()) == ["find", "filter"]
 
@@ -63,13 +63,13 @@ def test_a_command_with_an_idempotency_key_is_refused(api: Api) -> None:
     """Left unread it would promise what is not kept."""
     response = api.post("/v1/command/shop", {"insert": "a", "documents": []}, headers={"Idempotency-Key": "x"})
     refused(response, 400, 40415, "Idempotency-Key")
-    assert api.dispatcher.asked == []
+    assert api.dispatcher.requests == []
 
 
 @pytest.mark.parametrize("body", ["", "[]", "{", '{"a\\u0000":1}', '{"a":{"$oid":1}}'])
 def test_commands_that_are_none(api: Api, body: str) -> None:
     refused(api.post("/v1/command/shop", body), 400, 9)
-    assert api.dispatcher.asked == []
+    assert api.dispatcher.requests == []
 
 
 def test_a_large_command_is_read_beside_the_event_loop(api: Api) -> None:
@@ -117,10 +117,10 @@ ADMIN: dict[str, tuple[str, str, object, dict[str, Any]]] = {
 def test_administration(api: Api, method: str, path: str, body: object, command: dict[str, Any]) -> None:
     api.dispatcher.answers[next(iter(command))] = {"ok": 1.0, "info": "said"}
     content = b"" if body is None else json.dumps(body)
-    response = api.ask(method, f"/v1/replset/{path}", content=content)
+    response = api.request(method, f"/v1/replset/{path}", content=content)
     assert response.status_code == 200
     assert plain(response) == {"ok": 1.0, "info": "said"}
-    (request,) = api.dispatcher.asked
+    (request,) = api.dispatcher.requests
     assert (request.database, request.body.decode()) == ("admin", command)
 
 
@@ -129,13 +129,13 @@ def test_changes_of_the_set_are_forwarded_to_the_primary(api: Api, name: str) ->
     method, path, body, command = ADMIN[name]
     api.member.become_secondary()
     api.member.peer.answer = {"ok": 1.0, "info": "said"}
-    response = api.ask(method, f"/v1/replset/{path}", content=b"" if body is None else json.dumps(body))
+    response = api.request(method, f"/v1/replset/{path}", content=b"" if body is None else json.dumps(body))
     assert (response.status_code, response.headers["x-replset-forwarded-to"]) == (200, OTHER)
     assert plain(response)["info"] == "said"
-    ((_, asked, database, _),) = api.member.peer.asked
+    ((_, asked, database, _),) = api.member.peer.calls
     assert asked == {**command, "$replsetForwarded": True}
     assert database == "admin"
-    response = api.ask(method, f"/v1/replset/{path}?forward=false", content=json.dumps(body) if body else b"")
+    response = api.request(method, f"/v1/replset/{path}?forward=false", content=json.dumps(body) if body else b"")
     assert response.status_code == 307
     assert response.headers["location"] == f"http://127.0.0.1:28018/v1/replset/{path}"
 
@@ -144,7 +144,7 @@ def test_changes_of_the_set_are_forwarded_to_the_primary(api: Api, name: str) ->
 def test_a_redirect_leads_to_the_same_path_whatever_is_in_it(api: Api, host: str) -> None:
     """Put into `Location` as it was read, a line break would begin a header of the client's own."""
     api.member.become_secondary()
-    response = api.ask("DELETE", f"/v1/replset/members/{host}?forward=false")
+    response = api.request("DELETE", f"/v1/replset/members/{host}?forward=false")
     assert response.status_code == 307
     assert response.headers["location"] == f"http://127.0.0.1:28018/v1/replset/members/{host}"
     assert "set-cookie" not in response.headers
@@ -154,9 +154,9 @@ def test_a_redirect_leads_to_the_same_path_whatever_is_in_it(api: Api, host: str
 def test_what_is_about_this_member_stays_here(api: Api, name: str) -> None:
     method, path, body, command = ADMIN[name]
     api.member.become_secondary()
-    api.ask(method, f"/v1/replset/{path}", content=b"" if body is None else json.dumps(body))
+    api.request(method, f"/v1/replset/{path}", content=b"" if body is None else json.dumps(body))
     assert api.dispatcher.command == command
-    assert api.member.peer.asked == []
+    assert api.member.peer.calls == []
 
 
 BAD_ADMIN: dict[str, tuple[str, str, object, int, str]] = {
@@ -174,9 +174,9 @@ BAD_ADMIN: dict[str, tuple[str, str, object, int, str]] = {
 
 @pytest.mark.parametrize(("method", "path", "body", "code", "text"), BAD_ADMIN.values(), ids=BAD_ADMIN)
 def test_administration_that_is_refused(api: Api, method: str, path: str, body: object, code: int, text: str) -> None:
-    response = api.ask(method, f"/v1/replset/{path}", content=b"" if body is None else json.dumps(body))
+    response = api.request(method, f"/v1/replset/{path}", content=b"" if body is None else json.dumps(body))
     refused(response, 400, code, text)
-    assert api.dispatcher.asked == []
+    assert api.dispatcher.requests == []
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_refusals_of_the_set(api: Api, code: int, status: int) -> None:
 
 def test_removing_who_is_no_member(api: Api) -> None:
     api.dispatcher.answers["replSetRemoveMember"] = {"ok": 0.0, "code": 74, "errmsg": "a:1 is no member of the set"}
-    response = api.ask("DELETE", "/v1/replset/members/a:1")
+    response = api.request("DELETE", "/v1/replset/members/a:1")
     assert (response.status_code, response.json()["code"]) == (404, 74)
 
 
@@ -218,7 +218,7 @@ def test_unknown_paths(api: Api, path: str) -> None:
     ],
 )
 def test_methods_that_are_not_taken(api: Api, method: str, path: str, allow: str) -> None:
-    response = api.ask(method, path)
+    response = api.request(method, path)
     refused(response, 405, 59, path)
     assert response.headers["allow"] == allow
 
@@ -453,7 +453,7 @@ def test_health(api: Api, state: MemberState, path: str) -> None:
     good = path in HEALTH[state]
     assert response.status_code == (200 if good else 503)
     assert response.json() == {"ok": int(good), "state": state.name}
-    head = api.ask("HEAD", path)
+    head = api.request("HEAD", path)
     assert (head.status_code, head.content) == (response.status_code, b"")
 
 

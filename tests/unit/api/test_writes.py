@@ -152,14 +152,14 @@ def test_a_write_to_a_secondary_is_answered_by_the_primary(api: Api) -> None:
     response = api.act("insertOne", document={"a": 1}, writeConcern={"w": 2, "wtimeout": 500})
     assert response.status_code == 201
     assert response.headers["x-replset-forwarded-to"] == OTHER
-    ((host, command, database, timeout_ms),) = api.member.peer.asked
+    ((host, command, database, timeout_ms),) = api.member.peer.calls
     assert (host, database) == (OTHER, "shop")
     assert command["$replsetForwarded"] is True
     assert command["writeConcern"] == {"w": 2, "wtimeout": 500}
     assert timeout_ms == 500 + commands.MARGIN_MS
     (document,) = command["documents"]
     assert plain(response) == {"insertedId": {"$oid": str(document["_id"])}}, "the _id was fixed here"
-    assert api.dispatcher.asked == []
+    assert api.dispatcher.requests == []
 
 
 def test_the_primarys_errors_come_back_with_where_they_came_from(api: Api) -> None:
@@ -171,14 +171,14 @@ def test_the_primarys_errors_come_back_with_where_they_came_from(api: Api) -> No
     assert response.headers["x-replset-applied"] == "true"
     api.member.peer.answer = {"ok": 0.0, "code": 10107, "errmsg": "not primary"}
     refused(insert(api), 503, 10107)
-    assert len(api.member.peer.asked) == 2, "once forwarded, never again"
+    assert len(api.member.peer.calls) == 2, "once forwarded, never again"
 
 
 def test_reads_are_not_forwarded(api: Api) -> None:
     api.member.become_secondary()
     api.dispatcher.answers["find"] = {"ok": 0.0, "code": 13435, "errmsg": "not primary and secondaryOk=false"}
     refused(api.act("find"), 503, 13435)
-    assert api.member.peer.asked == []
+    assert api.member.peer.calls == []
 
 
 def test_a_primary_that_steps_down_meanwhile_forwards(api: Api) -> None:
@@ -196,8 +196,8 @@ def test_a_primary_that_steps_down_meanwhile_forwards(api: Api) -> None:
 def test_without_a_primary_nothing_is_applied(api: Api, known: HostPort | None, query: str) -> None:
     api.member.become_secondary(known)
     refused(insert(api, query), 503, 10107, "nothing was applied")
-    assert api.dispatcher.asked == []
-    assert api.member.peer.asked == []
+    assert api.dispatcher.requests == []
+    assert api.member.peer.calls == []
 
 
 def test_without_forwarding_the_primary_is_named(api: Api) -> None:
@@ -205,7 +205,7 @@ def test_without_forwarding_the_primary_is_named(api: Api) -> None:
     response = insert(api, "?forward=false")
     refused(response, 307, 10107, "http://127.0.0.1:28018")
     assert response.headers["location"] == "http://127.0.0.1:28018/v1/action/insertOne"
-    assert api.member.peer.asked == []
+    assert api.member.peer.calls == []
 
 
 def test_without_forwarding_to_a_primary_whose_address_is_not_known_yet(api: Api) -> None:
@@ -219,7 +219,7 @@ def test_a_write_concern_that_can_never_be_met_is_refused_before_it_is_forwarded
     refused(insert(api, writeConcern={"w": 5}), 400, 100)
     refused(insert(api, writeConcern={"w": "nowhere"}), 400, 79)
     refused(insert(api, writeConcern={"w": -1}), 400, 9)
-    assert api.member.peer.asked == []
+    assert api.member.peer.calls == []
 
 
 def unreachable(cause: Exception) -> HostUnreachableError:
@@ -279,4 +279,4 @@ def test_a_primary_that_is_none_any_more_is_not_waited_for(
 def test_the_primary_gets_the_time_that_the_client_gives(api: Api, fields: dict[str, Any], timeout_ms: int) -> None:
     api.member.become_secondary()
     insert(api, **fields)
-    assert api.member.peer.asked[0][3] == timeout_ms
+    assert api.member.peer.calls[0][3] == timeout_ms
