@@ -1,7 +1,7 @@
-"""The replica-set configuration: parse, validate, compare (map A1). Pure values; who may install what is the core's.
+"""The replica-set configuration: parse, validate, compare (map A1).
 
-A configuration is one document. `ReplSetConfig.parse` refuses what can never be right, with MongoDB's code and the
-place; rules between an old and a new configuration are in `core/reconfig.py`.
+`ReplSetConfig.parse` refuses a document that can never be valid, with MongoDB's code and the name of the field. The
+rules between an old and a new configuration are in `core/reconfig.py`.
 """
 
 from __future__ import annotations
@@ -26,42 +26,13 @@ ELECTION_TIMEOUT_MS = Millis(10_000)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/,@\[\]]+)(?::(\d{1,5}))?")
 _LONGEST_NAME = 253
 _LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]"})
-_TOP = frozenset(
-    {
-        "_id",
-        "version",
-        "term",
-        "members",
-        "protocolVersion",
-        "writeConcernMajorityJournalDefault",
-        "configsvr",
-        "settings",
-    }
-)
-_MEMBER = frozenset(
-    {
-        "_id",
-        "host",
-        "arbiterOnly",
-        "newlyAdded",
-        "buildIndexes",
-        "hidden",
-        "priority",
-        "tags",
-        "horizons",
-        "secondaryDelaySecs",
-        "slaveDelay",
-        "votes",
-        "incarnation",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
     """One member. `votes` and `priority` are as configured; `newly_added` makes both count as 0 (map C14).
 
-    incarnation: the data that has the vote, named by the primary; None: not yet known. Not shown to users.
+    incarnation: id of the data that may vote, set by the primary; None: not yet known. Not shown to users.
     """
 
     id: MemberId
@@ -155,7 +126,7 @@ class ReplSetConfig:
     members: tuple[Member, ...]
     settings: Settings = Settings()
     write_concern_majority_journal_default: bool = True
-    # Asked for with every message, so counted once.
+    # Needed for every message, so computed once.
     voters: tuple[Member, ...] = field(init=False, repr=False, compare=False)
     data_voters: tuple[Member, ...] = field(init=False, repr=False, compare=False)
     """Voting data-bearing members: who can hold an entry for the commit point."""
@@ -227,12 +198,12 @@ class ReplSetConfig:
         """Read and validate a configuration document.
 
         Raises BadValueError (2), TypeMismatchError (14), InvalidReplicaSetConfigError (93) naming the place.
-        allow_multiple_arbiters: whether more than one arbiter is taken (map C6); what members tell each other is.
+        allow_multiple_arbiters: whether more than one arbiter is accepted (map C6).
         """
         if "repaired" in document:
             raise ReplError("the configuration was repaired and cannot be used", code=ErrorCode.REPAIRED_CONFIG)
         for name in document:
-            if name not in _TOP:
+            if name not in _CONFIG_FIELDS:
                 raise BadValueError(f"unknown field {name!r} in the replica set configuration")
         set_name = document.get("_id")
         if not isinstance(set_name, str):
@@ -271,7 +242,11 @@ def is_weaker(new: ReplSetConfig, old: ReplSetConfig) -> bool:
 
 
 def parse_host(text: str, place: str = "host") -> HostPort:
-    """`text` with its port made explicit; BadValueError when it is no HOST or HOST:PORT, 93 when no machine has it."""
+    """Parse HOST or HOST:PORT; the default port is 27017.
+
+    Raises BadValueError when the text has another form, and InvalidReplicaSetConfigError (93) when no host can have the
+    name.
+    """
     match = _HOST.fullmatch(text.strip())
     port = int(match[2] or DEFAULT_PORT) if match else 0
     if match is None or not 0 < port < 65536:
@@ -289,6 +264,10 @@ def parse_host(text: str, place: str = "host") -> HostPort:
 
 
 # --- reading fields ---------------------------------------------------------------------------------------------
+
+_CONFIG_FIELDS = {*ReplSetConfig("", 1, 0, ()).document(), "configsvr"}
+_MEMBER_FIELDS = {*Member(MemberId(0), HostPort("")).document(), "newlyAdded", "incarnation", "horizons", "slaveDelay"}
+_SETTINGS_FIELDS = {*Settings().document(), "replicaSetId"}
 
 
 def _integer(document: Mapping[str, object], name: str, default: int, place: str = "") -> int:
@@ -316,7 +295,7 @@ def _parse_member(row: object, place: str) -> Member:
         raise TypeMismatchError(f"{place} must be a document")
     at = f"{place}."
     for name in row:
-        if name not in _MEMBER:
+        if name not in _MEMBER_FIELDS:
             raise BadValueError(f"unknown field {at}{name}")
     if "_id" not in row:
         raise BadValueError(f"{at}_id is missing")
@@ -372,17 +351,6 @@ def _parse_settings(value: object) -> Settings:
     if not isinstance(value, Mapping):
         raise TypeMismatchError("settings must be a document")
     at = "settings."
-    known = {
-        "chainingAllowed",
-        "heartbeatIntervalMillis",
-        "heartbeatTimeoutSecs",
-        "electionTimeoutMillis",
-        "catchUpTimeoutMillis",
-        "catchUpTakeoverDelayMillis",
-        "getLastErrorModes",
-        "getLastErrorDefaults",
-        "replicaSetId",
-    }
     defaults = value.get("getLastErrorDefaults", {"w": 1, "wtimeout": 0})
     if not isinstance(defaults, Mapping) or dict(defaults) != {"w": 1, "wtimeout": 0}:
         raise ReplError(
@@ -402,7 +370,7 @@ def _parse_settings(value: object) -> Settings:
         _integer(value, "catchUpTimeoutMillis", -1, at),
         _integer(value, "catchUpTakeoverDelayMillis", 30_000, at),
         set_id,
-        MappingProxyType({name: setting for name, setting in value.items() if name not in known}),
+        MappingProxyType({name: setting for name, setting in value.items() if name not in _SETTINGS_FIELDS}),
     )
     for name, number, least in (
         ("heartbeatIntervalMillis", settings.heartbeat_interval_ms, 1),

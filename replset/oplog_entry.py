@@ -105,8 +105,10 @@ class OplogEntry:
 
 
 class InsertReader:
-    """Reads inserts into one collection without walking them: as a primary builds them, they begin with the same bytes
-    and end with fields of fixed size. Any other entry is left to `OplogEntry`.
+    """Reads inserts into one collection without walking their fields.
+
+    Entries that a primary builds for one collection begin with the same bytes and end with fields of fixed size.
+    `OplogEntry` reads every other entry.
     """
 
     __slots__ = ("_head", "ns", "ui")
@@ -118,18 +120,17 @@ class InsertReader:
         self._head = _head(INSERT, self.ns, self.ui)
 
     def read(self, raw: bytes) -> tuple[bytes, OpTime, int] | None:
-        """(document, optime, wall_ms) when `raw` is one more of the run, else None."""
+        """(document, optime, wall_ms) when `raw` is such an insert, else None."""
         at = 4 + len(self._head)
         if raw[4:at] != self._head or len(raw) < at + 5 + _TAIL_SIZE:
             return None
         (length,), (size,) = _read_int32(raw, 0), _read_int32(raw, at)
         end = at + size
-        if length != len(raw) or end + _TAIL_SIZE + 1 != length or size < 5 or raw[end - 1] or raw[-1]:
+        tail = read_tail(raw, end)
+        if tail is None or length != len(raw) or size < 5 or raw[end - 1]:
             return None
-        ts_name, increment, seconds, t_name, term, v_wall, wall_ms = _read_tail(raw, end)
-        if ts_name != _TS or t_name != _T or v_wall != _V_WALL:
-            return None
-        return raw[at:end], OpTime(term, pack_ts(seconds, increment)), wall_ms
+        ts, term, wall_ms = tail
+        return raw[at:end], OpTime(term, ts), wall_ms
 
 
 def read_tail(raw: bytes, at: int) -> tuple[int, int, int] | None:

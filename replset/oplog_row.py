@@ -46,16 +46,18 @@ class TermSpan(NamedTuple):
     last: OpTime | None
 
 
+def _signed(value: int) -> int:
+    return value - _WHOLE if value >= _SIGN else value
+
+
 def entry_hash(entry: bytes) -> int:
     """xxh3_64 of the entry's bytes, signed."""
-    value = xxh3_64_intdigest(entry)
-    return value - _WHOLE if value >= _SIGN else value
+    return _signed(xxh3_64_intdigest(entry))
 
 
 def next_chain(chain: int, hash_value: int) -> int:
     """xxh3_64 of (previous chain, hash), 8 bytes little-endian each; all signed."""
-    value = xxh3_64_intdigest(_two(chain % _WHOLE, hash_value % _WHOLE))
-    return value - _WHOLE if value >= _SIGN else value
+    return _signed(xxh3_64_intdigest(_two(chain % _WHOLE, hash_value % _WHOLE)))
 
 
 UnchainedRow = tuple[int, int, str, str, bytes | None, int, bytes]
@@ -94,13 +96,13 @@ def chain_after(entries: Iterable[bytes], chain: int) -> int:
     unsigned = chain % _WHOLE
     for entry in entries:
         unsigned = digest(pack(unsigned, digest(entry)))
-    return unsigned if unsigned < _SIGN else unsigned - _WHOLE
+    return _signed(unsigned)
 
 
 def first_damaged(rows: Sequence[OplogRow], chain: int | None) -> int | None:
     """Which of these rows, which follow each other, is the first whose hash or chain is not what its bytes give.
 
-    chain: before the first row; None where that is not known, then the first row's own is believed.
+    chain: before the first row; None where that is unknown: then the first row's own chain is taken as right.
     """
     digest, pack = xxh3_64_intdigest, _two
     unsigned = None if chain is None else chain % _WHOLE

@@ -1,4 +1,4 @@
-"""What comes out of the core: a closed union of effects that the shell carries out in list order.
+"""The output of the core: a closed union of effects, which the shell carries out in list order (docs/adr/0001).
 
 `Persist` is complete when durable. Every effect after it, in its own list and in every later list of the same
 node, waits for that; so what must be durable stands before the message that promises it. Only what ends writes
@@ -31,9 +31,9 @@ class LastVote:
 
 @dataclass(frozen=True, slots=True)
 class ElectionRecord:
-    """One line of the election journal: what happened and why, for `status` and for people."""
+    """One line of the election journal: what happened, and why."""
 
-    wall_free_ms: Millis  # the core's monotonic clock; the shell adds the wall time
+    monotonic_ms: Millis  # the core's monotonic clock; the shell adds the wall time
     term: int
     event: str  # "dry run started", "vote granted", "won", "stepped down", ...
     detail: str
@@ -41,9 +41,7 @@ class ElectionRecord:
 
 @dataclass(frozen=True, slots=True)
 class InitialSyncNotNeeded:
-    """The initial-sync marker goes: this member initiates the set with its (empty) data, or gives up a resync and goes
-    on with the data that it has.
-    """
+    """Remove the initial-sync marker: the member initiates the set with its empty data, or gives up a resync."""
 
 
 PersistedRecord = LastVote | ReplSetConfig | InitialSyncNotNeeded
@@ -58,14 +56,14 @@ class Persist:
 
 @dataclass(frozen=True, slots=True)
 class RecordElectionEvent:
-    """Note in the election journal; need not be durable before anything."""
+    """Add a line to the election journal. No later effect waits for it."""
 
     record: ElectionRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Ask another member; its answer comes back as `messages.Response` with the same id, within `timeout_ms`."""
+    """Send a request to another member. A `messages.Response` with the same id follows within `timeout_ms`."""
 
     request_id: int
     to: HostPort
@@ -83,7 +81,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class StateChanged:
-    """The member's state, its term or its primary changed: wake hello, fail waiters on leaving PRIMARY."""
+    """The member's state, term or primary changed: wake `hello`, and fail waiting writes on leaving PRIMARY."""
 
     state: MemberState
     term: int
@@ -97,7 +95,7 @@ class StopFetching:
 
 @dataclass(frozen=True, slots=True)
 class StartFetching:
-    """Tail `source` from my newest entry."""
+    """Fetch the oplog of `source` from this member's newest entry on."""
 
     source: HostPort
 
@@ -130,27 +128,28 @@ class AcceptWrites:
 
 @dataclass(frozen=True, slots=True)
 class CommitPointAdvanced:
-    """Release waiters; prune undo; trim."""
+    """The commit point advanced: release waiting writes, delete old undo rows, trim the oplog."""
 
     commit_point: OpTime
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressChanged:
-    """Some member's place moved: look at the waiters for `w: n` again."""
+    """A member's position changed: check the writes that wait for `w: n` again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigInstalled:
-    """A new configuration is in force (it was persisted before)."""
+    """A new configuration was installed; a `Persist` of it stands before."""
 
     config: ReplSetConfig
 
 
 @dataclass(frozen=True, slots=True)
 class CompareChains:
-    """Check the own entry `at` and ask these members for their hash chain there; report `ChainsCompared`, or
-    `DamageFound` where the own one is damaged.
+    """Check this member's entry `at` and ask these members for their hash chain there.
+
+    Then report `ChainsCompared`, or `DamageFound` if this member's entry is damaged.
     """
 
     at: OpTime
@@ -197,7 +196,7 @@ Effect = (
 
 
 def ends_writes(effect: Effect) -> bool:
-    """Whether this member takes no writes from here on, or fails those that wait. It promises nothing to anybody."""
+    """Whether the effect stops writes or fails waiting ones. It promises nothing, so it need not wait for a Persist."""
     match effect:
         case AcceptWrites(accept=accept):
             return not accept

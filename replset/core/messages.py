@@ -1,8 +1,8 @@
-"""What goes into the core: everything a node hears, as values. The wire forms live in `commands/messages.py`.
+"""The input of the core, as values. `commands/messages.py` holds the documents of the same messages.
 
-Three kinds arrive at `Node.receive`: a `Request` of another member or of an administrator (answered by exactly
-one `Reply` effect with its `request_id`), a `Response` to an earlier `Send` effect, and a `Report` of this
-member's own storage and replication (never answered).
+`Node.receive` takes three kinds. A `Request` comes from another member or an administrator; exactly one `Reply` effect
+with its `request_id` answers it. A `Response` answers an earlier `Send` effect. A `Report` comes from this member's own
+storage and replication, and nothing answers it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a member is. `wall_ms` values are the entries' wall clocks."""
+    """The newest applied and the newest durable entry of a member, with the wall times of these entries."""
 
     last_applied: OpTime
     last_durable: OpTime
@@ -32,8 +32,8 @@ class Position:
 class HeartbeatRequest:
     """replSetHeartbeat (map H2). `config_version` is -2 and `config_term` -1 while the sender has no config.
 
-    set_id: settings.replicaSetId of the sender's configuration, None while it has none. Who is asked refuses another
-    set's member, so an answer is one of the asker's own set.
+    set_id: settings.replicaSetId of the sender's configuration, None while it has none. A member of another set refuses
+    the request, so a reply always comes from the sender's own set.
     """
 
     set_name: str
@@ -71,17 +71,17 @@ class HeartbeatReply:
     incarnation: str
     rollback_id: int
     http_address: str
-    has_data: bool  # an oplog entry exists: not empty in the sense of replSetInitiate's check
-    unacknowledged_rollbacks: int = 0  # whose files are there and that nobody has acknowledged
-    quarantine: str = ""  # why it keeps out of the set
+    has_data: bool  # its oplog has an entry; replSetInitiate asks for empty members
+    unacknowledged_rollbacks: int = 0  # whose files exist and that no operator acknowledged
+    quarantine: str = ""  # why it is out of service; "" when it is not
     commit_term: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class VoteRequest:
-    """replSetRequestVotes (map E4): `candidate` asks for a vote in `term`; a dry run binds nobody.
+    """replSetRequestVotes (map E4): `candidate` asks for a vote in `term`. A dry run binds no voter.
 
-    reason: why the election is held, as in the candidate's journal; empty from a member that does not say.
+    reason: why the election was started, as in the candidate's journal.
     """
 
     set_name: str
@@ -109,7 +109,7 @@ class VoteReply:
 
 @dataclass(frozen=True, slots=True)
 class MemberProgress:
-    """One member's place in a replSetUpdatePosition (map R8)."""
+    """One member's position in a replSetUpdatePosition (map R8)."""
 
     member_id: MemberId
     incarnation: str
@@ -118,7 +118,7 @@ class MemberProgress:
 
 @dataclass(frozen=True, slots=True)
 class ProgressRequest:
-    """replSetUpdatePosition: the sender's own place and those it heard from members that sync from it."""
+    """replSetUpdatePosition: the position of the sender, and of members that sync from it."""
 
     sender_id: MemberId
     term: int
@@ -136,7 +136,7 @@ class ProgressReply:
 
 @dataclass(frozen=True, slots=True)
 class StepUpRequest:
-    """replSetStepUp: stand for election now (the handoff of map E12 skips the dry run)."""
+    """replSetStepUp: start an election now. The handoff of a stepdown skips the dry run (map E12)."""
 
     skip_dry_run: bool
 
@@ -178,9 +178,9 @@ class FreezeRequest:
 
 @dataclass(frozen=True, slots=True)
 class ResyncRequest:
-    """replSetResync: throw this member's data away, once it is exported, and copy another member's.
+    """replSetResync: export what only this member holds, then replace its data by a copy of another member's.
 
-    force: also of a source that lacks what this member acknowledged or knows to be committed.
+    force: also copy a source that lacks what this member acknowledged or knows to be committed.
     """
 
     force: bool = False
@@ -220,7 +220,7 @@ ReplyBody = HeartbeatReply | VoteReply | ProgressReply | Done | Refused
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Somebody asks; the node answers with one `effects.Reply(request_id, ...)`, at once or later."""
+    """A request; the node answers with one `effects.Reply(request_id, ...)`, at once or later."""
 
     request_id: int
     body: RequestBody
@@ -228,9 +228,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What became of an `effects.Send(request_id)`: `body` None when `to` could not be reached in time.
+    """The result of an `effects.Send(request_id)`. body: None when `to` could not be reached in time; error says why.
 
-    `error` then says why; a member that answered with an error document gives `Refused`.
+    A reply with an error document arrives as `Refused`.
     """
 
     request_id: int
@@ -252,14 +252,14 @@ class LocalPosition:
 
 class SourceProblem(Enum):
     UNREACHABLE = "unreachable"
-    DIVERGED = "diverged"  # the source's history does not hold my newest entry
+    DIVERGED = "diverged"  # the source's oplog lacks this member's newest entry
     CHAIN_DIFFERS = "chain differs"  # same entry, another hash chain: corruption, not rollback
     NOT_READABLE = "not readable"  # the source is in a state that serves no oplog
 
 
 @dataclass(frozen=True, slots=True)
 class SourceBatch:
-    """A batch from the sync source matched my log and was applied (or was empty: a sign of life).
+    """A batch from the sync source matched this member's oplog and was applied. It may be empty.
 
     `term`, `commit_point` and `commit_term` (see HeartbeatReply) are the source's at the time it answered.
     """
@@ -285,7 +285,7 @@ class SourceFailed:
 
 @dataclass(frozen=True, slots=True)
 class DamageFound:
-    """Something on this member's disk is not what was written: an oplog entry does not give its hash or chain."""
+    """An oplog entry on this member's disk does not match its own hash or chain."""
 
     detail: str
 
@@ -300,7 +300,7 @@ class ChainMismatch:
 @dataclass(frozen=True, slots=True)
 class ChainsCompared:
     """What `effects.CompareChains` found at `at`. same: members with this member's chain, itself included. other: the
-    most that share one other chain. silent: members that cannot say, or do not hold the entry.
+    most that share one other chain. silent: members that did not answer, or do not hold the entry.
     """
 
     at: OpTime
@@ -343,7 +343,7 @@ class InitialSyncEnded:
 
 @dataclass(frozen=True, slots=True)
 class InitialSyncStarted:
-    """The durable initial-sync marker is set, or the copy fetched asks for another incarnation: go on as this one."""
+    """The initial-sync marker is durable, or the copy requires a new incarnation. The member now has `incarnation`."""
 
     incarnation: str
 
@@ -357,7 +357,7 @@ class DiskStalled:
 
 @dataclass(frozen=True, slots=True)
 class VoteSaved:
-    """The vote that was cast in `term` is durable; one for the member itself counts from here on."""
+    """The vote that this member gave in `term` is durable. A vote for itself counts from here on."""
 
     term: int
 

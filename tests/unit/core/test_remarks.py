@@ -70,7 +70,7 @@ def test_nobody_stands_because_of_the_disks() -> None:
     assert "no member can start an election" in first.why
     assert f"{leader.host} cannot be reached" in first.why
     assert f"{one.host} has no space on its disk, or its disk does not sync" in first.why
-    assert f"{two.host} does not stand now (its disk is full or slow, or it is frozen)" in first.why
+    assert f"{two.host} cannot be elected now (its disk is full or slow, or it is frozen)" in first.why
 
 
 def test_a_frozen_member_says_for_how_long_and_how_to_end_it() -> None:
