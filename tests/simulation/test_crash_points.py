@@ -274,7 +274,7 @@ def test_a_member_that_dies_there_comes_back_right(point: CrashPoint, power_loss
         stage.cluster.run_until(lambda: machine.started or bool(stage.cluster.broken), 10, f"{victim} is up")
         stage.cluster.check_unbroken()
         assert machine.member is not None
-        expect_vote(machine.member._file.last_vote, votes.get(victim))
+        expect_vote(machine.member._member_file.last_vote, votes.get(victim))
         is_well(stage)
 
 

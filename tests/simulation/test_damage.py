@@ -71,7 +71,7 @@ def test_a_primary_with_a_damaged_entry_hands_over_and_spreads_nothing(behind: i
         assert "not the one that was written" in member(cluster, old).node.quarantine
         status = cluster.command(cluster.primary() or "", {"replSetGetStatus": 1})
         assert "not the one that was written" in str(status["members"])
-        journal = member(cluster, old)._file.journal(100)
+        journal = member(cluster, old)._member_file.journal(100)
         assert {"damage found", "quarantined"} <= {line.event for line in journal}
         leader = cluster.primary()
         assert leader is not None

@@ -71,7 +71,7 @@ def test_a_member_alone_waits_for_a_person_who_may_accept_the_loss(keep: float) 
         (row,) = cluster.command("a", {"replSetGetStatus": 1})["members"]
         assert "entries are lost" in row["infoMessage"]
         assert str(held) in row["infoMessage"]
-        assert "data lost" in [line.event for line in lost._file.journal(10)]
+        assert "data lost" in [line.event for line in lost._member_file.journal(10)]
         accept(cluster)
         cluster.run_until(lambda: cluster.primary() == "a", 60)
         cluster.check_unbroken()
@@ -94,7 +94,7 @@ def test_a_member_alone_that_lost_everything_begins_anew_once_a_person_says_so()
         lone = member(cluster, "a")
         assert lone.store.oldest.ts > held.ts
         assert lone.store.oldest.term >= held.term
-        (line,) = [line for line in lone._file.journal(20) if line.event == "data loss accepted"]
+        (line,) = [line for line in lone._member_file.journal(20) if line.event == "data loss accepted"]
         assert "everything" in line.detail
         assert str(held) in line.detail
         assert cluster.command("a", {"count": "docs"}, "app")["n"] == 0
@@ -147,7 +147,7 @@ def test_a_rollback_that_is_cut_off_is_no_loss() -> None:
                 stage.write(old, concern="w1")
             cluster.run_until(lambda: cluster.primary() in stage.others, 60)  # noqa: B023
             cluster.run_for(2)
-            assert member(cluster, old)._file.durability_mark == member(cluster, old).store.last_applied
+            assert member(cluster, old)._member_file.durability_mark == member(cluster, old).store.last_applied
             stage.kill_after(old, MemberState.ROLLBACK, steps, power_loss=True)
             stage.heal()
             cluster.run_until(lambda: cluster.machines[old].life is None, 60)  # noqa: B023
@@ -160,10 +160,12 @@ def test_the_mark_is_what_was_synced_and_a_clean_stop_brings_it_up(tmp_path: Pat
         cluster, one = stage.cluster, stage.others[0]
         stage.write(stage.primary)
         running = member(cluster, one)
-        cluster.run_until(lambda: running._file.durability_mark == running.durability.last_durable != OPTIME_NULL, 10)
+        cluster.run_until(
+            lambda: running._member_file.durability_mark == running.durability.last_durable != OPTIME_NULL, 10
+        )
         stage.write(stage.primary)
         last = running.store.last_applied
         assert cluster.run(cluster.stop(one))
-        assert running._file.durability_mark >= last
+        assert running._member_file.durability_mark >= last
         stage.restart(one)
         stage.heal_all_and_judge()
