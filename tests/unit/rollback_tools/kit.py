@@ -165,9 +165,16 @@ class LostHistory:
     def noop(self) -> None:
         self.entries.append(noop_entry({"msg": "x"}, self._next("n"), WALL_MS))
 
-    def write(self, dbpath: Path, state: RollbackState = RollbackState.FINISHED, *, with_before: bool = True) -> Path:
-        """The manifest's path. with_before: as far as the undo reached, what was there at the common point."""
-        writer = RollbackWriter(RealDisk(), str(dbpath), WALL_MS)
+    def write(
+        self,
+        dbpath: Path,
+        state: RollbackState = RollbackState.FINISHED,
+        *,
+        with_before: bool = True,
+        wall_ms: int = WALL_MS,
+    ) -> Path:
+        """Write the files; returns the manifest's path. with_before: also the versions at the common point."""
+        writer = RollbackWriter(RealDisk(), str(dbpath), wall_ms)
         for entry in self.entries:
             writer.add(FileKind.OPLOG, OPLOG_NS, None, entry)
         for number in self.touched:
@@ -183,17 +190,17 @@ class LostHistory:
                 reason="rollback",
                 set_name="rs0",
                 member="127.0.0.1:27017",
-                when=utc_text(WALL_MS),
+                when=utc_text(wall_ms),
                 source="127.0.0.1:27018",
                 common_point=COMMON,
                 first=lost_at(1),
                 last=lost_at(len(self.entries)),
-                first_wall_ms=WALL_MS,
-                last_wall_ms=WALL_MS,
+                first_wall_ms=wall_ms,
+                last_wall_ms=wall_ms,
                 entries=len(self.entries),
                 operations=self.operations,
                 files=writer.finish(),
-                settled=None if state is RollbackState.PLANNED else utc_text(WALL_MS),
+                settled=None if state is RollbackState.PLANNED else utc_text(wall_ms),
             )
         )
         return dbpath / "rollback" / f"{manifest.id}.json"

@@ -135,24 +135,6 @@ def test_nothing_that_is_stored_steers_the_terminal(live: FakeSet, tmp_path: Pat
 # --- policies ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("policy", "status", "three", "four", "has_six"),
-    [
-        (["skip"], 1, {"a": 1, "b": 9}, {"a": 9, "b": 1}, True),
-        (["merge"], 1, {"a": 2, "b": 9}, {"a": 9, "b": 1}, True),
-        (["keep-newer"], 1, {"a": 1, "b": 9}, {"a": 9, "b": 1}, True),
-        (["overwrite"], 0, {"a": 2, "b": 1}, {"a": 2, "b": 1}, False),
-    ],
-)
-def test_policies(
-    live: FakeSet, manifest: Path, policy: list[str], status: int, three: Doc, four: Doc, has_six: bool
-) -> None:
-    assert run("restore", manifest, "--policy", *policy) == status
-    now = {row["_id"]: row for row in live.rows()}
-    assert (now[10], now[2], 5 in now) == ({"_id": 10, "new": True}, {"_id": 2, "a": 2, "b": 1}, False)
-    assert (now[3], now[4], 6 in now) == ({"_id": 3, **three}, {"_id": 4, **four}, has_six)
-
-
 def test_keep_newer_puts_back_what_is_newer_than_the_live_one(live: FakeSet, manifest: Path) -> None:
     live.put(ORDERS, {**BEFORE[4], "a": 9}, live_at(1, term=0))
     run("restore", manifest, "--policy", "keep-newer")
@@ -403,9 +385,3 @@ def test_a_manifest_that_leads_elsewhere_is_refused(live: FakeSet, manifest: Pat
     manifest.write_text(json.dumps(document))
     assert run("diff", manifest) == 2
     assert "is no file beside the manifest" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["restore", "diff", "verify"])
-def test_no_manifest(tmp_path: Path, capsys: Capture, command: str) -> None:
-    assert run(command, tmp_path / "none") == 2
-    assert "is not a file (see `rollback-tools list DBPATH`)" in capsys.readouterr().err
