@@ -11,8 +11,8 @@ from api.errors import OUTCOME_UNKNOWN, HttpError, failure, http_error, unknown_
 from api.exchange import HttpRequest
 from replset.bson import RawDocument, encode
 from replset.commands.ports import CommandRequest, ConnectionContext
-from replset.commands.write_concern import parse_write_concern
-from replset.core.write_concern import WriteConcern, unsatisfiable
+from replset.commands.write_concern import parse_write_concern, refuse_unsatisfiable
+from replset.core.write_concern import MAJORITY, WriteConcern
 from replset.errors import ErrorCode, HostUnreachableError, NothingSentError, ReplError
 from replset.ids import HostPort, Millis
 from replset.runtime.member import RunningMember
@@ -83,8 +83,8 @@ async def run_write(
         raise failure(ErrorCode.NOT_WRITABLE_PRIMARY, "no primary takes writes now; nothing was applied")
     if not forward:
         raise _redirect(member, primary, request)
-    _refuse_unsatisfiable(member, command)
-    return await _forward(member, primary, command, database), {FORWARDED_TO: primary}
+    limit_ms = _time_limit(command, _check_write_concern(member, command))
+    return await _forward(member, primary, command, database, limit_ms), {FORWARDED_TO: primary}
 
 
 def _redirect(member: RunningMember, primary: HostPort, request: HttpRequest) -> HttpError:
@@ -97,30 +97,29 @@ def _redirect(member: RunningMember, primary: HostPort, request: HttpRequest) ->
     return failure(ErrorCode.NOT_WRITABLE_PRIMARY, text, status=307, headers={"location": location})
 
 
-def _refuse_unsatisfiable(member: RunningMember, command: Mapping[str, object]) -> None:
-    """Refuse a write concern that can never be met (79, 100) before the write is forwarded.
+def _check_write_concern(member: RunningMember, command: Mapping[str, object]) -> WriteConcern | None:
+    """Return the command's own write concern; one that can never be met is refused (79, 100) before the write is sent.
 
     The primary gets a forwarded write on its wire port. There MongoDB's rule holds: the write is applied first, and the
     write concern fails afterwards. Over HTTP such a write must not be applied at all.
     """
     concern, config = command.get("writeConcern"), member.node.config
     if not isinstance(concern, RawDocument) or config is None:
-        return
+        return None
     try:
-        w, j, wtimeout_ms = parse_write_concern(concern.raw)
+        parsed = parse_write_concern(concern.raw, lambda: MAJORITY)
+        refuse_unsatisfiable(config, parsed)
     except ReplError as error:
         raise http_error(error) from error
-    refusal = None if w is None else unsatisfiable(config, WriteConcern(w, j, wtimeout_ms))
-    if refusal is not None:
-        raise failure(refusal.code, refusal.reason)
+    return parsed
 
 
-async def _forward(member: RunningMember, primary: HostPort, command: Mapping[str, object], database: str) -> Reply:
+async def _forward(
+    member: RunningMember, primary: HostPort, command: Mapping[str, object], database: str, limit_ms: Millis
+) -> Reply:
     """Return the primary's reply. The wait ends early when that member is not the primary any more."""
     call = asyncio.ensure_future(
-        member.peer.call(
-            primary, {**command, "$replsetForwarded": True}, timeout_ms=_time_limit(command), database=database
-        )
+        member.peer.call(primary, {**command, "$replsetForwarded": True}, timeout_ms=limit_ms, database=database)
     )
     checks_without_primary = 0
     try:
@@ -150,9 +149,8 @@ def _forwarding_failed(primary: HostPort, text: str) -> HttpError:
     return error
 
 
-def _time_limit(command: Mapping[str, object]) -> Millis:
+def _time_limit(command: Mapping[str, object], concern: WriteConcern | None) -> Millis:
     """Return how long the primary may take: the client's shortest time limit and a margin."""
-    concern = command.get("writeConcern")
-    given = [command.get("maxTimeMS"), concern.get("wtimeout") if isinstance(concern, RawDocument) else None]
+    given = [command.get("maxTimeMS"), 0 if concern is None else concern.wtimeout_ms]
     limits = [int(value) for value in given if isinstance(value, int) and not isinstance(value, bool) and value > 0]
     return Millis(min(FORWARD_MS, min(limits) + MARGIN_MS) if limits else FORWARD_MS)

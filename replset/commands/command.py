@@ -8,46 +8,20 @@ from enum import Enum
 
 from replset.bson import RawDocument
 from replset.commands.cursors import CursorTable
-from replset.commands.ports import CommandRequest, MemberPort, Reply
+from replset.commands.ports import CommandRequest, ConnectionContext, MemberPort, Reply
 from replset.errors import MaxTimeMSExpiredError
 from replset.ids import Millis
 
 GENERIC_FIELDS = frozenset(
-    {
-        "$db",
-        "$clusterTime",
-        "$readPreference",
-        "$configServerState",
-        "$configTime",
-        "$topologyTime",
-        "$audit",
-        "$client",
-        "$replData",
-        "lsid",
-        "txnNumber",
-        "autocommit",
-        "startTransaction",
-        "stmtId",
-        "stmtIds",
-        "apiVersion",
-        "apiStrict",
-        "apiDeprecationErrors",
-        "comment",
-        "maxTimeMS",
-        "readConcern",
-        "writeConcern",
-        "databaseVersion",
-        "shardVersion",
-        "helloOk",
-        "mayBypassWriteBlocking",
-        "maxTimeMSOpOnly",
-        "$replsetForwarded",
-    }
+    {"$db", "$clusterTime", "$readPreference", "$configServerState", "$configTime", "$topologyTime", "$audit"}
+    | {"$client", "$replData", "lsid", "txnNumber", "autocommit", "startTransaction", "stmtId", "stmtIds"}
+    | {"apiVersion", "apiStrict", "apiDeprecationErrors", "comment", "maxTimeMS", "maxTimeMSOpOnly"}
+    | {"readConcern", "writeConcern", "databaseVersion", "shardVersion", "helloOk", "mayBypassWriteBlocking"}
+    | {"$replsetForwarded"}
 )
 """Fields that every command takes; what they mean is looked at in one place (dispatcher.py) or where they matter."""
 PROVE = "replSetProve"
 """The one command of members that a connection may say before it has proved that it is one."""
-CONCERNS = ("readConcern", "writeConcern")
 
 
 class Where(Enum):
@@ -58,43 +32,33 @@ class Where(Enum):
     PRIMARY = "the primary"
 
 
+@dataclass(slots=True)
 class CommandContext:
-    """One running command: who asks what of whom."""
+    """One running command: its member, its request, and what the dispatcher shares with it.
 
-    __slots__ = (
-        "body",
-        "connection",
-        "counts",
-        "cursors",
-        "database",
-        "deadline",
-        "linearizable_term",
-        "member",
-        "name",
-        "request",
-    )
+    counts: commands so far, by name. name: as the client wrote it. deadline: of maxTimeMS, on the member's clock.
+    linearizable_term: of a linearizable read, the primary's term when it began. It must be confirmed in that term.
+    """
 
-    def __init__(
-        self,
-        member: MemberPort,
-        cursors: CursorTable,
-        counts: dict[str, int],
-        request: CommandRequest,
-        name: str,
-        deadline: Millis | None,
-    ) -> None:
-        """name: as the client wrote it. counts: commands so far. deadline: of maxTimeMS, on the member's clock."""
-        self.member = member
-        self.cursors = cursors
-        self.counts = counts
-        self.request = request
-        self.name = name
-        self.body: RawDocument = request.body
-        self.database = request.database
-        self.connection = request.connection
-        self.deadline = deadline
-        self.linearizable_term: int | None = None
-        """Of a linearizable read: the primary's term when it began; what was read must be proven in that same term."""
+    member: MemberPort
+    cursors: CursorTable
+    counts: dict[str, int]
+    request: CommandRequest
+    name: str
+    deadline: Millis | None
+    linearizable_term: int | None = None
+
+    @property
+    def body(self) -> RawDocument:
+        return self.request.body
+
+    @property
+    def database(self) -> str:
+        return self.request.database
+
+    @property
+    def connection(self) -> ConnectionContext:
+        return self.request.connection
 
     def check_deadline(self) -> None:
         """MaxTimeMSExpiredError once maxTimeMS is over; long work asks now and then."""
@@ -127,14 +91,14 @@ class Command:
     known: frozenset[str] | None = field(init=False, compare=False)
     """All field names that are taken, its own included; None: any."""
     plain: frozenset[str] = field(init=False, compare=False)
-    """Those of them that say nothing to the dispatcher."""
+    """Those of them that the dispatcher need not look at."""
 
     def __post_init__(self) -> None:
         own = (self.fields or frozenset()) | {self.name, *self.aliases}
+        plain = own | {"$db", "$clusterTime", "$readPreference", "lsid", "comment"}
+        if self.read_concern:
+            plain |= {"readConcern"}
+        if self.write_concern:
+            plain |= {"writeConcern"}
         object.__setattr__(self, "known", None if self.fields is None else own | GENERIC_FIELDS)
-        concerns = {
-            name for name, taken in zip(CONCERNS, (self.read_concern, self.write_concern), strict=True) if taken
-        }
-        object.__setattr__(
-            self, "plain", own | concerns | {"$db", "$clusterTime", "$readPreference", "lsid", "comment"}
-        )
+        object.__setattr__(self, "plain", plain)

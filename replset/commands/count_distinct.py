@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from replset.bson import MAX_BSON_SIZE, decode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
@@ -30,22 +33,18 @@ async def count(ctx: CommandContext) -> Reply:
     skip = fields.whole(body, "skip", name, least=0)
     limit = abs(fields.whole(body, "limit", name))
     coll, at = await _open(ctx)
-    if coll is None:
-        total = 0
-    elif found.matcher is None:
+    total = 0
+    if coll is not None and found.matcher is None:
         total = await _count_all(ctx, coll, at)
-    else:
-        total = 0
-        pin = None if at is None else ctx.member.store.pin(at)
-        try:
-            scan = Scan(ctx.member, coll, at, found.keys, lambda raw: found.matches(decode(raw)) or None, weight)
-            while not scan.exhausted and (not limit or total < skip + limit):
-                total += len(await scan.next_slice())
-                if not scan.exhausted:
-                    await pause(ctx)
-        finally:
-            if pin is not None:
-                pin.release()
+    elif coll is not None:
+
+        def on_slice(matched: int) -> bool:
+            nonlocal total
+            total += matched
+            return limit > 0 and total >= skip + limit
+
+        scan = Scan(ctx.member, coll, at, found.keys, lambda raw: found.matches(decode(raw)) or None, weight)
+        await _walk(ctx, scan, on_slice)
     await confirm_linearizable(ctx)
     total = max(0, total - skip)
     return _at({"n": min(total, limit) if limit else total}, at)
@@ -64,6 +63,23 @@ async def _open(ctx: CommandContext) -> tuple[Collection | None, OpTime | None]:
     if namespace(ctx.database, collection) == OPLOG:
         raise UnknownFieldError(f"{ctx.name} on the oplog is not built yet")
     return await open_collection(ctx, collection, read_concern_of(ctx))
+
+
+async def _walk(ctx: CommandContext, scan: Scan[Any], on_slice: Callable[[int], bool]) -> None:
+    """Walk a collection in slices. on_slice: takes the number of documents found; True ends the walk.
+
+    The undo for the read's point is kept until the walk ends.
+    """
+    pin = None if scan.at is None else ctx.member.store.pin(scan.at)
+    try:
+        is_over = False
+        while not scan.exhausted and not is_over:
+            is_over = on_slice(len(await scan.next_slice()))
+            if not scan.exhausted:
+                await pause(ctx)
+    finally:
+        if pin is not None:
+            pin.release()
 
 
 def _at(reply: dict[str, object], at: OpTime | None) -> dict[str, object]:
@@ -105,18 +121,13 @@ async def distinct(ctx: CommandContext) -> Reply:
 
     coll, at = await _open(ctx)
     if coll is not None:
-        pin = None if at is None else ctx.member.store.pin(at)
-        try:
-            scan: Scan[None] = Scan(ctx.member, coll, at, found.keys, add, weight)
-            while not scan.exhausted:
-                await scan.next_slice()
-                if values.size > MAX_BSON_SIZE:
-                    raise ReplError("distinct too big, 16mb cap", code=ErrorCode.DISTINCT_TOO_LARGE)
-                if not scan.exhausted:
-                    await pause(ctx)
-        finally:
-            if pin is not None:
-                pin.release()
+
+        def on_slice(_matched: int) -> bool:
+            if values.size > MAX_BSON_SIZE:
+                raise ReplError("distinct too big, 16mb cap", code=ErrorCode.DISTINCT_TOO_LARGE)
+            return False
+
+        await _walk(ctx, Scan(ctx.member, coll, at, found.keys, add, weight), on_slice)
     await confirm_linearizable(ctx)
     reply = _at({"values": values.values}, at)
     return reply if len(values.values) <= SMALL_REPLY else await large_reply(ctx.member, reply)

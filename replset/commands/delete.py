@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from replset.bson import RawDocument, decode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
@@ -15,6 +13,7 @@ from replset.commands.write_batch import (
     Match,
     Search,
     SearchingBatch,
+    SearchStatement,
     check_options,
     parse_in_slices,
     read_statements,
@@ -26,17 +25,7 @@ from replset.replication.write_ops import WriteGroup, do_delete
 _FIELDS = frozenset({"q", "limit", "hint", "collation"})
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteStatement:
-    """One element of `deletes`; the filter is not yet compiled."""
-
-    query: dict[str, object]
-    multi: bool
-    hint: object
-    weight: int
-
-
-def parse_delete(document: RawDocument, place: str) -> DeleteStatement:
+def parse_delete(document: RawDocument, place: str) -> SearchStatement:
     """Raises for fields that are unknown, missing, of the wrong type or not built."""
     fields.check_fields(document, _FIELDS, place)
     for name in ("q", "limit"):
@@ -48,23 +37,11 @@ def parse_delete(document: RawDocument, place: str) -> DeleteStatement:
     if limit not in (0, 1):
         raise FailedToParseError(f"The limit field in delete objects must be 0 or 1. Got {limit}")
     query = fields.decoded(document, "q", place)
-    return DeleteStatement(query, limit == 0, given_hint(document, place), weight_of(len(document.raw), query))
+    return SearchStatement(query, limit == 0, given_hint(document, place), weight_of(len(document.raw), query))
 
 
 class DeleteBatch(SearchingBatch):
-    __slots__ = ("statements",)
-
-    def __init__(self, ctx: CommandContext, statements: list[DeleteStatement]) -> None:
-        super().__init__(ctx, len(statements))
-        self.statements = statements
-
-    @property
-    def weight(self) -> int:
-        return self.statements[self.index].weight
-
-    @property
-    def multi(self) -> bool:
-        return self.statements[self.index].multi
+    """The statements of one delete command."""
 
     def begin(self) -> Search:
         statement = self.statements[self.index]

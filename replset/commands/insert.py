@@ -134,7 +134,7 @@ async def prepare_all(ctx: CommandContext, documents: list[RawDocument], ordered
 
 
 class InsertBatch(Batch):
-    __slots__ = ("ready",)
+    """The documents of one insert command."""
 
     def __init__(self, ctx: CommandContext, size: int) -> None:
         super().__init__(ctx, size)

@@ -19,7 +19,7 @@ from replset.core.messages import (
     ResyncRequest,
     StepDownRequest,
 )
-from replset.core.write_concern import MAJORITY, implicit_default
+from replset.core.write_concern import MAJORITY, WriteConcern, implicit_default
 from replset.errors import (
     BadValueError,
     ErrorCode,
@@ -131,7 +131,7 @@ async def _change(ctx: CommandContext, config: ReplSetConfig, document: dict[str
     new = ReplSetConfig.parse(document)
     info = ""
     if implicit_default(new).w != implicit_default(config).w and stored_default(ctx.member.store) is None:
-        _, failure = await store_default(ctx, {"w": MAJORITY, "wtimeout": 0})
+        _, failure = await store_default(ctx, WriteConcern(MAJORITY))
         if failure is not None:
             raise ReplError(
                 f"the default write concern could not be stored: {failure['errmsg']}",

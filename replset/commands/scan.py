@@ -66,20 +66,6 @@ class Scan(Generic[T]):
     is the last key that was seen.
     """
 
-    __slots__ = (
-        "_after",
-        "_backwards",
-        "_coll",
-        "_keys",
-        "_limit",
-        "_member",
-        "_read",
-        "_rollback_id",
-        "_weight",
-        "at",
-        "exhausted",
-    )
-
     def __init__(
         self,
         member: MemberPort,

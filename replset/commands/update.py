@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from replset.bson import MAX_BSON_SIZE, DateTime, RawDocument, Timestamp, decode, encode, encode_key
@@ -17,6 +18,7 @@ from replset.commands.write_batch import (
     Match,
     Search,
     SearchingBatch,
+    SearchStatement,
     check_options,
     parse_in_slices,
     read_statements,
@@ -35,16 +37,12 @@ _FAR_INDEX = re.compile(r"\.\d{3,}")
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateStatement:
+class UpdateStatement(SearchStatement):
     """One element of `updates`: its fields are checked, filter and update not yet compiled."""
 
-    query: dict[str, object]
     change: object
     upsert: bool
-    multi: bool
     array_filters: list[object]
-    hint: object
-    weight: int
 
 
 def parse_update(document: RawDocument, place: str) -> UpdateStatement:
@@ -59,15 +57,9 @@ def parse_update(document: RawDocument, place: str) -> UpdateStatement:
             raise UnknownFieldError(f"{place}.{name} is not built yet")
     query, change = fields.decoded(document, "q", place), document.get("u")
     filters = [] if fields.is_absent(document, "arrayFilters") else fields.values(document, "arrayFilters", place)
-    return UpdateStatement(
-        query,
-        change,
-        fields.boolean(document, "upsert", place),
-        fields.boolean(document, "multi", place),
-        filters,
-        given_hint(document, place),
-        UNBOUNDED if may_lengthen_array(change) else weight_of(len(document.raw), query, change, filters),
-    )
+    weight = UNBOUNDED if may_lengthen_array(change) else weight_of(len(document.raw), query, change, filters)
+    upsert, multi = fields.boolean(document, "upsert", place), fields.boolean(document, "multi", place)
+    return UpdateStatement(query, multi, given_hint(document, place), weight, change, upsert, filters)
 
 
 def may_lengthen_array(change: object) -> bool:
@@ -91,11 +83,12 @@ def encode_result(document: dict[str, object]) -> bytes:
 
 
 class UpdateBatch(SearchingBatch):
-    __slots__ = ("fills_timestamps", "made", "modified", "now", "stamp", "statements", "update", "upserted")
+    """The statements of one update command."""
+
+    statements: Sequence[UpdateStatement]
 
     def __init__(self, ctx: CommandContext, statements: list[UpdateStatement]) -> None:
-        super().__init__(ctx, len(statements))
-        self.statements = statements
+        super().__init__(ctx, statements)
         self.modified = 0
         self.fills_timestamps = not fields.boolean(ctx.body, KEEP_TIMESTAMPS, ctx.name)
         self.upserted: list[dict[str, object]] = []
@@ -103,14 +96,6 @@ class UpdateBatch(SearchingBatch):
         self.made: tuple[object, bytes, bytes] | None = None
         """What an upsert inserts, where it was made apart."""
         self.now, self.stamp = DateTime(0), Timestamp(0, 0)
-
-    @property
-    def weight(self) -> int:
-        return self.statements[self.index].weight
-
-    @property
-    def multi(self) -> bool:
-        return self.statements[self.index].multi
 
     def begin(self) -> Search:
         statement = self.statements[self.index]

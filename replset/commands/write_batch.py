@@ -7,7 +7,7 @@ in a later group until all statements are done. A statement that fails becomes a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -63,22 +63,6 @@ class Committed:
 
 class Batch(ABC):
     """The statements of one write command and how far they are."""
-
-    __slots__ = (
-        "committed",
-        "ctx",
-        "error_bytes",
-        "errors",
-        "index",
-        "n",
-        "ns",
-        "optime",
-        "ordered",
-        "size",
-        "stopped",
-        "term",
-        "thread_work",
-    )
 
     def __init__(self, ctx: CommandContext, size: int) -> None:
         body, name = ctx.body, ctx.name
@@ -262,6 +246,19 @@ class Search:
             self.keys.pop()
 
 
+@dataclass(frozen=True, slots=True)
+class SearchStatement:
+    """An element of `updates` or `deletes`: its fields are checked, its filter is not yet compiled.
+
+    multi: it takes all documents that match, not the first one alone. weight: see evaluation.py.
+    """
+
+    query: dict[str, object]
+    multi: bool
+    hint: object
+    weight: int
+
+
 class SearchingBatch(Batch):
     """Statements that look for documents. Each is parsed when its turn comes, and may go on over several groups.
 
@@ -270,10 +267,9 @@ class SearchingBatch(Batch):
     change is lost, and one that changes all the time is evaluated again.
     """
 
-    __slots__ = ("budget", "matched", "refusal", "search", "time_slice")
-
-    def __init__(self, ctx: CommandContext, size: int) -> None:
-        super().__init__(ctx, size)
+    def __init__(self, ctx: CommandContext, statements: Sequence[SearchStatement]) -> None:
+        super().__init__(ctx, len(statements))
+        self.statements = statements
         self.search: Search | None = None
         self.refusal: ReplError | None = None
         self.matched = False
@@ -281,14 +277,13 @@ class SearchingBatch(Batch):
         self.time_slice = TimeSlice(ctx.member.clock)
 
     @property
-    @abstractmethod
     def weight(self) -> int:
         """Of the statement at `index`."""
+        return self.statements[self.index].weight
 
     @property
-    @abstractmethod
     def multi(self) -> bool:
-        """Whether the statement at `index` takes all documents that match, not the first one alone."""
+        return self.statements[self.index].multi
 
     @abstractmethod
     def begin(self) -> Search:

@@ -7,8 +7,8 @@ getDefaultRWConcern and setDefaultRWConcern too: the default is a replicated doc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeVar
 
@@ -48,9 +48,15 @@ _FIELDS = frozenset({"w", "j", "fsync", "wtimeout", "provenance"})
 # --- parsing ----------------------------------------------------------------------------------------------------
 
 
+def parse_write_concern(raw: bytes, default_w: Callable[[], int | str]) -> WriteConcern:
+    """Return the write concern of a document. `default_w` gives its `w` if it has none. FailedToParseError (9)."""
+    w, j, wtimeout_ms = _parse(raw)
+    return WriteConcern(default_w() if w is None else w, j, wtimeout_ms)
+
+
 @lru_cache(maxsize=256)
-def parse_write_concern(raw: bytes) -> tuple[int | str | None, bool | None, int]:
-    """Return (w or None, j or None, wtimeout in ms) of a write concern document; FailedToParseError (9)."""
+def _parse(raw: bytes) -> tuple[int | str | None, bool | None, int]:
+    """Return (w or None, j or None, wtimeout in ms)."""
     document = RawDocument(raw).decode()
     for name in document:
         if name not in _FIELDS:
@@ -92,10 +98,7 @@ def write_concern_of(ctx: CommandContext) -> WriteConcern:
     elif raw is None or kind != 3:
         raise fields.wrong_type(ctx.name, "writeConcern", kind, "object")
     else:
-        w, j, wtimeout_ms = parse_write_concern(raw)
-        if w is None:
-            w = default_concern(member.store, config).w
-        concern = WriteConcern(w, j, wtimeout_ms)
+        concern = parse_write_concern(raw, lambda: default_concern(member.store, config).w)
     if ctx.request.source == "http":
         refuse_unsatisfiable(config, concern)
     return concern
@@ -215,8 +218,7 @@ def stored_default(store: Store) -> WriteConcern | None:
     raw = None if document is None else document.get_raw("defaultWriteConcern")
     if raw is None:
         return None
-    w, j, wtimeout_ms = parse_write_concern(raw)
-    return WriteConcern(MAJORITY if w is None else w, j, wtimeout_ms, "customDefault")
+    return replace(parse_write_concern(raw, lambda: MAJORITY), provenance="customDefault")
 
 
 def _stored_document(store: Store) -> RawDocument | None:
@@ -232,14 +234,14 @@ def default_concern(store: Store, config: ReplSetConfig | None) -> WriteConcern:
     return stored_default(store) or implicit_default(config)
 
 
-async def store_default(ctx: CommandContext, concern: Mapping[str, object]) -> tuple[OpTime, dict[str, object] | None]:
+async def store_default(ctx: CommandContext, concern: WriteConcern) -> tuple[OpTime, dict[str, object] | None]:
     """Write the default and wait until a majority holds it; return (optime, writeConcernError or None)."""
 
     def operation(group: WriteGroup) -> OpTime:
         coll = group.txn.catalog.by_ns.get(SETTINGS_NS) or do_create(group, SETTINGS_NS)
         document: dict[str, object] = {
             "_id": DEFAULTS_ID,
-            "defaultWriteConcern": dict(concern),
+            "defaultWriteConcern": _fields_of(concern),
             "updateOpTime": optime_document(group.next_optime()),
             "updateWallClockTime": DateTime(group.wall_ms),
         }
@@ -256,6 +258,12 @@ async def store_default(ctx: CommandContext, concern: Mapping[str, object]) -> t
     return optime, await wait_for_write_concern(ctx, optime, concern_of_default)
 
 
+def _fields_of(concern: WriteConcern) -> dict[str, object]:
+    document = concern.document()
+    del document["provenance"]
+    return document
+
+
 async def get_default(ctx: CommandContext) -> Reply:
     """The default read and write concern, and whether they were set or follow from the configuration."""
     return _describe_defaults(ctx)
@@ -265,12 +273,9 @@ def _describe_defaults(ctx: CommandContext) -> dict[str, object]:
     store = ctx.member.store
     concern = default_concern(store, ctx.member.node.config)
     document = _stored_document(store)
-    shown: dict[str, object] = {"w": concern.w, "wtimeout": concern.wtimeout_ms}
-    if concern.j is not None:
-        shown["j"] = concern.j
     reply: dict[str, object] = {
         "defaultReadConcern": {"level": "local"},
-        "defaultWriteConcern": shown,
+        "defaultWriteConcern": _fields_of(concern),
         "defaultWriteConcernSource": "implicit" if stored_default(store) is None else "global",
         "defaultReadConcernSource": "implicit",
     }
@@ -279,6 +284,10 @@ def _describe_defaults(ctx: CommandContext) -> dict[str, object]:
         reply["updateWallClockTime"] = document.get("updateWallClockTime")
     reply["localUpdateWallClockTime"] = DateTime(ctx.member.clock.wall_ms())
     return reply
+
+
+def _refuse_unset() -> int:
+    raise IllegalOperationError("the default write concern cannot be unset; it needs a w")
 
 
 async def set_default(ctx: CommandContext) -> Reply:
@@ -294,16 +303,11 @@ async def set_default(ctx: CommandContext) -> Reply:
         raise UnknownFieldError("defaultReadConcern other than {level: 'local'} is not built yet")
     if write is None:
         return _describe_defaults(ctx)
-    w, j, wtimeout_ms = parse_write_concern(write.raw)
-    if w is None:
-        raise IllegalOperationError("the default write concern cannot be unset; it needs a w")
-    if w == 0:
+    concern = parse_write_concern(write.raw, _refuse_unset)
+    if concern.w == 0:
         raise BadValueError("w: 0 cannot be the default write concern")
-    refuse_unsatisfiable(ctx.member.node.config, WriteConcern(w, j, wtimeout_ms))
-    stored: dict[str, object] = {"w": w, "wtimeout": wtimeout_ms}
-    if j is not None:
-        stored["j"] = j
-    optime, failure = await store_default(ctx, stored)
+    refuse_unsatisfiable(ctx.member.node.config, concern)
+    optime, failure = await store_default(ctx, concern)
     reply = _describe_defaults(ctx)
     if failure is not None:
         reply["writeConcernError"] = failure
