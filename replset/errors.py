@@ -157,11 +157,11 @@ def code_name(code: int) -> str:
 
 
 LONGEST_MESSAGE = 2_000
-"""In characters. Messages quote what was asked, which may be a name of 16 MB."""
+"""In characters. A message quotes the request, which may hold a name of 16 MB."""
 
 
 def cut_message(text: str) -> str:
-    """`text` without its middle where it is longer than a message may be."""
+    """Return `text`, without its middle if it is longer than a message may be."""
     if len(text) <= LONGEST_MESSAGE:
         return text
     half = LONGEST_MESSAGE // 2
@@ -216,7 +216,7 @@ class TypeMismatchError(ReplError):
 
 
 class AuthenticationFailedError(ReplError):
-    """Who asks, or who was asked, did not prove that it is a member of the set."""
+    """One end of a connection did not prove that it is a member of the set (18)."""
 
     code = ErrorCode.AUTHENTICATION_FAILED
 
@@ -316,7 +316,7 @@ class PrimarySteppedDownError(ReplError):
 
 
 class LinearizableReadConcernError(ReplError):
-    """It could not be told whether the read was linearizable; nothing of it is answered (187)."""
+    """It is not known whether the read was linearizable; nothing of it is answered (187)."""
 
     code = ErrorCode.LINEARIZABLE_READ_CONCERN_ERROR
 
@@ -395,7 +395,7 @@ class StorageError(ReplError):
 
 
 class CorruptDataError(StorageError):
-    """A file of this member does not hold what it must: name and reason in the message (1)."""
+    """A file of this member is damaged; the message has its name and the reason (1)."""
 
 
 class DamagedEntryError(CorruptDataError):
@@ -443,4 +443,4 @@ class RemoteProtocolError(ReplError):
 
 
 class InvariantError(Exception):
-    """A broken invariant: nobody catches it but the shell, which stops the member."""
+    """An invariant is broken. Only the shell catches this error, and stops the member."""

@@ -91,7 +91,7 @@ async def drop_database(ctx: CommandContext) -> Reply:
 
 
 def _cursor_reply(ctx: CommandContext, ns: str, documents: list[dict[str, object]]) -> Reply:
-    """All in the first batch: lists of collections and indexes are short."""
+    """Return the reply with all rows in the first batch, since these lists are short."""
     cursor = fields.document(ctx.body, "cursor", ctx.name)
     if cursor is not None:
         fields.check_fields(cursor, frozenset({"batchSize"}), f"{ctx.name}.cursor")
@@ -124,7 +124,7 @@ async def list_collections(ctx: CommandContext) -> Reply:
 
 
 async def _filtered(ctx: CommandContext, documents: list[dict[str, object]]) -> list[dict[str, object]]:
-    """Those of a list that the command's `filter` takes."""
+    """Return the rows that match the command's `filter`."""
     if fields.is_absent(ctx.body, "filter"):
         return documents
 
@@ -148,7 +148,7 @@ async def list_databases(ctx: CommandContext) -> Reply:
     total = store.data_bytes()
     if not name_only:
         for row in rows:
-            # Collections share one file: only the oplog's share is known apart.
+            # All collections share one file; only the size of the oplog is known by itself.
             row["sizeOnDisk"] = Int64(store.oplog_bytes if row["name"] == "local" else 0)
             row["empty"] = False
     rows = await _filtered(ctx, rows)
@@ -167,7 +167,7 @@ async def list_indexes(ctx: CommandContext) -> Reply:
 
 
 async def create_indexes(ctx: CommandContext) -> Reply:
-    """Only the index on `_id` can be asked for: it is there. Others are refused by name."""
+    """Accept the index on `_id`, which every collection has. Other indexes are refused by name."""
     ns = writable_namespace(ctx.database, collection_field(ctx.body, ctx.name))
     ignore_unknown = fields.boolean(ctx.body, "ignoreUnknownIndexOptions", ctx.name)
     for index in fields.documents(ctx.body, ctx.request.sequences, "indexes", ctx.name):

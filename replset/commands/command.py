@@ -1,4 +1,4 @@
-"""What a command is, and what its handler is given. The table of them is table.py, their dispatcher dispatcher.py."""
+"""Defines a command and what its handler is given. table.py lists all commands; dispatcher.py runs them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ GENERIC_FIELDS = frozenset(
     | {"readConcern", "writeConcern", "databaseVersion", "shardVersion", "helloOk", "mayBypassWriteBlocking"}
     | {"$replsetForwarded"}
 )
-"""Fields that every command takes; what they mean is looked at in one place (dispatcher.py) or where they matter."""
+"""Fields that every command takes. The dispatcher checks them, or the code that needs them."""
 PROVE = "replSetProve"
-"""The one command of members that a connection may say before it has proved that it is one."""
+"""The only private command that a connection may send before it has proved that it is a member's."""
 
 
 class Where(Enum):
@@ -61,7 +61,7 @@ class CommandContext:
         return self.request.connection
 
     def check_deadline(self) -> None:
-        """MaxTimeMSExpiredError once maxTimeMS is over; long work asks now and then."""
+        """Raise MaxTimeMSExpiredError once maxTimeMS is over. Long work calls this between its slices."""
         if self.deadline is not None and self.member.clock.now() >= self.deadline:
             raise MaxTimeMSExpiredError("operation exceeded time limit")
 
@@ -74,7 +74,7 @@ class Command:
     """One command. fields: those it takes beside its own name and the generic ones; None: any (for internal ones).
 
     admin_only: refused (13) against another database. test_only: only with --enable-test-commands.
-    private: for members among themselves; not served over HTTP, and with a key file only to who proved to be a member.
+    private: between members. It is not served over HTTP, and with a key file only on a connection that proved a key.
     read_concern, write_concern: whether it takes one; otherwise one that is given is refused (72).
     """
 

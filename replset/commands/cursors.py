@@ -1,8 +1,8 @@
-"""Open cursors of clients. A cursor keeps a position and, for a majority read, a pin on its point; never a transaction.
+"""Keeps the open cursors of clients. A cursor keeps a position and, for a majority read, a pin on its read point.
 
-Cursors end when they are exhausted or killed, after ten minutes without a getMore, with the last connection of their
-client, and all at once when the member's history is replaced (rollback, initial sync): then what they would go on with
-does not exist any more. What they hold of sorted documents is bounded, all together.
+A cursor ends when it is exhausted or killed, after ten minutes without a getMore, and with the last connection of its
+client. A rollback or an initial sync closes all cursors, because the documents that they would read next may not exist
+any more. The memory for sorted documents is limited for all cursors together.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ MAX_BATCH_BYTES = MAX_BSON_SIZE
 IDLE_MS = 10 * 60_000
 SWEEP_MS = 60_000
 MAX_MEMORY_BYTES = 64 << 20
-"""Of sorted documents, all cursors together; those of one cursor always fit alone."""
+"""Limit on the sorted documents of all cursors together. One cursor alone always fits."""
 MAX_OPEN = 10_000
-"""Cursors of all clients; for one more the longest idle one ends."""
+"""Limit on the cursors of all clients. One more cursor ends the one that is idle longest."""
 RECENTLY_USED_MS = 10_000
-"""A cursor that had a getMore so lately does not make room for others."""
+"""A cursor with a getMore within this time is not ended to free memory."""
 
 
 Pause = Callable[[], Awaitable[None]]
@@ -62,7 +62,7 @@ class Cursor(ABC):
         """
 
     def check_alive(self) -> None:
-        """CursorNotFoundError (43) when the cursor was killed while a batch was on its way."""
+        """Raise CursorNotFoundError (43) if the cursor was killed while a batch was being read."""
         if self.killed:
             raise CursorNotFoundError("the cursor was killed")
 
@@ -77,7 +77,7 @@ class CursorTable:
     """The cursors of one member, by id."""
 
     def __init__(self, clock: Clock, rng: Random, memory: MemoryCounter) -> None:
-        """memory: where the member counts what requests hold."""
+        """memory: the member's count of the memory that requests take."""
         self._memory = memory
         self._memory_bytes = 0
         self._clock = clock
@@ -98,7 +98,7 @@ class CursorTable:
         self._memory.hold(more)
 
     def _free_memory(self, cursor: Cursor, more: int) -> None:
-        """End cursors that hold bytes and are not read from, the longest idle first."""
+        """End cursors that take memory and are idle, the longest idle first."""
         now = self._clock.now()
         for cursor_id, other in sorted(self._open.items(), key=lambda row: row[1].used_at):
             if self._memory_bytes + more <= MAX_MEMORY_BYTES or self._memory_bytes <= cursor.memory_bytes:
@@ -127,7 +127,7 @@ class CursorTable:
         return any(cursor.owner == owner for cursor in self._open.values())
 
     def add(self, cursor: Cursor, owner: Owner | None = None) -> int:
-        """Keep the cursor for later getMores; its id, a positive 63-bit number. owner: None: it ends by time alone."""
+        """Keep the cursor for later getMores; return its id, positive, of 63 bits. owner None: only time ends it."""
         self.sweep()
         if len(self._open) >= MAX_OPEN:
             self._end_longest_idle()
@@ -140,7 +140,7 @@ class CursorTable:
         return cursor_id
 
     def take(self, cursor_id: int, ns: str) -> Cursor:
-        """Begin a getMore; end it with `give_back`. CursorNotFoundError (43); 237 while another getMore runs."""
+        """Begin a getMore; `give_back` ends it. Raises CursorNotFoundError (43), or 237 while another getMore runs."""
         self.sweep()
         cursor = self._open.get(cursor_id)
         if cursor is None:
@@ -156,7 +156,7 @@ class CursorTable:
         return cursor
 
     def give_back(self, cursor_id: int, cursor: Cursor) -> bool:
-        """End a getMore. True: the cursor stays open."""
+        """End a getMore. Return whether the cursor stays open."""
         cursor.busy = False
         cursor.used_at = self._clock.now()
         if cursor.finished:
@@ -164,7 +164,7 @@ class CursorTable:
         return not cursor.finished
 
     def kill(self, cursor_ids: Iterable[int], ns: str) -> tuple[list[int], list[int]]:
-        """Close cursors on `ns`; those that were, and those that are not known."""
+        """Close cursors on `ns`. Return the ids that were closed, and those that are not known."""
         killed: list[int] = []
         missing: list[int] = []
         for cursor_id in cursor_ids:
@@ -178,7 +178,7 @@ class CursorTable:
         return killed, missing
 
     def close_all(self) -> None:
-        """The history they read from is replaced, or the member stops: every later getMore answers 43."""
+        """Close all cursors, because the data is replaced or the member stops. Every later getMore answers 43."""
         for cursor_id, cursor in list(self._open.items()):
             cursor.killed = True
             self._forget(cursor_id, cursor)
@@ -195,7 +195,7 @@ class CursorTable:
             self._forget(cursor_id, self._open[cursor_id])
 
     def sweep(self) -> None:
-        """End what nobody has asked for in ten minutes; at most once a minute."""
+        """End the cursors that have been idle for ten minutes; at most once a minute."""
         now = self._clock.now()
         if now - self._swept_at < SWEEP_MS:
             return

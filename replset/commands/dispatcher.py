@@ -1,4 +1,4 @@
-"""One command document in, one reply document out: whatever a member is asked, from whatever side, comes here."""
+"""Runs commands: one document in, one document out. The wire port and the HTTP API both use this dispatcher."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Dispatcher:
                 self._commands[name] = command
 
     async def run(self, request: CommandRequest) -> Reply:
-        """The reply document, or its bytes. Failures are replies with ok: 0; only a broken invariant is raised."""
+        """Return the reply, a document or bytes. A failure is a reply with ok: 0. Only a broken invariant is raised."""
         member = self.member
         try:
             reply = await self._run(request)
@@ -84,8 +84,8 @@ class Dispatcher:
         if command.admin_only and request.database != "admin":
             raise ReplError(f"{name} may only be run against the admin database.", code=ErrorCode.UNAUTHORIZED)
         if self.member.keys is not None and not request.connection.is_member and command.private and name != PROVE:
-            # A stranger's heartbeat, position or vote would count like a member's: with it one could have writes
-            # acknowledged that nobody holds, or depose the primary again and again.
+            # A heartbeat, position or vote of a stranger would count like a member's. A stranger could then have writes
+            # acknowledged that no member has on disk, or make the primary step down again and again.
             raise ReplError(
                 f"{name} is for members, which prove that they know the key file", code=ErrorCode.UNAUTHORIZED
             )
@@ -107,11 +107,11 @@ class Dispatcher:
         return await command.run(ctx)
 
     def _is_hidden(self, command: Command, request: CommandRequest) -> bool:
-        """Whether this member says that it does not know the command."""
+        """Whether this member answers that it does not know the command."""
         return (command.test_only and not self.member.test_commands) or (command.private and request.source == "http")
 
     def _check_generic(self, command: Command, request: CommandRequest) -> None:
-        """What the command does not take of what every command may carry."""
+        """Refuse generic fields that this command does not support."""
         body = request.body
         if "txnNumber" in body:
             if "lsid" not in body:
@@ -141,7 +141,7 @@ class Dispatcher:
 
 
 def refuse_large(body: RawDocument, command: str) -> None:
-    """10334 names the first field that would take the event loop too long to read."""
+    """Refuse a field that would take the event loop too long to read (10334)."""
     for name in body.keys():  # noqa: SIM118 - a RawDocument is no mapping
         most = LARGEST_GENERIC if name in GENERIC_FIELDS else LARGEST_FIELD
         if name not in ANY_SIZE and body.size_of(name) > most:

@@ -1,10 +1,9 @@
-"""Where filters, updates, sorts and projections are evaluated: small work on the event loop, the rest in one thread.
+"""Evaluates filters, updates, sorts and projections: small work on the event loop, the rest in one thread.
 
-Heartbeats, elections and every other client live on the event loop, so no evaluation may hold it for long. What it can
-cost is bounded before it begins, by the bytes of the statement times the bytes of the document: each part of a filter
-is asked of each item at most once. What is over SMALL_WORK runs in a thread, which gives the loop its turn after every
-half millisecond (`machine.short_turns`); there it ends after `LIMIT_S`. There is one such thread for all clients, so
-that the loop never waits for more than one; each takes it for a slice, in turn.
+Heartbeats, elections and all clients share the event loop, so no evaluation may block it for long. The cost has a limit
+that is known before the work begins: the bytes of the statement times the bytes of the document. Work over SMALL_WORK
+runs in a thread. It gives the event loop its turn after every half millisecond (`machine.short_turns`) and ends after
+`LIMIT_S`. All clients share this one thread, so that the loop never waits for more than one; each uses it for a slice.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from replset.replication.ports import Clock
 T = TypeVar("T")
 
 SMALL_WORK: Final = 2 << 20
-"""Bytes of a statement times bytes of a document; in the worst case some 2 ns each."""
+"""Bytes of a statement times bytes of a document. In the worst case each takes about 2 ns."""
 SMALL_STATEMENT: Final = 16 << 10
-"""Bytes of a statement that is read and compiled on the event loop, in some 10 ms."""
+"""Limit in bytes on a statement that is read and compiled on the event loop, in about 10 ms."""
 _LEAST_WEIGHT: Final = 64
-"""To decode and encode a document costs as much as some 64 bytes of a statement."""
+"""Decoding and encoding a document costs as much as about 64 bytes of a statement."""
 UNBOUNDED: Final = 1 << 62
-"""The weight of a statement whose cost its size does not tell: one with a regular expression."""
+"""The weight of a statement whose size says nothing about its cost: one with a regular expression."""
 TURN_MS: Final = 20
 
 
 class TimeSlice:
-    """What a command may use of the event loop, or of the thread, before others have theirs."""
+    """The time that a command may use the event loop, or the thread, before others get their turn."""
 
     __slots__ = ("_clock", "_until")
 
@@ -47,7 +46,7 @@ class TimeSlice:
 
 
 def weight_of(size: int, *parts: object) -> int:
-    """What a statement of `size` bytes weighs in an evaluation. parts: its filter and its update, decoded."""
+    """Return the weight of a statement of `size` bytes. parts: its filter and its update, decoded."""
     return UNBOUNDED if size <= SMALL_STATEMENT and any(map(contains_regex, parts)) else size
 
 
@@ -57,7 +56,7 @@ def is_small(weight: int, size: int) -> bool:
 
 
 async def run_in_thread(member: MemberPort, work: Callable[[], T]) -> T:
-    """What `work` gives, from the thread. It may touch nothing that others change meanwhile."""
+    """Run `work` in the thread and return its result. It must not use anything that others change meanwhile."""
 
     def limited() -> T:
         with time_limit():
@@ -73,9 +72,9 @@ async def evaluate(
     read: Callable[[bytes], T | None],
     want: int | None = None,
 ) -> tuple[list[T], int]:
-    """What `read` gives for each document but None, up to `want` of them; and how many documents were looked at.
+    """Return what `read` gives for the documents, without None and up to `want`, and how many documents were read.
 
-    At least one is, the others while time allows. weight: of what `read` evaluates; 0 for nothing.
+    At least one document is read, the others while time allows. weight: of what `read` evaluates; 0 for nothing.
     """
 
     def work() -> tuple[list[T], int]:
@@ -99,16 +98,16 @@ async def evaluate(
 
 
 async def read_statement(member: MemberPort, document: RawDocument, read: Callable[[], T]) -> T:
-    """What `read` makes of a command's or a statement's document."""
+    """Return what `read` makes of the document of a command or a statement."""
     return read() if len(document.raw) <= SMALL_STATEMENT else await run_in_thread(member, read)
 
 
 async def compiled(member: MemberPort, weight: int, compile_: Callable[[], T]) -> T:
-    """What `compile_` makes of decoded documents that weigh so much."""
+    """Return what `compile_` makes of decoded documents of this weight."""
     return compile_() if weight <= SMALL_STATEMENT else await run_in_thread(member, compile_)
 
 
 async def large_reply(member: MemberPort, reply: dict[str, object]) -> Reply:
-    """The reply as bytes: one with thousands of values takes longer to encode than the event loop has."""
+    """Return the reply as bytes, encoded in the thread: thousands of values would block the event loop."""
     whole = finish(reply, member.store.last_applied.ts)
     return await run_in_thread(member, lambda: encode(whole))

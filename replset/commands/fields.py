@@ -1,6 +1,6 @@
-"""Reading the fields of a command document: their types, defaults and limits, refused with the place.
+"""Reads the fields of a command document: their types, defaults and limits. An error names the field.
 
-MongoDB takes any number where it wants a whole one, as long as it is whole; null is the same as absent.
+As in MongoDB, any number type is taken for a whole number if its value is whole; null means absent.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def values(body: RawDocument, name: str, command: str) -> list[object]:
 
 
 def given(body: RawDocument, name: str) -> bool:
-    """Is the field there with a value that says something (not null, false, 0, "" or an empty document)?"""
+    """Whether the field has a value other than null, false, 0, "" and an empty document."""
     kind = body.type_of(name)
     if kind in (3, 4):
         return len(body.get_raw(name) or b"") > len(_EMPTY)

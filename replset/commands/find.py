@@ -150,10 +150,10 @@ class FindCursor(Cursor):
         documents: list[bytes] = []
         size = slices = 0
         while True:
-            room = None if limit is None else limit - len(documents)
-            if self._left is not None and (room is None or self._left < room):
-                room = self._left
-            if room == 0:
+            space = None if limit is None else limit - len(documents)
+            if self._left is not None and (space is None or self._left < space):
+                space = self._left
+            if space == 0:
                 break
             if not self._waiting:
                 if self._is_at_end():
@@ -162,7 +162,7 @@ class FindCursor(Cursor):
                     await pause()
                     self.check_alive()
                 slices += 1
-                self._waiting = await self._next_rows(room)
+                self._waiting = await self._next_rows(space)
                 self._waiting.reverse()
                 self.check_alive()
                 continue
@@ -180,18 +180,18 @@ class FindCursor(Cursor):
     def _is_at_end(self) -> bool:
         return self._scan.exhausted if self._ordered is None else not self._ordered
 
-    async def _next_rows(self, room: int | None) -> list[bytes]:
+    async def _next_rows(self, space: int | None) -> list[bytes]:
         if self._ordered is not None:
-            return await self._next_ordered(self._ordered, room)
-        rows = await self._scan.next_slice(None if room is None else room + self._skip)
+            return await self._next_ordered(self._ordered, space)
+        rows = await self._scan.next_slice(None if space is None else space + self._skip)
         if self._skip:
             skipped = min(self._skip, len(rows))
             self._skip -= skipped
             rows = rows[skipped:]
         return rows
 
-    async def _next_ordered(self, rest: list[bytes], room: int | None) -> list[bytes]:
-        count = SLICE_DECODED if room is None else min(room, SLICE_DECODED)
+    async def _next_ordered(self, rest: list[bytes], space: int | None) -> list[bytes]:
+        count = SLICE_DECODED if space is None else min(space, SLICE_DECODED)
         documents = rest[-count:]
         documents.reverse()
         shown, looked_at = await evaluate(self._member, self._query.weight, documents, self._shown)
@@ -232,7 +232,7 @@ class FindCursor(Cursor):
             kept += found
             size += sum(len(key) + len(raw) for key, raw in found)
             if wanted is not None and len(kept) > 2 * wanted + 1000:
-                kept = (await self._in_order(kept))[:wanted]
+                kept = (await self._sorted(kept))[:wanted]
                 size = sum(len(key) + len(raw) for key, raw in kept)
             if size > SORT_BYTES:
                 raise ReplError(
@@ -242,14 +242,14 @@ class FindCursor(Cursor):
             self._table.set_memory(self, size + PAIR_BYTES * len(kept))
             await pause()
             self.check_alive()
-        rows = [raw for _, raw in (await self._in_order(kept))[self._skip : wanted]]
+        rows = [raw for _, raw in (await self._sorted(kept))[self._skip : wanted]]
         self.check_alive()
         self._table.set_memory(self, sum(len(raw) + ROW_BYTES for raw in rows))
         rows.reverse()
         self._skip = 0
         return rows
 
-    async def _in_order(self, kept: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    async def _sorted(self, kept: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         def work() -> list[tuple[bytes, bytes]]:
             return sort_by_key([(pair[0], pair) for pair in kept])
 

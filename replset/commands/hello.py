@@ -1,4 +1,4 @@
-"""hello, isMaster: who I am, who is primary; with topologyVersion it waits until that changes (map B2)."""
+"""hello and isMaster: this member's role and the primary. With topologyVersion it waits for a change (map B2)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from replset.storage.store import Store
 
 
 async def hello(ctx: CommandContext) -> Reply:
-    """Who this member is and whom it knows as primary."""
+    """This member's role, its set and the primary that it knows."""
     member = ctx.member
     await _await_change(ctx)
     if member.shutting_down:
@@ -42,7 +42,7 @@ async def hello(ctx: CommandContext) -> Reply:
 
 
 def _remember_client(ctx: CommandContext) -> None:
-    """Keep what the client says of itself with its first hello."""
+    """Keep the client metadata of the connection's first hello."""
     client = fields.document(ctx.body, "client", ctx.name)
     if client is not None and ctx.connection.metadata is None:
         ctx.connection.metadata = client
@@ -52,7 +52,7 @@ def _remember_client(ctx: CommandContext) -> None:
 
 
 async def _await_change(ctx: CommandContext) -> None:
-    """With topologyVersion and maxAwaitTimeMS: wait while the client knows everything already."""
+    """Wait while the client's topologyVersion is the current one, for at most maxAwaitTimeMS."""
     body, member = ctx.body, ctx.member
     known = fields.document(body, "topologyVersion", ctx.name)
     waits = not fields.is_absent(body, "maxAwaitTimeMS")
@@ -88,7 +88,7 @@ def _parse_topology_version(known: RawDocument) -> tuple[ObjectId, int]:
 
 
 def set_fields(member: MemberPort, *, legacy: bool) -> dict[str, object]:
-    """What hello and serverStatus.repl say of the set."""
+    """Return the fields of hello and serverStatus.repl about the set."""
     node = member.node
     config = node.config
     me = None if config is None else config.member_at(member.host)
@@ -119,7 +119,7 @@ def set_fields(member: MemberPort, *, legacy: bool) -> dict[str, object]:
 
 
 def _hosts(config: ReplSetConfig) -> dict[str, object]:
-    """Hidden members are told to nobody; delayed ones are passive by rule."""
+    """Return the members that clients may see: hidden and delayed members are left out."""
     shown = [member for member in config.members if not member.hidden and member.secondary_delay_secs == 0]
     groups: dict[str, object] = {"hosts": [str(member.host) for member in shown if member.is_electable]}
     passives = [str(member.host) for member in shown if not member.is_electable and not member.arbiter_only]
@@ -160,7 +160,7 @@ def _last_write(member: MemberPort) -> dict[str, object]:
 
 
 def wall_of(store: Store, optime: OpTime) -> int:
-    """The wall clock (ms) of the entry at or before `optime`; 0 when there is none, or none can be read now."""
+    """Return the wall clock (ms) of the entry at or before `optime`; 0 if there is none or it cannot be read now."""
     if optime == OPTIME_NULL:
         return 0
     if optime == store.last_applied:

@@ -1,4 +1,4 @@
-"""What createIndexes is asked for: only the index on `_id` is built, and it is there with every collection."""
+"""Checks the indexes of createIndexes: only the index on `_id` is supported, and every collection has it."""
 
 from __future__ import annotations
 

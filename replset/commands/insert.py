@@ -1,4 +1,4 @@
-"""insert: documents are checked and given an `_id` before the group opens; inside it they are only written."""
+"""insert: documents are checked and get an `_id` before the group commit opens; inside it they are only written."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def new_id(member: MemberPort) -> ObjectId:
 
 
 def _with_id_first(doc: bytes, member: MemberPort) -> bytes:
-    """The document with its `_id` moved to the front, a new one if it has none."""
+    """Return the document with its `_id` first; it gets a new `_id` if it has none."""
     front = b""
     rest: list[bytes] = []
     start = 4
@@ -86,7 +86,7 @@ def _with_id_first(doc: bytes, member: MemberPort) -> bytes:
 
 
 def _with_timestamps(doc: bytes, member: MemberPort) -> bytes:
-    """Timestamp(0, 0) in the top level, but for `_id`, stands for the present, as in MongoDB."""
+    """Replace Timestamp(0, 0) in the top level, except in `_id`, by the present time, as in MongoDB."""
     changed = bytearray(doc)
     seconds = (member.clock.wall_ms() // 1000).to_bytes(4, "little")
     increment = 0

@@ -1,4 +1,4 @@
-"""What members ask each other: heartbeats, votes, progress and the handoff go to the core; the oplog is served."""
+"""The commands between members. The core answers heartbeats, votes, positions and replSetStepUp."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ async def ask_core(ctx: CommandContext) -> Reply:
 
 
 def _refuse_other_set(ctx: CommandContext) -> None:
-    """Another set of the same name may have this address in its configuration: its members must not take this oplog for
-    that of their own set, nor copy it over their data.
+    """Refuse a member of another set (108).
+
+    Another set of the same name may have this address in its configuration. Its members must not apply this oplog as if
+    it were their own set's, nor replace their data by a copy of this member's.
     """
     theirs, mine = ctx.body.get("setId"), ctx.member.node.set_id
     if theirs is not None and not isinstance(theirs, ObjectId):
@@ -64,9 +66,10 @@ async def get_rbid(ctx: CommandContext) -> Reply:
 
 
 async def prove_membership(ctx: CommandContext) -> Reply:
-    """Let who asks prove that it knows a key of this set, and prove the same to it; once per connection.
+    """Check that the other end knows a key of this set, and prove the same to it; once per connection.
 
-    Step 1 takes its address, the one that it connected to, and its nonce; step 2 its proofs. AuthenticationFailedError.
+    Step 1 takes the sender's address, the address that it connected to, and its nonce. Step 2 takes its proofs. Raises
+    AuthenticationFailedError.
     """
     member, connection = ctx.member, ctx.connection
     if member.keys is None:

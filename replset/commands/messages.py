@@ -1,9 +1,8 @@
-"""Core messages as the documents that members send each other, both directions (map H2, H3, E4, R8).
+"""Converts core messages to the documents that members send each other, and back (map H2, H3, E4, R8).
 
-Who asks and who answers use the same functions. The names are MongoDB's; what it does not have (incarnation,
+The field names are MongoDB's. Fields that MongoDB does not have (incarnation,
 rollbackId, httpAddress, commitPoint, commitTerm, hasData, memberId, candidateId, unacknowledgedRollbacks, quarantine,
-setId, reason) stands beside them. Malformed documents, and numbers that nobody can mean, are the peer's fault:
-RemoteProtocolError.
+setId, reason) are added. A malformed document or an impossible number is the fault of the peer: RemoteProtocolError.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Reading local.oplog.rs with find: from the `ts` that the filter names on, and tailing it with getMore (map O1, R4).
+"""Reads local.oplog.rs for find, beginning at the `ts` in the filter, and tails it for getMore (map O1, R4).
 
-Only committed rows are seen; entries come in the order of their `ts`, as the bytes that were written.
+Only entries of committed transactions are seen, in the order of their `ts`, as the bytes that were written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AWAIT_MS = 1_000
 
 
 def start_position(query: dict[str, object]) -> OpTime:
-    """The place behind which entries can match: what the filter demands of `ts`, alone or in a top-level $and."""
+    """Return the optime behind which entries can match: the filter's demand of `ts`, alone or in a top-level $and."""
     after = OPTIME_NULL
     for name, value in query.items():
         if name == "$and" and isinstance(value, list):
@@ -43,7 +43,7 @@ def _ts(optime: OpTime) -> int:
 
 
 class OplogCursor(Cursor):
-    """A position in the oplog. It keeps no undo and no transaction; trimmed away, it is lost (136)."""
+    """A position in the oplog. Nothing is kept for it: if its place is trimmed away, the cursor is lost (136)."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class OplogCursor(Cursor):
             await pause()
 
     def _check(self) -> None:
-        """The history that the cursor reads must be the one that it began with."""
+        """Raise an error if this member rolled back, or does not serve reads: the cursor must not mix two histories."""
         self.check_alive()
         state, rollback_id = self._member.node.state, self._member.store.rollback_id
         if not state.is_readable:

@@ -1,4 +1,4 @@
-"""What commands need of a running member, and what a command is given. runtime/member.py implements `MemberPort`."""
+"""Defines what commands need of a running member, and what a command is given. RunningMember implements MemberPort."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ Source: TypeAlias = Literal["wire", "http", "internal"]
 
 
 class MemoryCounter(Protocol):
-    """The count of what requests hold of the member's memory."""
+    """Counts the memory that requests take."""
 
     def hold(self, size: int) -> None:
-        """So many bytes more are held; fewer, where it is negative."""
+        """Add `size` bytes; a negative number takes bytes off."""
         ...
 
 
 Owner: TypeAlias = tuple[str, bytes]
-"""A client: its machine, and what its connections say of themselves."""
+"""A client: its machine and the metadata of its first hello."""
 
-# --- what is asked ----------------------------------------------------------------------------------------------
+# --- requests --------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class ConnectionContext:
-    """Who asks. One per connection; the HTTP API makes one per request.
+    """The sender of commands. There is one per connection; the HTTP API makes one per request.
 
-    id: shown as connectionId. peer: `host:port` of the client. member: the member of the set that asks; with a key file
-    the one that has proved itself (`replSetProve`), else the one that its hello names (`replsetMember`). handshake: of
-    a proof that has begun. metadata: `client` of the first hello.
+    id: shown as connectionId. peer: `host:port` of the client. member: the member that sends. With a key
+    file it is the one that has proved itself (`replSetProve`), else the one that its hello names (`replsetMember`).
+    handshake: of a proof that has begun. metadata: `client` of the first hello.
     """
 
     id: int = 0
@@ -65,9 +65,9 @@ class ConnectionContext:
 
     @property
     def owner(self) -> Owner | None:
-        """The client whose connection this is: a driver asks for more of a cursor on any of its connections.
+        """Return the client of this connection: a driver may use any of its connections for a getMore.
 
-        One that says nothing of itself is known by this connection alone. None: no connection that stays (HTTP).
+        A client without metadata is known by this connection alone. None: HTTP, where no connection stays.
         """
         if not self.id:
             return None
@@ -89,7 +89,7 @@ class CommandRequest:
     legacy: bool = False
 
 
-# --- what commands need of the member ---------------------------------------------------------------------------
+# --- the member ------------------------------------------------------------------------------------------------
 
 
 class MemberPort(Protocol):
@@ -130,7 +130,7 @@ class MemberPort(Protocol):
 
     @property
     def warnings(self) -> Sequence[str]:
-        """What is doubtful about how this member was started."""
+        """Warnings about how this member was started."""
         ...
 
     @property
@@ -138,7 +138,7 @@ class MemberPort(Protocol):
 
     @property
     def store(self) -> Store:
-        """The store of this moment: an initial sync replaces it, so nobody keeps it across an await."""
+        """The store that is open now. An initial sync replaces it, so read it again after each await."""
         ...
 
     @property
@@ -154,7 +154,7 @@ class MemberPort(Protocol):
 
     @property
     def rollbacks(self) -> RollbackList:
-        """What rollbacks of this member took away."""
+        """The rollbacks of this member and their files."""
         ...
 
     @property
@@ -221,11 +221,11 @@ class MemberPort(Protocol):
         ...
 
     def on_damage(self, detail: str) -> None:
-        """An oplog entry of this member is not the one that was written; it was not served."""
+        """Called when an oplog entry of this member is not the one that was written; it was not served."""
         ...
 
     def on_chain_mismatch(self, at: OpTime) -> None:
-        """Another member has another hash chain at this entry of mine."""
+        """Called when another member has another hash chain at this entry."""
         ...
 
     def cut(self, hosts: Sequence[HostPort], direction: Literal["both", "in", "out"]) -> None:

@@ -1,7 +1,7 @@
-"""How a read may be answered: whether here (read_preference.py), and at which point (read concern).
+"""The read concern of a command: how it is parsed, when the read may begin, and at which point it reads.
 
-A linearizable read sees the primary's newest state and is answered only once a majority holds an entry that was written
-after it, in the term in which it began: whoever leads later had not begun to when the read was made (map K4).
+A linearizable read sees the primary's newest state. It is answered only after a majority has an entry that was written
+after the read, in the term in which the read began. So no other primary had begun its term at the read (map K4).
 """
 
 from __future__ import annotations
@@ -107,13 +107,13 @@ LINEARIZABLE = ReadConcern("linearizable")
 
 
 def refuse_linearizable(concern: ReadConcern, ns: str) -> None:
-    """What is read there is this member's own; nobody can prove it the set's newest state."""
+    """Refuse level linearizable for `ns`, whose content is this member's own and not the set's."""
     if concern.level == "linearizable":
         raise InvalidOptionsError(f"readConcern level 'linearizable' is not for {ns}")
 
 
 def _check_reachable(ctx: CommandContext, ts: int) -> None:
-    """A time that no member can have told yet would make the read wait for ever (map K6)."""
+    """Refuse a cluster time that no member can have reached: the read would wait for ever (map K6)."""
     newest = ctx.member.store.last_applied.ts
     horizon = pack_ts(ctx.member.clock.wall_ms() // 1000 + CLOCK_SLACK_S, 0)
     if ts > max(newest, horizon):
@@ -166,10 +166,11 @@ def newest_readable(member: MemberPort, level: Level) -> OpTime | None:
 
 
 async def confirm_linearizable(ctx: CommandContext) -> None:
-    """After a read, before its answer: nothing for most; a linearizable one waits until a majority has its proof.
+    """Confirm a linearizable read before its answer: a majority must have an entry that was written after the read.
 
     Raises MaxTimeMSExpiredError at the deadline, PrimarySteppedDownError and NotWritablePrimaryError when the member
-    leads no longer, LinearizableReadConcernError when it cannot tell; what was read must not be answered then.
+    is not primary any more, LinearizableReadConcernError when it is not known. The read must not be answered then: a
+    new primary may have acknowledged a newer write that this member does not have.
     """
     term = ctx.linearizable_term
     if term is None:
@@ -181,9 +182,9 @@ async def confirm_linearizable(ctx: CommandContext) -> None:
 
 
 def append_confirmation(group: WriteGroup, term: int) -> OpTime:
-    """The entry that proves a read of `term`: the newest of this group, else a no-op of its own.
+    """Return the optime of the entry that confirms a read of `term`: the newest of this group, else a new no-op.
 
-    Everything in the group is written after the read, so reads at one time share one entry.
+    Everything in the group is written after the read, so reads at the same time share one entry.
     """
     if group.term != term:
         raise PrimarySteppedDownError("the primary stepped down after it read")

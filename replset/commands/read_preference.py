@@ -1,7 +1,7 @@
 """`$readPreference`: which members a client wants to read from.
 
-A driver chooses the member itself; the server then checks the form and whether a secondary may answer at all. Over HTTP
-nobody has chosen: there this member refuses what a driver would not have sent to it.
+A driver chooses the member itself. The server then checks the form, and whether a secondary may answer at all. Over
+HTTP no driver has chosen, so this member refuses a read that a driver would not have sent to it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEAST_STALENESS_S = 90
 MOST_STALENESS_S = (1 << 31) - 1
 _MODES = frozenset({"primary", "primaryPreferred", "secondary", "secondaryPreferred", "nearest"})
 _FIELDS = frozenset({"mode", "tags", "maxStalenessSeconds"})
-_ON_THE_WIRE = _FIELDS | {"hedge"}  # for a mongos; drivers send it to anybody
+_ON_THE_WIRE = _FIELDS | {"hedge"}  # for a mongos; drivers send it to every server
 _LONGEST = 16 << 10
 
 
@@ -101,7 +101,7 @@ def _staleness(document: RawDocument) -> int:
 
 
 def refuse_unsuitable_member(ctx: CommandContext, preference: ReadPreference) -> None:
-    """FailedToSatisfyReadPreference (133) where no driver would have sent this read to this member."""
+    """Raise FailedToSatisfyReadPreference (133) if no driver would have sent this read to this member."""
     node, store = ctx.member.node, ctx.member.store
     me = None if node.config is None else next((m for m in node.config.members if m.id == node.self_id), None)
     if me is None:

@@ -1,4 +1,4 @@
-"""What every reply ends with, errors as documents, and replies of the hot commands as bytes built in one go."""
+"""Builds replies: the fields that every reply ends with, error documents, and a write's reply as bytes."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def topology_version(member: MemberPort) -> dict[str, object]:
 
 
 def finish(reply: dict[str, object], operation_ts: int) -> dict[str, object]:
-    """Add ok, $clusterTime and operationTime. operation_ts 0: the member has no oplog yet, it tells no time."""
+    """Add ok, $clusterTime and operationTime. operation_ts 0: there is no oplog yet, and the times are left out."""
     reply.setdefault("ok", 1.0)
     if operation_ts:
-        told = reply.pop("operationTime", None)
-        time = told if isinstance(told, Timestamp) else timestamp(operation_ts)
+        given = reply.pop("operationTime", None)
+        time = given if isinstance(given, Timestamp) else timestamp(operation_ts)
         cluster = max(time, timestamp(operation_ts))
         reply["$clusterTime"] = {"clusterTime": cluster, "signature": _NO_SIGNATURE}
         reply["operationTime"] = time

@@ -124,7 +124,8 @@ def _primary_config(ctx: CommandContext) -> ReplSetConfig:
 
 async def _change(ctx: CommandContext, config: ReplSetConfig, document: dict[str, object]) -> Reply:
     """Install `document` as the next version. Where it would change the implicit default write concern, majority is
-    stored as the set's own default first (map C16, D7), and the reply says so.
+    stored as the set's own default first (map C16, D7), and the reply says so. Otherwise adding an arbiter would
+    lower it from majority to {w: 1}, and writes acknowledged by default could be rolled back.
     """
     document["version"] = config.version + 1
     document.pop("term", None)
@@ -143,8 +144,8 @@ async def _change(ctx: CommandContext, config: ReplSetConfig, document: dict[str
         )
     max_time_ms = fields.whole(ctx.body, "maxTimeMS", ctx.name, RECONFIG_MS, least=0)
     reply = await ask(ctx, ReconfigRequest(new, False, max_time_ms))
-    told = [text for text in (str(reply.get("info", "")), info) if text]
-    return {"info": "; ".join(told)} if told else {}
+    parts = [text for text in (str(reply.get("info", "")), info) if text]
+    return {"info": "; ".join(parts)} if parts else {}
 
 
 async def step_down(ctx: CommandContext) -> Reply:
@@ -165,7 +166,7 @@ async def resync(ctx: CommandContext) -> Reply:
 
 
 async def freeze(ctx: CommandContext) -> Reply:
-    """Do not stand for election for so many seconds; 0 ends it."""
+    """Keep this member from seeking election for so many seconds; 0 ends it."""
     return await ask(ctx, FreezeRequest(_seconds(ctx, ctx.name, 0) * 1000))
 
 

@@ -39,7 +39,7 @@ async def get_status(ctx: CommandContext) -> Reply:
 
 
 def _sync_document(progress: InitialSyncProgress, now: Millis) -> dict[str, object]:
-    """How the initial sync gets on (map I5)."""
+    """Return the progress of the initial sync (map I5)."""
     document: dict[str, object] = {
         "failedInitialSyncAttempts": progress.failed,
         "initialSyncStart": DateTime(progress.began_wall_ms),
@@ -125,7 +125,7 @@ def _remarks(status: Status, member: MemberPort) -> tuple[Remark, ...]:
 
 
 def _rollback_document(progress: RollbackProgress) -> dict[str, object]:
-    """How the rollback that runs here is getting on."""
+    """Return the progress of the rollback that runs here."""
     document: dict[str, object] = {
         "phase": progress.phase.value,
         "source": str(progress.source or ""),

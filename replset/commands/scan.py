@@ -1,7 +1,7 @@
-"""Walking a collection for a filter, in slices that fit between two heartbeats, at one point or as it is now.
+"""Walks a collection for a filter, in slices that fit between two heartbeats, at one read point or as it is now.
 
-Documents are read on the event loop, some megabytes at once. What is asked of each, and made of it, is evaluated there
-or in the thread (evaluation.py).
+Documents are read on the event loop, a few megabytes at once. Filters and projections are evaluated there or in the
+thread (evaluation.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from replset.storage.catalog import Collection
 
 T = TypeVar("T")
 SLICE_DECODED = 128
-"""Documents decoded and matched without giving others a turn: some 3 ms."""
+"""Documents that are decoded and matched before others get a turn: about 3 ms."""
 SLICE_RAW = 1024
 SLICE_BYTES = 4 << 20
 
@@ -99,12 +99,12 @@ class Scan(Generic[T]):
         the read is at an older point).
         """
         self._check()
-        asked: list[bytes] = []
+        wanted_keys: list[bytes] = []
         if self._keys is None:
             fetched, is_last = self._walk(want)
         else:
-            fetched, asked = self._by_keys(self._keys, want)
-            is_last = len(asked) == len(self._keys)
+            fetched, wanted_keys = self._by_keys(self._keys, want)
+            is_last = len(wanted_keys) == len(self._keys)
         documents = [raw for _, raw in fetched]
         found, looked_at = await evaluate(self._member, self._weight, documents, self._read, want)
         self._check()  # a rollback meanwhile may have taken away what was read
@@ -112,7 +112,7 @@ class Scan(Generic[T]):
             self._after = fetched[looked_at - 1][0]
         is_all = looked_at == len(fetched)
         if self._keys is not None:
-            done = len(asked) if is_all or self._after is None else asked.index(self._after) + 1
+            done = len(wanted_keys) if is_all or self._after is None else wanted_keys.index(self._after) + 1
             del self._keys[len(self._keys) - done :]
         self.exhausted = is_last and is_all
         return found
@@ -127,24 +127,24 @@ class Scan(Generic[T]):
                 raise ReplError(f"collection dropped: {self._coll.ns}", code=ErrorCode.QUERY_PLAN_KILLED)
 
     def _by_keys(self, keys: list[bytes], want: int | None) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-        """(key, document) of those that are there, and the keys that were asked for."""
+        """Return (key, document) of those that exist, and the keys that were looked up."""
         store = self._member.store
         if self.at is None and len(keys) == 1:
             only = store.get(self._coll, keys[0])
             return ([] if only is None else [(keys[0], only)]), keys
-        asked = keys[-(SLICE_DECODED if want is None else min(want, SLICE_DECODED)) :]
-        asked.reverse()
+        wanted_keys = keys[-(SLICE_DECODED if want is None else min(want, SLICE_DECODED)) :]
+        wanted_keys.reverse()
         fetched: list[tuple[bytes, bytes]] = []
         size = 0
         with store.read() as snapshot:
-            for number, key in enumerate(asked):
+            for number, key in enumerate(wanted_keys):
                 raw = snapshot.get(self._coll, key, self.at)
                 if raw is not None:
                     fetched.append((key, raw))
                     size += len(raw)
                     if size > SLICE_BYTES:
-                        return fetched, asked[: number + 1]
-        return fetched, asked
+                        return fetched, wanted_keys[: number + 1]
+        return fetched, wanted_keys
 
     def _walk(self, want: int | None) -> tuple[list[tuple[bytes, bytes]], bool]:
         """(key, document) of the next ones, and whether they are the last."""
@@ -178,6 +178,6 @@ async def open_collection(
 
 
 async def pause(ctx: CommandContext) -> None:
-    """Between two slices: let others run, and stop when maxTimeMS is over."""
+    """Let other clients run between two slices. Raises MaxTimeMSExpiredError when maxTimeMS is over."""
     ctx.check_deadline()
     await asyncio.sleep(0)

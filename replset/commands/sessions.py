@@ -1,6 +1,6 @@
-"""Sessions as far as clients need them to start and stop: ids are handed out and taken back, nothing is kept.
+"""Sessions, as far as clients need them to start and stop: ids are given out, nothing is kept.
 
-hello tells no logicalSessionTimeoutMinutes, so drivers open no sessions of their own and send no transaction numbers.
+hello has no logicalSessionTimeoutMinutes, so drivers open no sessions of their own and send no transaction numbers.
 """
 
 from __future__ import annotations

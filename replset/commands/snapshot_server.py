@@ -43,9 +43,10 @@ def check_serves_oplog(node: Node) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOptions:
-    """max_copies: at a time. expire_ms: a copy that nobody asked about so long goes. spare_bytes: kept free.
+    """Limits on copies for initial syncs.
 
-    bytes_per_s: what one copy may take of the network and the disk, so that the set's own traffic goes on.
+    max_copies: at a time. expire_ms: a copy without a request for so long is removed. spare_bytes: disk space to keep
+    free. bytes_per_s: limit of one copy, so that the set's own traffic keeps its share of network and disk.
     """
 
     max_copies: int = 2

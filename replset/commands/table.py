@@ -58,4 +58,4 @@ async def list_commands(_ctx: CommandContext) -> Reply:
 COMMANDS: dict[str, Command] = {command.name: command for family in FAMILIES for command in family}
 COMMANDS["listCommands"] = Command("listCommands", list_commands)
 PRIVATE: frozenset[str] = frozenset(command.name for command in COMMANDS.values() if command.private)
-"""What members ask each other; over HTTP nobody knows these."""
+"""Commands between members; the HTTP API does not serve them."""

@@ -63,7 +63,7 @@ def parse_update(document: RawDocument, place: str) -> UpdateStatement:
 
 
 def may_lengthen_array(change: object) -> bool:
-    """Whether an update may lengthen an array by many items: its index in a path says how many, not its size."""
+    """Whether an update may lengthen an array by many items: a large index in a path does that at a small size."""
     if not isinstance(change, dict):
         return False
     paths = [
@@ -94,7 +94,7 @@ class UpdateBatch(SearchingBatch):
         self.upserted: list[dict[str, object]] = []
         self.update: Update | None = None
         self.made: tuple[object, bytes, bytes] | None = None
-        """What an upsert inserts, where it was made apart."""
+        """What an upsert inserts, if it was made in the thread."""
         self.now, self.stamp = DateTime(0), Timestamp(0, 0)
 
     def begin(self) -> Search:

@@ -1,7 +1,7 @@
-"""What insert, update and delete share: statements run in order, in bounded groups, each failing alone; the reply.
+"""Runs the statements of insert, update and delete in order, in limited groups, and builds the reply.
 
-A command is one `Batch`: the member runs it inside a group, as long as its share of the event loop allows, and again
-in a later group until all statements are done. A statement that fails becomes a write error at its index.
+A command is one `Batch`. The member runs it inside a group commit as long as its share of the event loop allows, and
+again in later groups until all statements are done. A statement that fails becomes a write error at its index.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class Batch(ABC):
     def __call__(self, group: WriteGroup) -> bool:
         """Go on in this group; True once all is done. Runs on the event loop, without await.
 
-        NotWritablePrimaryError in a later term than the groups before: they may have been rolled back meanwhile, and
-        the write concern of what came last would say nothing of them.
+        Raises NotWritablePrimaryError in a later term than the groups before. Those groups may have been rolled back
+        meanwhile. The write concern of the last entry would not cover them: the reply would acknowledge lost writes.
         """
         if self.term not in (0, group.term):
             raise NotWritablePrimaryError(primary=None)
@@ -135,7 +135,7 @@ class Batch(ABC):
 
 
 def check_options(ctx: CommandContext, not_built: tuple[str, ...]) -> None:
-    """Options that a client may send empty, and that are refused by name when they say something."""
+    """Refuse options that are not supported, by name. A client may send them empty."""
     for name in not_built:
         if name in ctx.body and fields.given(ctx.body, name):
             raise UnknownFieldError(f"{ctx.name}.{name} is not built yet")
@@ -144,9 +144,9 @@ def check_options(ctx: CommandContext, not_built: tuple[str, ...]) -> None:
 async def run_batch(batch: Batch) -> Reply:
     """Run all statements, wait for the write concern, build the reply.
 
-    What fails before anything was committed is an error. Later, a stepdown is 189 with what was done in its details,
-    and another failure is a write error of the statement that was under way: the client must not take the command for
-    one that never was.
+    A failure before anything was committed is an error reply. After the first group is committed, a stepdown answers
+    189 with the counters so far, and another failure is a write error of the statement under way. The client must not
+    think that nothing of the command was applied, or it would send the same writes again.
     """
     ctx = batch.ctx
     concern = write_concern_of(ctx)
@@ -217,7 +217,7 @@ class Match:
 class Search:
     """Where an update or delete statement looks: a few keys, or all documents behind `after`.
 
-    evaluated: by key the bytes of a document that was evaluated apart, and what came of it.
+    evaluated: by key, the bytes of a document that was evaluated in the thread, and the result.
     """
 
     __slots__ = ("after", "evaluated", "filter", "is_done", "keys")
@@ -327,7 +327,7 @@ class SearchingBatch(Batch):
                 self.index += 1
 
     def _begun(self) -> Search | None:
-        """The search of the statement at `index`; None when it is compiled apart first."""
+        """Return the search of the statement at `index`; None when it must be compiled in the thread first."""
         if self.refusal is not None:
             raise self.refusal
         if self.search is None:
@@ -346,7 +346,7 @@ class SearchingBatch(Batch):
     def matches(self, txn: Txn, coll: Collection, search: Search) -> Iterator[tuple[bytes, bytes, Match]]:
         """(key, document, what the statement does to it) of the next matches, while this group's time lasts.
 
-        Sets `search.is_done` behind the last document, `apart` where something has to be evaluated apart first.
+        Sets `search.is_done` behind the last document, `thread_work` if something must be evaluated in the thread.
         """
         candidates = search.candidates(txn, coll)
         for key, raw in candidates:
