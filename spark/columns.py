@@ -48,7 +48,7 @@ def schema_of(names: str, **others: pa.DataType) -> pa.Schema:
     return pa.schema([(name, others.get(name, pa.int64())) for name in names.split()])
 
 
-def batch_of(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
+def batch_from(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
     """The rows, values in the order of the schema, as one batch."""
     columns = zip(*rows, strict=True) if rows else [()] * len(schema)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]

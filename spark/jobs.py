@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from replset.ids import OPTIME_NULL
-from spark.columns import MEMBER, SPARK_TYPES, arrow_schema
+from spark.columns import MEMBER, SPARK_TYPES, arrow_schema, repeated
 from spark.oplog import ALL, EVERYTHING, EntryFilter, Oplog, OplogError, OplogTrimmedError, Span
 
 if TYPE_CHECKING:
@@ -52,33 +52,43 @@ def map_spans(
     Called once a task: the batches of one part of `span`, oldest first. A part without entries may give no batch.
     """
     tasks = plan(oplogs, span, rows_per_task)
-    run = worker(tasks, columns, work, only)
-    # Range gives partition number i exactly the row i, so a task is a partition.
-    return spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(run, schema)
+    return map_numbers(spark, len(tasks), span_reader(tasks, columns, work, only), schema)
 
 
-def worker(
-    tasks: Sequence[Task], columns: Sequence[str], work: Work, only: EntryFilter = ALL
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What runs in Spark's workers: takes batches of tasks' numbers, gives what `work` makes of those tasks.
-
-    Every task gets the list of all tasks, so it is made of plain numbers: as objects, those of a hundred thousand
-    tasks would take a third of a second to read, a hundred thousand times.
-    """
-    wanted = tuple(columns)
-    held = list({id(oplog): oplog for oplog, _ in tasks}.values())
-    numbers_of = {id(oplog): number for number, oplog in enumerate(held)}
-    owners = array("i", (numbers_of[id(oplog)] for oplog, _ in tasks))
-    firsts, ends = array("q", (part.first_ts for _, part in tasks)), array("q", (part.end_ts for _, part in tasks))
+def map_numbers(
+    spark: SparkSession, count: int, work: Callable[[int], Iterator[pa.RecordBatch]], schema: str
+) -> DataFrame:
+    """Run `work(number)` in the workers, one task for each number below `count`; its batches as a table."""
 
     def run(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         freeze_modules()
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                oplog, part = held[owners[number]], Span(firsts[number], ends[number])
-                yield from work(oplog.name, oplog.read(part, wanted, only))
+                yield from work(number)
 
-    return run
+    # Range gives partition number i exactly the row i, so a task is a partition.
+    return spark.range(0, count, 1, max(1, count)).mapInArrow(run, schema)
+
+
+def span_reader(
+    tasks: Sequence[Task], columns: Sequence[str], work: Work, only: EntryFilter = ALL
+) -> Callable[[int], Iterator[pa.RecordBatch]]:
+    """What runs in Spark's workers: it takes a task's number and gives what `work` makes of that task.
+
+    Every task gets the list of all tasks, so it is made of plain numbers: as objects, those of a hundred thousand
+    tasks would take a third of a second to read, a hundred thousand times.
+    """
+    wanted = tuple(columns)
+    oplogs = list({id(oplog): oplog for oplog, _ in tasks}.values())
+    numbers_of = {id(oplog): number for number, oplog in enumerate(oplogs)}
+    owners = array("i", (numbers_of[id(oplog)] for oplog, _ in tasks))
+    firsts, ends = array("q", (part.first_ts for _, part in tasks)), array("q", (part.end_ts for _, part in tasks))
+
+    def read(number: int) -> Iterator[pa.RecordBatch]:
+        oplog = oplogs[owners[number]]
+        return work(oplog.name, oplog.read(Span(firsts[number], ends[number]), wanted, only))
+
+    return read
 
 
 @cache
@@ -117,9 +127,13 @@ def plan(oplogs: Sequence[Oplog], span: Span, rows_per_task: int) -> list[Task]:
 
 
 def read_remaining(
-    oplog: Oplog, span: Span, columns: Sequence[str], only: EntryFilter, on_gone: Callable[[Span], None]
+    oplog: Oplog,
+    span: Span,
+    columns: Sequence[str],
+    only: EntryFilter,
+    on_trimmed: Callable[[Span], None] = lambda span: None,
 ) -> Iterator[pa.RecordBatch]:
-    """As `place.read`; where entries were trimmed away, `on_gone` hears of it and those behind them are read."""
+    """Read as `oplog.read` does; where entries were trimmed away, those behind them. `on_trimmed` gets their span."""
     while True:
         try:
             yield from oplog.read(span, columns, only)
@@ -129,15 +143,15 @@ def read_remaining(
                 raise
             bounds = oplog.bounds()
             left = Span(min(error.through + 1, span.end_ts), span.end_ts)
-            on_gone(Span(max(span.first_ts, bounds.oldest.ts), min(left.first_ts, bounds.newest.ts + 1)))
+            on_trimmed(Span(max(span.first_ts, bounds.oldest.ts), min(left.first_ts, bounds.newest.ts + 1)))
             span = left
 
 
 def with_member(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The batches with the column `member` in front."""
     for batch in batches:
-        names = pa.repeat(pa.scalar(member, pa.string()), batch.num_rows)
-        yield pa.RecordBatch.from_arrays([names, *batch.columns], schema=arrow_schema((MEMBER, *batch.schema.names)))
+        schema = arrow_schema((MEMBER, *batch.schema.names))
+        yield pa.RecordBatch.from_arrays([repeated(member, batch.num_rows), *batch.columns], schema=schema)
 
 
 def oplog_error(error: BaseException) -> OplogError | None:

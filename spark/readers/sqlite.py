@@ -110,16 +110,8 @@ class SqliteOplog:
 
     @contextmanager
     def _open(self) -> Iterator[_OpenFile]:
-        """All of the driver's errors as PlaceErrors. What is asked inside is answered from one state of the file."""
-        try:
-            if not Path(self.path).is_file():
-                raise OplogError(
-                    self.name, f"{self.path} {'is no file' if Path(self.path).exists() else 'does not exist'}"
-                )
-            with held(self.path), _connect(self.name, self.path) as connection:
-                yield _OpenFile(self.name, self.path, connection)
-        except (AdbcError, pa.ArrowException, OSError) as error:
-            raise OplogError(self.name, _reason(error, self.path)) from error
+        with open_database(self.name, self.path) as connection:
+            yield _OpenFile(self.name, self.path, connection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,23 +237,34 @@ def database_file(oplog: str) -> Path | None:
 
 
 @contextmanager
-def _connect(name: str, path: str) -> Iterator[dbapi.Connection]:
+def open_database(name: str, path: str) -> Iterator[dbapi.Connection]:
+    """Open a member's database file to read it. All questions inside are answered from one state of the file.
+
+    The driver's errors become OplogErrors.
+    """
+    try:
+        if not Path(path).is_file():
+            raise OplogError(name, f"{path} {'is no file' if Path(path).exists() else 'does not exist'}")
+        with held(path), _connect(name, path) as connection, connection.cursor() as cursor:
+            cursor.execute("PRAGMA application_id")
+            if cursor.fetchone() != (DATA_APPLICATION_ID,):
+                raise OplogError(name, f"{path} is no member's database")
+            yield connection
+    except (AdbcError, pa.ArrowException, OSError) as error:
+        raise OplogError(name, _reason(error, path)) from error
+
+
+def _connect(name: str, path: str) -> dbapi.Connection:
     """A connection inside a transaction: the driver begins one at once."""
     uri = f"{Path(path).absolute().as_uri()}?mode=ro"
     try:
-        connection = _began(uri)
+        return _began(uri)
     except AdbcError as error:
         if "unable to open" not in str(error):
             raise
         if _size(f"{path}-wal"):
             raise OplogError(name, _UNREADABLE_WAL.format(path=path)) from error
-        connection = _began(f"{uri}&immutable=1")
-    with connection:
-        with connection.cursor() as cursor:
-            cursor.execute("PRAGMA application_id")
-            if cursor.fetchone() != (DATA_APPLICATION_ID,):
-                raise OplogError(name, f"{path} is no member's database")
-        yield connection
+        return _began(f"{uri}&immutable=1")
 
 
 def _began(uri: str) -> dbapi.Connection:

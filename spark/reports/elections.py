@@ -19,6 +19,7 @@ from replset.bson import RawDocument
 from replset.errors import CorruptDataError
 from replset.ids import OpTime
 from replset.replication.rollback_manifest import Manifest, list_manifests
+from spark.columns import batch_from, ddl_of, schema_of
 from spark.jobs import map_spans, pinned, scan, table_of
 from spark.oplog import EntryFilter, Oplog, OplogError, Span
 from spark.readers.sqlite import SqliteOplog
@@ -62,10 +63,8 @@ ROLLBACKS_SCHEMA = (
     "member string, id string, state string, reason string, when string, source string, common_point string, "
     "first_ts bigint, first_term bigint, first string, last_ts bigint, last_term bigint, last string, entries bigint"
 )
-_STRETCH_SCHEMA = (
-    "member string, term bigint, first_ts bigint, first_wall bigint, last_ts bigint, last_wall bigint, entries bigint"
-)
-_OPENING_SCHEMA = "term bigint, ts bigint, msg string, host string"
+_MEMBER_TERMS = schema_of("member term first_ts first_wall last_ts last_wall entries", member=pa.string())
+_TERM_STARTS = schema_of("term ts msg host", msg=pa.string(), host=pa.string())
 _INCREMENT = (1 << 31) - 1
 _LOST_COLUMNS = ("ts", "term", "op", "ns", "key", "wall", "entry")
 
@@ -91,13 +90,13 @@ class Elections:
 def elections(spark: SparkSession, oplogs: Sequence[Oplog]) -> Elections:
     """What the members' oplogs and rollback folders tell of the set's terms. OplogError: one could not be read."""
     oplogs = pinned(oplogs)
-    stretches = stretches_of(spark, oplogs)
-    winner = winner_of(stretches)
+    member_terms = member_terms_of(spark, oplogs)
+    winner = winner_of(member_terms)
     manifests = [(oplog.name, manifest) for oplog in oplogs for manifest in manifests_of(oplog)]
     rollbacks = table_of(spark, [_rollback_row(*pair) for pair in manifests], ROLLBACKS_SCHEMA)
-    lost = _lost_entries(spark, oplogs, stretches, winner, manifests)
-    held = _holders(lost) if lost is not None else []
-    rows = term_rows(stretches, winner, _openings(spark, oplogs), held, manifests)
+    lost = _lost_entries(spark, oplogs, member_terms, winner, manifests)
+    lost_by_members = _holders(lost) if lost is not None else []
+    rows = term_rows(member_terms, winner, _term_starts(spark, oplogs), lost_by_members, manifests)
     columns = [field.strip().partition(" ")[0] for field in LOST_SCHEMA.split(",")]
     shown = table_of(spark, [], LOST_SCHEMA) if lost is None else lost.select(*columns).orderBy("member", "ts")
     return Elections(winner, table_of(spark, rows, TERMS_SCHEMA), shown, rollbacks)
@@ -137,14 +136,14 @@ class Fork(NamedTuple):
 # --- pure ------------------------------------------------------------------------------------------------------
 
 
-def winner_of(stretches: Iterable[MemberTerm]) -> str | None:
+def winner_of(member_terms: Iterable[MemberTerm]) -> str | None:
     """The member with the newest optime; of several the one that reaches back furthest, then the first by name."""
     newest: dict[str, tuple[int, int]] = {}
     oldest: dict[str, int] = {}
-    for stretch in stretches:
-        optime = (stretch.term, stretch.last_ts)
-        newest[stretch.member] = max(newest.get(stretch.member, optime), optime)
-        oldest[stretch.member] = min(oldest.get(stretch.member, stretch.first_ts), stretch.first_ts)
+    for part in member_terms:
+        optime = (part.term, part.last_ts)
+        newest[part.member] = max(newest.get(part.member, optime), optime)
+        oldest[part.member] = min(oldest.get(part.member, part.first_ts), part.first_ts)
     if not newest:
         return None
     return min(newest, key=lambda name: (-newest[name][0], -newest[name][1], oldest[name], name))
@@ -152,71 +151,71 @@ def winner_of(stretches: Iterable[MemberTerm]) -> str | None:
 
 def fork_of(mine: Iterable[MemberTerm], history: Iterable[MemberTerm]) -> Fork:
     """Where one member's stretches leave those of the history. What the history trimmed away counts as common."""
-    theirs = {stretch.term: stretch for stretch in history}
-    ordered = sorted(mine, key=lambda stretch: stretch.term)
+    theirs = {part.term: part for part in history}
+    ordered = sorted(mine, key=lambda part: part.term)
     if not theirs or not ordered:
         return Fork(None, None)
-    end = max(stretch.last_ts for stretch in ordered) + 1
-    oldest = min(theirs.values(), key=lambda stretch: stretch.term)
+    end = max(part.last_ts for part in ordered) + 1
+    oldest = min(theirs.values(), key=lambda part: part.term)
     common: OpTime | None = None
-    for stretch in ordered:
-        other = theirs.get(stretch.term)
+    for part in ordered:
+        other = theirs.get(part.term)
         if other is not None:
-            common = OpTime(stretch.term, min(stretch.last_ts, other.last_ts))
-            if stretch.last_ts > other.last_ts:
+            common = OpTime(part.term, min(part.last_ts, other.last_ts))
+            if part.last_ts > other.last_ts:
                 return Fork(common, Span(other.last_ts + 1, end))
-        elif stretch.term > oldest.term or stretch.last_ts >= oldest.first_ts:
+        elif part.term > oldest.term or part.last_ts >= oldest.first_ts:
             # A term that the history does not know, or entries where its oldest ones are of a later term.
-            return Fork(common, Span(max(stretch.first_ts, 0 if common else oldest.first_ts), end))
+            return Fork(common, Span(max(part.first_ts, 0 if common else oldest.first_ts), end))
     return Fork(common, None)
 
 
 def term_rows(
-    stretches: Sequence[MemberTerm],
+    member_terms: Sequence[MemberTerm],
     winner: str | None,
-    openings: Iterable[TermStart],
-    held: Iterable[tuple[int, Sequence[str], int]],
+    starts: Iterable[TermStart],
+    lost_by_members: Iterable[tuple[int, Sequence[str], int]],
     manifests: Manifests,
 ) -> list[tuple[Any, ...]]:
     """The rows of `Elections.terms`. held: (term, members, entries) that the history has not and just these members."""
     lost: dict[tuple[str, int], int] = {}
     lost_distinct: dict[int, int] = {}
-    for term, members, entries in held:
+    for term, members, entries in lost_by_members:
         lost_distinct[term] = lost_distinct.get(term, 0) + entries
         for member in members:
             lost[member, term] = lost.get((member, term), 0) + entries
     began: dict[int, TermStart] = {}
     primaries: dict[int, str | None] = {}
-    for opening in sorted(openings, key=lambda opening: (opening.term, opening.ts)):
-        began.setdefault(opening.term, opening)
-        if opening.msg == NEW_PRIMARY:
-            primaries.setdefault(opening.term, opening.host)
-    theirs = {stretch.term: stretch for stretch in stretches if stretch.member == winner}
+    for start in sorted(starts, key=lambda start: (start.term, start.ts)):
+        began.setdefault(start.term, start)
+        if start.msg == NEW_PRIMARY:
+            primaries.setdefault(start.term, start.host)
+    theirs = {part.term: part for part in member_terms if part.member == winner}
     rows: list[tuple[Any, ...]] = []
     before_wall: int | None = None
-    for term in sorted({stretch.term for stretch in stretches}):
-        having = [stretch for stretch in stretches if stretch.term == term]
-        kept = [stretch for stretch in having if stretch.entries > lost.get((stretch.member, term), 0)]
+    for term in sorted({part.term for part in member_terms}):
+        having = [part for part in member_terms if part.term == term]
+        kept = [part for part in having if part.entries > lost.get((part.member, term), 0)]
         shown = kept or having
-        first = min(shown, key=lambda stretch: stretch.first_ts)
-        last = theirs.get(term) or max(shown, key=lambda stretch: stretch.last_ts)
-        opening_at = began.get(term)
-        whole = opening_at is not None and opening_at.ts == first.first_ts
+        first = min(shown, key=lambda part: part.first_ts)
+        last = theirs.get(term) or max(shown, key=lambda part: part.last_ts)
+        began_with = began.get(term)
+        whole = began_with is not None and began_with.ts == first.first_ts
         recorded = [(name, m) for name, m in manifests if m.first.term <= term <= m.last.term]
         rows.append(
             (
                 term,
                 primaries.get(term),
-                opening_at.msg if opening_at is not None and whole else None,
+                began_with.msg if began_with is not None and whole else None,
                 first.first_ts,
                 str(OpTime(term, first.first_ts)),
                 first.first_wall,
                 last.last_ts,
                 str(OpTime(term, last.last_ts)),
                 last.last_wall,
-                max(stretch.entries - (lost.get((stretch.member, term), 0) if kept else 0) for stretch in shown),
+                max(part.entries - (lost.get((part.member, term), 0) if kept else 0) for part in shown),
                 first.first_wall - before_wall if kept and whole and before_wall is not None else None,
-                sorted(stretch.member for stretch in having),
+                sorted(part.member for part in having),
                 lost_distinct.get(term, 0),
                 sorted(name for name, of in lost if of == term),
                 sum(manifest.entries for _, manifest in recorded),
@@ -228,7 +227,7 @@ def term_rows(
     return rows
 
 
-def stretches_in(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[MemberTerm]:
+def member_terms_in(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[MemberTerm]:
     """The runs of equal terms in batches of (ts, term, wall), ended by each batch's end."""
     for batch in batches:
         if batch.num_rows == 0:
@@ -241,7 +240,7 @@ def stretches_in(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[Mem
             )
 
 
-def opening_in(ts: int, term: int, entry: bytes) -> TermStart | None:
+def term_start_in(ts: int, term: int, entry: bytes) -> TermStart | None:
     """The opening that this no-op is, if it is one."""
     o = RawDocument(entry).get("o")
     if not isinstance(o, Mapping) or o.get("msg") not in (NEW_PRIMARY, INITIATING):
@@ -263,12 +262,12 @@ def manifests_of(oplog: Oplog) -> list[Manifest]:
 # --- in Spark --------------------------------------------------------------------------------------------------
 
 
-def stretches_of(spark: SparkSession, oplogs: Sequence[Oplog]) -> list[MemberTerm]:
+def member_terms_of(spark: SparkSession, oplogs: Sequence[Oplog]) -> list[MemberTerm]:
     """What each member has of each term: one row a member and term, summed up in the workers."""
     from pyspark.sql import functions as f
 
     rows = (
-        map_spans(spark, oplogs, ("ts", "term", "wall"), _stretch_batches, _STRETCH_SCHEMA)
+        map_spans(spark, oplogs, ("ts", "term", "wall"), _member_term_batches, ddl_of(_MEMBER_TERMS))
         .groupBy("member", "term")
         .agg(
             f.min("first_ts").alias("first_ts"),
@@ -283,44 +282,38 @@ def stretches_of(spark: SparkSession, oplogs: Sequence[Oplog]) -> list[MemberTer
     return [MemberTerm(*row) for row in rows]
 
 
-def _stretch_batches(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    found = list(stretches_in(member, batches))
-    columns = list(zip(*found, strict=True)) or [()] * len(MemberTerm._fields)
-    types = [pa.string()] + [pa.int64()] * (len(MemberTerm._fields) - 1)
-    arrays = [pa.array(values, kind) for values, kind in zip(columns, types, strict=True)]
-    yield pa.RecordBatch.from_arrays(arrays, names=list(MemberTerm._fields))
+def _member_term_batches(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield batch_from(list(member_terms_in(member, batches)), _MEMBER_TERMS)
 
 
-def _openings(spark: SparkSession, oplogs: Sequence[Oplog]) -> list[TermStart]:
+def _term_starts(spark: SparkSession, oplogs: Sequence[Oplog]) -> list[TermStart]:
     found = map_spans(
-        spark, oplogs, ("ts", "term", "entry"), _opening_batches, _OPENING_SCHEMA, only=EntryFilter(op=("n",))
+        spark, oplogs, ("ts", "term", "entry"), _term_start_batches, ddl_of(_TERM_STARTS), only=EntryFilter(op=("n",))
     )
     return [TermStart(*row) for row in found.distinct().orderBy("term", "ts").collect()]
 
 
-def _opening_batches(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    schema = pa.schema([("term", pa.int64()), ("ts", pa.int64()), ("msg", pa.string()), ("host", pa.string())])
+def _term_start_batches(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
-        found = [opening for row in rows if (opening := opening_in(*row)) is not None]
-        yield pa.RecordBatch.from_pylist([opening._asdict() for opening in found], schema=schema)
+        yield batch_from([start for row in rows if (start := term_start_in(*row)) is not None], _TERM_STARTS)
 
 
 def _lost_entries(
     spark: SparkSession,
     oplogs: Sequence[Oplog],
-    stretches: Sequence[MemberTerm],
+    member_terms: Sequence[MemberTerm],
     winner: str | None,
     manifests: Manifests,
 ) -> DataFrame | None:
     """Of each member the entries behind its common point that the winner lacks, by (term, ts). None: no tail."""
     from pyspark.sql import functions as f
 
-    history = [stretch for stretch in stretches if stretch.member == winner]
+    history = [part for part in member_terms if part.member == winner]
     kept_by = [oplog for oplog in oplogs if oplog.name == winner]
     found: DataFrame | None = None
     for oplog in oplogs:
-        tail = fork_of([stretch for stretch in stretches if stretch.member == oplog.name], history).tail
+        tail = fork_of([part for part in member_terms if part.member == oplog.name], history).tail
         if oplog.name == winner or tail is None:
             continue
         there = scan(spark, kept_by, ("ts", "term"), span=tail).drop("member")

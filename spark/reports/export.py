@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from functools import reduce
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,7 +30,7 @@ from pyarrow import fs
 from replset.bson import RawDocument, to_ejson
 from replset.errors import ErrorCode, ReplError
 from replset.ids import OPTIME_NULL, OpTime
-from spark.columns import COLUMNS, MEMBER, SPARK_SCHEMA, arrow_schema
+from spark.columns import COLUMNS, MEMBER, SPARK_SCHEMA, arrow_schema, batch_from, ddl_of, schema_of
 from spark.jobs import map_spans, pinned, table_of, with_member
 from spark.oplog import EVERYTHING, Oplog, OplogError, Span
 from spark.render.content import Content, ContentTable, Document, Phrase, Tone, byte_size, count_text, several
@@ -38,9 +39,10 @@ from spark.render.documents import Rows, rows_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-FILES_SCHEMA = (
-    "member string, day string, ns string, file string, entries bigint, bytes bigint, first_ts bigint, last_ts bigint"
+_FILES = schema_of(
+    "member day ns file entries bytes first_ts last_ts", **dict.fromkeys(("member", "day", "ns", "file"), pa.string())
 )
+FILES_SCHEMA = ddl_of(_FILES)
 PARSED = "parsed"
 """With variant: the entry as VARIANT, from its relaxed Extended JSON."""
 ROWS_PER_TASK = 1_000_000
@@ -377,6 +379,8 @@ class _Files:
 def _write_files(
     spark: SparkSession, spans: Sequence[tuple[Oplog, Span]], target: Target, run: str, rows_per_task: int
 ) -> list[ExportedFile]:
+    from pyspark.sql import DataFrame
+
     uri = target.uri
     target.make(run)
 
@@ -388,26 +392,14 @@ def _write_files(
             files.end()
         except (OSError, pa.ArrowException) as error:
             raise OplogError(member, f"writing to {uri}: {error}") from error
-        yield _files_batch(files.done)
+        yield batch_from(files.done, _FILES)
 
-    files = []
-    parts = [
+    frames = [
         map_spans(spark, [oplog], COLUMNS, work, FILES_SCHEMA, span=span, rows_per_task=rows_per_task)
         for oplog, span in spans
     ]
-    for row in _union(parts):
-        files.append(ExportedFile(*row))
+    files = [ExportedFile(*row) for row in reduce(DataFrame.unionAll, frames).collect()] if frames else []
     return _merged(spark, files, uri, run)
-
-
-def _union(frames: Sequence[DataFrame]) -> list[Any]:
-    """The rows of all; their tasks run side by side."""
-    if not frames:
-        return []
-    found = frames[0]
-    for frame in frames[1:]:
-        found = found.unionAll(frame)
-    return found.collect()
 
 
 def _merged(spark: SparkSession, files: Sequence[ExportedFile], uri: str, run: str) -> list[ExportedFile]:
@@ -419,7 +411,8 @@ def _merged(spark: SparkSession, files: Sequence[ExportedFile], uri: str, run: s
     def merge(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         target = Target.open(uri)
         for batch in numbers:
-            yield _files_batch([_put_together(target, run, groups[number]) for number in batch.column(0).to_pylist()])
+            written = [_put_together(target, run, groups[number]) for number in batch.column(0).to_pylist()]
+            yield batch_from(written, _FILES)
 
     parts = min(len(groups), 4 * spark.sparkContext.defaultParallelism)
     merged = spark.range(0, len(groups), 1, parts).mapInArrow(merge, FILES_SCHEMA).collect()
@@ -448,18 +441,13 @@ def _put_together(target: Target, run: str, group: Sequence[ExportedFile]) -> Ex
     return group[0]._replace(file=name, entries=entries, bytes=size, last_ts=group[-1].last_ts)
 
 
-def _files_batch(files: Sequence[ExportedFile]) -> pa.RecordBatch:
-    columns = list(zip(*files, strict=True)) or [()] * len(ExportedFile._fields)
-    types = [pa.string()] * 4 + [pa.int64()] * 4
-    return pa.RecordBatch.from_arrays(list(map(pa.array, columns, types)), names=list(ExportedFile._fields))
-
-
 # --- with VARIANT, through Spark's own writer ------------------------------------------------------------------
 
 
 def _write_variants(
     spark: SparkSession, spans: Sequence[tuple[Oplog, Span]], target: Target, run: str, rows_per_task: int
 ) -> list[ExportedFile]:
+    from pyspark.sql import DataFrame
     from pyspark.sql import functions as f
 
     frames = [
@@ -476,9 +464,7 @@ def _write_variants(
     ]
     if not frames:
         return []
-    found = frames[0]
-    for frame in frames[1:]:
-        found = found.unionAll(frame)
+    found = reduce(DataFrame.unionAll, frames)
     # What VARIANT cannot hold (too large or too deep) is null there; `entry` has it.
     shown = found.withColumn(PARSED, f.try_parse_json("text")).drop("text").sortWithinPartitions("folder", "ts")
     uri = f"{target.uri}/{run}" if "://" in target.uri else f"file://{quote(target.path(run))}"

@@ -25,6 +25,7 @@ from replset.bson import DateTime, RawDocument, Timestamp, from_ejson_value
 from replset.client import HttpClient
 from replset.errors import BadValueError, ReplError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
+from spark.columns import batch_from, ddl_of, schema_of
 from spark.jobs import map_spans, pinned, table_of
 from spark.oplog import EVERYTHING, EntryFilter, Oplog, OplogError, Span
 from spark.readers.live import LiveOplog
@@ -45,8 +46,8 @@ PERIODIC = "periodic noop"
 POINTS = 500
 MOST_POINTS = 100_000
 _WIDTHS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21_600, 43_200, 86_400)
-_NOOP_SCHEMA = "ts bigint, term bigint, point_ts bigint, point_term bigint"
-_MARK_SCHEMA = "member string, kind string, at bigint, term bigint, ts bigint, wall bigint"
+_NOOPS = schema_of("ts term point_ts point_term")
+_MARKS = schema_of("member kind at term ts wall", member=pa.string(), kind=pa.string())
 
 
 def lag(
@@ -85,7 +86,7 @@ class Lag(NamedTuple):
     term: int
 
 
-class Noop(NamedTuple):
+class PeriodicNoop(NamedTuple):
     """A periodic no-op and the commit point that it tells."""
 
     ts: int
@@ -94,7 +95,7 @@ class Noop(NamedTuple):
     point_term: int
 
 
-class Mark(NamedTuple):
+class LagMark(NamedTuple):
     """What a worker notes of a member's entries.
 
     kind `newest`: the newest entry of its term in the stretch of time that ends at `at`; `first`: the first one of its
@@ -139,18 +140,18 @@ def width_ms_of(known: Sequence[tuple[int, int]], span: Span, every_ms: int | No
     return every_ms
 
 
-def wall_rows(marks: Iterable[Mark]) -> list[Lag]:
+def wall_rows(marks: Iterable[LagMark]) -> list[Lag]:
     """Each member behind the history at the end of each stretch of time, from its first entry on."""
     marks = list(marks)
     members = sorted({mark.member for mark in marks})
     newest = _in_history(marks)
-    at_of: dict[int, dict[str, Mark]] = {}
+    at_of: dict[int, dict[str, LagMark]] = {}
     for mark in newest:
         had = at_of.setdefault(mark.at, {})
         if mark.member not in had or had[mark.member].optime < mark.optime:
             had[mark.member] = mark
     rows: list[Lag] = []
-    now: dict[str, Mark] = {}
+    now: dict[str, LagMark] = {}
     for at in sorted(at_of):
         for member, mark in at_of[at].items():
             if member not in now or now[member].optime < mark.optime:
@@ -163,7 +164,7 @@ def wall_rows(marks: Iterable[Mark]) -> list[Lag]:
     return rows
 
 
-def commit_point_rows(marks: Iterable[Mark], noops: Iterable[Noop]) -> list[Lag]:
+def commit_point_rows(marks: Iterable[LagMark], noops: Iterable[PeriodicNoop]) -> list[Lag]:
     """How far the majority was behind at each periodic no-op of the history whose entries are known; see the module."""
     marks = list(marks)
     reach = _reach(marks)
@@ -209,24 +210,24 @@ def status_rows(answers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Lag]:
     ]
 
 
-def noop_in(ts: int, term: int, entry: bytes) -> Noop | None:
+def noop_in(ts: int, term: int, entry: bytes) -> PeriodicNoop | None:
     """The periodic no-op that this entry is, if it is one."""
     o = RawDocument(entry).get("o")
     if not isinstance(o, Mapping) or o.get("msg") != PERIODIC:
         return None
     point = _optime(o.get("commitPoint"))
-    return None if point is None or point == OPTIME_NULL else Noop(ts, term, point.ts, point.term)
+    return None if point is None or point == OPTIME_NULL else PeriodicNoop(ts, term, point.ts, point.term)
 
 
 def lag_marks_in(
     member: str, batches: Iterator[pa.RecordBatch], width_ms: int, wanted: Numbers, noops: Numbers
-) -> Iterator[Mark]:
+) -> Iterator[LagMark]:
     """What `lag` needs of one part of an oplog. wanted: ts of the entries asked for, noops: of those whose predecessor
     is asked for; both rising.
     """
-    newest: dict[tuple[int, int], Mark] = {}
-    firsts: dict[int, Mark] = {}
-    last: Mark | None = None
+    newest: dict[tuple[int, int], LagMark] = {}
+    firsts: dict[int, LagMark] = {}
+    last: LagMark | None = None
     for batch in batches:
         if batch.num_rows == 0:
             continue
@@ -236,27 +237,27 @@ def lag_marks_in(
         changes = np.flatnonzero((np.diff(term) != 0) | (np.diff(ends) != 0))
         for i in [*changes.tolist(), batch.num_rows - 1]:
             key = (int(ends[i]), int(term[i]))
-            newest[key] = Mark(member, "newest", key[0], key[1], int(ts[i]), int(wall[i]))
+            newest[key] = LagMark(member, "newest", key[0], key[1], int(ts[i]), int(wall[i]))
         for i in [0, *(np.flatnonzero(np.diff(term)) + 1).tolist()]:
-            found = Mark(member, "first", int(ends[i]), int(term[i]), int(ts[i]), int(wall[i]))
+            found = LagMark(member, "first", int(ends[i]), int(term[i]), int(ts[i]), int(wall[i]))
             firsts.setdefault(found.term, found)
         for i in np.flatnonzero(np.isin(ts, wanted)).tolist():
-            yield Mark(member, "at", 0, int(term[i]), int(ts[i]), int(wall[i]))
+            yield LagMark(member, "at", 0, int(term[i]), int(ts[i]), int(wall[i]))
         for i in np.flatnonzero(np.isin(ts, noops)).tolist():
             if i:
-                yield Mark(member, "before", int(ts[i]), int(term[i - 1]), int(ts[i - 1]), int(wall[i - 1]))
+                yield LagMark(member, "before", int(ts[i]), int(term[i - 1]), int(ts[i - 1]), int(wall[i - 1]))
             elif last is not None:
                 yield last._replace(kind="before", at=int(ts[i]))
-        last = Mark(member, "end", 0, int(term[-1]), int(ts[-1]), int(wall[-1]))
+        last = LagMark(member, "end", 0, int(term[-1]), int(ts[-1]), int(wall[-1]))
     yield from newest.values()
     yield from firsts.values()
     if last is not None:
         yield last
 
 
-def _stretches(marks: Iterable[Mark]) -> list[MemberTerm]:
+def _terms_of(marks: Iterable[LagMark]) -> list[MemberTerm]:
     """What each member has of each term, as `elections` tells it (without counts)."""
-    spans: dict[tuple[str, int], list[Mark]] = {}
+    spans: dict[tuple[str, int], list[LagMark]] = {}
     for mark in marks:
         if mark.kind in ("newest", "first"):
             span = spans.setdefault((mark.member, mark.term), [mark, mark])
@@ -268,16 +269,16 @@ def _stretches(marks: Iterable[Mark]) -> list[MemberTerm]:
     ]
 
 
-def _reach(marks: Iterable[Mark]) -> dict[int, MemberTerm]:
+def _reach(marks: Iterable[LagMark]) -> dict[int, MemberTerm]:
     """The winner's stretches by term: how far the history goes in each."""
-    stretches = _stretches(marks)
+    stretches = _terms_of(marks)
     winner = winner_of(stretches)
     return {stretch.term: stretch for stretch in stretches if stretch.member == winner}
 
 
-def _in_history(marks: Sequence[Mark]) -> list[Mark]:
+def _in_history(marks: Sequence[LagMark]) -> list[LagMark]:
     """The `newest` marks, each moved back to the newest entry of the history that the member has by then."""
-    stretches = _stretches(marks)
+    stretches = _terms_of(marks)
     winner = winner_of(stretches)
     history = [stretch for stretch in stretches if stretch.member == winner]
     reach = {stretch.term: stretch for stretch in history}
@@ -298,13 +299,13 @@ def _in_history(marks: Sequence[Mark]) -> list[Mark]:
     return kept
 
 
-def _before(marks: Iterable[Mark]) -> dict[int, Mark]:
+def _before(marks: Iterable[LagMark]) -> dict[int, LagMark]:
     """By the ts of a no-op, the entry before it: as a worker noted it, or, where the no-op began a worker's part, the
     last entry of the part before. Of members that do not agree the one that has more.
     """
-    noted: dict[tuple[str, int], Mark] = {}
-    ends: dict[str, list[Mark]] = {}
-    asked: list[Mark] = []
+    noted: dict[tuple[str, int], LagMark] = {}
+    ends: dict[str, list[LagMark]] = {}
+    asked: list[LagMark] = []
     for mark in marks:
         if mark.kind == "before":
             noted[mark.member, mark.at] = mark
@@ -314,7 +315,7 @@ def _before(marks: Iterable[Mark]) -> dict[int, Mark]:
             asked.append(mark)
     for of_member in ends.values():
         of_member.sort(key=_ts)
-    found: dict[int, Mark] = {}
+    found: dict[int, LagMark] = {}
     for mark in asked:
         previous = noted.get((mark.member, mark.ts))
         if previous is None:
@@ -326,7 +327,7 @@ def _before(marks: Iterable[Mark]) -> dict[int, Mark]:
     return found
 
 
-def _ts(mark: Mark) -> int:
+def _ts(mark: LagMark) -> int:
     return mark.ts
 
 
@@ -358,37 +359,30 @@ def status_of(oplog: Oplog) -> dict[str, Any] | None:
     return answer if isinstance(answer, dict) else None
 
 
-def _noops(spark: SparkSession, oplogs: Sequence[Oplog], span: Span) -> list[Noop]:
+def _noops(spark: SparkSession, oplogs: Sequence[Oplog], span: Span) -> list[PeriodicNoop]:
     found = map_spans(
-        spark, oplogs, ("ts", "term", "entry"), _noop_batches, _NOOP_SCHEMA, span=span, only=EntryFilter(op=("n",))
+        spark, oplogs, ("ts", "term", "entry"), _noop_batches, ddl_of(_NOOPS), span=span, only=EntryFilter(op=("n",))
     )
-    return [Noop(*row) for row in found.distinct().orderBy("term", "ts").collect()]
+    return [PeriodicNoop(*row) for row in found.distinct().orderBy("term", "ts").collect()]
 
 
 def _noop_batches(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
-        yield _batch_of([noop for row in rows if (noop := noop_in(*row)) is not None], Noop._fields)
+        yield batch_from([noop for row in rows if (noop := noop_in(*row)) is not None], _NOOPS)
 
 
 def _marks(
-    spark: SparkSession, oplogs: Sequence[Oplog], span: Span, width_ms: int, noops: Sequence[Noop]
-) -> list[Mark]:
+    spark: SparkSession, oplogs: Sequence[Oplog], span: Span, width_ms: int, noops: Sequence[PeriodicNoop]
+) -> list[LagMark]:
     noop_ts = np.unique(np.array([noop.ts for noop in noops], np.int64))
     wanted = np.union1d(noop_ts, np.array([noop.point_ts for noop in noops], np.int64))
 
     def work(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield _batch_of(list(lag_marks_in(member, batches, width_ms, wanted, noop_ts)), Mark._fields)
+        yield batch_from(list(lag_marks_in(member, batches, width_ms, wanted, noop_ts)), _MARKS)
 
-    found = map_spans(spark, oplogs, ("ts", "term", "wall"), work, _MARK_SCHEMA, span=span)
-    return [Mark(*row) for row in found.collect()]
-
-
-def _batch_of(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> pa.RecordBatch:
-    """Named tuples of numbers (and the texts `member` and `kind`) as a batch."""
-    columns = list(zip(*rows, strict=True)) or [()] * len(names)
-    types = [pa.string() if name in ("member", "kind") else pa.int64() for name in names]
-    return pa.RecordBatch.from_arrays(list(map(pa.array, columns, types)), names=list(names))
+    found = map_spans(spark, oplogs, ("ts", "term", "wall"), work, ddl_of(_MARKS), span=span)
+    return [LagMark(*row) for row in found.collect()]
 
 
 # --- document, text and charts ---------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from xxhash import xxh3_64_intdigest
 
 from replset.bson import InvalidBSONError
 from replset.oplog_entry import UPDATE
+from spark.columns import ddl_of, repeated, sorted_by
 from spark.entry_bytes import EntryPrefixes, diff_size, id_text
 from spark.jobs import ROWS_PER_TASK, map_spans, pinned
 from spark.local_jobs import run_spans
@@ -176,7 +177,7 @@ def local_summary(
 
     def by(*names: str) -> pa.Table:
         keys = ("member", *names)
-        rows = _sorted(_measured(groups, keys), keys)
+        rows = sorted_by(_measured(groups, keys), *keys)
         seconds = pc.divide(pc.subtract(rows["last_wall"], rows["first_wall"]).cast(pa.float64()), 1000.0)
         rate = pc.divide(rows["entries"].cast(pa.float64()), pc.max_element_wise(seconds, 1.0))
         return rows.append_column("per_second", rate).select([*keys, *_MEASURES[:4], "per_second", *_MEASURES[4:]])
@@ -196,9 +197,9 @@ def local_summary(
         by("op"),
         by("term"),
         by("minute"),
-        _sorted(sizes, ("member", "at_most")),
+        sorted_by(sizes, "member", "at_most"),
         pa.Table.from_batches(shown_in(hottest_in(parts, top), oplogs, top), arrow_types(_HOT_COLUMNS)),
-        _sorted(updates, ("member", "ns")).select(["member", "ns", "updates", *_UPDATE_SUMS[1:], *_RATIOS]),
+        sorted_by(updates, "member", "ns").select(["member", "ns", "updates", *_UPDATE_SUMS[1:], *_RATIOS]),
     )
 
 
@@ -220,7 +221,7 @@ def documents_in(member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
     rows = (_document_rows(batch) for batch in batches if batch.num_rows)
     for batch in _folded(rows, _DOCUMENT_COLUMNS[1:], _DOCUMENT_KEYS[1:], _SUMS).to_batches():
         yield pa.RecordBatch.from_arrays(
-            [_repeated(member, batch.num_rows), *batch.columns], schema=arrow_types(_DOCUMENT_COLUMNS)
+            [repeated(member, batch.num_rows), *batch.columns], schema=arrow_types(_DOCUMENT_COLUMNS)
         )
 
 
@@ -289,7 +290,7 @@ def _group_rows(member: str, batch: pa.RecordBatch, heads: EntryPrefixes) -> pa.
         else:
             diffs[row], entry_bytes[row], diff_bytes[row] = 1, size[row], found
     columns = {
-        "member": _repeated(member, batch.num_rows),
+        "member": repeated(member, batch.num_rows),
         "ns": batch.column("ns"),
         "op": batch.column("op"),
         "term": batch.column("term"),
@@ -327,10 +328,6 @@ def _measures(batch: pa.RecordBatch, size: Numbers, wall: Numbers) -> dict[str, 
         "last_wall": wall,
         "last_ts": ts,
     }
-
-
-def _repeated(text: str, times: int) -> pa.Array:
-    return pa.repeat(pa.scalar(text, pa.string()), times)
 
 
 # --- tables ----------------------------------------------------------------------------------------------------
@@ -371,10 +368,6 @@ def _folded(
     return _measured(pa.concat_tables([kept, *waiting]), keys, sums).select(columns)
 
 
-def _sorted(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    return rows.sort_by([(name, "ascending") for name in keys])
-
-
 def arrow_types(columns: Sequence[str]) -> pa.Schema:
     """Of these columns of the passes: names are text, `key` is binary, the others are 64-bit numbers."""
     kinds = {**dict.fromkeys(_TEXTS, pa.string()), "key": pa.binary()}
@@ -382,8 +375,7 @@ def arrow_types(columns: Sequence[str]) -> pa.Schema:
 
 
 def _ddl(columns: Sequence[str]) -> str:
-    names = {pa.string(): "string", pa.binary(): "binary", pa.int64(): "bigint"}
-    return ", ".join(f"{field.name} {names[field.type]}" for field in arrow_types(columns))
+    return ddl_of(arrow_types(columns))
 
 
 # --- document, text and charts ---------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from spark.columns import COLUMNS
-from spark.jobs import map_spans, oplog_error, plan, scan, table_of, with_member, worker
+from spark.jobs import map_spans, oplog_error, plan, scan, span_reader, table_of, with_member
 from spark.oplog import EVERYTHING, EntryFilter, Span
 from spark.readers.sqlite import SqliteOplog
 from tests.spark.kit import insert, write_oplog
@@ -56,9 +56,9 @@ def test_nothing_to_read_is_an_empty_table(spark: SparkSession, oplogs: list[Sql
 def test_a_task_knows_the_others_in_few_bytes(oplogs: list[SqliteOplog]) -> None:
     """Or what tasks are sent grows with their number squared."""
     tasks = [(oplogs[number % 2], Span(number << 40, (number + 1) << 40)) for number in range(10_000)]
-    assert len(cloudpickle.dumps(worker(tasks, COLUMNS, with_member))) < 24 * len(tasks)
-    sent = cloudpickle.loads(cloudpickle.dumps(worker([(oplogs[0], EVERYTHING)], ("ts",), with_member)))
-    assert sum(batch.num_rows for batch in sent(iter([pa.record_batch({"id": [0]})]))) == N
+    assert len(cloudpickle.dumps(span_reader(tasks, COLUMNS, with_member))) < 24 * len(tasks)
+    sent = cloudpickle.loads(cloudpickle.dumps(span_reader([(oplogs[0], EVERYTHING)], ("ts",), with_member)))
+    assert sum(batch.num_rows for batch in sent(0)) == N
 
 
 def test_map_spans_works_behind_the_reader_once_a_task(spark: SparkSession, oplogs: list[SqliteOplog]) -> None:

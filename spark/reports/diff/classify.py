@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from replset.ids import OPTIME_NULL, OpTime
-from spark.columns import FIELDS
+from spark.columns import FIELDS, repeated, schema_of, sorted_by
 from spark.oplog import ALL, Bounds, EntryFilter, Oplog, Span
 from spark.reports.diff.digests import Flags, Numbers, groups, mixed, numbers, run_starts
 
@@ -27,55 +27,26 @@ Chained = tuple[int, OpTime]
 READ_FOR_ROWS = ("ts", "term", "hash", "op", "ns", "key")
 ROWS = pa.schema([("at", pa.int64()), *((name, FIELDS[name]) for name in READ_FOR_ROWS)])
 ROW_ORDER = ("ts", "term", "at", "hash")
-_HASHES = pa.list_(pa.struct([("member", pa.string()), ("hash", pa.int64())]))
-_NAMES = pa.list_(pa.string())
-ENTRIES = pa.schema(
-    [
-        ("optime", pa.string()),
-        *((name, FIELDS[name]) for name in ("ts", "term", "op", "ns", "key")),
-        ("kind", pa.string()),
-        ("reason", pa.string()),
-        ("present", _NAMES),
-        ("absent", _NAMES),
-        ("hashes", _HASHES),
-    ]
+_TEXT, _NAMES = pa.string(), pa.list_(pa.string())
+_HASHES = pa.list_(pa.struct([("member", _TEXT), ("hash", pa.int64())]))
+ENTRIES = schema_of(
+    "optime ts term op ns key kind reason present absent hashes",
+    **{"key": pa.binary(), "present": _NAMES, "absent": _NAMES, "hashes": _HASHES},
+    **dict.fromkeys(("optime", "op", "ns", "kind", "reason"), _TEXT),
 )
 ENTRY_ORDER = ("ts", "term", "kind", "reason")
-PAIRS = pa.schema(
-    [
-        ("a", pa.string()),
-        ("b", pa.string()),
-        ("verdict", pa.string()),
-        ("follower", pa.string()),
-        ("common", pa.string()),
-        ("common_ts", pa.int64()),
-        ("common_term", pa.int64()),
-        ("same_chain", pa.bool_()),
-        *((name, pa.int64()) for name in ("a_after", "b_after", "a_missing", "b_missing", "divergent", "duplicated")),
-    ]
+PAIRS = schema_of(
+    "a b verdict follower common common_ts common_term same_chain "
+    "a_after b_after a_missing b_missing divergent duplicated",
+    **dict.fromkeys(("a", "b", "verdict", "follower", "common"), _TEXT),
+    same_chain=pa.bool_(),
 )
-MEMBERS = pa.schema(
-    [
-        ("member", pa.string()),
-        ("oldest", pa.string()),
-        ("newest", pa.string()),
-        *(
-            (name, pa.int64())
-            for name in ("oldest_ts", "oldest_term", "newest_ts", "newest_term", "entries", "trimmed")
-        ),
-    ]
+MEMBERS = schema_of(
+    "member oldest newest oldest_ts oldest_term newest_ts newest_term entries trimmed",
+    **dict.fromkeys(("member", "oldest", "newest"), _TEXT),
 )
-BY_NAMESPACE = pa.schema(
-    [("ns", pa.string()), ("kind", pa.string()), ("entries", pa.int64()), ("documents", pa.int64())]
-)
-BY_DOCUMENT = pa.schema(
-    [
-        ("ns", pa.string()),
-        ("key", pa.binary()),
-        *((name, pa.int64()) for name in ("entries", "first_ts", "last_ts")),
-        ("kinds", _NAMES),
-    ]
-)
+BY_NAMESPACE = schema_of("ns kind entries documents", ns=_TEXT, kind=_TEXT)
+BY_DOCUMENT = schema_of("ns key entries first_ts last_ts kinds", ns=_TEXT, key=pa.binary(), kinds=_NAMES)
 
 
 class Kind(StrEnum):
@@ -351,7 +322,7 @@ def entries(facts: Facts, table: pa.Table, only: EntryFilter = ALL) -> pa.Table:
     for column, wanted in (("ns", only.ns), ("op", only.op)):
         if wanted:
             rows = rows.filter(pc.is_in(rows[column], pa.array(wanted, pa.string())))
-    return rows.sort_by([(name, "ascending") for name in ENTRY_ORDER]) if rows.num_rows else rows
+    return sorted_by(rows, *ENTRY_ORDER) if rows.num_rows else rows
 
 
 def _absences(facts: Facts, found: RowsByOptime) -> npt.NDArray[np.int8]:
@@ -383,8 +354,8 @@ def _rows(
         pa.array(ts),
         pa.array(term),
         *columns.columns,
-        pa.repeat(pa.scalar(kind.value, pa.string()), len(those)),
-        pa.repeat(pa.scalar(reason.value, pa.string()), len(those)),
+        repeated(kind.value, len(those)),
+        repeated(reason.value, len(those)),
         _name_lists(present, names),
         _name_lists(lacking, names),
         hashes,
@@ -496,7 +467,7 @@ def member_rows(
 def count_by_namespace(rows: pa.Table) -> pa.Table:
     counted = rows.group_by(["ns", "kind"], use_threads=False).aggregate([([], "count_all"), ("key", "count_distinct")])
     named = counted.rename_columns(["ns", "kind", "entries", "documents"]).cast(BY_NAMESPACE)
-    return named.sort_by([("ns", "ascending"), ("kind", "ascending")])
+    return sorted_by(named, "ns", "kind")
 
 
 def count_by_document(rows: pa.Table) -> pa.Table:

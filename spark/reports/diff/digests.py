@@ -2,7 +2,7 @@
 
 A bucket is a fixed function of the timestamp alone, so members agree on it whatever their oldest entries are. A digest
 is a sum over its entries, so neither order nor batches nor parts of the work change it. The stored hashes are compared;
-that they are those of the entries is for `verify` to say, or for places that are `Rehashed`.
+that they are those of the entries is for `verify` to say, or for `ComparedOplog` to compute.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from replset.ids import OPTIME_NULL, OpTime
-from spark.oplog import ALL, EVERYTHING, Bounds, EntryFilter, GrowingOplog, Oplog, OplogTrimmedError, Span
-from spark.readers.rehashed import Rehashed
+from replset.oplog_row import entry_hash
+from spark.columns import arrow_schema, repeated, schema_of
+from spark.jobs import read_remaining
+from spark.oplog import ALL, EVERYTHING, Bounds, EntryFilter, GrowingOplog, Oplog, Span
 
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -25,7 +27,7 @@ READ_FOR_DIGESTS = ("ts", "term", "hash")
 ENTRIES_PER_SLOT = 256
 INCREMENTS = 512
 """Increments of a bucket within one second."""
-SCHEMA = pa.schema([(name, pa.int64()) for name in ("at", "bucket", "rows", "low", "high", "last_ts", "last_term")])
+SCHEMA = schema_of("at bucket rows low high last_ts last_term")
 """A digest: `at` is the member's number, last_ts and last_term those of its newest entry. low, high: sums of the lower
 and upper 32 bits of each entry's value, so that they do not overflow; `carried` makes them comparable."""
 INC_BITS = 31
@@ -105,16 +107,21 @@ class BucketGrid:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A pinned place that gives what it still has where its oldest entries were trimmed away while it is read."""
+class ComparedOplog:
+    """A pinned oplog as `diff` reads it: what is left of it where its oldest entries were trimmed away meanwhile.
+
+    by_bytes: hashes are computed of the entries' bytes, which costs the reading of every entry. A stored hash is a
+    number beside the entry.
+    """
 
     oplog: Oplog
+    by_bytes: bool = False
 
     @property
     def name(self) -> str:
         return self.oplog.name
 
-    def pin(self) -> Held:
+    def pin(self) -> ComparedOplog:
         return self
 
     def bounds(self) -> Bounds:
@@ -127,14 +134,14 @@ class Held:
         return self.oplog.split(span, parts)
 
     def read(self, span: Span, columns: Sequence[str], only: EntryFilter = ALL) -> Iterator[pa.RecordBatch]:
-        while True:
-            try:
-                yield from self.oplog.read(span, columns, only)
-                return
-            except OplogTrimmedError as error:
-                if error.through < span.first_ts:
-                    raise
-                span = Span(min(error.through + 1, span.end_ts), span.end_ts)
+        computed = self.by_bytes and "hash" in columns
+        stored = dict.fromkeys([*(name for name in columns if name != "hash"), "entry"] if computed else columns)
+        for batch in read_remaining(self.oplog, span, tuple(stored), only):
+            if computed:
+                hashes = pa.array(map(entry_hash, batch.column("entry").to_pylist()), pa.int64())
+                arrays = [hashes if name == "hash" else batch.column(name) for name in columns]
+                batch = pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
+            yield batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +149,14 @@ class ComparedMembers:
     """The members of one comparison, pinned, by name. given: as they were before, which tell how they go on."""
 
     given: tuple[Oplog, ...]
-    pinned: tuple[Held, ...]
+    pinned: tuple[ComparedOplog, ...]
     bounds: tuple[Bounds, ...]
 
     @classmethod
     def of(cls, oplogs: Sequence[Oplog], *, by_bytes: bool = False) -> ComparedMembers:
         """by_bytes: with hashes that are computed of the entries, not the stored ones."""
         given = tuple(sorted(oplogs, key=lambda oplog: oplog.name))
-        pinned = tuple(Held(Rehashed(oplog.pin()) if by_bytes else oplog.pin()) for oplog in given)
+        pinned = tuple(ComparedOplog(oplog.pin(), by_bytes) for oplog in given)
         return cls(given, pinned, tuple(oplog.bounds() for oplog in pinned))
 
     @property
@@ -287,7 +294,7 @@ def numbers(batch: pa.RecordBatch | pa.Table, name: str) -> Numbers:
 
 def numbered(at: int, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The batch with the member's number in front."""
-    return pa.RecordBatch.from_arrays([pa.array(np.full(batch.num_rows, at)), *batch.columns], schema=schema)
+    return pa.RecordBatch.from_arrays([repeated(at, batch.num_rows), *batch.columns], schema=schema)
 
 
 def run_starts(*columns: Numbers) -> Numbers:

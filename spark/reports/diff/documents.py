@@ -19,6 +19,8 @@ from replset.bson import RawDocument, to_ejson_value
 from replset.errors import BadValueError
 from replset.ids import OpTime
 from replset.oplog_row import entry_hash
+from spark.columns import ddl_of, repeated, schema_of, sorted_by
+from spark.jobs import map_numbers
 from spark.local_jobs import THREADS
 from spark.oplog import Oplog, OplogError
 from spark.readers.sqlite import SqliteOplog
@@ -27,10 +29,8 @@ from spark.reports.replay.base import DbpathBase
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SAMPLES = 10
 DIFFERING = pa.schema([("ns", pa.string()), ("key", pa.binary())])
-_ROWS = pa.schema([("ns", pa.string()), ("key", pa.binary()), ("at", pa.int64()), ("hash", pa.int64())])
-_ROWS_DDL = "ns string, key binary, at bigint, hash bigint"
+_ROWS = schema_of("ns key at hash", ns=pa.string(), key=pa.binary())
 
 
 class Task(NamedTuple):
@@ -57,7 +57,7 @@ class DocumentDiff:
     def same(self) -> bool:
         return not self.differing.num_rows and not self.catalogs
 
-    def document(self, samples: int = SAMPLES) -> dict[str, Any]:
+    def document(self, samples: int) -> dict[str, Any]:
         """As `--json` prints it."""
         return {
             "optime": str(self.point),
@@ -105,13 +105,13 @@ def document_diff(
     OplogError: a member cannot be read, or its undo does not reach back to the point.
     """
     bases = tuple(DbpathBase(oplog.name, oplog.path) for oplog in oplogs if isinstance(oplog, SqliteOplog))
-    held = [base.collections(point) for base in bases]
-    wanted = sorted({ns for one in held for ns in one if not namespaces or ns in namespaces})
-    tasks = [Task(at, ns, one[ns]) for ns in wanted for at, one in enumerate(held) if ns in one]
+    collections = [base.collections(point) for base in bases]
+    wanted = sorted({ns for one in collections for ns in one if not namespaces or ns in namespaces})
+    tasks = [Task(at, ns, one[ns]) for ns in wanted for at, one in enumerate(collections) if ns in one]
     catalogs = {
-        ns: tuple(base.name for base, one in zip(bases, held, strict=True) if ns in one)
+        ns: tuple(base.name for base, one in zip(bases, collections, strict=True) if ns in one)
         for ns in wanted
-        if len({one.get(ns) for one in held}) > 1
+        if len({one.get(ns) for one in collections}) > 1
     }
     compare = _in_threads if session is None else _in_spark(session)
     counts, differing = compare(bases, tasks, point)
@@ -126,13 +126,12 @@ Compared = tuple[dict[int, int], pa.Table]
 def _read(bases: Sequence[DbpathBase], task: Task, point: OpTime) -> Iterator[pa.RecordBatch]:
     for batch in bases[task.at].as_of(task.ns, task.uuid, point):
         hashes = [entry_hash(document) for document in batch.column(1).to_pylist()]
-        names = pa.repeat(pa.scalar(task.ns, pa.string()), batch.num_rows)
-        at = pa.repeat(pa.scalar(task.at, pa.int64()), batch.num_rows)
-        yield pa.RecordBatch.from_arrays([names, batch.column(0), at, pa.array(hashes, pa.int64())], schema=_ROWS)
+        columns = [repeated(task.ns, len(hashes)), batch.column(0), repeated(task.at, len(hashes))]
+        yield pa.RecordBatch.from_arrays([*columns, pa.array(hashes, pa.int64())], schema=_ROWS)
 
 
 def _in_threads(bases: Sequence[DbpathBase], tasks: Sequence[Task], point: OpTime) -> Compared:
-    """One collection after the other, so that the hashes of only one are held."""
+    """One collection after the other, so that the hashes of only one are collections."""
     counts: dict[int, int] = {}
     found = [DIFFERING.empty_table()]
     with ThreadPoolExecutor(THREADS, thread_name_prefix="documents") as threads:
@@ -149,7 +148,7 @@ def _in_threads(bases: Sequence[DbpathBase], tasks: Sequence[Task], point: OpTim
             )
             found.append(by_key.filter(pc.invert(alike)).select(DIFFERING.names).cast(DIFFERING))
     table = pa.concat_tables(found)
-    return counts, table.sort_by([("ns", "ascending"), ("key", "ascending")])
+    return counts, sorted_by(table, "ns", "key")
 
 
 def _in_spark(session: SparkSession) -> Callable[[Sequence[DbpathBase], Sequence[Task], OpTime], Compared]:
@@ -158,12 +157,8 @@ def _in_spark(session: SparkSession) -> Callable[[Sequence[DbpathBase], Sequence
     def compare(bases: Sequence[DbpathBase], tasks: Sequence[Task], point: OpTime) -> Compared:
         from pyspark.sql import functions as F
 
-        def run(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in numbers:
-                for number in batch.column(0).to_pylist():
-                    yield from _read(bases, tasks[number], point)
-
-        rows = session.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(run, _ROWS_DDL).persist()
+        read = map_numbers(session, len(tasks), lambda number: _read(bases, tasks[number], point), ddl_of(_ROWS))
+        rows = read.persist()
         counts = {row["at"]: row["count"] for row in rows.groupBy("at").count().collect()}
         by_key = rows.groupBy("ns", "key").agg(
             F.count("*").alias("copies"), F.min("hash").alias("least"), F.max("hash").alias("most")

@@ -12,21 +12,20 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
-from adbc_driver_manager import Error as AdbcError
 from adbc_driver_sqlite import dbapi
 
 from replset.bson import RawDocument, encode_key
 from replset.errors import BadValueError, ReplError
 from replset.ids import OPTIME_NULL, OpTime
-from replset.storage.file_names import DATA_APPLICATION_ID
+from spark.columns import batch_from, schema_of
 from spark.oplog import OplogError
-from spark.readers.sqlite import database_file
+from spark.readers.sqlite import database_file, open_database
 
 ROWS_PER_PART = 250_000
 BYTES_PER_PART = 64 << 20
 _BATCH_ROWS = 4_096
 _BATCH_BYTES = 4 << 20
-SCHEMA = pa.schema([("key", pa.binary()), ("document", pa.binary())])
+SCHEMA = schema_of("key document", key=pa.binary(), document=pa.binary())
 Part = tuple[int, int]
 _WHOLE: Part = (0, -1)
 
@@ -122,16 +121,16 @@ class DbpathBase:
     path: str
 
     def find(self, ns: str, at: OpTime) -> Start:
-        with self._connect() as connection:
-            newest = self._newest(connection)
+        with open_database(self.name, self.path) as connection:
+            newest = _newest(connection)
             undone = newest.ts > at.ts
-            if undone and (pruned := self._pruned(connection)) > at.ts:
+            if undone and (pruned := _pruned(connection)) > at.ts:
                 raise OplogError(
                     self.name,
                     f"its documents are as of {newest}, and what was before {OpTime(at.term, pruned)} cannot be undone",
                 )
             point = at.ts if undone else newest.ts
-            rows = self._rows(
+            rows = _rows(
                 connection,
                 "SELECT uuid FROM catalog WHERE ns = ? AND created_ts <= ? AND (dropped_ts IS NULL OR dropped_ts > ?)",
                 (ns, point, point),
@@ -141,20 +140,20 @@ class DbpathBase:
             uuid = bytes(rows[0][0])
             if undone:
                 return Start(at, True, uuid, (_WHOLE,), True)
-            ((first, last),) = self._rows(connection, f"SELECT min(rowid), max(rowid) FROM {_table(uuid)}")
+            ((first, last),) = _rows(connection, f"SELECT min(rowid), max(rowid) FROM {_table(uuid)}")
             parts = () if first is None else tuple(_cuts(first, last + 1, ROWS_PER_PART))
             return Start(newest, True, uuid, parts)
 
     def collections(self, at: OpTime) -> dict[str, bytes]:
         """The uuids of the collections as of `at`, by name. OplogError: the undo does not reach back so far."""
-        with self._connect() as connection:
-            if (pruned := self._pruned(connection)) > at.ts:
+        with open_database(self.name, self.path) as connection:
+            if (pruned := _pruned(connection)) > at.ts:
                 raise OplogError(
                     self.name,
                     f"its documents cannot be taken back to {at}: what was before {OpTime(at.term, pruned)} cannot be"
                     " undone any more (--snapshot-history-secs of that member)",
                 )
-            rows = self._rows(
+            rows = _rows(
                 connection,
                 "SELECT ns, uuid FROM catalog WHERE created_ts <= ? AND (dropped_ts IS NULL OR dropped_ts > ?)",
                 (at.ts, at.ts),
@@ -170,16 +169,16 @@ class DbpathBase:
         uuid = self.collections(at).get(ns)
         if uuid is None:
             return None
-        with self._connect() as connection:
+        with open_database(self.name, self.path) as connection:
             undone = "SELECT before FROM undo WHERE coll = ? AND key = ? AND ts > ? AND kind = 'doc'"
-            rows = self._rows(connection, f"{undone} ORDER BY ts, seq LIMIT 1", (uuid, key, at.ts)) or self._rows(
+            rows = _rows(connection, f"{undone} ORDER BY ts, seq LIMIT 1", (uuid, key, at.ts)) or _rows(
                 connection, f"SELECT doc FROM {_table(uuid)} WHERE key = ?", (key,)
             )
             return None if not rows or rows[0][0] is None else bytes(rows[0][0])
 
     def read(self, start: Start, part: Part, ns: str, at: OpTime) -> Iterator[pa.RecordBatch]:
         table = _table(start.uuid or b"")
-        with self._connect() as connection:
+        with open_database(self.name, self.path) as connection:
             if start.undone:
                 # One statement sees one state of the file: a document changed since `at` is as it was before that.
                 sql = (
@@ -188,60 +187,16 @@ class DbpathBase:
                     f"SELECT key, doc AS document FROM {table} WHERE key NOT IN (SELECT key FROM later) "
                     "UNION ALL SELECT key, before FROM later WHERE before IS NOT NULL"
                 )
-                yield from self._stream(connection, sql, (start.uuid, at.ts))
-                if (pruned := self._pruned(connection)) > at.ts:
+                yield from _stream(connection, sql, (start.uuid, at.ts))
+                if (pruned := _pruned(connection)) > at.ts:
                     raise OplogError(
                         self.name, f"its undo up to {OpTime(at.term, pruned)} was pruned while it was read"
                     )
                 return
             sql = f"SELECT key, doc AS document FROM {table} WHERE rowid >= ? AND rowid < ?"
-            yield from self._stream(connection, sql, part)
-            if (newest := self._newest(connection)).ts > at.ts:
+            yield from _stream(connection, sql, part)
+            if (newest := _newest(connection)).ts > at.ts:
                 raise OplogError(self.name, f"the member moved on to {newest}, past {at}: take a copy of it")
-
-    def _stream(self, connection: dbapi.Connection, sql: str, values: tuple[object, ...]) -> Iterator[pa.RecordBatch]:
-        try:
-            with connection.cursor() as cursor:
-                cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": _BATCH_ROWS})
-                cursor.execute(sql, values)
-                for batch in cursor.fetch_record_batch():
-                    if batch.num_rows:
-                        yield pa.RecordBatch.from_arrays([a.cast(pa.binary()) for a in batch.columns], schema=SCHEMA)
-        except (AdbcError, pa.ArrowException) as error:
-            raise OplogError(self.name, error) from error
-
-    def _connect(self) -> dbapi.Connection:
-        if not Path(self.path).is_file():
-            raise OplogError(self.name, f"{self.path} does not exist")
-        try:
-            connection = dbapi.connect(f"{Path(self.path).absolute().as_uri()}?mode=ro")
-        except AdbcError as error:
-            raise OplogError(self.name, error) from error
-        try:
-            found = self._rows(connection, "PRAGMA application_id")
-            if not found or found[0][0] != DATA_APPLICATION_ID:
-                raise OplogError(self.name, f"{self.path} is no member's database")
-        except OplogError:
-            connection.close()
-            raise
-        return connection
-
-    def _rows(self, connection: dbapi.Connection, sql: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute(sql, values)
-                rows: list[tuple[Any, ...]] = cursor.fetchall()
-                return rows
-        except AdbcError as error:
-            raise OplogError(self.name, error) from error
-
-    def _newest(self, connection: dbapi.Connection) -> OpTime:
-        rows = self._rows(connection, "SELECT term, ts FROM oplog ORDER BY ts DESC LIMIT 1")
-        return OpTime(*rows[0]) if rows else OPTIME_NULL
-
-    def _pruned(self, connection: dbapi.Connection) -> int:
-        rows = self._rows(connection, "SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'pruned_through'")
-        return int(rows[0][0] or 0) if rows else 0
 
 
 def open_base(text: str) -> Base:
@@ -311,24 +266,47 @@ def _keyed(documents: Iterator[bytes]) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _batches(rows: Iterator[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
-    keys: list[bytes] = []
-    documents: list[bytes] = []
+    some: list[tuple[bytes, bytes]] = []
     size = 0
-    for key, document in rows:
-        keys.append(key)
-        documents.append(document)
-        size += len(document)
-        if len(keys) >= _BATCH_ROWS or size >= _BATCH_BYTES:
-            yield pa.RecordBatch.from_arrays(
-                [pa.array(keys, pa.binary()), pa.array(documents, pa.binary())], schema=SCHEMA
-            )
-            keys, documents, size = [], [], 0
-    yield pa.RecordBatch.from_arrays([pa.array(keys, pa.binary()), pa.array(documents, pa.binary())], schema=SCHEMA)
+    for row in rows:
+        some.append(row)
+        size += len(row[1])
+        if len(some) >= _BATCH_ROWS or size >= _BATCH_BYTES:
+            yield batch_from(some, SCHEMA)
+            some, size = [], 0
+    yield batch_from(some, SCHEMA)
 
 
 def _cuts(first: int, end: int, step: int) -> Iterator[Part]:
     for begin in range(first, end, step):
         yield begin, min(begin + step, end)
+
+
+def _stream(connection: dbapi.Connection, sql: str, values: tuple[object, ...]) -> Iterator[pa.RecordBatch]:
+    with connection.cursor() as cursor:
+        cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": _BATCH_ROWS})
+        cursor.execute(sql, values)
+        for batch in cursor.fetch_record_batch():
+            if batch.num_rows:
+                yield pa.RecordBatch.from_arrays([a.cast(pa.binary()) for a in batch.columns], schema=SCHEMA)
+
+
+def _rows(connection: dbapi.Connection, sql: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
+    with connection.cursor() as cursor:
+        cursor.execute(sql, values)
+        rows: list[tuple[Any, ...]] = cursor.fetchall()
+        return rows
+
+
+def _newest(connection: dbapi.Connection) -> OpTime:
+    rows = _rows(connection, "SELECT term, ts FROM oplog ORDER BY ts DESC LIMIT 1")
+    return OpTime(*rows[0]) if rows else OPTIME_NULL
+
+
+def _pruned(connection: dbapi.Connection) -> int:
+    """The ts up to which what was before can no longer be undone."""
+    rows = _rows(connection, "SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'pruned_through'")
+    return int(rows[0][0] or 0) if rows else 0
 
 
 def _table(uuid: bytes) -> str:

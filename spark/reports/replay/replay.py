@@ -19,8 +19,9 @@ from replset.errors import ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import COMMAND, DELETE, INSERT, UPDATE, OplogEntry
 from replset.query.diff import apply_update_object, is_diff
+from spark.columns import batch_from, ddl_of, repeated, schema_of
 from spark.entry_bytes import EntryPrefixes
-from spark.jobs import ROWS_PER_TASK, map_spans, table_of
+from spark.jobs import ROWS_PER_TASK, map_numbers, map_spans, table_of
 from spark.oplog import Bounds, EntryFilter, Oplog, OplogError, Span
 from spark.readers.sqlite import SqliteOplog
 from spark.reports.replay.base import Base, DbpathBase, Start
@@ -28,12 +29,12 @@ from spark.reports.replay.base import Base, DbpathBase, Start
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-DOCUMENTS_SCHEMA = "key binary, id string, document binary"
 BASE = "b"
-_STEPS_SCHEMA = "key binary, ts bigint, op string, data binary"
 _COMMANDS_SCHEMA = "ts bigint, entry binary"
-_STEPS = pa.schema([("key", pa.binary()), ("ts", pa.int64()), ("op", pa.string()), ("data", pa.binary())])
-_DOCUMENTS = pa.schema([("key", pa.binary()), ("id", pa.string()), ("document", pa.binary())])
+_STEPS = schema_of("key ts op data", key=pa.binary(), op=pa.string(), data=pa.binary())
+_STEPS_SCHEMA = ddl_of(_STEPS)
+_DOCUMENTS = schema_of("key id document", key=pa.binary(), id=pa.string(), document=pa.binary())
+DOCUMENTS_SCHEMA = ddl_of(_DOCUMENTS)
 _ADMIN = "admin.$cmd"
 _KEEPS_DOCUMENTS = frozenset(
     {
@@ -300,18 +301,12 @@ def _renamed(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Rec
 
 
 def _base_steps(spark: SparkSession, base: Base, begin: Start, ns: str, until: OpTime) -> DataFrame:
-    parts = begin.parts
+    def read(number: int) -> Iterator[pa.RecordBatch]:
+        for found in base.read(begin, begin.parts[number], ns, until):
+            columns = [found.column(0), repeated(-1, found.num_rows), repeated(BASE, found.num_rows), found.column(1)]
+            yield pa.RecordBatch.from_arrays(columns, schema=_STEPS)
 
-    def run(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                for found in base.read(begin, parts[number], ns, until):
-                    rows = found.num_rows
-                    before_all, op = pa.repeat(pa.scalar(-1, pa.int64()), rows), pa.repeat(pa.scalar(BASE), rows)
-                    columns = [found.column(0), before_all, op, found.column(1)]
-                    yield pa.RecordBatch.from_arrays(columns, schema=_STEPS)
-
-    return spark.range(0, len(parts), 1, len(parts)).mapInArrow(run, _STEPS_SCHEMA)
+    return map_numbers(spark, len(begin.parts), read, _STEPS_SCHEMA)
 
 
 def _folder(name: str, ns: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -343,8 +338,4 @@ def _finished(batches: Iterator[pa.RecordBatch], ns: str) -> Iterator[tuple[byte
 
 
 def _document_batch(rows: Sequence[tuple[bytes, bytes]]) -> pa.RecordBatch:
-    keys = pa.array([key for key, _ in rows], pa.binary())
-    ids = pa.array([to_ejson(RawDocument(document).get("_id")) for _, document in rows], pa.string())
-    return pa.RecordBatch.from_arrays(
-        [keys, ids, pa.array([document for _, document in rows], pa.binary())], schema=_DOCUMENTS
-    )
+    return batch_from([(key, to_ejson(RawDocument(raw).get("_id")), raw) for key, raw in rows], _DOCUMENTS)

@@ -27,6 +27,7 @@ from replset.errors import ReplError
 from replset.ids import OpTime
 from replset.oplog_entry import COMMAND, DELETE, INSERT, NOOP, UPDATE, VERSION, OplogEntry
 from replset.oplog_row import CHAIN_START, next_chain
+from spark.columns import batch_from, ddl_of, schema_of, sorted_by
 from spark.entry_bytes import EntryPrefixes, collection_of, id_text
 from spark.jobs import ROWS_PER_TASK, map_spans, pinned, table_of
 from spark.local_jobs import run_spans
@@ -60,26 +61,15 @@ _BATCH_ROWS = 4096
 _DOCUMENT_OPS = frozenset({INSERT, UPDATE, DELETE})
 _OPS = _DOCUMENT_OPS | {COMMAND, NOOP}
 _FAULT, _COUNT, _EDGE, _DOCUMENT = "fault", "count", "edge", "document"
-_FOUND = pa.schema(
-    [
-        ("member", pa.string()),
-        ("tag", pa.string()),
-        ("route", pa.int64()),  # of a document row: the hash of its key; rows of one route come to one worker
-        ("ts", pa.int64()),
-        ("term", pa.int64()),
-        ("kind", pa.string()),  # of a fault; of a count its name; of a document row the op
-        ("ns", pa.string()),
-        ("key", pa.binary()),
-        ("id", pa.string()),
-        ("detail", pa.string()),
-        ("n", pa.int64()),  # of a count; of a document row where in the entry `o` begins
-        ("ui", pa.binary()),
-        ("entry", pa.binary()),
-    ]
+_FOUND = schema_of(
+    "member tag route ts term kind ns key id detail n ui entry",
+    **dict.fromkeys(("member", "tag", "kind", "ns", "id", "detail"), pa.string()),
+    **dict.fromkeys(("key", "ui", "entry"), pa.binary()),
 )
+"""route: of a document row the hash of its key; rows of one route come to one worker. kind: of a fault; of a count its
+name; of a document row the op. n: of a count; of a document row where in the entry `o` begins."""
 _SORTED_BY = ("member", "tag", "route", "ts", "term", "entry")
-_SPARK_NAMES = {pa.int64(): "bigint", pa.string(): "string", pa.binary(): "binary"}
-_FOUND_SCHEMA = ", ".join(f"{field.name} {_SPARK_NAMES[field.type]}" for field in _FOUND)
+_FOUND_SCHEMA = ddl_of(_FOUND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -517,9 +507,7 @@ def _counted(counts: Counter[str]) -> list[_Found]:
 
 
 def _batch(member: str, found: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
-    columns = zip(*found, strict=True) if found else [()] * (len(_FOUND) - 1)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, list(_FOUND)[1:], strict=True)]
-    return pa.RecordBatch.from_arrays([pa.repeat(pa.scalar(member, pa.string()), len(found)), *arrays], schema=_FOUND)
+    return batch_from([(member, *row) for row in found], _FOUND)
 
 
 def _sorted(rows: pa.Table) -> Iterator[pa.RecordBatch]:
@@ -532,7 +520,7 @@ def _sorted(rows: pa.Table) -> Iterator[pa.RecordBatch]:
 def _faults(rows: pa.Table) -> pa.Table:
     optimes = [str(OpTime(*pair)) for pair in zip(rows["term"].to_pylist(), rows["ts"].to_pylist(), strict=True)]
     table = rows.append_column("optime", pa.array(optimes, pa.string())).select(FAULT_COLUMNS)
-    return table.sort_by([(name, "ascending") for name in ("member", "ts", "term", "kind", "detail")])
+    return sorted_by(table, "member", "ts", "term", "kind", "detail")
 
 
 def _checked(rows: pa.Table, oplogs: Sequence[Oplog]) -> pa.Table:
@@ -541,4 +529,4 @@ def _checked(rows: pa.Table, oplogs: Sequence[Oplog]) -> pa.Table:
     for member, name, n in zip(*found, strict=True):
         counts[member][name] += n
     shown = [{"member": name, **{of: counts[name][of] for of in COUNTS}} for name in sorted(counts)]
-    return pa.Table.from_pylist(shown, pa.schema([_FOUND.field("member"), *((name, pa.int64()) for name in COUNTS)]))
+    return pa.Table.from_pylist(shown, schema_of(" ".join(("member", *COUNTS)), member=pa.string()))

@@ -18,7 +18,7 @@ from spark.reports.diff.digests import (
     SCHEMA,
     BucketGrid,
     ComparedMembers,
-    Held,
+    ComparedOplog,
     Numbers,
     compared,
     digests_in,
@@ -167,7 +167,7 @@ def test_members_of_a_comparison_are_ordered_by_name() -> None:
     members = ComparedMembers.of(oplogs[::-1])
     assert members.names == ("m0", "m1", "m2")
     assert members.heads([1, 2, 3]) == (1, 2, 3)
-    assert members.pinned[0] == Held(oplogs[0])
+    assert members.pinned[0] == ComparedOplog(oplogs[0])
 
 
 def _digests(columns: Numbers, at: int = 0, grid: BucketGrid = GRIDS[0]) -> pa.RecordBatch:

@@ -24,9 +24,9 @@ from spark.reports.elections import (
     TermStart,
     fork_of,
     manifests_of,
-    opening_in,
-    stretches_in,
+    member_terms_in,
     term_rows,
+    term_start_in,
     winner_of,
 )
 from tests.spark.kit import insert, write_oplog
@@ -186,10 +186,10 @@ def batch(*rows: tuple[int, int, int]) -> pa.RecordBatch:
     )
 
 
-def test_stretches_in() -> None:
+def test_member_terms_in() -> None:
     batches = [batch((1, 1, 10), (2, 1, 20), (3, 2, 30)), batch((4, 2, 40)), batch((5, 2, 50), (6, 5, 60))]
     empty = batches[0].slice(0, 0)
-    assert list(stretches_in("a", iter([empty, *batches]))) == [
+    assert list(member_terms_in("a", iter([empty, *batches]))) == [
         MemberTerm("a", 1, 1, 10, 2, 20, 2),
         MemberTerm("a", 2, 3, 30, 3, 30, 1),
         MemberTerm("a", 2, 4, 40, 4, 40, 1),
@@ -210,12 +210,12 @@ def test_stretches_in() -> None:
         ({}, None),
     ],
 )
-def test_opening_in(o: dict[str, object], opening: TermStart | None) -> None:
-    assert opening_in(7, 3, noop_entry(o, OpTime(3, pack_ts(1, 1)), 0)) == opening
+def test_term_start_in(o: dict[str, object], opening: TermStart | None) -> None:
+    assert term_start_in(7, 3, noop_entry(o, OpTime(3, pack_ts(1, 1)), 0)) == opening
 
 
 def test_an_entry_without_a_message_opens_nothing() -> None:
-    assert opening_in(7, 3, insert_entry("a.b", b"u" * 16, b"\x05\0\0\0\0", OpTime(3, 7), 0)) is None
+    assert term_start_in(7, 3, insert_entry("a.b", b"u" * 16, b"\x05\0\0\0\0", OpTime(3, 7), 0)) is None
 
 
 def test_manifests_beside_a_members_file(tmp_path: Path) -> None:

@@ -24,8 +24,7 @@ from spark.readers.live import LiveOplog
 from spark.readers.sqlite import SqliteOplog
 from spark.reports.lag import (
     Lag,
-    Mark,
-    Noop,
+    LagMark,
     commit_point_rows,
     lag_marks_in,
     noop_in,
@@ -35,6 +34,7 @@ from spark.reports.lag import (
     wall_rows,
     width_ms_of,
 )
+from spark.reports.lag import PeriodicNoop as Noop
 
 Rows = list[tuple[int, int, int]]
 """(ts, term, wall) of entries."""
@@ -82,7 +82,7 @@ def batches(rows: Rows, size: int) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([pa.array(column, pa.int64()) for column in columns], schema=schema)
 
 
-def marks_of(member: str, rows: Rows, noops: list[Noop], *, part: int = 1000, size: int = 1000) -> list[Mark]:
+def marks_of(member: str, rows: Rows, noops: list[Noop], *, part: int = 1000, size: int = 1000) -> list[LagMark]:
     """What the workers note of a member's oplog, read in parts of so many entries and batches of so many; width 10."""
     noop_ts = np.unique(np.array([noop.ts for noop in noops], np.int64))
     wanted = np.union1d(noop_ts, np.array([noop.point_ts for noop in noops], np.int64))
@@ -101,17 +101,17 @@ def test_marks() -> None:
     rows = [(1, 1, 5), (2, 1, 8), (3, 1, 12), (4, 2, 13), (5, 2, 0)]
     found = marks_of("a", rows, [Noop(1, 1, 0, 0), Noop(3, 1, 2, 1)])
     assert found == [
-        Mark("a", "at", 0, 1, 1, 5),
-        Mark("a", "at", 0, 1, 2, 8),
-        Mark("a", "at", 0, 1, 3, 12),
-        Mark("a", "before", 3, 1, 2, 8),
-        Mark("a", "newest", 10, 1, 2, 8),
-        Mark("a", "newest", 20, 1, 3, 12),
-        Mark("a", "newest", 20, 2, 4, 13),
-        Mark("a", "newest", 10, 2, 5, 0),
-        Mark("a", "first", 10, 1, 1, 5),
-        Mark("a", "first", 20, 2, 4, 13),
-        Mark("a", "end", 0, 2, 5, 0),
+        LagMark("a", "at", 0, 1, 1, 5),
+        LagMark("a", "at", 0, 1, 2, 8),
+        LagMark("a", "at", 0, 1, 3, 12),
+        LagMark("a", "before", 3, 1, 2, 8),
+        LagMark("a", "newest", 10, 1, 2, 8),
+        LagMark("a", "newest", 20, 1, 3, 12),
+        LagMark("a", "newest", 20, 2, 4, 13),
+        LagMark("a", "newest", 10, 2, 5, 0),
+        LagMark("a", "first", 10, 1, 1, 5),
+        LagMark("a", "first", 20, 2, 4, 13),
+        LagMark("a", "end", 0, 2, 5, 0),
     ]
     assert marks_of("a", [], []) == []
     (mark, *_) = marks_of("a", [(pack_ts(7, 1), 1, 0)], [])
@@ -163,7 +163,13 @@ def test_a_clock_that_steps_back_makes_no_negative_lag() -> None:
 
 
 HISTORY: Rows = [(10 * n, 1 + n // 8, 100 * n) for n in range(1, 16)]
-NOOPS = [Noop(100, 2, 70, 1), Noop(30, 1, 20, 1), Noop(10, 1, 5, 1), Noop(150, 2, 120, 2), Noop(100, 2, 70, 1)]
+NOOPS = [
+    Noop(100, 2, 70, 1),
+    Noop(30, 1, 20, 1),
+    Noop(10, 1, 5, 1),
+    Noop(150, 2, 120, 2),
+    Noop(100, 2, 70, 1),
+]
 
 
 @pytest.mark.parametrize("part", [1, 2, 3, 1000])
@@ -216,7 +222,10 @@ def test_parts_and_batches_change_nothing(
 @pytest.mark.parametrize(
     ("o", "noop"),
     [
-        ({"msg": "periodic noop", "commitPoint": {"ts": Timestamp(5, 2), "t": Int64(3)}}, Noop(9, 4, pack_ts(5, 2), 3)),
+        (
+            {"msg": "periodic noop", "commitPoint": {"ts": Timestamp(5, 2), "t": Int64(3)}},
+            Noop(9, 4, pack_ts(5, 2), 3),
+        ),
         ({"msg": "periodic noop", "commitPoint": {"ts": Timestamp(0, 0), "t": Int64(0)}}, None),
         ({"msg": "periodic noop", "commitPoint": {"ts": 5, "t": Int64(3)}}, None),
         ({"msg": "periodic noop"}, None),
