@@ -179,8 +179,8 @@ def _only_on_page(run: CommandRun, found: Diff[Any], span: Span) -> dict[str, An
     width_s = max(1, -(-seconds // 400))
     more: dict[str, Any] = {"timeline": timeline(found.entries, width_s), "timelineSeconds": width_s}
     if run.engine is Engine.LOCAL:
-        return {**more, "held": rows_of(summary.local_summary(run.oplogs, span=span, top=0).namespaces)}
-    more["held"] = rows_of(summary.summary(run.session, run.oplogs, span=span, top=0).namespaces)
+        return {**more, "namespacesOfAll": rows_of(summary.local_summary(run.oplogs, span=span, top=0).namespaces)}
+    more["namespacesOfAll"] = rows_of(summary.summary(run.session, run.oplogs, span=span, top=0).namespaces)
     return {**more, "lag": lag.document_of(lag.lag(run.session, run.oplogs, span=span))["series"]}
 
 

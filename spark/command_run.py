@@ -1,4 +1,6 @@
-"""What every command of `oplog-spark` does around its own work: members and session opened, results shown, errors told.
+"""What every command of `oplog-spark` does around its own work: it opens members and a session and shows the result.
+
+Errors become one line.
 
 Nothing heavy is imported before a command runs, so that `--help` and a wrong option answer at once.
 """
@@ -79,7 +81,7 @@ class CommandRun:
             raise one_line_error(error) from error
 
     def open(self, members: Sequence[str]) -> None:
-        """Open the members and ask for their bounds: what cannot be read, or written, is said before Spark starts."""
+        """Open the members and ask for their bounds: what cannot be read or written is an error before Spark starts."""
         local = self.engine is Engine.LOCAL
         check_installed([name for name in NEEDS if not (local and name in NOT_FOR_LOCAL)])
         check_target(self.html, "--html")
@@ -162,7 +164,7 @@ class CommandRun:
 
 
 def one_line_error(error: Exception) -> ReplError:
-    """An error of Spark's or Arrow's as one that says it in a line; anything unknown is raised as it is."""
+    """Return an error of Spark's or Arrow's as one with a one-line message; raise anything unknown as it is."""
     from spark.jobs import oplog_error
 
     found = oplog_error(error)
@@ -175,7 +177,7 @@ def one_line_error(error: Exception) -> ReplError:
 
 
 def _missing_on_worker(error: OplogError) -> OplogError:
-    """A file that a worker misses and this process sees: on another machine, or in a folder that is not shared."""
+    """Explain a file that a worker misses and this process sees: it is on another machine or in no shared folder."""
     path = error.reason.removesuffix(" does not exist")
     if path == error.reason or not os.path.exists(path):
         return error
@@ -185,7 +187,7 @@ def _missing_on_worker(error: OplogError) -> OplogError:
 
 
 def first_line(error: Exception) -> str:
-    """What a long error of Spark's says in its first telling line."""
+    """Return the first line with text of a long error of Spark's."""
     java = getattr(error, "java_exception", None)
     text = str(java.getMessage() or java.toString()) if java is not None else str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -203,7 +205,7 @@ def not_installed(modules: Sequence[str]) -> str:
 
 
 def check_target(file: Path | None, option: str) -> None:
-    """BadValueError where no such file can be written."""
+    """Raise BadValueError where no such file can be written."""
     if file is None:
         return
     if file.is_dir():
@@ -215,7 +217,7 @@ def check_target(file: Path | None, option: str) -> None:
 
 
 def check_folder(folder: Path | None, option: str) -> None:
-    """BadValueError unless it is empty or can be made: tables never come to lie among older ones."""
+    """Raise BadValueError unless it is empty or can be made: new tables are never mixed with older ones."""
     if folder is None:
         return
     if folder.is_dir():

@@ -1,4 +1,4 @@
-"""Looking into many entries without walking each: what the audits ask of an entry's bytes."""
+"""What the reports read from an entry's bytes. Most entries are read without a walk over all their fields."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class EntryPrefixes:
     def start_of_checked_o(
         self, raw: bytes, ts: int, term: int, op: str, ns: str, key: bytes | None, wall_ms: int
     ) -> int:
-        """Where `o` begins when the entry certainly says what its columns say; 0: it takes a closer look."""
+        """Where `o` begins when the entry certainly agrees with its columns; 0 when it must be checked further."""
         at = self.start_of_o(raw, op, ns)
         if not at or len(raw) < at + 5 or (size := _read_int32(raw, at)[0]) < 5:
             return 0

@@ -41,7 +41,7 @@ exec {java} "$@"
 
 
 class JavaMissingError(ReplError):
-    """No Java that Spark can run on; the text says what to install."""
+    """No Java that Spark can run on; the text names what to install."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""How every Spark job reads: one task a span of a place, read in the worker; the driver knows but bounds and spans."""
+"""How every Spark job reads: one task for each span of an oplog, read in the worker.
+
+The driver has only bounds and spans.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def scan(
     only: EntryFilter = ALL,
     rows_per_task: int = ROWS_PER_TASK,
 ) -> DataFrame:
-    """`member` and `columns` of every entry of `span` in every place."""
+    """`member` and `columns` of every entry of `span` in every oplog."""
     schema = ", ".join(f"{name} {SPARK_TYPES[name]}" for name in (MEMBER, *columns))
     return map_spans(spark, oplogs, columns, with_member, schema, span=span, only=only, rows_per_task=rows_per_task)
 
@@ -93,7 +96,7 @@ def span_reader(
 
 @cache
 def freeze_modules() -> None:
-    """Called in a worker, by each task: what its first one found there, modules above all, is no garbage.
+    """Exclude what the worker's first task found there, above all modules, from the search for garbage.
 
     PySpark's workers look for garbage behind every task, which takes 40 ms with pyarrow's and numpy's modules: twice
     what a small task takes.
@@ -115,12 +118,12 @@ def table_of(spark: SparkSession, rows: Sequence[Sequence[Any]], ddl: str) -> Da
 
 
 def pinned(oplogs: Sequence[Oplog]) -> list[Oplog]:
-    """The places with the bounds of now. A command that reads more than once pins its places first."""
+    """The oplogs with the bounds of now. A command that reads more than once pins its oplogs first."""
     return [oplog.pin() for oplog in oplogs]
 
 
 def plan(oplogs: Sequence[Oplog], span: Span, rows_per_task: int) -> list[Task]:
-    """The span cut up for each place into parts of about `rows_per_task` entries; those of the places interleaved."""
+    """Cut the span of each oplog into parts of about `rows_per_task` entries; the oplogs' parts alternate."""
     parts = [[(oplog, part) for part in _parts(oplog, span, rows_per_task)] for oplog in pinned(oplogs)]
     longest = max(map(len, parts), default=0)
     return [tasks[number] for number in range(longest) for tasks in parts if number < len(tasks)]
@@ -166,10 +169,12 @@ def oplog_error(error: BaseException) -> OplogError | None:
 
 
 def _parts(oplog: Oplog, span: Span, rows_per_task: int) -> list[Span]:
-    """Of the entries that the pinned place has; none where it has none."""
+    """The parts of the entries that the pinned oplog has; none where it has none."""
     bounds = oplog.bounds()
-    held = Span(max(span.first_ts, bounds.oldest.ts), min(span.end_ts, bounds.newest.ts + 1))
-    if bounds.newest == OPTIME_NULL or held.first_ts >= held.end_ts:
+    wanted = Span(max(span.first_ts, bounds.oldest.ts), min(span.end_ts, bounds.newest.ts + 1))
+    if bounds.newest == OPTIME_NULL or wanted.first_ts >= wanted.end_ts:
         return []
-    rows = bounds.rows if held.first_ts == bounds.oldest.ts and held.end_ts > bounds.newest.ts else oplog.count(held)
-    return oplog.split(held, max(1, -(-rows // rows_per_task)))
+    rows = (
+        bounds.rows if wanted.first_ts == bounds.oldest.ts and wanted.end_ts > bounds.newest.ts else oplog.count(wanted)
+    )
+    return oplog.split(wanted, max(1, -(-rows // rows_per_task)))

@@ -1,4 +1,4 @@
-"""How the local engine reads: the parts that `jobs` cuts for Spark's tasks, worked through by threads of this process.
+"""How the local engine reads: threads of this process work on the parts that `jobs` cuts for Spark's tasks.
 
 Reading, hashing and Arrow's own work let go of the interpreter's lock; Python's part of the work takes turns.
 """

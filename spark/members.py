@@ -1,4 +1,4 @@
-"""From what people write for a member to the place where its oplog lies.
+"""Finds the oplog that a MEMBER on the command line names.
 
 A MEMBER is a dbpath, its database file, a dump (`oplog.bson`, or a folder with one), a file or folder of exported
 Parquet, or http://HOST:PORT of a live member; NAME=MEMBER names it by hand.
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from replset.storage.file_names import DATABASE_FILE
 from spark.oplog import Oplog, OplogError
-from spark.readers.shared_file import held
+from spark.readers.shared_file import shared_file
 
 _DUMP = "oplog.bson"
 _NAMED = re.compile(r"([^/=]+)=(.+)", re.DOTALL)
@@ -23,7 +23,7 @@ _SQLITE, _PARQUET, _GZIP = b"SQLite format 3\0", b"PAR1", b"\x1f\x8b"
 
 
 class _Found(NamedTuple):
-    """kind: of the place. parts: from which its name is taken, the last one first. at: what tells it from others."""
+    """kind: of oplog. parts: from which its name is taken, the last one first. at: its identity."""
 
     kind: str
     where: str
@@ -37,10 +37,10 @@ class _Found(NamedTuple):
 
 
 def open_members(texts: Sequence[str]) -> list[Oplog]:
-    """The places, in this order; an export that holds several members gives one for each.
+    """Return the oplogs, in this order; an export that holds several members gives one for each.
 
     A name that is not given is the shortest tail of the path that no other has, or HOST:PORT. OplogError when a text
-    stands for no oplog, for one that stands there already, or when two have one name. Nothing is opened yet.
+    names no oplog, or one that is given already, or when two have one name. Nothing is opened yet.
     """
     found = [oplog for text in texts for oplog in _look(text)]
     seen: dict[tuple[str, str | None], _Found] = {}
@@ -88,7 +88,7 @@ def _kind(text: str) -> tuple[str, str]:
     if not path.is_file():
         raise OplogError(text, "there is no such file or folder")
     try:
-        with held(path) as file:
+        with shared_file(path) as file:
             head = file.read(16, 0)
     except OSError as error:
         raise OplogError(text, error.strerror or error) from error
@@ -134,7 +134,7 @@ def _names(found: Sequence[_Found]) -> list[str]:
 
 
 def _tail(each: _Found, others: Sequence[_Found]) -> str:
-    """As few parts as tell it from all others."""
+    """As few parts as distinguish it from all others."""
     for count in range(1, len(each.parts) + 1):
         tail = each.parts[:count]
         taken = [other.given if other.given else _joined(other.parts[:count]) for other in others]

@@ -1,6 +1,6 @@
-"""Where an oplog lies: a member's files, a live member, a dump, a folder of Parquet. One reader a kind in `readers/`.
+"""An oplog to read: a member's files, a live member, a dump, a folder of Parquet. `readers/` has one reader for each.
 
-A place travels to Spark's executors, so it is a small picklable value and opens what it reads anew in each call.
+It is sent to Spark's executors, so it is a small picklable value and opens what it reads anew in each call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 from replset.errors import ErrorCode, ReplError
 from replset.ids import OPTIME_NULL, OpTime
 
-_NOTE = "oplog-place-error: "
+_NOTE = "oplog-error: "
 
 
 class OplogError(ReplError):
@@ -61,7 +61,7 @@ class OplogTrimmedError(OplogError):
 
 
 class OplogRolledBackError(OplogError):
-    """An entry that had been seen is no longer in the oplog, or stands on another history: the member rolled back."""
+    """An entry that had been seen is no longer in the oplog, or in another history: the member rolled back."""
 
     code = ErrorCode.OPLOG_START_MISSING
 
@@ -95,7 +95,7 @@ class Bounds:
     """The oldest and newest optime there are now, OPTIME_NULL in an empty oplog. rows: an estimate.
 
     trimmed_through: ts of the newest entry that a capped oplog gave up, 0 for none.
-    chain: the newest entry's, None where the place keeps none.
+    chain: the newest entry's, None where the oplog keeps none.
     """
 
     oldest: OpTime = OPTIME_NULL
@@ -106,7 +106,7 @@ class Bounds:
 
 
 class ReadPosition(NamedTuple):
-    """An entry up to which something was read, and its chain, which tells two histories apart.
+    """An entry up to which something was read, and its chain, which distinguishes two histories.
 
     chain None: but a point in time, of which no entry is expected to be there.
     """
@@ -129,7 +129,7 @@ class Oplog(Protocol):
         """The same with the bounds of now for ever, so that several passes see the same entries.
 
         Reading it fails when the member rolled entries of it back since (OplogRolledBackError) or trimmed some away
-        (OplogTrimmedError). A pinned place is its own pin.
+        (OplogTrimmedError). A pinned oplog is its own pin.
         """
 
     def bounds(self) -> Bounds: ...
@@ -143,14 +143,14 @@ class Oplog(Protocol):
     def read(self, span: Span, columns: Sequence[str], only: EntryFilter = ALL) -> Iterator[pa.RecordBatch]:
         """The entries, oldest first, in batches of `arrow_schema(columns)` (without `member`).
 
-        OplogTrimmedError when entries of the span were trimmed away: those since it was pinned, or, in a place that is
+        OplogTrimmedError when entries of the span were trimmed away: those since it was pinned, or, in an oplog that is
         not, all below a `first_ts` over 0.
         """
 
 
 @runtime_checkable
 class GrowingOplog(Oplog, Protocol):
-    """A place that grows and can be followed."""
+    """An oplog that grows and can be followed."""
 
     def follow(self, after: ReadPosition, limit: int) -> ReadPosition:
         """The newest entry, or the one `limit` behind `after`; `after` itself when there is none newer.
@@ -168,13 +168,11 @@ def trimmed_error(name: str, through: int) -> OplogTrimmedError:
 
 
 def rolled_back_error(name: str, optime: OpTime) -> OplogRolledBackError:
-    return OplogRolledBackError(
-        name, f"its entry {optime} is gone or stands on another history: the member rolled back"
-    )
+    return OplogRolledBackError(name, f"its entry {optime} is gone or in another history: the member rolled back")
 
 
 def one_line(error: Exception) -> str:
-    """The first line of what an error says; damaged bytes may stand in it, which no terminal should get."""
+    """The first line of an error's text, without damaged bytes that may be in it: no terminal should get those."""
     lines = str(error).splitlines() or [type(error).__name__]
     return "".join(letter if letter.isprintable() else "?" for letter in lines[0])
 

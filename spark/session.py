@@ -46,7 +46,7 @@ def spark_session(
 ) -> SparkSession:
     """The session of this process; made where there is none, on `master`, else spark-submit's, else `local[*]`.
 
-    What `conf` says wins over spark-submit's settings and spark-defaults.conf, and those over the defaults here. A
+    `conf` wins over spark-submit's settings and spark-defaults.conf, and those over the defaults here. A
     session that exists already is taken as it is. One line on stderr names the Java that was started. Raises
     JavaMissingError, SessionError.
     """

@@ -29,7 +29,7 @@ _CALLING = "An error occurred while calling "  # what py4j puts in a line before
 
 
 class WorkersError(ReplError):
-    """The executors cannot run our Python; the text says where and why."""
+    """The executors cannot run our Python; the text has the host and the reason."""
 
 
 def ship(session: SparkSession) -> None:
@@ -72,7 +72,7 @@ def missing_packages(_: object) -> Iterator[tuple[str, str]]:
 
 
 def reason_of(error: Exception) -> str:
-    """A failed job's reason in one line: a worker's Python exception, else what Java said on which host."""
+    """A failed job's reason in one line: a worker's Python exception, else Java's message and its host."""
     text = str(error)
     lines = text.rpartition("Traceback (most recent call last):\n")[2].splitlines()
     if len(lines) < len(text.splitlines()):
@@ -80,8 +80,8 @@ def reason_of(error: Exception) -> str:
     failed = re.search(r"\((\S+) executor \S+\): (.*)", text)
     if failed is not None:
         return f"executor on {failed[1]}: {failed[2]}"
-    told = (line.removeprefix(": ") for line in lines if line.strip() and not line.startswith(_CALLING))
-    return next(told, type(error).__name__)
+    messages = (line.removeprefix(": ") for line in lines if line.strip() and not line.startswith(_CALLING))
+    return next(messages, type(error).__name__)
 
 
 def main(arguments: list[str]) -> int:

@@ -6,7 +6,7 @@
     session.readStream.format("oplog").option("from", "now").load("http://localhost:28017")
 
 Columns are those of `columns.SPARK_SCHEMA`. `.schema("ts bigint, hash bigint")` or the option `columns` reads fewer,
-which costs less: PySpark's data sources are not told which columns a query uses. They could be told its filters
+which costs less: PySpark does not pass the columns that a query uses to its data sources. It could pass its filters
 (`pushFilters`), but PySpark 4.3.0 gives one DataFrame's two branches the filters of both, so that a join of them misses
 rows; ranges and namespaces are options instead. docs/spark.md describes the options.
 """
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 NAME = "oplog"
 MAX_ENTRIES = 100_000
-"""Of each member in one batch of a stream, unless `maxEntriesPerBatch` says otherwise."""
+"""Of each member in one batch of a stream, unless `maxEntriesPerBatch` is given."""
 NOW = "now"
 
 
@@ -75,7 +75,7 @@ class OplogSource(DataSource):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What stands behind `.option(...)`. texts: the members. begin: `from` as it was given."""
+    """The values of `.option(...)`. texts: the members. begin: `from` as it was given."""
 
     texts: tuple[str, ...]
     members: tuple[str, ...] = ()
@@ -169,9 +169,9 @@ class StreamPart(InputPartition):
 
 
 class OplogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """An offset says for each member up to which entry it was read: {name: {"optime", "chain", "skipped"?}}.
+    """An offset names for each member the entry up to which it was read: {name: {"optime", "chain", "skipped"?}}.
 
-    The chain (as text; None before the first entry) tells whether the member still is on the history that was read. A
+    The chain (as text; None before the first entry) shows whether the member still has the history that was read. A
     batch ends for each member at an entry that was there when it was planned; its tasks see to it that it still is.
     A member that comes in at a restart begins as all did, one that is left out is forgotten; both at once may be but
     another name, and then its entries would come twice.
@@ -349,7 +349,7 @@ def _mark(offset: Mapping[str, Any]) -> ReadPosition:
 
 
 def _with_skipped(skipped: Mapping[str, Any] | None, gone: Span) -> dict[str, Any]:
-    """What an offset says of entries that were trimmed away unread: how often, how long a time, the last gap."""
+    """An offset's count of entries that were trimmed away unread: how often, how long a time, the last gap."""
     before = skipped or {"times": 0, "seconds": 0}
     first, through = OpTime(0, gone.first_ts), OpTime(0, gone.end_ts - 1)
     return {

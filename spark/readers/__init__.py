@@ -1,1 +1,1 @@
-"""One file for each kind of place."""
+"""One file for each kind of oplog."""

@@ -1,9 +1,9 @@
 """Where a large SQLite table parts into about equal pieces, from a few interior pages of its B-tree.
 
 SQL can only count rows by walking over them; the interior pages hold such borders ready, whatever the keys are. What
-stands in the -wal alone is not seen, and a page may change while it is read: what comes back is good for planning only.
+is in the -wal alone is not seen, and a page may change while it is read: what comes back is good for planning only.
 The pages are read without SQLite, which gives none out (no build that ADBC ships has `sqlite_dbpage`), but not without
-regard for it: see `held`.
+regard for it: see `shared_file`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from spark.readers.shared_file import SharedFile, held
+from spark.readers.shared_file import SharedFile, shared_file
 
 _HEADER = 100
 _INTERIOR, _LEAF = 5, 13
@@ -20,7 +20,7 @@ _SAMPLES = 8
 
 
 class Borders(NamedTuple):
-    """keys: rising rowids inside the range; about `rows_between` rows lie before each, back to the one before it."""
+    """keys: rising rowids inside the range; about `rows_between` rows are between each and the one before it."""
 
     keys: list[int]
     rows_between: float
@@ -35,7 +35,7 @@ def table_borders(path: str, root_page: int, first: int, last: int, wanted: int)
     None when the file cannot be understood.
     """
     try:
-        with held(path) as file:
+        with shared_file(path) as file:
             return _borders(_Pages(file), root_page, first, last, wanted)
     except (OSError, ValueError, IndexError):
         return NO_BORDERS
@@ -71,7 +71,7 @@ class _Page(NamedTuple):
         return int.from_bytes(self.data[at : at + 4], "big")
 
     def key(self, number: int) -> int:
-        """The greatest rowid below child `number`; the last child's stands nowhere."""
+        """The greatest rowid below child `number`; the last child's is not stored."""
         value, start = 0, self._cell(number) + 4
         for at in range(start, start + 8):
             byte = self.data[at]
@@ -120,7 +120,7 @@ def _node(page: _Page, first: int, last: int) -> _Node:
 
 
 def _keys(level: list[_Node], step: int) -> Iterator[int]:
-    """Every step-th key. The border between two pages of a level stands above them and is left out."""
+    """Every step-th key. The border between two pages of a level is stored above them and left out."""
     ahead = step - 1
     for page, begin, end in level:
         for number in range(begin + ahead, end, step):

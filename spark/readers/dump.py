@@ -1,7 +1,7 @@
 """A file of concatenated oplog entries: mongodump's `oplog.bson`, a rollback's `local.oplog.rs.*.bson`.
 
-They may be in any order and stand there twice. A pass over the file notes what each chunk of it holds, so that a span
-is read from the chunks that overlap with it; out of order, a span is sorted in memory.
+They may be in any order, and an entry may be there twice. A pass over the file notes what each chunk of
+it holds, so that a span is read from the chunks that overlap with it; out of order, a span is sorted in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _GZIP = b"\x1f\x8b"
 
 
 class Chunk(NamedTuple):
-    """`size` bytes from `offset` with `rows` entries, the first and last by ts; rising: they stand in this order."""
+    """`size` bytes from `offset` with `rows` entries, the first and last by ts; rising: they are in this order."""
 
     offset: int
     size: int

@@ -63,7 +63,7 @@ class LiveOplog:
         return round(rows_within(self._pieces(), span))
 
     def split(self, span: Span, parts: int) -> list[Span]:
-        """At equal times: it is one process that answers, and how its entries lie only reading them would tell."""
+        """Cut at equal times: one process answers, and how its entries are spread is known only by reading them."""
         return cut(span, within(self._pieces(), span), parts)
 
     def read(self, span: Span, columns: Sequence[str], only: EntryFilter = ALL) -> Iterator[pa.RecordBatch]:
@@ -178,7 +178,7 @@ class _Member:
                 raise rolled_back_error(self._name, mark.optime)
 
     def ahead(self, after: ReadPosition, limit: int) -> ReadPosition:
-        """The entry `limit` behind this one, or the newest. Whole pages are asked for: only they tell where it is."""
+        """The entry `limit` behind this one, or the newest. Whole pages are asked for: only they show where it is."""
         with suppress(OplogTrimmedError):  # the entry itself may be gone, if nothing behind it is
             self.check(after)
         reached, left = after, limit
@@ -226,7 +226,7 @@ def _mark(document: RawDocument) -> ReadPosition:
 
 
 def _failure(data: bytes, response: http.client.HTTPResponse) -> tuple[int, str]:
-    """MongoDB's error code, 0 where there is none, and what the member says."""
+    """MongoDB's error code, 0 where there is none, and the member's message."""
     try:
         is_bson = response.headers.get_content_type() == "application/bson"
         body: dict[str, Any] = decode(data) if is_bson else json.loads(data)

@@ -1,6 +1,6 @@
 """Exported oplogs: a folder of Parquet files, FOLDER[/member=NAME]/.../*.parquet, here or on a file system Arrow knows.
 
-Files of several namespaces lie side by side in time: a read walks over their row groups by time and merges them. What
+Files of several namespaces cover the same times: a read walks over their row groups by time and merges them. What
 each row group holds is noted once, from the footers. What begins with `_` or `.` is not looked at.
 """
 
@@ -42,7 +42,7 @@ class Group(NamedTuple):
     mixed: bool
     """It holds entries of several members."""
     stored: tuple[int, int]
-    """All rows and bytes of the row group, which tell whether the file still is the one that was looked at."""
+    """All rows and bytes of the row group, which show whether the file still is the one that was looked at."""
 
 
 class Index(NamedTuple):
@@ -109,7 +109,7 @@ class ParquetOplog:
 
 
 def exported_members(folder: str) -> list[str]:
-    """Whose oplogs lie there, by name; empty when the files do not say. OplogError when it cannot be read."""
+    """The members whose oplogs are there; empty when the files do not name them. OplogError: it cannot be read."""
     with _errors(folder, folder):
         return _Files.open(folder).members()
 
@@ -243,7 +243,7 @@ _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_b
 
 
 def _looked_into(file: pq.ParquetFile, group: Group, member: str | None) -> Group:
-    """The group as its rows show it, where the footer does not tell enough."""
+    """The group as its rows show it, where the footer is not enough."""
     table = file.read_row_group(group.number, ["ts", MEMBER] if group.mixed and member is not None else ["ts"])
     if table.num_columns == 2:
         table = table.filter(pc.equal(table.column(MEMBER), member))
@@ -257,18 +257,18 @@ def _stored(file: pq.ParquetFile, number: int) -> tuple[int, int]:
 
 
 def _range(metadata: Any, column: str) -> Any:
-    """(least, greatest) of a row group's column; None where the footer does not say."""
+    """(least, greatest) of a row group's column; None where the footer has none."""
     for number in range(metadata.num_columns):
         found = metadata.column(number)
         if found.path_in_schema == column:
             statistics = found.statistics
-            told = statistics is not None and statistics.has_min_max
-            return (statistics.min, statistics.max) if told and not statistics.null_count else None
+            known = statistics is not None and statistics.has_min_max
+            return (statistics.min, statistics.max) if known and not statistics.null_count else None
     return None
 
 
 def _named_in(path: str) -> tuple[str, str] | None:
-    """The member whose folder the file lies in, twice."""
+    """The member whose folder the file is in, twice."""
     for part in reversed(path.split("/")[:-1]):
         if part.startswith(f"{MEMBER}="):
             name = unquote(part.partition("=")[2])
@@ -282,21 +282,21 @@ def _is_data(path: str) -> bool:
 
 def _merged(groups: Sequence[Group], read: Callable[[Group], pa.Table]) -> Iterator[pa.Table]:
     """The tables of all groups by ts; a group is read when the time has come to it. groups: by their first ts."""
-    held: list[tuple[Any, pa.Table]] = []
+    open_tables: list[tuple[Any, pa.Table]] = []
     waiting = 0
     for number, group in enumerate(groups):
-        held.append(_by_ts(read(group)))
-        waiting += len(held[-1][1])
+        open_tables.append(_by_ts(read(group)))
+        waiting += len(open_tables[-1][1])
         border = groups[number + 1].ts[0] if number + 1 < len(groups) else None
         if border is not None and waiting < _BATCH_ROWS:
             continue
-        ready = [len(stamps) if border is None else int(np.searchsorted(stamps, border)) for stamps, _ in held]
-        tables = [table.slice(0, count) for (_, table), count in zip(held, ready, strict=True) if count]
+        ready = [len(stamps) if border is None else int(np.searchsorted(stamps, border)) for stamps, _ in open_tables]
+        tables = [table.slice(0, count) for (_, table), count in zip(open_tables, ready, strict=True) if count]
         if tables:
             yield _by_ts(pa.concat_tables(tables))[1]
-        left = zip(held, ready, strict=True)
-        held = [(stamps[count:], table.slice(count)) for (stamps, table), count in left if count < len(stamps)]
-        waiting = sum(len(stamps) for stamps, _ in held)
+        left = zip(open_tables, ready, strict=True)
+        open_tables = [(stamps[count:], table.slice(count)) for (stamps, table), count in left if count < len(stamps)]
+        waiting = sum(len(stamps) for stamps, _ in open_tables)
 
 
 def _by_ts(table: pa.Table) -> tuple[Any, pa.Table]:

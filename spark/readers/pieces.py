@@ -1,4 +1,4 @@
-"""Spans of equal work, cut from small pieces of known size; the same for every kind of place."""
+"""Spans of equal work, cut from small pieces of known size; the same for every kind of oplog."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cut(span: Span, pieces: Sequence[Piece], parts: int) -> list[Span]:
 
 
 def within(pieces: Iterable[Piece], span: Span) -> list[Piece]:
-    """What of the pieces lies in the span."""
+    """The parts of the pieces that are in the span."""
     found = []
     for first, end, rows in pieces:
         begin, stop = max(first, span.first_ts), min(end, span.end_ts)
@@ -34,7 +34,7 @@ def within(pieces: Iterable[Piece], span: Span) -> list[Piece]:
 
 
 def rows_within(pieces: Iterable[Piece], span: Span) -> float:
-    """About how many of the pieces' rows lie in the span."""
+    """About how many of the pieces' rows are in the span."""
     return sum(piece.rows for piece in within(pieces, span))
 
 

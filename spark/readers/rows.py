@@ -1,4 +1,4 @@
-"""Rows from the bytes of oplog entries, this product's and MongoDB's of any age, for places that keep only those."""
+"""Rows from the bytes of oplog entries, this product's and MongoDB's of any age, for oplogs that keep only those."""
 
 from __future__ import annotations
 

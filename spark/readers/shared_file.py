@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 
 class SharedFile:
-    """One for each file in use, whatever its paths; `held` gives it."""
+    """One for each file in use, whatever its paths; `shared_file` gives it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path, self._descriptor, self.users = path, -1, 0
@@ -33,7 +33,7 @@ class SharedFile:
 
 
 @contextmanager
-def held(path: str | os.PathLike[str]) -> Iterator[SharedFile]:
+def shared_file(path: str | os.PathLike[str]) -> Iterator[SharedFile]:
     """Whoever has a connection of SQLite's to the file, or reads it, does so inside. OSError when there is none."""
     state = os.stat(path)
     key = state.st_dev, state.st_ino

@@ -36,7 +36,7 @@ from spark.oplog import (
 )
 from spark.readers.btree import table_borders
 from spark.readers.pieces import Piece, cut
-from spark.readers.shared_file import held
+from spark.readers.shared_file import shared_file
 
 _BATCH_ROWS = 16_384
 _ENTRY_ROWS = 2_048
@@ -158,7 +158,7 @@ class _OpenFile:
         return [*pieces, *self._tail(start, end, borders.rows_between)]
 
     def _tail(self, begin: int, end: int, rows: float) -> list[Piece]:
-        """Behind the last border lies what is below the last page, about `rows`, and what only the -wal has."""
+        """The pieces behind the last border: what is below the last page, about `rows`, and what only the -wal has."""
         with self.connection.cursor() as cursor:
             sql = "SELECT ts FROM oplog WHERE ts >= ? AND ts < ? ORDER BY ts LIMIT ?"
             cursor.execute(sql, [begin, end, _TAIL_ROWS])
@@ -230,7 +230,7 @@ class _OpenFile:
 
 
 def database_file(oplog: str) -> Path | None:
-    """The database file of a dbpath, or `place` itself when it is a file; None when there is none."""
+    """The database file of a dbpath, or the text itself when it is a file; None when there is none."""
     path = Path(oplog)
     found = path / DATABASE_FILE if path.is_dir() else path
     return found if found.is_file() else None
@@ -245,7 +245,7 @@ def open_database(name: str, path: str) -> Iterator[dbapi.Connection]:
     try:
         if not Path(path).is_file():
             raise OplogError(name, f"{path} {'is no file' if Path(path).exists() else 'does not exist'}")
-        with held(path), _connect(name, path) as connection, connection.cursor() as cursor:
+        with shared_file(path), _connect(name, path) as connection, connection.cursor() as cursor:
             cursor.execute("PRAGMA application_id")
             if cursor.fetchone() != (DATA_APPLICATION_ID,):
                 raise OplogError(name, f"{path} is no member's database")
@@ -312,7 +312,7 @@ def _size(path: str) -> int:
 
 
 def _reason(error: Exception, path: str) -> str:
-    """The driver's error in one line that says what is wrong with the file."""
+    """The driver's error in one line that explains what is wrong with the file."""
     text = one_line(error).rpartition("query: ")[2].removeprefix("[SQLite] ")
     for sign, meaning in _MEANINGS.items():
         if sign in text:

@@ -1,4 +1,4 @@
-"""What a result says, before it is drawn: answers, tables and samples, the same on a terminal and in a page."""
+"""A result as answers, tables and samples, before a terminal or a page shows it; and how values become text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Tone(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Phrase:
-    """A text and how loud it is."""
+    """A text and its tone."""
 
     text: str
     tone: Tone = Tone.PLAIN
@@ -82,8 +82,8 @@ def tone_of(cell: Cell) -> Tone:
 
 
 def readable(text: str) -> str:
-    """Without control characters and lone surrogates, of which an oplog may have any: no terminal is moved by them,
-    and a page can hold it.
+    """Without control characters and lone surrogates, of which an oplog may have any: they could control a
+    terminal, and a page cannot hold them.
     """
     if text.isprintable():
         return text
@@ -168,5 +168,5 @@ def moment(at_ms: int, form: str = "%Y-%m-%d %H:%M:%S") -> str:
 
 
 def more_rows(rows: int) -> str:
-    """What stands below a table that shows ROWS_SHOWN of so many rows."""
+    """The note below a table that shows ROWS_SHOWN of so many rows."""
     return f"and {rows - ROWS_SHOWN} more, in --json and --parquet" if rows > ROWS_SHOWN else ""

@@ -1,4 +1,4 @@
-"""The terms of a set as its members' oplogs tell them: who led, how long nobody did, and what each change cost.
+"""The terms of a set, from its members' oplogs: who led, how long nobody did, and what each change cost.
 
 The history is the one of the member whose newest optime is highest. By Raft's log matching an entry of another member
 is in it exactly when the history reaches that far in the entry's term, so the newest optime of each term decides.
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 Manifests = Sequence[tuple[str, Manifest]]
-"""Each with the name of the place that has it."""
+"""Each with the name of the oplog that has it."""
 NEW_PRIMARY = "new primary"
 INITIATING = "initiating set"
 TERMS_SCHEMA = (
@@ -88,7 +88,7 @@ class Elections:
 
 
 def elections(spark: SparkSession, oplogs: Sequence[Oplog]) -> Elections:
-    """What the members' oplogs and rollback folders tell of the set's terms. OplogError: one could not be read."""
+    """Find the set's terms in the members' oplogs and rollback folders. OplogError: one could not be read."""
     oplogs = pinned(oplogs)
     member_terms = member_terms_of(spark, oplogs)
     winner = winner_of(member_terms)
@@ -115,7 +115,7 @@ class MemberTerm(NamedTuple):
 
 
 class TermStart(NamedTuple):
-    """A no-op that begins a term. host: of the new primary, where the entry tells it."""
+    """A no-op that begins a term. host: of the new primary, where the entry has it."""
 
     term: int
     ts: int
@@ -126,7 +126,7 @@ class TermStart(NamedTuple):
 class Fork(NamedTuple):
     """Where a member leaves the history. common: the newest entry that both have, None when none is known.
 
-    tail: where the entries lie that only the member has; None when it has none such.
+    tail: the span of the entries that only the member has; None when it has none such.
     """
 
     common: OpTime | None
@@ -177,7 +177,7 @@ def term_rows(
     lost_by_members: Iterable[tuple[int, Sequence[str], int]],
     manifests: Manifests,
 ) -> list[tuple[Any, ...]]:
-    """The rows of `Elections.terms`. held: (term, members, entries) that the history has not and just these members."""
+    """The rows of `Elections.terms`. lost_by_members: (term, members, entries) that just these members have."""
     lost: dict[tuple[str, int], int] = {}
     lost_distinct: dict[int, int] = {}
     for term, members, entries in lost_by_members:
@@ -250,7 +250,7 @@ def term_start_in(ts: int, term: int, entry: bytes) -> TermStart | None:
 
 
 def manifests_of(oplog: Oplog) -> list[Manifest]:
-    """The rollbacks recorded beside a member's database file, oldest first; none for places of other kinds."""
+    """The rollbacks recorded beside a member's database file, oldest first; none for oplogs of other kinds."""
     if not isinstance(oplog, SqliteOplog):
         return []
     try:

@@ -2,10 +2,10 @@
 
 The workers write, each its span of an oplog, with pyarrow: a million entries cost some 4 s of two cores, through
 Spark's own writer 19 s, and 37 s when it sorts by namespace first. Small files of one namespace and day, as many
-namespaces make them, are then put together. Nothing is in place before everything is written: files grow in
-FOLDER/_temporary-*, and the driver moves them. Rows lie by ts; day is the UTC day of ts. Folder names are escaped
-(%XX); the true names stand in the columns. A reader that takes the columns from the folders' names shows null for the
-empty namespace of no-ops.
+namespaces make them, are then put together. Nothing is in its folder before everything is written: files grow in
+FOLDER/_temporary-*, and the driver moves them. Rows are ordered by ts; day is the UTC day of ts. Folder names are
+escaped (%XX); the true names are in the columns. A reader that takes the columns from the folders' names shows
+null for the empty namespace of no-ops.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Mode(Enum):
-    """What may lie in the folder. new: nothing. overwrite: an export, which goes when the new one is written. append:
+    """What may be in the folder. new: nothing. overwrite: an export, which goes when the new one is written. append:
     an export, to which each member's entries behind its newest exported one are added.
     """
 
@@ -131,7 +131,7 @@ def export(
 
 
 def folder_of(member: str, day: str, ns: str) -> str:
-    """Where the files of a namespace and day lie, below the export's folder."""
+    """The folder for the files of a namespace and day, below the export's."""
     return f"member={segment(member)}/day={day}/ns={segment(ns)}"
 
 
@@ -218,11 +218,11 @@ class Target:
         return "/".join((self.root, *parts))
 
     def names(self) -> list[str]:
-        """What lies in the folder itself."""
+        """The names in the folder itself."""
         return [info.base_name for info in self._list("", recursive=False)]
 
     def prepare(self, oplogs: Sequence[Oplog], mode: Mode, span: Span) -> list[tuple[Oplog, Span]]:
-        """Which span of which place to write. ExportError: the folder is not as `mode` wants it."""
+        """Which span of which oplog to write. ExportError: the folder is not as `mode` wants it."""
         there = [name for name in self.names() if not name.startswith(_TEMPORARY)]
         if there and mode is Mode.NEW:
             raise ExportError(f"{self.uri} is not empty: --append or --overwrite an export, or name another folder")
@@ -265,7 +265,7 @@ class Target:
         return infos
 
     def move_in(self, run: str, files: Iterable[ExportedFile]) -> list[ExportedFile]:
-        """Move what `run` wrote to its places; the files with their paths there."""
+        """Move what `run` wrote to its folders; return the files with their paths there."""
         moved = []
         for number, file in enumerate(sorted(files, key=lambda file: (file.member, file.first_ts, file.ns))):
             below = folder_of(file.member, file.day, file.ns)
@@ -286,7 +286,7 @@ class Target:
         return int(self.system.get_file_info(self.path(*parts)).size or 0)
 
     def written(self, run: str) -> list[ExportedFile]:
-        """The files that Spark wrote for `run`, told by what they hold."""
+        """The files that Spark wrote for `run`, with the facts read from them."""
         found = []
         for info in self._list(run, recursive=True):
             if not _is_part(info):
@@ -524,10 +524,12 @@ def content(document: Document) -> Content:
     entries, files = sum(row["entries"] for row in rows), sum(row["files"] for row in rows)
     days = document["days"]
     when = f", {days[0]} to {days[-1]}" if len(days) > 1 else f", {days[0]}" if days else ""
-    said = f"{several(entries, 'entry', 'entries')} in {several(files, 'file')} below {document['folder']}{when}."
+    answer = f"{several(entries, 'entry', 'entries')} in {several(files, 'file')} below {document['folder']}{when}."
     cells = [
         (row["member"], row["ns"] or "-", count_text(row["entries"]), count_text(row["files"]), byte_size(row["bytes"]))
         for row in rows
     ]
     columns = ("member", "namespace", "entries", "files", "bytes")
-    return Content("Export", [Phrase(said, Tone.GOOD)], [ContentTable("Written", columns, cells, numbers=columns[2:])])
+    return Content(
+        "Export", [Phrase(answer, Tone.GOOD)], [ContentTable("Written", columns, cells, numbers=columns[2:])]
+    )

@@ -1,14 +1,14 @@
 """How far each member is behind the primary: over time from the oplogs, and now from live members' status.
 
-An entry's wall clock is the primary's, of the moment it was written; when a member received it, no oplog says. So what
-the oplogs tell is where a member's oplog ends or has its gaps: at each point in time, the wall of the newest entry that
+An entry's wall clock is the primary's, of the moment it was written; when a member received it is in no oplog. So what
+the oplogs show is where a member's oplog ends or has its gaps: at each point in time, the wall of the newest entry that
 the history has by then minus the wall of the newest one of those that the member has. A member that holds everything
 is never behind here, however late it got it. Three sources, one column:
 
 - `walls`: as above, at the end of each stretch of time in which the history has an entry;
 - `commitPoint`: how far the majority was behind when an idle primary wrote a "periodic noop": the wall of the entry
-  before the no-op minus the wall of the entry at the commit point that it tells; `member` is null;
-- `status`: what live members say now.
+  before the no-op minus the wall of the entry at the commit point that it names; `member` is null;
+- `status`: what live members report now.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Lag(NamedTuple):
 
 
 class PeriodicNoop(NamedTuple):
-    """A periodic no-op and the commit point that it tells."""
+    """A periodic no-op and the commit point that it names."""
 
     ts: int
     term: int
@@ -182,12 +182,12 @@ def commit_point_rows(marks: Iterable[LagMark], noops: Iterable[PeriodicNoop]) -
 
 
 def status_rows(answers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Lag]:
-    """How far each member of the set is behind the newest position that any answer tells.
+    """How far each member of the set is behind the newest position in any answer.
 
-    answers: (name of the place, its answer to replSetGetStatus). A member speaks for itself; of one that was not asked,
-    the answer with its newest position does. A member that nobody knows a position of has no row.
+    answers: (name of the oplog, its answer to replSetGetStatus). A member's own answer counts; of one that was not
+    asked, the answer with its newest position does. A member that nobody knows a position of has no row.
     """
-    told: dict[str, tuple[bool, OpTime, int, int]] = {}  # by host: (by itself, optime, wall, at)
+    positions: dict[str, tuple[bool, OpTime, int, int]] = {}  # by host: (by itself, optime, wall, at)
     names: dict[str, str] = {}
     for name, answer in answers:
         at = _ms(answer.get("date"))
@@ -199,14 +199,14 @@ def status_rows(answers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Lag]:
             if optime is None or optime.ts == 0:
                 continue
             found = (is_self, optime, _ms(member.get("lastAppliedWallTime")), at)
-            if host not in told or told[host] < found:
-                told[host] = found
-    if not told:
+            if host not in positions or positions[host] < found:
+                positions[host] = found
+    if not positions:
         return []
-    newest_wall = max(told.values(), key=lambda found: found[1])[2]
+    newest_wall = max(positions.values(), key=lambda found: found[1])[2]
     return [
         Lag(names.get(host, host), at, STATUS, max(0, newest_wall - wall), optime.ts, optime.term)
-        for host, (_, optime, wall, at) in sorted(told.items())
+        for host, (_, optime, wall, at) in sorted(positions.items())
     ]
 
 
@@ -256,7 +256,7 @@ def lag_marks_in(
 
 
 def _terms_of(marks: Iterable[LagMark]) -> list[MemberTerm]:
-    """What each member has of each term, as `elections` tells it (without counts)."""
+    """What each member has of each term, as `elections` finds it (without counts)."""
     spans: dict[tuple[str, int], list[LagMark]] = {}
     for mark in marks:
         if mark.kind in ("newest", "first"):
@@ -349,7 +349,7 @@ def _ms(value: object) -> int:
 
 
 def status_of(oplog: Oplog) -> dict[str, Any] | None:
-    """What a live member answers to replSetGetStatus; None for a place that is no live member."""
+    """What a live member answers to replSetGetStatus; None for an oplog that is no live member's."""
     if not isinstance(oplog, LiveOplog):
         return None
     try:

@@ -93,12 +93,12 @@ class Summary(Generic[Table]):
     sizes (member, at_most): entries and bytes of those of more than at_most / 2 and at most at_most bytes.
     hot (member, rank): the documents with most entries, of equal ones those with more bytes, of those again the ones
     changed last: ns, key, entries, bytes, first_wall, last_wall, first_ts, last_ts, and id: the `_id` in Extended JSON
-    as the newest entry has it, null where that entry cannot be read. Documents are told apart by 64 bits of a hash.
+    as the newest entry has it, null where that entry cannot be read. Documents are distinguished by 64 bits of a hash.
     updates (member, ns): what updates cost in the oplog: their number, entries' bytes and bytes_per_update; how many
     are replacements (whole documents; replaced_share) and how many diffs (`$v: 2`); of the diffs the bytes of their
     entries (diff_entry_bytes) and of the field `diff` in them (diff_bytes: what is set, its names, and BSON's own), and
-    amplification: the first over the second. 3.0 says that two thirds of such entries are not what they change. How
-    large the changed documents are, an oplog does not tell. Ratios are null where there is nothing to divide by.
+    amplification: the first over the second. 3.0 means that two thirds of such entries are not what they change. How
+    large the changed documents are, an oplog does not show. Ratios are null where there is nothing to divide by.
     """
 
     members: Table

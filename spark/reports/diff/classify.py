@@ -112,11 +112,11 @@ class Diff(Generic[Table]):
     oldest ones were trimmed away during the run.
     pairs (a, b), a < b: verdict; common: the common point, which is the newest (term, ts) that both have with the same
     hash, null for none; same_chain: whether their hash chains agree there, so that all before it is the same, what
-    lies before the oldest entries included (null: unknown); a_after, b_after: entries behind the common point;
+    is before the oldest entries included (null: unknown); a_after, b_after: entries behind the common point;
     a_missing: holes of a, which are entries of b; divergent: optimes with other content; duplicated: optimes that they
     have in other numbers; follower: who is behind, or would roll back (lower last term), null for none of them.
     entries (ts, term, kind, reason): what differs; see Kind and Reason. present: who has it. absent: of whom the row
-    is, empty for divergent and duplicated. Members whose oldest entry is newer stand in neither. hashes: of every copy,
+    is, empty for divergent and duplicated. Members whose oldest entry is newer are in neither. hashes: of every copy,
     null but for divergent and duplicated. op, ns, key: as the first of `present` has them.
     by_namespace (ns, kind): entries, and how many documents they are about. by_document (most entries first, ns, key).
     """
@@ -471,7 +471,7 @@ def count_by_namespace(rows: pa.Table) -> pa.Table:
 
 
 def count_by_document(rows: pa.Table) -> pa.Table:
-    """One entry may stand in several rows; it counts once."""
+    """One entry may be in several rows; it counts once."""
     about = rows.filter(pc.is_valid(rows["key"]))
     wanted = [("optime", "count_distinct"), ("ts", "min"), ("ts", "max"), ("kind", "distinct")]
     # In one go: two groupings of the same rows need not have their groups in the same order.

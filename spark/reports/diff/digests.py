@@ -1,8 +1,8 @@
-"""Digests of buckets of an oplog: what members tell each other apart by without showing their entries.
+"""Digests of buckets of an oplog: they show where members differ without comparing their entries.
 
 A bucket is a fixed function of the timestamp alone, so members agree on it whatever their oldest entries are. A digest
 is a sum over its entries, so neither order nor batches nor parts of the work change it. The stored hashes are compared;
-that they are those of the entries is for `verify` to say, or for `ComparedOplog` to compute.
+that they are those of the entries is checked by `verify`, or computed by `ComparedOplog`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class BucketGrid:
     gap_seconds: int = 0
 
     def stretch(self, rows: int) -> tuple[int, int]:
-        """Over how many seconds, and within one over how many increments, some `rows` entries lie."""
+        """Over how many seconds, and within one over how many increments, there are some `rows` entries."""
         return max(self.slot_seconds, self.gap_seconds * rows // _GAP_ENTRIES, 1), max(INCREMENTS, rows)
 
     @classmethod
@@ -81,7 +81,7 @@ class BucketGrid:
         return bucket + np.where(bucket & _INC_MASK, INCREMENTS, self.slot_seconds << INC_BITS)
 
     def spans(self, buckets: Numbers) -> list[Span]:
-        """What to read to have all entries of these buckets; others lie in between. buckets: rising."""
+        """What to read to have all entries of these buckets; others are in between. buckets: rising."""
         if not len(buckets):
             return []
         ends = np.maximum.accumulate(self.end_of(buckets))
@@ -146,7 +146,7 @@ class ComparedOplog:
 
 @dataclass(frozen=True, slots=True)
 class ComparedMembers:
-    """The members of one comparison, pinned, by name. given: as they were before, which tell how they go on."""
+    """The members of one comparison, pinned, by name. given: as they were before, to see how they go on."""
 
     given: tuple[Oplog, ...]
     pinned: tuple[ComparedOplog, ...]
@@ -207,7 +207,7 @@ def digests_of(grid: BucketGrid, ts: Numbers, term: Numbers, hashed: Numbers) ->
 
 
 def mixed(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Values whose sums tell: each bit of the result hangs on many bits. One to one."""
+    """Mix the bits, one to one: each bit of the result depends on many, so that different sets have different sums."""
     value = value * _ODD[2]
     value ^= value >> np.uint64(_HALF)
     return value * _ODD[0]
@@ -243,7 +243,7 @@ class Compared(NamedTuple):
     """differing: numbers of the digests in buckets that not all members have alike, of members that count there.
 
     common: by pair of members the newest entry of the buckets that both have alike. rows, left_out: by member, how
-    many of its entries count, and how many lie in buckets that end before its oldest entry, since that moved.
+    many of its entries count, and how many are in buckets that end before its oldest entry, since that moved.
     """
 
     differing: Numbers

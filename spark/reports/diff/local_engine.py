@@ -31,7 +31,7 @@ def local_diff(
 ) -> LocalDiff:
     """Where the members differ. OplogError: one could not be read.
 
-    span: only entries there are read; common points are told from them. only: of the entries that differ these are
+    span: only entries there are read; common points are found among them. only: of the entries that differ these are
     listed; common points and verdicts are those of all entries. grid: which buckets; any gives the same rows.
     by_bytes: hashes are computed of the entries, not taken as stored.
     """

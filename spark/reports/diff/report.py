@@ -360,7 +360,7 @@ def charts(document: Document) -> list[Chart]:
     return [
         *_parting_charts(document),
         *_differing_chart(document["namespaces"]),
-        *([namespace_chart(*newest_namespaces(document))] if document.get("held") else []),
+        *([namespace_chart(*newest_namespaces(document))] if document.get("namespacesOfAll") else []),
         *(lag_chart(document["lag"]) if document.get("lag") else []),
     ]
 
@@ -450,7 +450,7 @@ def newest_namespaces(document: Document) -> tuple[list[Document], str]:
     """The namespaces of the member with the newest entry, of equal ones the first, and its name."""
     known = [row for row in document["compared"] if row["newest"]]
     name = max(known, key=lambda row: tuple(map(int, row["newest"].split(":"))))["member"]
-    return [row for row in document["held"] if row["member"] == name], name
+    return [row for row in document["namespacesOfAll"] if row["member"] == name], name
 
 
 def _ms(optime: str) -> int:

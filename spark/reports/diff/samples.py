@@ -59,20 +59,20 @@ def samples_of(oplogs: Sequence[Oplog], rows: Sequence[Mapping[str, Any]]) -> li
 
 
 def versions_of(oplogs: Iterable[Oplog], ts: int, term: int) -> list[Version]:
-    """The different entries at an optime, in the order of the places."""
+    """The different entries at an optime, in the order of the oplogs."""
     found: dict[tuple[int, bytes], Version] = {}
     for oplog in oplogs:
         for row in _rows(oplog, ts):
             if row["term"] == term:
-                told = (row["hash"], row["entry"])  # a changed entry keeps the hash that is stored beside it
-                version = found.setdefault(told, Version(row["hash"], row["wall"], row["entry"]))
+                content = (row["hash"], row["entry"])  # a changed entry keeps the hash that is stored beside it
+                version = found.setdefault(content, Version(row["hash"], row["wall"], row["entry"]))
                 if oplog.name not in version.members:
                     version.members.append(oplog.name)
     return list(found.values())
 
 
 def entry_about(oplogs: Iterable[Oplog], ts: int, key: bytes) -> bytes | None:
-    """An entry at this ts about the document with this key, from the first place that has one."""
+    """An entry at this ts about the document with this key, from the first oplog that has one."""
     for oplog in oplogs:
         try:
             for batch in oplog.read(Span(ts, ts + 1), ("key", "entry")):
@@ -110,7 +110,7 @@ def _files(oplog: SqliteOplog, manifest: Manifest, ns: str) -> list[tuple[Path, 
 
 
 def _read_file(path: Path, seekers: Sequence[tuple[Sample, FileKind]]) -> None:
-    """A file that is gone or damaged has nothing to show; `rollback-tools` says what is wrong with it."""
+    """A file that is gone or damaged has nothing to show; `rollback-tools` reports what is wrong with it."""
     try:
         with path.open("rb") as file:
             for document in bson_documents(file, None):

@@ -152,7 +152,7 @@ def _rows(
 ) -> DataFrame:
     """ROWS of the buckets that differ, those of an optime side by side by ROW_ORDER.
 
-    A task reads buckets that lie near each other in one member, so that what is between them is read once at most.
+    A task reads buckets that are near each other in one member, so that what is between them is read once at most.
     """
     from pyspark.sql import functions as f
 

@@ -64,7 +64,7 @@ def replay(
 
     id: the `_id` as Extended JSON. document: BSON. Without a base the oplog must reach back to the collection's
     creation, or be a member's file, whose own documents then are the base as far as its undo reaches. A collection that
-    did not exist at `at` has no rows. OplogError: the place, or the base, cannot tell; the text says why.
+    did not exist at `at` has no rows. OplogError: the oplog, or the base, does not reach so far.
     """
     oplog = oplog.pin()
     bounds = oplog.bounds()
@@ -131,7 +131,7 @@ class Step(NamedTuple):
 def collection_at(commands: Iterable[OplogEntry], ns: str, base: Start | None, oplog: str) -> CollectionStart | None:
     """The collection of the name `ns` after these commands, in order; None when there is none.
 
-    OplogError, in the name of `place`, for a command that changes its documents and is not known here.
+    OplogError, with the name `oplog`, for a command that changes its documents and is not known here.
     """
     database, _, collection = ns.partition(".")
     life = CollectionStart(base.uuid, base.at.ts, True) if base is not None and base.exists else None

@@ -85,7 +85,7 @@ class Verification(Generic[Table]):
     - order: an optime that is not above the one before it in the oplog's own order: ts must rise, term must not fall;
     - entry: no oplog entry of a kind that is known: op, ns, ts, t, v: 2, o, and where it is about a document ui and
       `_id` are there and of their types. Where no hash is kept, whether all its bytes are BSON;
-    - columns: what is stored beside the entry (ts, term, op, ns, key, wall) is not what the entry says. Not where no
+    - columns: what is stored beside the entry (ts, term, op, ns, key, wall) is not what the entry holds. Not where no
       hash is kept: there the columns are made of the entry;
     - diff: the `o` of an update is neither a replacement with the same `_id` nor a well-formed `$v: 2` difference;
     - idempotence: see the module of that name.
@@ -309,7 +309,7 @@ class _Part:
                 yield from self._passed_on(row, changed)
 
     def _passed_on(self, row: _Row, key: bytes, entry: OplogEntry | None = None) -> Iterator[_Found]:
-        """What the second stage is told of a change to the document `key`; without the entry, that there is one."""
+        """What goes to the second stage of a change to the document `key`; without the entry, that there is one."""
         routes = _key_hashes([key])
         route = int(routes[0])
         if entry is None:
@@ -324,7 +324,7 @@ class _Part:
     def _linked(
         self, batch: pa.RecordBatch, columns: list[list[Any]], digests: Numbers, kept: npt.NDArray[np.bool_]
     ) -> Iterator[_Found]:
-        """Each entry against the one before it. Arrays find whom to look at, `_link_faults` says what is wrong."""
+        """Each entry against the one before it. Arrays find the entries to look at, `_link_faults` what is wrong."""
         ts, term, hashes = (np.asarray(batch.column(name)) for name in ("ts", "term", "hash"))
         chains = np.asarray(pc.fill_null(batch.column("chain"), 0))
 
@@ -373,11 +373,11 @@ def entry_problem(entry: OplogEntry) -> str | None:
 
 
 def _differing(row: _Row, entry: OplogEntry) -> str:
-    """Which columns say something else than the entry does; empty when none."""
-    said = OpTime(entry.optime.term, entry.optime.ts)
+    """The columns that differ from the entry, as text; empty when none does."""
+    optime = OpTime(entry.optime.term, entry.optime.ts)
     pairs: list[tuple[str, object, object]] = [
-        ("ts", OpTime(0, row.ts), OpTime(0, said.ts)),
-        ("term", row.term, said.term),
+        ("ts", OpTime(0, row.ts), OpTime(0, optime.ts)),
+        ("term", row.term, optime.term),
         ("op", row.op, entry.op),
         ("ns", row.ns, entry.ns),
         ("key", row.key, entry.key()),

@@ -1,7 +1,7 @@
 """Whether entries may be applied again: what an update's `o` may look like, and each document's entries once and twice.
 
 A member that starts anew applies entries that it has applied already: any suffix of the oplog, in order, over the state
-that the suffix leads to. That gives the same state only if every entry tells results, not operations. Checked is:
+that the suffix leads to. That gives the same state only if every entry holds results, not operations. Checked is:
 
 - the form of every update (`read_update`): a replacement with the document's own `_id`, or a well-formed `$v: 2` diff,
   whose every section sets or removes what it names; nothing else is a result;
@@ -11,7 +11,7 @@ that the suffix leads to. That gives the same state only if every entry tells re
   where the run before is full (256 entries or 1 MiB), so memory is bounded however often a document changes. That no
   run across such a border could fail is not shown.
 
-Documents are told apart by their collection's UUID and their `_id`, so a collection that was dropped and made again
+Documents are distinguished by their collection's UUID and their `_id`, so a collection that was dropped and made again
 begins anew. Where a document's entries are not all there (the oplog's head was trimmed away, an entry is damaged, a
 transaction changed it), it begins as an empty one; diffs pass over what is not there, and since the order in which
 absent fields were appended is then not the document's, the order of fields does not count there.
@@ -39,7 +39,7 @@ Doc = dict[str, object]
 
 
 class NotIdempotentError(ReplError):
-    """An update's entry tells an operation, not its result."""
+    """An update's entry holds an operation, not its result."""
 
 
 class MalformedDiffError(ReplError):
@@ -49,7 +49,7 @@ class MalformedDiffError(ReplError):
 def read_update(o: bytes, key: bytes) -> tuple[Doc, bool]:
     """The `o` of an update, and whether it is a difference. key: encode_key of the document's `_id`.
 
-    Raises MalformedDiffError or NotIdempotentError when it cannot stand in an oplog, InvalidBSONError when it cannot be
+    Raises MalformedDiffError or NotIdempotentError when it cannot be in an oplog, InvalidBSONError when it cannot be
     read.
     """
     whole = decode(o)
@@ -121,7 +121,7 @@ def _at(path: str) -> str:
 class Change(NamedTuple):
     """An insert, update or delete. collection: its UUID. o: the document of that name in the entry.
 
-    entry: the entry it is made of, for whoever asks after faults.
+    entry: the entry it is made of, for the text of a fault.
     """
 
     ts: int
