@@ -22,7 +22,7 @@ _NAMED = re.compile(r"([^/=]+)=(.+)", re.DOTALL)
 _SQLITE, _PARQUET, _GZIP = b"SQLite format 3\0", b"PAR1", b"\x1f\x8b"
 
 
-class _Found(NamedTuple):
+class _Finding(NamedTuple):
     """kind: of oplog. parts: from which its name is taken, the last one first. at: its identity."""
 
     kind: str
@@ -42,8 +42,8 @@ def open_members(texts: Sequence[str]) -> list[Oplog]:
     A name that is not given is the shortest tail of the path that no other has, or HOST:PORT. OplogError when a text
     names no oplog, or one that is given already, or when two have one name. Nothing is opened yet.
     """
-    found = [oplog for text in texts for oplog in _look(text)]
-    seen: dict[tuple[str, str | None], _Found] = {}
+    found = [oplog for text in texts for oplog in _found_at(text)]
+    seen: dict[tuple[str, str | None], _Finding] = {}
     for each in found:
         if each.at in seen:
             raise OplogError(each.where, "it is given twice")
@@ -55,25 +55,25 @@ def open_members(texts: Sequence[str]) -> list[Oplog]:
     return [_open(name, each) for name, each in zip(names, found, strict=True)]
 
 
-def _look(text: str) -> list[_Found]:
+def _found_at(text: str) -> list[_Finding]:
     named = _NAMED.fullmatch(text)
     given, where = (
         (named[1], named[2]) if named and not os.path.exists(text) and "://" not in named[1] else (None, text)
     )
     kind, where = _kind(where)
     if kind == "live":
-        return [_Found(kind, where, (urlsplit(where).netloc,), given)]
-    parts = tuple(reversed(Path(_shown(where)).parts)) if "://" not in where else (where,)
+        return [_Finding(kind, where, (urlsplit(where).netloc,), given)]
+    parts = tuple(reversed(Path(_named_path(where)).parts)) if "://" not in where else (where,)
     if kind != "parquet":
-        return [_Found(kind, where, parts, given)]
+        return [_Finding(kind, where, parts, given)]
     from spark.readers.parquet import exported_members
 
     members = exported_members(where)
     if not members:
-        return [_Found(kind, where, parts, given)]
+        return [_Finding(kind, where, parts, given)]
     if len(members) == 1:
-        return [_Found(kind, where, (members[0], *parts), given, members[0])]
-    return [_Found(kind, where, (member, *parts), given and f"{given}/{member}", member) for member in members]
+        return [_Finding(kind, where, (members[0], *parts), given, members[0])]
+    return [_Finding(kind, where, (member, *parts), given and f"{given}/{member}", member) for member in members]
 
 
 def _kind(text: str) -> tuple[str, str]:
@@ -123,31 +123,31 @@ def _address(text: str) -> str:
     raise OplogError(text, "a live member is http://HOST:PORT")
 
 
-def _shown(where: str) -> str:
+def _named_path(where: str) -> str:
     """The path as its names are taken from it: a member's folder rather than the file in it."""
     path = Path(os.path.abspath(where))
     return str(path.parent if path.name in (DATABASE_FILE, _DUMP) else path)
 
 
-def _names(found: Sequence[_Found]) -> list[str]:
+def _names(found: Sequence[_Finding]) -> list[str]:
     return [each.given or _tail(each, [other for other in found if other is not each]) for each in found]
 
 
-def _tail(each: _Found, others: Sequence[_Found]) -> str:
+def _tail(each: _Finding, others: Sequence[_Finding]) -> str:
     """As few parts as distinguish it from all others."""
     for count in range(1, len(each.parts) + 1):
         tail = each.parts[:count]
-        taken = [other.given if other.given else _joined(other.parts[:count]) for other in others]
-        if _joined(tail) not in taken:
-            return _joined(tail)
-    return _joined(each.parts)
+        taken = [other.given if other.given else _path_of(other.parts[:count]) for other in others]
+        if _path_of(tail) not in taken:
+            return _path_of(tail)
+    return _path_of(each.parts)
 
 
-def _joined(parts: Sequence[str]) -> str:
+def _path_of(parts: Sequence[str]) -> str:
     return str(Path(*reversed(parts))) if len(parts) > 1 else parts[0]
 
 
-def _open(name: str, found: _Found) -> Oplog:
+def _open(name: str, found: _Finding) -> Oplog:
     """The reader is imported now, so that only what is read need be installed."""
     if found.kind == "live":
         from spark.readers.live import LiveOplog

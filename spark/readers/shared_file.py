@@ -22,7 +22,7 @@ class SharedFile:
 
     def read(self, size: int, offset: int) -> bytes:
         """At most `size` bytes. OSError."""
-        with _guard:
+        with _lock:
             if self._descriptor < 0:
                 self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         return os.pread(self._descriptor, size, offset)
@@ -37,18 +37,18 @@ def shared_file(path: str | os.PathLike[str]) -> Iterator[SharedFile]:
     """Whoever has a connection of SQLite's to the file, or reads it, does so inside. OSError when there is none."""
     state = os.stat(path)
     key = state.st_dev, state.st_ino
-    with _guard:
+    with _lock:
         file = _files.setdefault(key, SharedFile(path))
         file.users += 1
     try:
         yield file
     finally:
-        with _guard:
+        with _lock:
             file.users -= 1
             if file.users == 0:
                 del _files[key]
                 file.close()
 
 
-_guard = threading.Lock()
+_lock = threading.Lock()
 _files: dict[tuple[int, int], SharedFile] = {}

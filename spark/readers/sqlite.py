@@ -258,16 +258,16 @@ def _connect(name: str, path: str) -> dbapi.Connection:
     """A connection inside a transaction: the driver begins one at once."""
     uri = f"{Path(path).absolute().as_uri()}?mode=ro"
     try:
-        return _began(uri)
+        return _connect_to(uri)
     except AdbcError as error:
         if "unable to open" not in str(error):
             raise
         if _size(f"{path}-wal"):
             raise OplogError(name, _UNREADABLE_WAL.format(path=path)) from error
-        return _began(f"{uri}&immutable=1")
+        return _connect_to(f"{uri}&immutable=1")
 
 
-def _began(uri: str) -> dbapi.Connection:
+def _connect_to(uri: str) -> dbapi.Connection:
     connection = dbapi.connect(uri)
     try:
         with connection.cursor() as cursor:

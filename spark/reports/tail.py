@@ -190,7 +190,7 @@ def tail_stream(
             )
         ).start()
         ending = stop or threading.Event()
-        with _ended_by_ctrl_c(ending):  # to the end: whoever is impatient presses it twice
+        with _ending_on_ctrl_c(ending):  # to the end: whoever is impatient presses it twice
             try:
                 while query.isActive and not ending.wait(_POLL_S):
                     counting.idle(idle_s)
@@ -206,27 +206,27 @@ class _BatchCounter:
 
     def __init__(self, path: Path, show: Show) -> None:
         self._path, self._show = path, show
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
         self._seconds = Seconds.parse(json.loads(path.read_text())) if path.exists() else Seconds()
         self._moved = time.monotonic()
 
     def batch(self, frame: DataFrame, number: int) -> None:
         rows = frame.mapInArrow(_count_batches, COUNT_SCHEMA).collect()
-        with self._guard:
+        with self._lock:
             if number <= self._seconds.batch:
                 return  # counted before the last end, which came before Spark noted it
             full = self._seconds.add(Count(*row) for row in rows)
             self._seconds.batch = number
             self._moved = time.monotonic()
-            self._tell(full)
+            self._show_and_save(full)
 
     def idle(self, after_s: float) -> None:
         """Close the open seconds when nothing came for `after_s`."""
-        with self._guard:
+        with self._lock:
             if time.monotonic() - self._moved >= after_s and (full := self._seconds.close()):
-                self._tell(full)
+                self._show_and_save(full)
 
-    def _tell(self, full: Sequence[Second]) -> None:
+    def _show_and_save(self, full: Sequence[Second]) -> None:
         if full:
             self._show(full)
         temporary = self._path.with_suffix(".tmp")
@@ -240,7 +240,7 @@ def _count_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 
 
 @contextmanager
-def _ended_by_ctrl_c(ending: threading.Event) -> Iterator[None]:
+def _ending_on_ctrl_c(ending: threading.Event) -> Iterator[None]:
     """Ctrl-C sets the event rather than break into the middle of something; only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield

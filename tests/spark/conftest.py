@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark.session import spark_session
-from tests.spark.beside import Told, asks, telling
+from tests.spark.background import Background, background_programs, waits_for_background
 from tests.spark.cluster import SHORT_LIVED
 
 HERE = Path(__file__).parent
@@ -23,13 +23,13 @@ commands) has the product's own settings.
 
 
 @pytest.fixture(scope="session")
-def beside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
-    with telling(request.session.items, tmp_path_factory) as told:
-        yield told
+def background(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Background]:
+    with background_programs(request.session.items, tmp_path_factory) as programs:
+        yield programs
 
 
 @pytest.fixture(scope="session")
-def spark(beside: Told) -> Iterator[SparkSession]:
+def spark(background: Background) -> Iterator[SparkSession]:
     """local[2] with a heap of 1 GiB."""
     conf = {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": SHORT_LIVED, **NO_CODE}
     session = spark_session(master="local[2]", app="tests", conf=conf)
@@ -42,4 +42,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE in item.path.parents:
             item.add_marker("slow")
             item.add_marker("spark")
-    items.sort(key=asks)
+    items.sort(key=waits_for_background)

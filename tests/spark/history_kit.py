@@ -36,7 +36,7 @@ COMMON = [
     *inserts(0, 100),
     periodic(20, 5),
 ]
-DOOMED = inserts(300, 20)
+LOST = inserts(300, 20)
 NEXT = [noop(40, "new primary", term=2, member=1, host="b:1"), *inserts(500, 100, term=2)]
 
 
@@ -45,9 +45,9 @@ def member(folder: Path, name: str, pending: Sequence[UnchainedRow]) -> SqliteOp
 
 
 def parted_set(folder: Path) -> list[SqliteOplog]:
-    """a wrote DOOMED alone, b leads term 2, c stopped after 48 inserts."""
+    """a wrote LOST alone, b leads term 2, c stopped after 48 inserts."""
     return [
-        member(folder, "a", [*COMMON, *DOOMED]),
+        member(folder, "a", [*COMMON, *LOST]),
         member(folder, "b", [*COMMON, *NEXT]),
         member(folder, "c", COMMON[:50]),
     ]

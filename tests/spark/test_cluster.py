@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from spark.reports.diff.local_engine import local_diff
-from tests.spark.beside import told_beside
+from tests.spark.background import in_background
 from tests.spark.cluster import SHORT_LIVED, bare_python, clean_environment, standalone
+from tests.spark.diff_rows import all_rows
 from tests.spark.planted import Tail, dense, in_files, plant
-from tests.spark.tables import told
 
 ROOT = Path(__file__).parents[2]
 DRIVER = """
@@ -25,7 +25,7 @@ from spark import shipping
 from spark.reports.diff.spark_engine import diff
 from spark.readers.sqlite import SqliteOplog
 from spark.session import spark_session
-from tests.spark.tables import told
+from tests.spark.diff_rows import all_rows
 
 master, lacking, java, *paths = sys.argv[1:]
 
@@ -50,11 +50,11 @@ context = session.sparkContext
 # A barrier's tasks run side by side, so that each executor has one.
 places = context.parallelize(range(2), 2).barrier().mapPartitions(where).collect()
 members = [SqliteOplog(Path(path).parent.name, path) for path in paths]
-found = {executors(context): told(diff(session, members, rows_per_task=150))}
+found = {executors(context): all_rows(diff(session, members, rows_per_task=150))}
 session.stop()
 session = spark_session(master=master, conf=conf | {"spark.cores.max": "1"})
 context = session.sparkContext
-answer = told(diff(session, members, rows_per_task=1000))
+answer = all_rows(diff(session, members, rows_per_task=1000))
 found[executors(context)] = answer
 with open("found", "wb") as file:
     pickle.dump(found, file)
@@ -68,7 +68,7 @@ session.stop()
 """
 
 
-@told_beside
+@in_background
 def cluster(folder: Path) -> dict[str, Any]:
     """What one driver saw of it."""
     python = bare_python(folder / "python")
@@ -88,7 +88,7 @@ def cluster(folder: Path) -> dict[str, Any]:
         )
     assert done.returncode == 0, done.stderr
     found = pickle.loads((folder / "found").read_bytes())
-    seen = {"diffs": found, "expected": made.expected, "alone": told(local_diff(members))}
+    seen = {"diffs": found, "expected": made.expected, "alone": all_rows(local_diff(members))}
     return {**json.loads(done.stdout), **seen, "stderr": done.stderr, "python": str(python), "folder": folder}
 
 

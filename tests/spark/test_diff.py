@@ -17,9 +17,9 @@ from spark.reports.diff.documents import document_diff
 from spark.reports.diff.local_engine import LocalDiff, local_diff
 from spark.reports.diff.spark_engine import diff
 from tests.spark import planted
+from tests.spark.diff_rows import TABLES, all_rows, rows
 from tests.spark.planted import Change, ListOplog, Plan, Tail, dense, in_files, plant
 from tests.spark.stores import change_document, change_entry, entries_of, optime_of, write_member
-from tests.spark.tables import TABLES, rows, told
 from tests.spark.trimming import LaterTrimmed
 
 BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -104,6 +104,6 @@ def test_a_head_that_moves_away_meanwhile(spark: SparkSession, tmp_path: Path) -
 
 
 def _check(found: Diff[DataFrame], expected: LocalDiff) -> None:
-    assert told(found) == told(expected)
+    assert all_rows(found) == all_rows(expected)
     for name in TABLES:
         assert getattr(found, name).columns == getattr(expected, name).column_names

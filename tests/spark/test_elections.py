@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from replset.ids import OpTime
 from spark.readers.sqlite import SqliteOplog
 from spark.reports.elections import elections
-from tests.spark.history_kit import COMMON, DOOMED, NEXT, member, parted_set
+from tests.spark.history_kit import COMMON, LOST, NEXT, member, parted_set
 from tests.spark.kit import T0
 from tests.unit.spark.test_elections import MANIFEST
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def test_a_primary_that_wrote_on_alone(spark: SparkSession, tmp_path: Path) -> None:
     oplogs = parted_set(tmp_path)
-    first, last = DOOMED[0], DOOMED[4]
+    first, last = LOST[0], LOST[4]
     manifest = replace(MANIFEST, first=OpTime(1, first[0]), last=OpTime(1, last[0]), entries=5)
     (tmp_path / "b" / "rollback").mkdir()
     (tmp_path / "b" / "rollback" / "rollback-1.json").write_text(json.dumps(manifest.document()))
@@ -40,7 +40,7 @@ def test_a_primary_that_wrote_on_alone(spark: SparkSession, tmp_path: Path) -> N
 
     lost = found.lost.orderBy("ts").collect()
     assert [(row["member"], row["ts"], row["optime"], bytes(row["entry"])) for row in lost] == [
-        ("a", ts, str(OpTime(term, ts)), entry) for ts, term, _, _, _, _, entry in DOOMED
+        ("a", ts, str(OpTime(term, ts)), entry) for ts, term, _, _, _, _, entry in LOST
     ]
     assert [row["rollback"] for row in lost] == ["b/rollback-1"] * 5 + [None] * 15
     (rollback,) = found.rollbacks.collect()

@@ -21,7 +21,7 @@ from spark.reports.replay.base import bson_documents
 from tests.integration.conftest import FAST, next_ports
 from tests.integration.forked import running_set
 from tests.integration.talk import all_counted, cut, heal, insert, run, same_everywhere, state
-from tests.spark.beside import told_beside
+from tests.spark.background import in_background
 from tools.demo import copy_database
 
 WITHIN_S = 60
@@ -57,7 +57,7 @@ class Parted:
     rest: list[LocalMember]
 
 
-@told_beside
+@in_background
 def parted(folder: Path) -> Iterator[Parted]:
     with running_set(folder) as local:
         for port in next_ports(3):

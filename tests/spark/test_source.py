@@ -110,7 +110,7 @@ def test_an_empty_oplog(session: SparkSession, tmp_path: Path) -> None:
     assert load(session, write_oplog(tmp_path / "none", [])).collect() == []
 
 
-def said(frame: DataFrame | RDD[Row]) -> tuple[str, str]:
+def error_text(frame: DataFrame | RDD[Row]) -> tuple[str, str]:
     with pytest.raises(Exception, match="oplog-place-error") as caught:
         frame.collect()
     error = oplog_error(caught.value)
@@ -122,9 +122,9 @@ def test_errors_come_home_with_the_members_name(session: SparkSession, dbpath: P
     damaged = write_oplog(tmp_path / "m2", map(insert, range(1000))) / "replset.db"
     content = damaged.read_bytes()
     damaged.write_bytes(content[: len(content) * 3 // 4] + bytes(len(content) // 4))
-    name, reason = said(load(session, dbpath, damaged))
+    name, reason = error_text(load(session, dbpath, damaged))
     assert (name, "is damaged" in reason) == ("m2", True)
-    assert said(load(session, tmp_path / "none"))[1] == "there is no such file or folder"
+    assert error_text(load(session, tmp_path / "none"))[1] == "there is no such file or folder"
     with pytest.raises(Exception, match="format oplog has no option colour"):
         load(session, dbpath, colour="red").collect()
 
@@ -140,7 +140,7 @@ def test_a_head_that_moves_away_after_the_query_was_planned(
     if on_trimmed == "skip":
         assert sorted(row.ts for row in table.rdd.collect()) == [insert(n)[0] for n in range(400, 1000)]
     else:
-        name, reason = said(table.rdd)
+        name, reason = error_text(table.rdd)
         assert name == "m1"
         assert f"entries up to {T0}:400 were trimmed away" in reason
 

@@ -61,7 +61,7 @@ _BATCH_ROWS = 4096
 _DOCUMENT_OPS = frozenset({INSERT, UPDATE, DELETE})
 _OPS = _DOCUMENT_OPS | {COMMAND, NOOP}
 _FAULT, _COUNT, _EDGE, _DOCUMENT = "fault", "count", "edge", "document"
-_FOUND = schema_of(
+_FINDINGS = schema_of(
     "member tag route ts term kind ns key id detail n ui entry",
     **dict.fromkeys(("member", "tag", "kind", "ns", "id", "detail"), pa.string()),
     **dict.fromkeys(("key", "ui", "entry"), pa.binary()),
@@ -69,7 +69,7 @@ _FOUND = schema_of(
 """route: of a document row the hash of its key; rows of one route come to one worker. kind: of a fault; of a count its
 name; of a document row the op. n: of a count; of a document row where in the entry `o` begins."""
 _SORTED_BY = ("member", "tag", "route", "ts", "term", "entry")
-_FOUND_SCHEMA = ddl_of(_FOUND)
+_FINDINGS_SCHEMA = ddl_of(_FINDINGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +115,10 @@ def verify(
         .limit(MOST_DOCUMENTS + 1)
     )
     wanted = WantedDocuments.of(routes.toArrow().column("route"))
-    found = run(oplogs, _READ, partial(checked_in, wanted=wanted), _FOUND_SCHEMA)
+    found = run(oplogs, _READ, partial(checked_in, wanted=wanted), _FINDINGS_SCHEMA)
     sorts = sum(oplog.count(span) for oplog in oplogs) // ROWS_PER_SORT + spark.sparkContext.defaultParallelism
     streams = found.repartition(sorts, "member", "tag", "route").sortWithinPartitions(*_SORTED_BY)
-    done = streams.mapInArrow(finished, _FOUND_SCHEMA).persist()
+    done = streams.mapInArrow(finished, _FINDINGS_SCHEMA).persist()
     optime = F.concat_ws(":", "term", F.expr("ts div 2147483648"), F.expr("ts % 2147483648"))
     faults = done.where(F.col("tag") == _FAULT).withColumn("optime", optime).select(*FAULT_COLUMNS)
     sums = [F.sum(F.when(F.col("kind") == name, F.col("n")).otherwise(0)).alias(name) for name in COUNTS]
@@ -135,14 +135,14 @@ def local_verify(
     oplogs = pinned(oplogs)
     run = partial(run_spans, span=span, rows_per_task=rows_per_task)
     keys = pa.Table.from_batches(
-        run(oplogs, ("key",), updated_documents_in, only=EntryFilter(op=(UPDATE,))), pa.schema([_FOUND.field(2)])
+        run(oplogs, ("key",), updated_documents_in, only=EntryFilter(op=(UPDATE,))), pa.schema([_FINDINGS.field(2)])
     )
     routes = np.unique(np.asarray(keys.column("route")))
     done: list[pa.RecordBatch] = []
     for number, some in enumerate(np.array_split(routes, len(routes) // LOCAL_DOCUMENTS + 1)):
         work = partial(checked_in, wanted=WantedDocuments(some), documents_only=number > 0)
-        done.extend(finished(_sorted(pa.Table.from_batches(run(oplogs, _READ, work), _FOUND))))
-    table = pa.Table.from_batches(done, _FOUND)
+        done.extend(finished(_sorted(pa.Table.from_batches(run(oplogs, _READ, work), _FINDINGS))))
+    table = pa.Table.from_batches(done, _FINDINGS)
     faults, counts = (table.filter(pc.field("tag") == tag) for tag in (_FAULT, _COUNT))
     return Verification(_faults(faults), _checked(counts, oplogs))
 
@@ -169,7 +169,7 @@ def updated_documents_in(_member: str, batches: Iterator[pa.RecordBatch]) -> Ite
     known: set[bytes] = set()
     for batch in batches:
         known.update(batch.column("key").drop_null().to_pylist())
-    yield pa.RecordBatch.from_pydict({"route": _key_hashes(known)}, pa.schema([_FOUND.field("route")]))
+    yield pa.RecordBatch.from_pydict({"route": _key_hashes(known)}, pa.schema([_FINDINGS.field("route")]))
 
 
 def checked_in(
@@ -187,7 +187,7 @@ def checked_in(
         yield part.end()
 
 
-class _Found(NamedTuple):
+class _Finding(NamedTuple):
     """A row of what was found, but for the member."""
 
     tag: str
@@ -215,8 +215,8 @@ class _Row(NamedTuple):
     wall: int
     entry: bytes
 
-    def fault(self, kind: str, detail: str) -> _Found:
-        return _Found(_FAULT, self.ts, self.ts, self.term, kind, self.ns, self.key, id_text(self.entry), detail)
+    def fault(self, kind: str, detail: str) -> _Finding:
+        return _Finding(_FAULT, self.ts, self.ts, self.term, kind, self.ns, self.key, id_text(self.entry), detail)
 
 
 class _Link(NamedTuple):
@@ -237,7 +237,7 @@ class _Part:
         self._wanted = wanted
         self._heads = EntryPrefixes()
         self._counts = Counter[str]()
-        self._edge: _Found | None = None
+        self._edge: _Finding | None = None
         self._first: _Link | None = None
         self._last: _Link | None = None
 
@@ -278,15 +278,15 @@ class _Part:
             if is_damaged:
                 yield _Row(*row).fault(HASH, "the entry's bytes do not give the stored hash")
                 if is_wanted and key is not None:
-                    yield _Found(_DOCUMENT, route, ts, term)
+                    yield _Finding(_DOCUMENT, route, ts, term)
                 continue
             if not is_kept or key is None or not (begin := start_of_checked_o(entry, ts, term, op, ns, key, wall)):
-                yield from self._looked_closer(_Row(*row), is_kept)
+                yield from self._check_closely(_Row(*row), is_kept)
             elif is_wanted or op == UPDATE:
                 ui = collection_of(entry, begin)
                 yield _DOCUMENT, route, ts, term, op, ns, key, None, None, begin, ui, entry
 
-    def _looked_closer(self, row: _Row, is_kept: bool) -> Iterator[_Found]:
+    def _check_closely(self, row: _Row, is_kept: bool) -> Iterator[_Finding]:
         """The same of an entry that is written in another way than primaries do, or is wrong."""
         try:
             if not is_kept:
@@ -298,32 +298,32 @@ class _Part:
         if problem is not None:
             yield row.fault(ENTRY, problem)
             if row.key is not None:
-                yield from self._passed_on(row, row.key)
+                yield from self._document_rows(row, row.key)
             return
         if is_kept and (differing := _differing(row, entry)):
             yield row.fault(COLUMNS, differing)
         if (key := entry.key()) is not None:
-            yield from self._passed_on(row, key, entry)
+            yield from self._document_rows(row, key, entry)
         elif entry.op == COMMAND:
             for changed in _in_transaction(entry):
-                yield from self._passed_on(row, changed)
+                yield from self._document_rows(row, changed)
 
-    def _passed_on(self, row: _Row, key: bytes, entry: OplogEntry | None = None) -> Iterator[_Found]:
+    def _document_rows(self, row: _Row, key: bytes, entry: OplogEntry | None = None) -> Iterator[_Finding]:
         """What goes to the second stage of a change to the document `key`; without the entry, that there is one."""
         routes = _key_hashes([key])
         route = int(routes[0])
         if entry is None:
             if self._wanted.among(routes)[0]:
-                yield _Found(_DOCUMENT, route, row.ts, row.term)
+                yield _Finding(_DOCUMENT, route, row.ts, row.term)
         elif entry.op == UPDATE or self._wanted.among(routes)[0]:
             begin = next(start for name, _, start, _ in walk(entry.raw) if name == "o")
-            yield _Found(
+            yield _Finding(
                 _DOCUMENT, route, row.ts, row.term, entry.op, entry.ns, key, n=begin, ui=entry.ui, entry=entry.raw
             )
 
     def _linked(
         self, batch: pa.RecordBatch, columns: list[list[Any]], digests: Numbers, kept: npt.NDArray[np.bool_]
-    ) -> Iterator[_Found]:
+    ) -> Iterator[_Finding]:
         """Each entry against the one before it. Arrays find the entries to look at, `_link_faults` what is wrong."""
         ts, term, hashes = (np.asarray(batch.column(name)) for name in ("ts", "term", "hash"))
         chains = np.asarray(pc.fill_null(batch.column("chain"), 0))
@@ -336,8 +336,8 @@ class _Part:
         if before is None:
             row = _Row(*(column[0] for column in columns))
             self._first = first
-            what = _is_initiating(row.entry)
-            self._edge = _Found(_EDGE, 0, row.ts, row.term, what, row.ns, row.key, id_text(row.entry))
+            what = _initiating_message(row.entry)
+            self._edge = _Finding(_EDGE, 0, row.ts, row.term, what, row.ns, row.key, id_text(row.entry))
         else:
             self._counts["links"] += _is_link(before, first)
             yield from (_Row(*(column[0] for column in columns)).fault(*fault) for fault in _link_faults(before, first))
@@ -417,7 +417,7 @@ def _link_faults(before: _Link, link: _Link) -> Iterator[tuple[str, str]]:
         yield CHAIN, f"it does not follow from the chain of {at}"
 
 
-def _is_initiating(entry: bytes) -> str | None:
+def _initiating_message(entry: bytes) -> str | None:
     """INITIATING when the entry is the first that the set ever wrote."""
     try:
         o = OplogEntry(entry).o
@@ -437,19 +437,21 @@ def _key_hashes(keys: Iterable[bytes | None]) -> Numbers:
 def finished(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Faults and counts, from rows of the first stage sorted by _SORTED_BY that hold whole routes."""
     rows = (
-        row for batch in batches for row in zip(*(batch.column(name).to_pylist() for name in _FOUND.names), strict=True)
+        row
+        for batch in batches
+        for row in zip(*(batch.column(name).to_pylist() for name in _FINDINGS.names), strict=True)
     )
     counts: dict[str, Counter[str]] = {}
-    out: dict[str, list[_Found]] = {}
+    out: dict[str, list[_Finding]] = {}
     for (member, tag, _), group in groupby(rows, key=lambda row: row[:3]):
         found = out.setdefault(member, [])
-        some = (_Found(*row[1:]) for row in group)
+        some = (_Finding(*row[1:]) for row in group)
         count = counts.setdefault(member, Counter())
         match tag:
             case "edge":
-                found.extend(_joined(some, count))
+                found.extend(_join_parts(some, count))
             case "document":
-                found.extend(_applied_twice(some, count))
+                found.extend(_apply_twice(some, count))
             case _:
                 found.extend(some)
         if len(found) >= _BATCH_ROWS:
@@ -458,7 +460,7 @@ def finished(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield _batch(member, found + _counted(counts[member]))
 
 
-def _joined(edges: Iterable[_Found], count: Counter[str]) -> Iterator[_Found]:
+def _join_parts(edges: Iterable[_Finding], count: Counter[str]) -> Iterator[_Finding]:
     """The first entry of each part against the last of the part before; the very first against nothing."""
     before: _Link | None = None
     for edge in edges:
@@ -472,13 +474,13 @@ def _joined(edges: Iterable[_Found], count: Counter[str]) -> Iterator[_Found]:
         before = last
 
 
-def _applied_twice(rows: Iterable[_Found], count: Counter[str]) -> Iterator[_Found]:
+def _apply_twice(rows: Iterable[_Finding], count: Counter[str]) -> Iterator[_Finding]:
     """The entries of the documents of one route."""
     documents = DocumentStates()
     faults: list[Fault] = []
     for row in rows:
         if row.entry is None or row.kind is None or row.key is None or row.ui is None:
-            faults += documents.doubt()
+            faults += documents.make_uncertain()
             continue
         count["updates"] += row.kind == UPDATE
         o = row.entry[row.n : row.n + int.from_bytes(row.entry[row.n : row.n + 4], "little")]
@@ -494,20 +496,20 @@ def _applied_twice(rows: Iterable[_Found], count: Counter[str]) -> Iterator[_Fou
     count["applied"] += documents.applied
 
 
-def _fault_of(change: Change, detail: str, kind: str = IDEMPOTENCE) -> _Found:
+def _fault_of(change: Change, detail: str, kind: str = IDEMPOTENCE) -> _Finding:
     ns, shown = OplogEntry(change.entry).ns, id_text(change.entry)
-    return _Found(_FAULT, change.ts, change.ts, change.term, kind, ns, change.key, shown, detail)
+    return _Finding(_FAULT, change.ts, change.ts, change.term, kind, ns, change.key, shown, detail)
 
 
 # --- tables ----------------------------------------------------------------------------------------------------
 
 
-def _counted(counts: Counter[str]) -> list[_Found]:
-    return [_Found(_COUNT, 0, 0, 0, name, n=n) for name, n in counts.items() if n]
+def _counted(counts: Counter[str]) -> list[_Finding]:
+    return [_Finding(_COUNT, 0, 0, 0, name, n=n) for name, n in counts.items() if n]
 
 
 def _batch(member: str, found: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
-    return batch_from([(member, *row) for row in found], _FOUND)
+    return batch_from([(member, *row) for row in found], _FINDINGS)
 
 
 def _sorted(rows: pa.Table) -> Iterator[pa.RecordBatch]:

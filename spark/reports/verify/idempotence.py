@@ -74,13 +74,13 @@ def _check_document_diff(diff: object, path: str, *, is_top: bool = False) -> No
     seen: set[str] = set()
     for section, body in diff.items():
         if section.startswith("s"):
-            _once(section[1:], seen, path)
+            _check_named_once(section[1:], seen, path)
             _check_nested(body, f"{path}{section[1:]}.")
         elif section in ("d", "u", "i"):
             if not isinstance(body, Mapping):
                 raise MalformedDiffError(f"the section '{section}' {_at(path)} is no document")
             for name in body:
-                _once(name, seen, path)
+                _check_named_once(name, seen, path)
         else:
             raise MalformedDiffError(f"an unknown section '{section[:40]}' {_at(path)}")
     if is_top and "_id" in seen:
@@ -103,12 +103,12 @@ def _check_nested(diff: object, path: str) -> None:
         number = array_index(index)
         if section[:1] not in ("u", "s") or number is None or number >= MOST_ITEMS:
             raise MalformedDiffError(f"an unknown section '{section[:40]}' {_at(path)}")
-        _once(index, seen, path)
+        _check_named_once(index, seen, path)
         if section[0] == "s":
             _check_nested(body, f"{path}{index}.")
 
 
-def _once(name: str, seen: set[str], path: str) -> None:
+def _check_named_once(name: str, seen: set[str], path: str) -> None:
     if name in seen:
         raise MalformedDiffError(f"the field '{name[:100]}' {_at(path)} is named twice")
     seen.add(name)
@@ -162,7 +162,7 @@ class DocumentStates:
         """Documents that differences were applied to."""
 
     def apply(self, change: Change) -> list[Fault]:
-        """What is found not to be idempotent by then. Raises as `read_update` does; then the document is in doubt."""
+        """What is not idempotent, as far as it is known. Raises as `read_update`; the document is uncertain then."""
         name = (change.collection, change.key)
         document = self._documents.get(name)
         if document is None:
@@ -170,81 +170,81 @@ class DocumentStates:
         try:
             match change.op:
                 case "i":
-                    return _set(document, decode(change.o))
+                    return _set_state(document, decode(change.o))
                 case "d":
-                    return _set(document, None)
+                    return _set_state(document, None)
                 case _:
                     return self._update(document, change)
         except ReplError:
-            _doubt(document)
+            _make_uncertain(document)
             raise
 
-    def doubt(self) -> list[Fault]:
+    def make_uncertain(self) -> list[Fault]:
         """A change cannot be read, and of which document it is is not known."""
-        return [fault for document in self._documents.values() for fault in _doubt(document)]
+        return [fault for document in self._documents.values() for fault in _make_uncertain(document)]
 
     def end(self) -> list[Fault]:
         """What the runs that are still open show."""
-        return [fault for document in self._documents.values() for fault in _finish(document)]
+        return [fault for document in self._documents.values() for fault in _end_run(document)]
 
     def _update(self, document: _Document, change: Change) -> list[Fault]:
         o, is_difference = read_update(change.o, change.key)
         if document.state is None:
             return []  # as a member does: what is not there is left alone
         if not is_difference:
-            return _set(document, o)
+            return _set_state(document, o)
         self.applied += 1
         self.changed += not document.is_changed
         document.is_changed = True
         once = apply_update_object(document.state, o)
         found = []
-        if not _same(once, apply_update_object(once, o), document.is_certain):
+        if not _is_same(once, apply_update_object(once, o), document.is_certain):
             found.append(Fault(change, "applied twice it gives another document than applied once"))
         document.state = once
         document.run.append((change, o))
         document.run_bytes += len(change.entry)
         if len(document.run) >= RUN_ENTRIES or document.run_bytes >= RUN_BYTES:
-            found += _finish(document)
+            found += _end_run(document)
         return found
 
 
-def _set(document: _Document, state: Doc | None) -> list[Fault]:
-    found = _finish(document)
+def _set_state(document: _Document, state: Doc | None) -> list[Fault]:
+    found = _end_run(document)
     document.state, document.is_certain = state, True
     return found
 
 
-def _doubt(document: _Document) -> list[Fault]:
-    found = _finish(document)
+def _make_uncertain(document: _Document) -> list[Fault]:
+    found = _end_run(document)
     document.state, document.is_certain = document.state or {}, False
     return found
 
 
-def _finish(document: _Document) -> list[Fault]:
+def _end_run(document: _Document) -> list[Fault]:
     """Apply the run again over its result; it begins anew."""
     run, document.run, document.run_bytes = document.run, [], 0
-    if len(run) < 2 or document.state is None or _again_is_same(document, run):
+    if len(run) < 2 or document.state is None or _run_again_is_same(document, run):
         return []
     # The shortest end of the run that fails names the entry that is overwritten.
-    start = next((at for at in range(len(run) - 2, 0, -1) if not _again_is_same(document, run[at:])), 0)
+    start = next((at for at in range(len(run) - 2, 0, -1) if not _run_again_is_same(document, run[at:])), 0)
     first = run[start][0]
     since = OpTime(first.term, first.ts)
     return [Fault(run[-1][0], f"the document's entries from {since} on applied again give another document")]
 
 
-def _again_is_same(document: _Document, run: list[tuple[Change, Doc]]) -> bool:
+def _run_again_is_same(document: _Document, run: list[tuple[Change, Doc]]) -> bool:
     state = again = document.state or {}
     for _, o in run:
         again = apply_update_object(again, o)
-    return _same(state, again, document.is_certain)
+    return _is_same(state, again, document.is_certain)
 
 
-def _same(a: object, b: object, in_order: bool) -> bool:
+def _is_same(a: object, b: object, in_order: bool) -> bool:
     """identical(), the order of fields left out where it is not known."""
     if in_order or a is b:
         return identical(a, b)
     if type(a) is dict and type(b) is dict:
-        return a.keys() == b.keys() and all(_same(value, b[name], False) for name, value in a.items())
+        return a.keys() == b.keys() and all(_is_same(value, b[name], False) for name, value in a.items())
     if type(a) is list and type(b) is list:
-        return len(a) == len(b) and all(_same(*pair, False) for pair in zip(a, b, strict=True))
+        return len(a) == len(b) and all(_is_same(*pair, False) for pair in zip(a, b, strict=True))
     return identical(a, b)

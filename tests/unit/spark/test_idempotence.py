@@ -139,7 +139,7 @@ def test_the_order_of_fields_counts_only_where_it_is_known() -> None:
 
 def test_in_doubt_the_order_of_fields_does_not_count_until_the_state_is_known_again() -> None:
     life = History().then("i", {"_id": 1})
-    assert life.documents.doubt() == []
+    assert life.documents.make_uncertain() == []
     assert life.then("u", MOVES_B).then("u", SETS_C).ended() == []
     life.then("i", {"_id": 1}).then("u", MOVES_B).then("u", SETS_C)
     assert [ts for ts, _ in life.ended()] == [6]
@@ -148,7 +148,7 @@ def test_in_doubt_the_order_of_fields_does_not_count_until_the_state_is_known_ag
 def test_a_deleted_document_is_left_alone_but_not_when_in_doubt() -> None:
     life = History().then("i", {"_id": 1}).then("d", {"_id": 1}).then("u", SETS_C).then("u", {"_id": 1})
     assert (life.ended(), life.documents.applied) == ([], 0)
-    life.documents.doubt()
+    life.documents.make_uncertain()
     assert life.then("u", SETS_C).documents.applied == 1
 
 

@@ -139,10 +139,10 @@ def test_a_shorter_head_is_not_behind() -> None:
     assert shown(wall_rows(marks)) == [("a", 10, 0), ("a", 20, 0), ("b", 20, 0), ("a", 30, 0), ("b", 30, 0)]
 
 
-def test_doomed_entries_bring_nobody_forward() -> None:
+def test_lost_entries_bring_nobody_forward() -> None:
     history: Rows = [(1, 1, 5), (2, 1, 8), (20, 2, 31), (21, 2, 45)]
-    doomed: Rows = [(1, 1, 5), (2, 1, 8), (3, 1, 9), (4, 1, 22), (5, 1, 38)]
-    rows = wall_rows([*marks_of("a", doomed, []), *marks_of("b", history, [])])
+    lost: Rows = [(1, 1, 5), (2, 1, 8), (3, 1, 9), (4, 1, 22), (5, 1, 38)]
+    rows = wall_rows([*marks_of("a", lost, []), *marks_of("b", history, [])])
     assert shown(rows) == [
         ("a", 10, 0),
         ("b", 10, 0),
@@ -185,11 +185,11 @@ def test_the_majority_is_behind_by_what_came_before_the_noop(part: int, size: in
 
 
 def test_a_noop_that_the_history_lost_tells_nothing() -> None:
-    doomed = [*HISTORY[:7], (75, 1, 750), (76, 1, 760)]
+    lost = [*HISTORY[:7], (75, 1, 750), (76, 1, 760)]
     noops = [Noop(76, 1, 70, 1)]
-    marks = [*marks_of("a", doomed, noops), *marks_of("b", HISTORY, noops)]
+    marks = [*marks_of("a", lost, noops), *marks_of("b", HISTORY, noops)]
     assert commit_point_rows(marks, noops) == []
-    assert len(commit_point_rows(marks_of("a", doomed, noops), noops)) == 1
+    assert len(commit_point_rows(marks_of("a", lost, noops), noops)) == 1
 
 
 @given(

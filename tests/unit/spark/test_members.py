@@ -87,27 +87,27 @@ def test_names_by_hand(tmp_path: Path) -> None:
     assert [oplog.name for oplog in open_members(texts)] == ["m1", "other/m1", "day=1", "live", "old/p", "old/q"]
 
 
-def said(*texts: str) -> str:
+def error_text(*texts: str) -> str:
     with pytest.raises(OplogError) as caught:
         open_members(texts)
     return str(caught.value)
 
 
 def test_what_stands_for_no_oplog(tmp_path: Path) -> None:
-    assert said(str(tmp_path)).startswith(f"{tmp_path}: no oplog is there")
-    assert said(f"{tmp_path}/none") == f"{tmp_path}/none: there is no such file or folder"
-    assert "http://HOST:PORT" in said("http://host")
-    assert "http://HOST:PORT" in said("http://host:port")
-    assert "http://HOST:PORT" in said("http://a..b:1")
-    assert "http://HOST:PORT" in said("http://host:1/v1")
-    assert "plain HTTP" in said("https://host:1")
-    assert "nosuch://a" in said("nosuch://a")
+    assert error_text(str(tmp_path)).startswith(f"{tmp_path}: no oplog is there")
+    assert error_text(f"{tmp_path}/none") == f"{tmp_path}/none: there is no such file or folder"
+    assert "http://HOST:PORT" in error_text("http://host")
+    assert "http://HOST:PORT" in error_text("http://host:port")
+    assert "http://HOST:PORT" in error_text("http://a..b:1")
+    assert "http://HOST:PORT" in error_text("http://host:1/v1")
+    assert "plain HTTP" in error_text("https://host:1")
+    assert "nosuch://a" in error_text("nosuch://a")
 
 
 def test_the_same_twice(tmp_path: Path) -> None:
     one, two = dbpath(tmp_path / "m1"), dbpath(tmp_path / "m2")
     (tmp_path / "link").symlink_to(one)
     for texts in ([one, one], [one, f"{one}/replset.db"], [one, f"n={tmp_path}/m2/../m1"], [one, f"{tmp_path}/link"]):
-        assert "it is given twice" in said(*texts)
-    assert said("http://h:1", "x=http://h:1/").endswith("it is given twice")
-    assert said(f"n={one}", f"n={two}") == "n: two members have this name; give others with NAME=MEMBER"
+        assert "it is given twice" in error_text(*texts)
+    assert error_text("http://h:1", "x=http://h:1/").endswith("it is given twice")
+    assert error_text(f"n={one}", f"n={two}") == "n: two members have this name; give others with NAME=MEMBER"

@@ -28,7 +28,7 @@ WALL = T0 * 1000
 
 
 @dataclass(frozen=True)
-class Still:
+class BoundsOnly:
     """A place that has bounds and nothing else."""
 
     name: str
@@ -42,7 +42,7 @@ class Still:
 
 def whole(command: str, found: Document, *, engine: str = "spark") -> Document:
     """A document as the command prints it, gone through JSON once."""
-    oplogs: Any = [Still("m1"), Still("m2", 0)]
+    oplogs: Any = [BoundsOnly("m1"), BoundsOnly("m2", 0)]
     members = [(oplog, oplog.bounds()) for oplog in oplogs]
     document: Document = json.loads(json.dumps({**documents.header(command, engine, members), **found}))
     return document

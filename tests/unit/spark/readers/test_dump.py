@@ -138,7 +138,7 @@ def test_a_span_reads_only_its_chunks(tmp_path: Path, monkeypatch: pytest.Monkey
         stamps(changed)
 
 
-def said(read: DumpOplog) -> str:
+def error_text(read: DumpOplog) -> str:
     with pytest.raises(OplogError) as caught:
         stamps(read)
     assert caught.value.name == "dump"
@@ -156,7 +156,7 @@ def said(read: DumpOplog) -> str:
 )
 def test_a_document_that_is_no_entry(tmp_path: Path, entry: dict[str, object], why: str) -> None:
     first = insert(0)[6]
-    reason = said(oplog(tmp_path, [first, encode(entry)]))
+    reason = error_text(oplog(tmp_path, [first, encode(entry)]))
     assert f"the document at byte {len(first)}: " in reason
     assert why in reason
 
@@ -165,21 +165,23 @@ def test_damaged_files(tmp_path: Path) -> None:
     whole = b"".join(insert(n)[6] for n in range(50))
     size = len(insert(0)[6])
     cut_off = oplog(tmp_path, [whole[:-10]])
-    assert f"the document at byte {49 * size}: the file ends after {size - 10} bytes of it" in said(cut_off)
-    assert f"the document at byte {size}: its length says -1" in said(oplog(tmp_path, [whole[:size], b"\xff" * 100]))
-    assert "is compressed: gunzip it first" in said(oplog(tmp_path, [b"\x1f\x8b\x08\0" + bytes(100)]))
+    assert f"the document at byte {49 * size}: the file ends after {size - 10} bytes of it" in error_text(cut_off)
+    assert f"the document at byte {size}: its length says -1" in error_text(
+        oplog(tmp_path, [whole[:size], b"\xff" * 100])
+    )
+    assert "is compressed: gunzip it first" in error_text(oplog(tmp_path, [b"\x1f\x8b\x08\0" + bytes(100)]))
     inside = bytearray(whole)
     inside[3 * size + 4 : 3 * size + 40] = b"\xee" * 36
-    assert f"the document at byte {3 * size}: " in said(oplog(tmp_path, [bytes(inside)]))
+    assert f"the document at byte {3 * size}: " in error_text(oplog(tmp_path, [bytes(inside)]))
     Path(cut_off.path).unlink()
-    assert said(cut_off) == f"{cut_off.path}: No such file or directory"
+    assert error_text(cut_off) == f"{cut_off.path}: No such file or directory"
 
 
 def test_a_file_that_changes_after_it_was_pinned(tmp_path: Path) -> None:
     read = oplog(tmp_path, [insert(0)[6]]).pin()
     with open(read.path, "ab") as file:
         file.write(insert(1)[6])
-    assert "was changed while it was read" in said(read)
+    assert "was changed while it was read" in error_text(read)
 
 
 def test_entries_larger_than_a_chunk(tmp_path: Path) -> None:

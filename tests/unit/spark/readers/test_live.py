@@ -213,7 +213,7 @@ def test_pages_that_do_not_follow_are_noticed_without_a_pin(member: StandIn, opl
         rows_of(oplog)
 
 
-def said(oplog: LiveOplog) -> str:
+def error_text(oplog: LiveOplog) -> str:
     with pytest.raises(OplogError) as caught:
         rows_of(oplog)
     assert caught.value.name == "m1"
@@ -226,9 +226,9 @@ def test_a_member_that_dies_in_the_middle(member: StandIn, oplog: LiveOplog) -> 
         raise ConnectionAbortedError
 
     member.before_page = on_page(3, die)
-    assert said(oplog) == "the member went away while it was read"
+    assert error_text(oplog) == "the member went away while it was read"
     member.broken_answer = b"\x10"  # and then nothing
-    assert "the member went away while it was read" in said(oplog)
+    assert "the member went away while it was read" in error_text(oplog)
 
 
 def test_a_member_that_stops_in_the_middle_of_a_page(
@@ -237,17 +237,17 @@ def test_a_member_that_stops_in_the_middle_of_a_page(
     """It has sent the beginning and then hangs, its connection open."""
     monkeypatch.setattr(live, "_TIMEOUT_S", 0.2)
     member.before_page = on_page(2, lambda member: setattr(member, "stalls", True))
-    assert said(oplog) == "the member did not answer within 0.2 s"
+    assert error_text(oplog) == "the member did not answer within 0.2 s"
     member.done.set()
 
 
 def test_what_is_no_member(member: StandIn, oplog: LiveOplog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(member, "answer", lambda *_: (404, {}, b"<html>"))
-    assert said(oplog) == "what answers there (404 Not Found) is no member's HTTP API"
+    assert error_text(oplog) == "what answers there (404 Not Found) is no member's HTTP API"
     monkeypatch.setattr(member, "answer", lambda *_: (200, {}, b"<html>"))
-    assert "answers what is no oplog" in said(oplog)
+    assert "answers what is no oplog" in error_text(oplog)
     monkeypatch.setattr(member, "answer", lambda *_: (200, {}, encode({"optime": "1:2:3"})))
-    assert "answers what is no oplog" in said(oplog)
+    assert "answers what is no oplog" in error_text(oplog)
     for answer in (
         b"[]",
         b"5",
@@ -260,15 +260,15 @@ def test_what_is_no_member(member: StandIn, oplog: LiveOplog, monkeypatch: pytes
             oplog.bounds()
     refusal = json.dumps({"ok": 0, "code": 13436, "errmsg": "initial sync goes on"}).encode()
     monkeypatch.setattr(member, "answer", lambda *_: (503, {}, refusal))
-    assert said(oplog) == "the member answers 503: initial sync goes on"
+    assert error_text(oplog) == "the member answers 503: initial sync goes on"
 
 
 def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         monkeypatch.setattr(live, "_TIMEOUT_S", 0.2)
-        assert "did not answer within" in said(LiveOplog("m1", url))
-    assert said(LiveOplog("m1", url)) == f"nobody answers at {url}"
+        assert "did not answer within" in error_text(LiveOplog("m1", url))
+    assert error_text(LiveOplog("m1", url)) == f"nobody answers at {url}"
 
 
 def test_no_such_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +276,7 @@ def test_no_such_host(monkeypatch: pytest.MonkeyPatch) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    assert said(LiveOplog("m1", "http://m7:1")).startswith("there is no host m7: ")
+    assert error_text(LiveOplog("m1", "http://m7:1")).startswith("there is no host m7: ")
 
 
 def test_another_protocol() -> None:
@@ -291,5 +291,5 @@ def test_another_protocol() -> None:
         thread = Thread(target=talk)
         thread.start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        assert said(LiveOplog("m1", url)) == f"{url} does not speak HTTP"
+        assert error_text(LiveOplog("m1", url)) == f"{url} does not speak HTTP"
         thread.join()

@@ -130,7 +130,7 @@ def test_nothing_there(tmp_path: Path) -> None:
     assert oplog.pin().split(EVERYTHING, 4) == [EVERYTHING]
 
 
-def said(oplog: ParquetOplog) -> str:
+def error_text(oplog: ParquetOplog) -> str:
     with pytest.raises(OplogError) as caught:
         rows_of(oplog)
     assert caught.value.name == "m"
@@ -141,18 +141,18 @@ def said(oplog: ParquetOplog) -> str:
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     oplog = ParquetOplog("m", str(tmp_path))
     write(tmp_path, pa.table({"a": [1]}))
-    assert "part-0.parquet holds no oplog: it has no column ts" in said(oplog)
+    assert "part-0.parquet holds no oplog: it has no column ts" in error_text(oplog)
     (tmp_path / "part-0.parquet").write_bytes(b"PAR1 and nothing behind it")
-    assert "part-0.parquet is damaged or no Parquet: " in said(oplog)
+    assert "part-0.parquet is damaged or no Parquet: " in error_text(oplog)
     write(tmp_path, table_of("a", range(1000)), compression="none")
     pinned = oplog.pin()
     whole = (tmp_path / "part-0.parquet").read_bytes()
     (tmp_path / "part-0.parquet").write_bytes(b"\xee" * 20_000 + whole[20_000:])
-    assert str(tmp_path) in said(pinned)
+    assert str(tmp_path) in error_text(pinned)
     (tmp_path / "part-0.parquet").unlink()
-    assert "part-0.parquet" in said(pinned)
-    assert "/nowhere" in said(ParquetOplog("m", "/nowhere/at/all"))
-    assert "nosuch" in said(ParquetOplog("m", "nosuch://host/path"))
+    assert "part-0.parquet" in error_text(pinned)
+    assert "/nowhere" in error_text(ParquetOplog("m", "/nowhere/at/all"))
+    assert "nosuch" in error_text(ParquetOplog("m", "nosuch://host/path"))
 
 
 def test_a_uri(exported: Path) -> None:

@@ -324,7 +324,7 @@ def test_follow(tmp_path: Path) -> None:
 # --- what is wrong with a file
 
 
-def said(read: SqliteOplog, columns: tuple[str, ...] = COLUMNS) -> str:
+def error_text(read: SqliteOplog, columns: tuple[str, ...] = COLUMNS) -> str:
     with pytest.raises(OplogError) as caught:
         list(read.read(EVERYTHING, columns))
     assert caught.value.name == "m1"
@@ -335,27 +335,27 @@ def said(read: SqliteOplog, columns: tuple[str, ...] = COLUMNS) -> str:
 
 def test_no_file_and_foreign_files(tmp_path: Path) -> None:
     file = tmp_path / "some.db"
-    assert said(SqliteOplog("m1", str(file))) == f"{file} does not exist"
-    assert said(SqliteOplog("m1", str(tmp_path))) == f"{tmp_path} is no file"
+    assert error_text(SqliteOplog("m1", str(file))) == f"{file} does not exist"
+    assert error_text(SqliteOplog("m1", str(tmp_path))) == f"{tmp_path} is no file"
     for content in (b"", b"hello", b"hello world" * 1000):
         file.write_bytes(content)
-        assert "is no member's database" in said(SqliteOplog("m1", str(file)))
+        assert "is no member's database" in error_text(SqliteOplog("m1", str(file)))
     file.unlink()
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("CREATE TABLE oplog(ts INTEGER PRIMARY KEY)")
-    assert "is no member's database" in said(SqliteOplog("m1", str(file)))
+    assert "is no member's database" in error_text(SqliteOplog("m1", str(file)))
     with closing(sqlite3.connect(file)) as connection:
         connection.execute(f"PRAGMA application_id = {reader.DATA_APPLICATION_ID}")
-    assert "is no member's database" in said(SqliteOplog("m1", str(file)))
+    assert "is no member's database" in error_text(SqliteOplog("m1", str(file)))
 
 
 def test_a_damaged_file(tmp_path: Path) -> None:
     read = oplog(tmp_path, [insert(n) for n in range(3000)])
     whole = Path(read.path).read_bytes()
     Path(read.path).write_bytes(whole[: len(whole) // 2 // 4096 * 4096])
-    assert f"{read.path} is damaged" in said(read)
+    assert f"{read.path} is damaged" in error_text(read)
     Path(read.path).write_bytes(whole[: 20 * 4096] + b"\xff\x00\x41" * ((len(whole) - 20 * 4096) // 3))
-    assert f"{read.path} is damaged" in said(read)
+    assert f"{read.path} is damaged" in error_text(read)
     with pytest.raises(OplogError, match="damaged"):
         read.bounds()
 
@@ -365,7 +365,7 @@ def test_a_damaged_file(tmp_path: Path) -> None:
 def test_another_type_than_it_should_be(tmp_path: Path, column: str, value: object, number: int) -> None:
     read = oplog(tmp_path, map(insert, range(number + 10)))
     change(read, f"UPDATE oplog SET {column} = ? WHERE ts = ?", value, insert(number)[0])
-    reason = said(read, ("ts", column))
+    reason = error_text(read, ("ts", column))
     assert f"{read.path} is damaged" in reason
 
 
@@ -382,7 +382,7 @@ def test_a_file_locked_by_another_process(tmp_path: Path, monkeypatch: pytest.Mo
     with another_process(script) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
-        assert "is locked by another process" in said(read)
+        assert "is locked by another process" in error_text(read)
     assert len(stamps(read)) == 10
 
 
@@ -403,7 +403,7 @@ def test_a_member_that_died_before_its_wal(tmp_path: Path) -> None:
         shutil.copytree(alive, dead)
     assert (dead / "replset.db-journal").stat().st_size > 0
     path = dead / "replset.db"
-    reason = said(SqliteOplog("m1", str(path)))
+    reason = error_text(SqliteOplog("m1", str(path)))
     assert reason.startswith(
         f"{path} was left by a member that died in the middle of a write; start it once, then read"
     )
@@ -415,7 +415,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     assert len(stamps(closed)) == 1000
     dead = dead_member(tmp_path / "dead")
     no_shm(dead)
-    reason = said(dead)
+    reason = error_text(dead)
     assert "copy" in reason
     assert f"{dead.path}-wal" in reason
 

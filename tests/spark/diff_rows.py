@@ -1,4 +1,4 @@
-"""All that a `diff` says as plain rows, for comparisons over engines, partitions and workers."""
+"""The result of a `diff` as plain rows, for comparisons over engines, partitions and workers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from spark.reports.diff.classify import Diff
 TABLES = ("members", "pairs", "entries", "by_namespace", "by_document")
 
 
-def told(found: Diff[Any]) -> dict[str, Any]:
-    """Rows in their order, by table, and what is said of the whole."""
+def all_rows(found: Diff[Any]) -> dict[str, Any]:
+    """Rows in their order, by table, and the facts about the whole."""
     return {
         **{name: rows(getattr(found, name)) for name in TABLES},
         "verdicts": [str(verdict) for verdict in found.verdicts],
