@@ -58,7 +58,7 @@ class ActionCommand:
 
     @property
     def is_unacknowledged(self) -> bool:
-        """The write concern is w: 0, so the answer promises nothing."""
+        """Return True for the write concern w: 0, with which an answer does not say what was applied."""
         concern = self.body.get("writeConcern")
         w = concern.get("w") if isinstance(concern, RawDocument) else None
         return isinstance(w, int | float) and not isinstance(w, bool) and w == 0

@@ -32,13 +32,14 @@ from replset.bson import (
 )
 from replset.bson.decoding import read_value
 from replset.errors import ErrorCode, ReplError
+from replset.ids import pack_ts
+from replset.optime import timestamp
 
 JSON, EJSON, BSON = "application/json", "application/ejson", "application/bson"
 LARGE_BYTES = 1 << 17
 """A larger body is parsed or encoded in a worker thread, since it would hold the event loop up for 10 ms or more."""
 MAX_ANSWER_BYTES = MAX_MESSAGE_SIZE
 _MAX_CACHED_HEADER = 200
-_INC_MASK = (1 << 31) - 1
 _INC_SECONDS = Struct("<II").unpack_from
 
 
@@ -227,20 +228,16 @@ def times_of(reply: Mapping[str, Any] | RawDocument) -> Times:
     operation = reply.get("operationTime")
     if not isinstance(operation, Timestamp):
         return NO_TIMES
-    packed = _pack(operation)
+    packed = pack_ts(*operation)
     if isinstance(reply, RawDocument):
         raw = reply.get_raw("$clusterTime")
         if raw is None or raw[4:17] != b"\x11clusterTime\0":
             return Times(packed, packed)
         inc, seconds = _INC_SECONDS(raw, 17)
-        return Times(packed, seconds << 31 | inc)
+        return Times(packed, pack_ts(seconds, inc))
     cluster = reply.get("$clusterTime")
     stamp = cluster.get("clusterTime") if isinstance(cluster, Mapping) else None
-    return Times(packed, _pack(stamp) if isinstance(stamp, Timestamp) else packed)
-
-
-def _pack(stamp: Timestamp) -> int:
-    return stamp.time << 31 | stamp.inc
+    return Times(packed, pack_ts(*stamp) if isinstance(stamp, Timestamp) else packed)
 
 
 _NO_HASH = "A" * 27 + "="
@@ -259,7 +256,7 @@ def encode_body(form: Form, document: Mapping[str, Any], times: Times) -> bytes:
     parts = [f"{orjson.dumps(name).decode()}:{_json_of(value, canonical)}" for name, value in own.items()]
     if times.operation:
         tail = _CANONICAL_TAIL if canonical else _RELAXED_TAIL
-        parts.append(tail % (*_split(times.operation), *_split(times.cluster)))
+        parts.append(tail % (*timestamp(times.operation), *timestamp(times.cluster)))
     return ("{" + ",".join(parts) + "}").encode()
 
 
@@ -290,16 +287,12 @@ def _time_fields(times: Times) -> dict[str, object]:
     if not times.operation:
         return {}
     return {
-        "operationTime": Timestamp(*_split(times.operation)),
+        "operationTime": timestamp(times.operation),
         "$clusterTime": {
-            "clusterTime": Timestamp(*_split(times.cluster)),
+            "clusterTime": timestamp(times.cluster),
             "signature": {"hash": Binary(bytes(20)), "keyId": Int64(0)},
         },
     }
-
-
-def _split(ts: int) -> tuple[int, int]:
-    return ts >> 31, ts & _INC_MASK
 
 
 def is_large(document: Mapping[str, Any]) -> bool:

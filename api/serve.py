@@ -28,7 +28,7 @@ class HttpServer:
     """Serves `app` on `address` until `stop`."""
 
     def __init__(self, app: Any, address: HostPort, slots: Slots, admission: Admission, backlog: int) -> None:
-        """slots: limit the connections. admission: counts the memory that their requests use."""
+        """Make a server. slots: limits its connections. admission: counts the memory that their requests use."""
 
         class Connection(HttpConnection):
             pass

@@ -1,7 +1,8 @@
-"""Decimal128: IEEE 754-2008 decimal floating point in its binary integer form (BID), kept as 16 bytes.
+"""Defines Decimal128: IEEE 754-2008 decimal floating point in its binary integer form (BID), stored as 16 bytes.
 
 A finite value is (-1)**sign * coefficient * 10**exponent with at most 34 digits and an exponent from -6176 to
-6111. Strings follow the Decimal128 section of the BSON specification: exact or refused, never rounded.
+6111. Strings follow the Decimal128 section of the BSON specification. They are converted exactly or refused, never
+rounded.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _SPECIAL = re.compile(r"([+-]?)(inf|infinity|nan)", re.ASCII | re.IGNORECASE)
 
 
 class DecimalFields(NamedTuple):
-    """The number behind the bits. kind: "finite", "infinity" or "nan"."""
+    """The number that the bits encode. kind: "finite", "infinity" or "nan"."""
 
     kind: str
     negative: bool
@@ -34,10 +35,10 @@ class DecimalFields(NamedTuple):
 
 
 class Decimal128:
-    """A BSON decimal. Two are equal when their 16 bytes are: 1.0 and 1 differ here; the key encoding equates them.
+    """A BSON decimal. Two are equal when their 16 bytes are. So 1.0 and 1 are not equal, but their keys are.
 
-    value: a decimal string, or the 16 little-endian bytes, of which every pattern is kept, canonical or not.
-    Raises InvalidValueError for text that is no decimal, or one that 34 digits and the exponents cannot hold exactly.
+    value: a decimal string, or 16 little-endian bytes, which are kept unchanged, canonical or not.
+    Raises InvalidValueError for text that is not a decimal, or that 34 digits and the exponents cannot represent.
     """
 
     __slots__ = ("_bits",)
@@ -52,18 +53,18 @@ class Decimal128:
 
     @classmethod
     def from_decimal(cls, value: decimal.Decimal) -> Decimal128:
-        """The Decimal128 equal to `value`, digits and exponent kept; InvalidValueError when there is none."""
+        """Return the Decimal128 with the digits and exponent of `value`. InvalidValueError when there is none."""
         if value.is_nan():
             return cls("NaN")
         return cls(str(value))
 
     @property
     def bid(self) -> bytes:
-        """The 16 bytes as BSON holds them, little-endian."""
+        """Return the 16 bytes that BSON stores, little-endian."""
         return self._bits
 
     def fields(self) -> DecimalFields:
-        """Sign, coefficient and exponent; coefficients beyond 34 digits count as 0, as IEEE 754 says."""
+        """Return sign, coefficient and exponent. A coefficient beyond 34 digits counts as 0, as IEEE 754 requires."""
         bits = int.from_bytes(self._bits, "little")
         negative = bool(bits & _SIGN)
         if bits & _NAN == _NAN:
@@ -71,14 +72,14 @@ class Decimal128:
         if bits & _NAN == _INFINITY:
             return DecimalFields("infinity", negative, 0, 0)
         if (bits >> 125) & 0b11 == 0b11:
-            # The long form always spells a coefficient above 34 digits: not canonical, so zero.
+            # The long form always means a coefficient above 34 digits. It is not canonical, so it counts as zero.
             return DecimalFields("finite", negative, 0, ((bits >> 111) & 0x3FFF) - _BIAS)
         coefficient = bits & ((1 << 113) - 1)
         exponent = ((bits >> 113) & 0x3FFF) - _BIAS
         return DecimalFields("finite", negative, coefficient if coefficient <= MAX_COEFFICIENT else 0, exponent)
 
     def to_decimal(self) -> decimal.Decimal:
-        """The same number as decimal.Decimal, exactly; NaN loses sign and payload."""
+        """Return exactly the same number as decimal.Decimal. NaN loses its sign and payload."""
         kind, negative, coefficient, exponent = self.fields()
         if kind == "nan":
             return decimal.Decimal("NaN")
@@ -128,14 +129,14 @@ def _parse(text: str) -> bytes:
     sign, whole, fraction, bare_fraction, exponent_sign, exponent_digits = match.groups()
     after_point = (fraction if whole is not None else bare_fraction) or ""
     digits = ((whole or "") + after_point).lstrip("0")
-    # Far beyond every limit one exponent is as good as another; Python refuses to read huge ones.
+    # Python refuses to read a huge exponent. Its first 20 digits are far beyond every limit already.
     exponent = int((exponent_digits or "0").lstrip("0")[:20] or "0")
     exponent = (-exponent if exponent_sign == "-" else exponent) - len(after_point)
     return _pack(sign == "-", digits, exponent, text)
 
 
 def _pack(negative: bool, digits: str, exponent: int, text: str) -> bytes:
-    """digits: without leading zeros, empty for zero. Moves zeros between digits and exponent, nothing else."""
+    """Return the bits of a number. It may move zeros between digits and exponent. digits: without leading zeros."""
     if not digits:
         exponent = min(max(exponent, _MIN_EXPONENT), _MAX_EXPONENT)
     excess = max(len(digits) - _MAX_DIGITS, _MIN_EXPONENT - exponent)

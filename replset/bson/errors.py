@@ -42,7 +42,7 @@ class InvalidBSONError(ReplError):
 
 
 class InvalidValueError(BadValueError, ValueError):
-    """A value cannot be held by its type, such as an ObjectId of 11 bytes (2)."""
+    """A value does not fit its type, such as an ObjectId of 11 bytes (2)."""
 
 
 class ExtendedJSONError(FailedToParseError):

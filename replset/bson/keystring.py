@@ -118,7 +118,7 @@ def _key(value: Any, depth: int) -> bytes:
 
 
 def _fields_key(fields: Mapping[str, object], depth: int) -> bytes:
-    """Per field its type, then its name, then its value: the order in which MongoDB compares them."""
+    """Encode the type, the name and the value of each field, in the order in which MongoDB compares them."""
     if depth > MAX_DEPTH:
         raise InvalidBSONError(f"more than {MAX_DEPTH} levels of nesting")
     parts: list[bytes] = []
@@ -167,7 +167,7 @@ def _decimal_key(value: Decimal128) -> bytes:
 
 
 def _exact_key(value: Decimal) -> bytes:
-    """value: finite and not zero, of any precision; Decimal compares exactly, whatever its context."""
+    """Return the key of a finite number that is not zero, of any precision. Decimal compares exactly in any context."""
     magnitude = value.copy_abs()
     below = float(magnitude)
     if Decimal(below) > magnitude:
@@ -198,7 +198,7 @@ def _datetime_key(value: datetime) -> bytes:
 
 
 def _pointer_key(value: DBPointer) -> bytes:
-    """MongoDB compares the length of the namespace first."""
+    """Return the key of a DBPointer. MongoDB compares the length of the namespace first."""
     ns = value.ns.encode()
     return _DB_POINTER + _uint32(len(ns)) + ns + value.oid.binary
 

@@ -66,7 +66,7 @@ class ObjectId:
 
     @classmethod
     def generate(cls, seconds: int, rng: random.Random | None = None) -> ObjectId:
-        """A new id. seconds: Unix time. rng: where the other eight bytes come from, for runs that repeat exactly."""
+        """Return a new id. seconds: Unix time. rng: makes the other eight bytes, for runs that repeat exactly."""
         head = (seconds & 0xFFFFFFFF).to_bytes(4, "big")
         if rng is not None:
             return cls(head + rng.randbytes(8))
@@ -78,7 +78,7 @@ class ObjectId:
 
     @property
     def seconds(self) -> int:
-        """Unix time in the first four bytes."""
+        """Return the Unix time in the first four bytes."""
         return int.from_bytes(self._bytes[:4], "big")
 
     def __str__(self) -> str:
@@ -132,13 +132,13 @@ class DateTime:
 
     @classmethod
     def from_datetime(cls, value: datetime) -> DateTime:
-        """value: aware; what is finer than a millisecond is cut off towards the past."""
+        """Convert a datetime with a time zone. Parts of a millisecond are cut off towards the past."""
         if value.tzinfo is None or value.utcoffset() is None:
             raise InvalidValueError("a datetime without a time zone names no moment")
         return cls((value - _EPOCH) // _MILLISECOND)
 
     def to_datetime(self) -> datetime:
-        """The moment in UTC; InvalidValueError outside the years 1 to 9999."""
+        """Return the time in UTC. InvalidValueError outside the years 1 to 9999."""
         try:
             return _EPOCH + timedelta(milliseconds=self._ms)
         except OverflowError:
@@ -167,7 +167,7 @@ class DateTime:
 class Binary(bytes):
     """Bytes with a BSON subtype (0 to 255); subtype 0 equals plain bytes. Decoding always gives this class.
 
-    Of the old subtype 2 it holds the payload; the inner length is written and checked by the codec.
+    For the old subtype 2 it has the payload only; the codec writes and checks the inner length.
     """
 
     subtype: int
@@ -203,7 +203,7 @@ class Binary(bytes):
 
 @dataclass(frozen=True, slots=True)
 class Regex:
-    """A regular expression as text; options are kept in the order they came in."""
+    """A regular expression as text. The options keep their order."""
 
     pattern: str
     options: str = ""
@@ -221,7 +221,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class CodeWithScope:
-    """JavaScript with the variables it sees (deprecated in BSON)."""
+    """JavaScript with the values of its variables (deprecated in BSON)."""
 
     code: str
     scope: Mapping[str, object]

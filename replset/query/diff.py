@@ -182,7 +182,7 @@ class _DiffBuilder:
             return known[1]
         values = list(value.values() if type(value) is dict else value)
         below = [inner for inner in values if type(inner) is dict or type(inner) is list]
-        if below:  # a null of no bytes stands in the place of each nested value
+        if below:  # each nested value is replaced by a null, which has no bytes
             flat = [None if type(inner) is dict or type(inner) is list else inner for inner in values]
             level: object = dict(zip(value, flat, strict=True)) if type(value) is dict else flat
             size = _size({"": level}) - 7 + sum(map(self._size, below))

@@ -140,7 +140,7 @@ def _branches(name: str, value: object) -> list[Test]:
 
 
 def path_test(condition: Condition, path: str) -> Test:
-    """Asks a document about what stands at `path` in it."""
+    """Return the test of a document by a condition on the values at `path`."""
     match condition:
         case ValueCondition(predicate=predicate, into_array=into_array):
             parts = split_path(path)

@@ -45,7 +45,7 @@ class Sort:
         self.natural = natural
 
     def __call__(self, doc: Mapping[str, object]) -> bytes:
-        """BadValueError when the paths lead through two different arrays of the document."""
+        """Return the document's key. BadValueError when the paths go through two different arrays of the document."""
         values: list[object] = []
         for path in self._paths:
             value = doc.get(path[0])

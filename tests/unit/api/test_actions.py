@@ -1,4 +1,4 @@
-"""`/v1/action/*`: which command an action becomes, what its answer says, and every way it is refused."""
+"""`/v1/action/*`: the command of each action, its answer, and its errors."""
 
 from __future__ import annotations
 
@@ -197,14 +197,14 @@ def test_a_reply_becomes_an_answer(
     assert plain(response) == answer
 
 
-def test_a_hot_reply_tells_its_times(api: Api) -> None:
+def test_the_times_of_a_reply_in_bytes(api: Api) -> None:
     api.dispatcher.answers["insert"] = encode_write_reply((("n", 1),), OpTime(4, pack_ts(1_700_000_009, 3)), 4)
     document = api.act("insertOne", document={"_id": 1}).json()
     assert document["operationTime"] == {"$timestamp": {"t": 1_700_000_009, "i": 3}}
     assert document["$clusterTime"]["clusterTime"] == document["operationTime"]
 
 
-def test_a_member_without_an_oplog_tells_no_time(api: Api) -> None:
+def test_a_member_without_an_oplog_has_no_times(api: Api) -> None:
     api.member.forget_time()
     document = api.act("nothing").json()
     assert "operationTime" not in document
@@ -228,14 +228,14 @@ def test_an_answer_that_is_too_large_ends_its_cursor(api: Api) -> None:
     assert api.dispatcher.command == {"killCursors": "orders", "cursors": [77]}
 
 
-def test_a_large_answer_is_written_beside_the_event_loop(api: Api) -> None:
+def test_a_large_answer_is_encoded_in_a_worker(api: Api) -> None:
     rows = [{"_id": number, "pad": "x" * 1000} for number in range(300)]
     api.dispatcher.answers["find"] = cursor(*rows)
     assert plain(api.act("find"))["documents"] == rows
     assert api.member.workers.runs == 1
 
 
-def test_a_large_body_is_read_beside_the_event_loop(api: Api) -> None:
+def test_a_large_body_is_parsed_in_a_worker(api: Api) -> None:
     assert api.act("insertOne", document={"_id": 1, "pad": "x" * 200_000}).status_code == 201
     assert api.member.workers.runs == 1
 
@@ -320,12 +320,12 @@ BAD_BODIES = {
 
 
 @pytest.mark.parametrize(("body", "status", "code", "text"), BAD_BODIES.values(), ids=BAD_BODIES)
-def test_bodies_that_are_none(api: Api, body: str | bytes, status: int, code: int, text: str) -> None:
+def test_bodies_that_cannot_be_parsed(api: Api, body: str | bytes, status: int, code: int, text: str) -> None:
     refused(api.post("/v1/action/insertOne", body), status, code, text)
     assert api.dispatcher.requests == []
 
 
-def test_200_levels_are_taken_and_given_back(api: Api) -> None:
+def test_200_levels_are_accepted_and_returned(api: Api) -> None:
     assert api.post("/v1/action/insertOne", insert_text(nested(200))).status_code == 201
     api.dispatcher.answers["find"] = cursor(json.loads(nested(200)))
     for name, field in (("findOne", "document"), ("find", "documents")):
@@ -401,7 +401,7 @@ def test_content_types_that_are_not_read(api: Api, content_type: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
-def test_methods_that_are_not_taken(api: Api, method: str) -> None:
+def test_methods_that_are_not_allowed(api: Api, method: str) -> None:
     response = api.request(method, "/v1/action/find")
     assert (response.status_code, response.headers["allow"]) == (405, "POST")
     assert (response.content == b"") == (method == "HEAD")

@@ -130,7 +130,7 @@ async def test_a_request_that_is_not_sent_to_its_end_is_ended(api: Api, monkeypa
 
 
 @on_sockets
-async def test_idle_connections_make_room_and_kept_slots_serve_health(api: Api) -> None:
+async def test_idle_connections_are_closed_for_new_ones_and_reserved_slots_serve_health(api: Api) -> None:
     async with serving(api, most=16) as served:
         opened = [await served.open() for _ in range(20)]
         assert status_of(await served.answer(HEAD + b"connection: close\r\n\r\n")) == 200
@@ -154,7 +154,7 @@ async def test_idle_connections_make_room_and_kept_slots_serve_health(api: Api) 
 
 
 @on_sockets
-async def test_half_sent_bodies_keep_nobody_from_asking_how_the_member_is(api: Api) -> None:
+async def test_health_is_served_beside_half_sent_bodies(api: Api) -> None:
     async with serving(api, most=16) as served:
         opened = [await served.open() for _ in range(14)]
         for _, writer in opened:
@@ -189,7 +189,7 @@ def test_half_a_body_counts_from_its_first_byte(api: Api) -> None:
 
 
 @on_sockets
-async def test_answers_that_nobody_takes_count_and_end(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answers_that_the_client_does_not_read_count_and_end(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small answers, asked for again and again by one who reads none."""
     monkeypatch.setattr(connection, "STALLED_S", 0.5)
     async with serving(api) as served:

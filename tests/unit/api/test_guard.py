@@ -1,4 +1,4 @@
-"""What a web page in somebody's browser may not do: every request names this member, no page of others sends any."""
+"""Requests that a web page of another site may have sent are refused."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ PRIVATE = [
 
 
 @pytest.mark.parametrize("name", PRIVATE)
-def test_what_members_ask_each_other_is_unknown_over_http(api: Api, name: str) -> None:
+def test_commands_between_members_are_unknown_over_http(api: Api, name: str) -> None:
     api.dispatcher.answers[name] = {"ok": 0.0, "code": 59, "errmsg": f"no such command: '{name}'"}
     refused(api.post("/v1/command/admin", {name: 1}), 404, 59, "no such command")
     assert api.dispatcher.requests[-1].source == "http"

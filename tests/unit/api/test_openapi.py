@@ -1,4 +1,4 @@
-"""The OpenAPI document: every path is in it and in docs/http.md, and what it says of the actions holds."""
+"""The OpenAPI document has every path, docs/http.md has it too, and its examples are accepted."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_page_is_served_with_all_that_it_loads(api: Api) -> None:
     assert api.get("/redoc").status_code == 404
 
 
-def test_asking_twice_gives_the_same(api: Api) -> None:
+def test_a_second_request_gives_the_same_document(api: Api) -> None:
     assert api.get("/openapi.json").json() == api.get("/openapi.json").json() == SCHEMA
 
 
@@ -74,7 +74,7 @@ def test_every_path_is_in_the_docs() -> None:
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_the_example_of_an_action_is_taken(api: Api, name: str) -> None:
+def test_the_example_of_an_action_is_accepted(api: Api, name: str) -> None:
     operation = SCHEMA["paths"][f"/v1/action/{name}"]["post"]
     schema = operation["requestBody"]["content"]["application/json"]["schema"]
     body = {field: part["example"] for field, part in schema["properties"].items() if "example" in part}

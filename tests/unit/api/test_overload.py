@@ -17,7 +17,7 @@ from tests.unit.api.kit import Api
 LARGE = "x" * 200_000
 
 
-def test_a_large_body_too_many_is_refused_and_one_that_fits_is_given_back() -> None:
+def test_a_large_body_beyond_the_limit_is_refused_and_others_are_released() -> None:
     api = Api()
     api.member.admission = Admission(300_000)
     assert api.act("insertOne", document={"_id": 1, "pad": LARGE}).status_code == 201
@@ -35,7 +35,7 @@ def test_a_large_body_too_many_is_refused_and_one_that_fits_is_given_back() -> N
 
 
 @pytest.mark.parametrize("path", ["/v1/action/find", "/v1/command/admin"])
-def test_nothing_more_is_taken_on_while_all_room_is_held(path: str) -> None:
+def test_commands_are_refused_while_the_memory_limit_is_reached(path: str) -> None:
     api = Api()
     api.member.admission.hold(MAX_HELD_BYTES)
     assert api.post(path, {"ping": 1}).json()["code"] == 462
@@ -70,7 +70,7 @@ async def long_answer(_scope: Any, _receive: Any, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"x" * 1_000_000})
 
 
-def test_a_long_answer_goes_out_in_pieces_and_counts_until_it_is_taken() -> None:
+def test_a_long_answer_is_sent_in_pieces_and_counts_until_it_is_read() -> None:
     api = Api()
     sent: list[tuple[int, bool, int]] = []
 
@@ -90,7 +90,7 @@ def test_a_long_answer_goes_out_in_pieces_and_counts_until_it_is_taken() -> None
     assert api.member.admission.held == 0
 
 
-def test_an_answer_that_nobody_takes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_the_client_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "STALLED_S", 0.05)
     api = Api()
 
@@ -102,7 +102,7 @@ def test_an_answer_that_nobody_takes_is_given_up(monkeypatch: pytest.MonkeyPatch
     assert api.member.admission.held == 0
 
 
-def test_an_answer_in_small_pieces_that_nobody_takes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_in_small_pieces_that_the_client_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "STALLED_S", 0.05)
     sent_parts = 0
 

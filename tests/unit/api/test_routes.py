@@ -60,19 +60,19 @@ def test_the_status_of_a_command(api: Api, reply: dict[str, Any], status: int, a
 
 
 def test_a_command_with_an_idempotency_key_is_refused(api: Api) -> None:
-    """Left unread it would promise what is not kept."""
+    """A client that sends it expects that the command is never applied twice."""
     response = api.post("/v1/command/shop", {"insert": "a", "documents": []}, headers={"Idempotency-Key": "x"})
     refused(response, 400, 40415, "Idempotency-Key")
     assert api.dispatcher.requests == []
 
 
 @pytest.mark.parametrize("body", ["", "[]", "{", '{"a\\u0000":1}', '{"a":{"$oid":1}}'])
-def test_commands_that_are_none(api: Api, body: str) -> None:
+def test_commands_that_cannot_be_parsed(api: Api, body: str) -> None:
     refused(api.post("/v1/command/shop", body), 400, 9)
     assert api.dispatcher.requests == []
 
 
-def test_a_large_command_is_read_beside_the_event_loop(api: Api) -> None:
+def test_a_large_command_is_parsed_in_a_worker(api: Api) -> None:
     assert api.post("/v1/command/shop", {"ping": "x" * 200_000}).status_code == 200
     assert api.member.workers.runs == 1
 
@@ -217,7 +217,7 @@ def test_unknown_paths(api: Api, path: str) -> None:
         ("POST", "/metrics", "GET"),
     ],
 )
-def test_methods_that_are_not_taken(api: Api, method: str, path: str, allow: str) -> None:
+def test_methods_that_are_not_allowed(api: Api, method: str, path: str, allow: str) -> None:
     response = api.request(method, path)
     refused(response, 405, 59, path)
     assert response.headers["allow"] == allow
@@ -227,7 +227,7 @@ def test_a_body_over_the_limit(api: Api) -> None:
     refused(api.post("/v1/command/shop", b" " * 48_000_001), 413, 10334)
 
 
-def test_an_error_comes_in_the_form_that_is_asked_for(api: Api) -> None:
+def test_an_error_has_the_form_of_the_accept_header(api: Api) -> None:
     response = api.get("/nothing", headers={"accept": "application/bson"})
     assert RawDocument(response.content).get("code") == 59
 
@@ -346,11 +346,11 @@ def test_the_lost_writes_of_one_session(folder: Path, lost: Manifest, lsid: str)
 
 
 @pytest.mark.parametrize("query", ["after=3", "after=-1", "limit=0", "lsid=me", "limit=10001"])
-def test_lost_writes_that_cannot_be_asked_for(folder: Path, lost: Manifest, query: str) -> None:
+def test_wrong_parameters_for_lost_writes(folder: Path, lost: Manifest, query: str) -> None:
     refused(Api(str(folder)).get(f"/v1/replset/rollbacks/{lost.id}/writes?{query}"), 400, 2)
 
 
-def test_lost_writes_whose_file_is_gone(folder: Path, lost: Manifest) -> None:
+def test_lost_writes_whose_file_is_missing(folder: Path, lost: Manifest) -> None:
     (folder / "local.oplog.rs.x.0.bson").unlink()
     refused(Api(str(folder)).get(f"/v1/replset/rollbacks/{lost.id}/writes"), 400, 2)
     refused(Api(str(folder)).get("/v1/replset/rollbacks/rollback-x/writes"), 404, 26)
@@ -427,7 +427,7 @@ def test_acknowledgements_that_cannot_be(folder: Path, path: str, sent: object, 
     assert list(folder.glob("*.ack")) == []
 
 
-def test_a_file_that_is_gone(folder: Path) -> None:
+def test_a_missing_file(folder: Path) -> None:
     manifest = write_rollback(folder)
     (folder / manifest.files[0].name).unlink()
     refused(Api(str(folder)).get(f"/v1/replset/rollbacks/{manifest.id}/{manifest.files[0].name}"), 404, 26)
@@ -457,7 +457,7 @@ def test_health(api: Api, state: MemberState, path: str) -> None:
     assert (head.status_code, head.content) == (response.status_code, b"")
 
 
-def test_a_primary_that_drains_takes_no_writes_yet(api: Api) -> None:
+def test_a_primary_that_drains_accepts_no_writes_yet(api: Api) -> None:
     api.member.node.writable = False
     assert api.get("/primary").status_code == 503
 

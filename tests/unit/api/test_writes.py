@@ -1,4 +1,4 @@
-"""How a write ends over HTTP: done, refused, applied without its write concern, unknown; and where it was done."""
+"""The outcome of a write over HTTP: applied, refused, applied without its write concern, or unknown; and forwarding."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_duplicate_key(api: Api) -> None:
 
 
 @pytest.mark.parametrize(("ordered", "inserted"), [(True, [1]), (False, [1, 3])])
-def test_what_was_inserted_before_a_duplicate_key_is_told(api: Api, ordered: bool, inserted: list[int]) -> None:
+def test_an_error_lists_what_was_inserted_before_a_duplicate_key(api: Api, ordered: bool, inserted: list[int]) -> None:
     error = {**DUPLICATE, "index": 1}
     api.dispatcher.answers["insert"] = {"ok": 1.0, "n": len(inserted), "writeErrors": [error]}
     documents = [{"_id": 1}, {"_id": 2}, {"_id": 3}]
@@ -71,7 +71,7 @@ def test_a_failure_amid_many_is_not_called_nothing_applied(api: Api) -> None:
     assert document["modifiedCount"] == 200
 
 
-def test_an_unmet_write_concern_is_504_and_holds_the_result(api: Api) -> None:
+def test_an_unmet_write_concern_is_504_with_the_result(api: Api) -> None:
     api.dispatcher.answers["insert"] = {"ok": 1.0, "n": 1, "opTime": OPTIME, "writeConcernError": TIMED_OUT}
     response = insert(api, writeConcern={"w": "majority", "wtimeout": 100})
     assert response.headers["x-replset-applied"] == "true"
@@ -91,7 +91,7 @@ def test_other_reasons_for_an_unmet_write_concern(api: Api, code: int) -> None:
     assert (document["applied"], document["deletedCount"]) == (True, 1)
 
 
-def test_a_write_error_beside_an_unmet_write_concern_tells_both(api: Api) -> None:
+def test_a_write_error_and_an_unmet_write_concern_are_both_reported(api: Api) -> None:
     reply = {"ok": 1.0, "n": 1, "writeErrors": [DUPLICATE], "writeConcernError": TIMED_OUT}
     api.dispatcher.answers["insert"] = reply
     document = refused(api.act("insertMany", documents=[{"_id": 1}, {"_id": 2}], ordered=False), 409, 11000)
@@ -108,7 +108,7 @@ def test_a_write_that_was_refused_as_a_whole(api: Api, code: int, status: int) -
 
 
 @pytest.mark.parametrize("code", [1, 189, 11602])
-def test_a_write_whose_end_nobody_saw(api: Api, code: int) -> None:
+def test_a_write_with_an_unknown_outcome(api: Api, code: int) -> None:
     api.dispatcher.answers["insert"] = {"ok": 0.0, "code": code, "errmsg": "because", "n": 3, "opTime": OPTIME}
     response = insert(api)
     assert response.headers["x-replset-applied"] == "unknown"
@@ -228,7 +228,7 @@ def unreachable(cause: Exception) -> HostUnreachableError:
     return error
 
 
-def test_a_primary_that_nobody_listens_for(api: Api) -> None:
+def test_a_primary_that_cannot_be_reached(api: Api) -> None:
     api.member.become_secondary()
     api.member.peer.answer = NothingSentError(f"{OTHER} cannot be reached")
     refused(insert(api), 503, 6, "nothing was applied")
@@ -245,7 +245,7 @@ def test_a_connection_that_breaks_leaves_the_outcome_unknown(api: Api, cause: Ex
 
 
 @pytest.mark.parametrize("successor", [None, "127.0.0.1:27019"])
-def test_a_primary_that_is_none_any_more_is_not_waited_for(
+def test_the_wait_ends_when_the_primary_is_replaced(
     api: Api, successor: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commands, "PRIMARY_CHECK_S", 0.01)
@@ -276,7 +276,7 @@ def test_a_primary_that_is_none_any_more_is_not_waited_for(
         ({"maxTimeMS": 0, "writeConcern": {"wtimeout": 0}}, commands.FORWARD_MS),
     ],
 )
-def test_the_primary_gets_the_time_that_the_client_gives(api: Api, fields: dict[str, Any], timeout_ms: int) -> None:
+def test_the_primary_gets_the_time_limit_of_the_client(api: Api, fields: dict[str, Any], timeout_ms: int) -> None:
     api.member.become_secondary()
     insert(api, **fields)
     assert api.member.peer.calls[0][3] == timeout_ms

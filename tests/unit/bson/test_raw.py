@@ -1,4 +1,4 @@
-"""Raw views: what they find, what they leave alone, and what they refuse."""
+"""Raw documents: the fields that they find, what they do not check, and their errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DOCUMENT: dict[str, object] = {
 DATA = encode(DOCUMENT)
 
 
-def test_walk_gives_places() -> None:
+def test_walk_returns_positions() -> None:
     assert [name for name, _, _, _ in walk(DATA)] == list(DOCUMENT)
     assert [kind for _, kind, _, _ in walk(DATA)] == [0x10, 2, 3, 4, 0x0B, 0x0A, 0x12, 8]
     assert [end for _, _, _, end in walk(DATA)][-1] == len(DATA) - 1
@@ -76,7 +76,7 @@ def test_construction_checks_the_outside(data: bytes) -> None:
         RawDocument(data)
 
 
-def test_inside_is_left_alone_until_it_is_read() -> None:
+def test_nested_values_are_not_checked_until_they_are_read() -> None:
     inner = b"\x08\0\0\0\x22a\0\0"
     data = encode({"ok": 1, "bad": RawDocument(inner)})
     raw = RawDocument(data)

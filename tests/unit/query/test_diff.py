@@ -119,7 +119,7 @@ REPLACEMENTS: list[Doc] = [
 
 
 @pytest.mark.parametrize("replacement", REPLACEMENTS, ids=str)
-def test_a_replacement_is_told_from_a_difference_by_the_value_of_v(replacement: Doc) -> None:
+def test_the_value_of_v_distinguishes_a_difference_from_a_replacement(replacement: Doc) -> None:
     assert encode(apply_update_object({"_id": 1, "a": 0}, replacement)) == encode(replacement)
 
 

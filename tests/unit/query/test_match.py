@@ -1,4 +1,4 @@
-"""Filters: which documents each operator takes, what is refused and with which code."""
+"""Filters: the documents that each operator matches, and the errors with their codes."""
 
 from __future__ import annotations
 
@@ -199,9 +199,6 @@ CASES: list[tuple[Doc, list[Doc], list[Doc]]] = [
     ({"a": {"$regex": "^b", "$options": "m"}}, [{"a": "a\nb"}], [{"a": "ab"}]),
     ({"a": {"$regex": "a.b", "$options": "s"}}, [{"a": "a\nb"}], [{"a": "ab"}]),
     ({"a": {"$regex": "a b # c", "$options": "x"}}, [{"a": "ab"}], [{"a": "a b"}]),
-    ({"a": {"$regex": r"\Qa.b\Ec"}}, [{"a": "a.bc"}], [{"a": "axbc"}]),
-    ({"a": {"$regex": r"^[[:alpha:]_]+\z"}}, [{"a": "ab_"}], [{"a": "ab\n"}, {"a": "1"}]),
-    ({"a": {"$regex": r"b\Z"}}, [{"a": "ab"}, {"a": "ab\n"}], [{"a": "b\n\n"}]),
     ({"a": {"$regex": r"(?<year>\d{4})"}}, [{"a": "in 2024"}], [{"a": "24"}]),
     ({"a": {"$regex": "(?<!x)b"}}, [{"a": "ab"}], [{"a": "xb"}]),
     ({"a": {"$regex": r"^[[\]]$"}}, [{"a": "["}, {"a": "]"}], [{"a": "[["}]),
@@ -310,7 +307,7 @@ ID_LOOKUPS: list[tuple[Doc, object, list[object] | None]] = [
 
 
 @pytest.mark.parametrize(("query", "equality", "one_of"), ID_LOOKUPS, ids=[str(query) for query, _, _ in ID_LOOKUPS])
-def test_a_filter_tells_which_ids_to_look_up(query: Doc, equality: object, one_of: list[object] | None) -> None:
+def test_the_ids_that_a_filter_can_match(query: Doc, equality: object, one_of: list[object] | None) -> None:
     matcher = compile_filter(query)
     assert matcher.id_equality == equality
     assert matcher.id_in == one_of

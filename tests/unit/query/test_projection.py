@@ -1,4 +1,4 @@
-"""Projections: what is shown, and what is refused."""
+"""Projections: the fields that they select, and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regular expressions: PCRE's spelling, and a bound on the time that each of them holds the member up."""
+"""Regular expressions: PCRE's syntax, and the limit of the time that they use."""
 
 from __future__ import annotations
 
@@ -185,9 +185,11 @@ def test_a_word_is_found_in_a_text_of_megabytes(pattern: str) -> None:
     assert not holds(around)
 
 
-def test_slow_expressions_share_what_they_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other within a turn, and turn after turn, they do not add up to more than a few turns."""
-    monkeypatch.setattr(regex.time, "perf_counter", time.thread_time)  # nobody else has the machine and saves up for us
+def test_slow_expressions_share_one_time_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many slow searches, in one slice and in one slice after the other, use no more than a few slices."""
+    monkeypatch.setattr(
+        regex.time, "perf_counter", time.thread_time
+    )  # other processes on the machine must not add to the budget
     texts = ["a" * 30_000 + "b"] * 10
     holds = regex.regex_predicate("(a+)+$", "")
     began = time.thread_time()
@@ -197,7 +199,7 @@ def test_slow_expressions_share_what_they_may_use(monkeypatch: pytest.MonkeyPatc
     assert time.thread_time() - began < 1.5
 
 
-def test_reading_many_expressions_takes_of_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_many_expressions_uses_the_same_time_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regex.time, "perf_counter", lambda: 1_000.0)
     many = [regex.Regex(f"(?:a|b|c){{{number}}}") for number in range(1_000, 3_000)]
     began = time.thread_time()
@@ -207,8 +209,8 @@ def test_reading_many_expressions_takes_of_the_same_time(monkeypatch: pytest.Mon
     assert time.thread_time() - began < 1
 
 
-def test_quick_expressions_go_on_for_ever() -> None:
-    """Turns that end when they should cost nothing of what is saved up."""
+def test_quick_expressions_are_never_refused() -> None:
+    """Slices that end in time use nothing of the saved budget."""
     holds = regex.regex_predicate("(?:x+x+)+y", "")
     text = "x" * 15
     began = time.thread_time()
@@ -220,22 +222,22 @@ def test_quick_expressions_go_on_for_ever() -> None:
     assert time.thread_time() - began > 40 * regex.SLICE_S
 
 
-def test_without_turns_there_is_one_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_slices_there_is_a_new_one_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1_000.0]
     monkeypatch.setattr(regex.time, "perf_counter", lambda: now[0])
-    allowance = regex._TimeBudget()
-    allowance.begin()
-    assert allowance.left("a") == regex.LIMIT_S
-    allowance.used = regex.LIMIT_S
+    budget = regex._TimeBudget()
+    budget.begin()
+    assert budget.left("a") == regex.LIMIT_S
+    budget.used = regex.LIMIT_S
     now[0] += 0.9
     with pytest.raises(ReplError, match="too long to match: a"):
-        allowance.left("a")
+        budget.left("a")
     now[0] += 0.2
-    assert allowance.left("a") == regex.LIMIT_S
+    assert budget.left("a") == regex.LIMIT_S
 
 
 def test_many_words_and_many_texts_are_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No single search is slow; what they take together counts, though nobody looked at a clock."""
+    """No single search is slow. Their assumed times are added up, although none is measured."""
     monkeypatch.setattr(regex.time, "perf_counter", lambda: 1_000.0)
     monkeypatch.setattr(regex.time, "thread_time", lambda: 1.0)
     regex.begin_time_slice()

@@ -82,7 +82,7 @@ def test_equal_keys_keep_the_order_there_was(spec: Doc, one: Doc, other: Doc) ->
 @pytest.mark.parametrize(
     ("spec", "natural"), [({"$natural": 1}, 1), ({"$natural": -1.0}, -1), ({"a": 1}, 0), ({}, 0)], ids=str
 )
-def test_natural_order_is_told(spec: Doc, natural: int) -> None:
+def test_natural_order_is_reported(spec: Doc, natural: int) -> None:
     assert compile_sort(spec).natural == natural
 
 

@@ -430,7 +430,7 @@ def test_refused_upserts(query: Doc, update: Doc, code: int) -> None:
     assert caught.value.code == code
 
 
-def test_an_update_tells_what_the_caller_needs_to_know() -> None:
+def test_the_properties_of_an_update() -> None:
     assert compile_update({"a": 1}).is_replacement
     assert not compile_update({"$set": {"a": 1}}).is_replacement
     assert compile_update({"$set": {"a.$.b": 1}}).needs_position
