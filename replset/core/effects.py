@@ -29,6 +29,9 @@ class LastVote:
     candidate: MemberId | None
 
 
+NO_VOTE = LastVote(0, None)
+
+
 @dataclass(frozen=True, slots=True)
 class ElectionRecord:
     """One line of the election journal: what happened, and why."""

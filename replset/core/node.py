@@ -6,15 +6,13 @@ outside are callables of the constructor.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
 from dataclasses import replace
 from typing import assert_never
 
 from replset.bson import ObjectId
-from replset.config import Member, ReplSetConfig
+from replset.config import ReplSetConfig
 from replset.core.damage import DamageMonitor
-from replset.core.effects import AppendNoop, Effect, LastVote
+from replset.core.effects import AppendNoop, Effect
 from replset.core.election import Elections
 from replset.core.follower import Follower
 from replset.core.heartbeat import Heartbeats
@@ -65,59 +63,16 @@ from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
 class Node:
     """Routes each input to the part that owns its rule. Callers change a node only through its inputs."""
 
-    def __init__(
-        self,
-        *,
-        host: HostPort,
-        set_name: str,
-        http_address: str,
-        incarnation: str,
-        rng: random.Random,
-        config: ReplSetConfig | None,
-        last_vote: LastVote | None,
-        position: Position,
-        initial_sync_pending: bool,
-        rollback_id: Callable[[], int],
-        wall_ms: Callable[[], int],
-        default_write_concern_set: Callable[[], bool],
-        allow_multiple_arbiters: bool = False,
-        unacknowledged_rollbacks: Callable[[], int] = lambda: 0,
-        rolling_back: bool = False,
-        durability_mark: OpTime = OPTIME_NULL,
-    ) -> None:
-        """Take what member.db and the store hold at start. After a restart the term is the highest of last vote,
-        newest entry and configuration. rolling_back: an interrupted rollback is not at its end; RollbackEnded follows.
-        durability_mark: see docs/storage.md; entries are lost where the newest one is before it.
-        """
-        vote = last_vote or LastVote(0, None)
-        self._state = NodeState(
-            host=host,
-            set_name=set_name,
-            http_address=http_address,
-            incarnation=incarnation,
-            rng=rng,
-            config=config,
-            last_vote=vote,
-            position=position,
-            initial_sync_pending=initial_sync_pending,
-            rollback_id=rollback_id,
-            wall_ms=wall_ms,
-            default_write_concern_set=default_write_concern_set,
-            allow_multiple_arbiters=allow_multiple_arbiters,
-            unacknowledged_rollbacks=unacknowledged_rollbacks,
-            rolling_back=rolling_back,
-            durability_mark=OPTIME_NULL
-            if initial_sync_pending or durability_mark <= position.last_applied
-            else durability_mark,
-            term=max(vote.term, position.last_applied.term, 0 if config is None else config.term),
-        )
-        self._leader = Leader(self._state, lambda: self._reconfigs.on_step_up())
-        self._elections = Elections(self._state, self._leader)
-        self._reconfigs = Reconfigs(self._state, self._elections, self._leader)
-        self._heartbeats = Heartbeats(self._state, self._elections, self._leader, self._reconfigs)
-        self._follower = Follower(self._state, self._leader)
-        self._damage = DamageMonitor(self._state, self._leader, self._follower)
-        self._stepdowns = StepDowns(self._state, self._leader)
+    def __init__(self, state: NodeState) -> None:
+        """state: what member.db and the store hold at start."""
+        self._state = state
+        self._leader = Leader(state, lambda: self._reconfigs.on_step_up())
+        self._elections = Elections(state, self._leader)
+        self._reconfigs = Reconfigs(state, self._elections, self._leader)
+        self._heartbeats = Heartbeats(state, self._elections, self._leader, self._reconfigs)
+        self._follower = Follower(state, self._leader)
+        self._damage = DamageMonitor(state, self._leader, self._follower)
+        self._stepdowns = StepDowns(state, self._leader)
 
     # --- inputs --------------------------------------------------------------------------------------------------
 
@@ -313,10 +268,6 @@ class Node:
         return self._state.self_id
 
     @property
-    def self_member(self) -> Member | None:
-        return self._state.self_member
-
-    @property
     def writable(self) -> bool:
         """PRIMARY, drained, and not stepping down: clients may write."""
         return self._state.writable
@@ -387,20 +338,13 @@ class Node:
     def progress_request(self) -> ProgressRequest | None:
         """What this member reports upstream now; None while it must not acknowledge anything."""
         state = self._state
-        me = state.self_id
-        if (
-            state.config is None
-            or me is None
-            or state.must_sync
-            or state.is_arbiter
-            or state.state is MemberState.STARTUP2
-        ):
+        member = state.self_member
+        if state.config is None or member is None or state.must_sync or member.arbiter_only:
             return None
-        member = state.config.member(me)
-        if member is not None and member.votes and not state.incarnation_matches:
-            return None  # nothing of mine counts; how far I am is told in heartbeats
-        own = MemberProgress(me, state.incarnation, state.position)
-        return ProgressRequest(me, state.term, state.config.version, state.config.term, (own,), state.set_id)
+        if state.state is MemberState.STARTUP2 or (member.votes and not state.incarnation_matches):
+            return None  # nothing of this member counts; heartbeats carry its position
+        own = MemberProgress(member.id, state.incarnation, state.position)
+        return ProgressRequest(member.id, state.term, state.config.version, state.config.term, (own,), state.set_id)
 
     def is_satisfied(self, concern: WriteConcern, optime: OpTime) -> bool:
         """Whether the entry at `optime` meets `concern` by now. Only a primary says yes: after a stepdown the places of

@@ -84,7 +84,11 @@ class Peer:
 
 @dataclass(slots=True)
 class NodeState:
-    """What one node knows. `out` collects the effects of the input that is being handled."""
+    """What one node knows. `out` collects the effects of the input that is being handled.
+
+    rolling_back: an interrupted rollback is not finished; RollbackEnded follows. durability_mark: of member.db; null
+    unless the disk lacks entries up to it (docs/storage.md).
+    """
 
     host: HostPort
     set_name: str
@@ -98,7 +102,7 @@ class NodeState:
     rollback_id: Callable[[], int]
     wall_ms: Callable[[], int]
     default_write_concern_set: Callable[[], bool]
-    allow_multiple_arbiters: bool
+    allow_multiple_arbiters: bool = False
     unacknowledged_rollbacks: Callable[[], int] = lambda: 0
     rolling_back: bool = False
     term: int = 0
@@ -114,7 +118,7 @@ class NodeState:
     disk_stalled: bool = False
     shutting_down: bool = False
     quarantine: str = ""
-    durability_mark: OpTime = OPTIME_NULL  # set only where the disk lacks entries up to it
+    durability_mark: OpTime = OPTIME_NULL
     damage: str = ""  # why an oplog entry on this disk is not what was written; "" while none is known
     election_wall_ms: int | None = None
     sync_source: HostPort | None = None
@@ -122,6 +126,13 @@ class NodeState:
     now: Millis = BEGINNING
     out: list[Effect] = field(default_factory=list)
     last_request_id: int = 0
+
+    def __post_init__(self) -> None:
+        """After a restart the term is the highest of last vote, newest entry and configuration."""
+        config_term = 0 if self.config is None else self.config.term
+        self.term = max(self.last_vote.term, self.position.last_applied.term, config_term)
+        if self.initial_sync_pending or self.durability_mark <= self.position.last_applied:
+            self.durability_mark = OPTIME_NULL
 
     # --- itself --------------------------------------------------------------------------------------------------
 

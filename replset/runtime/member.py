@@ -23,6 +23,7 @@ from replset.commands.waiters import Notifier, WaiterList
 from replset.commands.write_concern import stored_default
 from replset.config import ReplSetConfig
 from replset.core.effects import (
+    NO_VOTE,
     AcceptWrites,
     AppendNoop,
     CommitPointAdvanced,
@@ -55,6 +56,7 @@ from replset.core.messages import (
     ShutdownStarted,
 )
 from replset.core.node import Node
+from replset.core.state import NodeState
 from replset.errors import (
     NotPrimaryOrSecondaryError,
     OutOfDiskSpaceError,
@@ -248,22 +250,24 @@ class RunningMember:
             stall_after_ms=lambda: Millis(self.node.election_timeout_ms() // 2),
         )
         self.node = Node(
-            host=self.host,
-            set_name=self.set_name,
-            http_address=self.http_address,
-            incarnation=self._member_file.incarnation,
-            rng=self.rng,
-            config=self._member_file.config,
-            last_vote=self._member_file.last_vote,
-            position=self.durability.position(),
-            initial_sync_pending=self._member_file.initial_sync_pending,
-            rollback_id=lambda: self.store.rollback_id,
-            unacknowledged_rollbacks=lambda: self.rollbacks.unacknowledged,
-            rolling_back=rolling_back,
-            durability_mark=self._member_file.durability_mark,
-            wall_ms=self.clock.wall_ms,
-            default_write_concern_set=self._default_is_set,
-            allow_multiple_arbiters=options.allow_multiple_arbiters,
+            NodeState(
+                host=self.host,
+                set_name=self.set_name,
+                http_address=self.http_address,
+                incarnation=self._member_file.incarnation,
+                rng=self.rng,
+                config=self._member_file.config,
+                last_vote=self._member_file.last_vote or NO_VOTE,
+                position=self.durability.position(),
+                initial_sync_pending=self._member_file.initial_sync_pending,
+                rollback_id=lambda: self.store.rollback_id,
+                unacknowledged_rollbacks=lambda: self.rollbacks.unacknowledged,
+                rolling_back=rolling_back,
+                durability_mark=self._member_file.durability_mark,
+                wall_ms=self.clock.wall_ms,
+                default_write_concern_set=self._default_is_set,
+                allow_multiple_arbiters=options.allow_multiple_arbiters,
+            )
         )
         if self.node.has_lost_data:
             log.error(

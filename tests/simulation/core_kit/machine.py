@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from replset.config import Member, ReplSetConfig, Settings
 from replset.core.effects import (
+    NO_VOTE,
     AcceptWrites,
     AppendNoop,
     CommitPointAdvanced,
@@ -50,6 +51,7 @@ from replset.core.messages import (
     VoteSaved,
 )
 from replset.core.node import Node
+from replset.core.state import NodeState
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, pack_ts
 
 if TYPE_CHECKING:
@@ -121,19 +123,21 @@ class CoreMachine:
         self.asked: dict[int, tuple[CoreMachine, int, int]] = {}
         disk.durable = len(disk.log)
         self.node = Node(
-            host=self.host,
-            set_name="rs0",
-            http_address=f"http://{self.host}",
-            incarnation=disk.incarnation,
-            rng=random.Random(self.cluster.rng.random()),
-            config=disk.config,
-            last_vote=disk.last_vote,
-            position=self.position(),
-            initial_sync_pending=disk.marker,
-            rollback_id=lambda: self.disk.rollback_id,
-            wall_ms=lambda: WALL + self.cluster.now,
-            default_write_concern_set=lambda: self.cluster.default_write_concern_set,
-            allow_multiple_arbiters=True,
+            NodeState(
+                host=self.host,
+                set_name="rs0",
+                http_address=f"http://{self.host}",
+                incarnation=disk.incarnation,
+                rng=random.Random(self.cluster.rng.random()),
+                config=disk.config,
+                last_vote=disk.last_vote or NO_VOTE,
+                position=self.position(),
+                initial_sync_pending=disk.marker,
+                rollback_id=lambda: self.disk.rollback_id,
+                wall_ms=lambda: WALL + self.cluster.now,
+                default_write_concern_set=lambda: self.cluster.default_write_concern_set,
+                allow_multiple_arbiters=True,
+            )
         )
         self.committed = OPTIME_NULL
         self.configured = disk.config

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from replset.config import Member, ReplSetConfig, Settings
-from replset.core.effects import Effect, LastVote, Persist, Reply, Send
+from replset.core.effects import NO_VOTE, Effect, LastVote, Persist, Reply, Send
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     DrainFinished,
@@ -25,6 +25,7 @@ from replset.core.messages import (
     VoteSaved,
 )
 from replset.core.node import Node
+from replset.core.state import NodeState
 from replset.ids import OPTIME_NULL, MemberId, Millis, OpTime, pack_ts
 from tests.simulation.core_kit.machine import WALL, host, members_of
 
@@ -117,35 +118,32 @@ def single_node(
     number: int = 0,
     *,
     config: ReplSetConfig | None,
-    position: Position | None = None,
-    last_vote: LastVote | None = None,
-    incarnation: str | None = None,
-    initial_sync_pending: bool = False,
     default_write_concern_set: bool = False,
-    allow_multiple_arbiters: bool = True,
     unacknowledged_rollbacks: int = 0,
-    rolling_back: bool = False,
-    durability_mark: OpTime = OPTIME_NULL,
     start: bool = True,
+    **fields: Any,
 ) -> SingleNode:
-    """Member `number`, started at NOW, SECONDARY when it is in `config` and bears data."""
+    """Member `number`, started at NOW: SECONDARY when it is in `config` and bears data. fields: of its NodeState."""
+    values: dict[str, Any] = {
+        "incarnation": f"i{number}",
+        "last_vote": fields.pop("last_vote", None) or NO_VOTE,
+        "position": place(at(1)),
+        "initial_sync_pending": False,
+        "allow_multiple_arbiters": True,
+    }
     node = SingleNode(
-        host=host(number),
-        set_name="rs0",
-        http_address=f"http://{host(number)}",
-        incarnation=f"i{number}" if incarnation is None else incarnation,
-        rng=random.Random(number),
-        config=config,
-        last_vote=last_vote,
-        position=place(at(1)) if position is None else position,
-        initial_sync_pending=initial_sync_pending,
-        rollback_id=lambda: 1,
-        wall_ms=lambda: WALL,
-        default_write_concern_set=lambda: default_write_concern_set,
-        allow_multiple_arbiters=allow_multiple_arbiters,
-        unacknowledged_rollbacks=lambda: unacknowledged_rollbacks,
-        rolling_back=rolling_back,
-        durability_mark=durability_mark,
+        NodeState(
+            host=host(number),
+            set_name="rs0",
+            http_address=f"http://{host(number)}",
+            rng=random.Random(number),
+            config=config,
+            rollback_id=lambda: 1,
+            wall_ms=lambda: WALL,
+            default_write_concern_set=lambda: default_write_concern_set,
+            unacknowledged_rollbacks=lambda: unacknowledged_rollbacks,
+            **(values | fields),
+        )
     )
     if start:
         node.start(NOW)
