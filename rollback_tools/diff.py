@@ -14,7 +14,7 @@ from replset.bson import decode
 from replset.recovery.compare import Difference, RollbackDiff
 from replset.recovery.live_set import LiveSet
 from replset.recovery.lost_writes import CommandKind, LostCommand, LostDocument, LostKind, LostWrites
-from replset.recovery.policy import MISSING, ConflictStatus, FieldRow, Side, Versions, field_rows, path_text
+from replset.recovery.policy import MISSING, ConflictStatus, FieldRow, Side, Versions, field_rows
 from replset.recovery.report import JsonReport
 from replset.replication.rollback_manifest import read_manifest
 from rollback_tools import manifest_source
@@ -108,7 +108,7 @@ class Printer:
         rows = [("field", "common point", "lost", "live now")]
         for field in fields:
             before = _cell(field.before) if before_known else "?"
-            rows.append((printable(path_text(field.path)), before, _cell(field.lost), _cell(field.live)))
+            rows.append((printable(field.name), before, _cell(field.lost), _cell(field.live)))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for number, row in enumerate(rows):
             name, *cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))

@@ -21,7 +21,6 @@ from replset.recovery.policy import (
     decide_command,
     field_rows,
     operators,
-    path_text,
 )
 from replset.recovery.report import document_json, summary, value_json
 from replset.replication.rollback_manifest import RollbackState
@@ -180,7 +179,7 @@ def _document_row(row: LostDocument, versions: Versions, status: ConflictStatus)
             }
             for field in fields
         ],
-        "conflicts": [path_text(field.path) for field in fields if field.side is Side.BOTH],
+        "conflicts": [field.name for field in fields if field.side is Side.BOTH],
     }
 
 

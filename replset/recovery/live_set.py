@@ -166,11 +166,16 @@ class LiveSet:
     def _find(self, client: WireClient, ns: str, options: dict[str, object]) -> Iterator[bytes]:
         """Yield all results, batch by batch."""
         database, _, name = ns.partition(".")
-        cursor = _cursor(self._send(client, database, {"find": name, **options}))
-        yield from _batch(cursor, "firstBatch")
-        while identifier := cursor.get("id"):
-            cursor = _cursor(self._send(client, database, {"getMore": identifier, "collection": name}))
-            yield from _batch(cursor, "nextBatch")
+        command: dict[str, object] = {"find": name, **options}
+        field = "firstBatch"
+        while True:
+            cursor = RawDocument(self._send(client, database, command).get_raw("cursor") or b"")
+            raw = cursor.get_raw(field) or b""
+            for _, _, start, end in walk(raw):
+                yield raw[start:end]
+            if not cursor.get("id"):
+                return
+            command, field = {"getMore": cursor.get("id"), "collection": name}, "nextBatch"
 
     # --- writing
 
@@ -305,16 +310,6 @@ def _confirm(reply: dict[str, Any]) -> None:
     failure = reply.get("writeConcernError")
     if failure is not None:
         raise UnconfirmedError(f"applied, but not confirmed by a majority: {failure.get('errmsg')}")
-
-
-def _cursor(reply: RawDocument) -> RawDocument:
-    return RawDocument(reply.get_raw("cursor") or b"")
-
-
-def _batch(cursor: RawDocument, name: str) -> Iterator[bytes]:
-    raw = cursor.get_raw(name) or b""
-    for _, _, start, end in walk(raw):
-        yield raw[start:end]
 
 
 def statement(write: Write) -> bytes:

@@ -56,11 +56,7 @@ class Action(Enum):
     LEAVE = "leave"  # the lost write stays undone
 
 
-class _Missing(Enum):
-    MISSING = "missing"
-
-
-MISSING: Final = _Missing.MISSING
+MISSING: Final = object()
 """Stands for a field that a document does not have."""
 
 
@@ -131,7 +127,7 @@ def decide(policy: Policy, versions: Versions) -> Decision:
 
 
 def _in_conflict(policy: Policy, versions: Versions) -> Decision:
-    conflicts = tuple(path_text(row.path) for row in field_rows(versions) if row.side is Side.BOTH)
+    conflicts = tuple(row.name for row in field_rows(versions) if row.side is Side.BOTH)
     what = _conflict_text(versions)
 
     def leave(reason: str) -> Decision:
@@ -206,6 +202,10 @@ class FieldRow:
     live: object
     side: Side
 
+    @property
+    def name(self) -> str:
+        return ".".join(self.path)
+
 
 def field_rows(versions: Versions) -> list[FieldRow]:
     """The fields that differ, also in nested documents. An array is one value. Empty with fewer than two versions."""
@@ -216,10 +216,6 @@ def field_rows(versions: Versions) -> list[FieldRow]:
     rows: list[FieldRow] = []
     _compare(before, lost, live, (), rows)
     return rows
-
-
-def path_text(path: tuple[str, ...]) -> str:
-    return ".".join(path)
 
 
 def _compare(before: Doc, lost: Doc, live: Doc, prefix: tuple[str, ...], rows: list[FieldRow]) -> None:

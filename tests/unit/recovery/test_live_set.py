@@ -1,4 +1,4 @@
-"""The tools' view of a live set: finding the primary and following it, reads, scans, writes that look first."""
+"""LiveSet: finds the primary and follows it, reads, scans the oplog, and writes only what nobody has changed."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_another_set_is_refused(member: FakeMember) -> None:
         LiveSet(member.host, "rs0")
 
 
-def test_a_wrong_address_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_address_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def wait(seconds: float) -> None:
         raise AssertionError("it waits")
 
@@ -266,7 +266,7 @@ def test_a_document_that_is_another_one_by_now_is_not_done(member: FakeMember) -
     assert (written.done, written.refused) == ({3}, {})
 
 
-def test_statements_that_are_refused_are_told(member: FakeMember) -> None:
+def test_refused_statements_are_reported(member: FakeMember) -> None:
     member.answers["insert"] = once({"n": 0, "writeErrors": [{"index": 0, "code": 20, "errmsg": "not here"}]})
     with LiveSet(member.host) as live:
         assert live.write([write(1, None, {})]).refused == {0: "20: not here"}

@@ -73,16 +73,8 @@ def versions(
         pytest.param(versions(A, None, A), ConflictStatus.CONFLICT, id="delete-not-known"),
     ],
 )
-def test_how_the_live_document_stands_to_the_lost_one(found: Versions, expected: ConflictStatus) -> None:
+def test_conflict_status(found: Versions, expected: ConflictStatus) -> None:
     assert conflict_status(found) is expected
-
-
-@pytest.mark.parametrize("policy", [policy for policy in Policy if policy is not Policy.TO_COLLECTION])
-def test_without_a_conflict_every_policy_puts_back(policy: Policy) -> None:
-    for found in (versions(None, A, None), versions(A, B, A), versions(A, None, A, written_since=False)):
-        decision = decide(policy, found)
-        assert (decision.action, decision.target) == (Action.WRITE, found.lost)
-        assert decide(policy, versions(A, B, B)).action is Action.NOTHING
 
 
 @pytest.mark.parametrize(

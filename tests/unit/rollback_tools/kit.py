@@ -122,7 +122,7 @@ def unreachable() -> None:
 
 @dataclass
 class LostHistory:
-    """What a member did behind the common point, and the files that its rollback writes."""
+    """What a member did after the common point, and the files that its rollback writes."""
 
     before: dict[int, Doc] = field(default_factory=dict)
     now: dict[int, Doc] = field(default_factory=dict)

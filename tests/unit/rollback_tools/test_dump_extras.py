@@ -31,7 +31,7 @@ def ids_of(out: str) -> list[int]:
     return [int(number) for number in re.findall(r'"_id":\{"\$numberInt":"(\d+)"', out)]
 
 
-def said(err: str) -> list[str]:
+def messages_of(err: str) -> list[str]:
     return [line.split("\t", 1)[1] for line in err.splitlines()]
 
 
@@ -70,7 +70,7 @@ def test_resync_goes_on_behind_damage_and_says_where_it_is(
     assert run(tmp_path, data, "--resync") == (3 if skipped else 0)
     out, err = capfd.readouterr()
     assert ids_of(out) == ids
-    lines = said(err)
+    lines = messages_of(err)
     assert lines[-1] == f"{len(ids)} objects found"
     for line, (start, end) in zip(lines, skipped, strict=False):
         assert line.startswith(f"damaged: bytes {start} to {end} skipped: ")
@@ -127,7 +127,7 @@ def test_filter(tmp_path: Path, capfd: Capture, query: str, ids: list[int]) -> N
     assert run(tmp_path, WHOLE, "--filter", query) == 0
     out, err = capfd.readouterr()
     assert ids_of(out) == ids
-    assert said(err) == [f"{len(ids)} objects found"]
+    assert messages_of(err) == [f"{len(ids)} objects found"]
 
 
 @pytest.mark.parametrize(("query", "words"), [("{", "--filter: "), ('{"a": {"$frob": 1}}', "unknown operator")])
@@ -140,7 +140,7 @@ def test_a_filter_and_a_document_that_is_damaged(tmp_path: Path, capfd: Capture)
     assert run(tmp_path, with_bytes(AT[2] + 4, b"\x7a"), "--filter", '{"_id": {"$gte": 2}}') == 0
     out, err = capfd.readouterr()
     assert ids_of(out) == [3, 4, 5]
-    assert said(err)[0].startswith("unable to dump document 1: ")
+    assert messages_of(err)[0].startswith("unable to dump document 1: ")
 
 
 # --- table ------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_a_table_of_a_file_that_is_cut(tmp_path: Path, capfd: Capture) -> None:
     assert run(tmp_path, WHOLE[:-3], "--format=table") == 1
     out, err = capfd.readouterr()
     assert len(out.splitlines()) == 7
-    assert said(err) == ["5 objects found", "unexpected EOF"]
+    assert messages_of(err) == ["5 objects found", "unexpected EOF"]
 
 
 def test_a_table_of_nothing(tmp_path: Path, capfd: Capture) -> None:
