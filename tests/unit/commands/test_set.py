@@ -447,19 +447,19 @@ def test_another_set_of_the_same_name_gets_no_oplog(
     client.ok(PROBE, "admin")
 
 
-def test_what_goes_on_within_a_set_says_which_one_asks() -> None:
-    told: list[Mapping[str, object]] = []
+def test_calls_within_a_set_carry_the_id_of_the_set() -> None:
+    sent: list[Mapping[str, object]] = []
 
-    class Asked:
+    class RecordingPeer:
         async def call(self, host: HostPort, command: Mapping[str, object], **_: object) -> RawDocument:
-            told.append(command)
+            sent.append(command)
             return RawDocument(encode({"ok": 1.0}))
 
     known: list[ObjectId | None] = [None, ObjectId(b"a" * 12)]
-    peer = SetPeer(Asked(), lambda: known[len(told)])
+    peer = SetPeer(RecordingPeer(), lambda: known[len(sent)])
     for _ in known:
         asyncio.run(peer.call(HostPort("x:1"), {"ping": 1}, timeout_ms=Millis(1)))
-    assert told == [{"ping": 1}, {"ping": 1, "setId": known[1]}]
+    assert sent == [{"ping": 1}, {"ping": 1, "setId": known[1]}]
 
 
 def test_the_rollback_id(client: Client, member: FakeMember) -> None:
