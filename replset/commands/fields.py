@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from replset.bson import Decimal128, InvalidBSONError, RawDocument, encode, walk
-from replset.bson.decoding import read_value
 from replset.bson.types import TYPE_NAMES
 from replset.errors import BadValueError, ErrorCode, TypeMismatchError, UnknownFieldError
 
@@ -168,9 +167,3 @@ def given(body: RawDocument, name: str) -> bool:
     if kind in (3, 4):
         return len(body.get_raw(name) or b"") > len(_EMPTY)
     return kind not in _ABSENT and bool(body.get(name))
-
-
-def first_element(raw: bytes) -> tuple[str, object]:
-    """Name and value of the first field of a document that has one."""
-    name, kind, start, end = walk(raw)[0]
-    return name, read_value(raw, kind, start, end)

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import pytest
-
 from replset.commands.waiters import Notifier, WaiterList, done_within
 from replset.errors import PrimarySteppedDownError, ReplError
 from replset.ids import OpTime
@@ -38,7 +36,7 @@ def on_loop(scenario: Callable[[WaiterList, Point], Coroutine[Any, Any, None]]) 
     on_virtual_time(main)
 
 
-def test_what_holds_already_is_not_waited_for() -> None:
+def test_a_condition_that_is_met_is_not_waited_for() -> None:
     async def scenario(waiters: WaiterList, point: Point) -> None:
         point.ts = 5
         assert waiters.add("majority", at(5), point.reached).done()
@@ -69,20 +67,7 @@ def test_older_optimes_are_released_first_whatever_came_first() -> None:
     on_loop(scenario)
 
 
-def test_each_kind_of_wait_has_its_own_condition() -> None:
-    async def scenario(waiters: WaiterList, majority: Point) -> None:
-        two = Point()
-        slow = waiters.add("majority", at(4), majority.reached)
-        fast = waiters.add(2, at(4), two.reached)
-        two.ts = 4
-        waiters.release()
-        assert fast.done()
-        assert not slow.done()
-
-    on_loop(scenario)
-
-
-def test_a_look_costs_one_question_while_the_oldest_still_waits() -> None:
+def test_a_release_checks_one_waiter_while_the_oldest_still_waits() -> None:
     async def scenario(waiters: WaiterList, point: Point) -> None:
         for ts in range(1, 101):
             waiters.add("majority", at(ts), point.reached)
@@ -107,7 +92,7 @@ def test_leaving_primary_fails_every_waiter_with_an_error_of_its_own() -> None:
     on_loop(scenario)
 
 
-def test_a_client_that_went_away_is_passed_over() -> None:
+def test_a_client_that_is_gone_is_skipped() -> None:
     async def scenario(waiters: WaiterList, point: Point) -> None:
         gone = waiters.add("majority", at(1), point.reached)
         stays = waiters.add("majority", at(2), point.reached)
@@ -152,29 +137,7 @@ def test_done_within_is_true_when_the_wait_ended_in_time() -> None:
     on_loop(scenario)
 
 
-def test_done_within_is_false_exactly_at_the_time_out() -> None:
-    async def main(clock: SimClock) -> None:
-        waiters = WaiterList()
-        assert not await done_within(waiters.add("majority", at(1), lambda _optime: False), 30)
-        assert clock.now() == 30
-        waiters.fail_all(lambda: ReplError("after the time-out nobody is left to fail"))
-        assert len(waiters) == 0
-
-    on_virtual_time(main)
-
-
-def test_done_within_raises_what_the_wait_failed_with() -> None:
-    async def scenario(waiters: WaiterList, point: Point) -> None:
-        for timeout_ms in (1000, None):
-            future = waiters.add("majority", at(1), point.reached)
-            asyncio.get_running_loop().call_soon(waiters.fail_all, lambda: PrimarySteppedDownError("down"))
-            with pytest.raises(PrimarySteppedDownError):
-                await done_within(future, timeout_ms)
-
-    on_loop(scenario)
-
-
-def test_a_bell_wakes_everybody_in_the_order_they_came() -> None:
+def test_a_notifier_wakes_everybody_in_the_order_of_arrival() -> None:
     async def main(_clock: SimClock) -> None:
         notifier, woken = Notifier(), []
 
@@ -191,7 +154,7 @@ def test_a_bell_wakes_everybody_in_the_order_they_came() -> None:
     on_virtual_time(main)
 
 
-def test_a_bell_that_rang_before_wakes_nobody() -> None:
+def test_an_earlier_notification_wakes_nobody() -> None:
     async def main(clock: SimClock) -> None:
         notifier = Notifier()
         notifier.notify()
@@ -201,7 +164,7 @@ def test_a_bell_that_rang_before_wakes_nobody() -> None:
     on_virtual_time(main)
 
 
-def test_waits_for_a_bell_that_never_rings_do_not_pile_up() -> None:
+def test_waits_that_time_out_do_not_pile_up() -> None:
     async def main(_clock: SimClock) -> None:
         notifier = Notifier()
         for _ in range(10):
