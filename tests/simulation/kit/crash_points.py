@@ -97,12 +97,12 @@ def _has_incarnation(_file: Any, values: Any) -> bool:
     return "incarnation" in values
 
 
-def _is_new_primary(_writer: Any, _term: int, message: Any) -> bool:
-    return message.get("msg") == "new primary"
+def _is_new_primary(_writer: Any, _term: int, message: str) -> bool:
+    return message == "new primary"
 
 
-def _begins_set(_writer: Any, _term: int, message: Any) -> bool:
-    return message.get("msg") == "initiating set"
+def _begins_set(_writer: Any, _term: int, message: str) -> bool:
+    return message == "initiating set"
 
 
 def _of_a_copy(_disk: Any, path: str, *_: Any) -> bool:
