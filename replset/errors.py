@@ -427,7 +427,7 @@ class CatalogChangedError(ReplError):
 
 
 class SnapshotCutError(ReplError):
-    """The read was cut off so that the log could be folded into the database: read again from a new snapshot (246)."""
+    """The read was cut off so that the WAL could be copied into the database: read again from a new snapshot (246)."""
 
     code = ErrorCode.SNAPSHOT_UNAVAILABLE
 

@@ -30,7 +30,7 @@ class MemberFiles:
     store_options: StoreOptions
 
     def open_store(self) -> Store:
-        """Open replset.db; what a crash left in its WAL is folded in, so all that it holds is durable."""
+        """Open replset.db; what a crash left in its WAL is checkpointed, so all that it holds is durable."""
         return Store.open(self.disk, self.dbpath, self.store_options)
 
     def close(self) -> None:

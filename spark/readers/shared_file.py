@@ -1,7 +1,7 @@
 """A look into a file that SQLite may have open in this process too, without taking SQLite's locks away.
 
 POSIX drops all locks that a process has on a file when the process closes any descriptor of it, whoever opened that.
-A read of a member's file would lose the lock that keeps the member, when it ends, from folding the -wal into the file
+A read of a member's file would lose the lock that keeps the member, when it ends, from copying the -wal into the file
 and deleting it: pages would change under the read. SQLite itself puts off closing for this reason, and so does this
 module: what was opened for a look is closed when the file's last user in this process has gone.
 """
