@@ -106,4 +106,4 @@ class DamageMonitor:
             # newest writes.
             self._leave(f"undecided: {counted}; {found.detail}")
         else:
-            node.journal("chains compared", f"{counted}; {found.silent} cannot say; {found.detail}")
+            node.journal("chains compared", f"{counted}; {found.silent} do not know; {found.detail}")

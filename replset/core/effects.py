@@ -1,8 +1,8 @@
 """The output of the core: a closed union of effects, which the shell carries out in list order (docs/adr/0001).
 
 `Persist` is complete when durable. Every effect after it, in its own list and in every later list of the same
-node, waits for that; so what must be durable stands before the message that promises it. Only what ends writes
-(`ends_writes`) waits for nothing.
+node, waits for that; so what must be durable comes before the message that promises it. Only an effect that ends
+writes (`ends_writes`) waits for nothing.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class ProgressChanged:
 
 @dataclass(frozen=True, slots=True)
 class ConfigInstalled:
-    """A new configuration was installed; a `Persist` of it stands before."""
+    """A new configuration was installed; a `Persist` of it came before."""
 
     config: ReplSetConfig
 

@@ -392,11 +392,11 @@ class Elections:
         return None
 
 
-def _is_fresh(mine: OpTime, newest: OpTime) -> bool:
-    if mine >= newest:
+def _is_fresh(own: OpTime, newest: OpTime) -> bool:
+    if own >= newest:
         return True
-    if mine.term != newest.term:
+    if own.term != newest.term:
         return False
-    if mine.seconds == newest.seconds:
-        return newest.increment - mine.increment <= TAKEOVER_FRESHNESS_INCREMENTS
-    return newest.seconds - mine.seconds <= TAKEOVER_FRESHNESS_SECS
+    if own.seconds == newest.seconds:
+        return newest.increment - own.increment <= TAKEOVER_FRESHNESS_INCREMENTS
+    return newest.seconds - own.seconds <= TAKEOVER_FRESHNESS_SECS

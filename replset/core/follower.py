@@ -280,7 +280,7 @@ class Follower:
     def _give_up(self, why: str) -> None:
         """End a requested resync, whose old data is still whole; the member goes on with that data.
 
-        While it waits for a source it neither votes nor stands for election. If the source died, this member may be the
+        While it waits for a source it neither votes nor starts an election. If the source died, this member may be the
         only one with the newest committed entries. Then nobody else could be elected, and no source would ever come.
         """
         node = self.node

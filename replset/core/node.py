@@ -310,7 +310,7 @@ class Node:
 
     @property
     def quarantine(self) -> str:
-        """Why this member keeps out of the way, empty when it does not."""
+        """Why this member is out of service, empty when it is not."""
         return self._state.quarantine
 
     def peer_at(self, host: HostPort) -> Peer | None:
@@ -318,7 +318,7 @@ class Node:
         return self._state.peers.get(host)
 
     def http_address_of(self, host: HostPort) -> str | None:
-        """Where a member's HTTP API is, as it said itself."""
+        """The address of a member's HTTP API, as the member reports it."""
         if host == self._state.host:
             return self._state.http_address
         peer = self._state.peers.get(host)
@@ -336,7 +336,7 @@ class Node:
         return build_status(self._state, now, self._elections.last_reason, self._elections.last_needed)
 
     def progress_request(self) -> ProgressRequest | None:
-        """What this member reports upstream now; None while it must not acknowledge anything."""
+        """The replSetUpdatePosition to send upstream; None while this member must not acknowledge anything."""
         state = self._state
         member = state.self_member
         if state.config is None or member is None or state.must_sync or member.arbiter_only:
@@ -347,8 +347,10 @@ class Node:
         return ProgressRequest(member.id, state.term, state.config.version, state.config.term, (own,), state.set_id)
 
     def is_satisfied(self, concern: WriteConcern, optime: OpTime) -> bool:
-        """Whether the entry at `optime` meets `concern` by now. Only a primary says yes: after a stepdown the places of
-        others are in another term's history.
+        """Whether the entry at `optime` meets `concern` now.
+
+        Only a primary answers True: after a stepdown the positions of others belong to another term's history, and the
+        entry may be rolled back.
         """
         state = self._state
         if not state.is_primary:
@@ -358,7 +360,7 @@ class Node:
         return satisfied(concern, optime, state.position, state.positions().values(), state.commit_point)
 
     def member_progress(self) -> list[dict[str, object]]:
-        """How far each member is, for people who wait: id, host, state and optimes as values."""
+        """The position of each member, for the reply of a write that waited in vain."""
         state = self._state
         rows: list[dict[str, object]] = []
         for member in () if state.config is None else state.config.members:

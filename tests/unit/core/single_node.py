@@ -69,7 +69,7 @@ FROM_1 = HeartbeatRequest("rs0", host(1), MemberId(1), 1, 1, 1, None, "i1")
 
 
 class SingleNode(Node):
-    """A node whose open questions are known, so that a test can answer them. disk_is_fast: a vote is saved at once."""
+    """A node that keeps the requests it sent, so that a test answers them. disk_is_fast: votes are durable at once."""
 
     disk_is_fast = True
 
@@ -174,7 +174,7 @@ def asked(node: Node, body: RequestBody, now: int = NOW) -> ReplyBody:
     )
 
 
-def lead(node: SingleNode) -> None:
+def lead(node: SingleNode) -> SingleNode:
     """Make `node`, member 0, primary of the next term; its first entry is applied, not yet synced."""
     others = [int(member.id) for member in (node.config.members[1:] if node.config else ())]
     for number in others:
@@ -187,12 +187,12 @@ def lead(node: SingleNode) -> None:
     node.receive(DrainFinished(node.term), NOW)
     node.receive(LocalPosition(place(at(node.term), at(1))), NOW)
     assert node.writable
+    return node
 
 
 def leading_three() -> SingleNode:
     """Member 0 of three leads term 2; its first entry and its configuration are committed."""
-    node = single_node(config=named(*members_of(3)))
-    lead(node)
+    node = lead(single_node(config=named(*members_of(3))))
     own = place(at(2))
     node.receive(LocalPosition(own), NOW)
     for number in (1, 2):

@@ -35,9 +35,7 @@ def member(count: int = 3, arbiters: int = 0, **others: Any) -> SingleNode:
 
 
 def leader(count: int) -> SingleNode:
-    node = single_node(config=named(*members_of(count)))
-    lead(node)
-    return node
+    return lead(single_node(config=named(*members_of(count))))
 
 
 def differs(node: SingleNode, now: int = NOW) -> list[Any]:

@@ -322,8 +322,7 @@ def test_catch_up_ignores_old_heartbeats() -> None:
 
 def test_the_commit_point_does_not_move_before_the_first_entry_of_the_term() -> None:
     """Map E7, K1: the commit point moves only once it reaches the current term."""
-    node = single_node(config=CONFIG)
-    lead(node)
+    node = lead(single_node(config=CONFIG))
     for number in (1, 2):
         node.receive_heartbeat(number, position=place(at(1)), config_term=2)
     node.receive(LocalPosition(place(at(2))), NOW)

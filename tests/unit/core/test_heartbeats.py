@@ -222,8 +222,7 @@ def told_by(kind: str, node: SingleNode) -> list[Any]:
 @pytest.mark.parametrize("kind", ["heartbeat", "heartbeat answer", "progress", "progress answer", "batch"])
 def test_every_report_carries_the_term_and_a_higher_one_is_taken_first(kind: str) -> None:
     """Whoever sees a higher term takes it first; a primary then steps down and counts nothing."""
-    node = single_node(config=CONFIG)
-    lead(node)
+    node = lead(single_node(config=CONFIG))
     node.receive(LocalPosition(place(at(2))), NOW)
     assert node.commit_point == OPTIME_NULL
     effects = told_by(kind, node)
@@ -235,8 +234,7 @@ def test_every_report_carries_the_term_and_a_higher_one_is_taken_first(kind: str
 
 
 def test_progress_of_an_older_term_does_not_count() -> None:
-    node = single_node(config=CONFIG)
-    lead(node)
+    node = lead(single_node(config=CONFIG))
     node.receive(LocalPosition(place(at(2))), NOW)
     row = MemberProgress(MemberId(1), "i1", place(at(2)))
     answer = asked(node, ProgressRequest(MemberId(1), 1, 1, 1, (row,)))

@@ -124,8 +124,7 @@ def test_a_member_that_is_not_named_acknowledges_nothing() -> None:
 def test_the_vote_comes_with_what_the_primary_had_when_newly_added_was_committed() -> None:
     """The vote comes once the member has reached what the primary had when newlyAdded was committed (docs/adr/0007)."""
     rows = members_of(4)
-    node = single_node(config=named(*rows[:3], replace(rows[3], newly_added=True)))
-    lead(node)
+    node = lead(single_node(config=named(*rows[:3], replace(rows[3], newly_added=True))))
     node.receive(LocalPosition(place(at(2, 5))), NOW)
 
     def hear(number: int, entry: int, now: int, **told: Any) -> bool:
@@ -158,8 +157,7 @@ def test_the_vote_comes_with_what_the_primary_had_when_newly_added_was_committed
 def test_who_gets_no_vote(told: dict[str, Any], votes: bool) -> None:
     """A quarantined member follows nobody; one process under two names would count twice for a majority."""
     rows = members_of(4)
-    node = single_node(config=named(*rows[:3], replace(rows[3], newly_added=True)))
-    lead(node)
+    node = lead(single_node(config=named(*rows[:3], replace(rows[3], newly_added=True))))
     for number in (1, 2):
         node.tick(Millis(NOW + 2_000))
         node.receive_heartbeat(number, NOW + 2_000, position=place(at(2)), config_term=2)
@@ -170,8 +168,7 @@ def test_who_gets_no_vote(told: dict[str, Any], votes: bool) -> None:
 def test_a_copy_under_two_names_counts_once() -> None:
     """Also for w: 2, where members without a vote count."""
     rows = members_of(3)
-    node = single_node(config=named(*rows[:2], replace(rows[2], votes=0, priority=0.0)))
-    lead(node)
+    node = lead(single_node(config=named(*rows[:2], replace(rows[2], votes=0, priority=0.0))))
     node.receive(LocalPosition(place(at(2))), NOW)
     node.tick(Millis(NOW + 2_000))
     node.receive_heartbeat(2, NOW + 2_000, position=place(at(2)), incarnation="i0")

@@ -1,4 +1,4 @@
-"""A member whose newest entry is before its durability mark: it says so, is not counted, and copies anew."""
+"""A member whose newest entry is before its durability mark: it does not count, and copies everything anew."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tests.simulation.core_kit.machine import host, members_of
 from tests.unit.core.single_node import NOW, SingleNode, asked, at, named, only, place, single_node
 
 CONFIG = named(*members_of(3))
-HAS, VOUCHED = at(2, 5), at(2, 9)
+HAS, MARK = at(2, 5), at(2, 9)
 
 
 def after_loss(count: int = 3) -> SingleNode:
-    return single_node(config=named(*members_of(count)), position=place(HAS), durability_mark=VOUCHED)
+    return single_node(config=named(*members_of(count)), position=place(HAS), durability_mark=MARK)
 
 
 def test_it_says_what_is_missing_and_what_to_do() -> None:
-    node = single_node(config=CONFIG, position=place(HAS), durability_mark=VOUCHED, start=False)
+    node = single_node(config=CONFIG, position=place(HAS), durability_mark=MARK, start=False)
     (line,) = [
         journal.record for journal in only(node.start(NOW), RecordElectionEvent) if journal.record.event == "data lost"
     ]
-    for text in (str(HAS), str(VOUCHED), "--accept-data-loss"):
+    for text in (str(HAS), str(MARK), "--accept-data-loss"):
         assert text in line.detail
         assert text in node.quarantine
     assert node.state is MemberState.STARTUP2
@@ -41,12 +41,12 @@ def test_it_neither_votes_nor_stands_nor_reports() -> None:
     assert alone.state is MemberState.STARTUP2
 
 
-def test_it_copies_only_from_who_has_what_it_vouched_for() -> None:
+def test_it_copies_only_from_a_member_that_reaches_the_mark() -> None:
     node = after_loss()
     effects = node.receive_heartbeat(1, position=place(at(2, 8)))
     effects += node.tick(Millis(NOW + 1_000))
     assert not only(effects, StartInitialSync)
-    effects = node.tick(Millis(NOW + 2_000)) + node.receive_heartbeat(2, position=place(VOUCHED), now=NOW + 2_000)
+    effects = node.tick(Millis(NOW + 2_000)) + node.receive_heartbeat(2, position=place(MARK), now=NOW + 2_000)
     effects += node.tick(Millis(NOW + 3_500))
     assert [effect.source for effect in only(effects, StartInitialSync)] == [host(2)]
     node.receive(InitialSyncStarted("another"), Millis(NOW + 3_600))
@@ -56,7 +56,7 @@ def test_it_copies_only_from_who_has_what_it_vouched_for() -> None:
     assert node.quarantine == ""
 
 
-def test_nothing_is_lost_where_the_newest_entry_is_the_one_vouched_for_or_later() -> None:
+def test_nothing_is_lost_where_the_newest_entry_is_at_the_mark_or_later() -> None:
     for durability_mark in (HAS, at(2, 4), at(1, 9)):
         node = single_node(config=CONFIG, position=place(HAS), durability_mark=durability_mark)
         assert node.state is MemberState.SECONDARY
@@ -64,6 +64,6 @@ def test_nothing_is_lost_where_the_newest_entry_is_the_one_vouched_for_or_later(
 
 
 def test_an_initial_sync_that_is_pending_anyway_is_no_loss() -> None:
-    node = single_node(config=CONFIG, position=place(HAS), durability_mark=VOUCHED, initial_sync_pending=True)
+    node = single_node(config=CONFIG, position=place(HAS), durability_mark=MARK, initial_sync_pending=True)
     assert not node.has_lost_data
     assert node.quarantine == ""

@@ -1,4 +1,4 @@
-"""Turns of events that are rare, and where the wrong answer would lose data, mix two histories, or hang."""
+"""Rare orders of events in which a wrong answer would lose data, mix two histories, or hang."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from replset.config import Member
 from replset.core.effects import AppendNoop, Effect, LastVote, Persist, Reply, StartInitialSync
 from replset.core.member_state import MemberState
 from replset.core.messages import (
-    DrainFinished,
     HeartbeatReply,
     HeartbeatRequest,
     InitiateRequest,
@@ -19,7 +18,6 @@ from replset.core.messages import (
     Refused,
     Request,
     Response,
-    StepUpRequest,
     VoteReply,
     VoteRequest,
 )
@@ -27,7 +25,7 @@ from replset.core.reconfig import reconfig_refusal
 from replset.core.write_concern import WriteConcern
 from replset.ids import OPTIME_NULL, MemberId, Millis
 from tests.simulation.core_kit.machine import config_of, host, members_of
-from tests.unit.core.single_node import NOW, SingleNode, asked, at, named, only, place, single_node
+from tests.unit.core.single_node import NOW, SingleNode, asked, at, lead, named, only, place, single_node
 
 EMPTY = HeartbeatReply(
     set_name="rs0",
@@ -48,20 +46,6 @@ EMPTY = HeartbeatReply(
     http_address="",
     has_data=False,
 )
-
-
-def lead(node: SingleNode, others: tuple[int, ...] = (1, 2)) -> SingleNode:
-    """Make `node`, member 0, primary of the next term; its first entry is applied, not yet synced."""
-    for number in others:
-        node.receive_heartbeat(number)
-    node.receive(Request(3, StepUpRequest(skip_dry_run=True)), NOW)
-    node.answer(1, VoteRequest, VoteReply(node.term, True, "", MemberId(1), "i1"))
-    for number in others:
-        node.receive_heartbeat(number)
-    node.receive(DrainFinished(node.term), NOW)
-    node.receive(LocalPosition(place(at(node.term), at(1))), NOW)
-    assert node.writable
-    return node
 
 
 def late(node: SingleNode, request_id: int, body: HeartbeatReply) -> list[Effect]:
@@ -181,7 +165,7 @@ def test_a_configuration_of_another_set_of_the_same_name_is_not_taken() -> None:
 
 def test_a_member_that_does_not_take_the_configuration_gets_no_vote() -> None:
     rows = members_of(4)
-    node = lead(single_node(config=named(*rows[:3], replace(rows[3], newly_added=True))), (1, 2, 3))
+    node = lead(single_node(config=named(*rows[:3], replace(rows[3], newly_added=True))))
     for number in (1, 2):
         node.tick(Millis(NOW + 2_000))
         node.receive_heartbeat(number, NOW + 2_000, position=place(at(2)), config_term=2)

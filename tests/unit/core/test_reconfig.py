@@ -358,8 +358,7 @@ def test_out_of_time_while_it_spreads_leaves_it_installed() -> None:
 
 def test_a_new_primary_must_commit_in_its_own_term_first() -> None:
     """Map C11: not before the first entry of the term is committed."""
-    node = single_node(config=named(*members_of(3)), position=place(at(1)))
-    lead(node)
+    node = lead(single_node(config=named(*members_of(3)), position=place(at(1))))
     answer_effects = node.receive(Request(5, ReconfigRequest(new_config(node, members_of(3)), False, 500)), NOW)
     assert not only(answer_effects, Persist)
     node.receive_heartbeat(1, config_term=2, now=NOW + 1)
@@ -374,8 +373,7 @@ def test_a_new_primary_must_commit_in_its_own_term_first() -> None:
 def test_a_primary_beside_arbiters_commits_alone_once_a_majority_knows_that_it_may() -> None:
     """Until the arbiter has the configuration that takes the secondary's vote, both could elect the secondary."""
     rows = members_of(3, arbiters=1)
-    node = single_node(config=named(*rows))
-    lead(node)
+    node = lead(single_node(config=named(*rows)))
     own = place(at(2))
     node.receive(LocalPosition(own), NOW)
     node.receive_heartbeat(1, config_term=2, position=own)

@@ -78,8 +78,7 @@ def test_only_a_primary_steps_down() -> None:
 def test_a_stepdown_hands_over_to_the_best_member_that_has_everything() -> None:
     """Map E11, E12: highest priority, lowest index on ties."""
     rows = [replace(row, priority=float(1 + (row.id == 2))) for row in members_of(3)]
-    node = single_node(config=named(*rows))
-    lead(node)
+    node = lead(single_node(config=named(*rows)))
     node.receive(LocalPosition(place(at(2))), NOW)
     following(node)
     effects = node.receive(Request(5, StepDownRequest(60_000, 10_000, False)), NOW)
@@ -92,8 +91,7 @@ def test_a_stepdown_hands_over_to_the_best_member_that_has_everything() -> None:
 
 def test_a_stepdown_waits_for_others_and_takes_no_writes_meanwhile() -> None:
     """Map E11."""
-    node = single_node(config=CONFIG)
-    lead(node)
+    node = lead(single_node(config=CONFIG))
     node.receive(LocalPosition(place(at(2, 3))), NOW)
     following(node, 2, 1)
     effects = node.receive(Request(5, StepDownRequest(60_000, 5_000, False)), NOW)
@@ -108,8 +106,7 @@ def test_a_stepdown_waits_for_others_and_takes_no_writes_meanwhile() -> None:
 
 def test_a_stepdown_gives_up_at_its_deadline_and_takes_writes_again() -> None:
     """Map E11: 262."""
-    node = single_node(config=CONFIG)
-    lead(node)
+    node = lead(single_node(config=CONFIG))
     node.receive(LocalPosition(place(at(2, 3))), NOW)
     following(node)
     node.receive(Request(5, StepDownRequest(60_000, 5_000, False)), NOW)
@@ -123,8 +120,7 @@ def test_a_stepdown_gives_up_at_its_deadline_and_takes_writes_again() -> None:
 
 
 def test_force_steps_down_at_the_deadline_and_hands_over_to_nobody() -> None:
-    node = single_node(config=CONFIG)
-    lead(node)
+    node = lead(single_node(config=CONFIG))
     node.receive(LocalPosition(place(at(2, 3))), NOW)
     effects = node.receive(Request(5, StepDownRequest(60_000, 0, True)), NOW)
     assert node.state is MemberState.SECONDARY
@@ -134,8 +130,7 @@ def test_force_steps_down_at_the_deadline_and_hands_over_to_nobody() -> None:
 def test_a_stepdown_needs_somebody_electable() -> None:
     """Map E11: a majority that has everything is not enough."""
     rows = members_of(3)
-    node = single_node(config=named(rows[0], *(replace(row, priority=0.0) for row in rows[1:])))
-    lead(node)
+    node = lead(single_node(config=named(rows[0], *(replace(row, priority=0.0) for row in rows[1:]))))
     node.receive(LocalPosition(place(at(2))), NOW)
     following(node)
     answer = asked(node, StepDownRequest(60_000, 0, False))

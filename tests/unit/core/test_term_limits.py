@@ -53,8 +53,7 @@ WITH_ID = replace(CONFIG, settings=replace(CONFIG.settings, replica_set_id=MINE)
 
 def leading() -> SingleNode:
     """Member 0 leads term 2 of the set MINE; its newest entry is not committed yet."""
-    node = single_node(config=WITH_ID)
-    lead(node)
+    node = lead(single_node(config=WITH_ID))
     node.receive(LocalPosition(place(at(2))), NOW)
     return node
 
