@@ -4,6 +4,7 @@ and routes are held beside their own tests.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -171,3 +172,22 @@ def test_files_named_on_the_behaviour_page_exist() -> None:
     text = page("mongodb-behaviour.md")
     for name in re.findall(r"`((?:replset/|rollback_tools/|\w+/)\w+\.py)`", text):
         assert (ROOT / name).exists() or (ROOT / "replset" / name).exists(), name
+
+
+# --- the reading order ----------------------------------------------------------------------------------------------
+
+
+def reading_order() -> list[tuple[str, str]]:
+    text = page("architecture.md")
+    section = text[text.index("## Reading order") : text.index("## Spark")]
+    rows = re.findall(r"^\| `([^`]+\.py)` \| (.*?) \|", section, re.MULTILINE)
+    return [(path, name) for path, names in rows for name in re.findall(r"`([^`]+)`", names)]
+
+
+@pytest.mark.parametrize(("path", "name"), reading_order())
+def test_the_reading_order_names_functions_that_are_there(path: str, name: str) -> None:
+    body: list[ast.stmt] = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
+    for part in name.split("."):
+        found = [node for node in body if getattr(node, "name", None) == part]
+        assert found, f"{path} has no {name}"
+        body = found[0].body
