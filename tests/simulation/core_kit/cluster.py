@@ -193,7 +193,7 @@ class CoreCluster:
         self[number].feed(Request(self._requests, body))
         return self._requests
 
-    def lie_number(self) -> int:
+    def unanswered_request(self) -> int:
         """The number of a request whose answer nobody waits for."""
         self._requests += 1
         return self._requests

@@ -1,6 +1,6 @@
-"""What two in five seeds of the core alone draw besides: lies, strangers, two lost disks, long broken links, stories.
+"""More faults, for two seeds in five: forged messages, strangers, two lost disks, long broken links, scenarios.
 
-A lie must change nothing; that is looked at on the spot. `checkers.py` checks the rest.
+A forged message must change nothing; this file checks that at once. `checkers.py` checks the rest.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ OTHER_SET = ObjectId(b"another set ")
 STRANGER = HostPort("stranger:27017")
 SHAPES_OF_DISKS = ((3, 1), (3, 1), (5, 1), (5, 2), (5, 0))
 SHAPES_OF_VOTES = ((5, 0), (5, 1), (4, 0), (3, 1), (3, 1))
-LIES = ("forged term", "forged place", "other set", "stranger")
-STORIES = ("in between", "broken link")
-OF_DISKS = (*("lose disk",) * 4, *("lose two",) * 3, "resync", *LIES, *STORIES)
-OF_VOTES = (*("two voters",) * 3, *("cut reconfig",) * 4, "resync", *LIES, *STORIES)
+FORGERIES = ("forged term", "forged place", "other set", "stranger")
+SCENARIOS = ("in between", "broken link")
+OF_DISKS = (*("lose disk",) * 4, *("lose two",) * 3, "resync", *FORGERIES, *SCENARIOS)
+OF_VOTES = (*("two voters",) * 3, *("cut reconfig",) * 4, "resync", *FORGERIES, *SCENARIOS)
 QUIET_WITHIN_MS = 8_000
 SETTLED_MS = 2_500
 LINK_BROKEN_MS = 5_000
@@ -72,13 +72,13 @@ class CoreFaults:
             "cut reconfig": self._cut_reconfig,
             "in between": self._in_between,
             "broken link": self._broken_link,
-        }.get(kind, lambda: self._lie(kind))()
+        }.get(kind, lambda: self._forge(kind))()
         if done:
             self.cluster.done[f"fault {kind}"] += 1
             self.cluster.note("fault", kind)
 
     def end(self) -> None:
-        """After the faults, each in a set that is calm again: who stands for election is to be refused."""
+        """Run the two last scenarios, each in a set at rest: the voters must refuse the candidate."""
         for story in (self._older_config, self._behind_the_arbiter):
             if self._is_calm() and story():
                 name = story.__name__.strip("_").replace("_", " ")
@@ -90,7 +90,7 @@ class CoreFaults:
 
     # --- lies --------------------------------------------------------------------------------------------------------
 
-    def _lie(self, kind: str) -> bool:
+    def _forge(self, kind: str) -> bool:
         machine = self.cluster.primary if self.rng.random() < 0.5 else self._any()
         if machine is None or not machine.alive or machine.node.config is None:
             return False
@@ -133,7 +133,7 @@ class CoreFaults:
             return [node.term, node.state, node.config, node.commit_point, machine.disk.last_vote]
 
         before = state()
-        machine.feed(Request(self.cluster.lie_number(), body))
+        machine.feed(Request(self.cluster.unanswered_request(), body))
         if state() != before:
             name = type(body).__name__
             raise SimulationError(f"invariant 11 broken: {kind}: {name} of {body} makes {before} {state()}")
@@ -163,7 +163,7 @@ class CoreFaults:
         return True
 
     def _two_voters(self) -> bool:
-        """A change that moves the votes of two members is asked for; it is to be refused."""
+        """Request a change of two members' votes; it must be refused."""
         primary = self.cluster.primary
         if primary is None or primary.node.config is None:
             return False
@@ -172,9 +172,9 @@ class CoreFaults:
         for place in self.rng.sample(able, min(2, len(able))):
             votes = 1 - rows[place].votes
             rows[place] = replace(rows[place], votes=votes, priority=float(votes), hidden=False)
-        return self._ask_for(primary, rows)
+        return self._reconfigure(primary, rows)
 
-    def _ask_for(self, primary: CoreMachine, rows: list[object]) -> bool:
+    def _reconfigure(self, primary: CoreMachine, rows: list[object]) -> bool:
         number = self.cluster.number_of(primary)
         try:
             wanted = ReplSetConfig.parse(self.cluster.user_config(number, *rows).document())
@@ -184,7 +184,7 @@ class CoreFaults:
         return True
 
     def _cut_reconfig(self) -> bool:
-        """A member loses its vote, is hidden, or has it back; the primary is cut off or dies while the others hear."""
+        """A member loses its vote, is hidden, or has it back; the primary is cut off or dies meanwhile."""
         primary = self.cluster.primary
         if primary is None or primary.node.config is None:
             return False
@@ -195,7 +195,7 @@ class CoreFaults:
             return False
         votes = 1 - row.votes
         rows[place] = replace(row, votes=votes, priority=float(votes), hidden=not votes and self.rng.random() < 0.5)
-        if not self._ask_for(primary, rows):
+        if not self._reconfigure(primary, rows):
             return False
         before = primary.node.config
         if self.rng.random() < 0.5:
@@ -211,8 +211,8 @@ class CoreFaults:
     # --- stories -----------------------------------------------------------------------------------------------------
 
     def _is_calm(self) -> bool:
-        """Everything is whole, and all that was asked for is over."""
-        self.run.make_whole()
+        """Whether all links and members are up and no requested change is open."""
+        self.run.repair_all()
         self.run.is_paused = True
         self.cluster.run(SETTLED_MS)
         return self._wait(self.cluster.is_quiet, QUIET_WITHIN_MS)
@@ -245,11 +245,11 @@ class CoreFaults:
 
     def _in_between(self) -> bool:
         try:
-            return self.run.size == 5 and self._is_calm() and self._play_in_between()
+            return self.run.size == 5 and self._is_calm() and self._run_in_between()
         finally:
             self.run.is_paused = False
 
-    def _play_in_between(self) -> bool:
+    def _run_in_between(self) -> bool:
         """Entries of an old term are committed through a higher one, while somebody had a term in between alone; a
         member that has only some of them then meets that one.
         """
@@ -259,7 +259,7 @@ class CoreFaults:
         bearing = [m.host for m in leader.node.config.data_voters if m.host != leader.host]
         late = cluster.number_of(cluster.machines[self.rng.choice(bearing)])
         others = [number for number in range(5) if number not in (old, late)]
-        self._apart([old], [late], others)
+        self._partition([old], [late], others)
         for number in range(5):
             leader.write(f"{self.run.seed} alone {cluster.now} {number}")
 
@@ -271,21 +271,21 @@ class CoreFaults:
             return False
         between = next(number for number in others if leads(number))
         others.remove(between)
-        self._apart([old], [late], [between], others)
+        self._partition([old], [late], [between], others)
         node, disk = cluster[between].node, cluster[between].disk
         if not self._wait(lambda: disk.log[-1][0].term == node.term, 1_000):
             return False
         newest = disk.log[-1][0]
         if not self._wait(lambda: node.state is MemberState.SECONDARY, 4_000):
             return False
-        self._apart([old, *others], [late], [between])
+        self._partition([old, *others], [late], [between])
         if not self._wait(lambda: any(b.node.commit_point > newest for b in cluster.machines.values()), 8_000):
             return False
         pages, cluster.pages = cluster.pages, (1,)
         had, here = cluster[late].disk.log[-1][0], cluster[late]
-        self._apart([old, *others, late], [between])
+        self._partition([old, *others, late], [between])
         self._wait(lambda: here.disk.log[-1][0] > had and here.node.commit_point == here.disk.log[-1][0], 2_000, 1)
-        self._apart([old, *others], [late, between])
+        self._partition([old, *others], [late, between])
         cluster.run(3_000)
         cluster.pages = pages
         cluster.heal()
@@ -306,16 +306,16 @@ class CoreFaults:
         beside = self.rng.sample(rest, len(rest) // 2)
         told = [cluster.number_of(cluster.machines[v.host]) for v in (arbiter, *beside)]
         old = cluster.number_of(leader)
-        self._apart([old, *told], [number for number in range(self.run.size) if number not in (old, *told)])
+        self._partition([old, *told], [number for number in range(self.run.size) if number not in (old, *told)])
         before, rows = leader.node.config, list(leader.node.config.members)
         place = rows.index(candidate)
         rows[place] = replace(candidate, priority=candidate.priority + 1)
-        if not self._ask_for(leader, rows):
+        if not self._reconfigure(leader, rows):
             return False
         machines = [leader, *(cluster[number] for number in told)]
         if not self._wait(lambda: all(machine.disk.config.version > before.version for machine in machines), 900, 1):
             return False
-        self._apart([old, *told[1:]], [n for n in range(self.run.size) if n not in (old, *told[1:])])
+        self._partition([old, *told[1:]], [n for n in range(self.run.size) if n not in (old, *told[1:])])
         cluster.ask(cluster.number_of(cluster.machines[candidate.host]), StepUpRequest(True))
         cluster.run(SETTLED_MS)
         return True
@@ -330,7 +330,7 @@ class CoreFaults:
             return False
         late = cluster.machines[self.rng.choice(able).host]
         number, asked = cluster.number_of(late), cluster.machines[self.rng.choice(arbiters).host]
-        self._apart([number], [other for other in range(self.run.size) if other != number])
+        self._partition([number], [other for other in range(self.run.size) if other != number])
         leader.write(f"{self.run.seed} committed {cluster.now}")
         if not self._wait(lambda: asked.node.commit_point > late.disk.log[-1][0], 500, 1):
             return False
@@ -341,7 +341,7 @@ class CoreFaults:
         cluster.run(SETTLED_MS)
         return True
 
-    def _apart(self, *groups: list[int]) -> None:
+    def _partition(self, *groups: list[int]) -> None:
         group_of = {host(number): group for group, numbers in enumerate(groups) for number in numbers}
         machines = self.cluster.machines
         self.cluster.cut = {(a, b) for a in machines for b in machines if group_of[a] != group_of[b]}

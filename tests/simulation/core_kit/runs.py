@@ -32,9 +32,9 @@ FAULTS = (
 )
 FAULTS_MS = 30_000
 WELL_WITHIN_MS = 60_000
-TOLD_WITHIN_MS = 5_000
-RING_LOOK_MS = 100
-RING_LOOKS_MAX = 20
+ARBITERS_KNOW_WITHIN_MS = 5_000
+RING_CHECK_MS = 100
+RING_CHECKS_MAX = 20
 """A ring stays until a member gives up on a source that it does not reach, half a second each; two are too long."""
 
 
@@ -43,7 +43,7 @@ def run_core(seed: int) -> Outcome:
     run = CoreRun(seed)
     error: str | None = None
     try:
-        run.to_the_end()
+        run.run()
     except Exception as broken:  # whatever stops a run is its verdict
         error = f"{type(broken).__name__}: {broken}"
     return run.outcome(error)
@@ -69,7 +69,7 @@ class CoreRun:
         self.is_paused = False
         self._rings: Counter[frozenset[HostPort]] = Counter()
 
-    def to_the_end(self) -> None:
+    def run(self) -> None:
         """Two phases: faults and writes, then everything whole and well in time; fails when something breaks."""
         cluster = self.cluster
         answer = cluster.initiate(*self._rows())
@@ -77,7 +77,7 @@ class CoreRun:
             raise SimulationError(f"initiate: {answer}")
         cluster.until(cluster.is_quiet, WELL_WITHIN_MS)
         self._write()
-        self._look_for_rings()
+        self._check_rings()
         ends = cluster.now + FAULTS_MS
         weights = [self.rng.choice((0, 1, 1, 2, 4)) for _ in FAULTS]  # some never, some often: so that they meet
         while cluster.now < ends:
@@ -88,16 +88,16 @@ class CoreRun:
         if self.more is not None:
             self.more.end()
         self.is_over = True
-        self.make_whole()
+        self.repair_all()
         healed = cluster.now
         cluster.until(cluster.is_quiet, WELL_WITHIN_MS)
         cluster.done["ms until well"] = cluster.now - healed
-        cluster.until(self._do_arbiters_know, TOLD_WITHIN_MS)
+        cluster.until(self._arbiters_know_commit_point, ARBITERS_KNOW_WITHIN_MS)
         log = cluster.elect().disk.log
         if log[: len(cluster.checkers.committed_log)] != cluster.checkers.committed_log:
             raise SimulationError("invariant 3 broken at the end: committed entries are missing")
 
-    def _do_arbiters_know(self) -> bool:
+    def _arbiters_know_commit_point(self) -> bool:
         """Whether each arbiter in the set knows what is committed."""
         node = self.cluster.elect().node
         arbiters = [row.host for row in node.config.members if row.arbiter_only] if node.config else []
@@ -133,7 +133,7 @@ class CoreRun:
         if not self.is_over:
             self.cluster.at(self.rng.randint(5, 200), self._write)
 
-    def make_whole(self) -> None:
+    def repair_all(self) -> None:
         """Every link, every member; nothing more waits to happen."""
         cluster = self.cluster
         cluster.loss = cluster.late = cluster.stalls = 0.0
@@ -159,8 +159,8 @@ class CoreRun:
                 for one in cluster.machines.values():
                     if one.alive:
                         self.stop(one, power=True)
-            case "while it saves" if self._ambush not in cluster.on_persist:
-                cluster.on_persist.append(self._ambush)
+            case "while it saves" if self._lose_power_while_saving not in cluster.on_persist:
+                cluster.on_persist.append(self._lose_power_while_saving)
             case "cut in reconfig" if self._cut_in_reconfig not in cluster.on_persist:
                 cluster.on_persist.append(self._cut_in_reconfig)
             case "lose disk" if self.may_lose(machine):
@@ -203,9 +203,9 @@ class CoreRun:
             self.rng.randint(10, 300 if at_once else 4_000), lambda: None if machine.alive else machine.boot()
         )
 
-    def _ambush(self, machine: CoreMachine, _record: PersistedRecord) -> None:
+    def _lose_power_while_saving(self, machine: CoreMachine, _record: PersistedRecord) -> None:
         """The next member that saves something loses its power before that is on disk, or right after."""
-        self.cluster.on_persist.remove(self._ambush)
+        self.cluster.on_persist.remove(self._lose_power_while_saving)
         delay = self.rng.randint(0, self.cluster.persist_ms + 4)
         self.cluster.at(delay, lambda: self.stop(machine, power=True) if machine.alive and not self.is_over else None)
 
@@ -253,14 +253,14 @@ class CoreRun:
 
     # --- rings ---------------------------------------------------------------------------------------------------
 
-    def _look_for_rings(self) -> None:
+    def _check_rings(self) -> None:
         """From now on: a ring of members each of which follows the next one passes; it brings nobody anything."""
         found = rings(self.cluster)
         self._rings = Counter({ring: self._rings[ring] + 1 for ring in found})
         for ring, looks in self._rings.items():
-            if looks > RING_LOOKS_MAX:
+            if looks > RING_CHECKS_MAX:
                 raise SimulationError(f"invariant 9 broken at {self.cluster.now} ms: {sorted(ring)} follow each other")
-        self.cluster.at(RING_LOOK_MS, self._look_for_rings)
+        self.cluster.at(RING_CHECK_MS, self._check_rings)
 
 
 def rings(cluster: CoreCluster) -> set[frozenset[HostPort]]:
