@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from api.errors import error_body
 from replset.errors import ErrorCode
 from replset.runtime.admission import STALLED_S, Admission
-from replset.runtime.connections import Slots
+from replset.runtime.connections import ConnectionSlots
 
 log = logging.getLogger("replset.http")
 
@@ -32,7 +32,7 @@ _REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
 class HttpConnection(HttpToolsProtocol):
     """HttpServer makes a subclass of this that has the `slots` and the `admission` of its member."""
 
-    slots: Slots
+    slots: ConnectionSlots
     admission: Admission
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -57,7 +57,7 @@ class HttpConnection(HttpToolsProtocol):
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def let_go(self) -> None:
+    def close_idle(self) -> None:
         if self.transport is not None:
             self.transport.abort()
 
@@ -91,7 +91,7 @@ class HttpConnection(HttpToolsProtocol):
         left = self.transport.get_write_buffer_size()
         self._stop_waiting()
         self._unsent = left
-        self.admission.hold(left)
+        self.admission.add(left)
         self._write_timer = self.loop.call_later(STALLED_S, self._on_write_timeout)
 
     def _on_write_timeout(self) -> None:
@@ -106,7 +106,7 @@ class HttpConnection(HttpToolsProtocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
-        self.admission.give_back(self._unsent)
+        self.admission.release(self._unsent)
         self._unsent = 0
 
     # --- the head ------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class HttpConnection(HttpToolsProtocol):
         self._count_head(0)
         self._stop_timer()
         super().on_headers_complete()
-        if self.slots.is_kept(self):
+        if self.slots.is_reserved(self):
             self.scope["has_reserved_slot"] = True  # type: ignore[typeddict-unknown-key]
 
     def on_message_complete(self) -> None:
@@ -191,5 +191,5 @@ class HttpConnection(HttpToolsProtocol):
 
     def _count_head(self, size: int) -> None:
         """Count `size` bytes of a head that is not complete yet."""
-        self.admission.hold(size - self._head_bytes)
+        self.admission.add(size - self._head_bytes)
         self._head_bytes = size

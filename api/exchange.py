@@ -63,7 +63,7 @@ class RequestMemory:
     def count_response(self, size: int) -> None:
         """Count the `size` bytes of the response that the client has not taken yet."""
         size = size if size > SMALL_BYTES else 0
-        self._admission.hold(size - self._size)
+        self._admission.add(size - self._size)
         self._size = size
 
     def reserve(self, size: int) -> None:
@@ -75,7 +75,7 @@ class RequestMemory:
     def release(self) -> None:
         """Give everything back, because the request is over."""
         self.count_response(0)
-        self._admission.give_back(self._reserved)
+        self._admission.release(self._reserved)
         self._reserved = 0
 
     def refusal(self) -> HttpError:

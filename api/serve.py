@@ -13,7 +13,7 @@ import uvicorn
 from api.connection import HttpConnection
 from replset.ids import HostPort
 from replset.runtime.admission import Admission
-from replset.runtime.connections import Slots
+from replset.runtime.connections import ConnectionSlots
 
 
 class _Server(uvicorn.Server):
@@ -27,7 +27,7 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """Serves `app` on `address` until `stop`."""
 
-    def __init__(self, app: Any, address: HostPort, slots: Slots, admission: Admission, backlog: int) -> None:
+    def __init__(self, app: Any, address: HostPort, slots: ConnectionSlots, admission: Admission, backlog: int) -> None:
         """Make a server. slots: limits its connections. admission: counts the memory that their requests use."""
 
         class Connection(HttpConnection):

@@ -65,7 +65,7 @@ class MemberCollector(Collector):
             ("replset_data_bytes", "bytes of the database file", store.data_bytes()),
             ("replset_wal_bytes", "bytes of the write-ahead log in use", store.wal.size),
             ("replset_connections", "connections on the wire port", member.connection_count),
-            ("replset_held_bytes", "bytes of large requests and answers under way", member.admission.held),
+            ("replset_held_bytes", "bytes of large requests and answers under way", member.admission.in_use),
             (
                 "replset_rollbacks_unacknowledged",
                 "rollbacks and exports of this member that nobody has acknowledged",

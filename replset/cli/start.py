@@ -23,7 +23,13 @@ from api.app import create_app
 from api.serve import HttpServer
 from replset.errors import ReplError
 from replset.key_file import Keys, read_key_file
-from replset.runtime.connections import HTTP_CONNECTIONS, Slots, backlog_for, raise_descriptor_limit, share_descriptors
+from replset.runtime.connections import (
+    HTTP_CONNECTIONS,
+    ConnectionSlots,
+    backlog_for,
+    raise_descriptor_limit,
+    share_descriptors,
+)
 from replset.runtime.log_writer import LogWriter, log_to_stderr
 from replset.runtime.machine import RealClock, RealWorkers
 from replset.runtime.member import MemberPorts, RunningMember
@@ -154,7 +160,7 @@ async def run(options: MemberOptions, keys: Keys | None, writer: LogWriter) -> i
     descriptors = raise_descriptor_limit()
     backlog = backlog_for(descriptors)
     ports = MemberPorts(RealNetwork(backlog), RealDisk(), RealClock(), workers, random.SystemRandom(), sync_workers)
-    wire_slots, http_slots = Slots(options.max_connections, "wire"), Slots(HTTP_CONNECTIONS, "HTTP")
+    wire_slots, http_slots = ConnectionSlots(options.max_connections, "wire"), ConnectionSlots(HTTP_CONNECTIONS, "HTTP")
     share_descriptors(descriptors, wire_slots, http_slots)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

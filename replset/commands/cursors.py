@@ -95,7 +95,7 @@ class CursorTable:
             self._free_memory(cursor, more)
         cursor.table, cursor.memory_bytes = self, size
         self._memory_bytes += more
-        self._memory.hold(more)
+        self._memory.add(more)
 
     def _free_memory(self, cursor: Cursor, more: int) -> None:
         """End cursors that take memory and are idle, the longest idle first."""

@@ -32,7 +32,7 @@ Source: TypeAlias = Literal["wire", "http", "internal"]
 class MemoryCounter(Protocol):
     """Counts the memory that requests take."""
 
-    def hold(self, size: int) -> None:
+    def add(self, size: int) -> None:
         """Add `size` bytes; a negative number takes bytes off."""
         ...
 

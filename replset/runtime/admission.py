@@ -1,7 +1,7 @@
-"""What requests hold of a member's memory, from their first bytes until their answers are taken; bounded.
+"""Limits the memory that requests and their answers use, from a request's first bytes until its answer is sent.
 
-MongoDB's nearest relative is its ingress admission: a request too many is refused at once, under the code and labels
-that make its drivers wait and try again. Small requests always pass, so that heartbeats and hellos never queue behind
+It works as MongoDB's ingress admission: a request that does not fit is refused at once, under the code and labels that
+make drivers wait and try again. Small requests always pass, so that heartbeats and hellos never queue behind
 large ones.
 """
 
@@ -12,46 +12,46 @@ from typing import Final
 from replset.errors import OverloadedError
 from replset.wire.framing import LARGE_BYTES
 
-MAX_HELD_BYTES: Final = 128 << 20
-"""Of large requests and answers, all clients together. One message of the largest size always fits alone."""
+MAX_BYTES_IN_USE: Final = 128 << 20
+"""Of large requests and answers, for all clients together. One message of the largest size always fits alone."""
 SMALL_BYTES: Final = LARGE_BYTES
 """A request or answer up to this size is not counted."""
 STALLED_S: Final = 30.0
-"""A client that takes not a byte of its answer for so long loses its connection."""
+"""A client that reads no byte of its answer for so long loses its connection."""
 
 
 class Admission:
-    """The count, shared by the wire port and the HTTP port. `refused`: requests so far."""
+    """Counts the bytes in use on the wire port and the HTTP port together. `refused`: requests refused so far."""
 
-    __slots__ = ("_most", "held", "refused")
+    __slots__ = ("_most", "in_use", "refused")
 
-    def __init__(self, most: int = MAX_HELD_BYTES) -> None:
+    def __init__(self, most: int = MAX_BYTES_IN_USE) -> None:
         self._most = most
-        self.held = 0
+        self.in_use = 0
         self.refused = 0
 
     @property
     def is_full(self) -> bool:
-        return self.held >= self._most
+        return self.in_use >= self._most
 
     def admit(self, size: int) -> bool:
-        """Count a request of `size` bytes from here on; False (and a refusal more) when it does not fit."""
-        if self.held and self.held + size > self._most:
+        """Count a request of `size` bytes from now on; False, and one more refusal, when it does not fit."""
+        if self.in_use and self.in_use + size > self._most:
             self.refused += 1
             return False
-        self.held += size
+        self.in_use += size
         return True
 
-    def hold(self, size: int) -> None:
-        """Count what is there already: an answer under way."""
-        self.held += size
+    def add(self, size: int) -> None:
+        """Count bytes that are in memory already, as those of an answer; fewer where `size` is negative."""
+        self.in_use += size
 
-    def give_back(self, size: int) -> None:
-        self.held -= size
+    def release(self, size: int) -> None:
+        self.in_use -= size
 
     def refusal(self) -> OverloadedError:
-        """What a refused client is told."""
+        """Make the error for a client whose request was refused."""
         return OverloadedError(
-            f"this member is overloaded: requests and answers hold {self.held >> 20} of {self._most >> 20} MiB;"
+            f"this member is overloaded: requests and answers hold {self.in_use >> 20} of {self._most >> 20} MiB;"
             " nothing was applied, try again"
         )

@@ -133,7 +133,7 @@ class Durability:
         # that would leave a disk that is well, and tell its operator the opposite. What the sync would have covered
         # is not durable meanwhile, whoever is to blame.
         if late_ms > LATE_MS:
-            log.warning("the event loop was held for %d ms, which is not counted for the sync under way", late_ms)
+            log.warning("the event loop was blocked for %d ms, which is not counted for the sync under way", late_ms)
         elif sync.begun and not sync.ended:
             looks += 1
         if looks < LOOKS:

@@ -83,7 +83,7 @@ from replset.replication.write_ops import WriteGroup
 from replset.replication.write_queue import WriteQueue
 from replset.runtime.admission import Admission
 from replset.runtime.background import BackgroundTasks
-from replset.runtime.connections import Slots
+from replset.runtime.connections import ConnectionSlots
 from replset.runtime.data_replacement import DataReplacement
 from replset.runtime.durability import Durability
 from replset.runtime.durability_mark import DurabilityMark
@@ -142,7 +142,7 @@ class RunningMember:
         ports: MemberPorts,
         *,
         keys: Keys | None = None,
-        wire_slots: Slots | None = None,
+        wire_slots: ConnectionSlots | None = None,
         steps: StepSizes | None = None,
     ) -> Self:
         """Open the files, finish what a crash interrupted, listen, and begin to take part.
@@ -174,7 +174,7 @@ class RunningMember:
                 files,
                 context,
                 keys=keys,
-                wire_slots=wire_slots or Slots(options.max_connections, "wire"),
+                wire_slots=wire_slots or ConnectionSlots(options.max_connections, "wire"),
                 steps=steps,
                 process_id=process_id,
                 rolling_back=not rollback_is_finished,
@@ -194,7 +194,7 @@ class RunningMember:
         context: MemberContext,
         *,
         keys: Keys | None,
-        wire_slots: Slots,
+        wire_slots: ConnectionSlots,
         steps: StepSizes,
         process_id: ObjectId,
         rolling_back: bool,

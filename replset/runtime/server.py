@@ -12,12 +12,13 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from itertools import count
-from typing import Protocol, cast
+from typing import cast
 
 from replset.bson import InvalidBSONError, RawDocument, decode, encode
 from replset.commands.command import PROVE
 from replset.commands.cursors import CursorTable
-from replset.commands.ports import CommandRequest, ConnectionContext, Owner, Reply
+from replset.commands.dispatcher import Dispatcher
+from replset.commands.ports import CommandRequest, ConnectionContext, Owner
 from replset.errors import (
     BadValueError,
     ErrorCode,
@@ -30,7 +31,7 @@ from replset.errors import (
 from replset.ids import HostPort
 from replset.replication.ports import Listener, Network
 from replset.runtime.admission import SMALL_BYTES, STALLED_S, Admission
-from replset.runtime.connections import Slots
+from replset.runtime.connections import ConnectionSlots
 from replset.wire.framing import FrameReader, WireMessage, encode_reply
 
 log = logging.getLogger("replset.server")
@@ -41,15 +42,9 @@ MAX_QUEUED_BYTES = 1 << 20
 """The same in bytes; what waits may be over it by the one message that was being read."""
 TURN = 16
 """Commands of one connection in a row, before everything else on the loop gets its turn."""
-HELLO = frozenset({"hello", "isMaster", "ismaster"})
-EVEN_WHEN_FULL = HELLO | {"ping", "endSessions", "killCursors", "replSetGetStatus", "serverStatus", PROVE}
+HELLO_COMMANDS = frozenset({"hello", "isMaster", "ismaster"})
+ALLOWED_WHEN_FULL = HELLO_COMMANDS | {"ping", "endSessions", "killCursors", "replSetGetStatus", "serverStatus", PROVE}
 """What a client may ask of a member that is overloaded: it costs little, and says what is the matter."""
-
-
-class Runs(Protocol):
-    """The dispatcher, as far as the server knows it."""
-
-    async def run(self, request: CommandRequest) -> Reply: ...
 
 
 class WireServer:
@@ -58,11 +53,11 @@ class WireServer:
     def __init__(
         self,
         network: Network,
-        dispatcher: Runs,
+        dispatcher: Dispatcher,
         *,
         drops_inbound: Callable[[HostPort], bool],
         drops_outbound: Callable[[HostPort], bool],
-        slots: Slots,
+        slots: ConnectionSlots,
         admission: Admission,
         cursors: CursorTable | None = None,
         needs_proof: bool = False,
@@ -78,7 +73,7 @@ class WireServer:
         self.drops_outbound = drops_outbound
         self.slots = slots
         self.admission = admission
-        self.connections: set[Connection] = set()
+        self.connections: set[WireConnection] = set()
         self.connection_ids = count(1)
         self.reply_ids = count(1)
         self._network = network
@@ -90,7 +85,7 @@ class WireServer:
 
     async def start(self, address: HostPort) -> None:
         """Listen; OSError when the address is taken."""
-        self._listening = await self._network.serve(address, lambda: Connection(self))
+        self._listening = await self._network.serve(address, lambda: WireConnection(self))
 
     def client_left(self, owner: Owner) -> None:
         """One connection of this client is closed. With the last one its cursors end."""
@@ -100,7 +95,7 @@ class WireServer:
         if not any(connection.owner == owner for connection in self.connections):
             cursors.client_left(owner)
 
-    def shed(self) -> None:
+    def end_stalled(self) -> None:
         """End the connections that hold room for a message that does not come."""
         for connection in [connection for connection in self.connections if connection.is_stalled]:
             log.warning("%s sends no more of a large message: closed", connection.peer)
@@ -114,23 +109,23 @@ class WireServer:
         await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
 
 
-class Connection(asyncio.Protocol):
+class WireConnection(asyncio.Protocol):
     """One client or member."""
 
     def __init__(self, server: WireServer) -> None:
         self._server = server
-        self._heard_at = 0.0
-        self._held = 0  # bytes of what has to be admitted, counted by the server for all connections
+        self._received_at = 0.0
+        self._admitted_bytes = 0  # bytes of what has to be admitted, counted by the server for all connections
         self._reader = FrameReader(self._admit)
         self._queue: deque[WireMessage] = deque()
         self._queued_bytes = 0  # received since the queue was last empty
-        self._queue_held = 0  # of these, what counts as held by the server
-        self._wake: asyncio.Future[None] | None = None
+        self._queue_admitted = 0  # of these, what counts as held by the server
+        self._arrived: asyncio.Future[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
         self._reading = True
-        self._running: WireMessage | None = None
-        self._gone = False  # closed by its client, with commands that nobody waits for still to be carried out
+        self._current: WireMessage | None = None
+        self._is_closed_by_client = False  # yet commands that need no answer are left
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
         self._context = ConnectionContext(next(server.connection_ids))
@@ -139,7 +134,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._heard_at = asyncio.get_running_loop().time()
+        self._received_at = asyncio.get_running_loop().time()
         if not self._server.slots.take(self):
             self._transport.abort()
             return
@@ -149,11 +144,11 @@ class Connection(asyncio.Protocol):
         self._task = asyncio.get_running_loop().create_task(self._serve())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        rest = [*self._queue] if self._running is None else [self._running, *self._queue]
+        rest = [*self._queue] if self._current is None else [self._current, *self._queue]
         self._transport = None
         self._writable.set()
         if exc is None and self._task is not None and rest and all(message.more_to_come for message in rest):
-            self._gone = True
+            self._is_closed_by_client = True
         else:
             self.end()
 
@@ -163,9 +158,9 @@ class Connection(asyncio.Protocol):
         self._server.slots.release(self)
         if self._transport is not None:
             self._transport.abort()
-        self._give_back(self._held)
-        self._server.admission.give_back(self._queue_held)
-        self._queue_held = 0
+        self._release(self._admitted_bytes)
+        self._server.admission.release(self._queue_admitted)
+        self._queue_admitted = 0
         if self.owner is not None:
             self._server.client_left(self.owner)
         task, self._task = self._task, None
@@ -183,21 +178,21 @@ class Connection(asyncio.Protocol):
 
     @property
     def idle_since(self) -> float | None:
-        """See connections.Holder: nothing of its client's runs or waits to be taken, and it is no member."""
-        at_work = self._running is not None or self._queue or not self._writable.is_set() or self._context.is_member
-        return None if at_work else self._heard_at
+        """See connections.SlotUser: nothing of its client's runs or waits to be taken, and it is no member."""
+        at_work = self._current is not None or self._queue or not self._writable.is_set() or self._context.is_member
+        return None if at_work else self._received_at
 
-    def let_go(self) -> None:
+    def close_idle(self) -> None:
         self.end()
 
     @property
     def is_stalled(self) -> bool:
         """Whether its client began a large message and sends no more of it."""
-        since = asyncio.get_running_loop().time() - self._heard_at
+        since = asyncio.get_running_loop().time() - self._received_at
         return self._reading and self._reader.pending > 0 and since > STALLED_S
 
     def data_received(self, data: bytes) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
+        self._received_at = asyncio.get_running_loop().time()
         try:
             messages = self._reader.feed(data)
         except RemoteProtocolError as error:
@@ -207,8 +202,8 @@ class Connection(asyncio.Protocol):
         self._queued_bytes += len(data)
         if not self._queue:
             return
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
         self._count_queue()
         over = len(self._queue) > MAX_QUEUED or self._queued_bytes > MAX_QUEUED_BYTES
         if over and self._reading and self._transport is not None:
@@ -223,20 +218,20 @@ class Connection(asyncio.Protocol):
         """Count what waits behind the command that runs, unless it is little. Large messages are counted one by one."""
         many = len(self._queue) > 1 and self._queued_bytes > SMALL_BYTES
         size = min(self._queued_bytes, MAX_QUEUED_BYTES) if many else 0
-        self._server.admission.hold(size - self._queue_held)
-        self._queue_held = size
+        self._server.admission.add(size - self._queue_admitted)
+        self._queue_admitted = size
 
     def _admit(self, size: int) -> bool:
         if not self._server.admission.admit(size):
-            self._server.shed()
+            self._server.end_stalled()
             return False
-        self._held += size
+        self._admitted_bytes += size
         return True
 
-    def _give_back(self, size: int) -> None:
-        size = min(size, self._held)  # a connection that ended has given back all
-        self._held -= size
-        self._server.admission.give_back(size)
+    def _release(self, size: int) -> None:
+        size = min(size, self._admitted_bytes)  # a connection that ended has given back all
+        self._admitted_bytes -= size
+        self._server.admission.release(size)
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -247,39 +242,39 @@ class Connection(asyncio.Protocol):
     # --- the commands' side --------------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
-        in_a_row = 0
+        run_in_turn = 0
         try:
             while True:
-                if not self._queue and self._gone:
+                if not self._queue and self._is_closed_by_client:
                     self.end()
                     return
                 if not self._queue:
-                    in_a_row = 0
-                    self._wake = asyncio.get_running_loop().create_future()
-                    await self._wake
-                elif in_a_row >= TURN:
-                    in_a_row = 0
+                    run_in_turn = 0
+                    self._arrived = asyncio.get_running_loop().create_future()
+                    await self._arrived
+                elif run_in_turn >= TURN:
+                    run_in_turn = 0
                     await asyncio.sleep(0)
-                in_a_row += 1
-                self._running = message = self._queue.popleft()
-                self._read_on()
+                run_in_turn += 1
+                self._current = message = self._queue.popleft()
+                self._resume_reading()
                 await self._answer(message)
-                self._running = None
-                self._give_back(message.admitted)
+                self._current = None
+                self._release(message.admitted)
                 if not self._writable.is_set():
-                    await self._until_taken()
+                    await self._wait_until_sent()
         except Exception:  # not a command's failure, which is an answer; whoever waits for one must not wait for ever
             self.end()
             raise
 
-    async def _until_taken(self) -> None:
+    async def _wait_until_sent(self) -> None:
         """Wait until the client has taken its answer. One that takes nothing of it for STALLED_S is let go."""
         counted = 0
         while not self._writable.is_set() and self._transport is not None:
             left = self._transport.get_write_buffer_size()
             large = left if left > SMALL_BYTES else 0
-            self._held += large - counted
-            self._server.admission.hold(large - counted)
+            self._admitted_bytes += large - counted
+            self._server.admission.add(large - counted)
             counted = large
             try:
                 await asyncio.wait_for(self._writable.wait(), STALLED_S)
@@ -288,9 +283,9 @@ class Connection(asyncio.Protocol):
                     log.warning("%s took nothing of its answer for %.0f s", self._context.peer, STALLED_S)
                     self.end()
                     return
-        self._give_back(counted)
+        self._release(counted)
 
-    def _read_on(self) -> None:
+    def _resume_reading(self) -> None:
         """Read again once little enough waits."""
         waiting = len(self._queue)
         if not waiting:
@@ -303,7 +298,7 @@ class Connection(asyncio.Protocol):
 
     async def _answer(self, message: WireMessage) -> None:
         if message.refused:
-            self._say(message, self._overloaded())
+            self._reply(message, self._overloaded())
             return
         try:
             for _ in message.cut():
@@ -312,41 +307,41 @@ class Connection(asyncio.Protocol):
             self._end_for(error)
             return
         except BadValueError as error:
-            self._say(message, _refusal(error))
+            self._reply(message, _refusal(error))
             return
         streams = False
         try:
-            if message.body.first_key in HELLO:
+            if message.body.first_key in HELLO_COMMANDS:
                 self._recognise_member(message.body)
-                streams = message.exhaust_allowed and _waits(message.body)
+                streams = message.exhaust_allowed and _is_awaitable(message.body)
         except InvalidBSONError as error:
-            self._say(message, _refusal(error))
+            self._reply(message, _refusal(error))
             return
         member = self._context.member
         if member is not None and self._server.drops_inbound(member):
             return
-        if self._server.slots.is_kept(self) and (streams or not self._is_kept_for(message.body)):
+        if self._server.slots.is_reserved(self) and (streams or not self._may_use_reserved(message.body)):
             # Kept for members, which say only here that they are some: an ordinary client that works on this slot
             # would keep a vote or a heartbeat from the set.
-            self._say(message, _refusal(OverloadedError("this member is overloaded: too many connections")))
+            self._reply(message, _refusal(OverloadedError("this member is overloaded: too many connections")))
             self.end()
             return
         reply = await self._run(message)
         if streams and not message.more_to_come:
             await self._stream_hello(message, reply)
         else:
-            self._say(message, reply)
+            self._reply(message, reply)
 
-    def _say(self, message: WireMessage, reply: bytes) -> None:
+    def _reply(self, message: WireMessage, reply: bytes) -> None:
         """Answer, unless nobody waits for it or a cut swallows it."""
         member = self._context.member
         if not message.more_to_come and (member is None or not self._server.drops_outbound(member)):
             self._send(message, reply)
 
-    def _is_kept_for(self, body: RawDocument) -> bool:
+    def _may_use_reserved(self, body: RawDocument) -> bool:
         """Whether a kept slot is for this command."""
-        waits = "topologyVersion" in body and _waits(body)
-        return self._context.is_member or (body.first_key in EVEN_WHEN_FULL and not waits)
+        waits = "topologyVersion" in body and _is_awaitable(body)
+        return self._context.is_member or (body.first_key in ALLOWED_WHEN_FULL and not waits)
 
     def _recognise_member(self, body: RawDocument) -> None:
         host = body.get("replsetMember")
@@ -361,7 +356,7 @@ class Connection(asyncio.Protocol):
         if not isinstance(database, str):
             return _refusal(ReplError("the command has no $db", code=ErrorCode.MISSING_DATABASE))
         is_full = self._server.admission.is_full and not self._context.is_member and not message.admitted
-        if is_full and message.body.first_key not in EVEN_WHEN_FULL:
+        if is_full and message.body.first_key not in ALLOWED_WHEN_FULL:
             self._server.admission.refused += 1
             return self._overloaded()
         request = CommandRequest(database, message.body, message.sequences, self._context, "wire", message.legacy_query)
@@ -395,13 +390,13 @@ class Connection(asyncio.Protocol):
             reply_id = self._send(message, reply, more_to_come=more)
             if not more:
                 return
-            await self._until_taken()
+            await self._wait_until_sent()
             body = RawDocument(encode({**decode(message.body.raw), "topologyVersion": version}))
             message = WireMessage(reply_id, 0, body, {}, False, True)
             reply = await self._run(message)
 
 
-def _waits(hello: RawDocument) -> bool:
+def _is_awaitable(hello: RawDocument) -> bool:
     """Whether each answer of a stream waits for something: one without a pause would never let the loop go."""
     patience = hello.get("maxAwaitTimeMS")
     return "topologyVersion" in hello and isinstance(patience, int | float) and patience > 0

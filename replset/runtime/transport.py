@@ -36,8 +36,8 @@ class Transport:
         self._network = network
         self._clock = clock
         self._local_host = local_host
-        self._idle: dict[HostPort, list[_Connection]] = {}
-        self._in_use: set[_Connection] = set()
+        self._idle: dict[HostPort, list[_PeerConnection]] = {}
+        self._in_use: set[_PeerConnection] = set()
         self._cut_in: frozenset[HostPort] = frozenset()
         self._cut_out: frozenset[HostPort] = frozenset()
         self._delayed: frozenset[HostPort] = frozenset()
@@ -54,7 +54,7 @@ class Transport:
         deadline = self._clock.now() + timeout_ms
         if host in self._cut_out:
             await self._silence(host, deadline)
-        connection: _Connection | None = None
+        connection: _PeerConnection | None = None
         try:
             async with asyncio.timeout(max(1, timeout_ms) / 1000):
                 if host in self._delayed:
@@ -74,7 +74,7 @@ class Transport:
             await self._silence(host, deadline)
         return reply
 
-    async def _take(self, host: HostPort) -> _Connection:
+    async def _take(self, host: HostPort) -> _PeerConnection:
         idle = self._idle.setdefault(host, [])
         while idle:
             connection = idle.pop()
@@ -82,7 +82,7 @@ class Transport:
                 self._in_use.add(connection)
                 return connection
             connection.abort()
-        connection = _Connection(host, self._local_host)
+        connection = _PeerConnection(host, self._local_host)
         try:
             await self._network.connect(host, lambda: connection)
             if self._keys is not None:
@@ -98,7 +98,7 @@ class Transport:
         self._in_use.add(connection)
         return connection
 
-    def _give_back(self, connection: _Connection) -> None:
+    def _give_back(self, connection: _PeerConnection) -> None:
         self._in_use.discard(connection)
         idle = self._idle.setdefault(connection.host, [])
         if connection.is_fit and len(idle) < MAX_IDLE and not self._closed:
@@ -160,7 +160,7 @@ def _finish(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-class _Connection(asyncio.Protocol):
+class _PeerConnection(asyncio.Protocol):
     """One connection to another member; one command at a time."""
 
     def __init__(self, host: HostPort, local_host: HostPort) -> None:

@@ -37,7 +37,7 @@ class StallReports:
             return None
         more = f" ({self._left_out} more since the last report, up to {self._longest_ms} ms)" if self._left_out else ""
         self._reported_at, self._left_out, self._longest_ms = now_s, 0, 0
-        return f"the event loop was held for over {held_ms} ms{more}, at:\n{where}"
+        return f"the event loop was blocked for over {held_ms} ms{more}, at:\n{where}"
 
 
 class Watchdog:

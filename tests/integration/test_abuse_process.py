@@ -88,7 +88,7 @@ def test_idle_connections_up_to_the_last_descriptor_keep_no_election_from_being_
     for member in rest:
         assert member.is_running(), member.last_words()
         log = member.log.read_text()
-        assert 1 <= log.count("idle clients are let go") <= 4, "a line a minute and port"
+        assert 1 <= log.count("closes the longest idle client") <= 4, "a line a minute and port"
 
 
 @contextlib.contextmanager

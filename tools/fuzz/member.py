@@ -15,7 +15,7 @@ from replset.bson import RawDocument, decode, encode
 from replset.commands.ports import CommandRequest, ConnectionContext, Source
 from replset.errors import LONGEST_MESSAGE
 from replset.runtime.member import RunningMember
-from replset.runtime.server import Connection
+from replset.runtime.server import WireConnection
 from tests.simulation.kit.cluster import SimCluster
 
 T = TypeVar("T")
@@ -153,7 +153,7 @@ class Wire(asyncio.Transport):
     def __init__(self, one: OneMember) -> None:
         super().__init__()
         self._loop = one.cluster.loop
-        self.protocol = Connection(one.member._server)
+        self.protocol = WireConnection(one.member._server)
         self.written = b""
         self.is_open = True
         self.reading = True

@@ -108,7 +108,7 @@ def check(one: OneMember, value: tuple[bytes, list[int], bool]) -> str:
     (answer,) = FrameReader().feed(one.cluster.run(ping()))
     assert (answer.response_to, decode(answer.body.raw)["ok"]) == (PING_ID, 1.0)
     one.is_well()
-    assert one.member.admission.held == 0
+    assert one.member.admission.in_use == 0
     return told
 
 

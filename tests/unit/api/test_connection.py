@@ -15,7 +15,7 @@ from api import connection, exchange, limits
 from api.serve import HttpServer
 from replset.cli.local_set import free_ports
 from replset.ids import HostPort
-from replset.runtime.connections import Slots
+from replset.runtime.connections import ConnectionSlots
 from tests.unit.api.kit import Api
 from tests.unit.runtime.served import on_sockets
 
@@ -26,7 +26,7 @@ POST = b"POST /v1/action/find HTTP/1.1\r\nhost: localhost\r\ncontent-type: appli
 class Served:
     def __init__(self, api: Api, port: int, most: int) -> None:
         self.api, self.port = api, port
-        self.slots = Slots(most, "HTTP")
+        self.slots = ConnectionSlots(most, "HTTP")
         self.server = HttpServer(api.app, HostPort(f"127.0.0.1:{port}"), self.slots, api.member.admission, 64)
 
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -99,7 +99,7 @@ async def test_a_head_without_end_is_refused_long_before_it_is_large(api: Api) -
             answer = b""
         assert status_of(answer) in (0, 431)
         assert sent < 8 << 20 or answer
-        assert api.member.admission.held == 0
+        assert api.member.admission.in_use == 0
         writer.close()
 
 
@@ -143,7 +143,7 @@ async def test_idle_connections_are_closed_for_new_ones_and_reserved_slots_serve
             working.append(await served.open())
             working[-1][1].write(request)
         async with asyncio.timeout(10):
-            while sum(holder.idle_since is None for holder in served.slots._held) < 14:  # noqa: ASYNC110 - a count
+            while sum(holder.idle_since is None for holder in served.slots._open) < 14:  # noqa: ASYNC110 - a count
                 await asyncio.sleep(0.01)
         refused = await served.answer(request.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
         assert status_of(refused) == 503
@@ -160,7 +160,7 @@ async def test_health_is_served_beside_half_sent_bodies(api: Api) -> None:
         for _, writer in opened:
             writer.write(POST + b'content-length: 1000\r\n\r\n{"a"')
         async with asyncio.timeout(10):
-            while sum(holder.idle_since is None for holder in served.slots._held) < 14:  # noqa: ASYNC110 - a count
+            while sum(holder.idle_since is None for holder in served.slots._open) < 14:  # noqa: ASYNC110 - a count
                 await asyncio.sleep(0.01)
         for _ in range(4):  # on the two slots that are kept
             opened.append(await served.open())
@@ -177,15 +177,15 @@ def test_half_a_body_counts_from_its_first_byte(api: Api) -> None:
     held = []
 
     async def receive() -> dict[str, Any]:
-        held.append(api.member.admission.held)
+        held.append(api.member.admission.in_use)
         return {"type": "http.request", "body": b" " * 1000, "more_body": len(held) < 5}
 
     async def send(message: Any) -> None:
-        held.append(api.member.admission.held)
+        held.append(api.member.admission.in_use)
 
     api.exchange(receive, send)
     assert held[:5] == [0, 1000, 2000, 3000, 4000]
-    assert api.member.admission.held == 0
+    assert api.member.admission.in_use == 0
 
 
 @on_sockets
@@ -204,9 +204,9 @@ async def test_answers_that_the_client_does_not_read_count_and_end(api: Api, mon
             while len(served.slots):
                 writer.write(request * 50)
                 await asyncio.sleep(0.05)
-                most = max(most, api.member.admission.held)
+                most = max(most, api.member.admission.in_use)
                 if most and writer.is_closing():
                     break
         assert most > 0, "what waits to be taken counts"
-        assert api.member.admission.held == 0
+        assert api.member.admission.in_use == 0
         writer.close()

@@ -11,7 +11,7 @@ import pytest
 from api import exchange, limits
 from api.exchange import Send
 from api.guard import Guard
-from replset.runtime.admission import MAX_HELD_BYTES, Admission
+from replset.runtime.admission import MAX_BYTES_IN_USE, Admission
 from tests.unit.api.kit import Api
 
 LARGE = "x" * 200_000
@@ -21,8 +21,8 @@ def test_a_large_body_beyond_the_limit_is_refused_and_others_are_released() -> N
     api = Api()
     api.member.admission = Admission(300_000)
     assert api.act("insertOne", document={"_id": 1, "pad": LARGE}).status_code == 201
-    assert api.member.admission.held == 0
-    api.member.admission.hold(200_000)
+    assert api.member.admission.in_use == 0
+    api.member.admission.add(200_000)
     answer = api.act("insertOne", document={"_id": 2, "pad": LARGE})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     body = answer.json()
@@ -31,13 +31,13 @@ def test_a_large_body_beyond_the_limit_is_refused_and_others_are_released() -> N
     assert "nothing was applied" in body["errmsg"]
     assert api.act("insertOne", document={"_id": 3}).status_code == 201
     assert api.command_names() == ["insert", "insert"]
-    assert (api.member.admission.held, api.member.admission.refused) == (200_000, 1)
+    assert (api.member.admission.in_use, api.member.admission.refused) == (200_000, 1)
 
 
 @pytest.mark.parametrize("path", ["/v1/action/find", "/v1/command/admin"])
 def test_commands_are_refused_while_the_memory_limit_is_reached(path: str) -> None:
     api = Api()
-    api.member.admission.hold(MAX_HELD_BYTES)
+    api.member.admission.add(MAX_BYTES_IN_USE)
     assert api.post(path, {"ping": 1}).json()["code"] == 462
     assert api.command_names() == []
     assert api.get("/health").status_code == 200
@@ -76,7 +76,7 @@ def test_a_long_answer_is_sent_in_pieces_and_counts_until_it_is_read() -> None:
 
     async def send(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.body":
-            sent.append((len(message["body"]), message["more_body"], api.member.admission.held))
+            sent.append((len(message["body"]), message["more_body"], api.member.admission.in_use))
 
     run_limits(api, long_answer, send)
     piece = limits.PIECE_BYTES
@@ -87,7 +87,7 @@ def test_a_long_answer_is_sent_in_pieces_and_counts_until_it_is_read() -> None:
         (piece, True, 1_000_000 - 2 * piece),
         (left, False, left),
     ]
-    assert api.member.admission.held == 0
+    assert api.member.admission.in_use == 0
 
 
 def test_an_answer_that_the_client_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def test_an_answer_that_the_client_does_not_read_is_given_up(monkeypatch: pytest
             await asyncio.Event().wait()
 
     run_limits(api, long_answer, send)
-    assert api.member.admission.held == 0
+    assert api.member.admission.in_use == 0
 
 
 def test_an_answer_in_small_pieces_that_the_client_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -
     sent: list[MutableMapping[str, Any]] = []
 
     async def receive() -> MutableMapping[str, Any]:
-        if api.member.admission.held:
+        if api.member.admission.in_use:
             await asyncio.Event().wait()
         return {"type": "http.request", "body": b"x" * 100_000, "more_body": True}
 
@@ -136,12 +136,12 @@ def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -
     api.exchange(receive, send)
     assert sent[0]["status"] == 408
     assert b"stopped coming after 100000 bytes" in sent[1]["body"]
-    assert api.member.admission.held == 0
+    assert api.member.admission.in_use == 0
 
 
 def test_the_body_of_a_refused_request_is_read_to_its_end() -> None:
     api = Api()
-    api.member.admission.hold(MAX_HELD_BYTES)
+    api.member.admission.add(MAX_BYTES_IN_USE)
     left = 3
     sent: list[tuple[str, int]] = []
 

@@ -173,7 +173,7 @@ def test_restore_answers_as_the_tool_does_and_twice_changes_nothing(
     after, writes = live.rows(), live.writes
     again = restored(api, manifest)
     assert (again["counts"], live.rows(), live.writes) == ({**done["counts"], "done": 0, "there": 3}, after, writes)
-    assert api.member.admission.held == 0
+    assert api.member.admission.in_use == 0
 
 
 AT = "2023-11-14T22:13:20+00:00"
@@ -399,13 +399,13 @@ def test_what_a_comparison_takes_is_counted(
     api: Api, live: FakeSet, manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
-    live.before_write = lambda writes: seen.append(api.member.admission.held)
+    live.before_write = lambda writes: seen.append(api.member.admission.in_use)
     restored(api, manifest)
-    assert (seen[0] // recovery.RECORD_BYTES, api.member.admission.held) == (4, 0)  # and the request's own bytes
+    assert (seen[0] // recovery.RECORD_BYTES, api.member.admission.in_use) == (4, 0)  # and the request's own bytes
     monkeypatch.setattr(recovery, "RESERVED_BYTES_MAX", 500)
     restored(api, manifest, policy="overwrite")
     assert seen[1] // 100 == 5
-    api.member.admission.hold(128 << 20)
+    api.member.admission.add(128 << 20)
     refused(api.get(url_of(manifest, "diff")), 503, 462)
 
 

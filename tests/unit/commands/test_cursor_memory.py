@@ -37,23 +37,23 @@ def later(member: FakeMember, ms: int) -> None:
 
 def test_a_sorted_cursor_counts_until_it_is_read_to_its_end(client: Client, member: FakeMember) -> None:
     cursor = open_sorted(client)
-    begun = member.admission.held
+    begun = member.admission.in_use
     assert begun >= EACH * 0.9
     client.ok({"getMore": cursor, "collection": "c", "batchSize": 150})
-    assert member.admission.held < begun * 0.6
+    assert member.admission.in_use < begun * 0.6
     client.ok({"getMore": cursor, "collection": "c"})
-    assert member.admission.held == 0
+    assert member.admission.in_use == 0
     client.ok({"find": "c", "sort": {"n": 1}, "batchSize": 2, "singleBatch": True})
-    assert member.admission.held == 0
+    assert member.admission.in_use == 0
 
 
 def test_a_sorted_cursor_counts_until_it_is_killed(client: Client, member: FakeMember) -> None:
     cursor = open_sorted(client)
     client.ok({"killCursors": "c", "cursors": [cursor]})
-    assert member.admission.held == 0
+    assert member.admission.in_use == 0
     open_sorted(client)
     client.dispatcher.cursors.close_all()
-    assert member.admission.held == 0
+    assert member.admission.in_use == 0
 
 
 def test_cursors_that_are_not_read_from_make_room(client: Client, member: FakeMember, bound: int) -> None:
@@ -63,7 +63,7 @@ def test_cursors_that_are_not_read_from_make_room(client: Client, member: FakeMe
     later(member, RECENTLY_USED_MS // 2)
     for _ in range(5):
         third = open_sorted(client)
-        assert member.admission.held <= bound
+        assert member.admission.in_use <= bound
         later(member, RECENTLY_USED_MS)
     assert client.code({"getMore": second, "collection": "c"}) == 43
     assert client.ok({"getMore": third, "collection": "c"})["cursor"]["id"] == 0
@@ -73,10 +73,10 @@ def test_where_all_are_read_from_one_more_is_refused(client: Client, member: Fak
     opened = [open_sorted(client), open_sorted(client)]
     reply = client.run(SORTED)
     assert (reply["code"], "SystemOverloadedError" in reply["errorLabels"]) == (462, True)
-    assert member.admission.held <= bound
+    assert member.admission.in_use <= bound
     for cursor in opened:
         client.ok({"getMore": cursor, "collection": "c"})
-    assert member.admission.held == 0, "what was refused holds nothing"
+    assert member.admission.in_use == 0, "what was refused holds nothing"
     assert open_sorted(client)
 
 
@@ -97,7 +97,7 @@ def test_cursors_end_with_their_client_and_with_time(client: Client, member: Fak
     assert client.code({"getMore": others, "collection": "c"}) == 43
     later(member, IDLE_MS + 1)
     table.sweep()
-    assert (len(table), member.admission.held) == (0, 0)
+    assert (len(table), member.admission.in_use) == (0, 0)
     assert client.code({"getMore": mine, "collection": "c"}) == 43
     client.connection = ConnectionContext(0, "10.0.0.1:1")  # HTTP's: it has no connection that stays
     assert client.connection.owner is None

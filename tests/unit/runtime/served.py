@@ -12,8 +12,8 @@ from typing import Any
 from replset.bson import encode
 from replset.commands.ports import CommandRequest, Reply
 from replset.ids import HostPort
-from replset.runtime.admission import MAX_HELD_BYTES, Admission
-from replset.runtime.connections import Slots
+from replset.runtime.admission import MAX_BYTES_IN_USE, Admission
+from replset.runtime.connections import ConnectionSlots
 from replset.runtime.network import RealNetwork
 from replset.runtime.server import WireServer
 from replset.wire.framing import FrameReader, WireMessage, encode_msg
@@ -102,7 +102,7 @@ class Client:
 class Served:
     """A listening server and the cuts that it asks about."""
 
-    def __init__(self, max_connections: int = 100, most_held: int = MAX_HELD_BYTES) -> None:
+    def __init__(self, max_connections: int = 100, most_held: int = MAX_BYTES_IN_USE) -> None:
         self.admission = Admission(most_held)
         self.dispatcher = Dispatcher()
         self.dropped_in: set[str] = set()
@@ -125,7 +125,7 @@ class Served:
             self.dispatcher,
             drops_inbound=self.dropped_in.__contains__,
             drops_outbound=self.dropped_out.__contains__,
-            slots=Slots(max_connections, "wire"),
+            slots=ConnectionSlots(max_connections, "wire"),
             admission=self.admission,
         )
 

@@ -6,18 +6,18 @@ import resource
 
 import pytest
 
-from replset.runtime.connections import KEPT, Slots, raise_descriptor_limit, share_descriptors
+from replset.runtime.connections import RESERVED_SLOTS, ConnectionSlots, raise_descriptor_limit, share_descriptors
 
 
 class One:
     """A connection that is idle since then, or at work."""
 
-    def __init__(self, slots: Slots, idle_since: float | None) -> None:
+    def __init__(self, slots: ConnectionSlots, idle_since: float | None) -> None:
         self.idle_since = idle_since
         self.closed = False
         self.has_slot = slots.take(self)
 
-    def let_go(self) -> None:
+    def close_idle(self) -> None:
         self.closed = True
 
 
@@ -25,26 +25,26 @@ class One:
     ("limit", "wire", "http"), [(1024, 576, 192), (256, 144, 48), (64, 36, 12), (20_000, 4096, 4096)]
 )
 def test_both_ports_fit_into_the_descriptors(limit: int, wire: int, http: int) -> None:
-    wires, https = Slots(4096), Slots(4096)
+    wires, https = ConnectionSlots(4096), ConnectionSlots(4096)
     share_descriptors(limit, wires, https)
     assert (wires.most, https.most) == (wire, http)
     assert wires.most + https.most <= limit - min(256, limit // 4)
 
 
 def test_fewer_than_fit_are_left_as_they_were_asked_for() -> None:
-    wires, https = Slots(10), Slots(4096)
+    wires, https = ConnectionSlots(10), ConnectionSlots(4096)
     share_descriptors(1024, wires, https)
     assert wires.most == 10
     assert wires.most + https.most <= 768
 
 
 def test_the_longest_idle_one_is_let_go() -> None:
-    slots = Slots(3)
+    slots = ConnectionSlots(3)
     ones = [One(slots, 5.0), One(slots, 3.0), One(slots, None)]
     newcomer = One(slots, 9.0)
     assert newcomer.has_slot
     assert [one.closed for one in ones] == [False, True, False]
-    assert (len(slots), slots.let_go) == (3, 1)
+    assert (len(slots), slots.closed_idle) == (3, 1)
 
 
 class Counted(One):
@@ -52,7 +52,7 @@ class Counted(One):
 
     asked = 0
 
-    def __init__(self, slots: Slots, idle_since: float | None) -> None:
+    def __init__(self, slots: ConnectionSlots, idle_since: float | None) -> None:
         self._idle_since = idle_since
         super().__init__(slots, idle_since)
 
@@ -68,19 +68,19 @@ class Counted(One):
 
 @pytest.mark.parametrize("idle", [True, False])
 def test_thousands_that_come_when_all_slots_are_taken_do_not_each_look_at_all(idle: bool) -> None:
-    slots = Slots(2000)
+    slots = ConnectionSlots(2000)
     ones = [Counted(slots, float(number) if idle else None) for number in range(2000)]
     Counted.asked = 0
     more = [Counted(slots, float(number) if idle else None) for number in range(2000, 4000)]
     assert Counted.asked < 100_000
-    assert len(slots) == (2000 - KEPT if idle else 2000)
+    assert len(slots) == (2000 - RESERVED_SLOTS if idle else 2000)
     if idle:
         assert sum(one.closed for one in ones) >= 1900
         assert not more[-1].closed
 
 
 def test_whoever_was_heard_meanwhile_is_not_the_longest_idle() -> None:
-    slots = Slots(3)
+    slots = ConnectionSlots(3)
     first, second, third = (One(slots, float(number)) for number in range(3))
     fourth = One(slots, 3.0)
     assert first.closed
@@ -94,22 +94,22 @@ def test_whoever_was_heard_meanwhile_is_not_the_longest_idle() -> None:
 
 
 def test_who_works_is_never_let_go_and_some_slots_are_kept() -> None:
-    slots = Slots(1000)
-    at_work = [One(slots, None) for _ in range(1000 - KEPT)]
-    assert not any(slots.is_kept(one) for one in at_work)
-    kept = [One(slots, None) for _ in range(KEPT)]
-    assert all(slots.is_kept(one) for one in kept)
+    slots = ConnectionSlots(1000)
+    at_work = [One(slots, None) for _ in range(1000 - RESERVED_SLOTS)]
+    assert not any(slots.is_reserved(one) for one in at_work)
+    kept = [One(slots, None) for _ in range(RESERVED_SLOTS)]
+    assert all(slots.is_reserved(one) for one in kept)
     assert not One(slots, None).has_slot
     assert len(slots) == 1000
-    for one in at_work[:KEPT]:
+    for one in at_work[:RESERVED_SLOTS]:
         slots.release(one)
         slots.release(one)
-    assert not any(slots.is_kept(one) for one in kept), "there is room for all again"
+    assert not any(slots.is_reserved(one) for one in kept), "there is room for all again"
     assert not any(one.closed for one in [*at_work, *kept])
 
 
 def test_one_line_says_that_it_is_tight(caplog: pytest.LogCaptureFixture) -> None:
-    slots = Slots(2, "wire")
+    slots = ConnectionSlots(2, "wire")
     for since in range(50):
         One(slots, float(since))
     (record,) = caplog.records

@@ -49,7 +49,7 @@ async def test_a_large_command_too_many_is_refused_and_heartbeats_pass() -> None
         go_on.set()
         assert (await busy.receive()).body.get("ok") == 1.0
         assert (await other.ask(large(4)))["ok"] == 1.0
-        assert (served.admission.held, served.admission.refused) == (0, 1)
+        assert (served.admission.in_use, served.admission.refused) == (0, 1)
 
 
 @on_sockets
@@ -65,11 +65,11 @@ async def test_what_a_connection_held_is_given_back_when_it_goes() -> None:
         running.send(large(1))
         await until(lambda: bool(served.dispatcher.asked))
         running.writer.close()
-        await until(lambda: not served.admission.held)
+        await until(lambda: not served.admission.in_use)
         sending.writer.write(encode_msg(1, 0, encode(large(2)))[:500_000])  # and the rest never comes
-        await until(lambda: bool(served.admission.held))
+        await until(lambda: bool(served.admission.in_use))
         sending.writer.close()
-        await until(lambda: not served.admission.held)
+        await until(lambda: not served.admission.in_use)
 
 
 @on_sockets
@@ -88,7 +88,7 @@ async def test_answers_that_nobody_reads_count_and_their_reader_is_let_go(monkey
         assert told(await other.ask({"find": "c", "$db": "d"})) == OVERLOADED
         assert (await other.ask(HELLO))["ok"] == 1.0
         assert (await member.ask({"find": "c", "$db": "d"}))["ok"] == 1.0
-        await until(lambda: not served.admission.held)
+        await until(lambda: not served.admission.in_use)
         assert (await other.ask({"find": "c", "$db": "d"}))["ok"] == 1.0
         assert served.server.connection_count == 2
 
@@ -99,7 +99,7 @@ async def test_a_message_that_stops_coming_makes_room_for_others(monkeypatch: py
     async with serving(most_held=1_500_000) as served:
         stalled, other = await served.client(), await served.client()
         stalled.writer.write(encode_msg(1, 0, encode(large(1)))[:100_000])
-        await until(lambda: bool(served.admission.held))
+        await until(lambda: bool(served.admission.in_use))
         assert told(await other.ask(large(2))) == OVERLOADED
         await asyncio.sleep(0.4)
         assert told(await other.ask(large(3))) == OVERLOADED
@@ -123,20 +123,20 @@ async def test_small_commands_that_wait_count_together() -> None:
         for number in range(40):
             client.send({**ping(number), "x": "x" * 20_000})
         async with asyncio.timeout(PATIENCE_S):
-            while served.admission.held < 400_000:  # noqa: ASYNC110 - a count, no event
+            while served.admission.in_use < 400_000:  # noqa: ASYNC110 - a count, no event
                 await asyncio.sleep(0.01)
         go_on.set()
         for _ in range(41):
             await client.receive()
-        assert served.admission.held == 0
+        assert served.admission.in_use == 0
         other = await served.client()
         go_on.clear()
         other.send({"slow": 1, "$db": "admin"})
         for number in range(40):
             other.send({**ping(number), "x": "x" * 20_000})
         async with asyncio.timeout(PATIENCE_S):
-            while served.admission.held < 400_000:  # noqa: ASYNC110 - a count, no event
+            while served.admission.in_use < 400_000:  # noqa: ASYNC110 - a count, no event
                 await asyncio.sleep(0.01)
             other.writer.close()
-            while served.admission.held:  # noqa: ASYNC110 - a count, no event
+            while served.admission.in_use:  # noqa: ASYNC110 - a count, no event
                 await asyncio.sleep(0.01)

@@ -16,7 +16,7 @@ from replset.errors import HostUnreachableError, NothingSentError
 from replset.ids import HostPort, Millis
 from replset.replication.ports import Listener
 from replset.runtime.admission import Admission
-from replset.runtime.connections import Slots
+from replset.runtime.connections import ConnectionSlots
 from replset.runtime.machine import RealClock
 from replset.runtime.network import RealNetwork
 from replset.runtime.server import WireServer
@@ -87,7 +87,7 @@ class World:
             self.answers,
             drops_inbound=self.dropped_in.__contains__,
             drops_outbound=self.dropped_out.__contains__,
-            slots=Slots(100, "wire"),
+            slots=ConnectionSlots(100, "wire"),
             admission=Admission(),
         )
         self.answers.server = self.server

@@ -10,7 +10,7 @@ def test_many_stalls_give_one_stack_a_minute_and_a_count() -> None:
     texts = [reports.on_stall(second * 1.0, 60 + second, "here") for second in range(int(REPORT_EVERY_S) + 1)]
     written = [text for text in texts if text is not None]
     assert len(written) == 2
-    assert written[0].splitlines() == ["the event loop was held for over 60 ms, at:", "here"]
+    assert written[0].splitlines() == ["the event loop was blocked for over 60 ms, at:", "here"]
     assert f"({int(REPORT_EVERY_S) - 1} more since the last report, up to 119 ms)" in written[1]
     assert reports.stalls == int(REPORT_EVERY_S) + 1
 
