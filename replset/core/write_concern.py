@@ -1,4 +1,4 @@
-"""Write concern: what it asks for, whether it can ever be met, whether it is met (map A8)."""
+"""Write concerns: the value, whether a configuration can meet one, whether an entry meets it (map A8)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAJORITY = "majority"
 
 @dataclass(frozen=True, slots=True)
 class WriteConcern:
-    """`w` members, or the mode "majority"; `j`: on their disks (None: not said); wtimeout_ms 0 waits for ever.
+    """w: number of members, or "majority". j: whether on their disks, None: not given. wtimeout_ms: 0 waits for ever.
 
     provenance: clientSupplied, customDefault or implicitDefault (map W6).
     """
@@ -33,7 +33,7 @@ class WriteConcern:
 
 
 def implicit_default(config: ReplSetConfig) -> WriteConcern:
-    """{w: 1} where arbiters make a majority of copies too many to ask for, else majority (map W6)."""
+    """{w: 1} if with arbiters one lost member could block majority writes, else majority (map W6)."""
     voters = [member for member in config.members if member.votes == 1]
     holders = [member for member in voters if member.bears_data]
     with_arbiters = len(holders) < len(voters)
