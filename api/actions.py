@@ -65,7 +65,7 @@ class ActionCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class ActionType:
     """One action.
 
     fields, required: what its body takes and needs. build: makes the command. answer_fields: makes the answer's fields
@@ -88,7 +88,7 @@ class Action:
 # --- fields of a body -------------------------------------------------------------------------------------------
 
 
-def build_command(action: Action, body: Fields, new_id: NewId) -> ActionCommand:
+def build_command(action: ActionType, body: Fields, new_id: NewId) -> ActionCommand:
     """Check the body and make its command. HttpError 400 names the field that is wrong."""
     fields = _check_fields(action, body)
     command = action.build(fields, new_id)
@@ -102,7 +102,7 @@ def build_command(action: Action, body: Fields, new_id: NewId) -> ActionCommand:
     return command
 
 
-def _check_fields(action: Action, body: Fields) -> Fields:
+def _check_fields(action: ActionType, body: Fields) -> Fields:
     """Return the fields without nulls. HttpError for a field that is unknown, missing or of the wrong type."""
     found: Fields = {}
     for name, value in body.items():
@@ -317,14 +317,16 @@ def _required(*names: str) -> frozenset[str]:
     return frozenset({"database", "collection", *names})
 
 
-ACTIONS: dict[str, Action] = {
+ACTIONS: dict[str, ActionType] = {
     action.name: action
     for action in (
-        Action(
+        ActionType(
             "findOne", "The first document that matches, or null.", _READ | _FIND, _required(), _find_one, _found_one
         ),
-        Action("find", "All documents that match.", _READ | _FIND | {"limit": _K.NUMBER}, _required(), _find, _found),
-        Action(
+        ActionType(
+            "find", "All documents that match.", _READ | _FIND | {"limit": _K.NUMBER}, _required(), _find, _found
+        ),
+        ActionType(
             "countDocuments",
             "How many documents match.",
             _READ | _FILTER | {"limit": _K.NUMBER, "skip": _K.NUMBER},
@@ -332,7 +334,7 @@ ACTIONS: dict[str, Action] = {
             _count,
             _counted,
         ),
-        Action(
+        ActionType(
             "distinct",
             "The distinct values of one field.",
             _READ | _FILTER | {"key": _K.TEXT},
@@ -340,7 +342,7 @@ ACTIONS: dict[str, Action] = {
             _distinct,
             _values,
         ),
-        Action(
+        ActionType(
             "insertOne",
             "Insert a document; it gets an ObjectId as _id when it has none.",
             _WRITE | {"document": _K.DOCUMENT},
@@ -349,7 +351,7 @@ ACTIONS: dict[str, Action] = {
             _inserted_one,
             201,
         ),
-        Action(
+        ActionType(
             "insertMany",
             "Insert documents; unless ordered is false, the first that fails ends it.",
             _WRITE | {"documents": _K.ARRAY, "ordered": _K.BOOL},
@@ -358,7 +360,7 @@ ACTIONS: dict[str, Action] = {
             _inserted_many,
             201,
         ),
-        Action(
+        ActionType(
             "updateOne",
             "Change the first document that matches.",
             _WRITE | _UPDATE,
@@ -366,7 +368,7 @@ ACTIONS: dict[str, Action] = {
             _update(False),
             _updated,
         ),
-        Action(
+        ActionType(
             "updateMany",
             "Change every document that matches.",
             _WRITE | _UPDATE,
@@ -374,7 +376,7 @@ ACTIONS: dict[str, Action] = {
             _update(True),
             _updated,
         ),
-        Action(
+        ActionType(
             "replaceOne",
             "Replace the first document that matches; its _id stays.",
             _WRITE | _FILTER | {"replacement": _K.DOCUMENT, "upsert": _K.BOOL},
@@ -382,7 +384,7 @@ ACTIONS: dict[str, Action] = {
             _replace_one,
             _updated,
         ),
-        Action(
+        ActionType(
             "deleteOne",
             "Delete the first document that matches.",
             _WRITE | _FILTER,
@@ -390,7 +392,7 @@ ACTIONS: dict[str, Action] = {
             _delete(1),
             _deleted,
         ),
-        Action(
+        ActionType(
             "deleteMany",
             "Delete every document that matches.",
             _WRITE | _FILTER,
@@ -413,7 +415,7 @@ def _optime_text(optime: object) -> str | None:
     return str(OpTime(int(optime.get("t", 0)), pack_ts(stamp.time, stamp.inc)))
 
 
-def action_answer(action: Action, reply: Reply, command: ActionCommand) -> HttpAnswer:
+def action_answer(action: ActionType, reply: Reply, command: ActionCommand) -> HttpAnswer:
     """Return the answer to a write that ran. HttpError: it failed, or its write concern was not met."""
     if command.is_unacknowledged:
         fields = action.answer_fields({}, command) if command.ids else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from api.actions import ACTIONS, NOT_BUILT_ACTIONS, Action, FieldKind
+from api.actions import ACTIONS, NOT_BUILT_ACTIONS, ActionType, FieldKind
 from api.content import BSON, EJSON, JSON
 
 Schema: TypeAlias = dict[str, Any]
@@ -147,7 +147,7 @@ def with_actions(schema: Schema) -> Schema:
     return schema
 
 
-def _operation(action: Action) -> dict[str, Any]:
+def _operation(action: ActionType) -> dict[str, Any]:
     properties = {name: _field(action, name, kind) for name, kind in action.fields.items()}
     fields = {"type": "object", "required": sorted(action.required), "properties": properties}
     names = _ANSWERS[action.name]
@@ -169,7 +169,7 @@ def _operation(action: Action) -> dict[str, Any]:
     return operation
 
 
-def _field(action: Action, name: str, kind: FieldKind) -> Schema:
+def _field(action: ActionType, name: str, kind: FieldKind) -> Schema:
     """Return the schema of one field. An optional field may be null, which counts as absent."""
     schema = _FIELDS.get(name, _KINDS[kind])
     if (action.name, name) == ("countDocuments", "limit"):

@@ -79,7 +79,7 @@ class WireClient:
             raise HostUnreachableError(f"{self.host} speaks another protocol: {error.message}") from error
 
 
-class HttpError(ReplError):
+class HttpAnswerError(ReplError):
     """The API answered with an error; `status` is HTTP's, `body` the whole answer."""
 
     def __init__(self, text: str, *, code: int, status: int, body: dict[str, Any]) -> None:
@@ -132,7 +132,7 @@ class HttpClient:
             connection.close()
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The answer's JSON; HttpError for 3xx to 5xx, HostUnreachableError when there is no answer."""
+        """The answer's JSON; HttpAnswerError for 3xx to 5xx, HostUnreachableError when there is no answer."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
         headers = {"accept": "application/json"}
         data = None
@@ -160,7 +160,7 @@ class HttpClient:
             return answer
         where = response.getheader("location")
         reason = answer.get("errmsg") or (f"moved to {where}" if where else response.reason)
-        raise HttpError(
+        raise HttpAnswerError(
             f"{method} {self.base_url}{path}: {response.status}: {reason}",
             code=int(answer.get("code", 1)),
             status=response.status,

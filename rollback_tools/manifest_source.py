@@ -36,7 +36,7 @@ def client_and_id(text: str) -> tuple[HttpClient, str]:
 def local_manifest(text: str) -> Iterator[Path]:
     """The path of a manifest on this machine, with its files beside it. Fetches them to a temporary folder if needed.
 
-    ReplError when there is no such manifest; HttpError and HostUnreachableError from a member.
+    ReplError when there is no such manifest; HttpAnswerError and HostUnreachableError from a member.
     """
     if is_remote(text):
         with tempfile.TemporaryDirectory(prefix="rollback-tools-") as folder:

@@ -7,8 +7,8 @@ import asyncio
 from api.actions import (
     ACTIONS,
     NOT_BUILT_ACTIONS,
-    Action,
     ActionCommand,
+    ActionType,
     action_answer,
     build_command,
     read_cursor,
@@ -62,7 +62,7 @@ class ActionRoutes:
             fields["documents"] = await self._all_batches(reply, command, request)
         return HttpAnswer(fields, action.status, times=times_of(reply))
 
-    async def _write(self, action: Action, command: ActionCommand, request: HttpRequest) -> HttpAnswer:
+    async def _write(self, action: ActionType, command: ActionCommand, request: HttpRequest) -> HttpAnswer:
         reply, headers = await run_write(self._member, request, command.body, command.database)
         try:
             answer = action_answer(action, check_reply(reply, is_write=True), command)
@@ -99,7 +99,7 @@ class ActionRoutes:
         return ObjectId.generate(self._member.clock.wall_ms() // 1000, self._member.rng)
 
 
-def _find_action(request: HttpRequest) -> Action:
+def _find_action(request: HttpRequest) -> ActionType:
     """Return the action that the path names. HttpError 404 unknown, 405 not a POST, 400 (59) not built yet."""
     name = request.path[len(PREFIX) :]
     action = ACTIONS.get(name)

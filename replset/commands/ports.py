@@ -15,7 +15,7 @@ from replset.core.node import Node
 from replset.ids import HostPort, Millis, OpTime
 from replset.key_file import Handshake, Keys
 from replset.replication.initial_sync_progress import InitialSyncProgress
-from replset.replication.ports import Clock, Peer, Workers
+from replset.replication.ports import Clock, MemberClient, Workers
 from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_progress import RollbackProgress
 from replset.replication.write_ops import WriteGroup
@@ -142,7 +142,7 @@ class MemberPort(Protocol):
         ...
 
     @property
-    def peer(self) -> Peer: ...
+    def peer(self) -> MemberClient: ...
 
     @property
     def admission(self) -> MemoryCounter: ...

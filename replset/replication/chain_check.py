@@ -11,13 +11,13 @@ from replset.core.messages import ChainsCompared, DamageFound
 from replset.errors import DamagedEntryError, ReplError
 from replset.ids import HostPort, Millis, OpTime
 from replset.replication.context import MemberContext
-from replset.replication.ports import Peer
+from replset.replication.ports import MemberClient
 from replset.replication.protocol import ProbeReply, ProbeRequest
 
 PROBE_TIMEOUT_MS: Final = Millis(5_000)
 
 
-async def compare_chains(context: MemberContext, peer: Peer, at: OpTime, hosts: Sequence[HostPort]) -> None:
+async def compare_chains(context: MemberContext, peer: MemberClient, at: OpTime, hosts: Sequence[HostPort]) -> None:
     """Check the own entry `at`, ask `hosts` for their chain there, and report ChainsCompared.
 
     DamageFound is reported instead when the own entry does not even fit its own hash and chain. Carries out the core's
@@ -39,7 +39,7 @@ async def compare_chains(context: MemberContext, peer: Peer, at: OpTime, hosts: 
     )
 
 
-async def _chain_at(peer: Peer, host: HostPort, at: OpTime) -> int | None:
+async def _chain_at(peer: MemberClient, host: HostPort, at: OpTime) -> int | None:
     try:
         reply = ProbeReply.parse(await peer.call(host, ProbeRequest([at]).document(), timeout_ms=PROBE_TIMEOUT_MS))
     except ReplError:

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from replset.errors import ErrorCode, HostUnreachableError, RemoteProtocolError, ReplError, UnrecoverableRollbackError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime, invariant
-from replset.replication.ports import Peer
+from replset.replication.ports import MemberClient
 from replset.replication.protocol import FetchRequest, ProbeReply, ProbeRequest
 from replset.storage.store import Store
 
@@ -41,7 +41,7 @@ class CommonPoint:
     not beyond. The answer is void unless the source's rollback id is the same in every reply.
     """
 
-    def __init__(self, peer: Peer, store: Store, source: HostPort) -> None:
+    def __init__(self, peer: MemberClient, store: Store, source: HostPort) -> None:
         self._peer = peer
         self._store = store
         self._source = source

@@ -20,7 +20,7 @@ from replset.replication.context import MemberContext
 from replset.replication.disk_space import retry_while_disk_full
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.partial_copy import CopyRecord, PartialCopy
-from replset.replication.ports import Peer
+from replset.replication.ports import MemberClient
 from replset.replication.protocol import ProbeRequest, SnapshotReply, SnapshotRequest
 
 log = logging.getLogger("replset.initial_sync")
@@ -56,7 +56,7 @@ class CopyTransfer:
     """Brings a source's copy into the data folder, one transfer at a time."""
 
     def __init__(
-        self, context: MemberContext, peer: Peer, progress: InitialSyncProgress, options: InitialSyncOptions
+        self, context: MemberContext, peer: MemberClient, progress: InitialSyncProgress, options: InitialSyncOptions
     ) -> None:
         self._context = context
         self._peer = peer

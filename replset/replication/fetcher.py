@@ -25,7 +25,7 @@ from replset.query.diff import apply_update_bytes
 from replset.replication.applier import EvaluatedUpdate, LargeUpdateError, apply_batch
 from replset.replication.context import MemberContext
 from replset.replication.disk_space import retry_while_disk_full
-from replset.replication.ports import Peer
+from replset.replication.ports import MemberClient
 from replset.replication.protocol import FetchReply, FetchRequest
 
 log = logging.getLogger("replset.fetcher")
@@ -69,7 +69,7 @@ class Fetcher:
         self,
         context: MemberContext,
         *,
-        peer: Peer,
+        peer: MemberClient,
         node: Node,
         on_applied: Callable[[], None],
         options: FetchOptions | None = None,

@@ -28,7 +28,7 @@ from replset.replication.common_point import CommonPoint, NoCommonPointError
 from replset.replication.context import MemberContext
 from replset.replication.copy_transfer import CopyTransfer, InitialSyncOptions
 from replset.replication.initial_sync_progress import FailedAttempt, InitialSyncProgress
-from replset.replication.ports import Peer
+from replset.replication.ports import MemberClient
 from replset.replication.protocol import ProbeReply, ProbeRequest
 from replset.replication.rollback import export_before_wipe, finish_rollbacks
 from replset.replication.rollback_manifest import Manifest, RollbackState, settle_manifest
@@ -89,7 +89,7 @@ class InitialSync:
         self,
         context: MemberContext,
         *,
-        peer: Peer,
+        peer: MemberClient,
         required: Callable[[], RequiredEntries],
         set_marker: Callable[[RequiredEntries], Awaitable[InitialSyncMarker]],
         claim: Callable[[OpTime], Awaitable[str]],

@@ -1,4 +1,4 @@
-"""The interfaces to the outside of a member that the simulator replaces: Clock, Workers, Network and Peer.
+"""The interfaces to the outside of a member that the simulator replaces: Clock, Workers, Network and MemberClient.
 
 The runtime implements them on the real machine, the simulator on a virtual one. The disk's port is
 `storage/disk.py`. Randomness is a `random.Random` handed in.
@@ -51,7 +51,7 @@ class Network(Protocol):
         ...
 
 
-class Peer(Protocol):
+class MemberClient(Protocol):
     """Commands to other members over the wire port."""
 
     async def call(
@@ -64,17 +64,17 @@ class Peer(Protocol):
         ...
 
 
-class SetPeer:
+class SetMemberClient:
     """Sends commands within one set: adds the set's id to each, so that a member of another set refuses it."""
 
-    def __init__(self, peer: Peer, set_id: Callable[[], ObjectId | None]) -> None:
+    def __init__(self, peer: MemberClient, set_id: Callable[[], ObjectId | None]) -> None:
         self._peer = peer
         self._set_id = set_id
 
     async def call(
         self, host: HostPort, command: Mapping[str, object], *, timeout_ms: Millis, database: str = "admin"
     ) -> RawDocument:
-        """See Peer.call."""
+        """See MemberClient.call."""
         set_id = self._set_id()
         with_id = command if set_id is None else {**command, "setId": set_id}
         return await self._peer.call(host, with_id, timeout_ms=timeout_ms, database=database)

@@ -26,7 +26,7 @@ from replset.ids import OPTIME_NULL, HostPort, OpTime
 from replset.replication.common_point import ChainDiffersError, CommonPoint, NoCommonPointError
 from replset.replication.context import MemberContext
 from replset.replication.disk_space import retry_while_disk_full
-from replset.replication.ports import Peer
+from replset.replication.ports import MemberClient
 from replset.replication.rollback_files import RollbackFiles
 from replset.replication.rollback_manifest import Manifest, RollbackState, manifests_on, settle_manifest, sync_names
 from replset.replication.rollback_progress import RollbackPhase, RollbackProgress
@@ -55,7 +55,7 @@ class Rollback:
         self,
         context: MemberContext,
         *,
-        peer: Peer,
+        peer: MemberClient,
         node: Node,
         on_undo_begins: Callable[[OpTime], Awaitable[None]],
     ) -> None:

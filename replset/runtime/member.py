@@ -74,7 +74,7 @@ from replset.replication.copy_transfer import InitialSyncOptions
 from replset.replication.fetcher import Fetcher, FetchOptions
 from replset.replication.initial_sync import InitialSync
 from replset.replication.initial_sync_progress import InitialSyncProgress
-from replset.replication.ports import Clock, Network, SetPeer, Workers
+from replset.replication.ports import Clock, Network, SetMemberClient, Workers
 from replset.replication.progress import ProgressReporter
 from replset.replication.rollback import Rollback
 from replset.replication.rollback_list import RollbackList
@@ -298,7 +298,7 @@ class RunningMember:
         )
 
         # Replication
-        set_peer = SetPeer(self.peer, lambda: self.node.set_id)
+        set_peer = SetMemberClient(self.peer, lambda: self.node.set_id)
         self._fetcher = Fetcher(
             self.context, peer=set_peer, node=self.node, on_applied=self._on_committed, options=steps.fetch
         )

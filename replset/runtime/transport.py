@@ -1,4 +1,4 @@
-"""The asking end of the wire port: commands to other members, on pooled connections (the port `Peer`).
+"""The asking end of the wire port: commands to other members, on pooled connections (the port `MemberClient`).
 
 A connection carries one command at a time, so a fetch that waits for news never holds up a heartbeat: concurrent calls
 take a connection each. The first message on each says which member asks; with a key file both ends prove themselves
@@ -50,7 +50,7 @@ class Transport:
     async def call(
         self, host: HostPort, command: Mapping[str, object], *, timeout_ms: Millis, database: str = "admin"
     ) -> RawDocument:
-        """See Peer.call. NothingSentError, one of its HostUnreachableErrors, where no connection came about."""
+        """See MemberClient.call. NothingSentError, one of its HostUnreachableErrors, where no connection came about."""
         deadline = self._clock.now() + timeout_ms
         if host in self._cut_out:
             await self._silence(host, deadline)

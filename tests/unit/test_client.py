@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from replset.bson import encode
-from replset.client import HttpClient, HttpError, WireClient
+from replset.client import HttpAnswerError, HttpClient, WireClient
 from replset.errors import BadValueError, HostUnreachableError
 from replset.wire.framing import FrameReader, WireMessage, encode_reply
 
@@ -158,18 +158,18 @@ def test_methods_and_bodies(http: HttpClient, asked: list[tuple[str, str, Any]])
 
 
 def test_an_error_is_raised_with_the_servers_words(http: HttpClient) -> None:
-    with pytest.raises(HttpError, match="504: no") as caught:
+    with pytest.raises(HttpAnswerError, match="504: no") as caught:
         http.post('/504?{"ok":0,"code":64,"errmsg":"no","applied":true}', {})
     assert (caught.value.status, caught.value.code, caught.value.body["applied"]) == (504, 64, True)
 
 
 @pytest.mark.parametrize(("path", "text"), [("/500?<html>", "500: <html>"), ("/404?[1]", "404: not a document")])
 def test_an_error_without_a_document(http: HttpClient, path: str, text: str) -> None:
-    with pytest.raises(HttpError, match=text):
+    with pytest.raises(HttpAnswerError, match=text):
         http.get(path)
 
 
 def test_a_redirection_is_not_followed(http: HttpClient) -> None:
-    with pytest.raises(HttpError, match="http://other:1/x") as caught:
+    with pytest.raises(HttpAnswerError, match="http://other:1/x") as caught:
         http.post("/307?", {})
     assert caught.value.status == 307

@@ -31,7 +31,7 @@ from replset.core.remarks import Remark
 from replset.core.status import MemberStatus, Status
 from replset.ids import HostPort, MemberId, Millis, OpTime, pack_ts
 from replset.replication.initial_sync_progress import FailedAttempt
-from replset.replication.ports import SetPeer
+from replset.replication.ports import SetMemberClient
 from tests.unit.commands.conftest import CONFIG, Client, FakeMember
 
 NEW = OpTime(1, pack_ts(1_700_000_000, 3))
@@ -456,7 +456,7 @@ def test_calls_within_a_set_carry_the_id_of_the_set() -> None:
             return RawDocument(encode({"ok": 1.0}))
 
     known: list[ObjectId | None] = [None, ObjectId(b"a" * 12)]
-    peer = SetPeer(RecordingPeer(), lambda: known[len(sent)])
+    peer = SetMemberClient(RecordingPeer(), lambda: known[len(sent)])
     for _ in known:
         asyncio.run(peer.call(HostPort("x:1"), {"ping": 1}, timeout_ms=Millis(1)))
     assert sent == [{"ping": 1}, {"ping": 1, "setId": known[1]}]
