@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -341,6 +341,15 @@ def copy_log(source: Member, target: Member) -> None:
     """Bring `target` to where `source` is, past the network."""
     for raw in source.oplog():
         target.apply(raw)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    """Run one test on an event loop of its own, for 30 seconds at most."""
+
+    async def within() -> None:
+        await asyncio.wait_for(test(), 30)
+
+    asyncio.run(within())
 
 
 async def until(condition: Callable[[], object], what: str = "") -> None:

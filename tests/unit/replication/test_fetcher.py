@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ from replset.replication import applier as applier_module
 from replset.replication import fetcher as fetcher_module
 from replset.replication.applier import LargeUpdateError
 from replset.replication.protocol import FetchReply, FetchRequest, ProbeReply, ProbeRequest
-from tests.unit.replication.kit import Member, Network, copy_log, numbered, until
+from tests.unit.replication.kit import Member, Network, copy_log, numbered, run, until
 
 T = TypeVar("T")
 SOURCE = HostPort("source:1")
@@ -38,13 +38,6 @@ def members(tmp_path: Path) -> tuple[Member, Member]:
     source.insert(NS, *numbered(range(5)))
     copy_log(source, mine)
     return source, mine
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def within() -> None:
-        await asyncio.wait_for(test(), 20)
-
-    asyncio.run(within())
 
 
 def test_tailing_keeps_up_with_a_writer(members: tuple[Member, Member]) -> None:

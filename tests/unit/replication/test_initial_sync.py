@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from replset.replication.rollback_manifest import FileKind, RollbackState, list_
 from replset.storage.retention import remove_old_data
 from replset.storage.store import Store
 from replset.storage.undo import rollback_in_progress, undo_step
-from tests.unit.replication.kit import OPTIONS, Member, Network, copy_log, numbered, until
+from tests.unit.replication.kit import OPTIONS, Member, Network, copy_log, numbered, run, until
 
 SOURCE = HostPort("source:1")
 NS = "app.orders"
@@ -35,13 +34,6 @@ def members(tmp_path: Path) -> tuple[Member, Member]:
     source.create(NS)
     source.insert(NS, *numbered(range(200)))
     return source, mine
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def within() -> None:
-        await asyncio.wait_for(test(), 30)
-
-    asyncio.run(within())
 
 
 def sync(mine: Member, reason: str = "first sync", *, forced: bool = False) -> InitialSyncEnded:

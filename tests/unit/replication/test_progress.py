@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -12,7 +11,7 @@ from replset.core.messages import ProgressReply, ProgressRequest, ReplyBody, Res
 from replset.errors import HostUnreachableError
 from replset.ids import HostPort, MemberId, Millis
 from replset.replication.progress import ProgressReporter
-from tests.unit.replication.kit import TestClock, until
+from tests.unit.replication.kit import TestClock, run, until
 
 SOURCE = HostPort("source:1")
 
@@ -48,13 +47,6 @@ class Upstream:
     def terms(self) -> list[int]:
         """What was sent, told apart by the term that the test counts up."""
         return [send.body.term for send in self.sent]
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def within() -> None:
-        await asyncio.wait_for(test(), 20)
-
-    asyncio.run(within())
 
 
 def test_each_move_is_reported_at_once_and_while_one_is_under_way_only_the_newest() -> None:

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import json
 import shutil
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from replset.replication.partial_copy import CopyRecord, PartialCopy
 from replset.replication.rollback_manifest import list_manifests
 from replset.storage.disk import RealDisk
 from replset.storage.undo import undo_step
-from tests.unit.replication.kit import Member, Network, copy_log, numbered, until
+from tests.unit.replication.kit import Member, Network, copy_log, numbered, run, until
 
 SOURCE, OTHER, MINE = HostPort("source:1"), HostPort("other:1"), "mine:1"
 NS = "app.orders"
@@ -32,13 +31,6 @@ def members(tmp_path: Path) -> tuple[Member, Member]:
     source.create(NS)
     source.insert(NS, *numbered(range(300)))
     return source, mine
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def within() -> None:
-        await asyncio.wait_for(test(), 30)
-
-    asyncio.run(within())
 
 
 async def sync(mine: Member, source: HostPort = SOURCE) -> InitialSyncEnded:
