@@ -403,7 +403,7 @@ def test_a_crash_after_the_install_exports_nothing_again(members: tuple[Member, 
 
 async def ask(source: Member, step: str, snapshot_id: str = "", offset: int = 0, length: int = 0) -> SnapshotReply:
     body = RawDocument(encode(SnapshotRequest(step, snapshot_id, offset, length).document()))
-    return SnapshotReply.parse(RawDocument(encode(await source.snapshots.serve(source, body))))
+    return SnapshotReply.parse(RawDocument(encode(await source.snapshots.serve(body))))
 
 
 async def ready(source: Member) -> SnapshotReply:
