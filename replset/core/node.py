@@ -355,9 +355,10 @@ class Node:
         state = self._state
         if not state.is_primary:
             return False
-        if isinstance(concern.w, str):
-            return state.commit_point >= optime and (not concern.j or self._leader.durable_commit_point() >= optime)
-        return satisfied(concern, optime, state.position, state.positions().values(), state.commit_point)
+        committed = state.commit_point
+        if concern.j and isinstance(concern.w, str):
+            committed = min(committed, self._leader.durable_commit_point())
+        return satisfied(concern, optime, state.position, lambda: state.positions().values(), committed)
 
     def member_progress(self) -> list[dict[str, object]]:
         """The position of each member, for the reply of a write that waited in vain."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from replset.config import ReplSetConfig
@@ -60,9 +60,18 @@ def unsatisfiable(config: ReplSetConfig, concern: WriteConcern) -> Refused | Non
 
 
 def satisfied(
-    concern: WriteConcern, optime: OpTime, own: Position, positions: Iterable[Position], committed: OpTime
+    concern: WriteConcern,
+    optime: OpTime,
+    own: Position,
+    positions: Callable[[], Iterable[Position]],
+    committed: OpTime,
 ) -> bool:
-    """Whether the entry at `optime` meets `concern`. positions: of the data-bearing members, own included."""
+    """Whether the entry at `optime` meets `concern`.
+
+    positions: gives those of the data-bearing members, own included. committed: the commit point; with j, what of it a
+    majority has on disk. Only the commit point counts for "majority": an entry of an older term may be on a majority
+    and be rolled back all the same, until an entry of this primary's own term is committed (Raft, 5.4.2).
+    """
     if isinstance(concern.w, str):
         return committed >= optime
     if concern.j and own.last_durable < optime:
@@ -70,5 +79,5 @@ def satisfied(
     if concern.w <= 1:
         return True
     if concern.j:
-        return sum(position.last_durable >= optime for position in positions) >= concern.w
-    return sum(position.last_applied >= optime for position in positions) >= concern.w
+        return sum(position.last_durable >= optime for position in positions()) >= concern.w
+    return sum(position.last_applied >= optime for position in positions()) >= concern.w

@@ -64,7 +64,7 @@ def test_what_can_never_be_met(w: int | str, code: int | None) -> None:
 def test_when_it_is_met(
     concern: WriteConcern, own: Position, others: list[Position], committed: OpTime, met: bool
 ) -> None:
-    assert satisfied(concern, W, own, [own, *others], committed) is met
+    assert satisfied(concern, W, own, lambda: [own, *others], committed) is met
 
 
 def test_the_document() -> None:
