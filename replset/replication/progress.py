@@ -29,7 +29,7 @@ class ProgressReporter:
         interval_ms: Callable[[], Millis],
         report: Callable[[Response], None],
     ) -> None:
-        """source: who hears it, None: nobody. request: `node.progress_request`. interval_ms: electionTimeout / 2.
+        """source: whom to report to, None: nobody. request: `node.progress_request`. interval_ms: electionTimeout / 2.
 
         exchange: sends to another member, raises ReplError when there is no answer. report: feeds the answer to the
         core (request_id 0, which no effect of the core has).

@@ -31,7 +31,7 @@ def is_in_history(connection: apsw.Connection, theirs: OplogRow) -> bool:
     """Whether this log holds another member's row, with the same chain, or held it before it was trimmed.
 
     The entries of one term are one primary's: a log that begins later in that term had all before it. False also where
-    it begins in a later term, and it cannot be told.
+    it begins in a later term: then the question has no answer.
     """
     oldest = oldest_row(connection)
     if oldest is None:
