@@ -48,7 +48,7 @@ class Keys:
         self._keys = [key.encode("ascii") for key in keys]
 
     def proofs(self, role: Role, handshake: Handshake) -> list[bytes]:
-        """One proof for each key: who asks cannot tell which of them the other end knows."""
+        """Return one proof for each key, since this end does not know which keys the other end has."""
         return [_proof(key, role, handshake) for key in self._keys]
 
     def answer(self, handshake: Handshake, proofs: Sequence[bytes]) -> bytes | None:

@@ -110,7 +110,7 @@ def add(
     host: Host,
     priority: Annotated[float | None, typer.Option(help="0 to 1000; 0: never primary")] = None,
     votes: Annotated[int | None, typer.Option(help="0 or 1")] = None,
-    hidden: Annotated[bool, typer.Option("--hidden", help="not told to clients (needs --priority 0)")] = False,
+    hidden: Annotated[bool, typer.Option("--hidden", help="clients do not see it (needs --priority 0)")] = False,
     arbiter: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="and then this arbiter")] = None,
     wait: Wait = 0,
     if_needed: IfNeeded = False,
@@ -146,7 +146,7 @@ def remove(
     config = counted_config(host)
     if effect := check_effect(config, without_member(config, parse_host(member)), accept=accept):
         typer.echo(effect)
-    tell(on_primary(host, {"replSetRemoveMember": member}), f"{member} is removed")
+    print_result(on_primary(host, {"replSetRemoveMember": member}), f"{member} is removed")
 
 
 @app.command()
@@ -164,7 +164,7 @@ def reconfig(
         typer.echo(effect)
     command: dict[str, object] = {"replSetReconfig": document, "force": force}
     reply = ask(host, command) if force else on_primary(host, command)
-    tell(reply, f"configuration {document['version']} is in force")
+    print_result(reply, f"configuration {document['version']} is in force")
 
 
 @app.command("step-down")
@@ -185,7 +185,7 @@ def step_down(
         "secondaryCatchUpPeriodSecs": 0 if force else waits,
         "force": force,
     }
-    tell(on_primary(host, command, timeout_s=waits + 30), "the primary stepped down")
+    print_result(on_primary(host, command, timeout_s=waits + 30), "the primary stepped down")
 
 
 @app.command()
@@ -194,7 +194,9 @@ def freeze(
     host: Host,
 ) -> None:
     """Keep this member from standing for election for a while."""
-    tell(ask(host, {"replSetFreeze": seconds}), f"{host} does not stand for {seconds} s" if seconds else "unfrozen")
+    print_result(
+        ask(host, {"replSetFreeze": seconds}), f"{host} does not stand for {seconds} s" if seconds else "unfrozen"
+    )
 
 
 @app.command()
@@ -206,7 +208,9 @@ def resync(
     ] = False,
 ) -> None:
     """Throw a member's data away, once what only it has is exported, and copy another member's; ends a quarantine."""
-    tell(ask(host, {"replSetResync": 1, **({"force": True} if force else {})}), f"{host} copies another member's data")
+    print_result(
+        ask(host, {"replSetResync": 1, **({"force": True} if force else {})}), f"{host} copies another member's data"
+    )
     deadline = time.monotonic() + wait
     while wait:
         state = state_of(host)
@@ -232,7 +236,7 @@ def repair(
 
 
 def state_of(host: str) -> str:
-    """The state that a member says it is in; what it says instead while its data is just being replaced."""
+    """Return the state that a member reports, or its error while its data is being replaced."""
     try:
         members = ask(host, {"replSetGetStatus": 1})["members"]
     except CommandFailedError as error:
@@ -241,7 +245,7 @@ def state_of(host: str) -> str:
 
 
 def add_all(host: str, rows: list[dict[str, Any]], wait_s: int, if_needed: bool, accept: bool) -> None:
-    """Add members one after the other; what all of them together mean is said, and accepted, before the first.
+    """Add members one after the other; the effect of all of them is shown, and accepted, before the first.
 
     Waits up to `wait_s` for them to answer, for a primary, and for an earlier change to be done.
     """
@@ -278,7 +282,7 @@ def silence_of(host: str, wait_s: int) -> str:
 
 
 def missing_rows(host: str, rows: list[dict[str, Any]], if_needed: bool, accept: bool) -> list[dict[str, Any]]:
-    """The rows that are to be added. What that means for how many members may fail is checked, and told."""
+    """Return the rows to add, after the check of how many members may then fail."""
     config = counted_config(host)
     known = {str(row["host"]) for row in config["members"]}
     missing = [row for row in rows if not if_needed or parse_host(str(row["host"])) not in known]
@@ -360,5 +364,5 @@ def read_document(path: Path) -> dict[str, object]:
         raise ReplError(f"{path}: {error.message}") from error
 
 
-def tell(reply: dict[str, Any], otherwise: str) -> None:
+def print_result(reply: dict[str, Any], otherwise: str) -> None:
     typer.echo(reply.get("info") or otherwise)

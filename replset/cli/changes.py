@@ -1,4 +1,4 @@
-"""What a change of the configuration means for how many members may fail: said before it is made."""
+"""Compares, before a reconfiguration, how many members may fail before and after it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def effect_of(old: ReplSetConfig, new: ReplSetConfig) -> str:
 
 
 def check_effect(old: Mapping[str, Any], new: Mapping[str, Any], *, accept: bool) -> str:
-    """Return what to tell of a change that is weaker but accepted; empty: nothing is lost. NotAcceptedError.
+    """Return the warning for a weaker change that is accepted; empty: the change is not weaker. NotAcceptedError.
 
     A member that is newlyAdded in `old` has no vote in `new` either: it may never get one.
     """

@@ -57,7 +57,7 @@ def up(
 
 
 def planned_set(folder: Path, name: str, members: int, arbiters: int, base_port: int, test_commands: bool) -> LocalSet:
-    """A new set, all of it in `set.json` before the first process starts: whoever comes again knows what is missing."""
+    """Make a new set. All of it is in `set.json` before the first process starts, so that another `up` can go on."""
     local = LocalSet(folder, name)
     local.base_port = base_port
     flags = ["--enable-test-commands"] if test_commands else []
@@ -69,7 +69,7 @@ def planned_set(folder: Path, name: str, members: int, arbiters: int, base_port:
 
 
 def bring_up(local: LocalSet) -> LocalMember:
-    """Start who does not run, initiate a set that is not; the primary."""
+    """Start the members that do not run, initiate the set if needed, and return its primary."""
     for member in local.members:
         if not member.is_running():
             local.start(member)
@@ -84,7 +84,7 @@ def bring_up(local: LocalSet) -> LocalMember:
 
 
 def why_no_primary(local: LocalSet) -> str:
-    """What a member's status says is wrong, as the end of a message; empty when it says nothing."""
+    """Return what a member's status reports as wrong, as the end of a message; empty: nothing."""
     with contextlib.suppress(ReplError):
         reply: dict[str, Any] = local.members[0].command({"replSetGetStatus": 1})
         return "".join(f": {remark['why']} (next: {remark['next']})" for remark in reply.get("remarks", ())[:1])
@@ -149,7 +149,7 @@ def status(
 
 
 def state_of(member: LocalMember) -> str:
-    """One word for people: primary, secondary, arbiter, starting, stopped; or what is wrong with its process."""
+    """Return one word for people: primary, secondary, arbiter, starting, stopped; or what is wrong with its process."""
     if not member.is_running():
         other = lock_holder(member.dbpath)
         return f"runs as process {other}, not started here" if other else "stopped"

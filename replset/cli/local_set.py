@@ -79,13 +79,13 @@ class LocalMember:
         return lock_holder(self.dbpath) == self.pid
 
     def answering_pid(self) -> int:
-        """The process that answers on this member's port, by its own word; HostUnreachableError: none does."""
+        """Return the pid that the process on this member's port reports; HostUnreachableError: none answers."""
         reply = self.command({"serverStatus": 1, "metrics": 0, "oplog": 0}, timeout_s=3)
         pid = reply.get("pid")
         return pid if isinstance(pid, int) else -1
 
-    def last_words(self) -> str:
-        """The last line that the member printed, for an error message."""
+    def last_log_line(self) -> str:
+        """Return the last line that the member printed, for an error message."""
         with contextlib.suppress(OSError):
             lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             if lines:
@@ -136,7 +136,7 @@ class LocalSet:
         return self.folder / KEY_FILE
 
     def _make_key_file(self) -> None:
-        """A key of this set's own, readable for its owner alone; one that is there already is kept."""
+        """Make a key for this set alone, which only its owner can read; an existing one stays."""
         with contextlib.suppress(FileExistsError):
             key = base64.b64encode(secrets.token_bytes(KEY_BYTES))
             with open(self.key_file, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
@@ -182,7 +182,7 @@ class LocalSet:
 
         def answers() -> bool:
             if process.poll() is not None:
-                raise LocalSetError(f"{member.name} did not start: {member.last_words()}")
+                raise LocalSetError(f"{member.name} did not start: {member.last_log_line()}")
             return member.answering_pid() == process.pid
 
         wait_until(answers, 60, f"{member.name} to answer on {member.host}")
@@ -201,7 +201,7 @@ class LocalSet:
         self._wait_for_end(member, within_s)
 
     def _wait_for_end(self, member: LocalMember, within_s: float = 40.0) -> None:
-        """Until the process that was signalled is gone; its start time still tells it from any other."""
+        """Wait until the signalled process has ended; its start time still tells it from a later one."""
         deadline = time.monotonic() + within_s
         while member.is_running():
             if time.monotonic() > deadline:
@@ -223,14 +223,14 @@ class LocalSet:
     def stop_all(self) -> list[str]:
         """SIGTERM to everybody; the members end side by side. Returns why a process was left alone, for each such."""
         refused: list[str] = []
-        told: list[LocalMember] = []
+        signalled: list[LocalMember] = []
         for member in self.members:
             try:
                 self._signal(member, signal.SIGTERM)
-                told.append(member)
+                signalled.append(member)
             except LocalSetError as error:
                 refused.append(error.message)
-        for member in told:
+        for member in signalled:
             self._wait_for_end(member)
         return refused
 
@@ -283,7 +283,7 @@ class LocalSet:
         self.save()
 
     def primary(self, *, among: Sequence[LocalMember] | None = None) -> LocalMember | None:
-        """The member that says it is the writable primary, of the newest term if two say so; None: nobody does."""
+        """Return the member that reports itself as writable primary, of the newest term if two do; None: none does."""
         found: list[tuple[str, LocalMember]] = []
         for member in self.members if among is None else among:
             if not member.is_running():

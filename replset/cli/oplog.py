@@ -88,7 +88,7 @@ def line_of(row: dict[str, Any]) -> str:
 
 
 def http_of(host: str) -> HttpClient:
-    """The HTTP API of the member at `host`, as it tells it in hello."""
+    """Return the HTTP address that the member at `host` reports in hello."""
     with WireClient(host) as client:
         hello = client.command("admin", {"hello": 1})
     address = hello.get("httpAddress")

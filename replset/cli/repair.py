@@ -27,7 +27,7 @@ from replset.storage.store import Store, StoreOptions, lock_dbpath
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a member's files say: the term after a start is the highest of these."""
+    """Holds the terms in a member's files: after a start its term is the highest of these."""
 
     vote: LastVote | None
     config: ReplSetConfig | None

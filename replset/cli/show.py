@@ -1,4 +1,4 @@
-"""How replies look to a person on a terminal."""
+"""Prints replies as tables for a person at a terminal."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ from replset.recovery.live_set import LiveSet
 from replset.recovery.lost_writes import LostCommand, LostDocument, LostWrites
 from replset.recovery.policy import (
     MISSING,
-    Action,
     ConflictStatus,
     Policy,
+    RestoreAction,
     Side,
     Versions,
     conflict_status,
@@ -149,7 +149,7 @@ class RollbackDiff:
         collections = self._live.collections() if self._comparison.commands else {}
         for command in self._comparison.commands:
             decision = decide_command(Policy.OVERWRITE, command, collections)
-            status = ConflictStatus.CLEAN if decision.action is Action.LEAVE else decision.status
+            status = ConflictStatus.CLEAN if decision.action is RestoreAction.LEAVE else decision.status
             yield Difference(command, None, status)
         for batch in self._comparison.batches():
             for row, versions in zip(batch, self._comparison.versions(batch), strict=True):

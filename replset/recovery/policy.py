@@ -50,7 +50,7 @@ class ConflictStatus(Enum):
     CONFLICT = "conflict"
 
 
-class Action(Enum):
+class RestoreAction(Enum):
     NOTHING = "nothing"  # the lost write is there already
     WRITE = "write"
     LEAVE = "leave"  # the lost write stays undone
@@ -83,7 +83,7 @@ class Versions:
 class Decision:
     """target: with WRITE, the document to write, or None to delete it. conflicts: fields that both sides changed."""
 
-    action: Action
+    action: RestoreAction
     status: ConflictStatus
     reason: str
     target: bytes | None = None
@@ -119,9 +119,11 @@ def decide(policy: Policy, versions: Versions) -> Decision:
     match status:
         case ConflictStatus.THERE:
             is_same = versions.lost == versions.live
-            return Decision(Action.NOTHING, status, "as it was lost" if is_same else "every lost change is in it")
+            return Decision(
+                RestoreAction.NOTHING, status, "as it was lost" if is_same else "every lost change is in it"
+            )
         case ConflictStatus.CLEAN:
-            return Decision(Action.WRITE, status, "unchanged since the common point", versions.lost)
+            return Decision(RestoreAction.WRITE, status, "unchanged since the common point", versions.lost)
         case ConflictStatus.CONFLICT:
             return _in_conflict(policy, versions)
 
@@ -131,10 +133,10 @@ def _in_conflict(policy: Policy, versions: Versions) -> Decision:
     what = _conflict_text(versions)
 
     def leave(reason: str) -> Decision:
-        return Decision(Action.LEAVE, ConflictStatus.CONFLICT, reason, conflicts=conflicts)
+        return Decision(RestoreAction.LEAVE, ConflictStatus.CONFLICT, reason, conflicts=conflicts)
 
     def write(reason: str, target: bytes | None) -> Decision:
-        return Decision(Action.WRITE, ConflictStatus.CONFLICT, f"{what}; {reason}", target, conflicts)
+        return Decision(RestoreAction.WRITE, ConflictStatus.CONFLICT, f"{what}; {reason}", target, conflicts)
 
     match policy:
         case Policy.OVERWRITE:
@@ -162,12 +164,12 @@ def _in_conflict(policy: Policy, versions: Versions) -> Decision:
 
 def _copy(versions: Versions) -> Decision:
     if versions.lost is None:
-        return Decision(Action.LEAVE, ConflictStatus.CONFLICT, "a delete has no document to copy")
+        return Decision(RestoreAction.LEAVE, ConflictStatus.CONFLICT, "a delete has no document to copy")
     if versions.live is None:
-        return Decision(Action.WRITE, ConflictStatus.CLEAN, "copied", versions.lost)
+        return Decision(RestoreAction.WRITE, ConflictStatus.CLEAN, "copied", versions.lost)
     if versions.live == versions.lost:
-        return Decision(Action.NOTHING, ConflictStatus.THERE, "copied before")
-    return Decision(Action.LEAVE, ConflictStatus.CONFLICT, "the collection has another document with this _id")
+        return Decision(RestoreAction.NOTHING, ConflictStatus.THERE, "copied before")
+    return Decision(RestoreAction.LEAVE, ConflictStatus.CONFLICT, "the collection has another document with this _id")
 
 
 def _conflict_text(versions: Versions) -> str:
@@ -296,18 +298,20 @@ def decide_command(policy: Policy, command: LostCommand, live: Mapping[str, byte
     """
     match command.kind:
         case CommandKind.CREATE if command.ns in live:
-            return Decision(Action.NOTHING, ConflictStatus.THERE, "the collection is there")
+            return Decision(RestoreAction.NOTHING, ConflictStatus.THERE, "the collection is there")
         case CommandKind.CREATE if policy is Policy.TO_COLLECTION:
-            return Decision(Action.LEAVE, ConflictStatus.CLEAN, "only documents are copied")
+            return Decision(RestoreAction.LEAVE, ConflictStatus.CLEAN, "only documents are copied")
         case CommandKind.CREATE:
-            return Decision(Action.WRITE, ConflictStatus.CLEAN, "the collection is not there")
+            return Decision(RestoreAction.WRITE, ConflictStatus.CLEAN, "the collection is not there")
         case CommandKind.DROP if live.get(command.ns) != command.uuid:
-            return Decision(Action.NOTHING, ConflictStatus.THERE, "that collection is not there any more")
+            return Decision(RestoreAction.NOTHING, ConflictStatus.THERE, "that collection is not there any more")
         case CommandKind.DROP if policy is Policy.OVERWRITE:
-            return Decision(Action.WRITE, ConflictStatus.CONFLICT, "dropped with all that it holds now")
+            return Decision(RestoreAction.WRITE, ConflictStatus.CONFLICT, "dropped with all that it holds now")
         case CommandKind.DROP:
-            return Decision(Action.LEAVE, ConflictStatus.CONFLICT, "a drop is put back by --policy overwrite only")
+            return Decision(
+                RestoreAction.LEAVE, ConflictStatus.CONFLICT, "a drop is put back by --policy overwrite only"
+            )
         case CommandKind.OTHER:
             return Decision(
-                Action.LEAVE, ConflictStatus.CONFLICT, f"the command {command.name} is not put back by this tool"
+                RestoreAction.LEAVE, ConflictStatus.CONFLICT, f"the command {command.name} is not put back by this tool"
             )

@@ -21,7 +21,7 @@ from replset.recovery.audit import AuditLog
 from replset.recovery.compare import Comparison
 from replset.recovery.live_set import LARGEST_STATEMENT, RETRIED, LiveSet, UnconfirmedError, Write, WriteResult
 from replset.recovery.lost_writes import CommandKind, DocumentId, LostCommand, LostDocument, LostWrites
-from replset.recovery.policy import Action, Decision, Policy, Versions, decide, decide_command, operators
+from replset.recovery.policy import Decision, Policy, RestoreAction, Versions, decide, decide_command, operators
 from replset.recovery.report import document_json, summary
 from replset.replication.rollback_manifest import Manifest, RollbackState, read_manifest, verify_file
 
@@ -162,12 +162,12 @@ class Restore:
         live = self._live.collections() if commands else {}
         for command in commands:
             policy, decision = self._policy, decide_command(self._policy, command, live)
-            if decision.action is not Action.NOTHING and self._choose is not None:
+            if decision.action is not RestoreAction.NOTHING and self._choose is not None:
                 chosen = self._choose(command, None, decision)
                 policy = self._policy if chosen is None else chosen
                 decision = _leave(decision) if chosen is None else decide_command(chosen, command, live)
             outcome = Outcome(command, None, decision, _result(decision, self._audit is None), policy)
-            if decision.action is Action.WRITE:
+            if decision.action is RestoreAction.WRITE:
                 if self._audit is not None:
                     self._audit.add({"decision": outcome.row()})
                     self._audit.sync()
@@ -212,7 +212,7 @@ class Restore:
                 outcome = self._decide(row, versions, before)
                 if before is not None and outcome.result is Result.THERE:
                     outcome = replace(before, result=Result.DONE)
-                elif outcome.decision.action is Action.WRITE and self._audit is not None:
+                elif outcome.decision.action is RestoreAction.WRITE and self._audit is not None:
                     writes.append(outcome)
                     continue
                 self._note_outcome(outcome)
@@ -242,7 +242,7 @@ class Restore:
         """sent: the outcome that was sent before and is not certain. A person is asked again only if `live` changed."""
         policy = self._policy if sent is None else sent.policy
         decision = decide(policy, versions)
-        if decision.action is Action.NOTHING:
+        if decision.action is RestoreAction.NOTHING:
             return Outcome(row, versions, decision, Result.THERE, policy)
         if self._choose is not None and (sent is None or versions.live != _live_version(sent)):
             chosen = self._choose(row, versions, decision)
@@ -278,16 +278,16 @@ class Restore:
 
 def _result(decision: Decision, is_dry: bool) -> Result:
     match decision.action:
-        case Action.NOTHING:
+        case RestoreAction.NOTHING:
             return Result.THERE
-        case Action.LEAVE:
+        case RestoreAction.LEAVE:
             return Result.LEFT
-        case Action.WRITE:
+        case RestoreAction.WRITE:
             return Result.WOULD if is_dry else Result.DONE
 
 
 def _leave(decision: Decision, reason: str = "left by choice") -> Decision:
-    return Decision(Action.LEAVE, decision.status, reason, conflicts=decision.conflicts)
+    return Decision(RestoreAction.LEAVE, decision.status, reason, conflicts=decision.conflicts)
 
 
 def _left_undone(outcome: Outcome, reason: str) -> Outcome:

@@ -1,4 +1,4 @@
-"""What is on disk for good: the continuous sync of the WAL, and checkpoints. Owns last_durable.
+"""Syncs the WAL continuously and owns last_durable, the newest entry that is on disk for good.
 
 The covered optime is read on the loop before the sync is submitted, so last_durable never runs ahead of the disk.
 A failed sync ends the process: after one, nobody knows which pages the kernel still holds.
@@ -19,10 +19,10 @@ from replset.storage.store import Store
 
 log = logging.getLogger("replset.durability")
 
-LOOKS: Final = 10
-"""So often a sync is looked at before its disk is said to stall."""
+STALL_CHECKS: Final = 10
+"""Checks that must find the same sync unfinished before its disk counts as stalled."""
 LATE_MS: Final = 200
-"""A look that comes so late says that this process did not run, and nothing of the disk."""
+"""A check that comes later than this is not counted: this process did not run, so it proves nothing of the disk."""
 
 
 class Sync:
@@ -78,7 +78,7 @@ class Durability:
         self.last_durable, self.durable_wall_ms = store.last_applied, store.last_wall_ms
 
     def on_undone(self) -> None:
-        """A rollback took entries away: last_durable cannot be newer, and a sync under way says nothing of them."""
+        """A rollback took entries away: last_durable moves back with them, and a sync under way does not count."""
         self._epoch += 1
         store = self._context.store
         if store.last_applied < self.last_durable:
@@ -107,7 +107,7 @@ class Durability:
         if target == self.last_durable:
             return
         sync = Sync(store)
-        self._look_later(sync, 0)
+        self._check_later(sync, 0)
         try:
             await self._sync_workers.run(sync)
         finally:
@@ -120,24 +120,24 @@ class Durability:
             self.last_durable, self.durable_wall_ms = target, wall_ms
             self._on_moved()
 
-    def _look_later(self, sync: Sync, looks: int) -> None:
-        """looks: those that saw the disk at work on it."""
-        wait_ms = self._stall_after_ms() / LOOKS
+    def _check_later(self, sync: Sync, checks: int) -> None:
+        """checks: those that saw the disk at work on it."""
+        wait_ms = self._stall_after_ms() / STALL_CHECKS
         due = Millis(self._context.clock.now() + int(wait_ms))
-        self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._look, sync, looks, due)
+        self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._check_stall, sync, checks, due)
 
-    def _look(self, sync: Sync, looks: int, due: Millis) -> None:
+    def _check_stall(self, sync: Sync, checks: int, due: Millis) -> None:
         late_ms = self._context.clock.now() - due
-        # A sync that waits for its thread, or whose end the loop has not heard of, says nothing of the disk; nor does
-        # time in which this process did not run, for its thread had no turn either. A primary that stepped down for
-        # that would leave a disk that is well, and tell its operator the opposite. What the sync would have covered
-        # is not durable meanwhile, whoever is to blame.
+        # Only time in which the thread was inside the sync counts against the disk. A sync may also wait for its
+        # thread, or the whole process may not have run. A primary that stepped down for that would give up its place
+        # although its disk works, and its log would blame the disk. Meanwhile the entries of this sync do not count as
+        # durable.
         if late_ms > LATE_MS:
             log.warning("the event loop was blocked for %d ms, which is not counted for the sync under way", late_ms)
         elif sync.begun and not sync.ended:
-            looks += 1
-        if looks < LOOKS:
-            self._look_later(sync, looks)
+            checks += 1
+        if checks < STALL_CHECKS:
+            self._check_later(sync, checks)
             return
         self._stalled = True
         self._on_stalled(True)

@@ -70,7 +70,7 @@ def open_files(
 async def finish_rollback(context: MemberContext) -> bool:
     """Finish a rollback that a crash interrupted; False when the disk is too full for that now.
 
-    The member then goes on with it once it has heard from the others.
+    The member then goes on with it while it runs, in ROLLBACK.
     """
     try:
         await finish_rollbacks(context, lambda: None)

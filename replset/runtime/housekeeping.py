@@ -18,7 +18,7 @@ log = logging.getLogger("replset.housekeeping")
 INTERVAL_S = 0.25
 SPACE_EVERY = 8
 READER_PAUSE_MS = 5_000
-"""After a last pass that an old reader kept from its end: commits are not held again and again for nothing."""
+"""Pause after a last pass that an old reader kept from ending: another one would stop commits for nothing."""
 
 RECHECK_EVERY_MS = 3_600_000
 """From the end of one pass over the oplog to the beginning of the next."""

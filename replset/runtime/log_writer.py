@@ -1,7 +1,8 @@
-"""The log to standard error, by a thread of its own: who logs never waits for who reads.
+"""Writes the log to standard error in a thread of its own, so that logging never waits for the reader.
 
 A pipe that nobody reads takes some 64 KiB and then blocks its writer for good. Written from the event loop, that would
-stop the member, SIGTERM included. Here lines wait in a bounded queue; what does not fit is dropped, counted and told.
+stop the member, SIGTERM included. Here lines wait in a bounded queue. What does not fit is dropped and counted, and
+the log says how many.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class LogWriter(logging.Handler):
 
 
 def log_to_stderr(level: str) -> LogWriter:
-    """From here on everything of this process that has something to say, says it through the one LogWriter."""
+    """Send all log output of this process through one LogWriter from now on."""
     writer = LogWriter(sys.stderr.fileno())
     logging.basicConfig(level=level.upper(), handlers=[writer])
     logging.captureWarnings(True)

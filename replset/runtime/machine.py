@@ -129,4 +129,4 @@ class LimitedWorkers:
     def _ended(self, task: asyncio.Task[object]) -> None:
         self._free.release()
         if not task.cancelled():
-            task.exception()  # whoever still waits is told; nobody else asks
+            task.exception()  # marks the error as seen; whoever still waits gets it

@@ -253,7 +253,9 @@ def _check(options: MemberOptions) -> None:
 
 
 def _check_exposure(options: MemberOptions) -> None:
-    """Without a key anybody who reaches the wire port can speak as a member: acknowledge writes that it does not hold,
+    """Refuse to listen beyond loopback without a key.
+
+    Anybody who reaches the wire port could then speak as a member: acknowledge writes that it does not have,
     depose the primary, or hand out a configuration. So such a member is reachable from its own machine only.
     """
     if options.key_file is not None and options.insecure_members:

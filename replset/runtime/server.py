@@ -44,7 +44,7 @@ TURN = 16
 """Commands of one connection in a row, before everything else on the loop gets its turn."""
 HELLO_COMMANDS = frozenset({"hello", "isMaster", "ismaster"})
 ALLOWED_WHEN_FULL = HELLO_COMMANDS | {"ping", "endSessions", "killCursors", "replSetGetStatus", "serverStatus", PROVE}
-"""What a client may ask of a member that is overloaded: it costs little, and says what is the matter."""
+"""Commands that an overloaded member still answers: they cost little and show what is wrong."""
 
 
 class WireServer:
@@ -62,9 +62,9 @@ class WireServer:
         cursors: CursorTable | None = None,
         needs_proof: bool = False,
     ) -> None:
-        """drops_inbound, drops_outbound: whether a test cut swallows what a member says, or what it is answered.
+        """drops_inbound, drops_outbound: whether a test cut drops the commands of a member, or the replies to it.
 
-        needs_proof: a hello's word for it makes nobody a member.
+        needs_proof: members must prove themselves; naming a member in hello is not enough.
         """
         self.needs_proof = needs_proof
         self._cursors = cursors
@@ -96,7 +96,7 @@ class WireServer:
             cursors.client_left(owner)
 
     def end_stalled(self) -> None:
-        """End the connections that hold room for a message that does not come."""
+        """End connections that began a large message and send no more of it, to free its memory."""
         for connection in [connection for connection in self.connections if connection.is_stalled]:
             log.warning("%s sends no more of a large message: closed", connection.peer)
             connection.end()
@@ -119,7 +119,7 @@ class WireConnection(asyncio.Protocol):
         self._reader = FrameReader(self._admit)
         self._queue: deque[WireMessage] = deque()
         self._queued_bytes = 0  # received since the queue was last empty
-        self._queue_admitted = 0  # of these, what counts as held by the server
+        self._queue_admitted = 0  # of these, what the server counts
         self._arrived: asyncio.Future[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -268,7 +268,7 @@ class WireConnection(asyncio.Protocol):
             raise
 
     async def _wait_until_sent(self) -> None:
-        """Wait until the client has taken its answer. One that takes nothing of it for STALLED_S is let go."""
+        """Wait until the client has read its answer; one that reads nothing of it for STALLED_S is disconnected."""
         counted = 0
         while not self._writable.is_set() and self._transport is not None:
             left = self._transport.get_write_buffer_size()
@@ -321,7 +321,7 @@ class WireConnection(asyncio.Protocol):
         if member is not None and self._server.drops_inbound(member):
             return
         if self._server.slots.is_reserved(self) and (streams or not self._may_use_reserved(message.body)):
-            # Kept for members, which say only here that they are some: an ordinary client that works on this slot
+            # Reserved for members, which name themselves only now: an ordinary client that works on this slot
             # would keep a vote or a heartbeat from the set.
             self._reply(message, _refusal(OverloadedError("this member is overloaded: too many connections")))
             self.end()
@@ -339,7 +339,7 @@ class WireConnection(asyncio.Protocol):
             self._send(message, reply)
 
     def _may_use_reserved(self, body: RawDocument) -> bool:
-        """Whether a kept slot is for this command."""
+        """Whether this command may run on a reserved slot."""
         waits = "topologyVersion" in body and _is_awaitable(body)
         return self._context.is_member or (body.first_key in ALLOWED_WHEN_FULL and not waits)
 

@@ -1,4 +1,4 @@
-"""Names what held the event loop: heartbeats live on it, so nothing else may keep it for long."""
+"""Logs what blocked the event loop. Heartbeats run on it, so nothing may block it for long."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPORT_EVERY_S = 60.0
 class StallReports:
     """Which stalls are written to the log: one a minute, with the number and the longest of those left out before it.
 
-    A slow machine stalls the loop again and again; a stack for each would bury what else the log says.
+    A slow machine stalls the loop again and again; a stack for each would fill the log.
     """
 
     def __init__(self) -> None:

@@ -76,7 +76,7 @@ class WireMessage:
 class FrameReader:
     """Cuts a byte stream into messages. admit: asked once for each large one, when its head is there.
 
-    A large message that is not admitted is told of at once, as `refused`, and its bytes are thrown away as they come.
+    A large message that is not admitted is reported at once as `refused`, and its bytes are dropped as they arrive.
     """
 
     def __init__(self, admit: Callable[[int], bool] = lambda _size: True) -> None:

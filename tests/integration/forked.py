@@ -48,7 +48,7 @@ class ForkedSet(LocalSet):
 
         def answers() -> bool:
             if not process.is_alive():
-                raise LocalSetError(f"{member.name} did not start: {member.last_words()}")
+                raise LocalSetError(f"{member.name} did not start: {member.last_log_line()}")
             return member.answering_pid() == process.pid
 
         wait_until(answers, 60, f"{member.name} to answer on {member.host}", every_s=0.02)

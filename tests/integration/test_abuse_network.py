@@ -193,7 +193,7 @@ def test_without_a_key_file_what_a_stranger_says_is_bounded(unkeyed: LocalSet) -
     assert after["term"] < before["term"] + (1 << 21)
     assert [row["host"] for row in config["members"]] == [row["name"] for row in after["members"]]
     for member in unkeyed.members:
-        assert member.is_running(), member.last_words()
+        assert member.is_running(), member.last_log_line()
 
 
 def test_members_with_another_key_stay_strangers_until_they_have_the_sets(local: LocalSet) -> None:

@@ -86,7 +86,7 @@ def test_idle_connections_up_to_the_last_descriptor_keep_no_election_from_being_
         with urllib.request.urlopen(f"{new.http}/primary", timeout=20) as answer:
             assert answer.status == 200
     for member in rest:
-        assert member.is_running(), member.last_words()
+        assert member.is_running(), member.last_log_line()
         log = member.log.read_text()
         assert 1 <= log.count("closes the longest idle client") <= 4, "a line a minute and port"
 

@@ -161,7 +161,7 @@ class World:
             return primary is not None and self._is_well(primary) and (not settled or self._is_settled(primary))
 
         for member in self.local.members:
-            assert member.is_running(), f"{member.name} ended by itself: {member.last_words()}"
+            assert member.is_running(), f"{member.name} ended by itself: {member.last_log_line()}"
         wait_until(well, WELL_WITHIN_S, "the set to be well again")
         self.hurt.clear()
 

@@ -12,9 +12,9 @@ from replset.query.order import identical
 from replset.recovery.lost_writes import LostKind
 from replset.recovery.policy import (
     MISSING,
-    Action,
     ConflictStatus,
     Policy,
+    RestoreAction,
     Side,
     Versions,
     conflict_status,
@@ -80,24 +80,29 @@ def test_conflict_status(found: Versions, expected: ConflictStatus) -> None:
 @pytest.mark.parametrize(
     ("policy", "found", "action", "words"),
     [
-        (Policy.SKIP, versions(A, B, C), Action.LEAVE, "the set changed the document"),
-        (Policy.SKIP, versions(A, B, None), Action.LEAVE, "the set deleted the document"),
-        (Policy.SKIP, versions(None, B, C), Action.LEAVE, "the set has another document with this _id"),
-        (Policy.SKIP, versions(A, None, A), Action.LEAVE, "whether the set changed the document is not known"),
-        (Policy.OVERWRITE, versions(A, B, C), Action.WRITE, "the set changed the document; overwritten"),
-        (Policy.OVERWRITE, versions(A, None, C, written_since=True), Action.WRITE, "overwritten"),
-        (Policy.OVERWRITE, versions(A, B, None), Action.WRITE, "the set deleted the document; overwritten"),
-        (Policy.KEEP_NEWER, versions(A, B, C, live_last=NEWER), Action.LEAVE, f"{NEWER} there is newer"),
-        (Policy.KEEP_NEWER, versions(A, B, C, live_last=OLDER), Action.WRITE, f"is newer than {OLDER} there"),
-        (Policy.KEEP_NEWER, versions(A, B, C), Action.LEAVE, "its last entry is not in the set's oplog any more"),
-        (Policy.MERGE, versions(A, B, C), Action.LEAVE, "both sides changed a"),
-        (Policy.MERGE, versions(A, B, None), Action.LEAVE, "no three versions"),
-        (Policy.MERGE, versions(None, B, C), Action.LEAVE, "no three versions"),
-        (Policy.MERGE, versions(A, None, C, written_since=True), Action.LEAVE, "no three versions"),
-        (Policy.MERGE, versions(A, B, SIDE), Action.WRITE, "the fields merge"),
+        (Policy.SKIP, versions(A, B, C), RestoreAction.LEAVE, "the set changed the document"),
+        (Policy.SKIP, versions(A, B, None), RestoreAction.LEAVE, "the set deleted the document"),
+        (Policy.SKIP, versions(None, B, C), RestoreAction.LEAVE, "the set has another document with this _id"),
+        (Policy.SKIP, versions(A, None, A), RestoreAction.LEAVE, "whether the set changed the document is not known"),
+        (Policy.OVERWRITE, versions(A, B, C), RestoreAction.WRITE, "the set changed the document; overwritten"),
+        (Policy.OVERWRITE, versions(A, None, C, written_since=True), RestoreAction.WRITE, "overwritten"),
+        (Policy.OVERWRITE, versions(A, B, None), RestoreAction.WRITE, "the set deleted the document; overwritten"),
+        (Policy.KEEP_NEWER, versions(A, B, C, live_last=NEWER), RestoreAction.LEAVE, f"{NEWER} there is newer"),
+        (Policy.KEEP_NEWER, versions(A, B, C, live_last=OLDER), RestoreAction.WRITE, f"is newer than {OLDER} there"),
+        (
+            Policy.KEEP_NEWER,
+            versions(A, B, C),
+            RestoreAction.LEAVE,
+            "its last entry is not in the set's oplog any more",
+        ),
+        (Policy.MERGE, versions(A, B, C), RestoreAction.LEAVE, "both sides changed a"),
+        (Policy.MERGE, versions(A, B, None), RestoreAction.LEAVE, "no three versions"),
+        (Policy.MERGE, versions(None, B, C), RestoreAction.LEAVE, "no three versions"),
+        (Policy.MERGE, versions(A, None, C, written_since=True), RestoreAction.LEAVE, "no three versions"),
+        (Policy.MERGE, versions(A, B, SIDE), RestoreAction.WRITE, "the fields merge"),
     ],
 )
-def test_in_a_conflict_the_policy_decides(policy: Policy, found: Versions, action: Action, words: str) -> None:
+def test_in_a_conflict_the_policy_decides(policy: Policy, found: Versions, action: RestoreAction, words: str) -> None:
     decision = decide(policy, found)
     assert (decision.action, decision.status) == (action, ConflictStatus.CONFLICT)
     assert words in decision.reason
@@ -115,13 +120,13 @@ def test_conflicting_fields_are_named() -> None:
 @pytest.mark.parametrize(
     ("found", "action", "words"),
     [
-        (versions(A, B, None), Action.WRITE, "copied"),
-        (versions(A, B, B), Action.NOTHING, "copied before"),
-        (versions(A, B, C), Action.LEAVE, "another document"),
-        (versions(A, None, None), Action.LEAVE, "a delete has no document"),
+        (versions(A, B, None), RestoreAction.WRITE, "copied"),
+        (versions(A, B, B), RestoreAction.NOTHING, "copied before"),
+        (versions(A, B, C), RestoreAction.LEAVE, "another document"),
+        (versions(A, None, None), RestoreAction.LEAVE, "a delete has no document"),
     ],
 )
-def test_copying_to_a_collection(found: Versions, action: Action, words: str) -> None:
+def test_copying_to_a_collection(found: Versions, action: RestoreAction, words: str) -> None:
     decision = decide(Policy.TO_COLLECTION, found)
     assert decision.action is action
     assert words in decision.reason
@@ -199,4 +204,4 @@ def test_a_merge_that_is_put_back_is_there_the_next_time() -> None:
     assert first.target is not None
     for policy in (Policy.MERGE, Policy.OVERWRITE, Policy.SKIP):
         again = decide(policy, versions(A, B, decode(first.target)))
-        assert (again.action, again.reason) == (Action.NOTHING, "every lost change is in it")
+        assert (again.action, again.reason) == (RestoreAction.NOTHING, "every lost change is in it")
