@@ -15,8 +15,8 @@ from replset.oplog_row import OplogRow
 from spark.oplog import ALL, EVERYTHING, EntryFilter, Span
 from spark.reports.diff.digests import BucketGrid
 from spark.reports.diff.local_engine import LocalDiff, local_diff
-from tests.spark.kit import T0
-from tests.spark.planted import SAYS_NOTHING, ListOplog, Plan, plans, plant
+from tests.spark.kit import T0, ListOplog
+from tests.spark.planted import SAYS_NOTHING, Plan, plans, plant
 
 Row = dict[str, Any]
 Rows = Sequence[OplogRow]

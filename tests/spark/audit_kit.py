@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import pyarrow as pa
 
 from replset.bson import encode, encode_key
 from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import command_entry, delete_entry, insert_entry, noop_entry, update_entry
 from replset.oplog_row import CHAIN_START, OplogRow, UnchainedRow, chained_rows, entry_hash, next_chain
 from replset.query.diff import update_entry_object
-from spark.oplog import ALL, Bounds, EntryFilter, Span
-from spark.readers.rows import Row, batch_of, batched, chosen
 from spark.readers.sqlite import SqliteOplog
 from tests.spark.kit import T0, UUID, write_rows
 
@@ -119,34 +114,3 @@ def resealed(rows: Sequence[OplogRow], start: int = 0) -> list[OplogRow]:
 
 def place_of(folder: Path, name: str, rows: Sequence[OplogRow], *, trimmed_through: int = 0) -> SqliteOplog:
     return SqliteOplog(name, str(write_rows(folder / name, rows, trimmed_through=trimmed_through) / "replset.db"))
-
-
-@dataclass(frozen=True)
-class ListedOplog:
-    """Rows as they are, in any order and twice, cut exactly where it was asked for."""
-
-    name: str
-    rows: Sequence[OplogRow]
-    batch_rows: int = 1000
-
-    def pin(self) -> ListedOplog:
-        return self
-
-    def bounds(self) -> Bounds:
-        if not self.rows:
-            return Bounds()
-        oldest, newest = (choose(self.rows, key=lambda row: row.ts) for choose in (min, max))
-        return Bounds(oldest.optime, newest.optime, len(self.rows))
-
-    def count(self, span: Span) -> int:
-        return sum(span.first_ts <= row.ts < span.end_ts for row in self.rows)
-
-    def split(self, span: Span, parts: int) -> list[Span]:
-        stamps = sorted(row.ts for row in self.rows if span.first_ts < row.ts < span.end_ts)
-        cuts = sorted({stamps[len(stamps) * number // parts] for number in range(1, parts) if stamps})
-        return [Span(*ends) for ends in zip([span.first_ts, *cuts], [*cuts, span.end_ts], strict=True)]
-
-    def read(self, span: Span, columns: Sequence[str], only: EntryFilter = ALL) -> Iterator[pa.RecordBatch]:
-        rows = (Row(*row) for row in self.rows if span.first_ts <= row.ts < span.end_ts)
-        for some in batched(chosen(rows, only), self.batch_rows):
-            yield batch_of(some, columns)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+
+import pyarrow as pa
 
 from replset.bson import encode, encode_key
 from replset.ids import OpTime, pack_ts
@@ -14,6 +17,8 @@ from replset.oplog_entry import insert_entry
 from replset.oplog_row import CHAIN_START, COLUMNS, OplogRow, UnchainedRow, chained_rows
 from replset.storage.file_names import DATABASE_FILE
 from replset.storage.schema import DATA_SCHEMA, statements_of
+from spark.oplog import ALL, Bounds, EntryFilter, Span
+from spark.readers.rows import Row, batch_of, batched, chosen
 
 T0 = 1_760_000_000
 UUID = b"u" * 16
@@ -88,3 +93,34 @@ def trim(folder: Path, through: int) -> None:
         connection.execute("DELETE FROM oplog WHERE ts <= ?", [through])
         connection.execute("INSERT OR REPLACE INTO meta VALUES ('trimmed_through', ?)", [through])
         connection.commit()
+
+
+@dataclass(frozen=True, slots=True)
+class ListOplog:
+    """An oplog in memory, which may hold what no file can: rows in any order, and an optime twice."""
+
+    name: str
+    rows: Sequence[OplogRow]
+    batch_rows: int = 1000
+
+    def pin(self) -> ListOplog:
+        return self
+
+    def bounds(self) -> Bounds:
+        if not self.rows:
+            return Bounds()
+        oldest, newest = (choose(self.rows, key=lambda row: row.ts) for choose in (min, max))
+        return Bounds(oldest.optime, newest.optime, len(self.rows))
+
+    def count(self, span: Span) -> int:
+        return sum(span.first_ts <= row.ts < span.end_ts for row in self.rows)
+
+    def split(self, span: Span, parts: int) -> list[Span]:
+        stamps = sorted(row.ts for row in self.rows if span.first_ts < row.ts < span.end_ts)
+        cuts = sorted({stamps[len(stamps) * number // parts] for number in range(1, parts) if stamps})
+        return [Span(*ends) for ends in zip([span.first_ts, *cuts], [*cuts, span.end_ts], strict=True)]
+
+    def read(self, span: Span, columns: Sequence[str], only: EntryFilter = ALL) -> Iterator[pa.RecordBatch]:
+        rows = (Row(*row) for row in self.rows if span.first_ts <= row.ts < span.end_ts)
+        for some in batched(chosen(rows, only), self.batch_rows):
+            yield batch_of(some, columns)

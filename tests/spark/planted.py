@@ -6,15 +6,14 @@ its entries, heads that are trimmed away, and a tail in which one member parts f
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import pyarrow as pa
 from hypothesis import strategies as st
 
 from replset.bson import encode, encode_key
@@ -22,13 +21,10 @@ from replset.ids import OpTime, pack_ts
 from replset.oplog_entry import insert_entry
 from replset.oplog_row import CHAIN_START, OplogRow, UnchainedRow, chained_rows
 from replset.storage.file_names import DATABASE_FILE
-from spark.columns import arrow_schema
-from spark.oplog import ALL, Bounds, EntryFilter, Span
 from spark.readers.sqlite import SqliteOplog
 from spark.reports.diff.classify import ENTRY_ORDER
-from tests.spark.kit import T0, UUID, write_rows
+from tests.spark.kit import T0, UUID, ListOplog, write_rows
 
-_ATTRIBUTES = {"wall": "wall_ms"}
 _ROOM = 4
 """Increments from an entry of the shared history to the next one of its second."""
 _OTHER_TERM = 10
@@ -278,47 +274,6 @@ class ExpectedRows:
                 "hashes": None if absent else [{"member": name, "hash": row.hash} for name, row in copies],
             }
         )
-
-
-# --- a place in memory -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ListOplog:
-    """An oplog that may hold what no file can: an optime twice. rows: rising by ts."""
-
-    name: str
-    rows: tuple[OplogRow, ...]
-    batch_rows: int = 5
-
-    def pin(self) -> ListOplog:
-        return self
-
-    def bounds(self) -> Bounds:
-        if not self.rows:
-            return Bounds()
-        return Bounds(self.rows[0].optime, self.rows[-1].optime, len(self.rows), chain=self.rows[-1].chain)
-
-    def count(self, span: Span) -> int:
-        return len(self._of(span))
-
-    def split(self, span: Span, parts: int) -> list[Span]:
-        stamps = sorted({row.ts for row in self._of(span)})
-        cuts = stamps[:: max(1, -(-len(stamps) // parts))][1:]
-        return [Span(*pair) for pair in pairwise([span.first_ts, *cuts, span.end_ts])]
-
-    def read(self, span: Span, columns: Sequence[str], only: EntryFilter = ALL) -> Iterator[pa.RecordBatch]:
-        schema = arrow_schema(columns)
-        rows = [row for row in self._of(span) if row.ns in (only.ns or (row.ns,)) and row.op in (only.op or (row.op,))]
-        for start in range(0, len(rows), self.batch_rows):
-            some = rows[start : start + self.batch_rows]
-            arrays = [pa.array([getattr(row, _ATTRIBUTES.get(name, name)) for row in some]) for name in columns]
-            yield pa.RecordBatch.from_arrays(
-                [array.cast(kind) for array, kind in zip(arrays, schema.types, strict=True)], schema=schema
-            )
-
-    def _of(self, span: Span) -> list[OplogRow]:
-        return [row for row in self.rows if span.first_ts <= row.ts < span.end_ts]
 
 
 # --- plans -----------------------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ from spark.reports.diff.local_engine import LocalDiff, local_diff
 from spark.reports.diff.spark_engine import diff
 from tests.spark import planted
 from tests.spark.diff_rows import TABLES, all_rows, rows
-from tests.spark.planted import Change, ListOplog, Plan, Tail, dense, in_files, plant
+from tests.spark.kit import ListOplog
+from tests.spark.planted import Change, Plan, Tail, dense, in_files, plant
 from tests.spark.stores import change_document, change_entry, entries_of, optime_of, write_member
 from tests.spark.trimming import LaterTrimmed
 

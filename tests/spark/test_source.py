@@ -111,7 +111,7 @@ def test_an_empty_oplog(session: SparkSession, tmp_path: Path) -> None:
 
 
 def error_text(frame: DataFrame | RDD[Row]) -> tuple[str, str]:
-    with pytest.raises(Exception, match="oplog-place-error") as caught:
+    with pytest.raises(Exception, match="oplog-error") as caught:
         frame.collect()
     error = oplog_error(caught.value)
     assert error is not None

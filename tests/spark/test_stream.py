@@ -78,7 +78,7 @@ def stamps(member: str, *numbers: int) -> list[tuple[str, int]]:
 
 
 def failure(tail: Tail) -> tuple[str, str]:
-    with pytest.raises(Exception, match="oplog-place-error") as caught:
+    with pytest.raises(Exception, match="oplog-error") as caught:
         tail.run()
     error = oplog_error(caught.value)
     assert error is not None

@@ -24,6 +24,7 @@ from spark.jobs import map_numbers
 from spark.local_jobs import THREADS
 from spark.oplog import Oplog, OplogError
 from spark.readers.sqlite import SqliteOplog
+from spark.render.documents import SAMPLES
 from spark.reports.replay.base import DbpathBase
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class DocumentDiff:
     def same(self) -> bool:
         return not self.differing.num_rows and not self.catalogs
 
-    def document(self, samples: int) -> dict[str, Any]:
+    def document(self, samples: int = SAMPLES) -> dict[str, Any]:
         """As `--json` prints it."""
         return {
             "optime": str(self.point),

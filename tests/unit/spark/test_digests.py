@@ -25,7 +25,8 @@ from spark.reports.diff.digests import (
     merged,
     whole_groups,
 )
-from tests.spark.planted import ListOplog, Plan, plant
+from tests.spark.kit import ListOplog
+from tests.spark.planted import Plan, plant
 
 HOT = [pack_ts(100, inc) for inc in range(1, 3 * INCREMENTS)]
 SPARSE = [pack_ts(second, inc) for second in range(90, 130) for inc in (0, 1, INCREMENTS - 1, 1 << 30)]

@@ -57,4 +57,4 @@ def test_an_error_is_found_behind_another() -> None:
 
 def test_other_errors_are_none_of_ours() -> None:
     assert oplog_error(RuntimeError("m1: gone")) is None
-    assert oplog_error(RuntimeError("oplog-place-error: [")) is None
+    assert oplog_error(RuntimeError("oplog-error: [")) is None

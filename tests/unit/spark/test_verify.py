@@ -20,7 +20,8 @@ from replset.oplog_row import OplogRow, entry_hash, next_chain
 from spark.members import open_members
 from spark.oplog import EVERYTHING, Oplog, Span
 from spark.reports.verify.check import COUNTS, FAULT_COLUMNS, Verification, WantedDocuments, local_verify
-from tests.spark.audit_kit import NS, UUID, ListedOplog, Story, lives, place_of, resealed
+from tests.spark.audit_kit import NS, UUID, Story, lives, place_of, resealed
+from tests.spark.kit import ListOplog
 
 COUNT, MIDDLE = 90, 30
 CUTS = [1, 7, 250_000]
@@ -160,8 +161,8 @@ def found_in(verified: Verification[pa.Table], member: str = "a") -> Found:
 @pytest.fixture(scope="module", params=CUTS)
 def planted(request: pytest.FixtureRequest) -> Verification[pa.Table]:
     """All of them at once, each a member."""
-    oplogs = [ListedOplog(name, plant.rows) for name, plant in PLANTED.items()]
-    return local_verify([*oplogs, ListedOplog("sound", SOUND)], rows_per_task=request.param)
+    oplogs = [ListOplog(name, plant.rows) for name, plant in PLANTED.items()]
+    return local_verify([*oplogs, ListOplog("sound", SOUND)], rows_per_task=request.param)
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -230,10 +231,10 @@ def moves_then_sets(instead: Doc | None = None) -> list[OplogRow]:
 @pytest.mark.parametrize("rows_per_task", CUTS)
 def test_differences_that_do_not_fit_their_document(rows_per_task: int) -> None:
     rows = moves_then_sets(LOST["lost"])
-    [(ts, kind, detail)] = found_in(local_verify([ListedOplog("a", rows)], rows_per_task=rows_per_task))
+    [(ts, kind, detail)] = found_in(local_verify([ListOplog("a", rows)], rows_per_task=rows_per_task))
     assert (ts, kind) == (rows[-1].ts, "idempotence")
     assert detail == f"the document's entries from {rows[2].optime} on applied again give another document"
-    assert found_in(local_verify([ListedOplog("a", moves_then_sets())], rows_per_task=rows_per_task)) == []
+    assert found_in(local_verify([ListOplog("a", moves_then_sets())], rows_per_task=rows_per_task)) == []
 
 
 @pytest.mark.parametrize("rows_per_task", CUTS)
@@ -241,9 +242,9 @@ def test_the_order_of_fields_is_not_asked_of_a_document_that_is_not_all_there(ro
     damaged = moves_then_sets()
     damaged[3] = damaged[3]._replace(entry=damaged[3].entry[:-3])
     oplogs = [
-        ListedOplog("damaged", damaged),
-        ListedOplog("in-a-transaction", moves_then_sets(LOST["in-a-transaction"])),
-        ListedOplog("trimmed", moves_then_sets(LOST["lost"])[2:]),
+        ListOplog("damaged", damaged),
+        ListOplog("in-a-transaction", moves_then_sets(LOST["in-a-transaction"])),
+        ListOplog("trimmed", moves_then_sets(LOST["lost"])[2:]),
     ]
     found = local_verify(oplogs, rows_per_task=rows_per_task).faults.to_pylist()
     assert [(row["member"], row["ts"], row["kind"]) for row in found] == [("damaged", damaged[3].ts, "hash")]
@@ -252,25 +253,25 @@ def test_the_order_of_fields_is_not_asked_of_a_document_that_is_not_all_there(ro
 @pytest.mark.parametrize("rows_per_task", CUTS)
 def test_an_optime_that_stands_there_twice_or_falls(rows_per_task: int) -> None:
     twice = resealed([*SOUND[: NOOP + 1], *SOUND[NOOP:]])
-    [(ts, kind, detail)] = found_in(local_verify([ListedOplog("a", twice)], rows_per_task=rows_per_task))
+    [(ts, kind, detail)] = found_in(local_verify([ListOplog("a", twice)], rows_per_task=rows_per_task))
     assert (ts, kind, detail) == (SOUND[NOOP].ts, "order", f"it stands behind {SOUND[NOOP].optime}")
     exchanged = resealed([*SOUND[:NOOP], SOUND[NOOP + 1], SOUND[NOOP], *SOUND[NOOP + 2 :]])
-    found = found_in(local_verify([ListedOplog("a", exchanged)]))
+    found = found_in(local_verify([ListOplog("a", exchanged)]))
     assert found == [(SOUND[NOOP].ts, "order", f"it stands behind {SOUND[NOOP + 1].optime}")]
 
 
 def test_the_head_of_an_oplog_has_nothing_before_it() -> None:
-    capped = ListedOplog("a", SOUND[MIDDLE:])
+    capped = ListOplog("a", SOUND[MIDDLE:])
     assert found_in(local_verify([capped], rows_per_task=7)) == []
     span = Span(SOUND[MIDDLE].ts, SOUND[-1].ts)
-    [checked] = local_verify([ListedOplog("a", SOUND)], span=span, rows_per_task=7).checked.to_pylist()
+    [checked] = local_verify([ListOplog("a", SOUND)], span=span, rows_per_task=7).checked.to_pylist()
     assert (checked["entries"], checked["links"]) == (COUNT - MIDDLE - 1, COUNT - MIDDLE - 2)
     initiating = changed(0, chain=SOUND[0].chain ^ 1)[:1]
-    assert [kind for _, kind, _ in found_in(local_verify([ListedOplog("a", initiating)]))] == ["chain"]
+    assert [kind for _, kind, _ in found_in(local_verify([ListOplog("a", initiating)]))] == ["chain"]
 
 
 def test_an_empty_oplog_is_sound() -> None:
-    verified = local_verify([ListedOplog("a", []), ListedOplog("b", SOUND)])
+    verified = local_verify([ListOplog("a", []), ListOplog("b", SOUND)])
     assert verified.faults.num_rows == 0
     assert [(row["member"], row["entries"]) for row in verified.checked.to_pylist()] == [("a", 0), ("b", COUNT)]
     assert verified.checked.column_names == ["member", *COUNTS]
@@ -368,14 +369,14 @@ def test_any_number_of_damaged_entries_are_found(
     seed: int, share: int, kinds: list[str], rows_per_task: int, batch_rows: int
 ) -> None:
     rows, expected = damaged(Random(seed), share, kinds)
-    found = found_in(local_verify([ListedOplog("a", rows, batch_rows)], rows_per_task=rows_per_task))
+    found = found_in(local_verify([ListOplog("a", rows, batch_rows)], rows_per_task=rows_per_task))
     assert sorted((ts, kind) for ts, kind, _ in found if kind != "idempotence") == expected
     assert "gone" in kinds or "idempotence" not in {kind for _, kind, _ in found}
-    assert found == found_in(local_verify([ListedOplog("a", rows)]))
+    assert found == found_in(local_verify([ListOplog("a", rows)]))
 
 
 def test_the_kits_own_cutting_is_exact() -> None:
-    oplog = ListedOplog("a", SOUND)
+    oplog = ListOplog("a", SOUND)
     for parts in (1, 3, COUNT):
         spans = oplog.split(EVERYTHING, parts)
         assert [batch.num_rows for span in spans for batch in oplog.read(span, ("ts",))] == [COUNT // parts] * parts
