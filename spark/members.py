@@ -48,7 +48,7 @@ def open_members(texts: Sequence[str]) -> list[Oplog]:
         if each.at in seen:
             raise OplogError(each.where, "it is given twice")
         seen[each.at] = each
-    names = _names(found)
+    names = [each.given or _tail(each, [other for other in found if other is not each]) for each in found]
     for name in names:
         if names.count(name) > 1:
             raise OplogError(name, "two members have this name; give others with NAME=MEMBER")
@@ -127,10 +127,6 @@ def _named_path(where: str) -> str:
     """The path as its names are taken from it: a member's folder rather than the file in it."""
     path = Path(os.path.abspath(where))
     return str(path.parent if path.name in (DATABASE_FILE, _DUMP) else path)
-
-
-def _names(found: Sequence[_Finding]) -> list[str]:
-    return [each.given or _tail(each, [other for other in found if other is not each]) for each in found]
 
 
 def _tail(each: _Finding, others: Sequence[_Finding]) -> str:

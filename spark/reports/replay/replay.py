@@ -72,12 +72,12 @@ def replay(
     begin = base.find(ns, until) if base is not None else None
     if begin is not None and base is not None:
         _check_joins(oplog, bounds, base, begin)
-    commands = _commands(spark, oplog, ns, Span(_after(begin), until.ts + 1))
+    commands = _commands(spark, oplog, ns, Span(0 if begin is None else begin.at.ts + 1, until.ts + 1))
     life = collection_at(commands, ns, begin, oplog.name)
     if life is None and begin is None and not any(names(command, ns) for command in commands):
-        own = _own_base(oplog)
-        if own is not None:
-            base, begin = own, own.find(ns, until)
+        if isinstance(oplog, SqliteOplog):
+            base = DbpathBase(oplog.name, oplog.path)
+            begin = base.find(ns, until)
             life = CollectionStart(begin.uuid, begin.at.ts, True) if begin.exists else None
         elif not _is_whole(oplog, bounds):
             raise OplogError(oplog.name, f"the oplog begins at {bounds.oldest}, after {ns} was made: give a base")
@@ -260,14 +260,6 @@ def _check_joins(oplog: Oplog, bounds: Bounds, base: Base, begin: Start) -> None
         raise OplogError(oplog.name, f"{begin.at}, where the base {base.name} is, is not in its history")
 
 
-def _after(begin: Start | None) -> int:
-    return 0 if begin is None else begin.at.ts + 1
-
-
-def _own_base(oplog: Oplog) -> Base | None:
-    return DbpathBase(oplog.name, oplog.path) if isinstance(oplog, SqliteOplog) else None
-
-
 def _is_whole(oplog: Oplog, bounds: Bounds) -> bool:
     """Whether the oplog's oldest entry is the first that the set ever wrote."""
     for batch in oplog.read(Span(bounds.oldest.ts, bounds.oldest.ts + 1), ("entry",)):
@@ -279,12 +271,10 @@ def _is_whole(oplog: Oplog, bounds: Bounds) -> bool:
 def _commands(spark: SparkSession, oplog: Oplog, ns: str, span: Span) -> list[OplogEntry]:
     """The commands on the database, in order: creations and drops, few beside the writes."""
     wanted = EntryFilter(ns=tuple(sorted({f"{ns.partition('.')[0]}.$cmd", _ADMIN})), op=(COMMAND,))
-    found = map_spans(spark, [oplog], ("ts", "entry"), _as_read, _COMMANDS_SCHEMA, span=span, only=wanted)
+    found = map_spans(
+        spark, [oplog], ("ts", "entry"), lambda _, batches: batches, _COMMANDS_SCHEMA, span=span, only=wanted
+    )
     return [OplogEntry(bytes(row["entry"])) for row in found.orderBy("ts").collect()]
-
-
-def _as_read(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    return batches
 
 
 def _entries(spark: SparkSession, oplog: Oplog, ns: str, span: Span, rows_per_task: int) -> DataFrame:
