@@ -124,6 +124,6 @@ def test_a_member_that_rolls_back_under_the_stream(session: SparkSession, tmp_pa
     setattr(tail, when, lambda _number: append(folder, [insert(n, term=2) for n in range(50, 120)], keep=50))
     name, reason = failure(tail)
     assert name == "m1"
-    assert f"its entry 1:{T0}:60 is gone or stands on another history" in reason
+    assert f"its entry 1:{T0}:60 is gone or in another history" in reason
     assert "new checkpointLocation" in reason
     assert tail.seen == ([] if when == "before" else stamps("m1", 60))
