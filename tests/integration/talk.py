@@ -7,6 +7,7 @@ from typing import Any
 from replset.cli.local_set import LocalMember, LocalSet, wait_until
 
 DATABASE = "shop"
+READY = {"PRIMARY", "SECONDARY", "ARBITER"}
 
 
 def run(member: LocalMember, document: dict[str, object], database: str = DATABASE) -> dict[str, Any]:
@@ -64,14 +65,14 @@ def heal(member: LocalMember) -> None:
 
 
 def all_counted(local: LocalSet, within_s: float = 60) -> None:
-    """Wait until a primary counts every member of its configuration."""
+    """Wait until a primary counts every member of its configuration, and each of them has its data."""
 
     def counted() -> bool:
         primary = local.primary()
         if primary is None:
             return False
         rows = status(primary)["members"]
-        return len(rows) == len(local.members) and all(row["counted"] for row in rows)
+        return len(rows) == len(local.members) and all(row["counted"] and row["stateStr"] in READY for row in rows)
 
     wait_until(counted, within_s, "all members to be counted")
 
