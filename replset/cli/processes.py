@@ -1,12 +1,13 @@
-"""Which process is which: a pid alone names nobody, the system gives it away again."""
+"""Tells one process from another: a pid alone does not, since the system uses it again."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
-import subprocess
 from pathlib import Path
+
+import psutil
 
 from replset.storage.file_names import LOCK_FILE
 
@@ -14,24 +15,20 @@ from replset.storage.file_names import LOCK_FILE
 def start_mark(pid: int) -> str:
     """Return what tells the process `pid` from a later one of the same pid: the boot and its start time in it.
 
-    Empty: no such process, or one that has ended and waits for its parent to look.
+    Empty: no such process, or one that has ended and waits for its parent to look. The start time counts from the boot:
+    as time of the day it would move with the machine's clock, and a running member would look like another process.
     """
-    if pid <= 0:
-        return ""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return ""
+        since_boot_s = process.create_time() - psutil.boot_time()
+    except (psutil.NoSuchProcess, ValueError):
+        return ""
+    boot = ""
+    with contextlib.suppress(OSError):  # only Linux has it
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return "" if Path("/proc/self/stat").exists() else _mark_by_ps(pid)
-    return "" if fields[0] in "ZX" else f"{boot}:{fields[19]}"
-
-
-def _mark_by_ps(pid: int) -> str:
-    """The same where there is no /proc."""
-    command = ["ps", "-o", "stat=,lstart=", "-p", str(pid)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"})
-    state, _, started = done.stdout.strip().partition(" ")
-    return "" if state.startswith("Z") else " ".join(started.split())
+    return f"{boot}:{round(since_boot_s * os.sysconf('SC_CLK_TCK'))}"
 
 
 def lock_holder(dbpath: Path) -> int:
