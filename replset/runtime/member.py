@@ -174,7 +174,7 @@ class RunningMember:
                 files,
                 context,
                 keys=keys,
-                wire_slots=wire_slots or ConnectionSlots(options.max_connections, "wire"),
+                wire_slots=ConnectionSlots(options.max_connections, "wire") if wire_slots is None else wire_slots,
                 steps=steps,
                 process_id=process_id,
                 rolling_back=not rollback_is_finished,
