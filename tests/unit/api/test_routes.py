@@ -180,7 +180,8 @@ def test_administration_that_is_refused(api: Api, method: str, path: str, body: 
 
 
 @pytest.mark.parametrize(
-    ("code", "status"), [(93, 400), (103, 400), (109, 503), (94, 503), (74, 400), (262, 503), (95, 400), (23, 400)]
+    ("code", "status"),
+    [(93, 400), (103, 400), (109, 503), (94, 503), (74, 400), (262, 503), (95, 400), (23, 400), (119, 503)],
 )
 def test_refusals_of_the_set(api: Api, code: int, status: int) -> None:
     api.dispatcher.answers["replSetAddMember"] = {"ok": 0.0, "code": code, "errmsg": "because"}
