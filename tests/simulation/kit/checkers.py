@@ -399,9 +399,18 @@ class Checkers:
 
     def is_whole_on_the_way(self) -> None:
         """Invariants 5 and 6 in the middle of everything: the next member's documents are its oplog, in whatever state
-        it is, and up to the newest entry that it shares with another member both have the same ones.
+        it is, and up to the newest entry that it shares with another member both have the same ones. Not where the
+        disk lost pages or a part of the WAL and the member knows it: such a database mixes what it was at two moments,
+        and is copied anew.
         """
-        rows = [row for row in self.cluster.live if row.name in self.mirrors]
+        damaged = self.cluster.damaged
+        rows = [
+            row
+            for row in self.cluster.live
+            if row.name in self.mirrors
+            and row.name not in damaged
+            and not (row.machine.may_have_lost_data and (row.node.has_lost_data or row.node.quarantine))
+        ]
         if not rows:
             return
         row = rows[self._whole_looks // WHOLE_LOOK_EVERY % len(rows)]
