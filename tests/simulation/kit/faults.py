@@ -20,7 +20,7 @@ from replset.core.member_state import MemberState
 from replset.core.messages import HeartbeatRequest, MemberProgress, Position, ProgressRequest, VoteRequest
 from replset.ids import HostPort, OpTime
 from replset.storage.undo import rollback_in_progress
-from tests.simulation.kit.cluster import FORGED_TERMS, SET_NAME, SPARE, Live, Rotten, SimCluster
+from tests.simulation.kit.cluster import FORGED_TERMS, SET_NAME, SPARE, Live, Machine, Rotten, SimCluster
 from tests.simulation.kit.disk import PLENTY
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.network import QUIET, LinkFaults
@@ -200,6 +200,9 @@ class Faults:
             await self._mend(cluster.rotten)
         for name in sorted(cluster.damaged):
             await self._empty(name)
+        for machine in cluster.members():
+            if machine.may_have_lost_data:
+                await self._copy_anew(machine)
 
     def _later(self, seconds: float, do: Callable[[], None]) -> None:
         """Put something right again after a while."""
@@ -333,6 +336,17 @@ class Faults:
         self._wiped = True
         cluster.rotten = Rotten(machine.name, ts, entry)
         cluster.trace.add(machine.name, f"has a changed byte in its entry {ts}")
+
+    async def _copy_anew(self, machine: Machine) -> None:
+        """An administrator has a member copied anew whose cut WAL broke the chain in the middle of its oplog. It found
+        that itself; where only the newest entries are lost it copies without being told.
+        """
+        ends = self._cluster.loop.time() + REPAIRED_WITHIN_S
+        while machine.running is None or machine.running.node.quarantine:
+            if self._cluster.loop.time() > ends:
+                raise SimulationError(f"{machine.name} stays in quarantine\n{self._cluster.summary()}")
+            await self._ask(machine.name, {"replSetResync": 1})
+            await asyncio.sleep(1)
 
     async def _mend(self, rotten: Rotten) -> None:
         """An administrator has the damaged member copied anew, once it says so; what nobody noticed is put right."""
