@@ -22,10 +22,10 @@ from api.errors import (
     unknown_outcome,
 )
 from api.exchange import HttpAnswer
-from replset.bson import Decimal128, Int64, ObjectId, RawDocument, Timestamp, encode
+from replset.bson import Decimal128, Int64, ObjectId, RawDocument, encode
 from replset.bson.types import type_name
 from replset.errors import ErrorCode, code_name
-from replset.ids import OpTime, pack_ts
+from replset.optime import optime_or_none
 
 NOT_BUILT_ACTIONS = ("findOneAndUpdate", "findOneAndReplace", "findOneAndDelete", "bulkWrite", "aggregate")
 BATCH_SIZE = 100_000
@@ -407,14 +407,6 @@ ACTIONS: dict[str, ActionType] = {
 # --- how a write ended ------------------------------------------------------------------------------------------
 
 
-def _optime_text(optime: object) -> str | None:
-    """Return TERM:SECONDS:INC of an optime in a reply, None for anything else."""
-    if not isinstance(optime, Mapping) or not isinstance(optime.get("ts"), Timestamp):
-        return None
-    stamp: Timestamp = optime["ts"]
-    return str(OpTime(int(optime.get("t", 0)), pack_ts(stamp.time, stamp.inc)))
-
-
 def action_answer(action: ActionType, reply: Reply, command: ActionCommand) -> HttpAnswer:
     """Return the answer to a write that ran. HttpError: it failed, or its write concern was not met."""
     if command.is_unacknowledged:
@@ -446,7 +438,7 @@ def _raise_write_errors(reply: Reply, fields: Mapping[str, Any], *, is_many: boo
         raise failure(code, text, details=details)
     concern: Any = reply.get("writeConcernError")
     if concern:
-        code = int(concern["code"])
+        code, optime = int(concern["code"]), optime_or_none(reply.get("opTime"))
         body = {
             "ok": 0,
             "code": code,
@@ -454,7 +446,7 @@ def _raise_write_errors(reply: Reply, fields: Mapping[str, Any], *, is_many: boo
             "errmsg": str(concern.get("errmsg", "")),
             "applied": True,
             **fields,
-            "optime": _optime_text(reply.get("opTime")),
+            "optime": None if optime is None else str(optime),
             "writeConcernError": concern,
         }
         raise HttpError(504, body, {APPLIED: "true"})

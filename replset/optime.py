@@ -10,7 +10,7 @@ _INCREMENT_MASK = (1 << INCREMENT_BITS) - 1
 
 
 def timestamp(ts: int) -> Timestamp:
-    """The BSON timestamp of a packed `ts`; `ids.pack_ts` is the other direction."""
+    """Return the BSON timestamp of a packed `ts`; `ids.pack_ts` is the other direction."""
     return Timestamp(ts >> INCREMENT_BITS, ts & _INCREMENT_MASK)
 
 
@@ -24,6 +24,14 @@ def parse_optime(value: object) -> OpTime:
         ts, term = value.get("ts"), value.get("t")
         if isinstance(ts, Timestamp) and isinstance(term, int) and not isinstance(term, bool):
             if term < 0 or ts.inc >= 1 << INCREMENT_BITS:
-                raise RemoteProtocolError(f"not an optime that there can be: {value!r:.100}")
+                raise RemoteProtocolError(f"an optime out of range: {value!r:.100}")
             return OpTime(int(term), pack_ts(ts.time, ts.inc))
     raise RemoteProtocolError(f"not an optime: {value!r:.100}")
+
+
+def optime_or_none(value: object) -> OpTime | None:
+    """Read {ts, t} of a reply that is only shown; None if it is no optime."""
+    try:
+        return parse_optime(value)
+    except RemoteProtocolError:
+        return None

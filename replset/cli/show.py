@@ -9,7 +9,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from replset.bson import DateTime, Timestamp, to_ejson
+from replset.bson import DateTime, to_ejson
+from replset.optime import optime_or_none
 from replset.terminal import console
 
 STARTUP2 = 5
@@ -20,13 +21,10 @@ def pretty(document: Mapping[str, object]) -> str:
     return json.dumps(json.loads(to_ejson(document)), indent=2, ensure_ascii=False)
 
 
-def optime_text(optime: object) -> str:
-    """`{ts, t}` as TERM:SECONDS:INC; "-" for none."""
-    if isinstance(optime, Mapping):
-        stamp, term = optime.get("ts"), optime.get("t")
-        if isinstance(stamp, Timestamp) and isinstance(term, int) and stamp.time:
-            return f"{term}:{stamp.time}:{stamp.inc}"
-    return "-"
+def optime_text(value: object) -> str:
+    """Return `{ts, t}` as TERM:SECONDS:INC, and "-" for the null optime or anything else."""
+    optime = optime_or_none(value)
+    return str(optime) if optime is not None and optime.seconds else "-"
 
 
 def status(reply: Mapping[str, Any]) -> None:

@@ -90,8 +90,11 @@ async def drop_database(ctx: CommandContext) -> Reply:
 # --- lists ------------------------------------------------------------------------------------------------------
 
 
-def _cursor_reply(ctx: CommandContext, ns: str, documents: list[dict[str, object]]) -> Reply:
-    """Return the reply with all rows in the first batch, since these lists are short."""
+def _list_reply(ctx: CommandContext, ns: str, documents: list[dict[str, object]]) -> Reply:
+    """Return the reply with all rows in the first batch, since these lists are short.
+
+    The fields of `cursor` have the order that MongoDB's lists have; `find` has another one.
+    """
     cursor = fields.document(ctx.body, "cursor", ctx.name)
     if cursor is not None:
         fields.check_fields(cursor, frozenset({"batchSize"}), f"{ctx.name}.cursor")
@@ -120,7 +123,7 @@ async def list_collections(ctx: CommandContext) -> Reply:
     documents = await _filtered(ctx, documents)
     if name_only:
         documents = [{"name": doc["name"], "type": doc["type"]} for doc in documents]
-    return _cursor_reply(ctx, f"{database}.$cmd.listCollections", documents)
+    return _list_reply(ctx, f"{database}.$cmd.listCollections", documents)
 
 
 async def _filtered(ctx: CommandContext, documents: list[dict[str, object]]) -> list[dict[str, object]]:
@@ -163,7 +166,7 @@ async def list_indexes(ctx: CommandContext) -> Reply:
     ns = namespace(ctx.database, collection_field(ctx.body, ctx.name))
     if ctx.member.store.collection(ns) is None:
         raise NamespaceNotFoundError(f"ns does not exist: {ns}")
-    return _cursor_reply(ctx, ns, [dict(ID_INDEX)])
+    return _list_reply(ctx, ns, [dict(ID_INDEX)])
 
 
 async def create_indexes(ctx: CommandContext) -> Reply:

@@ -21,10 +21,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from replset.bson import DateTime, RawDocument, Timestamp, from_ejson_value
+from replset.bson import DateTime, RawDocument, from_ejson_value
 from replset.client import HttpClient
 from replset.errors import BadValueError, ReplError
-from replset.ids import OPTIME_NULL, OpTime, pack_ts
+from replset.ids import OPTIME_NULL, OpTime
+from replset.optime import optime_or_none
 from spark.columns import batch_from, ddl_of, schema_of
 from spark.jobs import map_spans, pinned, table_of
 from spark.oplog import EVERYTHING, EntryFilter, Oplog, OplogError, Span
@@ -195,7 +196,7 @@ def status_rows(answers: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Lag]:
             host, is_self = str(member.get("name")), bool(member.get("self"))
             if is_self:
                 names[host] = name
-            optime = _optime(member.get("optime"))
+            optime = optime_or_none(member.get("optime"))
             if optime is None or optime.ts == 0:
                 continue
             found = (is_self, optime, _ms(member.get("lastAppliedWallTime")), at)
@@ -215,7 +216,7 @@ def noop_in(ts: int, term: int, entry: bytes) -> PeriodicNoop | None:
     o = RawDocument(entry).get("o")
     if not isinstance(o, Mapping) or o.get("msg") != PERIODIC:
         return None
-    point = _optime(o.get("commitPoint"))
+    point = optime_or_none(o.get("commitPoint"))
     return None if point is None or point == OPTIME_NULL else PeriodicNoop(ts, term, point.ts, point.term)
 
 
@@ -329,16 +330,6 @@ def _before(marks: Iterable[LagMark]) -> dict[int, LagMark]:
 
 def _ts(mark: LagMark) -> int:
     return mark.ts
-
-
-def _optime(value: object) -> OpTime | None:
-    """{ts, t} as the members write optimes."""
-    if not isinstance(value, Mapping):
-        return None
-    ts, term = value.get("ts"), value.get("t")
-    if not isinstance(ts, Timestamp) or not isinstance(term, int):
-        return None
-    return OpTime(int(term), pack_ts(ts.time, ts.inc))
 
 
 def _ms(value: object) -> int:
