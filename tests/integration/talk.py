@@ -72,7 +72,11 @@ def all_counted(local: LocalSet, within_s: float = 60) -> None:
         if primary is None:
             return False
         rows = status(primary)["members"]
-        return len(rows) == len(local.members) and all(row["counted"] and row["stateStr"] in READY for row in rows)
+        if len(rows) != len(local.members) or not all(row["counted"] and row["stateStr"] in READY for row in rows):
+            return False
+        # A member that has just started again is known to the primary as it was before, so each says its own state.
+        greetings = [run(member, {"hello": 1}, "admin") for member in local.members]
+        return all(hello["isWritablePrimary"] or hello["secondary"] or hello.get("arbiterOnly") for hello in greetings)
 
     wait_until(counted, within_s, "all members to be counted")
 

@@ -120,8 +120,9 @@ def test_one_command_ends_the_quarantine_after_a_forced_reconfig(make_set: MakeS
         assert manifest.state is RollbackState.EXPORTED
         assert [file.count for file in manifest.files if file.kind is FileKind.DOCUMENTS] == [2]
         assert state(member) == "RECOVERING"
-    shown = program("replset.cli.main", "status", "--host", alone.host)
-    assert f"replset resync --force --host {old.host}" in " ".join(shown.split())
+    advice = f"replset resync --force --host {old.host}"
+    status_of_alone = ("replset.cli.main", "status", "--host", alone.host)
+    wait_until(lambda: advice in " ".join(program(*status_of_alone).split()), 60, "a heartbeat brings the quarantine")
     assert all(member.is_running() for member in local.members)
     # What a majority committed is not in the set any more: that is for a person to say.
     response = httpx.post(f"{other.http}/v1/replset/resync", json={}, timeout=20)

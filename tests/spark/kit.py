@@ -109,7 +109,8 @@ class ListOplog:
     def bounds(self) -> Bounds:
         if not self.rows:
             return Bounds()
-        oldest, newest = (choose(self.rows, key=lambda row: row.ts) for choose in (min, max))
+        oldest = min(self.rows, key=lambda row: row.ts)
+        newest = max(reversed(self.rows), key=lambda row: row.ts)  # of several with this timestamp the last
         return Bounds(oldest.optime, newest.optime, len(self.rows))
 
     def count(self, span: Span) -> int:

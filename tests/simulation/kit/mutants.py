@@ -108,11 +108,11 @@ def durable_before_the_sync(patch: pytest.MonkeyPatch) -> None:
         while True:
             await self._dirty.wait()
             self._dirty.clear()
-            store = self._store()
+            store = self._context.store
             self.last_durable, self.durable_wall_ms = store.last_applied, store.last_wall_ms
             self._on_moved()
             async with self.busy:
-                await self._workers.run(store.wal.sync)
+                await self._sync_workers.run(store.wal.sync)
 
     patch.setattr(Durability, "run", run)
 
@@ -161,7 +161,7 @@ def commands_not_in_the_files(patch: pytest.MonkeyPatch) -> None:
 
 def second_vote_in_a_term(patch: pytest.MonkeyPatch) -> None:
     """A member votes again in a term in which it has voted."""
-    _never_refuse(patch, "has voted")
+    _never_refuse(patch, "this member has voted")
 
 
 def vote_for_a_candidate_behind(patch: pytest.MonkeyPatch) -> None:
