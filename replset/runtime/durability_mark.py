@@ -27,7 +27,6 @@ class DurabilityMark:
         self._file = member_file
         self._durability = durability
         self.suspended = False
-        member_file.durable = self.durable
 
     def durable(self) -> OpTime:
         """Return what member.db may say that this member holds: nothing that is being undone or replaced."""
@@ -41,7 +40,7 @@ class DurabilityMark:
             await asyncio.sleep(RAISE_EVERY_S)
             if self.durable() > self._file.durability_mark and not self._file.initial_sync_pending:
                 with suppress(OutOfDiskSpaceError):  # the next second tries again
-                    await self._context.workers.run(self._file.raise_mark)
+                    await self._context.workers.run(lambda: self._file.raise_mark(self.durable))
 
     async def lower(self, to: OpTime) -> None:
         """Lower the mark before an undo.
@@ -55,6 +54,5 @@ class DurabilityMark:
         """Raise the mark to the newest entry: closing the store has synced all that it holds."""
         if self.durable() != OPTIME_NULL:
             newest = self._context.store.last_applied
-            self._file.durable = lambda: newest
             with suppress(OutOfDiskSpaceError):
-                self._file.raise_mark()
+                self._file.raise_mark(lambda: newest)

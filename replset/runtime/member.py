@@ -514,7 +514,7 @@ class RunningMember:
     def save_record(self, record: PersistedRecord) -> None:
         match record:
             case LastVote():
-                self._member_file.save_vote(record)
+                self._member_file.save_vote(record, self._mark.durable)
             case ReplSetConfig():
                 self._member_file.save_config(record)
             case InitialSyncNotNeeded():

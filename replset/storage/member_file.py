@@ -58,8 +58,6 @@ class MemberFile:
         """The newest entry that this member knew to be committed when its initial sync began."""
         self.durability_mark = OPTIME_NULL
         """The durability mark: everything up to here was on this member's disk, and others may count on it."""
-        self.durable: Callable[[], OpTime] = lambda: OPTIME_NULL
-        """The newest entry that is on disk for good, what the mark moves up to; the member sets it."""
         self.rollback_id_floor = 0
         """The rollback id of the data that an initial sync replaces: the copy's must rise above it."""
 
@@ -128,15 +126,16 @@ class MemberFile:
         except (ReplError, ValueError) as error:
             raise CorruptDataError(f"{self.path} is damaged: {error}") from error
 
-    def _put(self, values: Mapping[str, Value | None], *, with_mark: bool = False) -> None:
-        """All of these in one durable transaction; None removes. with_mark: the durability mark moves up with them.
+    def _put(self, values: Mapping[str, Value | None], *, durable: Callable[[], OpTime] | None = None) -> None:
+        """Write all of these in one durable transaction; None removes. durable: the mark is raised to what it returns.
 
-        What the mark moves to is read under the guard: a rollback that lowers it must have the last word.
+        It is called under the guard. Otherwise a rollback could lower the mark between the call and the write, and the
+        write would raise the mark again, above entries that are then undone.
         """
         with self._guard:
             mark = self.durability_mark
-            if with_mark and not self.initial_sync_pending:
-                mark = max(mark, self.durable())
+            if durable is not None and not self.initial_sync_pending:
+                mark = max(mark, durable())
             if mark != self.durability_mark:
                 values = {**values, "vouched": str(mark)}
             if values:
@@ -159,14 +158,17 @@ class MemberFile:
         except (apsw.Error, OSError) as error:
             raise storage_error(error, self.path) from error
 
-    def save_vote(self, vote: LastVote) -> None:
-        """Save the vote, and with it the durability mark: a vote claims what the voter holds. Durable on return."""
-        self._put({"vote_term": vote.term, "vote_candidate": vote.candidate}, with_mark=True)
+    def save_vote(self, vote: LastVote, durable: Callable[[], OpTime] | None = None) -> None:
+        """Save the vote, and raise the mark with it: a vote claims what the voter has on disk. Durable on return.
+
+        durable: returns the newest entry that is on disk; without it the mark stays.
+        """
+        self._put({"vote_term": vote.term, "vote_candidate": vote.candidate}, durable=durable)
         self.last_vote = vote
 
-    def raise_mark(self) -> None:
-        """Move the durability mark up to what is on disk now. Nothing happens during an initial sync."""
-        self._put({}, with_mark=True)
+    def raise_mark(self, durable: Callable[[], OpTime]) -> None:
+        """Raise the durability mark to the entry that `durable` returns. Nothing happens during an initial sync."""
+        self._put({}, durable=durable)
 
     def lower_mark(self, to: OpTime) -> None:
         """Lower the mark to `to`, before a rollback takes away the entries behind it. It is never raised here.

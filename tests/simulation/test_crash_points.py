@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from replset.core.effects import LastVote
-from replset.ids import OPTIME_NULL
+from replset.ids import OPTIME_NULL, OpTime
 from replset.storage.member_file import MemberFile
 from replset.storage.oplog import check_chain
 from tests.simulation.kit.checkers import Checkers
@@ -217,8 +217,8 @@ def saved_votes() -> Iterator[dict[str, LastVote]]:
     votes: dict[str, LastVote] = {}
     save_vote = MemberFile.save_vote
 
-    def noting(file: MemberFile, vote: LastVote) -> None:
-        save_vote(file, vote)
+    def noting(file: MemberFile, vote: LastVote, durable: Callable[[], OpTime] | None = None) -> None:
+        save_vote(file, vote, durable)
         life = current_life.get()
         if life is not None and life.alive:
             votes[life.name[0]] = vote

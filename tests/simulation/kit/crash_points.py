@@ -113,7 +113,7 @@ def _has_entries(_store: Any, txn: Any) -> bool:
     return bool(txn.changed)
 
 
-def _is_a_vote(_file: Any, vote: LastVote) -> bool:
+def _is_a_vote(_file: Any, vote: LastVote, *_: Any) -> bool:
     return vote.candidate is not None  # else it only notes a newer term
 
 

@@ -108,8 +108,7 @@ def test_a_folder_without_a_member_is_left_as_it_is(tmp_path: Path, capsys: Capt
 def test_a_loss_is_shown_and_only_accepted_when_it_is_asked_for(dbpath: Path, capsys: Capture) -> None:
     file = MemberFile.open(RealDisk(), dbpath)
     file.end_initial_sync()
-    file.durable = lambda: OpTime(4, pack_ts(1_790_000_000, 9))
-    file.raise_mark()
+    file.raise_mark(lambda: OpTime(4, pack_ts(1_790_000_000, 9)))
     file.close()
     assert main(["repair", str(dbpath)]) == 0
     assert "durability mark: 4:1790000000:9 (entries behind the newest one are lost)" in capsys.readouterr().out
@@ -129,8 +128,7 @@ def emptied(folder: Path, others: tuple[str, ...]) -> None:
     hosts = ("m0:27017", *others)
     members = [{"_id": number, "host": name, "incarnation": f"i{number}"} for number, name in enumerate(hosts)]
     file.save_config(ReplSetConfig.parse({"_id": "rs0", "version": 3, "term": 5, "members": members}))
-    file.durable = lambda: OpTime(4, pack_ts(1_990_000_000, 9))
-    file.save_vote(LastVote(6, MemberId(0)))
+    file.save_vote(LastVote(6, MemberId(0)), lambda: OpTime(4, pack_ts(1_990_000_000, 9)))
     file.close()
     Store.open(RealDisk(), str(folder), StoreOptions(min_free_bytes=0)).close()
 

@@ -203,19 +203,16 @@ def test_a_full_disk_is_named_and_what_was_there_stays(open_file: Callable[[], M
     assert len(again.journal(1000)) == 100
 
 
-def test_the_durability_mark_moves_up_with_votes_and_by_itself_and_down_when_told(tmp_path: Path) -> None:
+def test_the_durability_mark_moves_up_with_votes_and_by_itself_and_down_for_a_rollback(tmp_path: Path) -> None:
     file = MemberFile.open(RealDisk(), tmp_path)
-    file.durable = lambda: OpTime(1, 7)
-    file.raise_mark()
+    file.raise_mark(lambda: OpTime(1, 7))
     assert file.durability_mark == OPTIME_NULL, "a new member has an initial sync before it"
     file.end_initial_sync()
-    file.save_vote(LastVote(3, MemberId(1)))
+    file.save_vote(LastVote(3, MemberId(1)), lambda: OpTime(1, 7))
     assert file.durability_mark == OpTime(1, 7)
-    file.durable = lambda: OpTime(1, 5)
-    file.raise_mark()
+    file.raise_mark(lambda: OpTime(1, 5))
     assert file.durability_mark == OpTime(1, 7), "it never goes down by itself"
-    file.durable = lambda: OpTime(2, 9)
-    file.raise_mark()
+    file.raise_mark(lambda: OpTime(2, 9))
     file.lower_mark(OpTime(3, 1))
     file.close()
     again = MemberFile.open(RealDisk(), tmp_path)
@@ -229,11 +226,10 @@ def test_an_initial_sync_takes_the_mark_with_it_and_a_loss_makes_another_incarna
     names = iter(("first", "second", "third"))
     file = MemberFile.open(RealDisk(), tmp_path, new_incarnation=lambda: next(names))
     file.end_initial_sync()
-    file.durable = lambda: OpTime(2, 9)
-    file.raise_mark()
+    file.raise_mark(lambda: OpTime(2, 9))
     file.begin_initial_sync(newest=OpTime(2, 9), data_lost=True)
     assert file.incarnation == "second"
-    file.raise_mark()
+    file.raise_mark(lambda: OpTime(2, 9))
     file.end_initial_sync()
     file.close()
     again = MemberFile.open(RealDisk(), tmp_path)
