@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.simulation.kit.kinds import CORE_ALONE, DOOMED, WHOLE
+from tests.simulation.kit.kinds import CORE_ALONE, ROLLBACK_RUNS, WHOLE
 from tests.simulation.kit.many import processors, report_many
 
 A_LINE_EACH = 50
@@ -17,7 +17,9 @@ def main() -> int:
     parser.add_argument("--start", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--jobs", type=int, default=processors(), help="processes at once (one for each core)")
     parser.add_argument(
-        DOOMED.option, action="store_true", help="seeds that roll back doomed operations of every kind, again and again"
+        ROLLBACK_RUNS.option,
+        action="store_true",
+        help="seeds that roll back operations of every kind, again and again",
     )
     parser.add_argument(CORE_ALONE.option, action="store_true", help="seeds of the core alone, without bytes and disks")
     parser.add_argument("--mutants", action="store_true", help="break one rule at a time; each must be caught")
@@ -31,7 +33,7 @@ def main() -> int:
     seeds = range(options.start, options.start + options.seeds)
     jobs = max(1, min(options.jobs, options.seeds))
     each = options.seeds <= A_LINE_EACH and not options.trace
-    kind = DOOMED if options.rollbacks else CORE_ALONE if options.core else WHOLE
+    kind = ROLLBACK_RUNS if options.rollbacks else CORE_ALONE if options.core else WHOLE
     return 1 if report_many(seeds, jobs, each=each, trace=options.trace, kind=kind).failed else 0
 
 

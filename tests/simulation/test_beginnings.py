@@ -8,18 +8,18 @@ from contextlib import suppress
 
 import pytest
 
-from tests.simulation.kit.cluster import SETTINGS, SimCluster, Weather, quiet_logs
-from tests.simulation.kit.scenarios import staged
+from tests.simulation.kit.cluster import SETTINGS, Environment, SimCluster, quiet_logs
+from tests.simulation.kit.scenarios import scenario_run
 from tests.simulation.kit.wire import NoAnswerError
 
-SLOW_DISKS = Weather(worker_ms=25.0)
+SLOW_DISKS = Environment(worker_ms=25.0)
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_power_cut_while_a_set_begins_leaves_one_that_can_begin(seed: int) -> None:
     """A set of one: what its member file promises, its data file holds, or nobody else could bring it back."""
     quiet_logs()
-    with SimCluster(1, seed=seed, weather=SLOW_DISKS) as cluster:
+    with SimCluster(1, seed=seed, environment=SLOW_DISKS) as cluster:
         machine = cluster.machines["a"]
         cluster.start("a")
         cluster.run_until(lambda: machine.started, 10, "started")
@@ -55,11 +55,11 @@ def test_a_power_cut_while_a_set_begins_leaves_one_that_can_begin(seed: int) -> 
 @pytest.mark.parametrize("which", ["the primary", "a secondary"])
 def test_a_member_without_its_data_file_takes_nothing_from_the_others(which: str) -> None:
     """Somebody deletes replset.db to have it copied anew. The member's vote must not be worth anything until it is."""
-    with staged() as stage:
-        cluster = stage.cluster
-        name = stage.primary if which == "the primary" else stage.others[0]
+    with scenario_run() as scenario:
+        cluster = scenario.cluster
+        name = scenario.primary if which == "the primary" else scenario.others[0]
         for _ in range(5):
-            stage.expect(stage.write(stage.primary).acknowledged, "a majority write")
+            scenario.expect(scenario.write(scenario.primary).acknowledged, "a majority write")
         cluster.kill(name)
         machine = cluster.machines[name]
         for ending in ("", "-wal", "-shm"):
@@ -71,5 +71,5 @@ def test_a_member_without_its_data_file_takes_nothing_from_the_others(which: str
         for look in cluster.on_wipe:  # the checkers know that this disk's entries went by hand
             look(name)
         before = {other: cluster.machines[other].running for other in cluster.machines if other != name}
-        stage.heal_all_and_judge()
+        scenario.heal_all_and_judge()
         assert {other: cluster.machines[other].running for other in before} == before, "nobody else had to go"

@@ -28,10 +28,10 @@ def test_the_core_holds(seed: int) -> None:
 
 def test_a_seed_gives_the_same_run_again() -> None:
     """The core draws only from the Random handed in, and depends on no order of a set."""
-    assert told(1) == told(1) != told(2)
+    assert state_after(1) == state_after(1) != state_after(2)
 
 
-def told(seed: int) -> str:
+def state_after(seed: int) -> str:
     """All that the nodes saved and said."""
     run = CoreRun(seed)
     run.run()

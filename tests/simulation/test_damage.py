@@ -11,8 +11,8 @@ from replset.core.member_state import MemberState
 from replset.oplog_row import entry_hash, next_chain
 from replset.runtime import housekeeping
 from replset.runtime.member import RunningMember
-from tests.simulation.kit.cluster import Rotten, SimCluster
-from tests.simulation.kit.scenarios import Stage, staged
+from tests.simulation.kit.cluster import DamagedEntry, SimCluster
+from tests.simulation.kit.scenarios import ScenarioRun, scenario_run
 
 OLD, NEW = b"token-2-", b"token-X-"
 
@@ -23,20 +23,20 @@ def member(cluster: SimCluster, name: str) -> RunningMember:
     return running
 
 
-def rot(stage: Stage, name: str) -> None:
+def damage_entry(scenario: ScenarioRun, name: str) -> None:
     """The disk changes the newest entry but three; this member's memory forgets it."""
-    store = member(stage.cluster, name).store
+    store = member(scenario.cluster, name).store
     sql = "SELECT ts, entry FROM oplog WHERE op = 'i' ORDER BY ts DESC LIMIT 1 OFFSET 3"
     ts, entry = next(store._connection.execute(sql))
     assert OLD in entry
     store._connection.execute("UPDATE oplog SET entry = ? WHERE ts = ?", (entry.replace(OLD, NEW), ts))
     store.tail.clear()
-    stage.cluster.rotten = Rotten(name, ts, entry)
+    scenario.cluster.damaged_entry = DamagedEntry(name, ts, entry)
 
 
-def change_history(stage: Stage, name: str) -> None:
+def change_history(scenario: ScenarioRun, name: str) -> None:
     """Other entries from a write on; each row gives its own hash and chain."""
-    store = member(stage.cluster, name).store
+    store = member(scenario.cluster, name).store
     chain: int | None = None
     for ts, entry, before, hashed in list(store._connection.execute("SELECT ts, entry, chain, hash FROM oplog")):
         if chain is None and OLD not in entry:
@@ -50,23 +50,23 @@ def change_history(stage: Stage, name: str) -> None:
     store.reload()
 
 
-def holds_damage(stage: Stage, name: str) -> bool:
-    rows = member(stage.cluster, name).store._connection.execute("SELECT entry FROM oplog")
+def holds_damage(scenario: ScenarioRun, name: str) -> bool:
+    rows = member(scenario.cluster, name).store._connection.execute("SELECT entry FROM oplog")
     return any(NEW in entry for (entry,) in rows)
 
 
 @pytest.mark.parametrize("behind", [1, 2])
 def test_a_primary_with_a_damaged_entry_hands_over_and_spreads_nothing(behind: int) -> None:
-    with staged(seed=behind) as stage:
-        cluster, old = stage.cluster, stage.primary
-        for name in stage.others[:behind]:
-            stage.kill(name)
+    with scenario_run(seed=behind) as scenario:
+        cluster, old = scenario.cluster, scenario.primary
+        for name in scenario.others[:behind]:
+            scenario.kill(name)
         for _ in range(5):
-            stage.write(old, concern="w1")
-        rot(stage, old)
-        for name in stage.others[:behind]:
-            stage.restart(name)
-        cluster.run_until(lambda: cluster.primary() in stage.others, 60, "another member leads")
+            scenario.write(old, concern="w1")
+        damage_entry(scenario, old)
+        for name in scenario.others[:behind]:
+            scenario.restart(name)
+        cluster.run_until(lambda: cluster.primary() in scenario.others, 60, "another member leads")
         assert member(cluster, old).node.state is MemberState.RECOVERING
         assert "not the one that was written" in member(cluster, old).node.quarantine
         status = cluster.command(cluster.primary() or "", {"replSetGetStatus": 1})
@@ -75,15 +75,15 @@ def test_a_primary_with_a_damaged_entry_hands_over_and_spreads_nothing(behind: i
         assert {"damage found", "quarantined"} <= {line.event for line in journal}
         leader = cluster.primary()
         assert leader is not None
-        assert stage.write(leader).outcome == "ok", "a majority write"
-        assert not any(holds_damage(stage, name) for name in stage.others)
-        for name in stage.others:
+        assert scenario.write(leader).outcome == "ok", "a majority write"
+        assert not any(holds_damage(scenario, name) for name in scenario.others)
+        for name in scenario.others:
             assert member(cluster, name).node.quarantine == ""
         assert cluster.command(old, {"replSetResync": 1})["ok"] == 1.0
         cluster.run_until(lambda: member(cluster, old).node.state is MemberState.SECONDARY, 60, "it copied anew")
-        assert not holds_damage(stage, old)
+        assert not holds_damage(scenario, old)
         if behind == 1:
-            stage.heal_all_and_judge()
+            scenario.heal_all_and_judge()
         else:  # what the damaged member alone held is exported, each document as it was written
             disk, folder = cluster.machines[old].disk, member(cluster, old).rollback_folder
             files = {name: disk.read_file(os.path.join(folder, name)) for name in disk.list_folder(folder)}
@@ -93,103 +93,103 @@ def test_a_primary_with_a_damaged_entry_hands_over_and_spreads_nothing(behind: i
             assert b"damaged on this member's disk" in b"".join(files.values())
 
 
-def lose_pages(stage: Stage, name: str) -> None:
+def lose_pages(scenario: ScenarioRun, name: str) -> None:
     """The disk loses every page of the database but the first, and the member's memory has none of them."""
-    machine, running = stage.cluster.machines[name], member(stage.cluster, name)
+    machine, running = scenario.cluster.machines[name], member(scenario.cluster, name)
     running.store._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
     assert machine.disk.damage_pages(running.store.path, machine.rng, 1_000)
     running.store._connection.pragma("shrink_memory")
-    stage.cluster.damaged.add(name)
+    scenario.cluster.damaged.add(name)
 
 
 @pytest.mark.parametrize("who", ["the primary", "a secondary"])
 def test_a_member_whose_database_lost_pages_ends_and_copies_anew_from_an_empty_disk(who: str) -> None:
-    with staged(seed=11) as stage:
-        cluster = stage.cluster
-        name = stage.primary if who == "the primary" else stage.others[0]
+    with scenario_run(seed=11) as scenario:
+        cluster = scenario.cluster
+        name = scenario.primary if who == "the primary" else scenario.others[0]
         for _ in range(5):
-            stage.write(stage.primary)
-        lose_pages(stage, name)
-        stage.write(stage.primary)
+            scenario.write(scenario.primary)
+        lose_pages(scenario, name)
+        scenario.write(scenario.primary)
         cluster.run_until(lambda: name not in cluster.alive(), 60, "it ends")
-        assert "is damaged: database disk image is malformed" in "\n".join(stage.cluster.trace.lines)
+        assert "is damaged: database disk image is malformed" in "\n".join(scenario.cluster.trace.lines)
         cluster.run_until(lambda: cluster.primary() not in (None, name), 60, "another member leads")
         leader = cluster.primary()
         assert leader is not None
-        assert stage.write(leader).outcome == "ok"
-        stage.restart(name)
+        assert scenario.write(leader).outcome == "ok"
+        scenario.restart(name)
         cluster.run_until(lambda: name not in cluster.alive(), 60, "it ends again")
-        stage.restart(name)
+        scenario.restart(name)
         cluster.kill(name, wipe=True)
-        stage.restart(name)
-        stage.heal_all_and_judge()
+        scenario.restart(name)
+        scenario.heal_all_and_judge()
 
 
 def test_a_damaged_entry_is_found_when_a_member_starts() -> None:
-    with staged(seed=5) as stage:
-        cluster, one = stage.cluster, stage.others[0]
+    with scenario_run(seed=5) as scenario:
+        cluster, one = scenario.cluster, scenario.others[0]
         for _ in range(5):
-            stage.write(stage.primary)
-        rot(stage, one)
-        stage.kill(one)
-        stage.restart(one)
+            scenario.write(scenario.primary)
+        damage_entry(scenario, one)
+        scenario.kill(one)
+        scenario.restart(one)
         cluster.run_until(lambda: cluster.machines[one].running is not None, 10)
         cluster.run_until(lambda: member(cluster, one).node.state is MemberState.RECOVERING, 60)
-        assert cluster.primary() == stage.primary
-        assert stage.write(stage.primary).outcome == "ok"
+        assert cluster.primary() == scenario.primary
+        assert scenario.write(scenario.primary).outcome == "ok"
 
 
 def test_a_damaged_entry_that_nobody_reads_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others have it, so no page and no rollback ever meets it; a check of old entries does."""
     monkeypatch.setattr(housekeeping, "RECHECK_EVERY_MS", 5_000)
-    with staged(seed=8) as stage:
-        cluster, old = stage.cluster, stage.primary
+    with scenario_run(seed=8) as scenario:
+        cluster, old = scenario.cluster, scenario.primary
         for _ in range(5):
-            stage.write(old)
-        rot(stage, old)
-        cluster.run_until(lambda: cluster.primary() in stage.others, 60, "another member leads")
+            scenario.write(old)
+        damage_entry(scenario, old)
+        cluster.run_until(lambda: cluster.primary() in scenario.others, 60, "another member leads")
         assert "not the one that was written" in member(cluster, old).node.quarantine
-        assert [member(cluster, name).node.quarantine for name in stage.others] == ["", ""]
+        assert [member(cluster, name).node.quarantine for name in scenario.others] == ["", ""]
         assert cluster.command(old, {"replSetResync": 1})["ok"] == 1.0
-        stage.heal_all_and_judge()
-        assert not holds_damage(stage, old)
+        scenario.heal_all_and_judge()
+        assert not holds_damage(scenario, old)
 
 
 def test_the_member_whose_history_a_majority_does_not_have_is_the_one_that_stops() -> None:
     """Each row gives its own hash and chain, and still the primary's are not what the others have."""
-    with staged(seed=6) as stage:
-        cluster, old = stage.cluster, stage.primary
+    with scenario_run(seed=6) as scenario:
+        cluster, old = scenario.cluster, scenario.primary
         for _ in range(5):
-            stage.write(old)
-        change_history(stage, old)
-        cluster.run_until(lambda: cluster.primary() in stage.others, 60, "another member leads")
+            scenario.write(old)
+        change_history(scenario, old)
+        cluster.run_until(lambda: cluster.primary() in scenario.others, 60, "another member leads")
         assert "outvoted" in member(cluster, old).node.quarantine
-        assert all(member(cluster, name).node.quarantine == "" for name in stage.others)
+        assert all(member(cluster, name).node.quarantine == "" for name in scenario.others)
         leader = cluster.primary()
         assert leader is not None
-        assert stage.write(leader).outcome == "ok"
+        assert scenario.write(leader).outcome == "ok"
 
 
 @pytest.mark.parametrize("whose", ["mine", "the source's"])
 def test_a_rollback_that_meets_another_history_quarantines_only_the_outvoted(whose: str) -> None:
     """The one that has to roll back may be the healthy one: the others say whose history is the set's."""
-    with staged(seed=7) as stage:
-        cluster, old = stage.cluster, stage.primary
+    with scenario_run(seed=7) as scenario:
+        cluster, old = scenario.cluster, scenario.primary
         for _ in range(5):
-            stage.write(old)
-        stage.cut(old)
-        stage.write(old, concern="w1")
-        cluster.run_until(lambda: cluster.primary() in stage.others, 60, "another member leads")
+            scenario.write(old)
+        scenario.cut(old)
+        scenario.write(old, concern="w1")
+        cluster.run_until(lambda: cluster.primary() in scenario.others, 60, "another member leads")
         source = cluster.primary()
         assert source is not None
         outvoted = old if whose == "mine" else source
-        change_history(stage, outvoted)
-        stage.heal()
+        change_history(scenario, outvoted)
+        scenario.heal()
         cluster.run_until(lambda: bool(member(cluster, outvoted).node.quarantine), 60, "it is outvoted")
         assert "outvoted" in member(cluster, outvoted).node.quarantine
         healthy = [name for name in cluster.machines if name != outvoted]
         cluster.run_until(lambda: cluster.primary() in healthy, 60, "a healthy member leads")
         leader = cluster.primary()
         assert leader is not None
-        assert stage.write(leader).outcome == "ok"
+        assert scenario.write(leader).outcome == "ok"
         assert [member(cluster, name).node.quarantine for name in healthy] == ["", ""]

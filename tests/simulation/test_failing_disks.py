@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.kit.cluster import Weather
-from tests.simulation.kit.scenarios import Stage, staged
+from tests.simulation.kit.cluster import Environment
+from tests.simulation.kit.scenarios import ScenarioRun, scenario_run
 
 
-def failed_sync(stage: Stage, name: str) -> None:
+def failed_sync(scenario: ScenarioRun, name: str) -> None:
     """One sync of the member's WAL fails, while it takes writes; then the disk works again."""
-    cluster, machine = stage.cluster, stage.cluster.machines[name]
+    cluster, machine = scenario.cluster, scenario.cluster.machines[name]
     disk = machine.disk
     disk.failing = frozenset({"sync"})
-    write = stage.write(name, concern="journaled")
+    write = scenario.write(name, concern="journaled")
     disk.failing = frozenset()
     assert disk.failed
     assert not write.acknowledged, "it is on no disk"
-    cluster.run_until(lambda: machine.life is None, 10, "the member stops")
+    cluster.run_until(lambda: machine.process is None, 10, "the member stops")
 
 
 @pytest.mark.parametrize("overlap", [0.0, 1.0])
 def test_a_member_whose_wal_does_not_sync_stops(overlap: float) -> None:
-    with staged(weather=Weather(overlap=overlap)) as stage:
-        old = stage.primary
-        assert stage.write(old).acknowledged
-        failed_sync(stage, old)
-        stage.cluster.run_until(lambda: stage.cluster.primary() not in (None, old), 20, "another primary")
-        assert stage.write(stage.cluster.primary() or "").acknowledged
-        stage.heal_all_and_judge()
+    with scenario_run(environment=Environment(overlap=overlap)) as scenario:
+        old = scenario.primary
+        assert scenario.write(old).acknowledged
+        failed_sync(scenario, old)
+        scenario.cluster.run_until(lambda: scenario.cluster.primary() not in (None, old), 20, "another primary")
+        assert scenario.write(scenario.cluster.primary() or "").acknowledged
+        scenario.heal_all_and_judge()

@@ -9,17 +9,17 @@ from contextlib import contextmanager
 import pytest
 
 from tests.simulation.kit.cluster import Machine
-from tests.simulation.kit.scenarios import Stage, staged
+from tests.simulation.kit.scenarios import ScenarioRun, scenario_run
 
 
 @contextmanager
-def filled_up(seed: int, steps: int) -> Iterator[tuple[Stage, Machine]]:
+def filled_up(seed: int, steps: int) -> Iterator[tuple[ScenarioRun, Machine]]:
     """A set, and a member whose disk took only so many steps of an initial sync from the first byte of the copy on."""
-    with staged(seed=seed) as stage:
-        cluster = stage.cluster
+    with scenario_run(seed=seed) as scenario:
+        cluster = scenario.cluster
         for _ in range(5):
-            stage.write(stage.primary)
-        machine = cluster.machines[stage.others[0]]
+            scenario.write(scenario.primary)
+        machine = cluster.machines[scenario.others[0]]
         cluster.kill(machine.name, wipe=True)
         cluster.restart(machine.name)
         left = steps
@@ -34,33 +34,33 @@ def filled_up(seed: int, steps: int) -> Iterator[tuple[Stage, Machine]]:
 
         cluster.on_step.append(fill)
         cluster.run_until(lambda: machine.disk.is_full, 60, "the copy is under way and the disk fills up")
-        yield stage, machine
+        yield scenario, machine
 
 
 @pytest.mark.parametrize("steps", range(0, 80, 2))
 def test_a_disk_that_fills_up_at_any_moment_of_an_initial_sync_is_waited_for(steps: int) -> None:
-    with filled_up(steps, steps) as (stage, machine):
-        stage.cluster.run_for(10)
-        stage.cluster.check_unbroken()
-        assert stage.cluster.command(machine.name, {"replSetGetStatus": 1})["ok"] == 1.0
+    with filled_up(steps, steps) as (scenario, machine):
+        scenario.cluster.run_for(10)
+        scenario.cluster.check_unbroken()
+        assert scenario.cluster.command(machine.name, {"replSetGetStatus": 1})["ok"] == 1.0
         machine.disk.is_full = False
-        stage.heal_all_and_judge()
+        scenario.heal_all_and_judge()
 
 
 def test_the_status_says_what_a_member_waits_for_behind_the_swap() -> None:
-    with filled_up(60, 60) as (stage, machine):
-        stage.cluster.run_for(10)
-        status = stage.cluster.command(machine.name, {"replSetGetStatus": 1, "initialSync": 1})
+    with filled_up(60, 60) as (scenario, machine):
+        scenario.cluster.run_for(10)
+        status = scenario.cluster.command(machine.name, {"replSetGetStatus": 1, "initialSync": 1})
         assert "no space left on the disk" in status["initialSyncStatus"]["waitingFor"]
 
 
 @pytest.mark.parametrize("steps", range(50, 80, 3))
 def test_a_member_that_waits_for_room_for_its_copy_can_be_stopped(steps: int) -> None:
-    with filled_up(steps, steps) as (stage, machine):
-        cluster = stage.cluster
+    with filled_up(steps, steps) as (scenario, machine):
+        cluster = scenario.cluster
         cluster.run_for(5)
         cluster.loop.create_task(cluster.stop(machine.name))
-        cluster.run_until(lambda: machine.life is None, 30, "the member stops")
+        cluster.run_until(lambda: machine.process is None, 30, "the member stops")
         machine.disk.is_full = False
         cluster.restart(machine.name)
-        stage.heal_all_and_judge()
+        scenario.heal_all_and_judge()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.simulation.kit.clock import EPOCH_MS, SimClock
-from tests.simulation.kit.loop import DeadlockError, Life, RealWaitError, SimLoop, current_life
+from tests.simulation.kit.loop import DeadlockError, Process, RealWaitError, SimLoop, current_process
 from tests.simulation.kit.workers import SimWorkers
 
 
@@ -57,33 +57,33 @@ def test_the_real_machine_is_out_of_reach(loop: SimLoop) -> None:
 
 
 def test_a_kill_ends_tasks_timers_and_work_of_that_life_alone(loop: SimLoop) -> None:
-    lives = {name: Life(name) for name in ("dies", "stays")}
+    starts = {name: Process(name) for name in ("dies", "stays")}
     seen: list[str] = []
 
-    async def process(life: Life) -> None:
-        asyncio.get_running_loop().call_later(2, seen.append, f"{life.name} timer")
-        workers = SimWorkers(loop, life, random.Random(1), 3000.0)
-        writing = asyncio.ensure_future(workers.run(lambda: seen.append(f"{life.name} work")))
+    async def work_for(process: Process) -> None:
+        asyncio.get_running_loop().call_later(2, seen.append, f"{process.name} timer")
+        workers = SimWorkers(loop, process, random.Random(1), 3000.0)
+        writing = asyncio.ensure_future(workers.run(lambda: seen.append(f"{process.name} work")))
         try:
             await asyncio.sleep(5)
             await writing
-            seen.append(f"{life.name} end")
+            seen.append(f"{process.name} end")
         finally:
             await asyncio.sleep(0)
 
-    for life in lives.values():
-        token = current_life.set(life)
-        loop.create_task(process(life))
-        current_life.reset(token)
-    loop.call_later(1, loop.kill, lives["dies"])
+    for process in starts.values():
+        token = current_process.set(process)
+        loop.create_task(work_for(process))
+        current_process.reset(token)
+    loop.call_later(1, loop.kill, starts["dies"])
     loop.run_until_complete(asyncio.sleep(40))
     assert sorted(seen) == ["stays end", "stays timer", "stays work"]
-    assert not lives["dies"].tasks
+    assert not starts["dies"].tasks
     assert not loop.unhandled
 
 
 def test_a_paused_life_stands_still_and_then_catches_up(loop: SimLoop) -> None:
-    life = Life("a")
+    process = Process("a")
     seen: list[int] = []
 
     async def count() -> None:
@@ -91,11 +91,11 @@ def test_a_paused_life_stands_still_and_then_catches_up(loop: SimLoop) -> None:
             await asyncio.sleep(1)
             seen.append(loop.now_ms)
 
-    token = current_life.set(life)
+    token = current_process.set(process)
     loop.create_task(count())
-    current_life.reset(token)
-    loop.call_later(2.5, loop.pause, life)
-    loop.call_later(6.5, loop.resume, life)
+    current_process.reset(token)
+    loop.call_later(2.5, loop.pause, process)
+    loop.call_later(6.5, loop.resume, process)
     loop.run_until_complete(asyncio.sleep(20))
     assert seen[:4] == [1000, 2000, 6500, 7500]
     assert len(seen) == 10
@@ -106,7 +106,7 @@ def test_work_in_a_thread_fails_at_the_await(loop: SimLoop) -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        loop.run_until_complete(SimWorkers(loop, Life("a"), random.Random(1)).run(work))
+        loop.run_until_complete(SimWorkers(loop, Process("a"), random.Random(1)).run(work))
 
 
 def test_clocks_differ_by_offset_and_drift(loop: SimLoop) -> None:

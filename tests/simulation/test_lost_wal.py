@@ -14,7 +14,7 @@ from replset.runtime.member import RunningMember
 from replset.storage.member_file import MemberFile
 from tests.simulation.kit.clock import EPOCH_MS
 from tests.simulation.kit.cluster import SimCluster
-from tests.simulation.kit.scenarios import staged
+from tests.simulation.kit.scenarios import scenario_run
 
 DOCS = {"insert": "docs", "writeConcern": {"w": "majority"}}
 
@@ -107,10 +107,10 @@ def test_a_member_alone_that_lost_everything_begins_anew_once_a_person_says_so()
 
 @pytest.mark.parametrize("keep", [0.4, 0])
 def test_a_member_of_a_set_copies_anew_and_gets_its_vote_back(keep: float) -> None:
-    with staged(seed=2) as stage:
-        cluster, one = stage.cluster, stage.others[0]
+    with scenario_run(seed=2) as scenario:
+        cluster, one = scenario.cluster, scenario.others[0]
         for _ in range(20):
-            stage.write(stage.primary)
+            scenario.write(scenario.primary)
         cluster.run_for(2)
         before = member(cluster, one).node.incarnation
         lose_wal(cluster, one, keep)
@@ -121,51 +121,51 @@ def test_a_member_of_a_set_copies_anew_and_gets_its_vote_back(keep: float) -> No
         assert member(cluster, one).node.quarantine == ""
         cluster.run_until(cluster.all_counted, 60)
         cluster.machines[one].may_have_lost_data = False
-        stage.kill(one)
-        stage.restart(one)
-        stage.heal_all_and_judge()
+        scenario.kill(one)
+        scenario.restart(one)
+        scenario.heal_all_and_judge()
 
 
 def test_a_primary_that_lost_its_wal_does_not_lead_what_is_left() -> None:
-    with staged(seed=3) as stage:
-        cluster, old = stage.cluster, stage.primary
+    with scenario_run(seed=3) as scenario:
+        cluster, old = scenario.cluster, scenario.primary
         for _ in range(20):
-            stage.write(old)
+            scenario.write(old)
         cluster.run_for(2)
         lose_wal(cluster, old, 0)
-        cluster.run_until(lambda: cluster.primary() in stage.others, 60, "another member leads")
-        stage.heal_all_and_judge()
+        cluster.run_until(lambda: cluster.primary() in scenario.others, 60, "another member leads")
+        scenario.heal_all_and_judge()
 
 
 def test_a_rollback_that_is_cut_off_is_no_loss() -> None:
     """The mark is lowered before the first step, so a start in the middle finds nothing missing."""
     for steps in (0, 3, 10, 40):
-        with staged(seed=4) as stage:
-            cluster, old = stage.cluster, stage.primary
-            stage.cut(old)
+        with scenario_run(seed=4) as scenario:
+            cluster, old = scenario.cluster, scenario.primary
+            scenario.cut(old)
             for _ in range(5):
-                stage.write(old, concern="w1")
-            cluster.run_until(lambda: cluster.primary() in stage.others, 60)  # noqa: B023
+                scenario.write(old, concern="w1")
+            cluster.run_until(lambda: cluster.primary() in scenario.others, 60)  # noqa: B023
             cluster.run_for(2)
             assert member(cluster, old)._member_file.durability_mark == member(cluster, old).store.last_applied
-            stage.kill_after(old, MemberState.ROLLBACK, steps, power_loss=True)
-            stage.heal()
-            cluster.run_until(lambda: cluster.machines[old].life is None, 60)  # noqa: B023
-            stage.restart(old)
-            stage.heal_all_and_judge()
+            scenario.kill_after(old, MemberState.ROLLBACK, steps, power_loss=True)
+            scenario.heal()
+            cluster.run_until(lambda: cluster.machines[old].process is None, 60)  # noqa: B023
+            scenario.restart(old)
+            scenario.heal_all_and_judge()
 
 
 def test_the_mark_is_what_was_synced_and_a_clean_stop_brings_it_up(tmp_path: Path) -> None:
-    with staged(seed=5) as stage:
-        cluster, one = stage.cluster, stage.others[0]
-        stage.write(stage.primary)
+    with scenario_run(seed=5) as scenario:
+        cluster, one = scenario.cluster, scenario.others[0]
+        scenario.write(scenario.primary)
         running = member(cluster, one)
         cluster.run_until(
             lambda: running._member_file.durability_mark == running.durability.last_durable != OPTIME_NULL, 10
         )
-        stage.write(stage.primary)
+        scenario.write(scenario.primary)
         last = running.store.last_applied
         assert cluster.run(cluster.stop(one))
         assert running._member_file.durability_mark >= last
-        stage.restart(one)
-        stage.heal_all_and_judge()
+        scenario.restart(one)
+        scenario.heal_all_and_judge()

@@ -19,10 +19,10 @@ def test_a_mutant_is_caught(mutant: Mutant) -> None:
     assert mutant.caught_by() is not None, f"nobody noticed {mutant.name}"
 
 
-@pytest.mark.parametrize("mutant", [pytest.param(m, id=m.name) for m in MUTANTS if m.story is not None])
+@pytest.mark.parametrize("mutant", [pytest.param(m, id=m.name) for m in MUTANTS if m.scenario is not None])
 def test_a_story_notices_it_too(mutant: Mutant) -> None:
-    assert mutant.story is not None
-    assert mutant.is_caught_in(*mutant.story)
+    assert mutant.scenario is not None
+    assert mutant.is_caught_in(*mutant.scenario)
 
 
 @pytest.mark.parametrize("mutant", [pytest.param(m, id=m.name) for m in MUTANTS if m.test])
@@ -31,10 +31,10 @@ def test_a_test_fails_with_it(mutant: Mutant) -> None:
 
 
 def test_each_mutant_has_somebody_who_notices_and_a_name_of_its_own() -> None:
-    assert all(mutant.killers or mutant.story or mutant.test for mutant in MUTANTS)
+    assert all(mutant.killers or mutant.scenario or mutant.test for mutant in MUTANTS)
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
 
 
 def test_the_documentation_lists_each_mutant_and_what_caught_it() -> None:
-    told = [row for row in DOCUMENT.read_text().splitlines() if row in ROWS]
-    assert told == ROWS
+    listed = [row for row in DOCUMENT.read_text().splitlines() if row in ROWS]
+    assert listed == ROWS

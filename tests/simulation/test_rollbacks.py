@@ -13,22 +13,22 @@ from replset.core.member_state import MemberState
 from replset.errors import OutOfDiskSpaceError
 from replset.runtime import files
 from tests.simulation.kit.checkers import Checkers
-from tests.simulation.kit.cluster import FAIR, SimCluster, Weather, quiet_logs
-from tests.simulation.kit.scenarios import Stage, staged
+from tests.simulation.kit.cluster import DEFAULT_ENVIRONMENT, Environment, SimCluster, quiet_logs
+from tests.simulation.kit.scenarios import ScenarioRun, scenario_run
 
 
-def doomed_writes(stage: Stage) -> str:
+def writes_to_roll_back(scenario: ScenarioRun) -> str:
     """The old primary goes on alone, the others elect another one; who it was."""
-    old = stage.primary
+    old = scenario.primary
     for _ in range(3):
-        stage.write(old)
-    kept = stage.write(old).id
-    stage.cut(old)
+        scenario.write(old)
+    kept = scenario.write(old).id
+    scenario.cut(old)
     for _ in range(4):
-        stage.write(old, concern="journaled")
-    stage.write(old, "update", kept, "journaled")
-    stage.cluster.run_until(lambda: stage.cluster.primary() not in (None, old), 20, "another primary")
-    stage.write(stage.cluster.primary() or "")
+        scenario.write(old, concern="journaled")
+    scenario.write(old, "update", kept, "journaled")
+    scenario.cluster.run_until(lambda: scenario.cluster.primary() not in (None, old), 20, "another primary")
+    scenario.write(scenario.cluster.primary() or "")
     return old
 
 
@@ -38,9 +38,9 @@ def own_row(status: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("steps", range(0, 32, 4))
 def test_a_disk_that_fills_up_at_any_moment_of_a_rollback_is_waited_for(steps: int) -> None:
-    with staged(seed=steps, weather=Weather(undo_step=1)) as stage:
-        cluster = stage.cluster
-        old = doomed_writes(stage)
+    with scenario_run(seed=steps, environment=Environment(undo_step=1)) as scenario:
+        cluster = scenario.cluster
+        old = writes_to_roll_back(scenario)
         machine = cluster.machines[old]
         left = steps
 
@@ -55,7 +55,7 @@ def test_a_disk_that_fills_up_at_any_moment_of_a_rollback_is_waited_for(steps: i
                 machine.disk.is_full = True
 
         cluster.on_step.append(fill)
-        stage.heal()
+        scenario.heal()
         cluster.run_until(lambda: machine.disk.is_full, 30, "the old primary rolls back and its disk fills up")
         cluster.run_for(20)
         cluster.check_unbroken()
@@ -67,21 +67,21 @@ def test_a_disk_that_fills_up_at_any_moment_of_a_rollback_is_waited_for(steps: i
         else:
             assert steps > 8, "it had not been over yet"
         machine.disk.is_full = False
-        stage.heal_all_and_judge()
+        scenario.heal_all_and_judge()
         cluster.run_for(3)  # the next heartbeat tells it
-        status = cluster.command(stage.others[0], {"replSetGetStatus": 1})
+        status = cluster.command(scenario.others[0], {"replSetGetStatus": 1})
         assert status["unacknowledgedRollbacks"] == 1
         assert {row["name"]: row["unacknowledgedRollbacks"] for row in status["members"]}[machine.host] == 1
 
 
 def test_a_start_without_room_shows_rollback_and_finishes_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    with staged(seed=3, weather=Weather(undo_step=1)) as stage:
-        cluster = stage.cluster
-        old = doomed_writes(stage)
+    with scenario_run(seed=3, environment=Environment(undo_step=1)) as scenario:
+        cluster = scenario.cluster
+        old = writes_to_roll_back(scenario)
         machine = cluster.machines[old]
-        interrupted = stage.kill_after(old, MemberState.ROLLBACK, 8, power_loss=False)
-        stage.heal()
-        cluster.run_until(lambda: machine.life is None, 30, "the old primary dies in its rollback")
+        interrupted = scenario.kill_after(old, MemberState.ROLLBACK, 8, power_loss=False)
+        scenario.heal()
+        cluster.run_until(lambda: machine.process is None, 30, "the old primary dies in its rollback")
         assert interrupted == [True]
         finish = files.finish_rollbacks
         tries = 0
@@ -102,8 +102,8 @@ def test_a_start_without_room_shows_rollback_and_finishes_it_later(monkeypatch: 
                 states.append(member.node.state)
 
         cluster.on_step.append(watch)
-        stage.restart(old)
-        stage.heal_all_and_judge()
+        scenario.restart(old)
+        scenario.heal_all_and_judge()
         assert tries == 1
         assert next(state for state in states if state is not MemberState.STARTUP) is MemberState.ROLLBACK
         assert states[-1] is MemberState.SECONDARY
@@ -211,8 +211,8 @@ def test_a_resync_whose_source_dies_never_copies_a_member_that_lacks_what_is_com
     committed. A majority read on b shows what was acknowledged and nothing else, and a primary is elected.
     """
     quiet_logs()
-    slow = replace(FAIR, chunk_bytes=20_000, worker_ms=40.0, skew_ms=200)
-    with SimCluster(3, seed=1, weather=slow) as cluster:
+    slow = replace(DEFAULT_ENVIRONMENT, chunk_bytes=20_000, worker_ms=40.0, skew_ms=200)
+    with SimCluster(3, seed=1, environment=slow) as cluster:
         Checkers(cluster)
         cluster.initiate(priorities={"a": 2})
         cluster.run_until(lambda: cluster.primary() == "a", 60)
@@ -255,7 +255,7 @@ def test_a_resync_whose_source_dies_never_copies_a_member_that_lacks_what_is_com
 
 def test_in_a_set_of_two_a_resync_is_refused_while_the_other_is_behind_and_a_primary_is_elected() -> None:
     quiet_logs()
-    with SimCluster(2, seed=4, weather=replace(FAIR, skew_ms=200)) as cluster:
+    with SimCluster(2, seed=4, environment=replace(DEFAULT_ENVIRONMENT, skew_ms=200)) as cluster:
         Checkers(cluster)
         cluster.initiate(priorities={"a": 2})
         cluster.run_until(lambda: cluster.primary() == "a", 60)
@@ -278,7 +278,7 @@ def test_in_a_set_of_two_a_resync_is_refused_while_the_other_is_behind_and_a_pri
 def test_a_member_that_was_too_stale_reports_nothing_that_the_set_has(stopped: bool) -> None:
     """It restarts in a later term, and its entries are trimmed away everywhere else."""
     quiet_logs()
-    with SimCluster(3, seed=6, weather=replace(FAIR, oplog_bytes=2_000)) as cluster:
+    with SimCluster(3, seed=6, environment=replace(DEFAULT_ENVIRONMENT, oplog_bytes=2_000)) as cluster:
         cluster.initiate()
         name, _ = cluster.secondaries()
         insert(cluster, cluster.primary() or "", *range(20))

@@ -20,10 +20,10 @@ def test_a_story_goes_as_it_is_written_down(name: str) -> None:
     """With REWRITE_TRANSCRIPTS=1 in the environment it is written down anew; read the difference."""
     scenario = SCENARIOS[name]
     path = TRANSCRIPTS / f"{scenario.__name__}.txt"
-    told = "\n".join([inspect.getdoc(scenario) or "", "", *scenario(), ""])
+    transcript = "\n".join([inspect.getdoc(scenario) or "", "", *scenario(), ""])
     if os.environ.get(REWRITE):
-        path.write_text(told)
-    assert told == path.read_text()
+        path.write_text(transcript)
+    assert transcript == path.read_text()
 
 
 def test_no_transcript_is_left_without_its_story() -> None:

@@ -34,7 +34,7 @@ def new_folder(tmp_path: Path) -> NewFolder:
     return lambda: str(tmp_path / f"life-{next(numbers)}")
 
 
-class Life:
+class OpenStore:
     """A store that is written at random, and what was promised of it."""
 
     def __init__(self, disk: SimDisk, rng: random.Random, options: StoreOptions | None = None) -> None:
@@ -60,7 +60,7 @@ class Life:
                     entry = insert_entry(NS, UUID, encode(document), optime, 1)
                 apply_entry(txn, OplogEntry(entry))
 
-    def live(self) -> None:
+    def write_and_sync(self) -> None:
         """Groups, syncs and checkpoints, in any order."""
         for _ in range(self.rng.randrange(30)):
             draw = self.rng.random()
@@ -73,18 +73,18 @@ class Life:
             else:
                 self.rng.choice((self.store.wal.checkpoint, self.store.wal.last_pass))()
 
-    def crash(self, folder: str, *, power_loss: bool) -> Life:
+    def crash(self, folder: str, *, power_loss: bool) -> OpenStore:
         after = self.disk.crash(folder, self.rng, power_loss=power_loss)
         self.disk.close()
-        return Life(after, self.rng)
+        return OpenStore(after, self.rng)
 
     def entries(self) -> list[tuple[int, int, int, bytes]]:
         rows = self.store.oplog_after(OPTIME_NULL, limit=100_000, max_bytes=1 << 40)
         return [(row.term, row.ts, row.hash, row.entry) for row in rows]
 
 
-def undo_rows(life: Life) -> int:
-    connection = life.disk.connect(life.store.path)
+def undo_rows(opened: OpenStore) -> int:
+    connection = opened.disk.connect(opened.store.path)
     try:
         return int(connection.execute("SELECT count(*) FROM undo").get)
     finally:
@@ -93,16 +93,16 @@ def undo_rows(life: Life) -> int:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_store_closes_on_a_full_disk_and_keeps_what_was_committed(new_folder: NewFolder, seed: int) -> None:
-    life = Life(SimDisk(new_folder()), random.Random(seed))
-    life.live()
-    life.write_group()
-    before = life.entries()
-    life.disk.is_full = True
-    life.store.close()
-    life = life.crash(new_folder(), power_loss=True)
-    assert life.entries() == before
-    life.store.close()
-    life.disk.close()
+    opened = OpenStore(SimDisk(new_folder()), random.Random(seed))
+    opened.write_and_sync()
+    opened.write_group()
+    before = opened.entries()
+    opened.disk.is_full = True
+    opened.store.close()
+    opened = opened.crash(new_folder(), power_loss=True)
+    assert opened.entries() == before
+    opened.store.close()
+    opened.disk.close()
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -110,102 +110,102 @@ def test_pruning_and_trimming_without_room_leave_what_was_there_and_go_on_with_r
     new_folder: NewFolder, seed: int
 ) -> None:
     options = StoreOptions(min_free_bytes=0, snapshot_history_s=0, oplog_max_bytes=2_000)
-    life = Life(SimDisk(new_folder()), random.Random(seed), options)
+    opened = OpenStore(SimDisk(new_folder()), random.Random(seed), options)
     for _ in range(20):
-        life.write_group()
-    life.store.close()
-    life = Life(life.disk, life.rng, options)  # with a WAL that has yet to grow
-    store = life.store
+        opened.write_group()
+    opened.store.close()
+    opened = OpenStore(opened.disk, opened.rng, options)  # with a WAL that has yet to grow
+    store = opened.store
     store.set_commit_point(store.last_applied)
-    before, documents, undo = life.entries(), documents_of(life.disk), undo_rows(life)
-    life.disk.is_full = True
+    before, documents, undo = opened.entries(), documents_of(opened.disk), undo_rows(opened)
+    opened.disk.is_full = True
     with pytest.raises(OutOfDiskSpaceError):
         remove_old_data(store, 0)
-    assert (life.entries(), documents_of(life.disk), undo_rows(life)) == (before, documents, undo)
+    assert (opened.entries(), documents_of(opened.disk), undo_rows(opened)) == (before, documents, undo)
     assert (store.pruned_through, store.trimmed_through) == (0, 0)
-    life.disk.is_full = False
+    opened.disk.is_full = False
     while remove_old_data(store, 0):
         pass
-    assert undo_rows(life) < undo
+    assert undo_rows(opened) < undo
     assert store.oplog_bytes <= options.oplog_max_bytes + 1_000
     said = store.pruned_through, store.trimmed_through, store.oldest, store.oplog_bytes
-    life.write_group()
-    life = Life(life.disk.crash(new_folder(), life.rng, power_loss=False), life.rng, options)
-    store = life.store
+    opened.write_group()
+    opened = OpenStore(opened.disk.crash(new_folder(), opened.rng, power_loss=False), opened.rng, options)
+    store = opened.store
     assert (store.pruned_through, store.trimmed_through, store.oldest) == said[:3]
     store.close()
-    check_database(life.disk, store.path, 100_000)
-    life.disk.close()
+    check_database(opened.disk, store.path, 100_000)
+    opened.disk.close()
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_durable_entries_survive_and_documents_fit_the_oplog(new_folder: NewFolder, seed: int) -> None:
     rng = random.Random(seed)
-    life = Life(SimDisk(new_folder()), rng)
+    opened = OpenStore(SimDisk(new_folder()), rng)
     for _ in range(8):
-        life.live()
-        before, durable, newest = life.entries(), life.durable, life.store.last_applied
+        opened.write_and_sync()
+        before, durable, newest = opened.entries(), opened.durable, opened.store.last_applied
         power_loss = rng.random() < 0.7
-        life = life.crash(new_folder(), power_loss=power_loss)
-        found = life.entries()
+        opened = opened.crash(new_folder(), power_loss=power_loss)
+        found = opened.entries()
         assert found == before[: len(found)]
-        assert life.store.last_applied >= durable
-        assert power_loss or life.store.last_applied == newest
-        assert documents_of(life.disk) == replay([read_entry(*row) for row in found])
-    life.store.close()
-    check_database(life.disk, life.store.path, 100_000)
-    life.disk.close()
+        assert opened.store.last_applied >= durable
+        assert power_loss or opened.store.last_applied == newest
+        assert documents_of(opened.disk) == replay([read_entry(*row) for row in found])
+    opened.store.close()
+    check_database(opened.disk, opened.store.path, 100_000)
+    opened.disk.close()
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_rollback_is_finished_after_any_crash(new_folder: NewFolder, seed: int) -> None:
     rng = random.Random(seed)
-    life = Life(SimDisk(new_folder()), rng)
-    while len(life.entries()) < 60:
-        life.write_group()
-    life.store.wal.sync()
-    before, rollback_id = life.entries(), life.store.rollback_id
+    opened = OpenStore(SimDisk(new_folder()), rng)
+    while len(opened.entries()) < 60:
+        opened.write_group()
+    opened.store.wal.sync()
+    before, rollback_id = opened.entries(), opened.store.rollback_id
     term, ts, _, _ = before[rng.randrange(len(before))]
     common = OpTime(term, ts)
     more = True
     while more:
-        more = undo_step(life.store, common, stem="rollback-1", limit=rng.randrange(1, 20))
+        more = undo_step(opened.store, common, stem="rollback-1", limit=rng.randrange(1, 20))
         if rng.random() < 0.5:
-            life = life.crash(new_folder(), power_loss=rng.random() < 0.5)
-            mark = rollback_in_progress(life.store)
+            opened = opened.crash(new_folder(), power_loss=rng.random() < 0.5)
+            mark = rollback_in_progress(opened.store)
             assert mark is None or mark.common_point == common
-            more = mark is not None or life.store.last_applied > common
-    assert life.store.last_applied == common
-    assert life.store.rollback_id == rollback_id + 1
-    assert [mark.stem for mark in rollback_done_marks(life.store)] == ["rollback-1"]
+            more = mark is not None or opened.store.last_applied > common
+    assert opened.store.last_applied == common
+    assert opened.store.rollback_id == rollback_id + 1
+    assert [mark.stem for mark in rollback_done_marks(opened.store)] == ["rollback-1"]
     kept = [row for row in before if row[1] <= ts]
-    assert life.entries() == kept
-    assert documents_of(life.disk) == replay([read_entry(*row) for row in kept])
-    life.store.close()
-    life.disk.close()
+    assert opened.entries() == kept
+    assert documents_of(opened.disk) == replay([read_entry(*row) for row in kept])
+    opened.store.close()
+    opened.disk.close()
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_copy_is_installed_whole_or_not_at_all(new_folder: NewFolder, seed: int) -> None:
     """Power goes at any moment of the swap: the next start finds the old database or the copy."""
     rng = random.Random(seed)
-    life = Life(SimDisk(new_folder()), rng)
+    opened = OpenStore(SimDisk(new_folder()), rng)
     for _ in range(5):
-        life.write_group()
-    life.store.wal.sync()
-    old = life.entries()
-    copy = os.path.join(life.disk.folder, "initial-sync.db")
-    other = Life(SimDisk(new_folder()), random.Random(seed + 1000))
+        opened.write_group()
+    opened.store.wal.sync()
+    old = opened.entries()
+    copy = os.path.join(opened.disk.folder, "initial-sync.db")
+    other = OpenStore(SimDisk(new_folder()), random.Random(seed + 1000))
     for _ in range(9):
         other.write_group()
     new = other.entries()
     sent = os.path.join(other.disk.folder, "copy.db")
     other.store.copy_to(sent)
-    life.disk.write_file(copy, [other.disk.read_file(sent)])
-    life.disk.sync_file(copy)
-    life.disk.sync_folder(life.disk.folder)
-    rollback_id = life.store.rollback_id
-    life.store.close()
+    opened.disk.write_file(copy, [other.disk.read_file(sent)])
+    opened.disk.sync_file(copy)
+    opened.disk.sync_folder(opened.disk.folder)
+    rollback_id = opened.store.rollback_id
+    opened.store.close()
 
     class Stop(Exception):
         pass
@@ -221,17 +221,17 @@ def test_a_copy_is_installed_whole_or_not_at_all(new_folder: NewFolder, seed: in
         return step
 
     for name in ("remove", "rename", "sync_file", "sync_folder"):
-        setattr(life.disk, name, until_it_stops(getattr(life.disk, name)))
+        setattr(opened.disk, name, until_it_stops(getattr(opened.disk, name)))
     try:
-        install_copy(life.disk, life.disk.folder, copy, rollback_id_before=rollback_id)
+        install_copy(opened.disk, opened.disk.folder, copy, rollback_id_before=rollback_id)
     except Stop:
         installed = False
     else:
         installed = True
-    life = life.crash(new_folder(), power_loss=True)
-    assert life.entries() in ([new] if installed else [old, new])
-    check_database(life.disk, life.store.path, 1000)
-    for one in (life, other):
+    opened = opened.crash(new_folder(), power_loss=True)
+    assert opened.entries() in ([new] if installed else [old, new])
+    check_database(opened.disk, opened.store.path, 1000)
+    for one in (opened, other):
         one.store.close()
         one.disk.close()
 

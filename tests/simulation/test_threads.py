@@ -9,11 +9,11 @@ from pathlib import Path
 import apsw
 import pytest
 
-from tests.simulation.kit.cluster import Weather
+from tests.simulation.kit.cluster import Environment
 from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.faults import NO_FAULTS
-from tests.simulation.kit.loop import Life, SimLoop
+from tests.simulation.kit.loop import Process, SimLoop
 from tests.simulation.kit.runs import Plan, run_seed
 from tests.simulation.kit.threads import Job, SimLock, current_job, sleep
 from tests.simulation.kit.workers import SimWorkers
@@ -122,8 +122,8 @@ class _AlwaysStops(random.Random):
 
 def test_work_overlaps_with_the_loop() -> None:
     loop = SimLoop()
-    life = Life("a")
-    workers = SimWorkers(loop, life, random.Random(1), 100.0, overlap=1.0)
+    process = Process("a")
+    workers = SimWorkers(loop, process, random.Random(1), 100.0, overlap=1.0)
     turns: list[str] = []
 
     def work() -> None:
@@ -140,7 +140,7 @@ def test_work_overlaps_with_the_loop() -> None:
 
 
 def test_no_loop_waits_for_a_checkpoint_on_a_slow_disk() -> None:
-    weather = Weather(worker_ms=40.0, checkpoint_bytes=4 << 10, overlap=1.0)
-    plan = Plan(weather=weather, faults=replace(NO_FAULTS, slow_disk=1), load=Mix(4, 1), faults_s=8.0)
+    environment = Environment(worker_ms=40.0, checkpoint_bytes=4 << 10, overlap=1.0)
+    plan = Plan(environment=environment, faults=replace(NO_FAULTS, slow_disk=1), load=Mix(4, 1), faults_s=8.0)
     outcome = run_seed(1, plan)
     assert outcome.error is None, outcome.report()

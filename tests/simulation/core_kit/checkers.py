@@ -43,9 +43,9 @@ class CoreCheckers:
         """To be asked after every event."""
         node = machine.node
         if node.state is MemberState.PRIMARY and not self.exempt:
-            me = (machine.host, machine.life)
+            me = (machine.host, machine.start_number)
             leader = self.primaries.setdefault(node.term, me)
-            assert leader == me, f"invariant 1: two primaries in term {node.term}, {leader} and {me} (member, life)"
+            assert leader == me, f"invariant 1: two primaries in term {node.term}, {leader} and {me} (member, start)"
         if node.state is MemberState.PRIMARY and node.commit_point.term == node.term and not self.exempt:
             self._check_committed(machine)
 
@@ -103,7 +103,7 @@ class CoreCheckers:
         peer = machine.node.peer_at(sender)
         return None if peer is None else (sender, peer.state, peer.incarnation, peer.position, peer.config_version)
 
-    # --- what the disks say, whatever was told ---------------------------------------------------------------------
+    # --- what the disks hold, whatever was reported -----------------------------------------------------------------
 
     def check_commit_point(self, machine: CoreMachine, point: OpTime, configs: list[ReplSetConfig]) -> None:
         """What a primary takes for committed is on the disks of a write majority, by its configuration before this
@@ -112,9 +112,9 @@ class CoreCheckers:
         if self.exempt or machine.node.state is not MemberState.PRIMARY:
             return
         holders = [(config, [v.host for v in config.data_voters if self._has(machine, v, point)]) for config in configs]
-        told = [f"{config.write_majority} by {config.version_and_term}: {hosts}" for config, hosts in holders]
+        held_by = [f"{config.write_majority} by {config.version_and_term}: {hosts}" for config, hosts in holders]
         on_enough = any(len(hosts) >= config.write_majority for config, hosts in holders)
-        assert on_enough, f"invariant 3: {machine.host} commits {point}, which is on the disks of fewer than {told}"
+        assert on_enough, f"invariant 3: {machine.host} commits {point}, which is on the disks of fewer than {held_by}"
         for other in machine.cluster.machines.values():
             voters = self._voters_for(other)
             lacks = all(optime != point for optime, _ in reversed(other.disk.log))

@@ -84,10 +84,10 @@ class CoreCluster:
         due = machine.node.next_tick_at()
         if machine.alive and due < (1 << 61):
             planned = getattr(machine, "planned", None)
-            if planned is not None and planned[0] == machine.life and self.now < planned[1] <= due:
+            if planned is not None and planned[0] == machine.start_number and self.now < planned[1] <= due:
                 return
             when = max(due, self.now + 1)
-            machine.planned = (machine.life, when)  # type: ignore[attr-defined]
+            machine.planned = (machine.start_number, when)  # type: ignore[attr-defined]
             machine.later(when - self.now, lambda: self._tick(machine))
 
     def _tick(self, machine: CoreMachine) -> None:
@@ -155,12 +155,12 @@ class CoreCluster:
         return (one, other) not in self.cut and self.rng.random() >= self.loss
 
     def send(self, sender: CoreMachine, send: Send) -> None:
-        life, began = sender.life, self.now
+        start_number, began = sender.start_number, self.now
         target = self.machines.get(send.to)
         done: list[bool] = []
 
         def back(body: ReplyBody | None, error: str) -> None:
-            if not done and sender.alive and sender.life == life:
+            if not done and sender.alive and sender.start_number == start_number:
                 done.append(True)
                 sender.feed(Response(send.request_id, send.to, body, error, Millis(self.now - began)))
 
@@ -171,7 +171,7 @@ class CoreCluster:
                 return
             self._requests += 1
             number = self._requests
-            target.asked[number] = (sender, life, number)
+            target.asked[number] = (sender, start_number, number)
             self._waiting[number] = back
             target.feed(Request(number, send.body))
 

@@ -79,9 +79,9 @@ class CoreFaults:
 
     def end(self) -> None:
         """Run the two last scenarios, each in a set at rest: the voters must refuse the candidate."""
-        for story in (self._older_config, self._behind_the_arbiter):
-            if self._is_calm() and story():
-                name = story.__name__.strip("_").replace("_", " ")
+        for scenario in (self._older_config, self._behind_the_arbiter):
+            if self._is_calm() and scenario():
+                name = scenario.__name__.strip("_").replace("_", " ")
                 self.cluster.done[f"fault {name}"] += 1
                 self.cluster.note("fault", name)
 
@@ -96,9 +96,9 @@ class CoreFaults:
             return False
         config, node = machine.node.config, machine.node
         machine.take(node.tick(self.cluster.now))  # what is due anyway
-        told = self.rng.choice(config.members)
+        member = self.rng.choice(config.members)
         set_id, term = config.settings.replica_set_id, node.term + self.rng.randint(1, 5)
-        sender: HostPort = told.host
+        sender: HostPort = member.host
         place = node.position
         match kind:
             case "forged term":
@@ -111,16 +111,18 @@ class CoreFaults:
             case "other set":
                 set_id = OTHER_SET
             case "stranger":
-                sender, told = STRANGER, replace(told, id=MemberId(99), incarnation="strange")
+                sender, member = STRANGER, replace(member, id=MemberId(99), incarnation="strange")
         version = config.version + self.rng.choice((0, 1, 10))
         rows = tuple(MemberProgress(m.id, m.incarnation or "", place) for m in config.members)
-        bodies: list[RequestBody] = [ProgressRequest(told.id, term, version, config.term, rows, set_id)]
+        bodies: list[RequestBody] = [ProgressRequest(member.id, term, version, config.term, rows, set_id)]
         if kind != "forged place":
-            incarnation = told.incarnation or ""
+            incarnation = member.incarnation or ""
             bodies += [
-                HeartbeatRequest("rs0", sender, told.id, term, version, config.term, None, incarnation, False, set_id),
+                HeartbeatRequest(
+                    "rs0", sender, member.id, term, version, config.term, None, incarnation, False, set_id
+                ),
                 VoteRequest(
-                    "rs0", term, told.id, incarnation, version, config.term, place.last_applied, False, "", set_id
+                    "rs0", term, member.id, incarnation, version, config.term, place.last_applied, False, "", set_id
                 ),
             ]
         self._must_change_nothing(kind, machine, self.rng.choice(bodies))
@@ -208,7 +210,7 @@ class CoreFaults:
             self.cluster.isolate(self.cluster.number_of(primary))
         return True
 
-    # --- stories -----------------------------------------------------------------------------------------------------
+    # --- scenarios ---------------------------------------------------------------------------------------------
 
     def _is_calm(self) -> bool:
         """Whether all links and members are up and no requested change is open."""
@@ -304,18 +306,18 @@ class CoreFaults:
         arbiter, candidate = self.rng.choice(arbiters), self.rng.choice(able)
         rest = [v for v in voters if v not in (arbiter, candidate)]
         beside = self.rng.sample(rest, len(rest) // 2)
-        told = [cluster.number_of(cluster.machines[v.host]) for v in (arbiter, *beside)]
+        numbers = [cluster.number_of(cluster.machines[v.host]) for v in (arbiter, *beside)]
         old = cluster.number_of(leader)
-        self._partition([old, *told], [number for number in range(self.run.size) if number not in (old, *told)])
+        self._partition([old, *numbers], [number for number in range(self.run.size) if number not in (old, *numbers)])
         before, rows = leader.node.config, list(leader.node.config.members)
         place = rows.index(candidate)
         rows[place] = replace(candidate, priority=candidate.priority + 1)
         if not self._reconfigure(leader, rows):
             return False
-        machines = [leader, *(cluster[number] for number in told)]
+        machines = [leader, *(cluster[number] for number in numbers)]
         if not self._wait(lambda: all(machine.disk.config.version > before.version for machine in machines), 900, 1):
             return False
-        self._partition([old, *told[1:]], [n for n in range(self.run.size) if n not in (old, *told[1:])])
+        self._partition([old, *numbers[1:]], [n for n in range(self.run.size) if n not in (old, *numbers[1:])])
         cluster.ask(cluster.number_of(cluster.machines[candidate.host]), StepUpRequest(True))
         cluster.run(SETTLED_MS)
         return True

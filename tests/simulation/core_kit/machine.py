@@ -102,7 +102,7 @@ class CoreMachine:
         self.host = address
         self.disk = CoreDisk(cluster.new_incarnation())
         self.alive = False
-        self.life = 0
+        self.start_number = 0
         self.source: HostPort | None = None
         self.accepting: int | None = None
         self.states: list[MemberState] = []
@@ -111,11 +111,11 @@ class CoreMachine:
         self.effects: list[Effect] = []  # all that came out, for looking at their order
         self.boot()
 
-    # --- life ----------------------------------------------------------------------------------------------------
+    # --- start and stop ------------------------------------------------------------------------------------------
 
     def boot(self) -> None:
         disk = self.disk
-        self.life += 1
+        self.start_number += 1
         self.alive = True
         self.queue: deque[Effect] = deque()
         self.persisting = False
@@ -272,9 +272,9 @@ class CoreMachine:
                 pass
 
     def later(self, delay_ms: int, action: Callable[[], None]) -> None:
-        """Do it in this life only."""
-        life = self.life
-        self.cluster.at(delay_ms, lambda: action() if self.alive and self.life == life else None)
+        """Do it only until the process ends."""
+        start_number = self.start_number
+        self.cluster.at(delay_ms, lambda: action() if self.alive and self.start_number == start_number else None)
 
     # --- the log -------------------------------------------------------------------------------------------------
 
@@ -334,8 +334,8 @@ class CoreMachine:
             elif node.state not in (MemberState.PRIMARY, MemberState.SECONDARY, MemberState.RECOVERING):
                 back(lambda: self.fail(SourceProblem.NOT_READABLE, address))
             elif mine is not None and mine not in log:
-                told = (node.term, log[-1][0], log[0][0]) if log else (node.term, OPTIME_NULL, OPTIME_NULL)
-                back(lambda: self.fail(SourceProblem.DIVERGED, address, *told))
+                history = (node.term, log[-1][0], log[0][0]) if log else (node.term, OPTIME_NULL, OPTIME_NULL)
+                back(lambda: self.fail(SourceProblem.DIVERGED, address, *history))
             else:
                 after = 0 if mine is None else log.index(mine) + 1
                 batch = log[after : after + cluster.page()]

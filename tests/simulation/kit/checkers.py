@@ -21,13 +21,13 @@ from replset.bson import decode
 from replset.core.member_state import MemberState
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from tests.simulation.kit.cluster import FORGED_TERMS
-from tests.simulation.kit.deeds import Deed
 from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.errors import SimulationError
+from tests.simulation.kit.operations import ClientOperation
 from tests.simulation.kit.workload import COLLECTION, DATABASE, UNSYNCED, History, Read, Write
 
 if TYPE_CHECKING:
-    from tests.simulation.kit.cluster import Live, Machine, SimCluster
+    from tests.simulation.kit.cluster import Machine, RunningNode, SimCluster
 
 NAMESPACE = f"{DATABASE}.{COLLECTION}"
 _TOKEN = re.compile(rb"token-\d+-")
@@ -92,14 +92,16 @@ class Mirror:
 class Checkers:
     """Attach to a cluster; a broken invariant raises SimulationError out of the run, with its number."""
 
-    def __init__(self, cluster: SimCluster, history: History | None = None, deeds: list[Deed] | None = None) -> None:
+    def __init__(
+        self, cluster: SimCluster, history: History | None = None, operations: list[ClientOperation] | None = None
+    ) -> None:
         self.cluster = cluster
         self.history = history or History()
-        self.deeds = [] if deeds is None else deeds
+        self.operations = [] if operations is None else operations
         self.mirrors = {name: Mirror() for name, m in cluster.machines.items() if not m.arbiter}
         self.known: dict[OpTime, Entry] = {}
-        self.primaries: dict[int, str] = {}  # term -> the life that was primary in it
-        self.commit_points: dict[str, OpTime] = {}  # by life
+        self.primaries: dict[int, str] = {}  # term -> the process that was primary in it
+        self.commit_points: dict[str, OpTime] = {}  # by process
         self.votes: dict[str, tuple[Any, Any]] = {}  # by member: term, candidate
         self.committed: list[OpTime] = []
         self.uncounted_undone = 0
@@ -113,7 +115,7 @@ class Checkers:
         self.holders: dict[OpTime, set[str]] = {}  # who ever had the entry
         self.wiped: set[str] = set()
         self._whole_looks = 0
-        self._seen_lives: dict[str, str] = {}
+        self._seen_processes: dict[str, str] = {}
         self._last_points: dict[str, OpTime] = {}
         cluster.on_change.append(self.look_at)
         cluster.on_many_steps.append(self.every_thousand)
@@ -126,7 +128,7 @@ class Checkers:
 
     # --- after every step
 
-    def look_at(self, row: Live) -> None:
+    def look_at(self, row: RunningNode) -> None:
         """Something of this member changed."""
         machine = row.machine
         if self.cluster.broken:
@@ -134,10 +136,10 @@ class Checkers:
         if row.state is MemberState.PRIMARY:
             self.note_primary(row.term, machine)
         if row.changed and row.term >= FORGED_TERMS:
-            self.fail("1", f"{row.name} took the term {row.term}, which a stranger told it")
+            self.fail("1", f"{row.name} took the term {row.term}, which a stranger sent")
         if row.state is MemberState.RECOVERING and _DAMAGED in row.node.quarantine:
-            rotten = self.cluster.rotten
-            if (rotten is None or rotten.name != row.name) and row.name not in self.cluster.damaged:
+            damaged_entry = self.cluster.damaged_entry
+            if (damaged_entry is None or damaged_entry.name != row.name) and row.name not in self.cluster.damaged:
                 self.fail("2", f"{row.name} takes itself for damaged: {row.node.quarantine}")
         disk = machine.disk
         if disk.changed:
@@ -154,20 +156,20 @@ class Checkers:
 
     def note_primary(self, term: int, machine: Machine) -> None:
         """Invariant 1."""
-        assert machine.life is not None
-        life = machine.life.name
-        first = self.primaries.setdefault(term, life)
-        if first != life:
-            self.fail("1", f"{first} and {life} are both primary in term {term}")
+        assert machine.process is not None
+        process = machine.process.name
+        first = self.primaries.setdefault(term, process)
+        if first != process:
+            self.fail("1", f"{first} and {process} are both primary in term {term}")
 
     def note_commit_point(self, name: str, machine: Machine, point: OpTime) -> None:
         """Invariant 8."""
-        assert machine.life is not None
+        assert machine.process is not None
         self._last_points[name] = point
-        before = self.commit_points.get(machine.life.name, OPTIME_NULL)
+        before = self.commit_points.get(machine.process.name, OPTIME_NULL)
         if point < before:
             self.fail("8", f"{name}'s commit point moved back from {before} to {point}")
-        self.commit_points[machine.life.name] = point
+        self.commit_points[machine.process.name] = point
         if name in self.mirrors:
             self.note_committed(name, point)
 
@@ -194,15 +196,15 @@ class Checkers:
         """Bring the mirror up to the store; check invariant 2 on what is new and that nothing committed was undone."""
         path = os.path.join(machine.disk.folder, "replset.db")
         connection = machine.disk.reader(path)
-        if connection is None or machine.life is None:
+        if connection is None or machine.process is None:
             return
         mirror = self.mirrors[name]
-        is_new_life = self._seen_lives.get(name) != machine.life.name
+        is_new_process = self._seen_processes.get(name) != machine.process.name
         database = machine.disk.tree.names.get("replset.db")
-        if name in self.cluster.damaged and not is_new_life and mirror.database is not database:
+        if name in self.cluster.damaged and not is_new_process and mirror.database is not database:
             self.cluster.damaged.discard(name)
         before: list[Entry] = []
-        if not is_new_life and mirror.database is not database:
+        if not is_new_process and mirror.database is not database:
             before = list(mirror.entries)
             mirror.clear()  # an initial sync put another file there
             self.copies += 1
@@ -210,8 +212,8 @@ class Checkers:
         was_there_at_death = machine.dead_disk is None or mirror.database is machine.database_at_death
         mirror.database = database
         removed = self._take_back(mirror, connection)
-        if is_new_life:
-            self._seen_lives[name] = machine.life.name
+        if is_new_process:
+            self._seen_processes[name] = machine.process.name
             self._judge_death(name, machine, removed, was_there_at_death)
         elif removed:
             self.rollbacks += 1
@@ -296,7 +298,7 @@ class Checkers:
                 entry = self.known[optime] = read_entry(term, ts, hash_value, raw)
             elif entry.hash != hash_value:
                 self.fail("2", f"{name} has another entry at {optime} than was seen before")
-            elif entry.crc != zlib.crc32(raw) and not self._is_rotten(name, ts):
+            elif entry.crc != zlib.crc32(raw) and not self._is_damaged(name, ts):
                 self.fail("2", f"{name} took over the damaged entry at {optime}")
             if mirror.entries and term < mirror.entries[-1].optime.term:
                 self.fail("2", f"{name} appended {optime} behind {mirror.newest()}")
@@ -304,9 +306,9 @@ class Checkers:
             mirror.marks.update(entry.marks)
             self.holders.setdefault(optime, set()).add(name)
 
-    def _is_rotten(self, name: str, ts: int) -> bool:
-        rotten = self.cluster.rotten
-        return rotten is not None and (rotten.name, rotten.ts) == (name, ts)
+    def _is_damaged(self, name: str, ts: int) -> bool:
+        damaged_entry = self.cluster.damaged_entry
+        return damaged_entry is not None and (damaged_entry.name, damaged_entry.ts) == (name, ts)
 
     def _add_trimmed(self, name: str, mirror: Mirror, oldest: OpTime) -> None:
         """A copy whose source had trimmed its oplog: what is missing at the head was committed, and is known."""
@@ -349,7 +351,7 @@ class Checkers:
         files = set(rolled_back_marks(self.cluster.machines[name].dead_disk))
         self.erased_by_hand |= (self.mirrors[name].marks | files) - elsewhere
 
-    # --- when a client was told something
+    # --- when a client got an answer
 
     def note_acknowledged(self, write: Write) -> None:
         """Invariant 4: the answer names the entry that holds the write; and what `w: 2` says of it is so: two members
@@ -374,7 +376,7 @@ class Checkers:
         return {optime for optime in self.holders if mark_of_optime(optime) in self.lost_in_crashes}
 
     def _durable(self, name: str) -> OpTime:
-        """The newest entry that it told to be on its disk, in this life or in the one before."""
+        """The newest entry that it reported to be on its disk, as this process or as the one before."""
         machine = self.cluster.machines[name]
         now = OPTIME_NULL if machine.running is None else machine.running.node.position.last_durable
         return max(now, machine.durable_at_death or OPTIME_NULL)
@@ -406,7 +408,7 @@ class Checkers:
         damaged = self.cluster.damaged
         rows = [
             row
-            for row in self.cluster.live
+            for row in self.cluster.running_nodes
             if row.name in self.mirrors
             and row.name not in damaged
             and not (row.machine.may_have_lost_data and (row.node.has_lost_data or row.node.quarantine))
@@ -495,7 +497,7 @@ class Checkers:
     def promise(self, primary: str) -> None:
         """Invariant 4: every acknowledged write is in the history or in a finished rollback's oplog file.
 
-        So is every entry that a rollback undid, whoever was told of it.
+        So is every entry that a rollback undid, acknowledged or not.
         """
         kept = self.mirrors[primary].marks
         files = {mark for machine in self.cluster.machines.values() for mark in rolled_back_marks(machine.disk)}
@@ -510,17 +512,17 @@ class Checkers:
             if write.concern != "majority" and mark in self.erased_by_hand:
                 continue
             self.fail("4", f"neither in the set nor in a rollback file: {write}")
-        for deed in self.deeds:
-            mark = mark_of_optime(deed.optime)
-            if not deed.acknowledged or mark in kept:
+        for operation in self.operations:
+            mark = mark_of_optime(operation.optime)
+            if not operation.acknowledged or mark in kept:
                 continue
-            if deed.concern == "majority":
-                self.fail("3", f"the primary {primary} lacks {deed}")
+            if operation.concern == "majority":
+                self.fail("3", f"the primary {primary} lacks {operation}")
             if mark in files or mark in self.erased_by_hand:
                 continue
-            if deed.concern == "w1" and mark in self.lost_in_crashes:
+            if operation.concern == "w1" and mark in self.lost_in_crashes:
                 continue
-            self.fail("4", f"neither in the set nor in a rollback file: {deed}")
+            self.fail("4", f"neither in the set nor in a rollback file: {operation}")
         recorded = kept | files | self.erased_by_hand
         for entry in self.undone.values():
             if entry.marks[0] not in recorded:

@@ -13,7 +13,7 @@ from tests.simulation.kit.wire import SimClient
 
 
 class Clients:
-    """pause_ms: how long one of them waits between two deeds, from and to."""
+    """pause_ms: how long one of them waits between two operations, from and to."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ from replset.storage.store import StoreOptions
 from tests.simulation.kit.clock import SimClock
 from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.errors import SimulationError
-from tests.simulation.kit.loop import Life, SimLoop, current_life
+from tests.simulation.kit.loop import Process, SimLoop, current_process
 from tests.simulation.kit.network import NetworkPort, SimNetwork
 from tests.simulation.kit.threads import SIM_THREADING
 from tests.simulation.kit.wire import NoAnswerError, SimClient
@@ -61,7 +61,7 @@ FASTEST_FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 @dataclass(slots=True)
 class Machine:
-    """One member's machine over all its lives."""
+    """One member's machine, over all starts of its process."""
 
     name: str
     host: HostPort
@@ -69,13 +69,13 @@ class Machine:
     clock: SimClock
     rng: random.Random
     disk: SimDisk
-    life: Life | None = None
+    process: Process | None = None
     workers: SimWorkers | None = None
     member: RunningMember | None = None
-    started: bool = False  # this life's start() came to its end
-    dead_disk: SimDisk | None = None  # of the life before
-    lives: int = 0
-    # At the last death of a life that had come up; a start that did not come to its end adds a loss of power only.
+    started: bool = False  # this process's start() came to its end
+    dead_disk: SimDisk | None = None  # of the process before
+    starts: int = 0
+    # At the last death of a process that had come up; a start that did not come to its end adds a loss of power only.
     database_at_death: object = None
     lost_power: bool = False
     durable_at_death: OpTime | None = None
@@ -92,7 +92,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Rotten:
+class DamagedEntry:
     """An oplog entry that a disk changed. entry: its bytes as they were."""
 
     name: str
@@ -101,7 +101,7 @@ class Rotten:
 
 
 @dataclass(slots=True)
-class Live:
+class RunningNode:
     """A member that is up, and what was seen of it last. The node's state is read directly: this is looked at after
     every turn of the loop.
     """
@@ -133,7 +133,7 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
+class Environment:
     """How the machines and the set are made; a seeded run draws it.
 
     worker_ms: what work in a thread (a sync, a vote's save) takes at most; a tenth takes ten times as long.
@@ -159,16 +159,16 @@ class Weather:
     keyed: bool = False
 
 
-FAIR = Weather()
+DEFAULT_ENVIRONMENT = Environment()
 
 
-def step_sizes(weather: Weather) -> StepSizes:
+def step_sizes(environment: Environment) -> StepSizes:
     """Small steps, so that short runs have several of them."""
-    size = weather.checkpoint_bytes
+    size = environment.checkpoint_bytes
     return StepSizes(
         StoreOptions(checkpoint_bytes=size, wal_limit_bytes=8 * size),
-        FetchOptions(max_bytes=weather.page_bytes),
-        InitialSyncOptions(chunk_bytes=weather.chunk_bytes),
+        FetchOptions(max_bytes=environment.page_bytes),
+        InitialSyncOptions(chunk_bytes=environment.chunk_bytes),
     )
 
 
@@ -181,7 +181,7 @@ class SimCluster:
         arbiters: int = 0,
         seed: int = 0,
         *,
-        weather: Weather = FAIR,
+        environment: Environment = DEFAULT_ENVIRONMENT,
         spare: bool = False,
         options: Mapping[str, Mapping[str, object]] | None = None,
         journal_default: bool = True,
@@ -191,13 +191,13 @@ class SimCluster:
         """
         self.seed = seed
         self.loop = SimLoop()
-        self.weather = weather
+        self.environment = environment
         self._options = options or {}
         self.has_delayed = any("secondaryDelaySecs" in row for row in self._options.values())
         self.journal_default = journal_default
-        self._undo_step_before, rollback.UNDO_STEP_ENTRIES = rollback.UNDO_STEP_ENTRIES, weather.undo_step
-        self._statements_before, insert.GROUP_STATEMENTS = insert.GROUP_STATEMENTS, weather.group_statements
-        write_batch.GROUP_STATEMENTS = weather.group_statements
+        self._undo_step_before, rollback.UNDO_STEP_ENTRIES = rollback.UNDO_STEP_ENTRIES, environment.undo_step
+        self._statements_before, insert.GROUP_STATEMENTS = insert.GROUP_STATEMENTS, environment.group_statements
+        write_batch.GROUP_STATEMENTS = environment.group_statements
         for module in GUARDED:
             module.threading = SIM_THREADING  # type: ignore[attr-defined]
         self.rng_faults = self.random_for("faults")
@@ -212,16 +212,18 @@ class SimCluster:
         if spare:
             self.machines[SPARE] = self._new_machine(SPARE, arbiter=False)
             self.machines[SPARE].is_spare = True
-        self.clients = Life("clients")
+        self.clients = Process("clients")
         self.broken: list[str] = []
         self.primaries_ever: list[str] = []  # who became primary, in order
         self.resyncs = 0  # how often a member that had data began to copy anew
-        self.live: list[Live] = []  # members that are up
-        self.on_change: list[Callable[[Live], None]] = []  # its state, term, primary, commit point or disk changed
+        self.running_nodes: list[RunningNode] = []  # members that are up
+        self.on_change: list[
+            Callable[[RunningNode], None]
+        ] = []  # its state, term, primary, commit point or disk changed
         self.on_step: list[Callable[[], None]] = []
         self.on_many_steps: list[Callable[[], None]] = []
         self._next_many = MANY_STEPS
-        self.rotten: Rotten | None = None
+        self.damaged_entry: DamagedEntry | None = None
         self.damaged: set[str] = set()  # members whose database lost pages: no judge reads it until it is a copy
         self.on_wipe: list[Callable[[str], None]] = []
         self.on_wal_loss: list[Callable[[str], None]] = []
@@ -234,7 +236,7 @@ class SimCluster:
         return random.Random(f"{self.seed} {concern}")
 
     def _new_machine(self, name: str, *, arbiter: bool) -> Machine:
-        rng, skew = self.random_for(f"machine {name}"), self.weather.skew_ms
+        rng, skew = self.random_for(f"machine {name}"), self.environment.skew_ms
         clock = SimClock(self.loop, offset_ms=rng.randrange(-skew, skew), drift=rng.uniform(-0.0005, 0.0005))
         disk = SimDisk(os.path.join(self.root, name, "0"))
         # The dbpath's own name is there for good: the machine had it before the member came.
@@ -273,7 +275,7 @@ class SimCluster:
         self.run(wait())
 
     def _step(self) -> None:
-        for row in self.live:
+        for row in self.running_nodes:
             state = row.node_state
             if state.state is not row.state or state.term != row.term or state.primary_id != row.primary:
                 self._note_state(row)
@@ -296,9 +298,9 @@ class SimCluster:
     def start(self, name: str) -> None:
         """Start the member's process on the disk that its machine has now."""
         machine = self.machines[name]
-        assert machine.life is None, f"{name} runs already"
-        machine.lives += 1
-        life = machine.life = Life(f"{name}{machine.lives}")
+        assert machine.process is None, f"{name} runs already"
+        machine.starts += 1
+        process = machine.process = Process(f"{name}{machine.starts}")
         machine.started = False
         options = MemberOptions(
             repl_set=SET_NAME,
@@ -306,35 +308,35 @@ class SimCluster:
             port=27017,
             bind_ip=name,
             enable_test_commands=True,
-            oplog_size_mb=self.weather.oplog_bytes / (1 << 20),
-            snapshot_history_secs=self.weather.history_s,
+            oplog_size_mb=self.environment.oplog_bytes / (1 << 20),
+            snapshot_history_secs=self.environment.history_s,
             min_free_mb=1,
             allow_multiple_arbiters=True,
         )
         context = contextvars.copy_context()
-        context.run(current_life.set, life)
-        task = self.loop.create_task(self._boot(machine, life, options), context=context)
-        task.add_done_callback(lambda done: self._started(machine, life, done))
-        self.trace.add(name, f"starts, life {machine.lives}")
+        context.run(current_process.set, process)
+        task = self.loop.create_task(self._boot(machine, process, options), context=context)
+        task.add_done_callback(lambda done: self._started(machine, process, done))
+        self.trace.add(name, f"starts, life {machine.starts}")
 
-    async def _boot(self, machine: Machine, life: Life, options: MemberOptions) -> None:
+    async def _boot(self, machine: Machine, process: Process, options: MemberOptions) -> None:
         rng = random.Random(machine.rng.getrandbits(64))
         workers = SimWorkers(
-            self.loop, life, rng, self.weather.worker_ms, lambda: machine.slowness, self.weather.overlap
+            self.loop, process, rng, self.environment.worker_ms, lambda: machine.slowness, self.environment.overlap
         )
         machine.workers = workers
         ports = MemberPorts(
-            self.network.port(machine.name, life),
+            self.network.port(machine.name, process),
             machine.disk,
             machine.clock,
             workers,
             random.Random(machine.rng.getrandbits(64)),
         )
-        keys = Keys(["c2ltdWxhdGlvbg=="]) if self.weather.keyed else None
-        machine.member = await RunningMember.start(options, ports, keys=keys, steps=step_sizes(self.weather))
+        keys = Keys(["c2ltdWxhdGlvbg=="]) if self.environment.keyed else None
+        machine.member = await RunningMember.start(options, ports, keys=keys, steps=step_sizes(self.environment))
 
-    def _started(self, machine: Machine, life: Life, task: asyncio.Task[None]) -> None:
-        if machine.life is not life:
+    def _started(self, machine: Machine, process: Process, task: asyncio.Task[None]) -> None:
+        if machine.process is not process:
             return
         if task.cancelled() or task.exception() is not None:
             error = "cancelled" if task.cancelled() else task.exception()
@@ -352,11 +354,11 @@ class SimCluster:
         node = machine.member.node
         if node.has_lost_data and not machine.may_have_lost_data:
             self.broken.append(f"{machine.name} says that its disk lost entries, and no disk did")
-        self.live.append(Live(machine.name, machine, node, node._state))
-        machine.member.broken.add_done_callback(lambda why: self._broke(machine, life, why))
+        self.running_nodes.append(RunningNode(machine.name, machine, node, node._state))
+        machine.member.broken.add_done_callback(lambda why: self._broke(machine, process, why))
 
-    def _broke(self, machine: Machine, life: Life, why: asyncio.Future[Any]) -> None:
-        if machine.life is not life or why.cancelled():
+    def _broke(self, machine: Machine, process: Process, why: asyncio.Future[Any]) -> None:
+        if machine.process is not process or why.cancelled():
             return
         if self._has_bad_disk(machine):
             self._end_by_its_disk(machine, f"stops itself: {why.result()}")
@@ -374,10 +376,10 @@ class SimCluster:
             look(machine.name)
 
     def kill(self, name: str, *, power_loss: bool = False, wipe: bool = False) -> None:
-        """The process dies at once, or its machine loses power; with `wipe` the next life finds an empty disk."""
+        """The process dies at once, or its machine loses power; with `wipe` the next process finds an empty disk."""
         machine = self.machines[name]
-        life, member = machine.life, machine.running
-        assert life is not None, f"{name} is dead already"
+        process, member = machine.process, machine.running
+        assert process is not None, f"{name} is dead already"
         if member is None:
             machine.lost_power |= power_loss
         else:
@@ -386,10 +388,10 @@ class SimCluster:
             machine.state_at_death = member.node.state
             machine.database_at_death = machine.disk.tree.names.get("replset.db")
         self.trace.add(name, "is wiped" if wipe else "loses power" if power_loss else "is killed")
-        self.loop.kill(life)
-        self.network.die(life, silently=power_loss)
+        self.loop.kill(process)
+        self.network.die(process, silently=power_loss)
         dead_disk = machine.dead_disk = machine.disk
-        folder = os.path.join(self.root, name, str(machine.lives))
+        folder = os.path.join(self.root, name, str(machine.starts))
         if wipe:
             self.damaged.discard(name)
             machine.state_at_death = None
@@ -399,16 +401,16 @@ class SimCluster:
         else:
             machine.disk = dead_disk.crash(folder, self.rng_crashes, power_loss=power_loss)
             machine.disk.is_full = dead_disk.is_full
-        dead_disk.is_full, dead_disk.failing = False, frozenset()  # what a dead life still writes is nobody's business
+        dead_disk.is_full, dead_disk.failing = False, frozenset()  # what a dead process still writes does not matter
         if machine.workers is not None:
             machine.workers.abandon()
-        machine.life = machine.member = machine.workers = None
-        self.live = [row for row in self.live if row.name != name]
+        machine.process = machine.member = machine.workers = None
+        self.running_nodes = [row for row in self.running_nodes if row.name != name]
         machine.started = False
         self._closing.append(dead_disk)
-        self.loop.call_later(0.5, self._bury, dead_disk, context=contextvars.Context())
+        self.loop.call_later(0.5, self._close_disk, dead_disk, context=contextvars.Context())
 
-    def _bury(self, disk: SimDisk) -> None:
+    def _close_disk(self, disk: SimDisk) -> None:
         if disk in self._closing:
             self._closing.remove(disk)
             disk.close()
@@ -417,13 +419,13 @@ class SimCluster:
     async def stop(self, name: str) -> bool:
         """SIGTERM: the member hands over, closes everything and ends. False: it died on the way."""
         machine = self.machines[name]
-        life, member = machine.life, machine.running
-        if life is None or member is None or life.stopping:
+        process, member = machine.process, machine.running
+        if process is None or member is None or process.stopping:
             return False
-        life.stopping = True
+        process.stopping = True
         self.trace.add(name, "is asked to stop")
         context = contextvars.copy_context()
-        context.run(current_life.set, life)
+        context.run(current_process.set, process)
 
         async def end() -> None:
             await member.hand_over()
@@ -431,7 +433,7 @@ class SimCluster:
 
         task = self.loop.create_task(end(), context=context)
         await asyncio.wait([task])
-        if machine.life is not life:
+        if machine.process is not process:
             return False
         if task.cancelled() or task.exception() is not None:
             if self._has_bad_disk(machine):
@@ -444,21 +446,21 @@ class SimCluster:
 
     def pause(self, name: str, seconds: float) -> None:
         """The process stands still for a while (SIGSTOP, a stalled machine), then goes on as if nothing had been."""
-        life = self.machines[name].life
-        assert life is not None, f"{name} is dead"
+        process = self.machines[name].process
+        assert process is not None, f"{name} is dead"
         self.trace.add(name, f"pauses for {seconds:.1f} s")
-        self.loop.pause(life)
-        self.loop.call_later(seconds, self.loop.resume, life, context=contextvars.Context())
+        self.loop.pause(process)
+        self.loop.call_later(seconds, self.loop.resume, process, context=contextvars.Context())
 
     def is_paused(self, name: str) -> bool:
-        life = self.machines[name].life
-        return life is not None and self.loop.is_paused(life)
+        process = self.machines[name].process
+        return process is not None and self.loop.is_paused(process)
 
     def restart(self, name: str) -> None:
         self.start(name)
 
     def alive(self) -> list[str]:
-        return [name for name, machine in self.machines.items() if machine.life is not None]
+        return [name for name, machine in self.machines.items() if machine.process is not None]
 
     # --- the network
 
@@ -529,7 +531,7 @@ class SimCluster:
         self.run_until(self.all_counted, 60, "everybody is counted and one is primary")
 
     def _settings(self, settings: Mapping[str, object] | None) -> dict[str, object]:
-        return {**SETTINGS, "catchUpTimeoutMillis": self.weather.catch_up_ms, **(settings or {})}
+        return {**SETTINGS, "catchUpTimeoutMillis": self.environment.catch_up_ms, **(settings or {})}
 
     def all_counted(self, *, but: str = "") -> bool:
         """One writable primary; everybody is a secondary or arbiter with a vote and a named incarnation. but: a member
@@ -585,7 +587,7 @@ class SimCluster:
 
     # --- the trace
 
-    def _note_state(self, row: Live) -> None:
+    def _note_state(self, row: RunningNode) -> None:
         """Note a member's state, term and known primary, which changed."""
         state = row.node_state
         if state.state is MemberState.STARTUP2 and row.state not in (None, MemberState.STARTUP, MemberState.STARTUP2):
@@ -601,7 +603,7 @@ class SimCluster:
         for name, machine in self.machines.items():
             member = machine.running
             if member is None:
-                lines.append(f"{name}: {'starting' if machine.life else 'dead'}")
+                lines.append(f"{name}: {'starting' if machine.process else 'dead'}")
                 continue
             node = member.node
             lines.append(
@@ -614,16 +616,16 @@ class SimCluster:
     # --- the end
 
     def close(self) -> None:
-        """End every life, close every disk, remove the folders."""
+        """End every process, close every disk, remove the folders."""
         rollback.UNDO_STEP_ENTRIES = self._undo_step_before
         insert.GROUP_STATEMENTS = write_batch.GROUP_STATEMENTS = self._statements_before
         for module in GUARDED:
             module.threading = threading  # type: ignore[attr-defined]
         self.loop.on_step = None
         for machine in self.machines.values():
-            if machine.life is not None:
-                self.loop.kill(machine.life)
-                self.network.die(machine.life, silently=False)
+            if machine.process is not None:
+                self.loop.kill(machine.process)
+                self.network.die(machine.process, silently=False)
                 if machine.workers is not None:
                     machine.workers.abandon()
                 self._closing.append(machine.disk)
@@ -632,7 +634,7 @@ class SimCluster:
             task.cancel()
         self.loop.run_until_complete(asyncio.sleep(0.3))
         for disk in list(self._closing):
-            self._bury(disk)
+            self._close_disk(disk)
         for machine in self.machines.values():
             machine.disk.close()
         self.loop.close()

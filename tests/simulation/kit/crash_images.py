@@ -1,7 +1,7 @@
 """What the disk of a member holds before each of its steps, and the judgement of a member that starts on it.
 
 A step is one write, truncation, sync, removal or rename of a file, SQLite's own included. Before each of them the disk
-is copied twice, as a killed process leaves it and as a loss of power may leave it, and a next life is opened on each.
+is copied twice, as a killed process leaves it and as a loss of power may leave it, and a member is started on each.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.disk import _RecordingFile as RecordingFile
 from tests.simulation.kit.disk import _RecordingVFS as RecordingVFS
 from tests.simulation.kit.errors import SimulationError
-from tests.simulation.kit.loop import current_life
+from tests.simulation.kit.loop import current_process
 
 T = TypeVar("T")
 FILE_STEPS = ("write_file", "sync_file", "truncate", "rename", "remove", "sync_folder", "make_folder")
@@ -54,7 +54,7 @@ def nothing(*_: object) -> None:
     """A callback that nobody needs."""
 
 
-class AtOnce:
+class InlineWorkers:
     """The Workers port for a judgement: work is done where it stands."""
 
     async def run(self, work: Callable[[], T]) -> T:
@@ -72,7 +72,7 @@ def drive(work: Coroutine[Any, Any, T]) -> T:
 
 
 @dataclass(slots=True)
-class Album:
+class CrashImages:
     """Judges an image before each disk step of one member, against what the member had promised by then."""
 
     cluster: SimCluster
@@ -93,7 +93,7 @@ class Album:
             self.durable.update((entry.optime, entry) for entry in entries if entry.optime <= point)
 
     def take(self, step: str) -> None:
-        """One picture of each kind, judged at once; of several steps alike in a row, of every fourth."""
+        """One image of each kind, judged at once; of several steps alike in a row, of every fourth."""
         is_alike = self.steps[-1:] == [step]
         self.steps.append(step)
         if is_alike and len(self.steps) % 4:
@@ -114,7 +114,7 @@ class Album:
                 shutil.rmtree(folder)
 
     def judge(self, disk: SimDisk, owed: dict[OpTime, Entry]) -> None:
-        """A next life, up to where it would begin to speak to others."""
+        """Start a member, up to where it would begin to send messages."""
         file = MemberFile.open(disk, disk.folder, new_incarnation=lambda: "another")
         expect_vote(file.last_vote, self.votes.get(self.name))
         store = Store.open(disk, disk.folder)
@@ -122,7 +122,7 @@ class Album:
             disk=disk,
             dbpath=disk.folder,
             clock=self.cluster.machines[self.name].clock,
-            workers=AtOnce(),
+            workers=InlineWorkers(),
             store=store,
             write_queue=WriteQueue(),
             identity=Identity("", HostPort("")),
@@ -187,7 +187,12 @@ def at_every_disk_step(cluster: SimCluster, name: str, look: Callable[[str], Non
 
     def note(disk: SimDisk, method: str, path: str) -> None:
         nonlocal looking
-        if disk is machine.disk and machine.life is not None and current_life.get() is machine.life and not looking:
+        if (
+            disk is machine.disk
+            and machine.process is not None
+            and current_process.get() is machine.process
+            and not looking
+        ):
             looking = True
             try:
                 look(f"{method} {os.path.basename(path)}")

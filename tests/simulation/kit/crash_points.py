@@ -40,7 +40,7 @@ from replset.storage.wal import Wal
 from tests.simulation.kit import disk as disk_module
 from tests.simulation.kit.cluster import SimCluster
 from tests.simulation.kit.disk import SimDisk
-from tests.simulation.kit.loop import current_life
+from tests.simulation.kit.loop import current_process
 
 
 class Phase(StrEnum):
@@ -159,11 +159,11 @@ CRASH_POINTS: tuple[CrashPoint, ...] = (
     C(P.COMMIT, "the clients are answered", WaiterList, "release", after=True, nth=4),
     C(P.APPLY, "the batch is written, not committed", Store, "_commit", when=_has_entries),
     C(P.APPLY, "the batch is committed, not synced", Store, "_commit", after=True, when=_has_entries),
-    C(P.APPLY, "the batch is synced, the source was not told", Wal, "sync", after=True),
+    C(P.APPLY, "the batch is synced, the source does not know yet", Wal, "sync", after=True),
     C(P.CONFIG, "the primary has not saved it", MemberFile, "save_config"),
-    C(P.CONFIG, "the primary saved it, nobody was told", MemberFile, "save_config", after=True),
+    C(P.CONFIG, "the primary saved it, nobody else knows yet", MemberFile, "save_config", after=True),
     C(P.CONFIG_APPLIED, "it has not saved it", MemberFile, "save_config"),
-    C(P.CONFIG_APPLIED, "it saved it, nobody was told", MemberFile, "save_config", after=True),
+    C(P.CONFIG_APPLIED, "it saved it, nobody else knows yet", MemberFile, "save_config", after=True),
     # A WAL of a few pages, an oplog that is trimmed.
     C(P.CHECKPOINT, "a passive pass begins", Wal, "checkpoint"),
     C(P.CHECKPOINT, "a page is checkpointed", disk_module._RecordingFile, "xWrite", after=True, when=_writes_database),
@@ -186,7 +186,7 @@ CRASH_POINTS: tuple[CrashPoint, ...] = (
     C(P.ROLLBACK, "the last undo step is done", rollback_module, "undo", after=True),
     C(P.ROLLBACK, "the manifest says finished", rollback_module, "settle_manifest", after=True),
     C(P.ROLLBACK, "the done mark is cleared", rollback_module, "clear_rollback_done", after=True),
-    C(P.ROLLBACK, "the core was told", Rollback, "run", after=True),
+    C(P.ROLLBACK, "the core knows", Rollback, "run", after=True),
     # A member whose oplog ends before everybody else's begins, with entries of its own.
     C(P.INITIAL_SYNC, "the marker is not set", MemberFile, "begin_initial_sync"),
     C(P.INITIAL_SYNC, "the marker is set", MemberFile, "begin_initial_sync", after=True),
@@ -240,8 +240,8 @@ def at_point(cluster: SimCluster, name: str, point: CrashPoint, do: Callable[[],
 
     def is_here(arguments: tuple[Any, ...]) -> bool:
         nonlocal seen
-        life = current_life.get()
-        if life is None or life is not machine.life or not point.when(*arguments):
+        process = current_process.get()
+        if process is None or process is not machine.process or not point.when(*arguments):
             return False
         seen += 1
         return seen == point.nth

@@ -154,7 +154,7 @@ class _SimLock:
 
 
 class SimDisk:
-    """storage/disk.py Disk on a recorder. `folder`: where the member's files are, for as long as this disk lives.
+    """storage/disk.py Disk on a recorder. `folder`: where the member's files are, for as long as this disk is used.
 
     changed: set whenever SQLite wrote; whoever checks the stores resets it. written: into which of its databases, since
     the last reset. free: what free_bytes answers.
@@ -294,7 +294,7 @@ class SimDisk:
         return _SimLock(self._locked, path)
 
     def close(self) -> None:
-        """Close what SQLite has open; for a dead life, which cannot do so itself. Nothing happens the second time."""
+        """Close what SQLite has open, for a dead process. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -409,7 +409,7 @@ class SimDisk:
     # --- death
 
     def crash(self, folder: str, rng: random.Random, *, power_loss: bool) -> SimDisk:
-        """The disk as the next life finds it, in the new folder `folder`. This one stays with the dead life.
+        """The disk as the next process finds it, in the new folder `folder`. This one stays with the dead process.
 
         Without power loss everything written is there, still unsynced where it was unsynced.
         """
@@ -480,7 +480,7 @@ def _is_idle(connection: apsw.Connection) -> bool:
 
 
 class _RecordingVFS(apsw.VFS):
-    """The system's VFS with every change told to a SimDisk. Shared memory and locks stay the system's."""
+    """The system's VFS that reports every change to a SimDisk. Shared memory and locks stay the system's."""
 
     def __init__(self, name: str, disk: SimDisk) -> None:
         self.vfs_name = name

@@ -20,7 +20,7 @@ from replset.core.member_state import MemberState
 from replset.core.messages import HeartbeatRequest, MemberProgress, Position, ProgressRequest, VoteRequest
 from replset.ids import HostPort, OpTime
 from replset.storage.undo import rollback_in_progress
-from tests.simulation.kit.cluster import FORGED_TERMS, SET_NAME, SPARE, Live, Machine, Rotten, SimCluster
+from tests.simulation.kit.cluster import FORGED_TERMS, SET_NAME, SPARE, DamagedEntry, Machine, RunningNode, SimCluster
 from tests.simulation.kit.disk import PLENTY
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.network import QUIET, LinkFaults
@@ -59,19 +59,19 @@ class FaultMix:
     clock_jump: int = 0
     slow_disk: int = 0
     out_of_space: int = 0
-    say_again: int = 0
+    resend_message: int = 0
     lasting_one_way: int = 0
-    overtake: int = 0
+    make_too_stale: int = 0
     reconfigure: int = 0
     remove_and_add: int = 0
-    ambush: int = 0
+    strike_at_change: int = 0
     hit_undo: int = 0
     resync: int = 0
     freeze: int = 0
     bridge: int = 0
     add_new: int = 0
     failing_disk: int = 0
-    rot: int = 0
+    damage_entry: int = 0
     stranger: int = 0
     wipe_two: int = 0
     lose_wal: int = 0
@@ -85,12 +85,22 @@ OLD_KINDS = (
     *("bad_links", "pause", "stop_cleanly", "step_down", "disk_full", "change_votes", "wipe"),
 )
 NEW_KINDS = (
-    *("clock_jump", "slow_disk", "out_of_space", "say_again", "lasting_one_way", "overtake", "reconfigure"),
-    *("remove_and_add", "ambush"),
+    *("clock_jump", "slow_disk", "out_of_space", "resend_message", "lasting_one_way", "make_too_stale", "reconfigure"),
+    *("remove_and_add", "strike_at_change"),
 )
 
 
-NEWER_KINDS = ("hit_undo", "resync", "freeze", "bridge", "add_new", "failing_disk", "rot", "stranger", "wipe_two")
+NEWER_KINDS = (
+    "hit_undo",
+    "resync",
+    "freeze",
+    "bridge",
+    "add_new",
+    "failing_disk",
+    "damage_entry",
+    "stranger",
+    "wipe_two",
+)
 NEWEST_KINDS = ("lose_wal",)
 RARE_KINDS = ("lose_pages", "force_reconfig")
 """In one run of ten each, by a generator of their own: recorded seeds stay as they were drawn."""
@@ -103,8 +113,8 @@ NO_FAULTS = FaultMix(**dict.fromkeys(OLD_KINDS + NEW_KINDS + NEWER_KINDS + NEWES
 def draw_mix(rng: random.Random) -> FaultMix:
     """Some kinds are left out of a run, some come often: what never happens together in an average run does in one."""
     chosen = {name: rng.choice((0, 1, 1, 2, 4)) for name in OLD_KINDS + NEW_KINDS}
-    chosen["say_again"] *= 2
-    chosen["ambush"] *= 2
+    chosen["resend_message"] *= 2
+    chosen["strike_at_change"] *= 2
     if not any(chosen.values()):
         chosen["kill"] = 1
     chosen |= {name: rng.choice((0, 0, 1, 1, 2)) for name in NEWER_KINDS}
@@ -162,19 +172,19 @@ class Faults:
             self._clock_jump: mix.clock_jump,
             self._slow_disk: mix.slow_disk,
             self._out_of_space: mix.out_of_space,
-            self._say_again: mix.say_again,
+            self._resend_message: mix.resend_message,
             self._lasting_one_way: mix.lasting_one_way,
-            self._overtake: mix.overtake,
+            self._make_too_stale: mix.make_too_stale,
             self._reconfigure: mix.reconfigure,
             self._remove_and_add: mix.remove_and_add,
-            self._ambush: mix.ambush,
+            self._strike_at_change: mix.strike_at_change,
             self._hit_undo: mix.hit_undo,
             self._resync: mix.resync,
             self._freeze: mix.freeze,
             self._bridge: mix.bridge,
             self._add_new: mix.add_new,
             self._failing_disk: mix.failing_disk,
-            self._rot: mix.rot,
+            self._damage_entry: mix.damage_entry,
             self._stranger: mix.stranger,
             self._wipe_two: mix.wipe_two,
             self._lose_wal: mix.lose_wal,
@@ -196,8 +206,8 @@ class Faults:
                 raise SimulationError(f"not put right within {REPAIRED_WITHIN_S:g} s\n{cluster.summary()}")
         cluster.network.faults = QUIET
         cluster.heal()
-        if cluster.rotten is not None:
-            await self._mend(cluster.rotten)
+        if cluster.damaged_entry is not None:
+            await self._repair_damage(cluster.damaged_entry)
         for name in sorted(cluster.damaged):
             await self._empty(name)
         for machine in cluster.members():
@@ -241,11 +251,11 @@ class Faults:
         self._later(self._rng.uniform(0.2, 7.0), lambda: self._revive(name))
 
     def _revive(self, name: str) -> None:
-        """Start it again, unless somebody did, or when there is no room for it yet: then later."""
+        """Start it again, unless somebody did, or when there is no disk space yet: then later."""
         machine = self._cluster.machines[name]
         if machine.disk.is_full:
             self._later(1.0, lambda: self._revive(name))
-        elif machine.life is None:
+        elif machine.process is None:
             self._cluster.restart(name)
 
     def _pause(self) -> None:
@@ -293,7 +303,7 @@ class Faults:
         others = [machine for machine in cluster.members() if machine.name != primary and not machine.arbiter]
         if self._wiped or self._reconfiguring or config is None or not others or not cluster.all_counted():
             return
-        if len(config.voters) - 1 < config.majority_vote_count or cluster.weather.overlap:
+        if len(config.voters) - 1 < config.majority_vote_count or cluster.environment.overlap:
             return
         self._wiped = True
         machine, part = self._rng.choice(others), self._rng.choice((0.0, self._rng.random()))
@@ -308,7 +318,7 @@ class Faults:
                 look(machine.name)
         self._later(self._rng.uniform(0.2, 7.0), lambda: self._revive(machine.name))
 
-    def _rot(self) -> None:
+    def _damage_entry(self) -> None:
         """Once a run: a byte of a committed oplog entry changes on the disk of a member whose vote the others can do
         without. Nobody may take it over, and only that member may be found damaged.
         """
@@ -334,12 +344,12 @@ class Faults:
             return  # a thread holds the lock
         store.tail.clear()
         self._wiped = True
-        cluster.rotten = Rotten(machine.name, ts, entry)
+        cluster.damaged_entry = DamagedEntry(machine.name, ts, entry)
         cluster.trace.add(machine.name, f"has a changed byte in its entry {ts}")
 
     async def _copy_anew(self, machine: Machine) -> None:
         """An administrator has a member copied anew whose cut WAL broke the chain in the middle of its oplog. It found
-        that itself; where only the newest entries are lost it copies without being told.
+        that itself; where only the newest entries are lost it copies by itself.
         """
         ends = self._cluster.loop.time() + REPAIRED_WITHIN_S
         while machine.running is None or machine.running.node.quarantine:
@@ -348,65 +358,65 @@ class Faults:
             await self._ask(machine.name, {"replSetResync": 1})
             await asyncio.sleep(1)
 
-    async def _mend(self, rotten: Rotten) -> None:
+    async def _repair_damage(self, damaged_entry: DamagedEntry) -> None:
         """An administrator has the damaged member copied anew, once it says so; what nobody noticed is put right."""
-        machine = self._cluster.machines[rotten.name]
+        machine = self._cluster.machines[damaged_entry.name]
         ends = self._cluster.loop.time() + REPAIRED_WITHIN_S
         while self._cluster.loop.time() < ends:
             member = machine.running
             if member is not None and member.node.quarantine:
-                await self._ask(rotten.name, {"replSetResync": 1})
+                await self._ask(damaged_entry.name, {"replSetResync": 1})
             elif member is not None:
                 with suppress(apsw.BusyError, apsw.ThreadingViolationError):
                     sql = "UPDATE oplog SET entry = ? WHERE ts = ? AND entry != ?"
-                    member.store._connection.execute(sql, (rotten.entry, rotten.ts, rotten.entry))
+                    member.store._connection.execute(sql, (damaged_entry.entry, damaged_entry.ts, damaged_entry.entry))
                     await asyncio.sleep(3)
                     if not member.node.quarantine:
                         return
             await asyncio.sleep(1)
-        raise SimulationError(f"{rotten.name} is still damaged\n{self._cluster.summary()}")
+        raise SimulationError(f"{damaged_entry.name} is still damaged\n{self._cluster.summary()}")
 
     def _stranger(self) -> None:
-        """Somebody who is no member speaks as one: of a term that cannot be, of entries that nobody has, or for another
+        """A stranger sends a message as a member: of a term that cannot be, of entries that nobody has, or for another
         set of the same name. Positions and terms that could be true are for members with a key only.
         """
         cluster = self._cluster
-        rows = [row for row in cluster.live if row.node.config is not None]
+        rows = [row for row in cluster.running_nodes if row.node.config is not None]
         if not rows:
             return
         row = self._rng.choice(rows)
         node, config = row.node, row.node.config
         assert config is not None
-        seeming = self._rng.choice(config.members)
+        claimed = self._rng.choice(config.members)
         term = self._rng.choice(((1 << 63) - 1, (1 << 63) - 2, 1 << 53, node.term + (1 << 21)))  # nobody believes it
         newest = OpTime(node.term, node.position.last_applied.ts + (1_000 << 31))
-        kinds = ["heartbeat", "votes", "another set"] + ["position"] * cluster.weather.keyed
+        kinds = ["heartbeat", "votes", "another set"] + ["position"] * cluster.environment.keyed
         kind = self._rng.choice(kinds)
-        version, config_term, incarnation = config.version, config.term, seeming.incarnation or ""
+        version, config_term, incarnation = config.version, config.term, claimed.incarnation or ""
         set_id = config.settings.replica_set_id
         body: HeartbeatRequest | VoteRequest | ProgressRequest
         if kind == "votes":
             body = VoteRequest(
-                SET_NAME, term, seeming.id, incarnation, version, config_term, newest, False, "forged", set_id
+                SET_NAME, term, claimed.id, incarnation, version, config_term, newest, False, "forged", set_id
             )
         elif kind == "position":
             place = Position(newest, newest, 0, 0)
-            told = tuple(MemberProgress(m.id, m.incarnation or "", place) for m in config.members)
-            body = ProgressRequest(seeming.id, node.term, version, config_term, told, set_id)
+            progress = tuple(MemberProgress(m.id, m.incarnation or "", place) for m in config.members)
+            body = ProgressRequest(claimed.id, node.term, version, config_term, progress, set_id)
         else:
             if kind == "another set":
                 term, set_id = node.term + FORGED_TERMS, ObjectId(self._rng.randbytes(12))
             body = HeartbeatRequest(
-                SET_NAME, seeming.host, seeming.id, term, version, config_term, None, incarnation, False, set_id
+                SET_NAME, claimed.host, claimed.id, term, version, config_term, None, incarnation, False, set_id
             )
         cluster.trace.add(row.name, f"hears a stranger: {kind} {term}")
-        self._background(self._say(row.name, request_document(body)))
+        self._background(self._send_forged(row.name, request_document(body)))
 
-    async def _say(self, name: str, document: dict[str, object]) -> None:
+    async def _send_forged(self, name: str, document: dict[str, object]) -> None:
         await self._ask(name, document)
 
     def _disk_full(self) -> None:
-        """The disk has no room for a while: writes are refused, nothing is damaged."""
+        """The disk is full for a while: writes are refused, nothing is damaged."""
         alive = self._cluster.alive()
         if not alive:
             return
@@ -435,7 +445,7 @@ class Faults:
         self._later(self._rng.uniform(1.0, 8.0), fast_again)
 
     def _out_of_space(self) -> None:
-        """No file grows for a while: commits fail, and a start may. Who runs has to wait for room."""
+        """No file grows for a while: commits fail, and a start may. A running member has to wait for disk space."""
         alive = self._cluster.alive()
         if not alive:
             return
@@ -505,7 +515,7 @@ class Faults:
             return
         name = self._rng.choice(alive)
         machine = self._cluster.machines[name]
-        disk, life = machine.disk, machine.life
+        disk, process = machine.disk, machine.process
         if disk.is_full:
             return
         disk.failing = self._rng.choice((frozenset({"sync"}), frozenset({"sync", "write"})))
@@ -515,7 +525,7 @@ class Faults:
             disk.failing = frozenset()
 
         def must_be_over() -> None:
-            if machine.life is life and "replset.db-wal" in disk.failed and not self._cluster.is_paused(name):
+            if machine.process is process and "replset.db-wal" in disk.failed and not self._cluster.is_paused(name):
                 raise SimulationError(f"{name} goes on after a sync of its WAL failed")
 
         self._later(self._rng.uniform(0.1, 3.0), works_again)
@@ -541,7 +551,7 @@ class Faults:
         self._cluster.machines[name].clock.jump(by_ms)
         self._cluster.trace.add(name, f"has its clock set by {by_ms} ms")
 
-    def _ambush(self) -> None:
+    def _strike_at_change(self) -> None:
         """The next member that comes into some state is hit in that very moment, or a little later."""
         state = self._rng.choice(
             (
@@ -552,14 +562,14 @@ class Faults:
                 MemberState.RECOVERING,
             )
         )
-        deed = self._rng.choice(("kill", "power", "cut", "pause", "clock", "voters"))
+        fault = self._rng.choice(("kill", "power", "cut", "pause", "clock", "voters"))
         delay_s = self._rng.choice((0.0, 0.002, 0.02, 0.2))
         waiting = [True]
 
-        def look(row: Live) -> None:
+        def look(row: RunningNode) -> None:
             if waiting[0] and row.state is state and row.changed:
                 end()
-                self._later(delay_s, lambda: self._strike(row.name, deed))
+                self._later(delay_s, lambda: self._strike(row.name, fault))
 
         def end() -> None:
             if waiting[0]:
@@ -570,17 +580,17 @@ class Faults:
         self._later(self._at_most(15.0), end)
 
     def _hit_undo(self) -> None:
-        """The primary is cut off, to be doomed; the next member of which an undo step is done, and more are to come,
-        dies between the two.
+        """The primary is cut off, so that it rolls back later. The next member that has done one undo step of
+        several dies before the next step.
         """
         primary = self._cluster.primary()
         if primary is not None:
             self._cut_for_a_while([primary], "both", (4.0, 9.0))
         newest: dict[str, OpTime] = {}
-        deed, delay_s = self._rng.choice(("kill", "power")), self._rng.choice((0.0, 0.0, 0.002, 0.02))
+        fault, delay_s = self._rng.choice(("kill", "power")), self._rng.choice((0.0, 0.0, 0.002, 0.02))
         waiting = [True]
 
-        def look(row: Live) -> None:
+        def look(row: RunningNode) -> None:
             member = row.machine.running
             if row.state is not MemberState.ROLLBACK or member is None or row.machine.arbiter:
                 newest.pop(row.name, None)
@@ -591,7 +601,7 @@ class Faults:
             if waiting[0] and now < before and rollback_in_progress(member.store) is not None:
                 end()
                 self.done["struck between undo steps"] += 1
-                self._later(delay_s, lambda: self._strike(row.name, deed))
+                self._later(delay_s, lambda: self._strike(row.name, fault))
 
         def end() -> None:
             if waiting[0]:
@@ -601,14 +611,14 @@ class Faults:
         self._cluster.on_change.append(look)
         self._later(self._at_most(20.0), end)
 
-    def _strike(self, name: str, deed: str) -> None:
+    def _strike(self, name: str, fault: str) -> None:
         cluster = self._cluster
-        if self._over or cluster.machines[name].life is None:
+        if self._over or cluster.machines[name].process is None:
             return
-        cluster.trace.add(name, f"is ambushed: {deed}")
-        match deed:
+        cluster.trace.add(name, f"is ambushed: {fault}")
+        match fault:
             case "kill" | "power":
-                self._kill(name, power_loss=deed == "power")
+                self._kill(name, power_loss=fault == "power")
             case "cut":
                 self._cut_for_a_while([name], self._rng.choice(("both", "in", "out")))
             case "pause":
@@ -620,12 +630,12 @@ class Faults:
                 for other in self._rng.sample(others, min(len(others), 2)):
                     self._kill(other, power_loss=self._rng.random() < 0.5)
 
-    def _overtake(self) -> None:
+    def _make_too_stale(self) -> None:
         """A member is away while the others write more than their oplogs keep."""
         cluster = self._cluster
         primary = cluster.primary()
         behind = [name for name in cluster.alive() if name != primary and not cluster.machines[name].arbiter]
-        if primary is None or not behind or cluster.weather.oplog_bytes > SMALL_OPLOG:
+        if primary is None or not behind or cluster.environment.oplog_bytes > SMALL_OPLOG:
             return
         name = self._rng.choice(behind)
         if self._rng.random() < 0.5:
@@ -633,7 +643,7 @@ class Faults:
             self._later(self._rng.uniform(3.0, 7.0), lambda: self._revive(name))
         else:
             self._cut_for_a_while([name], "both", (3.0, 7.0))
-        documents = 2 * cluster.weather.oplog_bytes // 900
+        documents = 2 * cluster.environment.oplog_bytes // 900
         self._background(self._fill(primary, documents))
 
     async def _fill(self, primary: str, documents: int) -> None:
@@ -675,7 +685,7 @@ class Faults:
             self._background(self._ask(primary, {**command, "force": self._rng.random() < 0.3}))
 
     def _freeze(self) -> None:
-        """Somebody must not stand for election for a while; now and then he may again before that."""
+        """A member must not start an election for a while; now and then it may again before that."""
         name, seconds = self._rng.choice(list(self._cluster.machines)), self._rng.choice((2, 8))
         self._background(self._ask(name, {"replSetFreeze": seconds}))
         if self._rng.random() < 0.3:
@@ -830,9 +840,9 @@ class Faults:
         if found is None or found["ok"] != 1:
             return found
         config = found["config"]
-        told = change(config)
+        summary = change(config)
         config["version"] += 1
-        self._cluster.trace.add(primary, f"is asked to {told}")
+        self._cluster.trace.add(primary, f"is asked to {summary}")
         return await self._ask(
             primary, {"replSetReconfig": config, **({"force": True} if force else {}), "maxTimeMS": 4_000}
         )
@@ -893,15 +903,15 @@ class Faults:
         self._cluster.cut(group, direction=direction)
         self._later(self._rng.uniform(*seconds), self._cluster.heal)
 
-    def _say_again(self) -> None:
+    def _resend_message(self) -> None:
         """A message of one member to another one comes twice, now or much later."""
-        heard = self._cluster.network.overheard()
+        heard = self._cluster.network.recent_messages()
         if heard:
             message, wait = self._rng.choice(heard), self._rng.choice((0.0, 0.5, 3.0, 10.0))
 
             async def again() -> None:
                 await asyncio.sleep(wait)
-                await self._cluster.network.say_again(message)
+                await self._cluster.network.resend_message(message)
 
             self._background(again())
 

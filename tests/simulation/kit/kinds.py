@@ -27,7 +27,7 @@ class Kind:
         except Exception as broken:
             return Outcome(seed, f"the kit: {type(broken).__name__}: {broken}", "", (), "", Counter(), self.option)
 
-    def told(self, seed: int) -> str:
+    def run_name(self, seed: int) -> str:
         """`seed 7`, `core seed 7`, or what the check of that number is called."""
         if self.names:
             return self.names[seed].replace("_", " ")
@@ -39,5 +39,5 @@ class Kind:
 
 
 WHOLE = Kind("", run_seed)
-DOOMED = Kind(ROLLBACKS, run_rollbacks)
+ROLLBACK_RUNS = Kind(ROLLBACKS, run_rollbacks)
 CORE_ALONE = Kind(CORE, run_core)

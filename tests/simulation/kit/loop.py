@@ -2,7 +2,7 @@
 
 Waiting costs nothing: where the real loop would sleep, this one moves its clock to the next timer. Tasks and futures
 hash by their number, because asyncio keeps them in sets whose order would otherwise hang on memory addresses. A member
-is a `Life`: what it starts inherits the life through a context variable, so that a kill can end all of it at once.
+is a `Process`: its tasks inherit the process through a context variable, so that a kill ends all of them at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RealWaitError(Exception):
     """Code under test asked the loop for something that only the real machine has."""
 
 
-class Life:
+class Process:
     """One run of one process, from its start to its death. `alive` False: whatever it still does reaches nobody."""
 
     def __init__(self, name: str) -> None:
@@ -44,7 +44,7 @@ class Life:
         return f"Life({self.name}, {'alive' if self.alive else 'dead'})"
 
 
-current_life: contextvars.ContextVar[Life | None] = contextvars.ContextVar("current_life", default=None)
+current_process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("current_process", default=None)
 
 
 class SimTask(asyncio.Task[Any]):
@@ -65,9 +65,9 @@ class SimFuture(asyncio.Future[Any]):
         return self.number
 
 
-def _life_of(handle: asyncio.Handle) -> Life | None:
+def _process_of(handle: asyncio.Handle) -> Process | None:
     context: contextvars.Context = handle._context  # type: ignore[attr-defined]
-    return context.get(current_life)
+    return context.get(current_process)
 
 
 class SimLoop(base_events.BaseEventLoop):
@@ -76,7 +76,7 @@ class SimLoop(base_events.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._now = 0.0
-        self._paused: dict[Life, list[asyncio.Handle]] = {}
+        self._paused: dict[Process, list[asyncio.Handle]] = {}
         self._clock_resolution = 1e-7
         self._numbers = count(1)
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []  # a heap: when, number, timer
@@ -99,7 +99,7 @@ class SimLoop(base_events.BaseEventLoop):
 
     def _run_once(self) -> None:
         """One turn: jump to the next timer when nobody is ready, then run whoever is. As the real loop's, without
-        sockets, and leaving out lives that are paused. DeadlockError when there is nothing to wait for.
+        sockets, and leaving out processes that are paused. DeadlockError when there is nothing to wait for.
         """
         timers = self._timers
         ready: deque[asyncio.Handle] = self._ready
@@ -127,29 +127,31 @@ class SimLoop(base_events.BaseEventLoop):
     # --- pauses
 
     def _holds_back(self, handle: asyncio.Handle) -> bool:
-        life = _life_of(handle)
-        held = None if life is None else self._paused.get(life)
+        process = _process_of(handle)
+        held = None if process is None else self._paused.get(process)
         if held is None:
             return False
         held.append(handle)
         return True
 
-    def pause(self, life: Life) -> None:
+    def pause(self, process: Process) -> None:
         """The process stands still: nothing of it runs, what arrives waits, time goes on."""
-        self._paused.setdefault(life, [])
+        self._paused.setdefault(process, [])
 
-    def is_paused(self, life: Life) -> bool:
-        return life in self._paused
+    def is_paused(self, process: Process) -> bool:
+        return process in self._paused
 
-    def resume(self, life: Life) -> None:
+    def resume(self, process: Process) -> None:
         """It goes on where it stood, with everything that came due or arrived meanwhile."""
-        self._ready.extend(self._paused.pop(life, []))
+        self._ready.extend(self._paused.pop(process, []))
 
-    def run_in(self, life: Life, context: contextvars.Context, callback: Callable[..., object], *args: Any) -> None:
-        """Call into a life from outside, now, or when its pause ends."""
-        if life in self._paused:
-            self._paused[life].append(asyncio.Handle(callback, args, self, context))
-        elif life.alive:
+    def run_in(
+        self, process: Process, context: contextvars.Context, callback: Callable[..., object], *args: Any
+    ) -> None:
+        """Call into a process from outside, now, or when its pause ends."""
+        if process in self._paused:
+            self._paused[process].append(asyncio.Handle(callback, args, self, context))
+        elif process.alive:
             context.run(callback, *args)
 
     # --- tasks and futures
@@ -165,11 +167,11 @@ class SimLoop(base_events.BaseEventLoop):
         number = next(self._numbers)
         task = SimTask(coroutine, loop=loop, name=f"sim-{number}", context=context)
         task.number = number
-        life = current_life.get() if context is None else context.get(current_life)
-        if life is not None:
-            life.tasks.add(task)
-            task.add_done_callback(life.tasks.discard)
-            if not life.alive:
+        process = current_process.get() if context is None else context.get(current_process)
+        if process is not None:
+            process.tasks.add(task)
+            task.add_done_callback(process.tasks.discard)
+            if not process.alive:
                 task.cancel()
         return task
 
@@ -178,8 +180,8 @@ class SimLoop(base_events.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         """As the real loop's; of two timers for one moment the earlier set one goes first."""
         timer = asyncio.TimerHandle(when, callback, args, self, context)
-        life = _life_of(timer)
-        if life is not None and not life.alive:
+        process = _process_of(timer)
+        if process is not None and not process.alive:
             timer.cancel()
         else:
             heapq.heappush(self._timers, (when, next(self._timer_numbers), timer))
@@ -188,23 +190,23 @@ class SimLoop(base_events.BaseEventLoop):
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         pass  # it goes when its time comes
 
-    def kill(self, life: Life) -> None:
-        """End a life: none of its timers and callbacks runs any more; its tasks are cancelled and reach nobody.
+    def kill(self, process: Process) -> None:
+        """End a process: none of its timers and callbacks runs any more; its tasks are cancelled and reach nobody.
 
-        The tasks still unwind (their `finally` blocks run) because Python must close them; the ports of a dead life
+        The tasks still unwind (their `finally` blocks run) because Python must close them; the ports of a dead process
         swallow whatever they try.
         """
-        life.alive = False
-        self.resume(life)
+        process.alive = False
+        self.resume(process)
         for timer in [*(row[2] for row in self._timers), *self._ready]:
-            if isinstance(timer, asyncio.TimerHandle) and _life_of(timer) is life:
+            if isinstance(timer, asyncio.TimerHandle) and _process_of(timer) is process:
                 timer.cancel()
-        for task in sorted(life.tasks, key=lambda task: task.number):
+        for task in sorted(process.tasks, key=lambda task: task.number):
             task.cancel()
 
     def _note_unhandled(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        life = current_life.get()
-        if life is not None and not life.alive:
+        process = current_process.get()
+        if process is not None and not process.alive:
             return
         error = context.get("exception")
         self.unhandled.append(f"{context.get('message')}: {type(error).__name__}: {error}")

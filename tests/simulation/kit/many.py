@@ -85,7 +85,7 @@ def report_many(seeds: range, jobs: int, *, each: bool, trace: bool, kind: Kind 
     """Run and print. each: a line for every seed. trace: its whole trace too."""
     sums = Sums()
     began = said = time.monotonic()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as `timeout` ends it: what ran so far is told of
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as `timeout` ends it: what ran so far is summed up
     try:
         for timed in run_many(seeds, jobs, kind=kind):
             sums.add(timed)

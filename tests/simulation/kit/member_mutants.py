@@ -27,7 +27,7 @@ from replset.storage.store import Store
 from replset.storage.txn import Txn, revert
 from replset.storage.wal import Wal
 from tests.simulation.kit import scenarios
-from tests.simulation.kit.kinds import DOOMED
+from tests.simulation.kit.kinds import ROLLBACK_RUNS
 from tests.simulation.kit.mutant import Mutant
 
 
@@ -214,7 +214,7 @@ def replaced_without_an_export(patch: pytest.MonkeyPatch) -> None:
 
 
 def wal_never_synced(patch: pytest.MonkeyPatch) -> None:
-    """last_durable is told after a sync that does nothing."""
+    """last_durable is reported after a sync that does nothing."""
     patch.setattr(Wal, "sync", lambda _wal: None)
 
 
@@ -268,13 +268,13 @@ MEMBER_MUTANTS = (
     Mutant(others_need_not_sync, (1, 2, 3), "invariant 4"),
     Mutant(batch_waits_for_its_first_group, (3,), "invariant 4"),
     Mutant(wall_clock_orders_entries, (0,), "only move forward"),
-    Mutant(undone_from_the_beginning, (1, 3, 5), "", DOOMED),
-    Mutant(deletes_cannot_be_undone, (2, 14), "invariant", DOOMED),
+    Mutant(undone_from_the_beginning, (1, 3, 5), "", ROLLBACK_RUNS),
+    Mutant(deletes_cannot_be_undone, (2, 14), "invariant", ROLLBACK_RUNS),
     Mutant(undo_keeps_the_new_document, (2, 3), "invariant"),
-    Mutant(drops_cannot_be_undone, (7, 6, 0), "invariant", DOOMED),
+    Mutant(drops_cannot_be_undone, (7, 6, 0), "invariant", ROLLBACK_RUNS),
     Mutant(undo_in_progress_unmarked, test=f"{UNDO}::test_the_first_step_marks_the_rollback_and_raises_the_id_once"),
     Mutant(rollback_id_stays, test=f"{UNDO}::test_the_first_step_marks_the_rollback_and_raises_the_id_once"),
-    Mutant(manifest_stays_planned, (0, 1), "invariant 4", DOOMED),
+    Mutant(manifest_stays_planned, (0, 1), "invariant 4", ROLLBACK_RUNS),
     Mutant(undo_pruned_past_the_commit_point, test=f"{RETENTION}::test_undo_is_kept_until_the_commit_point"),
     Mutant(pins_ignored, test=f"{RETENTION}::test_undo_is_kept_for_the_oldest_open_snapshot"),
     Mutant(old_point_shows_the_present, (2, 0), "invariant 3"),
@@ -283,7 +283,7 @@ MEMBER_MUTANTS = (
         failed_sync_survived, test="tests/simulation/test_failing_disks.py::test_a_member_whose_wal_does_not_sync_stops"
     ),
     Mutant(replaced_without_an_export, test=f"{SYNC}::test_what_would_be_lost_is_exported_first"),
-    Mutant(wal_never_synced, story=(scenarios.journaled_then_dark, "no disk did")),
+    Mutant(wal_never_synced, scenario=(scenarios.journaled_then_dark, "no disk did")),
     Mutant(chain_not_compared, test=f"{FETCHER}::test_another_chain_at_my_newest_entry_is_corruption"),
     Mutant(delay_ignored, test=f"{FETCHER}::test_a_delayed_member_holds_entries_back"),
     Mutant(

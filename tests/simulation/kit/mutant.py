@@ -1,4 +1,4 @@
-"""A rule that is broken on purpose, and what notices it: seeds, a story, a test."""
+"""A rule that is broken on purpose, and what notices it: seeds, a scenario, a test."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Break = Callable[[pytest.MonkeyPatch], None]
 MOVED_WITHIN = 40
 ROOT = Path(__file__).parents[3]
 BROKEN_RULE = "REPLSET_BROKEN_RULE"
-"""The environment variable that tells `broken.py` which one to break in a run of a test."""
+"""The environment variable that names for `broken.py` the rule to break in a run of a test."""
 _TESTS_FAILED = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A broken rule, and what killed it: seeds of a kind, the first of which is told of, and maybe a scenario as well;
+    """A broken rule, and what caught it: seeds of a kind, the first of which is documented, maybe a scenario as well;
     or a test, `tests/unit/x/test_y.py::test_z`.
 
     A change of the engine moves what a seed draws, so one that killed may do so no more. Then the next is tried, and
@@ -37,7 +37,7 @@ class Mutant:
     killers: tuple[int, ...] = ()
     verdict: str = "invariant"
     kind: Kind = WHOLE
-    story: tuple[scenarios.Scenario, str] | None = None
+    scenario: tuple[scenarios.Scenario, str] | None = None
     test: str = ""
 
     @property
@@ -46,30 +46,30 @@ class Mutant:
 
     @property
     def killed_by(self) -> str:
-        told = [self.kind.told(self.killers[0])] if self.killers else []
-        if self.story is not None:
-            told.append(self.story[0].__name__.replace("_", " "))
+        noticed = [self.kind.run_name(self.killers[0])] if self.killers else []
+        if self.scenario is not None:
+            noticed.append(self.scenario[0].__name__.replace("_", " "))
         if self.test:
-            told.append(f"`{self.test.rpartition('/')[2]}`")
-        return "; ".join(told)
+            noticed.append(f"`{self.test.rpartition('/')[2]}`")
+        return "; ".join(noticed)
 
     def caught_by(self) -> int | None:
         """The seed that noticed; None when none did."""
         with pytest.MonkeyPatch.context() as patch:
             self.break_rule(patch)
             for seed in dict.fromkeys((*self.killers, *self.kind.first(MOVED_WITHIN))):
-                if self.is_told_by(self.kind.outcome(seed).error):
+                if self.matches(self.kind.outcome(seed).error):
                     return seed
         return None
 
-    def is_told_by(self, error: str | None) -> bool:
+    def matches(self, error: str | None) -> bool:
         return error is not None and self.verdict in error
 
-    def is_caught_in(self, story: scenarios.Scenario, verdict: str) -> bool:
+    def is_caught_in(self, scenario: scenarios.Scenario, verdict: str) -> bool:
         with pytest.MonkeyPatch.context() as patch:
             self.break_rule(patch)
             try:
-                story()
+                scenario()
             except SimulationError as error:
                 return verdict in str(error)
         return False

@@ -45,7 +45,7 @@ from replset.storage.txn import Txn
 from tests.simulation.core_kit.mutants import CORE_MUTANTS
 from tests.simulation.kit import scenarios
 from tests.simulation.kit.disk import SimDisk
-from tests.simulation.kit.kinds import CORE_ALONE, DOOMED
+from tests.simulation.kit.kinds import CORE_ALONE, ROLLBACK_RUNS
 from tests.simulation.kit.many import run_many
 from tests.simulation.kit.member_mutants import MEMBER_MUTANTS
 from tests.simulation.kit.mutant import Mutant
@@ -54,7 +54,7 @@ from tests.simulation.kit.wiring_mutants import WIRING_MUTANTS
 
 
 def vote_not_durable(patch: pytest.MonkeyPatch) -> None:
-    """A vote is told before it is on disk, and a restart forgets it."""
+    """A vote is sent before it is on disk, and a restart forgets it."""
     real = NodeState.emit
 
     def emit(self: NodeState, *effects: Effect) -> None:
@@ -102,7 +102,7 @@ def undo_row_skipped(patch: pytest.MonkeyPatch) -> None:
 
 
 def durable_before_the_sync(patch: pytest.MonkeyPatch) -> None:
-    """last_durable is told as soon as an entry is committed in memory; the sync comes behind it."""
+    """last_durable is reported as soon as an entry is committed in memory; the sync comes after it."""
 
     async def run(self: Durability) -> None:
         while True:
@@ -342,9 +342,13 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(equal_source_accepted, (8, 13), "invariant 9", CORE_ALONE, (scenarios.no_loop_of_sources, "invariant 9")),
     Mutant(misfitting_batch_applied, (9, 0, 1)),
     Mutant(manifest_without_entries, (3, 0, 2), "invariant 4"),
-    Mutant(commands_not_in_the_files, (0,), "invariant 4", DOOMED),
+    Mutant(commands_not_in_the_files, (0,), "invariant 4", ROLLBACK_RUNS),
     Mutant(
-        rollback_files_not_synced, (29, 16, 24), "invariant 4", DOOMED, (scenarios.dark_after_a_rollback, "invariant 4")
+        rollback_files_not_synced,
+        (29, 16, 24),
+        "invariant 4",
+        ROLLBACK_RUNS,
+        (scenarios.dark_after_a_rollback, "invariant 4"),
     ),
     Mutant(oplog_trimmed_too_far, (2, 7)),
     Mutant(delete_not_replicated, (0, 2, 1)),
@@ -369,28 +373,28 @@ def run_mutants(jobs: int = 1, only: str = "") -> int:
     for mutant in MUTANTS:
         if only not in mutant.name:
             continue
-        ran, began, said = 0, time.monotonic(), ""
+        ran, began, verdict = 0, time.monotonic(), ""
         if not mutant.killers:
             if mutant.test and mutant.is_caught_by_test():
-                said = mutant.test
-            elif mutant.story is not None and mutant.is_caught_in(*mutant.story):
-                said = mutant.killed_by
+                verdict = mutant.test
+            elif mutant.scenario is not None and mutant.is_caught_in(*mutant.scenario):
+                verdict = mutant.killed_by
             else:
                 missed.append(mutant.name)
-            print(f"{mutant.name}: {said or 'MISSED'}", flush=True)
+            print(f"{mutant.name}: {verdict or 'MISSED'}", flush=True)
             continue
         with closing(run_many(mutant.kind.first(WITHIN), jobs, mutant.name, mutant.kind)) as runs:
             for timed in runs:
                 ran += 1
                 error = timed.outcome.error
-                if mutant.is_told_by(error):
-                    told = mutant.kind.told(timed.outcome.seed)
-                    said = f"{told}, the {ran}. run: {(error or '').splitlines()[0]}"
+                if mutant.matches(error):
+                    name = mutant.kind.run_name(timed.outcome.seed)
+                    verdict = f"{name}, the {ran}. run: {(error or '').splitlines()[0]}"
                     break
                 if time.monotonic() - began > LIMIT_S:
                     break
-        if not said:
+        if not verdict:
             missed.append(mutant.name)
-        print(f"{mutant.name}: {said or f'MISSED in {ran} runs'}", flush=True)
+        print(f"{mutant.name}: {verdict or f'MISSED in {ran} runs'}", flush=True)
     print(f"{len(missed)} missed: {', '.join(missed)}" if missed else "each mutant was caught")
     return 1 if missed else 0

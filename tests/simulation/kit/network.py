@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from replset.ids import HostPort
-from tests.simulation.kit.loop import Life, SimLoop
+from tests.simulation.kit.loop import Process, SimLoop
 
 CONNECT_TIMEOUT_S = 20.0
 
@@ -42,7 +42,7 @@ QUIET = LinkFaults()
 
 
 @dataclass(frozen=True, slots=True)
-class Overheard:
+class SentMessage:
     """One message from member to member. first: what the connection began with."""
 
     source: str
@@ -52,13 +52,13 @@ class Overheard:
 
 
 class _Echo(asyncio.Protocol):
-    """Hears and says nothing."""
+    """Ignores what it receives and sends nothing."""
 
     def __call__(self) -> _Echo:
         return self
 
 
-HEARD_MAX = 12
+RECENT_MESSAGES_MAX = 12
 
 
 class SimNetwork:
@@ -71,11 +71,11 @@ class SimNetwork:
         self._listening: dict[HostPort, _Listening] = {}
         self._cut: set[tuple[str, str]] = set()
         self._connections: dict[_Connection, None] = {}
-        self._echoes = Life("echoes")
+        self._echoes = Process("echoes")
 
-    def port(self, machine: str, life: Life) -> NetworkPort:
-        """The Network port of one life on `machine`."""
-        return NetworkPort(self, machine, life)
+    def port(self, machine: str, process: Process) -> NetworkPort:
+        """The Network port of one process on `machine`."""
+        return NetworkPort(self, machine, process)
 
     # --- cuts
 
@@ -100,23 +100,23 @@ class SimNetwork:
 
     # --- death
 
-    def die(self, life: Life, *, silently: bool) -> None:
-        """Close all that belongs to `life`. silently: power went away, the other ends learn of it late."""
+    def die(self, process: Process, *, silently: bool) -> None:
+        """Close all that belongs to `process`. silently: power went away, the other ends learn of it late."""
         for address, listening in list(self._listening.items()):
-            if listening.life is life:
+            if listening.process is process:
                 del self._listening[address]
         for connection in list(self._connections):
             for end in connection.ends:
-                if end.life is life:
+                if end.process is process:
                     wait = self.rng.uniform(1.0, 8.0) if silently else self.rng.uniform(0.0002, 0.004)
                     connection.abandon(end, wait)
 
     # --- used by ports and connections
 
-    def listen(self, address: HostPort, life: Life, factory: Callable[[], asyncio.Protocol]) -> _Listening:
+    def listen(self, address: HostPort, process: Process, factory: Callable[[], asyncio.Protocol]) -> _Listening:
         if address in self._listening:
             raise OSError(errno.EADDRINUSE, f"address already in use: {address}")
-        listening = _Listening(self, address, life, factory, contextvars.copy_context())
+        listening = _Listening(self, address, process, factory, contextvars.copy_context())
         self._listening[address] = listening
         return listening
 
@@ -125,7 +125,7 @@ class SimNetwork:
             del self._listening[listening.address]
 
     async def connect(
-        self, machine: str, life: Life, address: HostPort, factory: Callable[[], asyncio.Protocol]
+        self, machine: str, process: Process, address: HostPort, factory: Callable[[], asyncio.Protocol]
     ) -> asyncio.Transport:
         target = machine_of(address)
         await asyncio.sleep(self.delay_s(machine, target))
@@ -133,16 +133,16 @@ class SimNetwork:
             await asyncio.sleep(CONNECT_TIMEOUT_S)
             raise OSError(errno.ETIMEDOUT, f"no answer from {address}")
         listening = self._listening.get(address)
-        if listening is None or not life.alive:
+        if listening is None or not process.alive:
             raise ConnectionRefusedError(errno.ECONNREFUSED, f"nobody listens on {address}")
         connection = _Connection(self, self._loop)
         self._connections[connection] = None
-        near = SimTransport(connection, machine, life, contextvars.copy_context(), peer=address)
-        far = SimTransport(connection, target, listening.life, listening.context, peer=HostPort(f"{machine}:0"))
+        near = SimTransport(connection, machine, process, contextvars.copy_context(), peer=address)
+        far = SimTransport(connection, target, listening.process, listening.context, peer=HostPort(f"{machine}:0"))
         connection.ends = (near, far)
-        near.is_heard = machine != "client" and life is not self._echoes
+        near.is_recorded = machine != "client" and process is not self._echoes
         near.other, far.other = far, near
-        self._loop.run_in(listening.life, listening.context.copy(), lambda: far.attach(listening.factory()))
+        self._loop.run_in(listening.process, listening.context.copy(), lambda: far.attach(listening.factory()))
         near.attach(factory())
         return near
 
@@ -165,44 +165,44 @@ class SimNetwork:
 
     # --- messages that come twice
 
-    def overheard(self) -> list[Overheard]:
-        """What members asked each other lately: the last messages of each connection between two of them."""
+    def recent_messages(self) -> list[SentMessage]:
+        """Requests between members, newest last: the last messages of each connection between two of them."""
         found = []
         for connection in self._connections:
-            if connection.heard:
+            if connection.recorded:
                 near, far = connection.ends
-                first, *rest = connection.heard
-                found += [Overheard(near.machine, far.machine, first, message) for message in rest]
+                first, *rest = connection.recorded
+                found += [SentMessage(near.machine, far.machine, first, message) for message in rest]
         return found
 
-    async def say_again(self, overheard: Overheard) -> None:
-        """The message comes once more, on a connection of its own that begins as the first one did. Nobody hears the
+    async def resend_message(self, sent: SentMessage) -> None:
+        """The message comes once more, on a connection of its own that begins as the first one did. Nobody reads the
         answer.
         """
         echo = _Echo()
         try:
-            transport = await self.connect(overheard.source, self._echoes, HostPort(f"{overheard.target}:27017"), echo)
+            transport = await self.connect(sent.source, self._echoes, HostPort(f"{sent.target}:27017"), echo)
         except OSError:
             return
-        for message in (overheard.first, overheard.message):
+        for message in (sent.first, sent.message):
             transport.write(message)
             await asyncio.sleep(0.05)
         transport.close()
 
 
 class NetworkPort:
-    """replication/ports.py Network for one life."""
+    """replication/ports.py Network for one process."""
 
-    def __init__(self, network: SimNetwork, machine: str, life: Life) -> None:
+    def __init__(self, network: SimNetwork, machine: str, process: Process) -> None:
         self._network = network
         self._machine = machine
-        self._life = life
+        self._process = process
 
     async def serve(self, address: HostPort, factory: Callable[[], asyncio.Protocol]) -> _Listening:
-        return self._network.listen(address, self._life, factory)
+        return self._network.listen(address, self._process, factory)
 
     async def connect(self, address: HostPort, factory: Callable[[], asyncio.Protocol]) -> asyncio.Transport:
-        return await self._network.connect(self._machine, self._life, address, factory)
+        return await self._network.connect(self._machine, self._process, address, factory)
 
 
 class _Listening:
@@ -210,13 +210,13 @@ class _Listening:
         self,
         network: SimNetwork,
         address: HostPort,
-        life: Life,
+        process: Process,
         factory: Callable[[], asyncio.Protocol],
         context: contextvars.Context,
     ) -> None:
         self._network = network
         self.address = address
-        self.life = life
+        self.process = process
         self.factory = factory
         self.context = context
 
@@ -232,7 +232,7 @@ class _Connection:
         self.loop = loop
         self.ends: tuple[SimTransport, ...] = ()
         self.broken = False
-        self.heard: list[bytes] = []  # of what the member that connected said: the first message and the last ones
+        self.recorded: list[bytes] = []  # from the member that connected: the first message and the last ones
 
     def revive(self) -> None:
         for end in self.ends:
@@ -264,14 +264,14 @@ class SimTransport(asyncio.Transport):
     """One end of a connection: asyncio's Transport for its Protocol."""
 
     def __init__(
-        self, connection: _Connection, machine: str, life: Life, context: contextvars.Context, *, peer: HostPort
+        self, connection: _Connection, machine: str, process: Process, context: contextvars.Context, *, peer: HostPort
     ) -> None:
         host, _, port = peer.rpartition(":")
         super().__init__({"peername": (host, int(port)), "sockname": (machine, 0)})
         self._connection = connection
         self._loop = connection.loop
         self.machine = machine
-        self.life = life
+        self.process = process
         self._context = context
         self.other: SimTransport = self
         self._protocol: asyncio.BaseProtocol | None = None
@@ -281,7 +281,7 @@ class SimTransport(asyncio.Transport):
         self._outgoing: deque[bytes | None] = deque()  # on the way to the other end; None: end of stream
         self._stalled = False
         self._unread: deque[bytes | None] | None = None  # reading is paused
-        self.is_heard = False  # what it says may come twice
+        self.is_recorded = False  # what it says may come twice
 
     def attach(self, protocol: asyncio.BaseProtocol) -> None:
         self._protocol = protocol
@@ -289,19 +289,19 @@ class SimTransport(asyncio.Transport):
 
     def _run(self, callback: Callable[..., Any], *args: Any) -> None:
         """Call into the protocol as the process that owns this end."""
-        self._loop.run_in(self.life, self._context.copy(), callback, *args)
+        self._loop.run_in(self.process, self._context.copy(), callback, *args)
 
     # --- sending
 
     def write(self, data: Any) -> None:
-        if self._closing or self._lost or not self.life.alive or not data:
+        if self._closing or self._lost or not self.process.alive or not data:
             return
         raw = bytes(data)
-        if self.is_heard:
-            heard = self._connection.heard
-            heard.append(raw)
-            if len(heard) > HEARD_MAX:
-                del heard[1]
+        if self.is_recorded:
+            recorded = self._connection.recorded
+            recorded.append(raw)
+            if len(recorded) > RECENT_MESSAGES_MAX:
+                del recorded[1]
         rng, faults = self._connection.network.rng, self._connection.network.faults
         if len(raw) > 1 and rng.random() < faults.split:
             at = rng.randrange(1, len(raw))
@@ -389,12 +389,12 @@ class SimTransport(asyncio.Transport):
     def close(self) -> None:
         if not self._closing:
             self._closing = True
-            if not self._lost and self.life.alive:
+            if not self._lost and self.process.alive:
                 self._send(None)
                 self._loop.call_soon(self.lost, None, context=contextvars.Context())
 
     def abort(self) -> None:
-        if not self._lost and self.life.alive:
+        if not self._lost and self.process.alive:
             self._closing = True
             error = ConnectionResetError(errno.ECONNRESET, "aborted by the other end")
             self._loop.call_soon(self.lost, None, context=contextvars.Context())

@@ -53,7 +53,7 @@ class Registers(Clients):
         self._instants = itertools.count(1)  # one loop: calls and answers have an order even in one moment
         self._primary: HostPort | None = None
         self._known: dict[str, str | None] = {}  # what a client saw last
-        self._newest = 0  # the highest operationTime told to anybody
+        self._newest = 0  # the highest operationTime in any answer
         self.history: list[Operation] = []
         self.answered: dict[str, int] = {}  # certain operations by kind
 
@@ -167,7 +167,7 @@ class Registers(Clients):
         operation = Operation(key, Kind.READ, value, invoked, who=f"{who} at {target}, {level}")
         self.history.append(self._certain(operation, reply, level))
 
-    # --- what was told
+    # --- answers
 
     def _certain(self, operation: Operation, reply: dict[str, Any], kind: str = "") -> Operation:
         when = reply.get("operationTime")

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from tests.simulation.kit.checkers import Checkers, kind_of_entry
-from tests.simulation.kit.cluster import SimCluster, Weather, quiet_logs
-from tests.simulation.kit.deeds import DeedMix, Deeds
+from tests.simulation.kit.cluster import Environment, SimCluster, quiet_logs
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.faults import NO_FAULTS, FaultMix, Faults, draw_mix, draw_rare
 from tests.simulation.kit.linearizability import violation
+from tests.simulation.kit.operations import OperationMix, Operations
 from tests.simulation.kit.registers import RegisterMix, Registers
 from tests.simulation.kit.workload import ALL_CONCERNS, OLD_CONCERNS, Mix, Workload
 
@@ -27,7 +27,7 @@ SHAPES = ((3, 0), (3, 0), (3, 0), (4, 1), (2, 1), (2, 1), (3, 2), (3, 1), (4, 0)
 ROLLBACKS = "--rollbacks"
 ROLLBACK_FAULTS = {
     "isolate_primary": 8,
-    "ambush": 6,
+    "strike_at_change": 6,
     "hit_undo": 4,
     "isolate_someone": 2,
     "kill_primary": 2,
@@ -40,7 +40,7 @@ ROLLBACK_FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run is made of; what happens in it is drawn from the seed. registers, deeds: None runs without.
+    """What a run is made of; what happens in it is drawn from the seed. registers, operations: None runs without.
 
     options: of members in the configuration. spare: one more machine, for the fault that adds a member.
     journal_default: where it is False, what a majority acknowledged need not be on disks, and nobody loses power.
@@ -50,11 +50,11 @@ class Plan:
 
     members: int = 3
     arbiters: int = 0
-    weather: Weather = field(default_factory=Weather)
+    environment: Environment = field(default_factory=Environment)
     faults: FaultMix = field(default_factory=FaultMix)
     load: Mix = field(default_factory=Mix)
     registers: RegisterMix | None = None
-    deeds: DeedMix | None = None
+    operations: OperationMix | None = None
     options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     spare: bool = False
     journal_default: bool = True
@@ -87,10 +87,10 @@ class Outcome:
         return "\n".join(lines)
 
 
-def draw_weather(seed: int) -> Weather:
+def draw_environment(seed: int) -> Environment:
     """Slow and fast disks, small and large oplogs, short and long histories."""
     rng = random.Random(f"{seed} weather")
-    return Weather(
+    return Environment(
         worker_ms=rng.choice((2.0, 4.0, 10.0, 40.0, 120.0)),
         oplog_bytes=rng.choice((8 << 10, 32 << 10, 1 << 30, 1 << 30)),
         history_s=rng.choice((0, 2, 300)),
@@ -114,7 +114,7 @@ def draw_plan(seed: int) -> Plan:
     plan = Plan(
         members,
         arbiters,
-        draw_weather(seed),
+        draw_environment(seed),
         faults,
         Mix(*rng.choice(((4, 2), (2, 1), (2, 1), (1, 1))), pause_ms=rng.choice(((50, 350), (100, 700), (100, 1_500)))),
         RegisterMix(*rng.choice(((3, 1), (3, 2), (2, 2)))),
@@ -125,7 +125,7 @@ def draw_plan(seed: int) -> Plan:
     shape = random.Random(f"{seed} shape")
     options = draw_options(shape, members)
     if any("secondaryDelaySecs" in row for row in options.values()):  # it waits for its own wall clock
-        plan = replace(plan, weather=replace(plan.weather, skew_ms=200))
+        plan = replace(plan, environment=replace(plan.environment, skew_ms=200))
     return replace(
         plan,
         load=replace(plan.load, concerns=concerns, several=several, cursors=cursors, local=local),
@@ -151,25 +151,25 @@ def draw_options(rng: random.Random, members: int) -> dict[str, dict[str, object
 
 
 def rollback_plan(seed: int) -> Plan:
-    """Doomed operations of every kind: whoever leads is cut off again and again, and hit while it rolls back."""
+    """Rollbacks of operations of every kind: the primary is cut off again and again, and fails while it rolls back."""
     members, arbiters = SHAPES[seed % len(SHAPES)]
     rng = random.Random(f"{seed} rollbacks")
-    weather = replace(draw_weather(seed), worker_ms=rng.choice((2.0, 10.0, 40.0)))
+    environment = replace(draw_environment(seed), worker_ms=rng.choice((2.0, 10.0, 40.0)))
     faults = replace(NO_FAULTS, **ROLLBACK_FAULTS, pause_s=rng.choice(((1.0, 5.0), (2.0, 8.0))))
     load = Mix(1, 1, pause_ms=(300, 1_500))
-    deeds = DeedMix(rng.choice((2, 3)))
-    return Plan(members, arbiters, weather, faults, load, deeds=deeds, faults_s=25.0, option=ROLLBACKS)
+    operations = OperationMix(rng.choice((2, 3)))
+    return Plan(members, arbiters, environment, faults, load, operations=operations, faults_s=25.0, option=ROLLBACKS)
 
 
 def run_rollbacks(seed: int) -> Outcome:
-    """The run of doomed operations that this seed draws."""
+    """The run with many rollbacks that this seed draws."""
     return run_seed(seed, rollback_plan(seed))
 
 
 def classic_plan(seed: int) -> Plan:
     """As seeds were drawn before there were clock jumps, slow disks, registers and the like: recorded ones need it."""
     members, arbiters = SHAPES[seed % len(SHAPES)]
-    return Plan(members, arbiters, replace(draw_weather(seed), skew_ms=200))
+    return Plan(members, arbiters, replace(draw_environment(seed), skew_ms=200))
 
 
 def run_seed(seed: int, plan: Plan | None = None) -> Outcome:
@@ -182,7 +182,7 @@ def run_seed(seed: int, plan: Plan | None = None) -> Outcome:
             plan.members,
             plan.arbiters,
             seed=seed,
-            weather=plan.weather,
+            environment=plan.environment,
             spare=plan.spare,
             options=plan.options,
             journal_default=plan.journal_default,
@@ -219,11 +219,11 @@ class _Run:
         if plan.registers is not None:
             rng = cluster.random_for("registers")
             self.registers = Registers(cluster.loop, hosts, rng, cluster.client, plan.registers)
-        self.deeds: Deeds | None = None
-        if plan.deeds is not None:
+        self.operations: Operations | None = None
+        if plan.operations is not None:
             rng = cluster.random_for("deeds")
-            self.deeds = Deeds(cluster.loop, hosts, rng, cluster.client, plan.deeds)
-        self.checkers = Checkers(cluster, self.workload.history, self.deeds.history if self.deeds else None)
+            self.operations = Operations(cluster.loop, hosts, rng, cluster.client, plan.operations)
+        self.checkers = Checkers(cluster, self.workload.history, self.operations.history if self.operations else None)
         self.workload.on_acknowledged = self.checkers.note_acknowledged
         self.faults = Faults(cluster, plan.faults, hosts)
         self.healed_ms = self.well_ms = 0
@@ -247,7 +247,7 @@ class _Run:
     async def _faulty(self) -> None:
         """Load and faults together."""
         self.workload.start()
-        for clients in (self.registers, self.deeds):
+        for clients in (self.registers, self.operations):
             if clients is not None:
                 clients.start()
         await self.faults.run(self.plan.faults_s)
@@ -256,7 +256,7 @@ class _Run:
         """The load goes on for a while on the healed set."""
         await asyncio.sleep(3)
         await self.workload.stop()
-        for clients in (self.registers, self.deeds):
+        for clients in (self.registers, self.operations):
             if clients is not None:
                 await clients.stop()
 
@@ -308,8 +308,8 @@ class _Run:
         for operation in () if self.registers is None else self.registers.history:
             cluster.trace.lines.append(f"register {operation}")
         digest = cluster.trace.digest()
-        told = tuple(line for line in cluster.trace.lines if not line.startswith(("write", "read", "register")))
-        return Outcome(seed, error, digest, told, facts, self._counts(), self.plan.option)
+        shown = tuple(line for line in cluster.trace.lines if not line.startswith(("write", "read", "register")))
+        return Outcome(seed, error, digest, shown, facts, self._counts(), self.plan.option)
 
     def _counts(self) -> Counter[str]:
         history, checkers = self.workload.history, self.checkers
@@ -329,7 +329,9 @@ class _Run:
         if self.registers is not None:
             for kind, n in self.registers.answered.items():
                 counts[f"register {kind}"] = n
-        if self.deeds is not None:
+        if self.operations is not None:
             counts.update(f"undone {kind_of_entry(entry.body)}" for entry in checkers.undone.values())
-            counts.update(f"deed {deed.kind}" for deed in self.deeds.history if deed.acknowledged)
+            counts.update(
+                f"operation {operation.kind}" for operation in self.operations.history if operation.acknowledged
+            )
         return counts

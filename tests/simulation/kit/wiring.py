@@ -20,7 +20,7 @@ from replset.errors import NotWritablePrimaryError
 from replset.ids import OpTime
 from replset.replication.write_ops import WriteGroup
 from replset.runtime.member import RunningMember
-from tests.simulation.kit.cluster import FAIR, SimCluster, Weather, quiet_logs
+from tests.simulation.kit.cluster import DEFAULT_ENVIRONMENT, Environment, SimCluster, quiet_logs
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.kinds import Kind
 from tests.simulation.kit.runs import Outcome
@@ -89,19 +89,19 @@ class Trio:
         self.cluster.run_until(lambda: self.member(name).store.rollback_id > before, 60, f"{name} rolls back")
         self.become(name, MemberState.SECONDARY)
 
-    def leave_alone(self, name: str, doomed: int) -> OpTime:
+    def leave_alone(self, name: str, rolled_back: int) -> OpTime:
         """`name` is cut off and writes what nobody else gets, until another one leads; where that entry is."""
         self.cluster.cut([name])
-        optime = self.insert(name, doomed, w=1)
+        optime = self.insert(name, rolled_back, w=1)
         self.cluster.run_until(lambda: self.cluster.primary() not in (None, name), 60, "another primary")
-        self.insert(self.cluster.primary() or "", doomed + 1)
+        self.insert(self.cluster.primary() or "", rolled_back + 1)
         return optime
 
 
 @contextmanager
-def three(weather: Weather = FAIR, *, seed: int = 1) -> Iterator[Trio]:
+def three(environment: Environment = DEFAULT_ENVIRONMENT, *, seed: int = 1) -> Iterator[Trio]:
     quiet_logs()
-    with SimCluster(3, seed=seed, weather=weather) as cluster:
+    with SimCluster(3, seed=seed, environment=environment) as cluster:
         cluster.initiate(priorities={"a": 2})
         cluster.run_until(lambda: cluster.primary() == "a", 60, "a leads")
         yield Trio(cluster)
@@ -138,14 +138,14 @@ def entry_of_an_old_term() -> None:
     """A member that leads again does not acknowledge what it wrote before it rolled back (189)."""
     with three() as group:
         group.insert("a", 1)
-        doomed = group.leave_alone("a", 100)
+        rolled_back = group.leave_alone("a", 100)
         group.cluster.heal()
         group.cluster.run_until(lambda: group.cluster.primary() == "a", 120, "a leads again")
         member = group.member("a")
-        expect(member.node.term > doomed.term, "in a later term")
-        expect(member.store.oplog_row_at(doomed) is None, "its entry was rolled back")
+        expect(member.node.term > rolled_back.term, "in a later term")
+        expect(member.store.oplog_row_at(rolled_back) is None, "its entry was rolled back")
         for w in (1, "majority"):
-            failure = group.cluster.run(write_concern.wait_until_met(member, doomed, WriteConcern(w), None))
+            failure = group.cluster.run(write_concern.wait_until_met(member, rolled_back, WriteConcern(w), None))
             expect(failure is not None and failure.code == 189, f"w: {w} is not acknowledged: {failure}")
 
 
@@ -212,7 +212,7 @@ def majority_read_of_a_new_primary() -> None:
 
 def majority_cursor_with_its_pin() -> None:
     """A majority cursor reads on at its moment, though what is written since needs no undo any more."""
-    with three(Weather(history_s=0)) as group:
+    with three(Environment(history_s=0)) as group:
         group.insert("a", *range(20))
         reply = group.read("a", {"find": "orders", "batchSize": 2, "readConcern": {"level": "majority"}})
         cursor, found = reply["cursor"]["id"], list(reply["cursor"]["firstBatch"])
@@ -300,11 +300,11 @@ def rollback_id_of_a_copy() -> None:
     with three() as group:
         cluster = group.cluster
         group.insert("a", 0)
-        for doomed in range(100, 1_000, 100):
+        for rolled_back in range(100, 1_000, 100):
             if group.member("a").store.rollback_id > group.member("b").store.rollback_id + 1:
                 break
             before = group.member("a").store.rollback_id
-            group.leave_alone("a", doomed)
+            group.leave_alone("a", rolled_back)
             cluster.heal()
             group.until_rolled_back("a", before)
             cluster.run_until(lambda: cluster.primary() == "a" and cluster.all_counted(), 120, "a leads again")
@@ -320,7 +320,7 @@ def rollback_id_of_a_copy() -> None:
 
 
 def wtimeout_is_no_success() -> None:
-    """Who waits in vain is told so (64)."""
+    """Who waits in vain gets an error (64)."""
     with three() as group:
         group.cluster.cut(["c"])
         reply = group.command(

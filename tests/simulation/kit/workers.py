@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from replset.runtime.durability import Sync
-from tests.simulation.kit.loop import Life, SimLoop
+from tests.simulation.kit.loop import Process, SimLoop
 from tests.simulation.kit.threads import Job
 
 T = TypeVar("T")
@@ -18,7 +18,7 @@ LONGEST_S = 20.0
 
 
 class SimWorkers:
-    """The Workers port of one life. The work is done even when nobody awaits it any more, as in a thread.
+    """The Workers port of one process. The work is done even when nobody awaits it any more, as in a thread.
 
     longest_ms: from the call until the work is done; a tenth of the calls takes up to ten times as long. Its result is
     known up to a millisecond later. overlap: how many of the calls stop at steps of the disk on their way.
@@ -27,7 +27,7 @@ class SimWorkers:
     def __init__(
         self,
         loop: SimLoop,
-        life: Life,
+        process: Process,
         rng: random.Random,
         longest_ms: float = 4.0,
         slowness: Callable[[], float] = lambda: 1.0,
@@ -35,7 +35,7 @@ class SimWorkers:
     ) -> None:
         """slowness: how many times as long as ever it takes now."""
         self._loop = loop
-        self._life = life
+        self._process = process
         self._rng = rng
         self._longest_ms = longest_ms
         self._slowness = slowness
@@ -44,7 +44,7 @@ class SimWorkers:
         self._jobs: dict[Job, None] = {}
 
     async def run(self, work: Callable[[], T]) -> T:
-        if not self._life.alive:
+        if not self._process.alive:
             raise asyncio.CancelledError
         if isinstance(work, Sync):
             work.begun = True  # the drawn time is what its disk takes
@@ -63,7 +63,7 @@ class SimWorkers:
         return await done
 
     def _go_on(self, job: Job, done: asyncio.Future[T], after: float) -> None:
-        if not self._life.alive:
+        if not self._process.alive:
             return  # `abandon` ends it
         if not job.done:
             job.go_on()
@@ -83,7 +83,7 @@ class SimWorkers:
         self._jobs.clear()
 
     def _do(self, work: Callable[[], T], done: asyncio.Future[T], after: float) -> None:
-        if not self._life.alive:
+        if not self._process.alive:
             return
         try:
             result = work()

@@ -1,4 +1,4 @@
-"""Clients that write and read, and the history of what they asked and what they were told, as plain data."""
+"""Clients that write and read, and the history of their commands and the answers, as plain data."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class Workload(Clients):
         return Write(number, kind, key, f"token-{number}-", concern, target, self._loop.now_ms)
 
     async def write(self, client: SimClient, write: Write) -> Write:
-        """Send one write and note what was told of it."""
+        """Send one write and note its answer."""
         await self._send(client, [write], command_of(write))
         return write
 
@@ -312,6 +312,6 @@ def judge(write: Write, reply: Mapping[str, Any], number: int = 1) -> None:
         write.outcome, write.detail = "unknown", f"n: {reply.get('n')}"
     else:
         write.outcome = "ok"
-        when, told = reply["operationTime"], reply["opTime"]
+        when, optime = reply["operationTime"], reply["opTime"]
         write.ts = pack_ts(when.time, when.inc)
-        write.optime = OpTime(int(told["t"]), pack_ts(told["ts"].time, told["ts"].inc))
+        write.optime = OpTime(int(optime["t"]), pack_ts(optime["ts"].time, optime["ts"].inc))

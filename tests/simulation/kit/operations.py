@@ -1,6 +1,7 @@
 """Clients that do everything a client can do to documents and collections, for rollbacks of every kind of entry.
 
-A deed is kept by the entry that its answer names: it has to be in the set at the end, or in a rollback's oplog file.
+An operation is identified by the entry that its answer names. That entry has to be in the set at the end, or in a
+rollback's oplog file.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from tests.simulation.kit.workload import CONCERNS
 DATABASES = ("deeds", "deeds", "deeds", "others")
 COLLECTIONS = 3
 DOCUMENTS = 12
-DOOMED = ("w1", "journaled", "journaled", "majority")
+DRAWN_CONCERNS = ("w1", "journaled", "journaled", "majority")
 """What a primary that is cut off acknowledges comes more often than what it cannot."""
 
 
 @dataclass(frozen=True, slots=True)
-class DeedMix:
-    """How many clients, and how long one waits between two deeds."""
+class OperationMix:
+    """How many clients, and how long one waits between two operations."""
 
     clients: int = 2
     pause_ms: tuple[int, int] = (60, 400)
 
 
 @dataclass(slots=True)
-class Deed:
+class ClientOperation:
     """One command. optime: of the newest entry that its answer covers, once it is acknowledged."""
 
     kind: str
@@ -45,8 +46,8 @@ class Deed:
         return self.optime != OPTIME_NULL
 
 
-class Deeds(Clients):
-    """Runs the clients until `stop`; each stays with its member for as long as that one does what it is told."""
+class Operations(Clients):
+    """Runs the clients until `stop`; each stays with its member for as long as that one carries out commands."""
 
     def __init__(
         self,
@@ -54,11 +55,11 @@ class Deeds(Clients):
         hosts: list[HostPort],
         rng: random.Random,
         new_client: Callable[[], SimClient],
-        mix: DeedMix,
+        mix: OperationMix,
     ) -> None:
         super().__init__(loop, hosts, rng, new_client, mix.pause_ms)
         self._number = mix.clients
-        self.history: list[Deed] = []
+        self.history: list[ClientOperation] = []
 
     def start(self) -> None:
         for _ in range(self._number):
@@ -70,32 +71,36 @@ class Deeds(Clients):
         while not self._stopped:
             await self._pause(rng)
             kind, command = draw_command(rng)
-            deed = Deed(kind, rng.choice(DOOMED), target)
-            self.history.append(deed)
-            if not await self._carry_out(client, deed, rng.choice(DATABASES), command):
+            operation = ClientOperation(kind, rng.choice(DRAWN_CONCERNS), target)
+            self.history.append(operation)
+            if not await self._carry_out(client, operation, rng.choice(DATABASES), command):
                 target = rng.choice(self._hosts)
         client.close()
 
-    async def _carry_out(self, client: SimClient, deed: Deed, database: str, command: Mapping[str, object]) -> bool:
-        """Whether the member did it; one that only could not tell a majority in time did."""
+    async def _carry_out(
+        self, client: SimClient, operation: ClientOperation, database: str, command: Mapping[str, object]
+    ) -> bool:
+        """Whether the member did it; one that reached no majority in time did it as well."""
         try:
-            reply = await client.call(deed.target, database, {**command, "writeConcern": CONCERNS[deed.concern]})
+            reply = await client.call(
+                operation.target, database, {**command, "writeConcern": CONCERNS[operation.concern]}
+            )
         except NoAnswerError:
             return False
         if reply["ok"] != 1 or reply.get("writeErrors"):
             return bool(reply["ok"])  # a duplicate key is no reason to leave
         if not reply.get("writeConcernError"):
-            deed.optime = optime_of(reply)
+            operation.optime = optime_of(reply)
         return True
 
 
 def optime_of(reply: Mapping[str, Any]) -> OpTime:
-    told = reply["opTime"]
-    return OpTime(int(told["t"]), pack_ts(told["ts"].time, told["ts"].inc))
+    optime = reply["opTime"]
+    return OpTime(int(optime["t"]), pack_ts(optime["ts"].time, optime["ts"].inc))
 
 
 def draw_command(rng: random.Random) -> tuple[str, dict[str, object]]:
-    """The kind of a deed, and its command without a concern; each kind of entry comes often enough to be lost."""
+    """The kind of an operation, and its command without a concern; each kind of entry comes often enough to be lost."""
     name = f"c{rng.randrange(COLLECTIONS)}"
     key, number = rng.randrange(DOCUMENTS), rng.randrange(1_000)
     several = [{"_id": rng.randrange(DOCUMENTS), "n": number + n, "padding": "x" * 40} for n in range(3)]
