@@ -103,13 +103,13 @@ def lost_disks_wait_for_each_other(patch: pytest.MonkeyPatch) -> None:
 # --- what others say -------------------------------------------------------------------------------------------------
 
 
-def any_term_believed(patch: pytest.MonkeyPatch) -> None:
+def any_term_accepted(patch: pytest.MonkeyPatch) -> None:
     """A term is taken however far it is above a member's own."""
     patch.setattr(state, "is_plausible_term", lambda *_: True)
 
 
-def any_place_believed(patch: pytest.MonkeyPatch) -> None:
-    """A place beyond everything that the primary wrote is counted."""
+def any_position_counted(patch: pytest.MonkeyPatch) -> None:
+    """A position beyond everything that the primary wrote is counted."""
 
     def accept(_self: NodeState, peer: Peer, position: Any) -> None:
         peer.position = position
@@ -117,13 +117,13 @@ def any_place_believed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NodeState, "accept_position", accept)
 
 
-def other_set_heard(patch: pytest.MonkeyPatch) -> None:
-    """Another set of the same name is heard like one's own."""
+def other_set_accepted(patch: pytest.MonkeyPatch) -> None:
+    """Messages of another set of the same name are taken like those of the own set."""
     patch.setattr(NodeState, "is_other_set", lambda self, name, _id: name != self.set_name)
 
 
-def stranger_heard(patch: pytest.MonkeyPatch) -> None:
-    """The term of somebody who is no member is taken."""
+def stranger_accepted(patch: pytest.MonkeyPatch) -> None:
+    """The term of a stranger is taken."""
     patch.setattr(NodeState, "is_member", lambda self, _host: self.config is not None)
 
 
@@ -134,11 +134,11 @@ def source_from_in_between_followed(patch: pytest.MonkeyPatch) -> None:
 
 
 def dry_run_beside_a_healthy_primary(patch: pytest.MonkeyPatch) -> None:
-    """A dry run is granted to a member that does not hear the primary, by those who do."""
+    """A dry run is granted to a member that cannot reach the primary, by voters that can."""
     patch.setattr(Elections, "_healthy_primary_refusal", lambda *_: None)
 
 
-def arbiter_knows_nothing(patch: pytest.MonkeyPatch) -> None:
+def arbiter_ignores_the_commit_point(patch: pytest.MonkeyPatch) -> None:
     """An arbiter votes for a candidate that lacks what the arbiter knows to be committed."""
     real = Elections.vote_refusal
 
@@ -153,7 +153,7 @@ def arbiter_knows_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Elections, "vote_refusal", vote_refusal)
 
 
-def arbiter_hears_no_commit_point(patch: pytest.MonkeyPatch) -> None:
+def arbiter_takes_no_commit_point(patch: pytest.MonkeyPatch) -> None:
     """An arbiter takes no commit point, since none is of the term of an entry that it has."""
     real = Heartbeats.accept_commit_point
 
@@ -165,7 +165,7 @@ def arbiter_hears_no_commit_point(patch: pytest.MonkeyPatch) -> None:
 
 
 def late_answer_taken(patch: pytest.MonkeyPatch) -> None:
-    """An answer to a heartbeat that is not waited for any more is taken for the newest word."""
+    """A late answer to an earlier heartbeat is taken for the newest one."""
     real = Heartbeats.on_response
 
     def on_response(self: Heartbeats, response: Response) -> None:
@@ -198,15 +198,15 @@ CORE_MUTANTS = tuple(
         (commits_alone_unknown_to_others, (17, 47), "invariant 3"),
         (config_order_without_the_term, (0,), "not in time"),
         (lost_disks_wait_for_each_other, (22, 36), "not in time"),
-        (any_term_believed, (6,), "invariant 11"),
-        (any_place_believed, (6,), "invariant 3"),
-        (other_set_heard, (6,), "invariant 11"),
-        (stranger_heard, (26,), "invariant 11"),
+        (any_term_accepted, (6,), "invariant 11"),
+        (any_position_counted, (6,), "invariant 3"),
+        (other_set_accepted, (6,), "invariant 11"),
+        (stranger_accepted, (26,), "invariant 11"),
         (source_from_in_between_followed, (2, 6), "invariant 3"),
         (dry_run_beside_a_healthy_primary, (6,), "invariant 12"),
         (vote_by_an_older_config, (1, 21, 22), "invariant 10"),
-        (arbiter_knows_nothing, (1, 16, 31), "invariant 3"),
-        (arbiter_hears_no_commit_point, (1, 3, 4), "not in time"),
+        (arbiter_ignores_the_commit_point, (1, 16, 31), "invariant 3"),
+        (arbiter_takes_no_commit_point, (1, 3, 4), "not in time"),
         (late_answer_taken, (0, 1, 2), "invariant 11"),
         (old_report_counted, (0, 4, 6), "invariant 11"),
     )

@@ -68,7 +68,7 @@ def batch_waits_for_its_first_group(patch: pytest.MonkeyPatch) -> None:
 
 
 def wall_clock_orders_entries(patch: pytest.MonkeyPatch) -> None:
-    """An entry's place comes from the wall clock alone, also when that stands behind the newest entry."""
+    """An entry's optime comes from the wall clock alone, also when that is behind the newest entry."""
     patch.setattr(Txn, "next_optime", lambda self, term, wall_ms: OpTime(term, pack_ts(wall_ms // 1000, 1)))
 
 
@@ -142,7 +142,7 @@ def rollback_id_stays(patch: pytest.MonkeyPatch) -> None:
 
 
 def manifest_stays_planned(patch: pytest.MonkeyPatch) -> None:
-    """Nobody settles a rollback that is undone: its manifest says for ever that it is planned."""
+    """A rollback that is undone is not finished: its manifest stays in the state planned."""
 
     async def finish_rollbacks(*_args: Any) -> list[Any]:
         return []
@@ -205,7 +205,7 @@ def entries_served_unread(patch: pytest.MonkeyPatch) -> None:
 
 
 def replaced_without_an_export(patch: pytest.MonkeyPatch) -> None:
-    """An initial sync replaces data without writing down what nobody else may have."""
+    """An initial sync replaces data without exporting what no other member may have."""
 
     async def export_before_wipe(*_args: Any, **_kwargs: Any) -> None:
         return None

@@ -118,7 +118,7 @@ def durable_before_the_sync(patch: pytest.MonkeyPatch) -> None:
 
 
 def any_incarnation_votes(patch: pytest.MonkeyPatch) -> None:
-    """A member whose disk was emptied votes and is counted as soon as it has copied somebody."""
+    """A member whose disk was emptied votes and is counted as soon as it has a copy."""
     real = Elections.vote_refusal
 
     def vote_refusal(self: Elections, request: Any) -> str | None:
@@ -149,7 +149,7 @@ def manifest_without_entries(patch: pytest.MonkeyPatch) -> None:
 
 
 def commands_not_in_the_files(patch: pytest.MonkeyPatch) -> None:
-    """A rollback's files hold what it does to documents, and no create and no drop."""
+    """A rollback's files hold changes of documents, but no create and no drop."""
     real = RollbackWriter.add
 
     def add(self: RollbackWriter, kind: FileKind, ns: str, uuid: Any, document: bytes) -> None:
@@ -192,7 +192,7 @@ def waiter_released_too_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def waiter_survives_its_term(patch: pytest.MonkeyPatch) -> None:
-    """A majority write waits on after its primary lost the lead, and another term's commit point releases it."""
+    """A majority write waits on after its primary stepped down, and another term's commit point releases it."""
     real = Node.is_satisfied
 
     def is_satisfied(self: Node, concern: WriteConcern, optime: OpTime) -> bool:
@@ -252,7 +252,7 @@ def commit_point_of_another_history(patch: pytest.MonkeyPatch) -> None:
 
 
 def linearizable_read_unproven(patch: pytest.MonkeyPatch) -> None:
-    """A linearizable read is answered without asking a majority whether this member still leads."""
+    """A linearizable read is answered without asking a majority whether this member is still primary."""
 
     async def confirm(_ctx: object) -> None:
         pass
@@ -313,7 +313,7 @@ def delete_not_replicated(patch: pytest.MonkeyPatch) -> None:
 
 
 def leads_on_in_an_old_term(patch: pytest.MonkeyPatch) -> None:
-    """A primary that hears of a higher term takes the term and goes on leading."""
+    """A primary that learns of a higher term takes the term and stays primary."""
     patch.setattr(Leader, "step_down", lambda *_, **__: None)
 
 

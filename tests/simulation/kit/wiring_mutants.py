@@ -34,7 +34,7 @@ def cursor_survives_a_rollback(patch: pytest.MonkeyPatch) -> None:
 
 
 def entry_of_an_old_term_acknowledged(patch: pytest.MonkeyPatch) -> None:
-    """An entry of an earlier term is acknowledged by where it stands, though it may have been rolled back."""
+    """An entry of an earlier term is acknowledged by its position, though it may have been rolled back."""
     real = write_concern.wait_until_met
 
     async def wait(member: MemberPort, optime: OpTime, concern: WriteConcern, deadline: Millis | None) -> Any:
@@ -46,7 +46,7 @@ def entry_of_an_old_term_acknowledged(patch: pytest.MonkeyPatch) -> None:
 
 
 def waiters_without_j(patch: pytest.MonkeyPatch) -> None:
-    """Who waits for disks is released with those who do not."""
+    """Writes that wait for disks are released with those that do not."""
     real = WaiterList.add
 
     def add(
