@@ -1,4 +1,4 @@
-"""Small blocking clients for the command line and the tools: the wire port, and the HTTP API."""
+"""Two small blocking clients for the command line and the tools: of the wire port, and of the HTTP API."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from replset.errors import BadValueError, HostUnreachableError, RemoteProtocolEr
 from replset.wire.framing import FrameReader, encode_request
 
 _CHUNK = 1 << 16
-_PIECE = 1 << 20
+_DOWNLOAD_CHUNK = 1 << 20
 
 
 class WireClient:
-    """One connection to a member's wire port; use it in `with`. HostUnreachableError names the host and the reason."""
+    """Is one connection to a member's wire port; use it in `with`. HostUnreachableError names host and reason."""
 
     def __init__(self, host: str, *, timeout_s: float = 10.0) -> None:
         """host: HOST:PORT (the port may be left out: 27017). timeout_s: for connecting and for each answer."""
@@ -50,13 +50,13 @@ class WireClient:
         self._socket.close()
 
     def command(self, database: str, document: Mapping[str, object]) -> dict[str, Any]:
-        """Run one command; the decoded reply, also one with ok: 0."""
+        """Run one command and return the decoded reply, also one with ok: 0."""
         return decode(self.ask(database, document).raw)
 
     def ask(
         self, database: str, document: Mapping[str, object], sequence: tuple[str, Sequence[bytes]] | None = None
     ) -> RawDocument:
-        """Run one command; the reply as it came, also one with ok: 0.
+        """Run one command and return the reply as its bytes, also one with ok: 0.
 
         sequence: a field that holds a list of documents, and their bytes; they count for the size of the message only,
         not for that of the command.
@@ -76,11 +76,11 @@ class WireClient:
         except OSError as error:
             raise HostUnreachableError(f"{self.host}: {error.strerror or error}") from error
         except RemoteProtocolError as error:
-            raise HostUnreachableError(f"{self.host} speaks another protocol: {error.message}") from error
+            raise HostUnreachableError(f"{self.host} uses another protocol: {error.message}") from error
 
 
 class HttpAnswerError(ReplError):
-    """The API answered with an error; `status` is HTTP's, `body` the whole answer."""
+    """The API answered with an error. `status` is the HTTP status, `body` the whole answer."""
 
     def __init__(self, text: str, *, code: int, status: int, body: dict[str, Any]) -> None:
         super().__init__(text, code=code)
@@ -89,7 +89,7 @@ class HttpAnswerError(ReplError):
 
 
 class HttpClient:
-    """The HTTP API of one member, in plain JSON. A new connection for each request."""
+    """Calls the HTTP API of one member, in plain JSON. Each request makes a new connection."""
 
     def __init__(self, base_url: str, *, timeout_s: float = 60.0) -> None:
         try:
@@ -103,36 +103,36 @@ class HttpClient:
         self._host, self._port, self._timeout_s = host, port or 80, timeout_s
 
     def get(self, path: str) -> dict[str, Any]:
-        return self._ask("GET", path, None)
+        return self._request("GET", path, None)
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        return self._ask("POST", path, body)
+        return self._request("POST", path, body)
 
     def delete(self, path: str) -> dict[str, Any]:
-        return self._ask("DELETE", path, None)
+        return self._request("DELETE", path, None)
 
     def download(self, path: str, out: BinaryIO) -> None:
-        """Write the answer's bytes to `out`, piece by piece; errors as for `get`."""
+        """Write the answer's bytes to `out`, one part after the other. The errors are those of `get`."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
         try:
             connection.request("GET", path)
             response = connection.getresponse()
             if response.status != 200:
-                self._answer("GET", path, response, response.read())
+                self._read_answer("GET", path, response, response.read())
             expected = response.length
             size = 0
-            while piece := response.read(_PIECE):
-                size += len(piece)
-                out.write(piece)
+            while chunk := response.read(_DOWNLOAD_CHUNK):
+                size += len(chunk)
+                out.write(chunk)
             if expected is not None and size != expected:  # a read with a size does not notice
-                raise HostUnreachableError(f"{self.base_url}{path} broke off after {size} of {expected} bytes")
+                raise HostUnreachableError(f"{self.base_url}{path} ended after {size} of {expected} bytes")
         except (http.client.HTTPException, ConnectionError, TimeoutError) as error:
             raise HostUnreachableError(f"{self.base_url} cannot be reached: {error}") from error
         finally:
             connection.close()
 
-    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The answer's JSON; HttpAnswerError for 3xx to 5xx, HostUnreachableError when there is no answer."""
+    def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the answer's JSON. HttpAnswerError: the status is 300 or above. HostUnreachableError: no answer."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
         headers = {"accept": "application/json"}
         data = None
@@ -147,9 +147,9 @@ class HttpClient:
             raise HostUnreachableError(f"{self.base_url} cannot be reached: {error}") from error
         finally:
             connection.close()
-        return self._answer(method, path, response, text)
+        return self._read_answer(method, path, response, text)
 
-    def _answer(self, method: str, path: str, response: http.client.HTTPResponse, text: bytes) -> dict[str, Any]:
+    def _read_answer(self, method: str, path: str, response: http.client.HTTPResponse, text: bytes) -> dict[str, Any]:
         try:
             answer = json.loads(text) if text else {}
         except ValueError:

@@ -1,8 +1,8 @@
 """A set's keys, and how two members prove to each other that both know one (MongoDB's keyFile, map B7).
 
 A proof is an HMAC-SHA-256 over random numbers of both ends, both addresses and the role of who gives it. So an answer
-of another connection is worth nothing on this one, what one end said cannot be given back to it, and a member that was
-made to connect to a stranger proves itself for the stranger's address alone: nobody can pass that proof on.
+of another connection is not valid on this one, and the proof of one end is not valid as the proof of the other. A
+member that was made to connect to a stranger gives a proof for the stranger's address, which is not valid elsewhere.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the command lines of replset and rollback-tools share: running a typer application, and tables for people.
+"""Runs a typer application and prints tables, for the command lines of replset and rollback-tools.
 
-Not for a member's own process, which imports neither typer nor rich.
+A member's own process does not import this file, since it imports typer and rich.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _WIDTH_OF_A_FILE = 200
 
 
 def run_app(app: typer.Typer, program: str, arguments: Sequence[str]) -> int:
-    """Run one subcommand; its exit status. Every failure is one line on standard error and status 2.
+    """Run one subcommand and return its exit status. Every failure is one line on standard error and status 2.
 
-    The subcommand returns its status, or None for 0. Ctrl-C gives 130, a reader that went away 1.
+    The subcommand returns its status, or None for 0. Ctrl-C gives 130. A reader that closed the output gives 1.
     """
     try:
         status = app(args=list(arguments), prog_name=program, standalone_mode=False)
@@ -45,13 +45,13 @@ def run_app(app: typer.Typer, program: str, arguments: Sequence[str]) -> int:
 
 
 def refuse(program: str, reason: str) -> int:
-    """Say why nothing is done, on one line; status 2."""
+    """Print why nothing is done, on one line, and return status 2."""
     print(f"{program}: {' '.join(reason.split())}", file=sys.stderr)
     return 2
 
 
 def _misused(program: str, error: Any) -> int:
-    """A wrong option or argument. Without any argument the help says what there is."""
+    """Report a wrong option or argument. Without any argument, print the help."""
     message = str(error.format_message())
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
@@ -62,10 +62,10 @@ def _misused(program: str, error: Any) -> int:
 
 
 def leave_broken_pipe() -> None:
-    """Standard output has no reader any more: keep Python from flushing into it at exit and saying so."""
+    """Redirect standard output, which has no reader any more. Otherwise Python prints an error when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def console() -> Console:
-    """A console as wide as the terminal; into a file or a pipe nothing is folded at 80 columns."""
+    """Return a console as wide as the terminal. In a file or a pipe no line is folded at 80 columns."""
     return Console() if sys.stdout.isatty() else Console(width=_WIDTH_OF_A_FILE)

@@ -31,7 +31,7 @@ SIGNED_TYPE: Final = {0xFF: -1}
 _STRAY_BYTE = re.compile("[\udc80-\udcff]")
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\[\]{},:"]+')
 _PLAIN = re.compile(rb"[ !#-\[\]-~]*").fullmatch
-"""Text that stands in JSON as it is."""
+"""Matches text that needs no escape in JSON."""
 _BOOLEANS = ("false", "true")
 
 

@@ -60,7 +60,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--pretty", action="store_true", help="indent the JSON with tabs")
     parser.add_argument("--format", choices=("json", "table"), default="json", help="table: a line for each document")
     parser.add_argument("--filter", metavar="QUERY", help="only documents that match this query (Extended JSON)")
-    parser.add_argument("--resync", action="store_true", help="go on behind damage, and say where it is (status 3)")
+    parser.add_argument(
+        "--resync", action="store_true", help="continue after damage, and report where it is (status 3)"
+    )
     parser.add_argument("--config", metavar="FILE", help="a YAML file, read as bsondump does; it sets nothing here")
     parser.add_argument("-v", "--verbose", action="count", default=0, help="more on standard error; also -vv, -v=2")
     parser.add_argument("--verbosity", type=int, default=0, help=argparse.SUPPRESS)

@@ -23,7 +23,7 @@ from rollback_tools.text import printable, short
 DEFAULT_HOST = "127.0.0.1:27017"
 AUDIT_HELP = "the record of the run; default: beside the manifest, of a member's manifest in the current folder"
 JOINT = " "
-"""Stands between `to-collection` and its NAME, which main.py joins to one argument."""
+"""Separates `to-collection` from its NAME, which main.py joins to one argument."""
 RESULT_TEXT = {
     Result.DONE: "put back",
     Result.THERE: "there",

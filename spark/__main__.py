@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    if not __package__:  # run as a file: what stands beside it must not pass for modules of the top level
+    if not __package__:  # run as a file: the files beside it must not be imported as modules of the top level
         here = Path(__file__).resolve().parent
         sys.path[:] = [str(here.parent), *(entry for entry in sys.path if Path(entry or ".").resolve() != here)]
     from spark.cli import main

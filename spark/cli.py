@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def command(*, local: bool = False, page: bool = False, tables: bool = False) -> Callable[[Work], Work]:
-    """Make a function a command. The SHARED options stand behind its own ones; it is given a CommandRun instead.
+    """Make a function a command. The SHARED options follow its own ones; it is given a CommandRun instead.
 
     local: it can do without Spark. page: it has --html. tables: it has --parquet for all its rows.
     """
@@ -269,7 +269,7 @@ def replay(
 ) -> None:
     """The documents of a namespace at a point in time, as Extended JSON, one a line, by _id.
 
-    --json: canonical Extended JSON, which tells all types apart.
+    --json: canonical Extended JSON, which shows the type of every value.
     """
     point = None if at is None else optime_of(at, "--at")
     if out is not None and out.exists():

@@ -123,7 +123,7 @@ def router(member: RunningMember) -> APIRouter:
 
     @routes.post(
         "/freeze",
-        summary="Keep this member from standing for election for `seconds`; 0 ends it.",
+        summary="Keep this member from becoming a candidate for `seconds`; 0 ends it.",
         responses=answers(200, *ERRORS),
         openapi_extra=body({"type": "object", "required": ["seconds"], "properties": {"seconds": SECONDS}}),
     )

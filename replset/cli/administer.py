@@ -1,4 +1,4 @@
-"""The administrator's hand: status, conf, initiate, add, add-arbiter, remove, reconfig, step-down, oplog, cluster."""
+"""The subcommands that look after a set: status, initiate, add, remove, reconfig, step-down, and others."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CommandFailedError(ReplError):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one subcommand; its exit status."""
+    """Run one subcommand and return its exit status."""
     return run_app(app, "replset", arguments)
 
 
@@ -58,7 +58,7 @@ def start() -> None:
 
 @app.command()
 def status(host: Host, json: AsJson = False) -> None:
-    """Who is in the set, in which state, how far behind, and what is wrong."""
+    """Show the members, their states, how far each is behind, and what is wrong."""
     try:
         reply = ask(host, {"replSetGetStatus": 1})
     except CommandFailedError as error:
@@ -74,7 +74,7 @@ def status(host: Host, json: AsJson = False) -> None:
 
 @app.command()
 def conf(host: Host) -> None:
-    """The configuration, as JSON (edit it and give it to `reconfig`)."""
+    """Print the configuration as JSON (edit it and give it to `reconfig`)."""
     typer.echo(show.pretty(ask(host, {"replSetGetConfig": 1})["config"]))
 
 
@@ -193,9 +193,10 @@ def freeze(
     seconds: Annotated[int, typer.Argument(help="0 ends it")],
     host: Host,
 ) -> None:
-    """Keep this member from standing for election for a while."""
+    """Keep this member from becoming a candidate for a while."""
     print_result(
-        ask(host, {"replSetFreeze": seconds}), f"{host} does not stand for {seconds} s" if seconds else "unfrozen"
+        ask(host, {"replSetFreeze": seconds}),
+        f"{host} does not become a candidate for {seconds} s" if seconds else "unfrozen",
     )
 
 
@@ -207,7 +208,7 @@ def resync(
         bool, typer.Option("--force", help="also of a member that lacks what this one acknowledged or knows committed")
     ] = False,
 ) -> None:
-    """Throw a member's data away, once what only it has is exported, and copy another member's; ends a quarantine."""
+    """Export what only this member has, then replace its data by another member's. This ends a quarantine."""
     print_result(
         ask(host, {"replSetResync": 1, **({"force": True} if force else {})}), f"{host} copies another member's data"
     )
@@ -230,7 +231,7 @@ def repair(
         bool, typer.Option("--accept-data-loss", help="go on without the entries that its disk lost")
     ] = False,
 ) -> None:
-    """Show what a stopped member's files hold; put right an absurd term, or a loss (docs/core.md, docs/storage.md)."""
+    """Show what a stopped member's files hold; correct a term, accept a loss (docs/core.md, docs/storage.md)."""
     for line in repair_dbpath(dbpath, term, accept_data_loss):
         typer.echo(line)
 
@@ -240,7 +241,7 @@ def state_of(host: str) -> str:
     try:
         members = ask(host, {"replSetGetStatus": 1})["members"]
     except CommandFailedError as error:
-        return f"silent ({error.message})"
+        return f"in an unknown state ({error.message})"
     return next((str(row["stateStr"]) for row in members if row.get("self")), "unknown")
 
 
@@ -249,11 +250,11 @@ def add_all(host: str, rows: list[dict[str, Any]], wait_s: int, if_needed: bool,
 
     Waits up to `wait_s` for them to answer, for a primary, and for an earlier change to be done.
     """
-    silent = {str(row["host"]): silence for row in rows if (silence := silence_of(str(row["host"]), wait_s))}
-    for reason in silent.values():
+    unreachable = {str(row["host"]): why for row in rows if (why := why_unreachable(str(row["host"]), wait_s))}
+    for reason in unreachable.values():
         if not accept:
             raise NotAcceptedError(f"{reason}; start it first (--wait SECONDS waits for it), or add it with --accept")
-        typer.echo(f"{reason}; it is added all the same")
+        typer.echo(f"{reason}; it is added nevertheless")
     deadline = time.monotonic() + wait_s
     missing = until_done(deadline, lambda: missing_rows(host, rows, if_needed, accept))
     for row in rows:
@@ -263,7 +264,7 @@ def add_all(host: str, rows: list[dict[str, Any]], wait_s: int, if_needed: bool,
             continue
         reply = until_done(deadline, lambda: on_primary(host, {"replSetAddMember": row}))  # noqa: B023
         done = f"{member} is added as arbiter" if row.get("arbiterOnly") else f"{member} is added"
-        if member in silent:
+        if member in unreachable:
             done += ", not reachable yet"
         elif not row.get("arbiterOnly"):
             done += "; it copies the data, then it votes"
@@ -272,8 +273,8 @@ def add_all(host: str, rows: list[dict[str, Any]], wait_s: int, if_needed: bool,
         typer.echo(done)
 
 
-def silence_of(host: str, wait_s: int) -> str:
-    """Why `host` does not answer within `wait_s`; empty: it does."""
+def why_unreachable(host: str, wait_s: int) -> str:
+    """Return why `host` does not answer within `wait_s`; empty: it answers."""
     try:
         wait_for_answer(host, wait_s)
     except HostUnreachableError as error:
@@ -296,7 +297,7 @@ def missing_rows(host: str, rows: list[dict[str, Any]], if_needed: bool, accept:
 
 
 def until_done(deadline: float, action: Callable[[], T]) -> T:
-    """Try until it succeeds or the deadline has passed; what is not accepted is not tried again."""
+    """Repeat `action` until it succeeds or the deadline has passed. NotAcceptedError is raised at once."""
     while True:
         try:
             return action()
@@ -309,7 +310,7 @@ def until_done(deadline: float, action: Callable[[], T]) -> T:
 
 
 def counted_config(host: str) -> dict[str, Any]:
-    """The configuration in force, with newlyAdded where a member has no vote yet."""
+    """Return the current configuration, with newlyAdded where a member has no vote yet."""
     config: dict[str, Any] = ask(host, {"replSetGetConfig": 1})["config"]
     waiting = {row["_id"] for row in ask(host, {"replSetGetStatus": 1})["members"] if row.get("newlyAdded")}
     for row in config["members"]:
@@ -319,7 +320,7 @@ def counted_config(host: str) -> dict[str, Any]:
 
 
 def wait_for_answer(host: str, wait_s: int) -> None:
-    """Return once `host` answers; raises its error after `wait_s` seconds."""
+    """Return when `host` answers. After `wait_s` seconds raise its error."""
     deadline = time.monotonic() + wait_s
     while True:
         try:
@@ -331,7 +332,7 @@ def wait_for_answer(host: str, wait_s: int) -> None:
         time.sleep(0.2)
 
 
-# --- asking ------------------------------------------------------------------------------------------------------
+# --- commands to members -----------------------------------------------------------------------------------------
 
 
 def ask(host: str, command: dict[str, object], timeout_s: float = 30.0) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from replset.errors import ReplError
 
 
 class NotAcceptedError(ReplError):
-    """The change has a price that was not accepted; the message names it and `--accept`."""
+    """Fewer members may fail after the change, or it adds a member that does not answer. `--accept` allows it."""
 
 
 def effect_of(old: ReplSetConfig, new: ReplSetConfig) -> str:
-    """What majority writes and elections need after the change, and what they need now."""
+    """Describe what majority writes and elections need after the change, and what they need now."""
 
     def copies(config: ReplSetConfig) -> str:
         return f"{config.write_majority} of {len(config.data_voters)}"
@@ -50,7 +50,7 @@ def _marked(new: Mapping[str, Any], old: Mapping[str, Any]) -> Mapping[str, Any]
 
 
 def with_members(config: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The configuration with these members added, as replSetAddMember would number them."""
+    """Return the configuration with these members added, numbered as replSetAddMember does."""
     members = list(config["members"])
     for row in rows:
         members.append({"_id": max(int(member["_id"]) for member in members) + 1, **row})

@@ -1,4 +1,4 @@
-"""`replset cluster up|down|status`: a local set as separate processes."""
+"""Has `replset cluster up|down|status`, which run a local set as separate processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def up(
     name: Annotated[str | None, typer.Option(help="the set's name (rs0)")] = None,
     test_commands: Annotated[bool, typer.Option("--enable-test-commands", help="open replSetTestCut")] = False,
 ) -> None:
-    """Start a set, start again what `down` stopped, or go on where an earlier `up` failed."""
+    """Start a set, restart what `down` stopped, or continue where an earlier `up` failed."""
     if (folder / "set.json").exists():
         local = LocalSet.load(folder)
         refuse_other_options(local, members, arbiters, base_port, name, test_commands)
@@ -48,7 +48,7 @@ def up(
         primary = bring_up(local)
     except ReplError as error:
         raise LocalSetError(
-            f"{error.message}; when that is mended, `replset cluster up --dir {folder}` goes on from here, and"
+            f"{error.message}; correct that, then `replset cluster up --dir {folder}` continues from here, and"
             f" `replset cluster down --dir {folder}` stops what runs"
         ) from error
     for member in local.members:
@@ -57,7 +57,7 @@ def up(
 
 
 def planned_set(folder: Path, name: str, members: int, arbiters: int, base_port: int, test_commands: bool) -> LocalSet:
-    """Make a new set. All of it is in `set.json` before the first process starts, so that another `up` can go on."""
+    """Make a new set. All of it is in `set.json` before the first process starts, so that another `up` can continue."""
     local = LocalSet(folder, name)
     local.base_port = base_port
     flags = ["--enable-test-commands"] if test_commands else []
@@ -74,7 +74,7 @@ def bring_up(local: LocalSet) -> LocalMember:
         if not member.is_running():
             local.start(member)
         elif (pid := wait_until(member.answering_pid, 60, f"{member.name} to answer")) != member.pid:
-            raise LocalSetError(f"on {member.host} answers another process than {member.name} (pid {pid})")
+            raise LocalSetError(f"another process than {member.name} answers on {member.host} (pid {pid})")
     if not local.has_config():
         local.initiate()
     try:
@@ -99,18 +99,18 @@ def refuse_other_options(
     name: str | None,
     test_commands: bool,
 ) -> None:
-    """The set in the folder is as it was made: an option that asks for another one is refused, not ignored."""
+    """Raise LocalSetError for an option that the set in the folder was not made with. It is not ignored."""
     has_arbiters = sum(member.arbiter for member in local.members)
-    has = {
+    made_with = {
         "--members": (members, len(local.members) - has_arbiters),
         "--arbiters": (arbiters, has_arbiters),
         "--base-port": (base_port, local.base_port or base_port),
         "--name": (name, local.name),
     }
-    for option, (asked, is_so) in has.items():
-        if asked is not None and asked != is_so:
+    for option, (given, current) in made_with.items():
+        if given is not None and given != current:
             raise LocalSetError(
-                f"{option} {asked}: the set in {local.folder} was made with {is_so}; leave the option out, or make"
+                f"{option} {given}: the set in {local.folder} was made with {current}; leave the option out, or make"
                 " another set with --dir"
             )
     if test_commands and not all("--enable-test-commands" in member.flags for member in local.members):
@@ -119,7 +119,7 @@ def refuse_other_options(
 
 @app.command()
 def down(folder: Folder = DEFAULT_FOLDER) -> int:
-    """Stop the set's processes; its files stay. Exit status 1 when a process was left alone."""
+    """Stop the set's processes; the files stay. Exit status 1: a process was not stopped."""
     local = LocalSet.load(folder)
     running = sum(member.is_running() for member in local.members)
     refused = local.stop_all()
@@ -134,7 +134,7 @@ def status(
     folder: Folder = DEFAULT_FOLDER,
     as_json: Annotated[bool, typer.Option("--json", help="JSON for scripts instead of lines")] = False,
 ) -> int:
-    """Which processes run, and what state each is in. Exit status 1 when one does not run."""
+    """Show which processes run, and the state of each. Exit status 1: one does not run."""
     local = LocalSet.load(folder)
     rows: list[dict[str, object]] = [
         {"name": m.name, "host": m.host, "http": m.http, "pid": m.pid if m.is_running() else None, "state": state_of(m)}

@@ -1,10 +1,11 @@
-"""A replica set as separate processes on this machine: for `cluster up`, the demo, the benchmark and the tests.
+"""Runs a replica set as separate processes on this machine: for `cluster up`, the demo, the benchmark and the tests.
 
-A set lives in one folder: `m1/`, `m2/` ... are the dbpaths, `m1.log` ... what the members print, `set.json` who they
-are, `key` their key file. A member is a process of its own session, so that it outlives the command that started it.
+A set lives in one folder: `m1/`, `m2/` ... are the dbpaths, `m1.log` ... what the members print, `set.json` lists them,
+`key` is their key file. A member is a process of its own session, so that it outlives the command that started it.
 
-A process counts as a member only by proof. The pid in `set.json` may be another's by now: it must have started when it
-was noted, hold the lock of the dbpath, and be the one that answers on the member's port. No other one gets a signal.
+A process counts as a member only by proof, since the pid in `set.json` may belong to another program by now. It must
+have the saved start time, hold the lock of the dbpath, and be the one that answers on the member's port. No other
+process gets a signal.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ DEFAULT_FOLDER = Path("replset-data")
 DEFAULT_HOST = "127.0.0.1:27017"
 LOCK_WITHIN_S = 10.0
 KEY_FILE, KEY_BYTES = "key", 567
-"""Its name, and how many random bytes: MongoDB's manual takes so many."""
+"""The key file's name, and the number of its random bytes, which is that of MongoDB's manual."""
 
 
 class LocalSetError(ReplError):
-    """The local set cannot do that; the message says why and what to do."""
+    """The local set cannot do that. The message has the reason and what to do."""
 
 
 @dataclass(slots=True)
 class LocalMember:
-    """One member's process. `pid` 0: not running. started: its `start_mark`; empty where an older release wrote."""
+    """Describes one member's process. `pid` 0: not running. started: its `start_mark`; empty in an older release."""
 
     name: str
     port: int
@@ -65,7 +66,7 @@ class LocalMember:
     def command(
         self, document: dict[str, object], database: str = "admin", timeout_s: float = 10.0
     ) -> dict[str, object]:
-        """Run one command on this member; ReplError when it cannot be reached. The reply may say ok: 0."""
+        """Run one command on this member; ReplError when it cannot be reached. The reply may have ok: 0."""
         with WireClient(self.host, timeout_s=timeout_s) as client:
             return client.command(database, document)
 
@@ -145,7 +146,7 @@ class LocalSet:
     # --- processes -----------------------------------------------------------------------------------------------
 
     def plan(self, port: int, *, flags: Sequence[str] = (), arbiter: bool = False) -> LocalMember:
-        """Note one more member in `set.json`; `start` starts it."""
+        """Add one more member to `set.json`; `start` starts it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.members:
             self._make_key_file()
@@ -164,7 +165,7 @@ class LocalSet:
         return member
 
     def options(self, member: LocalMember) -> list[str]:
-        """What `replset start` is given for this member."""
+        """Return the options of `replset start` for this member."""
         options = ["--replSet", self.name, "--dbpath", str(member.dbpath), "--port", str(member.port), *member.flags]
         return [*options, "--key-file", str(self.key_file)] if self.key_file.exists() else options
 
@@ -188,7 +189,7 @@ class LocalSet:
         wait_until(answers, 60, f"{member.name} to answer on {member.host}")
 
     def note_started(self, member: LocalMember, pid: int) -> None:
-        """Take `pid`, which this process has just started, for the process of `member`."""
+        """Record `pid`, which this process has just started, as the process of `member`."""
         member.pid, member.started = pid, start_mark(pid)
         self._own.add(pid)
 
@@ -201,7 +202,7 @@ class LocalSet:
         self._wait_for_end(member, within_s)
 
     def _wait_for_end(self, member: LocalMember, within_s: float = 40.0) -> None:
-        """Wait until the signalled process has ended; its start time still tells it from a later one."""
+        """Wait until the signalled process has ended; its start time distinguishes it from a later one."""
         deadline = time.monotonic() + within_s
         while member.is_running():
             if time.monotonic() > deadline:
@@ -221,7 +222,7 @@ class LocalSet:
         self.stop(member, how=signal.SIGKILL)
 
     def stop_all(self) -> list[str]:
-        """SIGTERM to everybody; the members end side by side. Returns why a process was left alone, for each such."""
+        """Send SIGTERM to all members and wait for all. Returns one reason for each process that was not stopped."""
         refused: list[str] = []
         signalled: list[LocalMember] = []
         for member in self.members:
@@ -238,7 +239,7 @@ class LocalSet:
         """Send a signal to the process of `member` if it runs. LocalSetError: it is not proved to be it.
 
         A set.json outlives its processes: after a reboot, or once enough others were started, its pids are those of
-        other programs. To signal one of them would end somebody else's work, so each proof is asked for right here.
+        other programs. To signal one of them would end somebody else's work, so the proof is made right here.
         """
         if not member.is_running():
             other = lock_holder(member.dbpath)
@@ -255,7 +256,7 @@ class LocalSet:
     # --- the set -------------------------------------------------------------------------------------------------
 
     def initiate(self, settings: dict[str, object] | None = None) -> None:
-        """replSetInitiate over all members so far (none of them an arbiter's job yet), then wait for a primary."""
+        """Run replSetInitiate with all members so far (none of them an arbiter's job yet), then wait for a primary."""
         rows: list[dict[str, object]] = []
         for number, member in enumerate(self.members):
             row: dict[str, object] = {"_id": number, "host": member.host}
@@ -299,7 +300,7 @@ class LocalSet:
 
 
 def default_host() -> str:
-    """The member that a command asks without --host: one that runs, of the set in `replset-data` if there is one."""
+    """Return the member for commands without --host: a running one of the set in `replset-data`, if it exists."""
     if not (DEFAULT_FOLDER / "set.json").exists():
         return DEFAULT_HOST
     members = LocalSet.load(DEFAULT_FOLDER).members
@@ -309,7 +310,7 @@ def default_host() -> str:
 
 @contextlib.contextmanager
 def running_set(folder: Path, name: str = "rs0") -> Iterator[LocalSet]:
-    """A LocalSet whose processes end with the block, whatever happens in it."""
+    """Yield a LocalSet whose processes end with the block, whatever happens in it."""
     local = LocalSet(folder, name)
     try:
         yield local
@@ -319,7 +320,7 @@ def running_set(folder: Path, name: str = "rs0") -> Iterator[LocalSet]:
 
 
 def wait_until(condition: Callable[[], T | None], within_s: float, what: str, every_s: float = 0.05) -> T:
-    """Ask until the answer is true (not None, not False) and return it; a ReplError of the asking means "not yet"."""
+    """Repeat `condition` until its result is true, and return that. HostUnreachableError counts as "not yet"."""
     deadline = time.monotonic() + within_s
     why = ""
     while True:
@@ -339,7 +340,7 @@ def wait_until(condition: Callable[[], T | None], within_s: float, what: str, ev
 
 
 def free_ports(count: int, base: int = 27017) -> list[int]:
-    """The first block of `count` neighbouring wire ports from `base` that are free, HTTP ports (+1000) included."""
+    """Return the first `count` neighbouring wire ports from `base` that are free, with their HTTP ports (+1000)."""
     first = base
     while first + count + HTTP_OFFSET < 65536:
         block = range(first, first + count)
@@ -365,9 +366,9 @@ def _is_free(port: int) -> bool:
 
 
 def _not_proved(member: LocalMember) -> str:
-    """Why a process with the right start time is still not known to be this member; empty: it is.
+    """Return why a process with the right start time is still not proved to be this member; empty: it is.
 
-    One that has just started takes its lock in a moment. One that hangs does not answer: lock and start time suffice.
+    A process that has just started has no lock yet. A process that hangs does not answer: lock and start time suffice.
     """
     deadline = time.monotonic() + LOCK_WITHIN_S
     while not member.holds_lock():
@@ -379,5 +380,5 @@ def _not_proved(member: LocalMember) -> str:
     with contextlib.suppress(ReplError):
         pid = member.answering_pid()
         if pid != member.pid:
-            return f"on {member.host} answers another process than {member.pid} (pid {pid})"
+            return f"another process than {member.pid} answers on {member.host} (pid {pid})"
     return ""

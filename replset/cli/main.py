@@ -1,4 +1,4 @@
-"""`replset`: one file per family of subcommands; this one puts them together.
+"""Is the entry point of `replset`. Each family of subcommands has a file of its own.
 
 `start` is taken out before typer is imported: a member carries neither typer nor rich in its memory.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; the exit status. Errors are one line on standard error and status 2."""
+    """Run one subcommand and return the exit status. Errors are one line on standard error and status 2."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["start"]:
         from replset.cli.start import main as start

@@ -1,4 +1,4 @@
-"""`replset oplog tail|info`: the oplog of a live member (through its HTTP API), or of a dbpath, in use or not."""
+"""Has `replset oplog tail|info`, which read a live member's oplog over HTTP, or that of a dbpath, in use or not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from replset.storage.offline import open_oplog
 from replset.terminal import console
 
 app = typer.Typer(help="Look at the oplog.", no_args_is_help=True)
-Place = Annotated[Path | None, typer.Argument(help="a dbpath, or its database file; nothing: ask --host")]
+Place = Annotated[Path | None, typer.Argument(help="a dbpath, or its database file; without it --host is used")]
 PAGE = 500
 FIRST_LOOK_BACK_S = 30
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -35,7 +35,7 @@ def info(
     place: Place = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON for scripts instead of a table")] = False,
 ) -> None:
-    """First and last entry, the window of time between them, entries and bytes."""
+    """Show first and last entry, the time between them, entries and bytes."""
     facts = offline_info(place) if place is not None else http_of(host).get("/v1/replset/oplog/info")
     shown = {name: value for name, value in facts.items() if name not in ("ok", "operationTime", "$clusterTime")}
     if as_json:
@@ -52,13 +52,13 @@ def tail(
     host: Host,
     place: Place = None,
     lines: Annotated[int, typer.Option("-n", "--lines", min=1, help="how many of the newest entries")] = 10,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="go on with what comes")] = False,
-    after: Annotated[str | None, typer.Option(help="begin behind this optime (TERM:SECONDS:INC)")] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="then print new entries as they come")] = False,
+    after: Annotated[str | None, typer.Option(help="begin after this optime (TERM:SECONDS:INC)")] = None,
     ns: Annotated[str | None, typer.Option(help="only this namespace")] = None,
     op: Annotated[str | None, typer.Option(help="only this operation: i, u, d, c or n")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON document a line")] = False,
 ) -> None:
-    """The newest entries, oldest first."""
+    """Print the newest entries, oldest first."""
     if after is not None:
         try:
             OpTime.parse(after)
@@ -78,7 +78,7 @@ def tail(
 
 
 def line_of(row: dict[str, Any]) -> str:
-    """One entry for people: optime, wall clock, operation, namespace, what it does."""
+    """Return one entry as a line for people: optime, wall clock, operation, namespace, what it does."""
     entry = row["entry"]
     wall = entry.get("wall")
     when = (EPOCH + timedelta(milliseconds=wall.ms)).strftime("%H:%M:%S.%f")[:-3] if isinstance(wall, DateTime) else "-"
@@ -93,7 +93,7 @@ def http_of(host: str) -> HttpClient:
         hello = client.command("admin", {"hello": 1})
     address = hello.get("httpAddress")
     if not isinstance(address, str):
-        raise ReplError(f"{host} does not say where its HTTP API is")
+        raise ReplError(f"{host} does not report the address of its HTTP API")
     return HttpClient(f"http://{address}")
 
 
@@ -110,7 +110,7 @@ def offline_info(place: Path) -> dict[str, Any]:
 
 
 class _Offline:
-    """The oplog in a file that this process reads itself."""
+    """Reads the oplog in a file."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
@@ -133,13 +133,13 @@ class _Offline:
 
 
 class _Live:
-    """The oplog of a live member."""
+    """Reads the oplog of a live member over HTTP."""
 
     def __init__(self, http: HttpClient) -> None:
         self._http = http
 
     def newest(self, lines: int, ns: str | None, op: str | None) -> list[dict[str, Any]]:
-        """Looks back in time, ten times as far each time, rather than read a long oplog from its start."""
+        """Search back in time, ten times as far in each step, so that a long oplog is not read from its start."""
         info = self._http.get("/v1/replset/oplog/info")
         if info["first"] is None:
             return []

@@ -1,4 +1,4 @@
-"""Tells one process from another: a pid alone does not, since the system uses it again."""
+"""Identifies processes. A pid alone is not enough, since the system uses it again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from replset.storage.file_names import LOCK_FILE
 
 
 def start_mark(pid: int) -> str:
-    """Return what tells the process `pid` from a later one of the same pid: the boot and its start time in it.
+    """Return a text that distinguishes the process from a later one of the same pid: the boot and its start time in it.
 
     Empty: no such process, or one that has ended and waits for its parent to look. The start time counts from the boot:
     as time of the day it would move with the machine's clock, and a running member would look like another process.

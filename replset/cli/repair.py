@@ -1,8 +1,8 @@
-"""`replset repair DBPATH [--term N] [--accept-data-loss]`: what a stopped member's files hold, and putting it right.
+"""Has `replset repair DBPATH [--term N] [--accept-data-loss]`, which shows and corrects a stopped member's files.
 
-A term is never taken back while a member runs. When the files hold one that cannot be true (a forged or damaged message
-was believed once), or when a member was away while its set's term rose too far, a person says which term goes on. A
-member whose disk lost entries below its durability mark waits for a person too, where no other member has them.
+A running member never lowers its term. Its files may hold a term that cannot be true (it accepted a forged or damaged
+message), or its set's term may have risen too far while it was away. Then a person decides which term is used. A member
+whose disk lost entries below its durability mark also waits for a person, if no other member has them.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Terms:
 
 
 def repair(dbpath: Path, term: int | None, accept_data_loss: bool = False) -> list[str]:
-    """Put vote and configuration into `term`, None: leave them; returns what the files say then, line by line.
+    """Set the term of vote and configuration; None: leave it. Returns what the files then hold, as lines of text.
 
-    accept_data_loss: go on with the entries that are there; those between them and the durability mark are lost.
+    accept_data_loss: continue with the entries that are there; those between them and the durability mark are lost.
 
     Raises DbPathLockedError when the member runs, StorageError when there is none, BadValueError for a term that is
     below an entry here.
@@ -78,16 +78,16 @@ def repair(dbpath: Path, term: int | None, accept_data_loss: bool = False) -> li
 
 
 def accept_loss(disk: Disk, dbpath: str | os.PathLike[str], file: MemberFile, newest: OpTime, wall_ms: int) -> OpTime:
-    """Let a member go on without the entries that its disk lost; returns the newest entry then. Its journal says so.
+    """Let a member continue without the entries that its disk lost, and return its newest entry. Its journal names it.
 
-    Where nothing is left it copies the others' data. The only member that bears data has nobody to copy: it begins
-    anew, with one entry that says why everything before it is missing.
+    A member that lost everything copies the others' data. The only data-bearing member cannot copy: it starts with a
+    new oplog, whose first entry names the reason why everything before it is missing.
     """
     nothing_left = newest == OPTIME_NULL and _is_only_copy(file)
     if not nothing_left and newest >= file.durability_mark:
         return newest
-    behind = "everything" if newest == OPTIME_NULL else f"all behind {newest}"
-    detail = f"the loss of {behind}, up to {file.durability_mark}, was accepted by replset repair"
+    lost = "everything" if newest == OPTIME_NULL else f"all after {newest}"
+    detail = f"the loss of {lost}, up to {file.durability_mark}, was accepted by replset repair"
     file.append_journal(wall_ms=wall_ms, term=newest.term, event="data loss accepted", detail=detail)
     if nothing_left:
         # An optime of the lost entries must not be given to another entry: drivers, arbiters and backups know them.

@@ -28,25 +28,25 @@ def optime_text(value: object) -> str:
 
 
 def status(reply: Mapping[str, Any]) -> None:
-    """The set as a table: a line a member, lag against the primary's newest entry, and what is wrong."""
+    """Print the set as a table, with one line for each member, its lag behind the newest entry, and what is wrong."""
     out = console()
     newest = max((_millis(row.get("optimeDate")) for row in reply["members"]), default=0)
     table = Table(title=f"{reply['set']}, term {reply['term']}", title_justify="left")
-    for column in ("member", "state", "votes for majority", "newest entry", "behind", "last heard", "remarks"):
+    for column in ("member", "state", "votes for majority", "newest entry", "behind", "last heartbeat", "remarks"):
         table.add_column(column, overflow="fold")
     for row in reply["members"]:
         state = str(row["stateStr"])
         behind = "-"
         if _millis(row.get("optimeDate")):
             behind = f"{(newest - _millis(row['optimeDate'])) / 1000:.1f} s"
-        heard = "this member" if row.get("self") else _age(reply.get("date"), row.get("lastHeartbeat"))
+        last_heartbeat = "this member" if row.get("self") else _age(reply.get("date"), row.get("lastHeartbeat"))
         table.add_row(
             f"{row['_id']} {row['name']}",
             f"[{STYLE.get(state, 'yellow')}]{escape(state)}[/]",
             "yes" if row.get("counted") else "no",
             optime_text(row.get("optime")),
             behind,
-            heard,
+            last_heartbeat,
             escape(str(row.get("infoMessage") or row.get("lastHeartbeatMessage") or "")),
         )
     out.print(table)
@@ -65,7 +65,7 @@ def status(reply: Mapping[str, Any]) -> None:
 
 
 def _print_rollbacks(reply: Mapping[str, Any]) -> None:
-    """A rollback that runs here; whose lost writes nobody has looked at."""
+    """Print the rollback that runs here, and the rollbacks that nobody has acknowledged."""
     out = console()
     running = reply.get("rollbackStatus")
     if running:

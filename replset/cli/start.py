@@ -1,6 +1,6 @@
-"""`replset start`: run one member. The composition root: the one place that knows runtime and api alike.
+"""Has `replset start`, which runs one member. Only this file imports both runtime and api.
 
-It imports neither typer nor rich: a member is a server, and its memory is the user's.
+It does not import typer or rich, to keep a member's memory small.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HELP = {
     "bind_ip": "address to listen on (127.0.0.1)",
     "advertise": "host name under which the other members reach this one (the bind address)",
     "key_file": "file with the key by which the members prove to each other who they are (none: loopback only)",
-    "insecure_members": "listen beyond loopback without --key-file: anybody there can speak as a member",
+    "insecure_members": "listen beyond loopback without --key-file: anybody there can act as a member",
     "allowed_hosts": "names, with commas, by which HTTP requests may call this member beside its own and loopback's",
     "oplog_size_mb": "size at which the oplog's head is trimmed (990)",
     "oplog_min_retention_hours": "keep at least so much of it (0: by size alone)",
@@ -85,7 +85,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Every option of MemberOptions as a flag; none has a default here, so that file and environment show through."""
+    """Make a flag of every option of MemberOptions. None has a default here, so that file and environment count."""
     parser = _Parser(
         prog="replset start",
         usage="replset start --replSet NAME --dbpath DIR [--port PORT] [OPTIONS]",
@@ -105,7 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run until a signal ends the member; the exit status: 0 stopped cleanly, 2 could not start, 1 broke."""
+    """Run until a signal ends the member. Exit status 0: stopped cleanly, 2: could not start, 1: had to stop."""
     parsed = vars(build_parser().parse_args(argv))
     try:
         options = resolve_options(parsed, os.environ)
@@ -119,7 +119,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def refuse(reason: str, writer: LogWriter | None = None) -> int:
-    """Say why not, in a line of its own: once there is a log, through it, since both go to standard error."""
+    """Print why the member does not start, as one line. With a `writer` the line goes there."""
     if writer is None:
         print(f"replset start: {reason}", file=sys.stderr)
     else:
@@ -129,7 +129,7 @@ def refuse(reason: str, writer: LogWriter | None = None) -> int:
 
 
 def taken_port(options: MemberOptions) -> str | None:
-    """The first of the member's two addresses that cannot be listened on, with the reason; None: both are free."""
+    """Return the reason why one of the member's two addresses cannot be used; None: both are free."""
     for address in (options.listen, options.http_listen):
         host, port = split_host_port(address)
         try:
@@ -140,12 +140,12 @@ def taken_port(options: MemberOptions) -> str | None:
 
 
 def reason_of(error: OSError) -> str:
-    """The system's words for it, without what Python adds; names that do not resolve have words of their own."""
+    """Return the system's text for an error, without what Python adds. Unknown host names have a text of their own."""
     return str(error.strerror or error) if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
 
 
 def exit_if_broken(member: RunningMember, writer: LogWriter) -> None:
-    """The disk or an invariant failed: nothing more may be written, not even by a clean close."""
+    """End the process if the disk or an invariant failed. A clean close would write to the damaged files."""
     if member.broken.done():
         writer.write(f"replset start: stopped: {member.broken.result()}")
         writer.flush()
@@ -153,7 +153,7 @@ def exit_if_broken(member: RunningMember, writer: LogWriter) -> None:
 
 
 async def run(options: MemberOptions, keys: Keys | None, writer: LogWriter) -> int:
-    taken = taken_port(options)  # looked at first, so that a wrong port leaves the dbpath untouched
+    taken = taken_port(options)  # checked first, so that a wrong port leaves the dbpath untouched
     if taken is not None:
         return refuse(taken, writer)
     workers, sync_workers = RealWorkers(), RealWorkers(threads=1)

@@ -119,7 +119,7 @@ def _remarks(status: Status, member: MemberPort) -> tuple[Remark, ...]:
     full = Remark(
         f"the disk of {store.dbpath} on {member.host} has less than {least_mb} MiB free: this member takes no"
         " writes and is not elected",
-        f"make room there, or start the member again with a --min-free-mb below {least_mb}",
+        f"free disk space there, or start the member again with a --min-free-mb below {least_mb}",
     )
     return (full, *status.remarks)
 

@@ -32,7 +32,7 @@ class Matcher:
     """A compiled filter.
 
     id_equality: the value that `_id` must equal, MISSING when the filter names none. id_in: a list of which `_id` must
-    equal one value, None when the filter names none. Both only tell where to search; `matches` still decides.
+    equal one value, None when the filter names none. Both only limit the search; `matches` still decides.
     """
 
     __slots__ = ("_test", "filter", "id_equality", "id_in")

@@ -36,7 +36,7 @@ class Comparison:
     """
 
     def __init__(self, lost: LostWrites, live: LiveSet, *, with_entries: bool = False) -> None:
-        """with_entries: look up the last oplog entry of every document, not only where the files do not tell enough."""
+        """with_entries: look up the last oplog entry of every document, not only where the files hold too little."""
         self._lost = lost
         self._live = live
         is_export = lost.manifest.state is RollbackState.EXPORTED

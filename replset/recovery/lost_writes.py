@@ -104,7 +104,7 @@ class LostDocument:
 
     @property
     def before_is_known(self) -> bool:
-        """Whether the files tell the version at the common point, or that there was none.
+        """Whether the files show the version at the common point, or that there was none.
 
         They do not for a delete. In an export they also do not where the member's undo log was already cut off.
         """

@@ -57,7 +57,7 @@ class RestoreAction(Enum):
 
 
 MISSING: Final = object()
-"""Stands for a field that a document does not have."""
+"""Represents a field that a document does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def conflict_status(versions: Versions) -> ConflictStatus:
     """Compare the live document with the lost one.
 
     Only a live document that is known to be unchanged counts as clean. A document counts as in conflict when the set's
-    oplog is too short to tell. Otherwise a restore could overwrite a newer write that it does not know of.
+    oplog is too short to decide. Otherwise a restore could overwrite a newer write that it does not know of.
     """
     if versions.lost == versions.live:
         return ConflictStatus.THERE
@@ -143,7 +143,7 @@ def _in_conflict(policy: Policy, versions: Versions) -> Decision:
             return write("overwritten", versions.lost)
         case Policy.KEEP_NEWER:
             newest = versions.live_last
-            # The entry of the live version can be gone from the set's oplog. Then nobody can tell which version is
+            # The entry of the live version can be gone from the set's oplog. Then it is unknown which version is
             # newer. Writing the lost one could destroy a newer write, so it stays undone.
             if newest is None:
                 return leave(f"{what}; its last entry is not in the set's oplog any more")

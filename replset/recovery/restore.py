@@ -269,7 +269,7 @@ class Restore:
         except ReplError as error:
             if error.code not in RETRIED:
                 raise
-            return WriteResult(set(), {}), error.message  # applied or not: the next read tells
+            return WriteResult(set(), {}), error.message  # applied or not: the next read shows it
 
     def _note_outcome(self, outcome: Outcome) -> None:
         if self._audit is not None:

@@ -129,7 +129,7 @@ def _check_documents(path: Path, row: FileCheck, allowed: set[DocumentId], seen:
             continue
         identifier = uuid, encode_key(document.get("_id"))
         if identifier in seen:
-            row.add(offset, "the document stands here twice")
+            row.add(offset, "the document is here twice")
         elif identifier not in allowed:
             row.add(offset, "nothing else in the rollback is about this document")
         seen.add(identifier)

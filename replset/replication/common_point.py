@@ -51,7 +51,7 @@ class CommonPoint:
         """Return the common point. of_any_term: also with a source whose newest entry is not of a later term than mine.
 
         SourceChangedError: try again. NoCommonPointError: too stale. ChainDiffersError: the chains there differ, and
-        the source has been told so.
+        the source has got a message about it.
         """
         store = self._store
         mine, my_oldest = store.last_applied, store.oldest
@@ -110,7 +110,7 @@ class CommonPoint:
         mine = row.chain if row is not None else 0
         if mine != chain:
             # A fetch names the chain here, a probe does not. So the source too compares its chain with the others': it
-            # may be the damaged member, and nobody else would tell it.
+            # may be the damaged member, and no other member would inform it.
             request = FetchRequest(optime, mine, 1, 0, 0, OPTIME_NULL, -1)
             with suppress(ReplError):
                 await self._peer.call(self._source, request.document(), timeout_ms=PROBE_TIMEOUT_MS)

@@ -268,7 +268,7 @@ def _settle_manifests(context: MemberContext, done: frozenset[str]) -> list[Mani
             settled.append(settle_manifest(disk, dbpath, manifest, state, wall_ms))
     if done:
         # One that reads as finished may be so by name only, when a crash came before its folder was synced. The done
-        # mark goes after this, and with it what else would tell that it is finished.
+        # mark is removed after this, and it is the only other sign that the rollback is finished.
         sync_names(disk, dbpath)
     return settled
 

@@ -36,11 +36,11 @@ class SlotUser(Protocol):
 
     @property
     def idle_since(self) -> float | None:
-        """Seconds of the loop's clock since when it waits for its client; None: it is at work, or a member's."""
+        """Second of the loop's clock since which it waits for its client; None: it is in use, or a member's."""
         ...
 
     def close_idle(self) -> None:
-        """Close, to make room for another connection."""
+        """Close, so that another connection can have the slot."""
         ...
 
 
@@ -120,7 +120,7 @@ class ConnectionSlots:
         now = time.monotonic()
         if now - self._warned_at >= WARN_EVERY_S or not self._warned_at:
             self._warned_at = now
-            text = "%d connections are open on the %s port, which is full: each new one closes the longest idle client"
+            text = "%d connections are open on the %s port, which is full: each new one closes the client idle longest"
             log.warning(text, len(self._open), self._name)
 
 
@@ -142,10 +142,10 @@ def backlog_for(limit: int) -> int:
 
 def share_descriptors(limit: int, wire: ConnectionSlots, http: ConnectionSlots) -> None:
     """Lower the limits of both ports to what `limit` descriptors allow."""
-    room = limit - min(RESERVED_DESCRIPTORS, limit // 4)
-    if wire.most + http.most > room:
-        http.most = min(http.most, max(room // 4, room - wire.most))
-        wire.most = min(wire.most, room - http.most)
+    available = limit - min(RESERVED_DESCRIPTORS, limit // 4)
+    if wire.most + http.most > available:
+        http.most = min(http.most, max(available // 4, available - wire.most))
+        wire.most = min(wire.most, available - http.most)
         log.warning(
             "%d file descriptors: at most %d connections on the wire port and %d on the HTTP port (see ulimit -n)",
             *(limit, wire.most, http.most),

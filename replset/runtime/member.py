@@ -103,14 +103,14 @@ from replset.storage.store import Store, StoreOptions
 log = logging.getLogger("replset.member")
 T = TypeVar("T")
 
-INSECURE = "started with --insecure-members: anybody who reaches the wire port can speak as a member of the set"
+INSECURE = "started with --insecure-members: anybody who reaches the wire port can act as a member of the set"
 REFRESH_EVERY_S = 10
 CLIENT_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class MemberPorts:
-    """Everything outside of one member; the simulator puts its own in their places.
+    """Holds everything outside of one member; the simulator has its own implementations.
 
     sync_workers: a thread for the sync of the WAL alone; None: one of `workers`.
     """
@@ -125,7 +125,7 @@ class MemberPorts:
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """How much a member does in one step. The simulator makes them small, so that a short run has several steps."""
+    """Limits the work of one step. The simulator makes the limits small, so that a short run has several steps."""
 
     store: StoreOptions = field(default_factory=StoreOptions)
     fetch: FetchOptions = field(default_factory=FetchOptions)
@@ -379,7 +379,7 @@ class RunningMember:
         self._files.close()
 
     def _break(self, error: BaseException) -> None:
-        """Stop taking writes and let `broken` say why: this member must promise nothing any more."""
+        """Stop taking writes and set `broken` to the reason. With a broken disk or core nothing may be acknowledged."""
         self._writer.accept(None)
         if not self.broken.done() and not self._is_stopping:
             log.error("this member must stop: %s", error, exc_info=error)
@@ -418,7 +418,7 @@ class RunningMember:
         self._changes.notify()
 
     def _default_is_set(self) -> bool:
-        """Whether the set has a default write concern of its own; no while the data is just being replaced."""
+        """Whether the set has a default write concern of its own; False while the data is being replaced."""
         try:
             return stored_default(self.store) is not None
         except ReplError:
@@ -442,7 +442,7 @@ class RunningMember:
         self._progress.notify()
 
     def _on_undone(self) -> None:
-        """A rollback took entries away: no cursor may go on in what is not there any more."""
+        """Close all cursors after a rollback. They would read entries and documents that the rollback removed."""
         self.dispatcher.cursors.close_all()
         self.durability.on_undone()
         self._on_moved()
@@ -611,4 +611,4 @@ class RunningMember:
 
 
 def _ignore(*_: object) -> None:
-    """Stands for the member's callbacks while the start works on files that nobody else uses yet."""
+    """Do nothing. The context has this for callback until the member exists: nobody else uses the files yet."""

@@ -1,4 +1,4 @@
-"""What one member is started with: the options of `replset start`, from flags, environment and a YAML file."""
+"""Reads the options of `replset start` from flags, environment and a YAML file."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ PLAIN_LAYOUT, MONGODB_LAYOUT = "plain", "mongodb"
 
 
 class BadOptionError(ReplError):
-    """An option of `replset start` that cannot be; the message names it and where it came from (2)."""
+    """An option of `replset start` is invalid (2). The message names it and where it came from."""
 
     code = ErrorCode.BAD_VALUE
 
 
 @dataclass(frozen=True, slots=True)
 class MemberOptions:
-    """One member. Names on the command line are camelCase as MongoDB's, or the flag that `flag_of` gives.
+    """Holds the options of one member. `flag_of` returns the name of each on the command line.
 
     advertise: the host name that the other members use for this one; default the bind address.
-    key_file: by its keys the members prove to each other who they are. insecure_members: without one, and reachable
-    from other machines all the same. allowed_hosts: names by which HTTP requests may call this member, beside its own.
+    key_file: by its keys the members prove to each other who they are. insecure_members: other machines may reach
+    it without one. allowed_hosts: names by which HTTP requests may call this member, beside its own.
     oplog_size_mb, oplog_min_retention_hours: when the oplog's head is trimmed (map O9, O11).
     snapshot_history_secs: how long reads at an old point stay possible.
     min_free_mb: writes are refused while the disk has less (before anything is damaged).
@@ -60,7 +60,7 @@ class MemberOptions:
 
     @property
     def host(self) -> HostPort:
-        """The address by which the set knows this member."""
+        """The address of this member in the configuration."""
         return HostPort(f"{self.advertise or self.bind_ip}:{self.port}")
 
     @property
@@ -85,18 +85,18 @@ FLAGS = {"repl_set": "replSet", "dbpath": "dbpath"}
 
 
 def flag_of(field: str) -> str:
-    """The option's name on the command line and in the file, without dashes in front."""
+    """Return the option's name on the command line and in the file, without the leading dashes."""
     return FLAGS.get(field, field.replace("_", "-"))
 
 
 def variable_of(field: str) -> str:
-    """The option's environment variable: `replSet` is REPLSET_REPL_SET, `http-port` is REPLSET_HTTP_PORT."""
+    """Return the option's environment variable: `replSet` is REPLSET_REPL_SET, `http-port` is REPLSET_HTTP_PORT."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", flag_of(field)).replace("-", "_")
     return f"REPLSET_{words.upper()}"
 
 
 def resolve_options(flags: Mapping[str, object], environment: Mapping[str, str]) -> MemberOptions:
-    """Put the options together: the flag wins, then the environment, then the file named by `config`.
+    """Combine the options: the flag wins, then the environment, then the file named by `config`.
 
     flags: field name -> value, None where the flag was not given. Raises BadOptionError naming option and source.
     """
@@ -123,7 +123,7 @@ def resolve_options(flags: Mapping[str, object], environment: Mapping[str, str])
 
 
 def _read_file(path: str, known: list[str]) -> dict[str, object]:
-    """Field name -> value. Options may stand there under their flag's name or the field's."""
+    """Return field name -> value. The file names an option by its flag or by its field."""
     try:
         text = Path(path).read_text(encoding="utf-8")
         document, tree = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
@@ -197,7 +197,7 @@ def _boolean(raw: object) -> bool:
 
 
 def is_unspecified(host: str) -> bool:
-    """Whether it is 0.0.0.0 or ::, in any way to write them: a socket binds to it, nobody can connect to it."""
+    """Whether it is 0.0.0.0 or ::, in any form. A socket can listen there, but nobody can connect to it."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_unspecified
     except ValueError:
@@ -221,12 +221,12 @@ def _check(options: MemberOptions) -> None:
         raise BadOptionError(f"--advertise: {options.advertise!r} is not a host name (without port)")
     if options.advertise is not None and is_unspecified(options.advertise):
         raise BadOptionError(
-            f"--advertise: {options.advertise} is every address of a machine, and none that others can reach"
+            f"--advertise: {options.advertise} means every address of a machine, and no other member can connect to it"
         )
     if options.advertise is None and is_unspecified(options.bind_ip):
         raise BadOptionError(
-            f"--bind-ip: {options.bind_ip} is every address of this machine, and none that others can reach; give"
-            " --advertise HOST"
+            f"--bind-ip: {options.bind_ip} means every address of this machine, and no other member can connect to it;"
+            " give --advertise HOST"
         )
     _check_exposure(options)
     for host in options.allowed_hosts:
@@ -255,15 +255,15 @@ def _check(options: MemberOptions) -> None:
 def _check_exposure(options: MemberOptions) -> None:
     """Refuse to listen beyond loopback without a key.
 
-    Anybody who reaches the wire port could then speak as a member: acknowledge writes that it does not have,
-    depose the primary, or hand out a configuration. So such a member is reachable from its own machine only.
+    Anybody who reaches the wire port could then act as a member: acknowledge writes that it does not have,
+    make the primary step down, or send a configuration. So such a member is reachable from its own machine only.
     """
     if options.key_file is not None and options.insecure_members:
         raise BadOptionError("--insecure-members: it is for members without --key-file, and one is given")
     if options.key_file is None and not options.insecure_members and not is_loopback(options.bind_ip):
         raise BadOptionError(
             f"--bind-ip: {options.bind_ip} can be reached from other machines; give all members the same --key-file"
-            " (or --insecure-members, and anybody there can speak as a member)"
+            " (or --insecure-members, and anybody there can act as a member)"
         )
 
 

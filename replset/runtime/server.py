@@ -1,8 +1,8 @@
-"""The serving end of the wire port: one task per connection runs its commands in order.
+"""Serves the wire port: one task per connection runs its commands in order.
 
 No task is made per command. Reading stops while a client sends faster than it is answered or does not read its
-answers; a connection that goes away ends the command it waits for. What nobody waits for (moreToCome: w: 0) and had
-arrived whole before its sender closed is still carried out.
+answers. If a connection closes, the command that it waits for is cancelled. A command that needs no answer
+(moreToCome: w: 0) and had arrived completely before the client closed is still run.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from replset.wire.framing import FrameReader, WireMessage, encode_reply
 log = logging.getLogger("replset.server")
 
 MAX_QUEUED = 64
-"""Commands of one connection that wait behind the one that runs; above it nothing more is read."""
+"""Commands of one connection that wait behind the running one. Above this number nothing more is read."""
 MAX_QUEUED_BYTES = 1 << 20
-"""The same in bytes; what waits may be over it by the one message that was being read."""
+"""The same limit in bytes. The message that is being read may exceed it."""
 TURN = 16
-"""Commands of one connection in a row, before everything else on the loop gets its turn."""
+"""Commands of one connection that run before other tasks of the event loop run."""
 HELLO_COMMANDS = frozenset({"hello", "isMaster", "ismaster"})
 ALLOWED_WHEN_FULL = HELLO_COMMANDS | {"ping", "endSessions", "killCursors", "replSetGetStatus", "serverStatus", PROVE}
-"""Commands that an overloaded member still answers: they cost little and show what is wrong."""
+"""Commands that an overloaded member still answers: they need little memory and show what is wrong."""
 
 
 class WireServer:
@@ -84,11 +84,11 @@ class WireServer:
         return len(self.connections)
 
     async def start(self, address: HostPort) -> None:
-        """Listen; OSError when the address is taken."""
+        """Start to listen. OSError: the address is in use."""
         self._listening = await self._network.serve(address, lambda: WireConnection(self))
 
     def client_left(self, owner: Owner) -> None:
-        """One connection of this client is closed. With the last one its cursors end."""
+        """Close the client's cursors if this was its last connection."""
         cursors = self._cursors
         if cursors is None or not cursors.has_of(owner):
             return
@@ -96,9 +96,9 @@ class WireServer:
             cursors.client_left(owner)
 
     def end_stalled(self) -> None:
-        """End connections that began a large message and send no more of it, to free its memory."""
+        """Close connections that sent a part of a large message and then nothing more, to free its memory."""
         for connection in [connection for connection in self.connections if connection.is_stalled]:
-            log.warning("%s sends no more of a large message: closed", connection.peer)
+            log.warning("%s stopped in the middle of a large message: closed", connection.peer)
             connection.end()
 
     async def close(self) -> None:
@@ -110,7 +110,7 @@ class WireServer:
 
 
 class WireConnection(asyncio.Protocol):
-    """One client or member."""
+    """Is one connection of a client or a member."""
 
     def __init__(self, server: WireServer) -> None:
         self._server = server
@@ -130,7 +130,7 @@ class WireConnection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._context = ConnectionContext(next(server.connection_ids))
 
-    # --- the transport's side ------------------------------------------------------------------------------------
+    # --- called by the transport ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -153,7 +153,7 @@ class WireConnection(asyncio.Protocol):
             self.end()
 
     def end(self) -> asyncio.Task[None] | None:
-        """Close; the command under way is cancelled."""
+        """Close the connection and cancel the running command."""
         self._server.connections.discard(self)
         self._server.slots.release(self)
         if self._transport is not None:
@@ -178,7 +178,7 @@ class WireConnection(asyncio.Protocol):
 
     @property
     def idle_since(self) -> float | None:
-        """See connections.SlotUser: nothing of its client's runs or waits to be taken, and it is no member."""
+        """See connections.SlotUser: no command runs, no answer waits to be sent, and the client is no member."""
         at_work = self._current is not None or self._queue or not self._writable.is_set() or self._context.is_member
         return None if at_work else self._received_at
 
@@ -187,7 +187,7 @@ class WireConnection(asyncio.Protocol):
 
     @property
     def is_stalled(self) -> bool:
-        """Whether its client began a large message and sends no more of it."""
+        """Whether its client sent a part of a large message and then nothing more for STALLED_S."""
         since = asyncio.get_running_loop().time() - self._received_at
         return self._reading and self._reader.pending > 0 and since > STALLED_S
 
@@ -239,7 +239,7 @@ class WireConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._writable.set()
 
-    # --- the commands' side --------------------------------------------------------------------------------------
+    # --- running commands --------------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
         run_in_turn = 0
@@ -263,12 +263,12 @@ class WireConnection(asyncio.Protocol):
                 self._release(message.admitted)
                 if not self._writable.is_set():
                     await self._wait_until_sent()
-        except Exception:  # not a command's failure, which is an answer; whoever waits for one must not wait for ever
+        except Exception:  # a command's failure is an answer; this is a fault, and the client must not wait for ever
             self.end()
             raise
 
     async def _wait_until_sent(self) -> None:
-        """Wait until the client has read its answer; one that reads nothing of it for STALLED_S is disconnected."""
+        """Wait until the client has read its answer. A client that reads nothing for STALLED_S is disconnected."""
         counted = 0
         while not self._writable.is_set() and self._transport is not None:
             left = self._transport.get_write_buffer_size()
@@ -280,13 +280,13 @@ class WireConnection(asyncio.Protocol):
                 await asyncio.wait_for(self._writable.wait(), STALLED_S)
             except TimeoutError:
                 if self._transport is not None and self._transport.get_write_buffer_size() >= left:
-                    log.warning("%s took nothing of its answer for %.0f s", self._context.peer, STALLED_S)
+                    log.warning("%s read nothing of its answer for %.0f s: closed", self._context.peer, STALLED_S)
                     self.end()
                     return
         self._release(counted)
 
     def _resume_reading(self) -> None:
-        """Read again once little enough waits."""
+        """Read again if few enough commands wait."""
         waiting = len(self._queue)
         if not waiting:
             self._queued_bytes = 0
@@ -321,8 +321,8 @@ class WireConnection(asyncio.Protocol):
         if member is not None and self._server.drops_inbound(member):
             return
         if self._server.slots.is_reserved(self) and (streams or not self._may_use_reserved(message.body)):
-            # Reserved for members, which name themselves only now: an ordinary client that works on this slot
-            # would keep a vote or a heartbeat from the set.
+            # The slot is reserved for members, which are known as such only after their first command. If an ordinary
+            # client used it, no slot might be left for a vote or a heartbeat.
             self._reply(message, _refusal(OverloadedError("this member is overloaded: too many connections")))
             self.end()
             return
@@ -333,15 +333,14 @@ class WireConnection(asyncio.Protocol):
             self._reply(message, reply)
 
     def _reply(self, message: WireMessage, reply: bytes) -> None:
-        """Answer, unless nobody waits for it or a cut swallows it."""
+        """Send the reply, unless the client wants none or a test cut drops it."""
         member = self._context.member
         if not message.more_to_come and (member is None or not self._server.drops_outbound(member)):
             self._send(message, reply)
 
     def _may_use_reserved(self, body: RawDocument) -> bool:
         """Whether this command may run on a reserved slot."""
-        waits = "topologyVersion" in body and _is_awaitable(body)
-        return self._context.is_member or (body.first_key in ALLOWED_WHEN_FULL and not waits)
+        return self._context.is_member or (body.first_key in ALLOWED_WHEN_FULL and not _is_awaitable(body))
 
     def _recognise_member(self, body: RawDocument) -> None:
         host = body.get("replsetMember")
@@ -382,7 +381,7 @@ class WireConnection(asyncio.Protocol):
         return reply_id
 
     async def _stream_hello(self, message: WireMessage, reply: bytes) -> None:
-        """Exhaust: one hello after the other, each as the topology changes or maxAwaitTimeMS ends (map B2)."""
+        """Stream hello replies (exhaust): the next one when the topology changes or maxAwaitTimeMS ends (map B2)."""
         while True:
             document = RawDocument(reply)
             version = document.get("topologyVersion")
@@ -397,9 +396,9 @@ class WireConnection(asyncio.Protocol):
 
 
 def _is_awaitable(hello: RawDocument) -> bool:
-    """Whether each answer of a stream waits for something: one without a pause would never let the loop go."""
-    patience = hello.get("maxAwaitTimeMS")
-    return "topologyVersion" in hello and isinstance(patience, int | float) and patience > 0
+    """Whether each reply of a stream waits before it is sent. A stream without waiting would block the event loop."""
+    max_await_ms = hello.get("maxAwaitTimeMS")
+    return "topologyVersion" in hello and isinstance(max_await_ms, int | float) and max_await_ms > 0
 
 
 def _refusal(error: ReplError, code: int | None = None) -> bytes:

@@ -1,9 +1,9 @@
-"""The asking end of the wire port: commands to other members, on pooled connections (the port `MemberClient`).
+"""Sends commands to other members, on pooled connections (the port `MemberClient`).
 
-A connection carries one command at a time, so a fetch that waits for news never holds up a heartbeat: concurrent calls
-take a connection each. The first message on each says which member asks; with a key file both ends prove themselves
-first, on every new connection. For tests a cut swallows what goes to or
-comes from named hosts, silently, as a network would, or makes it late; clients' connections are not touched.
+A connection carries one command at a time, and concurrent calls use one connection each. So a fetch that waits for new
+entries never delays a heartbeat. The first message on each connection names this member; with a key file both ends
+prove themselves before it. A test cut drops or delays the messages to and from named hosts, without an error, as a
+network would. It does not affect clients' connections.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Transport:
         self._cut_out: frozenset[HostPort] = frozenset()
         self._delayed: frozenset[HostPort] = frozenset()
         self._delay_ms = 0
-        self._silent: set[asyncio.Future[None]] = set()
+        self._waits: set[asyncio.Future[None]] = set()
         self._closed = False
 
     # --- calling -------------------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ class Transport:
         """See MemberClient.call. NothingSentError, one of its HostUnreachableErrors, where no connection came about."""
         deadline = self._clock.now() + timeout_ms
         if host in self._cut_out:
-            await self._silence(host, deadline)
+            await self._wait_while_cut(host, deadline)
         connection: _PeerConnection | None = None
         try:
             async with asyncio.timeout(max(1, timeout_ms) / 1000):
@@ -71,7 +71,7 @@ class Transport:
             if connection is not None:
                 self._give_back(connection)
         if host in self._cut_in:
-            await self._silence(host, deadline)
+            await self._wait_while_cut(host, deadline)
         return reply
 
     async def _take(self, host: HostPort) -> _PeerConnection:
@@ -112,7 +112,7 @@ class Transport:
         for connection in [*self._in_use, *(row for rows in self._idle.values() for row in rows)]:
             connection.abort()
         self._idle.clear()
-        self._wake_silent()
+        self._end_waits()
 
     # --- cuts (tests only) ---------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class Transport:
         self._cut_in = named if direction in ("both", "in") else frozenset()
         self._cut_out = named if direction in ("both", "out") else frozenset()
         self._delayed = frozenset()
-        self._wake_silent()
+        self._end_waits()
 
     def delay(self, hosts: Sequence[HostPort], delay_ms: Millis) -> None:
         """From now on calls to exactly these hosts leave so much later; cuts end."""
@@ -130,29 +130,29 @@ class Transport:
         self._delayed, self._delay_ms = frozenset(hosts), delay_ms
 
     def drops_inbound(self, host: HostPort) -> bool:
-        """Whether what this member says does not arrive here."""
+        """Whether a test cut drops the commands of the member at `host`."""
         return host in self._cut_in
 
     def drops_outbound(self, host: HostPort) -> bool:
-        """Whether what this member is answered does not leave here."""
+        """Whether a test cut drops the replies to the member at `host`."""
         return host in self._cut_out
 
-    async def _silence(self, host: HostPort, deadline: int) -> None:
-        """Wait as one waits for an answer that does not come; a change of the cuts ends the wait at once."""
+    async def _wait_while_cut(self, host: HostPort, deadline: int) -> None:
+        """Wait until the deadline, as for an answer that does not come. A change of the cuts ends the wait at once."""
         loop = asyncio.get_running_loop()
-        silent: asyncio.Future[None] = loop.create_future()
-        timer = loop.call_later(max(1, deadline - self._clock.now()) / 1000, _finish, silent)
-        self._silent.add(silent)
+        wait: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(max(1, deadline - self._clock.now()) / 1000, _finish, wait)
+        self._waits.add(wait)
         try:
-            await silent
+            await wait
         finally:
             timer.cancel()
-            self._silent.discard(silent)
+            self._waits.discard(wait)
         raise HostUnreachableError(f"{host} did not answer (cut off by replSetTestCut)")
 
-    def _wake_silent(self) -> None:
-        for silent in list(self._silent):
-            _finish(silent)
+    def _end_waits(self) -> None:
+        for wait in list(self._waits):
+            _finish(wait)
 
 
 def _finish(future: asyncio.Future[None]) -> None:

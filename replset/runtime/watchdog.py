@@ -41,7 +41,7 @@ class StallReports:
 
 
 class Watchdog:
-    """A thread that watches the loop's beat and reports the stack of what holds it over 50 ms, once for each stall."""
+    """Watches the event loop from a thread, and reports the stack of what blocks it over 50 ms, once for each stall."""
 
     def __init__(self) -> None:
         self.reports = StallReports()
@@ -70,11 +70,11 @@ class Watchdog:
         while not self._stopped.wait(BEAT_S):
             beat_at = self._beat_at
             now = time.monotonic()
-            held = now - beat_at - BEAT_S
-            if held > LIMIT_S and beat_at != reported:
+            blocked_s = now - beat_at - BEAT_S
+            if blocked_s > LIMIT_S and beat_at != reported:
                 reported = beat_at
                 frame = sys._current_frames().get(self._loop_thread)
                 where = "".join(traceback.format_stack(frame)[-3:]).rstrip() if frame is not None else "?"
-                text = self.reports.on_stall(now, int(held * 1000), where)
+                text = self.reports.on_stall(now, int(blocked_s * 1000), where)
                 if text is not None:
                     log.info("%s", text)

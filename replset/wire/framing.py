@@ -1,7 +1,7 @@
-"""Bytes to messages and back: OP_MSG, and OP_QUERY as far as old drivers open with it (map B1). No sockets.
+"""Turns bytes into messages and back: OP_MSG, and OP_QUERY as old drivers send it first (map B1). No sockets.
 
-Feed bytes in any portions, get whole messages out. Whatever a peer may not send is a RemoteProtocolError; the
-connection that it came from is closed.
+`FrameReader` takes the bytes in parts of any size and returns whole messages. Bytes that a peer must not send are a
+RemoteProtocolError; the caller then closes the connection.
 """
 
 from __future__ import annotations
@@ -31,17 +31,16 @@ LARGE_BYTES = 64 << 10
 MAX_SEQUENCES: Final = 8
 """Document sequences in one message; no command takes more than two."""
 SLICE: Final = 2_000
-"""Documents of a large message's sequence that are cut before others have their turn."""
+"""Documents of a large message that are separated before other tasks of the event loop run."""
 _NOTHING = RawDocument(encode({}))
 
 
 @dataclass(slots=True)
 class WireMessage:
-    """One message. `sequences`: OP_MSG's document sequences by name. `legacy_query`: it was an OP_QUERY on db.$cmd.
+    """Holds one message. sequences: OP_MSG's document sequences by name. legacy_query: it was an OP_QUERY on db.$cmd.
 
-    `uncut`: where the documents of a large message's sequences are; `cut` makes `sequences` of them.
-
-    `admitted`: its bytes, when it had to be admitted. `refused`: it was not; nothing is known of it but its head.
+    uncut: where the documents of a large message's sequences are; `cut` puts them into `sequences`.
+    admitted: its bytes if it had to be admitted, else 0. refused: it was not admitted, and only its header was read.
     """
 
     request_id: int
@@ -57,9 +56,9 @@ class WireMessage:
     uncut: list[tuple[list[RawDocument], bytes, int, int]] = field(default_factory=list)
 
     def cut(self) -> Iterator[None]:
-        """Cut the documents of a large message apart, and stop after each slice, for there may be millions of them.
+        """Separate the documents of a large message, and yield after each slice, for there may be millions of them.
 
-        Raises RemoteProtocolError, and BadValueError when there are more than any command takes.
+        Raises RemoteProtocolError, and BadValueError if there are more documents than any command takes.
         """
         while self.uncut:
             documents, buffer, at, stop = self.uncut.pop()
@@ -74,14 +73,14 @@ class WireMessage:
 
 
 class FrameReader:
-    """Cuts a byte stream into messages. admit: asked once for each large one, when its head is there.
+    """Cuts a byte stream into messages. admit: called for each large one when its header is complete.
 
     A large message that is not admitted is reported at once as `refused`, and its bytes are dropped as they arrive.
     """
 
     def __init__(self, admit: Callable[[int], bool] = lambda _size: True) -> None:
         self._admit = admit
-        self._admitted = 0  # of the message that is not whole yet
+        self._admitted = 0  # of the message that is not complete yet
         self._refused = 0  # bytes still to come of a message that was not admitted
         self._parts: list[bytes] = []
         self._size = 0
@@ -89,15 +88,15 @@ class FrameReader:
 
     @property
     def pending(self) -> int:
-        """Bytes of a message that is not whole yet."""
+        """Bytes received of a message that is not complete yet."""
         return self._size
 
     def feed(self, data: bytes) -> list[WireMessage]:
-        """Take the next bytes; the messages that are whole now, in order. Raises RemoteProtocolError."""
+        """Add the next bytes and return the messages that are complete now, in order. Raises RemoteProtocolError."""
         if self._refused:
-            thrown = min(self._refused, len(data))
-            self._refused -= thrown
-            data = data[thrown:]
+            dropped = min(self._refused, len(data))
+            self._refused -= dropped
+            data = data[dropped:]
         buffer = data
         if self._size:
             self._parts.append(data)
@@ -201,7 +200,7 @@ def _parse_msg(buffer: bytes, start: int, end: int, request_id: int, response_to
 
 
 def _cut(documents: list[RawDocument], buffer: bytes, at: int, stop: int, most: int = LARGE_BYTES) -> int:
-    """Add up to `most` of the documents from `at` to `stop`; where the next one begins."""
+    """Add up to `most` of the documents from `at` to `stop`. Return where the next one begins."""
     try:
         while at < stop and most > 0:
             (size,) = _INT32.unpack_from(buffer, at)
@@ -230,7 +229,7 @@ def _parse_query(buffer: bytes, start: int, end: int, request_id: int, response_
 
 
 def encode_msg(request_id: int, response_to: int, document: bytes, *, flags: int = 0) -> bytes:
-    """One OP_MSG with only a body; `document` is BSON."""
+    """Return an OP_MSG that has only a body; `document` is BSON."""
     length = HEADER_SIZE + 5 + len(document)
     if length > MAX_MESSAGE_SIZE:
         raise LocalProtocolError(f"a message of {length} bytes is over {MAX_MESSAGE_SIZE}")
@@ -243,7 +242,7 @@ def encode_request(
     database: str,
     sequence: tuple[str, Sequence[bytes]] | None = None,
 ) -> bytes:
-    """A command as OP_MSG. sequence: a field of the command and the documents in it, sent as a section of their own."""
+    """Return a command as OP_MSG. sequence: a field of the command and its documents, sent as a separate section."""
     body = encode({**command, "$db": database})
     if sequence is None:
         return encode_msg(request_id, 0, body)
@@ -254,14 +253,14 @@ def encode_request(
 
 
 def encode_reply(request_id: int, to: WireMessage, document: bytes, *, more_to_come: bool = False) -> bytes:
-    """The answer in the form that its request came in."""
+    """Return the reply in the form of its request: OP_MSG, or OP_REPLY to an OP_QUERY."""
     if to.legacy_query:
         return encode_legacy_reply(request_id, to.request_id, [document])
     return encode_msg(request_id, to.request_id, document, flags=MORE_TO_COME if more_to_come else 0)
 
 
 def encode_legacy_reply(request_id: int, response_to: int, documents: Iterable[bytes]) -> bytes:
-    """OP_REPLY with awaitCapable set."""
+    """Return an OP_REPLY with awaitCapable set."""
     rows = list(documents)
     body = b"".join(rows)
     length = _REPLY_HEAD.size + len(body)

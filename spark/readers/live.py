@@ -215,7 +215,7 @@ class _Member:
     def _info(self) -> _Info:
         info = json.loads(self._ask("/v1/replset/oplog/info", {}, "application/json")[0])
         if not isinstance(info, dict) or not isinstance(info["bytes"], int):
-            raise ValueError("it does not say how large its oplog is")
+            raise ValueError("it does not report how large its oplog is")
         first, last = (OpTime.parse(str(info[end])) if info[end] else OPTIME_NULL for end in ("first", "last"))
         return _Info(first, last, info["bytes"])
 

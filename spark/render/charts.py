@@ -145,14 +145,14 @@ def bar_chart(rows: Sequence[Count], *, label: str) -> str:
     left = _name_width([row.name for row in rows])
     sums = [sum(number for _, number in row.parts) for row in rows]
     texts = [f"{total:,}{f' ({row.note})' if row.note else ''}" for total, row in zip(sums, rows, strict=True)]
-    room = WIDTH - left - 24 - max((len(text) for text in texts), default=0) * _CHAR
+    longest = WIDTH - left - 24 - max((len(text) for text in texts), default=0) * _CHAR
     height, parts = 26.0, []
     for number, (row, total, text) in enumerate(zip(rows, sums, texts, strict=True)):
         x, y = left, 4 + height * number
         parts.append(_name(row.name, left, y + height / 2))
         for colour, value in row.parts:
             if value:
-                width = max(room * value / max(sums), 2.0)
+                width = max(longest * value / max(sums), 2.0)
                 parts.append(_mark("rect", colour, f"{value:,}", x=x, y=y + 5, width=width, height=height - 10, rx=1))
                 x += width
         parts.append(_text(text, x + 8, y + height / 2 + 4, class_=None if total else "soft"))
@@ -198,10 +198,10 @@ def nice_seconds(value: float) -> float:
     return next((4 * step for step in _STEPS_S if 4 * step >= value and step >= 0.01), nice_top(value))
 
 
-def time_ticks(first: int, last: int, room: float) -> tuple[list[int], str]:
-    """(milliseconds of round moments, how to write them), so few that their texts do not touch in `room`."""
+def time_ticks(first: int, last: int, width: float) -> tuple[list[int], str]:
+    """(milliseconds of round moments, how to write them), so few that their texts do not touch in `width`."""
     length_s = max((last - first) / 1000, 0.001)
-    step_s = next((s for s in _STEPS_S if room * s / length_s >= len(_form(s)[1]) * _CHAR + 14), length_s)
+    step_s = next((s for s in _STEPS_S if width * s / length_s >= len(_form(s)[1]) * _CHAR + 14), length_s)
     step = max(1, int(step_s * 1000))
     begin = -(-first // step) * step
     return list(range(begin, last + 1, step)), _form(step_s)[0]
@@ -220,8 +220,8 @@ def _time_frame(times: Sequence[int], names: Iterable[str]) -> _Frame:
     first, last = min(times, default=0), max(times, default=1)
     if last - first < 10:
         first, last = first - 500, last + 500
-    room = max(1, (last - first) // 100)
-    return _Frame(_name_width(names), first - room, last + room)
+    margin = max(1, (last - first) // 100)
+    return _Frame(_name_width(names), first - margin, last + margin)
 
 
 def _time_axis(frame: _Frame, top: float, bottom: float) -> list[str]:

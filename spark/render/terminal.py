@@ -25,8 +25,8 @@ _STYLES = {Tone.PLAIN: "", Tone.GOOD: "green", Tone.WARN: "yellow", Tone.BAD: "b
 
 def print_content(content: Content, out: Console | None = None) -> None:
     out = out or console()
-    for said in content.answers:
-        out.print(_text(said.text, _STYLES[said.tone]), highlight=False)
+    for phrase in content.answers:
+        out.print(_text(phrase.text, _STYLES[phrase.tone]), highlight=False)
     for part in content.parts:
         out.print()
         if isinstance(part, ContentTable):

@@ -402,7 +402,7 @@ def document_of(found: Rows) -> dict[str, Any]:
 _SOURCES = {
     "walls": "from the oplogs",
     "commitPoint": "majority, from no-ops",
-    "status": "now, as live members say",
+    "status": "now, as live members report",
 }
 
 

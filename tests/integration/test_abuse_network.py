@@ -156,7 +156,7 @@ def test_forged_positions_acknowledge_nothing(local: LocalSet) -> None:
 
 @pytest.fixture
 def unkeyed(tmp_path: Path) -> Iterator[LocalSet]:
-    """A set without a key file, on loopback: who reaches it can speak as a member."""
+    """A set without a key file, on loopback: who reaches it can act as a member."""
     with running_set(tmp_path / "unkeyed") as local:
         for port in next_ports(3):
             local.plan(port)

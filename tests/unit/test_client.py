@@ -68,7 +68,7 @@ def test_an_answer_to_something_else_is_passed_over() -> None:
     ("answer", "text"),
     [
         pytest.param(lambda _: b"", "closed the connection", id="closed"),
-        pytest.param(lambda _: struct.pack("<iiii", 5, 1, 1, 2013), "speaks another protocol", id="no-protocol"),
+        pytest.param(lambda _: struct.pack("<iiii", 5, 1, 1, 2013), "uses another protocol", id="no-protocol"),
         pytest.param(lambda _: b"\1", "did not answer in time", id="half-an-answer"),
     ],
 )

@@ -191,13 +191,13 @@ def test_refusals_name_the_option_and_where_it_came_from(
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "[::]", "0"])
 def test_an_address_that_nobody_can_reach_is_not_advertised(address: str) -> None:
-    with pytest.raises(BadOptionError, match=r"--bind-ip: .* none that others can reach; give --advertise HOST"):
+    with pytest.raises(BadOptionError, match=r"--bind-ip: .* no other member can connect to it; give --advertise HOST"):
         resolve_options({**BASE, "bind_ip": address}, {})
     assert is_unspecified(address)
 
 
 def test_nor_is_it_as_the_name_that_was_given() -> None:
-    with pytest.raises(BadOptionError, match=r"--advertise: 0.0.0.0 is every address"):
+    with pytest.raises(BadOptionError, match=r"--advertise: 0.0.0.0 means every address"):
         resolve_options({**BASE, "advertise": "0.0.0.0"}, {})
     assert not any(map(is_unspecified, ("127.0.0.1", "m1", "::1", "10.0.0.0")))
 

@@ -379,10 +379,10 @@ def _parting_charts(document: Document) -> list[Chart]:
     legend = [(kind, COLOURS[kind]) for kind in kinds]
     whole = lane_chart(drawn, label="members over time", upright=uprights)
     first = min([at for at, *_ in uprights] + [row["at"] for row in marks], default=end)
-    room = max(2000, (end - first) // 8)
-    if first - room <= begin or (end - first) * 5 >= end - begin:
+    margin = max(2000, (end - first) // 8)
+    if first - margin <= begin or (end - first) * 5 >= end - begin:
         return [Chart("Where the members part", whole, note, legend)]
-    near = [lane_from(lane, first - room) for lane in drawn]
+    near = [lane_from(lane, first - margin) for lane in drawn]
     closer = lane_chart(near, label="the end of the members' oplogs", upright=uprights)
     return [Chart("Where the members part", whole, note), Chart("The same, closer", closer, legend=legend)]
 

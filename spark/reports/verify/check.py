@@ -409,7 +409,7 @@ def _link_faults(before: _Link, link: _Link) -> Iterator[tuple[str, str]]:
     """What is wrong between two entries that follow each other."""
     at = OpTime(before.term, before.ts)
     if link.ts <= before.ts or link.term < before.term:
-        yield ORDER, f"it stands behind {at}"
+        yield ORDER, f"it comes after {at}"
     if before.chain is None or link.chain is None or next_chain(before.chain, link.hash) == link.chain:
         return
     # Where the stored hash alone is wrong, the chain still is that of the bytes.

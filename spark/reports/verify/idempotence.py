@@ -59,7 +59,7 @@ def read_update(o: bytes, key: bytes) -> tuple[Doc, bool]:
     if next(iter(whole), "").startswith("$"):
         operation = next((name for name in whole if name.startswith("$") and name not in RESULT_OPERATORS), None)
         if operation is not None:
-            raise NotIdempotentError(f"the update tells an operation ({operation[:40]}), not its result")
+            raise NotIdempotentError(f"the update names an operation ({operation[:40]}), not its result")
         raise MalformedDiffError(f"the update is neither a document nor a $v: 2 difference: {', '.join(whole)[:60]}")
     if "_id" not in whole:
         raise MalformedDiffError("the replacement has no _id")

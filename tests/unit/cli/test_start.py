@@ -233,7 +233,7 @@ def test_beyond_loopback_it_needs_a_key_file(tmp_path: Path, port: int) -> None:
 def test_an_insecure_member_says_so_at_its_start_and_in_its_status(tmp_path: Path, port: int) -> None:
     log = tmp_path / "log"
     with log.open("wb") as out, running(tmp_path / "data", port, "--insecure-members", stderr=out):
-        assert "anybody who reaches the wire port can speak as a member" in log.read_text()
+        assert "anybody who reaches the wire port can act as a member" in log.read_text()
         with WireClient(f"127.0.0.1:{port}") as client:
             (line,) = client.command("admin", {"getLog": "startupWarnings"})["log"]
             assert "--insecure-members" in line

@@ -95,7 +95,7 @@ def test_verify_and_show_fetch_what_they_need(member: Member, capsys: Capture) -
 def test_a_transfer_that_breaks_off_is_noticed(member: Member, capsys: Capture) -> None:
     member.broken = 10
     assert main.main(["verify", member.url]) == 2
-    assert "broke off after 10 of" in capsys.readouterr().err
+    assert "ended after 10 of" in capsys.readouterr().err
 
 
 def test_a_manifest_that_names_a_file_elsewhere_is_refused(member: Member, capsys: Capture) -> None:

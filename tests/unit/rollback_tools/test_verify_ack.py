@@ -116,7 +116,7 @@ Change = Callable[[bytes], bytes]
         pytest.param(
             "documents",
             lambda data: data + data[:SIZE],
-            [(3 * SIZE + 14, "the document stands here twice"), (None, "5 documents, the manifest says 4")],
+            [(3 * SIZE + 14, "the document is here twice"), (None, "5 documents, the manifest says 4")],
             id="twice",
         ),
         pytest.param(

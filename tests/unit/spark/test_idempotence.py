@@ -74,7 +74,7 @@ def test_what_is_malformed_is_said(o: Doc, why: str) -> None:
 
 @pytest.mark.parametrize("o", [{"$inc": {"n": 1}}, {"$v": 1, "$set": {"a": 1}, "$push": {"b": 1}}])
 def test_an_operation_is_no_result(o: Doc) -> None:
-    with pytest.raises(NotIdempotentError, match="tells an operation"):
+    with pytest.raises(NotIdempotentError, match="names an operation"):
         read_update(encode(o), ONE)
 
 

@@ -232,7 +232,7 @@ def test_lag_by_member_and_source() -> None:
         ("warn", "m2 is furthest behind at the end: 0.25 s."),
         ("plain", "At worst the commit point was 2 s behind."),
     ]
-    check_shown(document, "commit point", "now, as live members say", "0.25 s")
+    check_shown(document, "commit point", "now, as live members report", "0.25 s")
     assert page(document).count("<path") == 2, "what is one moment only has no line"
 
 

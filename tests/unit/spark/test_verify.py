@@ -123,7 +123,7 @@ PLANTED = {
         "chain",
         behind(SOUND, NOOP + 1),
     ),
-    "term-falls": Planted(in_term(COUNT - 1, 1), COUNT - 1, "order", f"stands behind {behind(SOUND, COUNT - 1)}"),
+    "term-falls": Planted(in_term(COUNT - 1, 1), COUNT - 1, "order", f"comes after {behind(SOUND, COUNT - 1)}"),
     "op-unknown": Planted(with_fields(NOOP, op="x"), NOOP, "entry", "the op 'x' is not known"),
     "no-op": Planted(with_fields(NOOP, op=None), NOOP, "entry", "needs op, ns, ts and t"),
     "no-term": Planted(with_fields(INS, t=None), INS, "entry", "needs op, ns, ts and t"),
@@ -254,10 +254,10 @@ def test_the_order_of_fields_is_not_asked_of_a_document_that_is_not_all_there(ro
 def test_an_optime_that_stands_there_twice_or_falls(rows_per_task: int) -> None:
     twice = resealed([*SOUND[: NOOP + 1], *SOUND[NOOP:]])
     [(ts, kind, detail)] = found_in(local_verify([ListOplog("a", twice)], rows_per_task=rows_per_task))
-    assert (ts, kind, detail) == (SOUND[NOOP].ts, "order", f"it stands behind {SOUND[NOOP].optime}")
+    assert (ts, kind, detail) == (SOUND[NOOP].ts, "order", f"it comes after {SOUND[NOOP].optime}")
     exchanged = resealed([*SOUND[:NOOP], SOUND[NOOP + 1], SOUND[NOOP], *SOUND[NOOP + 2 :]])
     found = found_in(local_verify([ListOplog("a", exchanged)]))
-    assert found == [(SOUND[NOOP].ts, "order", f"it stands behind {SOUND[NOOP + 1].optime}")]
+    assert found == [(SOUND[NOOP].ts, "order", f"it comes after {SOUND[NOOP + 1].optime}")]
 
 
 def test_the_head_of_an_oplog_has_nothing_before_it() -> None:
