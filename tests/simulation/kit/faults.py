@@ -340,8 +340,8 @@ class Faults:
             at = self._rng.randrange(4, len(entry) - 1)
             changed = entry[:at] + bytes((entry[at] ^ (1 << self._rng.randrange(8)),)) + entry[at + 1 :]
             store._connection.execute("UPDATE oplog SET entry = ? WHERE ts = ?", (changed, ts))
-        except (apsw.BusyError, apsw.ThreadingViolationError):
-            return  # a thread holds the lock
+        except (apsw.BusyError, apsw.ThreadingViolationError, apsw.FullError):
+            return  # a thread holds the lock, or the disk is full
         store.tail.clear()
         self._wiped = True
         cluster.damaged_entry = DamagedEntry(machine.name, ts, entry)
@@ -367,7 +367,7 @@ class Faults:
             if member is not None and member.node.quarantine:
                 await self._ask(damaged_entry.name, {"replSetResync": 1})
             elif member is not None:
-                with suppress(apsw.BusyError, apsw.ThreadingViolationError):
+                with suppress(apsw.BusyError, apsw.ThreadingViolationError, apsw.FullError):
                     sql = "UPDATE oplog SET entry = ? WHERE ts = ? AND entry != ?"
                     member.store._connection.execute(sql, (damaged_entry.entry, damaged_entry.ts, damaged_entry.entry))
                     await asyncio.sleep(3)
