@@ -121,7 +121,7 @@ class HttpClient(_Client):
         document = {"_id": {"$oid": "0" * 24}, "n": 0, "who": "bench", "pad": PAYLOAD}
         body = {"database": "bench", "collection": "bench", "document": document, "writeConcern": concern}
         text = json.dumps(body, separators=(",", ":"))
-        head = "POST /v1/action/insertOne HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = "POST /v1/action/insertOne HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
         head += f"content-length: {len(text)}\r\n\r\n"
         self._before, self._after = (head + text).split("0" * 24)
 
