@@ -159,7 +159,7 @@ def reconfigure_primary(scenario: ScenarioRun, _victim: str) -> None:
     reconfigure(scenario, scenario.primary)
 
 
-def stand(scenario: ScenarioRun, _victim: str) -> None:
+def start_election(scenario: ScenarioRun, _victim: str) -> None:
     ask_at_once(scenario, scenario.others[0], {"replSetStepUp": 1, "skipDryRun": True})
 
 
@@ -189,8 +189,8 @@ CRASH_CASES: dict[Phase, CrashCase] = {
     Phase.SOURCE: CrashCase(
         serves_a_copy, lambda scenario, _: scenario.cluster.restart(scenario.others[0]), SHORT_OPLOG
     ),
-    Phase.CANDIDATE: CrashCase(follows, stand),
-    Phase.VOTER: CrashCase(third, stand),
+    Phase.CANDIDATE: CrashCase(follows, start_election),
+    Phase.VOTER: CrashCase(third, start_election),
     Phase.SHUTDOWN: CrashCase(leads, shut_down),
 }
 

@@ -47,7 +47,7 @@ def test_a_disk_that_fills_up_at_any_moment_of_an_initial_sync_is_waited_for(ste
         scenario.heal_all_and_judge()
 
 
-def test_the_status_says_what_a_member_waits_for_behind_the_swap() -> None:
+def test_the_status_shows_what_a_member_waits_for_after_the_swap() -> None:
     with filled_up(60, 60) as (scenario, machine):
         scenario.cluster.run_for(10)
         status = scenario.cluster.command(machine.name, {"replSetGetStatus": 1, "initialSync": 1})
@@ -55,7 +55,7 @@ def test_the_status_says_what_a_member_waits_for_behind_the_swap() -> None:
 
 
 @pytest.mark.parametrize("steps", range(50, 80, 3))
-def test_a_member_that_waits_for_room_for_its_copy_can_be_stopped(steps: int) -> None:
+def test_a_member_that_waits_for_disk_space_for_its_copy_can_be_stopped(steps: int) -> None:
     with filled_up(steps, steps) as (scenario, machine):
         cluster = scenario.cluster
         cluster.run_for(5)

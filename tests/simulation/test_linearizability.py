@@ -121,7 +121,7 @@ def test_a_long_history_takes_a_moment() -> None:
     assert found.stuck == (spoilt[-1],)
 
 
-def test_a_history_that_is_too_hard_says_so() -> None:
+def test_a_history_that_is_too_hard_raises_an_error() -> None:
     history = [put(f"v{n}", 0, 100) for n in range(12)] + [read("w", 101, 102)]
     with pytest.raises(TooHardError):
         violation(history, states_max=1_000)

@@ -43,7 +43,7 @@ def test_a_primary_answers_with_the_newest_state_and_others_do_not() -> None:
 
 
 @pytest.mark.parametrize("direction", ["both", "in", "out"])
-def test_a_cut_off_primary_tells_nothing_that_is_no_longer_so(direction: str) -> None:
+def test_a_cut_off_primary_answers_no_stale_linearizable_read(direction: str) -> None:
     """It still takes itself for the primary while another one commits; what it is asked then it must not answer."""
     with scenario_run() as scenario:
         cluster, old = scenario.cluster, scenario.primary

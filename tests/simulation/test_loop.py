@@ -56,7 +56,7 @@ def test_the_real_machine_is_out_of_reach(loop: SimLoop) -> None:
         loop.run_until_complete(main())
 
 
-def test_a_kill_ends_tasks_timers_and_work_of_that_life_alone(loop: SimLoop) -> None:
+def test_a_kill_ends_tasks_timers_and_work_of_that_process_alone(loop: SimLoop) -> None:
     starts = {name: Process(name) for name in ("dies", "stays")}
     seen: list[str] = []
 
@@ -82,7 +82,7 @@ def test_a_kill_ends_tasks_timers_and_work_of_that_life_alone(loop: SimLoop) -> 
     assert not loop.unhandled
 
 
-def test_a_paused_life_stands_still_and_then_catches_up(loop: SimLoop) -> None:
+def test_a_paused_process_stops_and_then_catches_up(loop: SimLoop) -> None:
     process = Process("a")
     seen: list[int] = []
 

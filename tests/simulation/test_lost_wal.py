@@ -53,7 +53,7 @@ def accept(cluster: SimCluster) -> None:
 
 
 @pytest.mark.parametrize("keep", [0.5, 0])
-def test_a_member_alone_waits_for_a_person_who_may_accept_the_loss(keep: float) -> None:
+def test_a_single_member_waits_until_an_operator_accepts_the_loss(keep: float) -> None:
     with SimCluster(1, seed=1) as cluster:
         cluster.initiate()
         cluster.run_until(lambda: cluster.primary() == "a", 60)
@@ -77,7 +77,7 @@ def test_a_member_alone_waits_for_a_person_who_may_accept_the_loss(keep: float) 
         cluster.check_unbroken()
 
 
-def test_a_member_alone_that_lost_everything_begins_anew_once_a_person_says_so() -> None:
+def test_a_single_member_that_lost_everything_begins_anew_after_the_loss_is_accepted() -> None:
     """No checkpoint yet: with its WAL all is gone, and there is nobody whose data it could copy."""
     with SimCluster(1, seed=2) as cluster:
         cluster.initiate()

@@ -20,7 +20,7 @@ def test_a_mutant_is_caught(mutant: Mutant) -> None:
 
 
 @pytest.mark.parametrize("mutant", [pytest.param(m, id=m.name) for m in MUTANTS if m.scenario is not None])
-def test_a_story_notices_it_too(mutant: Mutant) -> None:
+def test_a_scenario_notices_it_too(mutant: Mutant) -> None:
     assert mutant.scenario is not None
     assert mutant.is_caught_in(*mutant.scenario)
 
@@ -30,7 +30,7 @@ def test_a_test_fails_with_it(mutant: Mutant) -> None:
     assert mutant.is_caught_by_test(), f"{mutant.test} does not notice {mutant.name}"
 
 
-def test_each_mutant_has_somebody_who_notices_and_a_name_of_its_own() -> None:
+def test_each_mutant_has_a_run_that_notices_and_a_name_of_its_own() -> None:
     assert all(mutant.killers or mutant.scenario or mutant.test for mutant in MUTANTS)
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
 

@@ -77,7 +77,7 @@ def test_bytes_arrive_in_order_in_pieces(loop: SimLoop) -> None:
     assert world.served[0].received == b"".join(sent)
 
 
-def test_nobody_listens(loop: SimLoop) -> None:
+def test_no_server_listens(loop: SimLoop) -> None:
     world = World(loop)
     port = world.network.port("b", world.starts["b"])
     with pytest.raises(ConnectionRefusedError):
@@ -158,7 +158,7 @@ def test_paused_reading_keeps_the_order(loop: SimLoop) -> None:
     assert world.served[0].received == bytes(range(6))
 
 
-def test_a_set_with_keys_elects_writes_and_hears_no_stranger() -> None:
+def test_a_set_with_keys_elects_writes_and_takes_no_stranger_s_message() -> None:
     """Members prove themselves on virtual time, on new connections too; what was overheard is worth nothing anew."""
     with SimCluster(3, seed=5, environment=Environment(keyed=True)) as cluster:
         cluster.initiate()

@@ -74,7 +74,7 @@ def test_a_disk_that_fills_up_at_any_moment_of_a_rollback_is_waited_for(steps: i
         assert {row["name"]: row["unacknowledgedRollbacks"] for row in status["members"]}[machine.host] == 1
 
 
-def test_a_start_without_room_shows_rollback_and_finishes_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_without_disk_space_shows_rollback_and_finishes_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
     with scenario_run(seed=3, environment=Environment(undo_step=1)) as scenario:
         cluster = scenario.cluster
         old = writes_to_roll_back(scenario)
@@ -86,14 +86,14 @@ def test_a_start_without_room_shows_rollback_and_finishes_it_later(monkeypatch: 
         finish = files.finish_rollbacks
         tries = 0
 
-        async def without_room(*arguments: Any) -> Any:
+        async def without_disk_space(*arguments: Any) -> Any:
             nonlocal tries
             tries += 1
             if tries == 1:
                 raise OutOfDiskSpaceError("replset.db: no space left on the disk")
             return await finish(*arguments)
 
-        monkeypatch.setattr(files, "finish_rollbacks", without_room)
+        monkeypatch.setattr(files, "finish_rollbacks", without_disk_space)
         states: list[MemberState] = []
 
         def watch() -> None:
@@ -129,7 +129,7 @@ def insert(cluster: SimCluster, name: str, *ids: int, w: object = "majority") ->
     assert "writeConcernError" not in reply
 
 
-def test_behind_the_commit_point_after_a_forced_reconfig_members_keep_out_and_one_command_brings_them_back() -> None:
+def test_behind_the_commit_point_after_a_forced_reconfig_members_recover_by_one_command() -> None:
     quiet_logs()
     with SimCluster(3, seed=11) as cluster:
         cluster.initiate()

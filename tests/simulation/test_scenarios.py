@@ -16,7 +16,7 @@ REWRITE = "REWRITE_TRANSCRIPTS"
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_story_goes_as_it_is_written_down(name: str) -> None:
+def test_a_scenario_equals_its_transcript(name: str) -> None:
     """With REWRITE_TRANSCRIPTS=1 in the environment it is written down anew; read the difference."""
     scenario = SCENARIOS[name]
     path = TRANSCRIPTS / f"{scenario.__name__}.txt"
@@ -26,7 +26,7 @@ def test_a_story_goes_as_it_is_written_down(name: str) -> None:
     assert transcript == path.read_text()
 
 
-def test_no_transcript_is_left_without_its_story() -> None:
+def test_every_transcript_has_its_scenario() -> None:
     assert {path.stem for path in TRANSCRIPTS.iterdir()} == {scenario.__name__ for scenario in SCENARIOS.values()}
 
 

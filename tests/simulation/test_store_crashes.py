@@ -106,9 +106,7 @@ def test_a_store_closes_on_a_full_disk_and_keeps_what_was_committed(new_folder: 
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_pruning_and_trimming_without_room_leave_what_was_there_and_go_on_with_room(
-    new_folder: NewFolder, seed: int
-) -> None:
+def test_pruning_and_trimming_fail_on_a_full_disk_and_go_on_with_disk_space(new_folder: NewFolder, seed: int) -> None:
     options = StoreOptions(min_free_bytes=0, snapshot_history_s=0, oplog_max_bytes=2_000)
     opened = OpenStore(SimDisk(new_folder()), random.Random(seed), options)
     for _ in range(20):

@@ -206,7 +206,7 @@ def test_each_broken_promise_is_found(spoil: Callable[[Run], None], said: str) -
     assert any(said in line for line in run.judged()), run.judged()
 
 
-def test_what_one_member_alone_held_may_go_with_its_disk() -> None:
+def test_what_only_one_member_had_may_be_lost_with_its_disk() -> None:
     run = Run()
     lost_write(run)
     run.history.begin(Loss("m1", 9.0, "empty"))
@@ -220,7 +220,7 @@ def test_two_members_were_there_for_a_part_of_the_time() -> None:
     assert run.judged() == []
 
 
-def test_a_machine_that_stood_still_elects_too() -> None:
+def test_a_stalled_machine_elects_too() -> None:
     run = Run()
     run.history.begin(Attack("a stranger", 1.0, (4, 6), most_terms=1, stalled_s=0.6))
     assert run.judged() == []
@@ -249,7 +249,7 @@ def test_what_a_rollback_file_holds() -> None:
         ({"ok": 0.0, "code": 50, "errmsg": "time"}, "unknown"),
     ],
 )
-def test_what_a_reply_says_of_a_write(reply: Document, outcome: str) -> None:
+def test_the_outcome_of_a_reply_to_a_write(reply: Document, outcome: str) -> None:
     write = Write(1, "insert", 1, "w1", "m1", 0.0)
     fill_in(write, reply)
     assert (write.outcome, write.operation_time) == (outcome, 3 << 31 | 4 if outcome == "ok" else 0)

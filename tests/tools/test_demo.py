@@ -37,7 +37,7 @@ def test_a_broken_step_ends_the_demo_with_a_failure() -> None:
     assert "FAILED" in done.stdout
 
 
-def test_a_program_that_fails_is_told_in_its_own_last_line() -> None:
+def test_a_failed_program_is_reported_with_its_last_line() -> None:
     missing = 'oplog-spark: no pyspark here: pip install "replset[spark]"'
     done = subprocess.CompletedProcess(["oplog-spark"], 2, stdout="", stderr=f"oplog-spark: Java 17\n{missing}\n")
     assert reason_of(done, "oplog-spark") == f"{missing} (exit status 2)"

@@ -21,7 +21,7 @@ def breaks_at_seven(number: int) -> str:
     return "fine"
 
 
-def test_what_breaks_is_told_with_its_input() -> None:
+def test_a_failure_is_reported_with_its_input() -> None:
     target = Target("numbers", st.integers(0, 9), lambda: stateless(breaks_at_seven), 100)
     with pytest.raises(AssertionError, match="seven") as caught:
         run_short(target)
@@ -33,7 +33,7 @@ def test_what_breaks_is_told_with_its_input() -> None:
     assert "input: 7" in said[0]
 
 
-def test_a_long_run_ends_in_time_and_tells_what_came_of_it() -> None:
+def test_a_long_run_ends_in_time_and_reports_its_outcomes() -> None:
     said: list[str] = []
     target = Target("numbers", st.integers(8, 9), lambda: stateless(breaks_at_seven), 100)
     assert run_long(target, 0.0001, 5, said.append)

@@ -85,7 +85,7 @@ def free_port() -> int:
         return int(listening.getsockname()[1])
 
 
-def test_nobody_listens() -> None:
+def test_no_server_listens() -> None:
     port = free_port()
     with pytest.raises(HostUnreachableError, match=f"127.0.0.1:{port} cannot be reached"):
         WireClient(f"127.0.0.1:{port}", timeout_s=2)

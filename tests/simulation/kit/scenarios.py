@@ -119,12 +119,12 @@ class ScenarioRun:
     def step_up_meanwhile(self, name: str) -> None:
         """`name` is asked to start an election; the scenario goes on."""
         self.note(f"{{{name}}} stands for election")
-        stand = {"replSetStepUp": 1, "skipDryRun": True}
+        start_election = {"replSetStepUp": 1, "skipDryRun": True}
 
         async def ask() -> None:
             client = self.cluster.client()
             with suppress(NoAnswerError):
-                await client.call(self.cluster.host(name), "admin", stand, 1.5)
+                await client.call(self.cluster.host(name), "admin", start_election, 1.5)
             client.close()
 
         self.cluster.loop.create_task(ask(), context=Context())

@@ -47,7 +47,7 @@ def compared(node: SingleNode, same: int, other: int, silent: int) -> list[Any]:
     return node.receive(ChainsCompared(MINE, same, other, silent, "they say"), NOW)
 
 
-def test_a_member_whose_chain_differs_asks_all_who_hold_data() -> None:
+def test_a_member_whose_chain_differs_asks_all_data_bearing_members() -> None:
     node = member(4, arbiters=1)
     assert only(differs(node), CompareChains) == [CompareChains(MINE, (host(1), host(2)))]
     assert node.quarantine == ""
@@ -129,7 +129,7 @@ def test_a_source_that_is_outvoted_is_not_left_for_good() -> None:
     assert only(node.tick(Millis(NOW + 2_000)), StartFetching) == [StartFetching(host(1))]
 
 
-def test_a_damaged_secondary_keeps_out_of_the_way_and_tells_the_others() -> None:
+def test_a_damaged_secondary_stays_in_recovering_and_reports_it() -> None:
     node = member()
     effects = node.receive(DAMAGE, NOW)
     assert node.state is MemberState.RECOVERING
@@ -146,7 +146,7 @@ def test_a_damaged_primary_hands_over_to_those_who_can_go_on() -> None:
     assert not node.writable
 
 
-def test_a_damaged_member_that_the_others_cannot_do_without_goes_on_and_says_so() -> None:
+def test_a_damaged_member_that_the_others_need_goes_on_and_reports_it() -> None:
     node = leader(2)
     node.receive(DAMAGE, NOW)
     assert node.state is MemberState.PRIMARY

@@ -58,7 +58,7 @@ from tests.unit.core.single_node import (
 )
 
 
-def until_it_stands(node: SingleNode, limit: int = 30_000) -> tuple[int, list[Any]]:
+def until_election_starts(node: SingleNode, limit: int = 30_000) -> tuple[int, list[Any]]:
     """Tick by tick, the others answering heartbeats, until it asks for votes: when, and the effects."""
     for now in range(NOW, NOW + limit, 10):
         effects = node.tick(Millis(now))
@@ -74,7 +74,7 @@ def until_it_stands(node: SingleNode, limit: int = 30_000) -> tuple[int, list[An
 
 def test_the_timer_is_drawn_at_random() -> None:
     """Map E1: election timeout + up to 15 %."""
-    drawn = {until_it_stands(ready_with_seed(seed))[0] for seed in range(12)}
+    drawn = {until_election_starts(ready_with_seed(seed))[0] for seed in range(12)}
     assert min(drawn) >= 10_000
     assert max(drawn) <= 11_510
     assert len(drawn) > 6
@@ -92,7 +92,7 @@ def ready_with_seed(seed: int) -> SingleNode:
 def test_a_dry_run_first_and_only_then_a_new_term() -> None:
     """Map E3."""
     node = ready()
-    _, effects = until_it_stands(node)
+    _, effects = until_election_starts(node)
     assert [request.dry_run for request in vote_requests(effects)] == [True, True]
     assert node.term == 1
     assert not only(effects, Persist)
@@ -104,7 +104,7 @@ def test_a_dry_run_first_and_only_then_a_new_term() -> None:
 def test_the_candidates_own_vote_is_durable_before_anybody_is_asked() -> None:
     """Votes are durable before they are sent or counted, the candidate's own included (docs/adr/0007)."""
     node = ready()
-    until_it_stands(node)
+    until_election_starts(node)
     effects = grant(node, 1)
     assert only(effects, Persist)[0].record == LastVote(2, MemberId(0))
     order = [type(effect) for effect in effects if isinstance(effect, Persist | Send | StateChanged)]
@@ -113,7 +113,7 @@ def test_the_candidates_own_vote_is_durable_before_anybody_is_asked() -> None:
 
 def test_a_majority_of_voters_wins() -> None:
     node = ready()
-    until_it_stands(node)
+    until_election_starts(node)
     grant(node, 1)
     assert node.state is MemberState.SECONDARY
     grant(node, 2)
@@ -124,7 +124,7 @@ def test_a_majority_of_voters_wins() -> None:
 def test_a_vote_of_another_incarnation_is_not_counted() -> None:
     """A member votes and is counted only while the configuration names its incarnation (docs/adr/0007)."""
     node = ready()
-    until_it_stands(node)
+    until_election_starts(node)
     grant(node, 1, incarnation="another")
     assert node.term == 1
     grant(node, 2)
@@ -133,7 +133,7 @@ def test_a_vote_of_another_incarnation_is_not_counted() -> None:
 
 def test_a_lost_dry_run_changes_nothing() -> None:
     node = ready()
-    until_it_stands(node)
+    until_election_starts(node)
     for number in (1, 2):
         effects = grant(node, number, granted=False, reason="no")
     assert (node.term, node.state) == (1, MemberState.SECONDARY)
@@ -151,7 +151,7 @@ def test_a_lost_dry_run_changes_nothing() -> None:
         pytest.param({"config": named(*members_of(4)[1:])}, id="not-in-the-configuration"),
     ],
 )
-def test_who_does_not_stand(fields: dict[str, Any]) -> None:
+def test_members_that_start_no_election(fields: dict[str, Any]) -> None:
     """Map E2."""
     node = single_node(**{"config": CONFIG, **fields})
     found = []
@@ -166,7 +166,7 @@ def test_who_does_not_stand(fields: dict[str, Any]) -> None:
     assert answer.code == 125
 
 
-def test_nobody_stands_who_cannot_see_a_majority() -> None:
+def test_without_a_majority_in_reach_no_member_starts_an_election() -> None:
     """Map E2."""
     node = single_node(config=CONFIG)
     assert not vote_requests(node.tick(Millis(NOW + 11_600)))
@@ -176,7 +176,7 @@ def test_nobody_stands_who_cannot_see_a_majority() -> None:
 
 
 @pytest.mark.parametrize("message", [DiskStalled(True), ShutdownStarted()])
-def test_a_stalled_disk_and_a_shutdown_do_not_stand(message: Any) -> None:
+def test_a_stalled_disk_or_a_shutdown_starts_no_election(message: Any) -> None:
     """A member whose disk finished no sync for half an election timeout does not stand; nor does one shutting down."""
     node = ready()
     node.receive(message, NOW)
@@ -234,7 +234,7 @@ def test_a_campaign_ends_when_the_member_may_not_lead_any_more() -> None:
 
 def test_a_new_config_ends_a_campaign() -> None:
     node = ready()
-    until_it_stands(node)
+    until_election_starts(node)
     node.receive(Request(8, StepDownRequest(0, 0, force=False)), NOW)
     node.receive(Request(9, replace(FROM_1, config_version=2)), NOW)
     node.tick(Millis(NOW + 1_000))
@@ -278,7 +278,7 @@ def test_a_drain_of_another_term_means_nothing() -> None:
     assert not node.writable
 
 
-def test_catch_up_fetches_what_somebody_else_has() -> None:
+def test_catch_up_fetches_what_another_member_has() -> None:
     """Map E8: the newest known optime of a fresh heartbeat round is the target."""
     node = elected()
     node.receive_heartbeat(1)
@@ -435,7 +435,7 @@ def test_a_whole_set_restarts() -> None:
     assert "a" in [entry[1] for entry in cluster.elect().disk.log]
 
 
-def test_votes_survive_and_nobody_votes_twice_through_restarts() -> None:
+def test_votes_survive_restarts_and_no_member_votes_twice() -> None:
     """A vote is durable before the reply leaves; the kit checks every vote that was persisted (docs/adr/0007)."""
     cluster = set_of(5, seed=3)
     for _ in range(12):

@@ -72,14 +72,14 @@ def test_the_primary_is_the_source_and_a_new_one_takes_its_place() -> None:
     assert node.sync_source == host(2)
 
 
-def test_without_a_primary_nobody_equal_is_followed() -> None:
+def test_without_a_primary_a_member_at_the_same_optime_is_no_source() -> None:
     node = single_node(config=CONFIG, position=place(MINE))
     node.receive_heartbeat(1, position=place(MINE))
     node.receive_heartbeat(2, position=place(at(2, 4)))
     assert node.sync_source is None
 
 
-def test_without_a_primary_whoever_is_ahead_is_followed_until_there_is_one() -> None:
+def test_without_a_primary_a_member_that_is_ahead_is_the_source() -> None:
     node = single_node(config=CONFIG, position=place(MINE))
     node.receive_heartbeat(1, position=place(at(2, 6)))
     assert node.sync_source == host(1)
@@ -91,7 +91,7 @@ def test_without_a_primary_whoever_is_ahead_is_followed_until_there_is_one() -> 
 
 
 @pytest.mark.parametrize("state", [MemberState.STARTUP2, MemberState.ROLLBACK, MemberState.RECOVERING])
-def test_who_is_not_followed(state: MemberState) -> None:
+def test_members_that_are_no_source(state: MemberState) -> None:
     node = single_node(config=CONFIG, position=place(MINE))
     node.receive_heartbeat(1, state=state, position=place(at(2, 9)))
     assert node.sync_source is None
@@ -114,7 +114,7 @@ def test_another_source_is_tried_without_a_pause() -> None:
     assert node.sync_source == host(2)
 
 
-def test_a_failure_of_somebody_else_means_nothing() -> None:
+def test_a_failure_of_another_source_changes_nothing() -> None:
     node = following()
     node.receive(SourceFailed(host(2), SourceProblem.UNREACHABLE, "", 0, OPTIME_NULL, OPTIME_NULL), NOW)
     assert node.sync_source == host(1)
@@ -218,7 +218,7 @@ def test_corruption_is_not_rolled_back() -> None:
     assert "outvoted" in node.quarantine
 
 
-def test_a_member_in_rollback_neither_stands_nor_serves_and_comes_back_as_such_when_reconfigured() -> None:
+def test_a_member_in_rollback_starts_no_election_serves_no_reads_and_stays_in_rollback_after_a_reconfig() -> None:
     """A configuration that comes in the middle does not turn it into a SECONDARY."""
     node = following()
     failed(node, SourceProblem.DIVERGED, at(3), at(1))
@@ -233,7 +233,7 @@ def test_a_member_in_rollback_neither_stands_nor_serves_and_comes_back_as_such_w
     assert node.state is MemberState.SECONDARY
 
 
-def test_an_interrupted_rollback_without_room_at_start_keeps_it_in_rollback_until_it_is_over() -> None:
+def test_an_interrupted_rollback_without_disk_space_at_start_keeps_it_in_rollback_until_it_is_over() -> None:
     node = single_node(config=CONFIG, position=place(MINE), rolling_back=True)
     assert node.state is MemberState.ROLLBACK
     effects = node.receive_heartbeat(1, state=MemberState.PRIMARY)
@@ -252,7 +252,7 @@ def test_an_interrupted_rollback_before_an_initial_sync_ends_in_that_sync() -> N
     assert [effect.source for effect in only(effects, StartInitialSync)] == [host(1)]
 
 
-def test_each_member_tells_its_unacknowledged_rollbacks_and_its_quarantine() -> None:
+def test_each_member_reports_its_unacknowledged_rollbacks_and_its_quarantine() -> None:
     node = following(unacknowledged_rollbacks=2)
     outvoted(node)
     told = asked(node, HeartbeatRequest("rs0", host(1), MemberId(1), 2, 1, 1, None, "i1"))
@@ -298,7 +298,7 @@ def test_a_resync_ends_a_quarantine() -> None:
     assert node.quarantine == ""
 
 
-def test_a_resync_without_anybody_to_copy_from_is_refused_and_changes_nothing() -> None:
+def test_a_resync_without_a_source_is_refused_and_changes_nothing() -> None:
     node = single_node(config=CONFIG, position=place(MINE))
     answer = asked(node, ResyncRequest())
     assert isinstance(answer, Refused)
@@ -398,7 +398,7 @@ def test_after_a_copy_that_lacks_what_was_committed_no_entry_of_it_is_taken_for_
     assert node.commit_point == OPTIME_NULL
 
 
-def test_a_commit_point_that_is_told_while_the_data_is_replaced_is_not_taken() -> None:
+def test_a_commit_point_that_arrives_while_the_data_is_replaced_is_not_taken() -> None:
     node = following(position=place(at(2, 5)))
     node.receive(Request(5, ResyncRequest()), NOW)
     node.tick(Millis(NOW + 2_000))
@@ -406,7 +406,7 @@ def test_a_commit_point_that_is_told_while_the_data_is_replaced_is_not_taken() -
     assert node.commit_point == OPTIME_NULL
 
 
-def test_who_does_not_resync() -> None:
+def test_members_that_do_not_resync() -> None:
     arbiter = single_node(2, config=named(*members_of(3, arbiters=1)))
     without_config = single_node(config=None)
     rolling_back = following()

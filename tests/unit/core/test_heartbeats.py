@@ -163,14 +163,14 @@ def test_a_newer_config_is_installed_durably() -> None:
     assert node.config == newer
 
 
-def test_who_hears_of_a_newer_config_asks_for_it() -> None:
+def test_a_member_that_learns_of_a_newer_config_asks_for_it() -> None:
     node = single_node(config=CONFIG)
     node.receive_heartbeat(1)
     effects = node.receive(Request(9, replace(FROM_1, config_version=2)), Millis(NOW + 1))
     assert host(1) in [send.to for send in only(effects, Send) if isinstance(send.body, HeartbeatRequest)]
 
 
-def test_a_member_without_config_asks_whoever_has_one() -> None:
+def test_a_member_without_config_asks_a_member_that_has_one() -> None:
     node = single_node(3, config=None)
     effects = node.receive(Request(9, FROM_1), NOW)
     assert [send.to for send in only(effects, Send)] == [host(1)]
@@ -182,19 +182,19 @@ def test_a_member_without_config_asks_whoever_has_one() -> None:
     assert node.config is not None
 
 
-def test_a_primary_on_its_way_takes_no_config() -> None:
+def test_a_new_primary_takes_no_config_during_step_up() -> None:
     """Map H6: not while it catches up or drains."""
     cluster_config = named(*members_of(3))
     node = single_node(config=cluster_config)
     node.receive_heartbeat(1)
     node.receive_heartbeat(2)
-    stand(node)
+    start_election(node)
     assert (node.state, node.writable) == (MemberState.PRIMARY, False)
     node.receive_heartbeat(1, config=replace(cluster_config, version=9), config_version=9)
     assert node.config == cluster_config
 
 
-def stand(node: SingleNode) -> None:
+def start_election(node: SingleNode) -> None:
     node.receive(Request(3, StepUpRequest(skip_dry_run=True)), NOW)
     node.answer(1, VoteRequest, VoteReply(node.term, True, "", MemberId(1), "i1"))
 
@@ -202,7 +202,7 @@ def stand(node: SingleNode) -> None:
 # --- a higher term ---------------------------------------------------------------------------------------------------
 
 
-def told_by(kind: str, node: SingleNode) -> list[Any]:
+def reported_by(kind: str, node: SingleNode) -> list[Any]:
     """Member 1 tells term 9 in one of the ways there are."""
     match kind:
         case "heartbeat":
@@ -225,7 +225,7 @@ def test_every_report_carries_the_term_and_a_higher_one_is_taken_first(kind: str
     node = lead(single_node(config=CONFIG))
     node.receive(LocalPosition(place(at(2))), NOW)
     assert node.commit_point == OPTIME_NULL
-    effects = told_by(kind, node)
+    effects = reported_by(kind, node)
     assert node.term == 9
     assert node.state is MemberState.SECONDARY
     assert not node.writable
@@ -304,7 +304,7 @@ def test_the_commit_point_never_moves_back() -> None:
 # --- liveness --------------------------------------------------------------------------------------------------------
 
 
-def test_a_primary_that_hears_no_majority_steps_down() -> None:
+def test_a_primary_that_reaches_no_majority_steps_down() -> None:
     """Map H5: a primary without a majority steps down."""
     node = leading_three()
     node.tick(Millis(NOW + 9_999))
@@ -317,7 +317,7 @@ def test_a_primary_that_hears_no_majority_steps_down() -> None:
 
 
 @pytest.mark.parametrize("by", ["heartbeat", "progress"])
-def test_any_word_keeps_a_member_alive(by: str) -> None:
+def test_any_message_keeps_a_member_up(by: str) -> None:
     """Map H5: any heartbeat in or out and any mention in a progress report."""
     node = leading_three()
     for step in range(1, 30):
@@ -366,7 +366,7 @@ def test_a_member_that_does_not_have_the_configuration_is_not_shown_as_counted()
     assert {member.host: member.counted for member in status.members}[other.host] is False
 
 
-def test_the_status_names_everybody_and_who_blocks() -> None:
+def test_the_status_names_all_members_and_which_one_blocks() -> None:
     cluster = CoreCluster(3)
     cluster.initiate(*members_of(3))
     cluster.until(cluster.is_quiet)

@@ -73,7 +73,7 @@ def test_a_wiped_secondary_of_psa_comes_back_even_after_an_election() -> None:
     cluster.until(cluster.is_quiet)
 
 
-def test_a_lost_disk_holds_nothing_any_more() -> None:
+def test_a_lost_disk_counts_for_nothing() -> None:
     """Heartbeats and progress carry the incarnation; a new one voids older values (docs/adr/0007)."""
     node = single_node(config=named(*members_of(3)))
     node.receive_heartbeat(1, position=place(at(1, 9)))
@@ -154,7 +154,7 @@ def test_the_vote_comes_with_what_the_primary_had_when_newly_added_was_committed
         pytest.param({"incarnation": "i0"}, False, id="another-name-of-the-primary"),
     ],
 )
-def test_who_gets_no_vote(told: dict[str, Any], votes: bool) -> None:
+def test_members_that_get_no_vote(told: dict[str, Any], votes: bool) -> None:
     """A quarantined member follows nobody; one process under two names would count twice for a majority."""
     rows = members_of(4)
     node = lead(single_node(config=named(*rows[:3], replace(rows[3], newly_added=True))))

@@ -17,7 +17,7 @@ def after_loss(count: int = 3) -> SingleNode:
     return single_node(config=named(*members_of(count)), position=place(HAS), durability_mark=MARK)
 
 
-def test_it_says_what_is_missing_and_what_to_do() -> None:
+def test_the_message_names_what_is_missing_and_what_to_do() -> None:
     node = single_node(config=CONFIG, position=place(HAS), durability_mark=MARK, start=False)
     (line,) = [
         journal.record for journal in only(node.start(NOW), RecordElectionEvent) if journal.record.event == "data lost"
@@ -29,7 +29,7 @@ def test_it_says_what_is_missing_and_what_to_do() -> None:
     assert node.has_lost_data
 
 
-def test_it_neither_votes_nor_stands_nor_reports() -> None:
+def test_it_does_not_vote_start_an_election_or_report_progress() -> None:
     node = after_loss()
     reply = asked(node, VoteRequest("rs0", 3, MemberId(1), "i1", 1, 1, at(2, 20), dry_run=False))
     assert isinstance(reply, VoteReply)

@@ -37,7 +37,7 @@ def test_only_primary_and_secondary_are_readable() -> None:
     assert [state.name for state in MemberState if state.is_readable] == ["PRIMARY", "SECONDARY"]
 
 
-def test_nobody_says_of_itself_that_it_is_down_or_unknown() -> None:
+def test_no_member_reports_itself_as_down_or_unknown() -> None:
     others = {MemberState.DOWN, MemberState.UNKNOWN}
     assert not others & set(LEGAL_TRANSITIONS)
     assert not any(others & after for after in LEGAL_TRANSITIONS.values())
@@ -51,14 +51,14 @@ def test_only_a_secondary_becomes_primary() -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [p for p in product(MemberState, repeat=2) if not is_legal(*p)])
-def test_an_illegal_way_stops_the_member(before: MemberState, after: MemberState) -> None:
+def test_an_illegal_state_change_stops_the_member(before: MemberState, after: MemberState) -> None:
     node = single_node(config=named(*members_of(3)))
     node._state.state = before
     with pytest.raises(InvariantError):
         node._state.become(after)
 
 
-def test_the_picture_is_the_table() -> None:
+def test_the_drawing_equals_the_table() -> None:
     assert f"```mermaid\n{diagram()}\n```" in PAGE
 
 

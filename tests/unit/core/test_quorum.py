@@ -48,12 +48,12 @@ def test_commit_point(shape: str, durable: list[OpTime], expected: OpTime) -> No
     assert commit_point(held, holders, config.write_majority, 2) == expected
 
 
-def test_a_newer_term_than_mine_is_not_mine_to_commit() -> None:
+def test_an_entry_of_a_newer_term_does_not_move_the_commit_point() -> None:
     assert commit_point({A: at(3), B: at(3)}, [A, B, C], 2, 2) == OPTIME_NULL
 
 
 @pytest.mark.parametrize("majority", [0, 4])
-def test_a_write_majority_is_made_of_holders(majority: int) -> None:
+def test_a_write_majority_is_made_of_data_bearing_voters(majority: int) -> None:
     with pytest.raises(InvariantError):
         commit_point({}, [A, B, C], majority, 1)
 

@@ -68,7 +68,7 @@ def test_a_named_member_whose_data_file_is_gone_copies_it_anew() -> None:
     assert only(node.tick(Millis(NOW + 1_000)), StartInitialSync)
 
 
-def test_a_set_that_has_voted_was_begun() -> None:
+def test_a_set_with_a_vote_was_initiated() -> None:
     """The configuration is still the first one, but it came to an election: the first entry was there."""
     vote = LastVote(2, MemberId(0))
     node = single_node(config=named(*members_of(3)), last_vote=vote, position=place(OPTIME_NULL), start=False)
@@ -79,7 +79,7 @@ def test_a_set_that_has_voted_was_begun() -> None:
 # --- terms ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_place_is_told_with_the_term_of_its_entry() -> None:
+def test_an_optime_is_sent_with_the_term_of_its_entry() -> None:
     """A batch of a new primary's is applied in several groups; a report after the first must not look like one of the
     term before, whose primary would count the place as one in its own history.
     """
@@ -112,7 +112,7 @@ def test_a_majority_that_asks_for_the_journal_waits_for_the_disks() -> None:
 # --- configurations ---------------------------------------------------------------------------------------------------
 
 
-def test_an_initiate_gives_way_to_a_configuration_that_came_meanwhile() -> None:
+def test_an_initiate_ends_when_a_configuration_comes_meanwhile() -> None:
     node = single_node(config=None, initial_sync_pending=True, position=place(OPTIME_NULL))
     node.receive(Request(7, InitiateRequest(config_of(*members_of(2)))), NOW)
     check = node.open(1, HeartbeatRequest)
@@ -128,7 +128,7 @@ def test_an_initiate_gives_way_to_a_configuration_that_came_meanwhile() -> None:
     assert node.config == theirs
 
 
-def test_a_change_gives_way_to_a_forced_configuration_that_came_meanwhile() -> None:
+def test_a_reconfig_ends_when_a_forced_configuration_comes_meanwhile() -> None:
     """What was asked for was made of the configuration of that moment; a forced one has a higher version."""
     node = lead(single_node(config=named(*members_of(3))))
     assert node.config is not None

@@ -245,7 +245,7 @@ def test_a_removed_member_knows_it_and_comes_back() -> None:
     assert cluster[gone].node.state is MemberState.SECONDARY
 
 
-def test_the_runner_must_find_a_majority_of_the_new_voters() -> None:
+def test_the_primary_must_reach_a_majority_of_the_new_voters() -> None:
     """Map C12."""
     cluster = running(3, extra=2)
     leader = cluster.elect()
@@ -310,7 +310,7 @@ def test_one_reconfig_at_a_time() -> None:
     assert answer.code == 109
 
 
-def test_a_config_is_durable_before_it_is_told() -> None:
+def test_a_config_is_durable_before_it_is_sent() -> None:
     """Votes and configurations are durable before they are sent or counted (docs/adr/0007)."""
     node = leading_three()
     node.receive(Request(5, ReconfigRequest(new_config(node, members_of(3)), False, 0)), NOW)

@@ -57,7 +57,7 @@ def test_an_arbiter_and_one_copy_too_few() -> None:
     assert f"{other.host} is not reachable" in second.why
 
 
-def test_nobody_stands_because_of_the_disks() -> None:
+def test_no_election_starts_because_of_the_disks() -> None:
     cluster = running(3)
     leader = cluster.elect()
     one, two = others_of(cluster, leader)
@@ -73,7 +73,7 @@ def test_nobody_stands_because_of_the_disks() -> None:
     assert f"{two.host} cannot be elected now (its disk is full or slow, or it is frozen)" in first.why
 
 
-def test_a_frozen_member_says_for_how_long_and_how_to_end_it() -> None:
+def test_the_remark_of_a_frozen_member_names_its_end_and_the_command() -> None:
     cluster = running(3, arbiters=1)
     leader = cluster.elect()
     other = next(machine for machine in (cluster[0], cluster[1]) if machine is not leader)
@@ -160,7 +160,7 @@ def test_a_damaged_member_copies_without_force() -> None:
     assert f"replset resync --host {host(0)}" in the_remark(node).next_step
 
 
-def test_a_member_that_lost_entries_is_not_told_to_resync() -> None:
+def test_no_resync_is_advised_to_a_member_that_lost_entries() -> None:
     """It copies by itself where it can; where it cannot, a person decides over its files."""
     remark = the_remark(follower(durability_mark=at(2, 9)))
     assert f"{host(0)} keeps out of the set: entries are lost" in remark.why

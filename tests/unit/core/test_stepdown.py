@@ -75,7 +75,7 @@ def test_only_a_primary_steps_down() -> None:
     assert answer.code == 10107
 
 
-def test_a_stepdown_hands_over_to_the_best_member_that_has_everything() -> None:
+def test_a_stepdown_asks_the_best_caught_up_member_to_step_up() -> None:
     """Map E11, E12: highest priority, lowest index on ties."""
     rows = [replace(row, priority=float(1 + (row.id == 2))) for row in members_of(3)]
     node = lead(single_node(config=named(*rows)))
@@ -119,7 +119,7 @@ def test_a_stepdown_gives_up_at_its_deadline_and_takes_writes_again() -> None:
     assert node.writable
 
 
-def test_force_steps_down_at_the_deadline_and_hands_over_to_nobody() -> None:
+def test_force_steps_down_at_the_deadline_without_a_successor() -> None:
     node = lead(single_node(config=CONFIG))
     node.receive(LocalPosition(place(at(2, 3))), NOW)
     effects = node.receive(Request(5, StepDownRequest(60_000, 0, True)), NOW)
@@ -127,7 +127,7 @@ def test_force_steps_down_at_the_deadline_and_hands_over_to_nobody() -> None:
     assert not [send for send in only(effects, Send) if isinstance(send.body, StepUpRequest)]
 
 
-def test_a_stepdown_needs_somebody_electable() -> None:
+def test_a_stepdown_needs_an_electable_secondary() -> None:
     """Map E11: a majority that has everything is not enough."""
     rows = members_of(3)
     node = lead(single_node(config=named(rows[0], *(replace(row, priority=0.0) for row in rows[1:]))))

@@ -119,7 +119,7 @@ def test_a_term_that_cannot_be_true_changes_nothing(tell: Callable[[SingleNode, 
 
 
 @pytest.mark.parametrize("tell", [way for way in WAYS if way is not by_position])
-def test_the_highest_jump_that_is_believed(tell: Callable[[SingleNode, int], list[Any]]) -> None:
+def test_the_largest_term_jump_that_is_accepted(tell: Callable[[SingleNode, int], list[Any]]) -> None:
     node = leading()
     tell(node, 2 + MAX_TERM_JUMP)
     assert node.term == 2 + MAX_TERM_JUMP
@@ -136,7 +136,7 @@ def test_a_vote_reply_with_such_a_term_is_no_vote(term: int) -> None:
     assert node.state is MemberState.PRIMARY
 
 
-def test_the_refusal_says_why_and_names_the_way_out() -> None:
+def test_the_refusal_names_the_reason_and_what_to_do() -> None:
     node = leading()
     (reply,) = only(by_heartbeat(node, MAX_TERM), Reply)
     assert isinstance(reply.body, Refused)
@@ -161,7 +161,7 @@ def test_a_member_in_no_term_yet_takes_that_of_its_set() -> None:
 
 
 @pytest.mark.parametrize("term", [MAX_TERM, (1 << 63) - 1])
-def test_a_member_whose_files_hold_the_last_term_does_not_stand(term: int) -> None:
+def test_a_member_at_the_last_term_starts_no_election(term: int) -> None:
     node = ready(position=place(at(term)))
     for number in (1, 2):
         node.receive_heartbeat(number)
@@ -175,7 +175,7 @@ def test_a_member_whose_files_hold_the_last_term_does_not_stand(term: int) -> No
 
 
 @pytest.mark.parametrize("ahead", [at(2, 9), at(2, 2)])
-def test_nobody_has_what_this_primary_has_not_written(ahead: Any) -> None:
+def test_a_position_beyond_the_primary_s_oplog_does_not_count(ahead: Any) -> None:
     """A place beyond mine in my term is not counted, by progress or by heartbeat; a true one is."""
     node = leading()
     row = MemberProgress(MemberId(1), "i1", place(ahead))
@@ -188,7 +188,7 @@ def test_nobody_has_what_this_primary_has_not_written(ahead: Any) -> None:
     assert node.commit_point == at(2)
 
 
-def test_a_place_beyond_the_term_in_which_it_is_told_is_not_taken() -> None:
+def test_a_position_beyond_the_term_of_its_message_is_not_taken() -> None:
     node = ready()
     row = MemberProgress(MemberId(2), "i2", place(at(7)))
     node.receive(Request(9, ProgressRequest(MemberId(1), 1, 1, 1, (row,))), NOW)
@@ -196,7 +196,7 @@ def test_a_place_beyond_the_term_in_which_it_is_told_is_not_taken() -> None:
     assert not only(node.tick(Millis(NOW + 1)), StartFetching)
 
 
-def test_a_place_of_an_older_term_is_caught_up_with() -> None:
+def test_a_position_of_an_older_term_is_caught_up_with() -> None:
     """What a new primary lacks is of an older term than its own: that is a true place."""
     node = ready()
     node.receive(Request(3, StepUpRequest(skip_dry_run=True)), NOW)
@@ -238,7 +238,7 @@ def test_a_stranger_is_not_asked_for_its_configuration() -> None:
 # --- another set of the same name ------------------------------------------------------------------------------------
 
 
-def test_every_question_says_which_set_asks() -> None:
+def test_every_request_names_its_set() -> None:
     node = leading()
     heartbeat = node.open(1, HeartbeatRequest).body
     vote = node.open(1, VoteRequest).body
@@ -267,7 +267,7 @@ def test_an_answer_from_another_set_counts_as_no_answer() -> None:
     assert peer.state is MemberState.DOWN
 
 
-def test_a_member_that_does_not_say_its_set_is_heard() -> None:
+def test_a_request_without_a_set_id_is_taken() -> None:
     """A member of before, or one without a configuration."""
     node = leading()
     assert isinstance(only(by_heartbeat(node, 2), Reply)[0].body, HeartbeatReply)
@@ -277,7 +277,7 @@ def test_a_member_that_does_not_say_its_set_is_heard() -> None:
 
 
 @pytest.mark.parametrize(("committed_in", "follows"), [(2, True), (3, True), (4, False)])
-def test_nothing_goes_for_a_source_that_was_away_while_it_was_committed(committed_in: int, follows: bool) -> None:
+def test_a_source_from_a_term_before_the_commit_is_not_followed(committed_in: int, follows: bool) -> None:
     """An entry of an old term may be committed later, through a higher one. A source whose newest entry is of a term in
     between may lack it, however far ahead it is.
     """
@@ -292,7 +292,7 @@ def test_nothing_goes_for_a_source_that_was_away_while_it_was_committed(committe
     assert (node.sync_source == host(2)) is follows
 
 
-def test_a_source_that_turns_out_to_be_older_than_the_commit_is_left() -> None:
+def test_a_source_that_lacks_what_is_committed_is_left() -> None:
     node = single_node(config=CONFIG, position=place(at(2, 5)))
     node.receive_heartbeat(1, state=MemberState.PRIMARY, term=4)
     node.receive(SourceBatch(host(1), 4, at(4, 1), True), NOW)

@@ -86,7 +86,7 @@ def test_a_vote_survives_a_restart() -> None:
     assert "has voted" in vote(node, replace(REQUEST, term=5)).reason
 
 
-def test_a_dry_run_binds_nobody() -> None:
+def test_a_dry_run_is_no_vote() -> None:
     node = voter()
     effects = node.receive(Request(1, replace(REQUEST, term=1, dry_run=True)), NOW)
     assert only(effects, Persist) == []
@@ -99,7 +99,7 @@ def test_a_dry_run_does_not_mind_the_vote_that_was_cast() -> None:
     assert vote(node, replace(REQUEST, dry_run=True)).granted
 
 
-def test_a_vote_is_durable_before_it_is_told() -> None:
+def test_a_vote_is_durable_before_it_is_sent() -> None:
     """Votes and configurations are durable before they are sent or counted (docs/adr/0007)."""
     effects = voter().receive(Request(1, replace(REQUEST, term=2)), NOW)
     kinds = [type(effect) for effect in effects if isinstance(effect, Persist | Reply)]
@@ -166,7 +166,7 @@ STANDING = replace(REQUEST, dry_run=True, reason="electionTimeout")
         pytest.param({"candidate": MemberId(2), "candidate_incarnation": "i2"}, True, id="the-primary-itself"),
     ],
 )
-def test_a_dry_run_is_refused_while_a_primary_is_heard(change: dict[str, object], granted: bool) -> None:
+def test_a_dry_run_is_refused_while_a_primary_is_reachable(change: dict[str, object], granted: bool) -> None:
     node = voter()
     node.receive_heartbeat(2, state=MemberState.PRIMARY)  # type: ignore[attr-defined]
     answer = vote(node, replace(STANDING, **change))  # type: ignore[arg-type]
@@ -174,7 +174,7 @@ def test_a_dry_run_is_refused_while_a_primary_is_heard(change: dict[str, object]
     assert ("healthy primary" in answer.reason) is not granted
 
 
-def test_a_primary_that_was_not_heard_lately_is_none() -> None:
+def test_a_primary_without_a_recent_heartbeat_does_not_count() -> None:
     """The candidate may have heard it one heartbeat earlier than this voter did."""
     node = voter()
     node.receive_heartbeat(2, state=MemberState.PRIMARY)  # type: ignore[attr-defined]
@@ -189,7 +189,7 @@ def test_a_primary_refuses_it_too() -> None:
     assert "is a healthy primary" in vote(node, request).reason
 
 
-def test_a_candidate_says_why_it_stands() -> None:
+def test_a_candidate_sends_the_reason_of_its_election() -> None:
     node = ready()
     node.tick(Millis(NOW + 12_000))
     assert node.open(1, VoteRequest).body.reason == "electionTimeout"  # type: ignore[union-attr]
@@ -228,7 +228,7 @@ def test_the_arbiters_rule_needs_the_same_configuration() -> None:
     assert vote(arbiter(), replace(REQUEST, term=2, config_version=5)).granted
 
 
-def test_an_arbiter_refuses_who_lacks_what_it_knows_to_be_committed() -> None:
+def test_an_arbiter_refuses_a_candidate_that_lacks_what_is_committed() -> None:
     """Map K1: it echoes the commit point as its own place, so PAA and PSA keep what is committed."""
     node = arbiter(state=MemberState.SECONDARY)
     assert node.commit_point == at(1, 3)

@@ -131,7 +131,7 @@ def test_a_member_that_is_not_named_does_not_count_for_w() -> None:
     assert {int(member) for member in node._state.positions()} == {0, 2, 3}
 
 
-def test_the_places_of_members_are_told_to_who_waits() -> None:
+def test_waiters_learn_the_positions_of_members() -> None:
     cluster = leading()
     rows = cluster.elect().node.member_progress()
     assert [row["_id"] for row in rows] == [0, 1, 2]

@@ -17,7 +17,7 @@ from tests.simulation.kit.loop import SimLoop
 T = TypeVar("T")
 
 
-def nobody_called(*_: object) -> None:
+def unused_callback(*_: object) -> None:
     raise AssertionError("the part under test does not call this")
 
 
@@ -36,7 +36,7 @@ def context_of(
     clock: Clock,
     workers: object = None,
     *,
-    on_broken: Callable[[BaseException], None] = nobody_called,
+    on_broken: Callable[[BaseException], None] = unused_callback,
 ) -> MemberContext:
     """What the parts of a member share, as far as the part under test looks at it."""
     return MemberContext(
@@ -47,8 +47,8 @@ def context_of(
         store=store,  # type: ignore[arg-type]
         write_queue=WriteQueue(),
         identity=Identity("rs0", HostPort("a:27017")),
-        on_report=nobody_called,
-        on_undone=nobody_called,
+        on_report=unused_callback,
+        on_undone=unused_callback,
         on_broken=on_broken,
     )
 

@@ -91,7 +91,7 @@ class Client:
         except ConnectionResetError:
             return True
 
-    async def hears_nothing(self) -> bool:
+    async def receives_nothing(self) -> bool:
         try:
             async with asyncio.timeout(QUIET_S):
                 return not await self._reader.read(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from replset.runtime.admission import Admission
 
 
-def test_requests_are_admitted_until_there_is_no_room() -> None:
+def test_requests_are_admitted_up_to_the_limit() -> None:
     admission = Admission(100)
     assert [admission.admit(60), admission.admit(50), admission.admit(40)] == [True, False, True]
     assert (admission.in_use, admission.refused, admission.is_full) == (100, 1, True)

@@ -24,7 +24,7 @@ class One:
 @pytest.mark.parametrize(
     ("limit", "wire", "http"), [(1024, 576, 192), (256, 144, 48), (64, 36, 12), (20_000, 4096, 4096)]
 )
-def test_both_ports_fit_into_the_descriptors(limit: int, wire: int, http: int) -> None:
+def test_both_ports_share_the_descriptors(limit: int, wire: int, http: int) -> None:
     wires, https = ConnectionSlots(4096), ConnectionSlots(4096)
     share_descriptors(limit, wires, https)
     assert (wires.most, https.most) == (wire, http)
@@ -38,7 +38,7 @@ def test_fewer_than_fit_are_left_as_they_were_asked_for() -> None:
     assert wires.most + https.most <= 768
 
 
-def test_the_longest_idle_one_is_let_go() -> None:
+def test_the_longest_idle_connection_is_closed() -> None:
     slots = ConnectionSlots(3)
     ones = [One(slots, 5.0), One(slots, 3.0), One(slots, None)]
     newcomer = One(slots, 9.0)
@@ -79,7 +79,7 @@ def test_thousands_that_come_when_all_slots_are_taken_do_not_each_look_at_all(id
         assert not more[-1].closed
 
 
-def test_whoever_was_heard_meanwhile_is_not_the_longest_idle() -> None:
+def test_a_connection_that_was_used_meanwhile_is_not_the_longest_idle() -> None:
     slots = ConnectionSlots(3)
     first, second, third = (One(slots, float(number)) for number in range(3))
     fourth = One(slots, 3.0)
@@ -93,7 +93,7 @@ def test_whoever_was_heard_meanwhile_is_not_the_longest_idle() -> None:
     assert sixth.has_slot
 
 
-def test_who_works_is_never_let_go_and_some_slots_are_kept() -> None:
+def test_a_connection_in_use_is_not_closed_and_some_slots_are_reserved() -> None:
     slots = ConnectionSlots(1000)
     at_work = [One(slots, None) for _ in range(1000 - RESERVED_SLOTS)]
     assert not any(slots.is_reserved(one) for one in at_work)
@@ -108,7 +108,7 @@ def test_who_works_is_never_let_go_and_some_slots_are_kept() -> None:
     assert not any(one.closed for one in [*at_work, *kept])
 
 
-def test_one_line_says_that_it_is_tight(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_log_line_warns_of_few_free_slots(caplog: pytest.LogCaptureFixture) -> None:
     slots = ConnectionSlots(2, "wire")
     for since in range(50):
         One(slots, float(since))

@@ -39,7 +39,7 @@ class FakeStore:
         self.synced.append(self.last_applied)
 
 
-class HeldClock:
+class FrozenClock:
     """The virtual clock, and behind it the time for which a test says that the loop was held."""
 
     def __init__(self, clock: SimClock) -> None:
@@ -58,7 +58,7 @@ class HeldClock:
 
 class Rig:
     def __init__(self, clock: SimClock) -> None:
-        self.clock = HeldClock(clock)
+        self.clock = FrozenClock(clock)
         self.store = FakeStore()
         self.workers = HandWorkers()
         self.moves: list[OpTime] = []
@@ -96,7 +96,7 @@ def with_rig(scenario: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
     on_virtual_time(main)
 
 
-def test_nothing_counts_as_durable_before_the_store_says_so() -> None:
+def test_nothing_counts_as_durable_before_the_store_reports_it() -> None:
     async def scenario(rig: Rig) -> None:
         rig.durability.on_store_opened()
         assert rig.durability.position() == Position(at(3), at(3), 300, 300)
@@ -175,7 +175,7 @@ def test_a_rollback_takes_last_durable_back() -> None:
     with_rig(scenario)
 
 
-def test_a_sync_from_before_a_rollback_says_nothing_of_what_came_after() -> None:
+def test_a_sync_from_before_a_rollback_does_not_cover_later_entries() -> None:
     async def scenario(rig: Rig) -> None:
         rig.durability.on_store_opened()
         rig.commit(8)
@@ -221,7 +221,7 @@ def test_another_store_in_its_place_voids_a_sync_of_the_old_one() -> None:
     with_rig(scenario)
 
 
-def test_a_disk_that_does_not_answer_is_noticed_and_so_is_its_return() -> None:
+def test_a_disk_stall_and_its_end_are_noticed() -> None:
     async def scenario(rig: Rig) -> None:
         rig.durability.on_store_opened()
         rig.commit(5)
@@ -239,7 +239,7 @@ def test_a_disk_that_does_not_answer_is_noticed_and_so_is_its_return() -> None:
     with_rig(scenario)
 
 
-def test_a_loop_that_was_held_is_no_disk_that_does_not_answer() -> None:
+def test_a_blocked_loop_is_no_disk_stall() -> None:
     async def scenario(rig: Rig) -> None:
         rig.durability.on_store_opened()
         rig.commit(5)
@@ -258,7 +258,7 @@ def test_a_loop_that_was_held_is_no_disk_that_does_not_answer() -> None:
     with_rig(scenario)
 
 
-def test_a_disk_that_does_not_answer_is_noticed_though_the_loop_was_held_too() -> None:
+def test_a_disk_stall_is_noticed_although_the_loop_was_blocked_too() -> None:
     async def scenario(rig: Rig) -> None:
         rig.durability.on_store_opened()
         rig.commit(5)
@@ -272,7 +272,7 @@ def test_a_disk_that_does_not_answer_is_noticed_though_the_loop_was_held_too() -
     with_rig(scenario)
 
 
-def test_a_sync_that_waits_for_its_thread_is_no_disk_that_does_not_answer() -> None:
+def test_a_sync_that_waits_for_its_thread_is_no_disk_stall() -> None:
     async def scenario(rig: Rig) -> None:
         rig.durability.on_store_opened()
         rig.commit(5)
@@ -288,7 +288,7 @@ def test_a_sync_that_waits_for_its_thread_is_no_disk_that_does_not_answer() -> N
     with_rig(scenario)
 
 
-def test_a_sync_whose_end_the_loop_has_not_heard_of_is_no_disk_that_does_not_answer() -> None:
+def test_a_sync_whose_end_the_loop_has_not_seen_yet_is_no_disk_stall() -> None:
     async def scenario(rig: Rig) -> None:
         rig.durability.on_store_opened()
         rig.commit(5)
@@ -302,7 +302,7 @@ def test_a_sync_whose_end_the_loop_has_not_heard_of_is_no_disk_that_does_not_ans
     with_rig(scenario)
 
 
-def test_a_process_that_hardly_runs_does_not_blame_its_disk() -> None:
+def test_a_process_without_processor_time_reports_no_disk_stall() -> None:
     """Held in many pieces, each shorter than the time after which a disk is said to stall."""
 
     async def scenario(rig: Rig) -> None:
@@ -367,7 +367,7 @@ def test_a_sync_error_ends_the_task_and_nothing_becomes_durable() -> None:
     with_rig(scenario)
 
 
-def test_no_sync_runs_while_somebody_replaces_the_store() -> None:
+def test_no_sync_runs_while_the_store_is_replaced() -> None:
     async def scenario(rig: Rig) -> None:
         rig.durability.on_store_opened()
         async with rig.durability.busy:

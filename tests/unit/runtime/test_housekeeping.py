@@ -102,7 +102,7 @@ def with_rig(scenario: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
 
 
 @pytest.mark.parametrize("part", ["slice", "checkpoint"])
-def test_what_finds_no_room_waits_and_the_other_part_goes_on(part: str) -> None:
+def test_a_part_without_disk_space_waits_and_the_other_goes_on(part: str) -> None:
     async def scenario(rig: Rig) -> None:
         rig.store.errors, rig.store.free = {part: NO_ROOM}, False
         assert await rig.rounds(1) == ["slice", "checkpoint"]
@@ -118,7 +118,7 @@ def test_what_finds_no_room_waits_and_the_other_part_goes_on(part: str) -> None:
     with_rig(scenario)
 
 
-def test_readers_are_not_cut_for_a_last_pass_that_has_no_room() -> None:
+def test_readers_are_not_cut_for_a_last_pass_without_disk_space() -> None:
     async def scenario(rig: Rig) -> None:
         rig.store.errors, rig.store.wal.needs_last_pass = {"checkpoint": NO_ROOM}, True
         assert await rig.rounds(1) == ["slice", "checkpoint"]
@@ -126,7 +126,7 @@ def test_readers_are_not_cut_for_a_last_pass_that_has_no_room() -> None:
     with_rig(scenario)
 
 
-def test_commits_go_on_after_a_last_pass_that_found_no_room() -> None:
+def test_commits_go_on_after_a_last_pass_without_disk_space() -> None:
     async def scenario(rig: Rig) -> None:
         rig.store.wal.needs_checkpoint, rig.store.wal.needs_last_pass = False, True
         rig.store.errors = {"last pass": NO_ROOM}
@@ -139,7 +139,7 @@ def test_commits_go_on_after_a_last_pass_that_found_no_room() -> None:
     with_rig(scenario)
 
 
-def test_commits_are_not_held_again_and_again_for_a_reader_that_stays() -> None:
+def test_commits_are_not_paused_again_and_again_for_a_reader_that_stays() -> None:
     async def scenario(rig: Rig) -> None:
         rig.store.wal.needs_checkpoint, rig.store.wal.needs_last_pass, rig.store.is_read = False, True, True
         rounds = int(READER_PAUSE_MS / 1000 / INTERVAL_S)
@@ -150,7 +150,7 @@ def test_commits_are_not_held_again_and_again_for_a_reader_that_stays() -> None:
     with_rig(scenario)
 
 
-def test_pruning_waits_at_the_gate_that_other_writers_wait_at() -> None:
+def test_pruning_waits_in_the_queue_of_all_writers() -> None:
     async def scenario(rig: Rig) -> None:
         rig.write_queue.pause()
         assert await rig.rounds(3) == []

@@ -48,7 +48,7 @@ def test_lines_come_in_order_and_the_last_ones_before_the_end(pipe: Pipe) -> Non
     assert lines[0].endswith("WARNING replset.test line 0")
 
 
-def test_a_reader_that_does_not_read_holds_nobody_up_and_hears_what_it_missed(pipe: Pipe) -> None:
+def test_a_slow_reader_blocks_no_logger_and_learns_what_was_dropped(pipe: Pipe) -> None:
     writer = LogWriter(pipe[1], max_lines=100)
     log = logger(writer)
     done = threading.Event()
@@ -81,7 +81,7 @@ def test_a_closed_pipe_is_given_up() -> None:
     assert writer.dropped == 0
 
 
-def test_what_cannot_be_formatted_hurts_nobody(pipe: Pipe) -> None:
+def test_a_record_that_cannot_be_formatted_does_no_harm(pipe: Pipe) -> None:
     writer = LogWriter(pipe[1])
     logger(writer).warning("%d", "x")
     writer.flush()

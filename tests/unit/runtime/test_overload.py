@@ -53,7 +53,7 @@ async def test_a_large_command_too_many_is_refused_and_heartbeats_pass() -> None
 
 
 @on_sockets
-async def test_what_a_connection_held_is_given_back_when_it_goes() -> None:
+async def test_the_bytes_of_a_connection_are_released_when_it_closes() -> None:
     async with serving(most_held=1_500_000) as served:
 
         async def never(_: CommandRequest) -> Reply:
@@ -73,7 +73,7 @@ async def test_what_a_connection_held_is_given_back_when_it_goes() -> None:
 
 
 @on_sockets
-async def test_answers_that_nobody_reads_count_and_their_reader_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unread_answers_count_and_their_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "STALLED_S", 0.3)
     async with serving(most_held=1_000_000) as served:
 
@@ -94,7 +94,7 @@ async def test_answers_that_nobody_reads_count_and_their_reader_is_let_go(monkey
 
 
 @on_sockets
-async def test_a_message_that_stops_coming_makes_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_that_stops_coming_is_dropped_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "STALLED_S", 0.3)
     async with serving(most_held=1_500_000) as served:
         stalled, other = await served.client(), await served.client()

@@ -109,7 +109,7 @@ async def answered(transport: Transport, host: HostPort) -> dict[str, Any]:
 
 
 @on_sockets
-async def test_without_a_key_file_nobody_proves_anything(member_fake: FakeMember) -> None:
+async def test_without_a_key_file_there_is_no_proof(member_fake: FakeMember) -> None:
     async with member(member_fake) as m, asking() as transport:
         assert (await rbid(transport, m.address))["ok"] == 1.0
         assert m.proofs() == 0
@@ -117,7 +117,7 @@ async def test_without_a_key_file_nobody_proves_anything(member_fake: FakeMember
 
 
 @pytest.mark.parametrize(("own", "theirs"), [((KEY,), (WRONG,)), ((KEY,), ())])
-def test_another_key_or_none_is_told_in_words(
+def test_another_key_or_none_is_explained(
     member_fake: FakeMember, own: tuple[str, ...], theirs: tuple[str, ...]
 ) -> None:
     @on_sockets

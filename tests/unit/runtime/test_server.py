@@ -127,7 +127,7 @@ def test_a_malformed_body_is_answered_and_the_connection_goes_on(body: bytes, fl
 
 
 @on_sockets
-async def test_a_malformed_body_that_nobody_waits_for_is_not_answered() -> None:
+async def test_a_malformed_unacknowledged_message_is_not_answered() -> None:
     async with serving() as served:
         client = await served.client()
         client.writer.write(encode_msg(7, 0, MALFORMED["an-unknown-type"], flags=MORE_TO_COME))
@@ -147,7 +147,7 @@ async def test_a_reply_without_a_bson_form_is_an_error_instead() -> None:
         assert (await client.ask(ping(1)))["n"] == 1
 
 
-def test_a_broken_invariant_closes_its_connection_and_is_heard_of() -> None:
+def test_a_broken_invariant_closes_its_connection_and_is_reported() -> None:
     """Nobody may wait for ever for an answer that will not come, and what broke must not go unnoticed."""
 
     async def main() -> list[object]:
@@ -235,7 +235,7 @@ async def test_a_client_that_goes_away_ends_the_command_it_waits_for() -> None:
 
 
 @on_sockets
-async def test_what_nobody_waits_for_is_carried_out_though_its_sender_has_gone() -> None:
+async def test_an_unacknowledged_command_runs_after_its_sender_has_gone() -> None:
     """A burst of w: 0 writes and a close: MongoDB runs all that came before the close."""
     async with serving() as served:
         total, done = 50, asyncio.Event()
@@ -279,7 +279,7 @@ async def test_a_command_that_its_sender_waits_for_ends_all_behind_it_when_it_go
 
 
 @on_sockets
-async def test_closing_the_server_ends_what_nobody_waits_for_too() -> None:
+async def test_closing_the_server_ends_unacknowledged_commands_too() -> None:
     async with serving() as served:
 
         async def forever(_: CommandRequest) -> Reply:
@@ -300,7 +300,7 @@ async def test_closing_the_server_ends_what_nobody_waits_for_too() -> None:
 
 
 @on_sockets
-async def test_for_more_connections_than_allowed_the_longest_idle_one_is_let_go() -> None:
+async def test_for_more_connections_than_allowed_the_longest_idle_one_is_closed() -> None:
     async with serving(max_connections=2) as served:
         first, second = await served.client(), await served.client()
         await first.ask(ping(1))
@@ -313,7 +313,7 @@ async def test_for_more_connections_than_allowed_the_longest_idle_one_is_let_go(
 
 
 @on_sockets
-async def test_where_all_work_members_and_status_have_kept_slots() -> None:
+async def test_members_and_status_have_reserved_slots() -> None:
     async with serving(max_connections=16) as served:
         served.dispatcher.answers["slow"] = lambda _: asyncio.Event().wait()  # type: ignore[assignment, return-value]
         for _ in range(14):
@@ -379,7 +379,7 @@ async def test_large_commands_that_wait_are_bounded_in_bytes() -> None:
 
 
 @on_sockets
-async def test_many_commands_at_once_let_the_loop_go() -> None:
+async def test_many_commands_at_once_do_not_block_the_loop() -> None:
     """Answered without a pause they would hold up heartbeats; here nothing may see more than a few go by."""
     async with serving() as served:
         client, total = await served.client(), 600
@@ -459,7 +459,7 @@ async def test_without_the_flag_a_waiting_hello_is_answered_once() -> None:
         client.send(exhaust_hello(topology))
         topology.change()
         assert not (await client.receive()).more_to_come
-        assert await client.hears_nothing()
+        assert await client.receives_nothing()
 
 
 @pytest.mark.parametrize("patience", [0, -1, None, "soon"])
@@ -495,12 +495,12 @@ async def test_a_first_hello_with_an_address_makes_the_connection_a_members() ->
 
 
 @on_sockets
-async def test_what_a_cut_off_member_says_does_not_arrive() -> None:
+async def test_a_message_of_a_cut_off_member_does_not_arrive() -> None:
     async with serving() as served:
         member, client = await member_client(served), await served.client()
         served.dropped_in.add(OTHER)
         member.send(ping(1))
-        assert await member.hears_nothing()
+        assert await member.receives_nothing()
         assert served.dispatcher.names == ["hello"]
         assert (await client.ask(ping(2)))["n"] == 2, "clients stay connected"
         served.dropped_in.clear()
@@ -508,22 +508,22 @@ async def test_what_a_cut_off_member_says_does_not_arrive() -> None:
 
 
 @on_sockets
-async def test_what_a_cut_off_member_is_answered_does_not_leave() -> None:
+async def test_an_answer_to_a_cut_off_member_is_not_sent() -> None:
     async with serving() as served:
         member = await member_client(served)
         served.dropped_out.add(OTHER)
         member.send(ping(1))
-        assert await member.hears_nothing()
+        assert await member.receives_nothing()
         assert served.dispatcher.names == ["hello", "ping"], "the command itself ran"
 
 
 @on_sockets
-async def test_a_new_connection_of_a_cut_off_member_hears_nothing_from_its_hello_on() -> None:
+async def test_a_new_connection_of_a_cut_off_member_gets_no_answer_after_its_hello() -> None:
     async with serving() as served:
         served.dropped_in.add(OTHER)
         client = await served.client()
         client.send({**HELLO, "replsetMember": OTHER})
-        assert await client.hears_nothing()
+        assert await client.receives_nothing()
         assert served.dispatcher.asked == []
 
 
@@ -601,7 +601,7 @@ def insert(rows: bytes) -> bytes:
 
 
 @on_sockets
-async def test_a_message_of_many_documents_lets_the_loop_go_on() -> None:
+async def test_a_message_of_many_documents_does_not_block_the_loop() -> None:
     async with serving() as served:
         client = await served.client()
         client.writer.write(insert(encode({}) * 100_000))

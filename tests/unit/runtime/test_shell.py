@@ -157,7 +157,7 @@ def test_effects_of_the_start_come_first() -> None:
     with_rig(scenario)
 
 
-def test_what_stands_behind_a_persist_waits_until_it_is_durable() -> None:
+def test_effects_after_a_persist_wait_until_it_is_durable() -> None:
     async def scenario(rig: Rig) -> None:
         rig.answer(DrainFinished, StopFetching(), BALLOT, ProgressChanged())
         rig.shell.feed(DrainFinished(1))
@@ -239,7 +239,7 @@ def test_a_message_fed_while_effects_are_carried_out_queues_behind_them() -> Non
     with_rig(scenario)
 
 
-def test_a_vote_is_told_only_once_it_is_durable() -> None:
+def test_a_vote_is_sent_only_after_it_is_durable() -> None:
     async def scenario(rig: Rig) -> None:
         rig.node.answers[Request] = lambda request: [BALLOT, Reply(request.request_id, Done("granted"))]
         asked = asyncio.ensure_future(rig.shell.ask(FreezeRequest(Millis(0))))
@@ -272,7 +272,7 @@ def test_no_answer_comes_back_as_a_message_with_the_reason() -> None:
     with_rig(scenario)
 
 
-def test_the_journal_holds_nothing_up_and_is_written_in_one_go() -> None:
+def test_the_journal_delays_nothing_and_is_written_at_once() -> None:
     async def scenario(rig: Rig) -> None:
         lines = [RecordElectionEvent(ElectionRecord(Millis(1), 2, event, "")) for event in ("dry run started", "won")]
         rig.answer(DrainFinished, lines[0], ProgressChanged(), lines[1])
@@ -346,7 +346,7 @@ def test_a_broken_invariant_stops_the_core_for_good() -> None:
 
 
 @pytest.mark.parametrize("where", ["receive", "tick", "effect"])
-def test_an_error_that_nobody_foresaw_stops_the_member_too(where: str) -> None:
+def test_an_unexpected_error_stops_the_member_too(where: str) -> None:
     """A core or an effect that broke off halfway cannot be trusted; silently losing the timer would be worse."""
 
     async def scenario(rig: Rig) -> None:
@@ -370,7 +370,7 @@ def test_an_error_that_nobody_foresaw_stops_the_member_too(where: str) -> None:
     with_rig(scenario)
 
 
-def test_member_db_that_cannot_be_written_stops_the_member_before_the_vote_is_told() -> None:
+def test_member_db_that_cannot_be_written_stops_the_member_before_the_vote_is_sent() -> None:
     async def scenario(rig: Rig) -> None:
         rig.handler.save_error = StorageError("member.db: disk I/O error")
         rig.answer(DrainFinished, BALLOT, StopFetching())
@@ -383,7 +383,7 @@ def test_member_db_that_cannot_be_written_stops_the_member_before_the_vote_is_to
     with_rig(scenario)
 
 
-def test_a_full_disk_keeps_the_vote_untold_until_there_is_room() -> None:
+def test_a_full_disk_delays_the_vote_until_there_is_disk_space() -> None:
     async def scenario(rig: Rig) -> None:
         rig.handler.save_error = OutOfDiskSpaceError("member.db: no space left on the disk")
         rig.answer(DrainFinished, BALLOT, StopFetching())
@@ -414,7 +414,7 @@ def test_a_member_whose_disk_is_full_can_be_closed() -> None:
     with_rig(scenario)
 
 
-def test_close_ends_waiting_questions_ticks_and_effects() -> None:
+def test_close_ends_waiting_requests_ticks_and_effects() -> None:
     async def scenario(rig: Rig) -> None:
         rig.node.due = Millis(20)
         rig.shell.start()
@@ -460,7 +460,7 @@ def test_close_does_not_wait_for_an_answer_of_another_member() -> None:
     with_rig(scenario)
 
 
-def test_whoever_gives_up_asking_is_forgotten() -> None:
+def test_a_caller_that_gives_up_is_removed() -> None:
     async def scenario(rig: Rig) -> None:
         asked = asyncio.ensure_future(rig.shell.ask(FreezeRequest(Millis(0))))
         await settle()
@@ -475,7 +475,7 @@ def test_whoever_gives_up_asking_is_forgotten() -> None:
     with_rig(scenario)
 
 
-def test_who_waits_for_an_answer_when_the_member_breaks_does_not_wait_for_ever() -> None:
+def test_waiting_callers_get_an_error_when_the_member_breaks() -> None:
     async def main(clock: SimClock) -> None:
         rig = Rig(clock)
         rig.answer(Request, BALLOT, Reply(1, Done()))

@@ -124,7 +124,7 @@ def on_sockets(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 
 @on_sockets
-async def test_calls_one_after_the_other_share_a_connection_that_says_who_asks() -> None:
+async def test_calls_in_turn_share_a_connection_that_names_its_member() -> None:
     async with world() as w:
         for n in range(20):
             assert await w.call("ping", n) == {"ok": 1.0, "n": n}
@@ -135,7 +135,7 @@ async def test_calls_one_after_the_other_share_a_connection_that_says_who_asks()
 
 
 @on_sockets
-async def test_a_call_that_waits_holds_nobody_up() -> None:
+async def test_a_waiting_call_blocks_no_other() -> None:
     async with world() as w:
         slow = asyncio.ensure_future(w.call("slow", 1))
         while w.answers.waiting == 0:  # noqa: ASYNC110 - a count, no event
@@ -169,7 +169,7 @@ async def test_the_database_goes_along() -> None:
 
 
 @on_sockets
-async def test_nobody_listens() -> None:
+async def test_no_server_listens() -> None:
     async with world() as w:
         host = w.host
         await w.server.close()
@@ -308,7 +308,7 @@ async def test_a_cut_is_for_the_named_hosts_alone() -> None:
 
 
 @on_sockets
-async def test_healing_ends_the_silence_at_once_and_calls_work_again() -> None:
+async def test_calls_work_at_once_after_healing() -> None:
     async with world() as w:
         w.transport.cut([w.host], "both")
         call = asyncio.ensure_future(w.call("lost"))
@@ -322,7 +322,7 @@ async def test_healing_ends_the_silence_at_once_and_calls_work_again() -> None:
 
 
 @on_sockets
-async def test_a_peer_that_drops_us_is_silent() -> None:
+async def test_a_peer_that_drops_messages_does_not_answer() -> None:
     async with world() as w:
         await w.call("ping")
         w.dropped_in.add(ME)

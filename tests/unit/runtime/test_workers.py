@@ -13,7 +13,7 @@ from tests.simulation.kit.clock import SimClock
 from tests.unit.runtime.kit import HandWorkers, on_virtual_time, settle
 
 
-def test_what_nobody_awaits_any_more_is_still_waited_for_at_the_end() -> None:
+def test_abandoned_work_is_waited_for_at_the_end() -> None:
     async def main(clock: SimClock) -> None:
         hands = HandWorkers()
         workers = TrackedWorkers(hands)

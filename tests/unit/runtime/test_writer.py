@@ -128,7 +128,7 @@ def test_what_arrives_later_is_another_group(with_rig: Run) -> None:
     with_rig(scenario)
 
 
-def test_nobody_has_an_answer_before_the_commit(with_rig: Run) -> None:
+def test_no_answer_comes_before_the_commit(with_rig: Run) -> None:
     async def scenario(rig: Rig) -> None:
         seen: list[list[object]] = []
         task = rig.submit(rig.insert(1))[0]
@@ -203,7 +203,7 @@ def test_entries_carry_the_term_in_which_writes_are_accepted(with_rig: Run) -> N
     with_rig(scenario)
 
 
-def test_a_held_gate_keeps_writes_waiting(with_rig: Run) -> None:
+def test_a_paused_queue_keeps_writes_waiting(with_rig: Run) -> None:
     async def scenario(rig: Rig) -> None:
         rig.write_queue.pause()
         tasks = rig.submit(rig.insert(1), rig.insert(2))
@@ -217,7 +217,7 @@ def test_a_held_gate_keeps_writes_waiting(with_rig: Run) -> None:
     with_rig(scenario)
 
 
-def test_a_gate_is_held_before_a_group_that_is_scheduled_already(with_rig: Run) -> None:
+def test_a_pause_comes_before_a_group_that_is_scheduled(with_rig: Run) -> None:
     async def scenario(rig: Rig) -> None:
         task = rig.submit(rig.insert(1))[0]
         await asyncio.sleep(0)  # in the queue, the group runs in the next turn
@@ -273,7 +273,7 @@ def test_a_commit_that_fails_fails_the_group_and_the_next_one_goes_on(
 
 
 @pytest.mark.parametrize("error", [apsw.IOError("disk I/O error"), apsw.FullError("full"), MemoryError(), OSError(5)])
-def test_an_operation_that_storage_fails_takes_the_whole_group_along(with_rig: Run, error: Exception) -> None:
+def test_a_storage_error_in_an_operation_fails_the_whole_group(with_rig: Run, error: Exception) -> None:
     """SQLite may have rolled the transaction back by itself: what comes after would be committed piece by piece."""
 
     async def scenario(rig: Rig) -> None:

@@ -171,7 +171,7 @@ def test_a_crash_while_installing_leaves_the_old_data_or_the_copy(
     store.close()
 
 
-class PowerGoesError(BaseException):
+class PowerLossError(BaseException):
     """Ends the work in the middle, so to speak."""
 
 
@@ -202,7 +202,7 @@ def test_power_that_goes_while_a_half_folded_database_is_replaced_leaves_one_tha
         def step(*arguments: str) -> None:
             nonlocal left
             if not left:
-                raise PowerGoesError
+                raise PowerLossError
             left -= 1
             work(*arguments)
 
@@ -210,7 +210,7 @@ def test_power_that_goes_while_a_half_folded_database_is_replaced_leaves_one_tha
 
     for name in STEPS:
         monkeypatch.setattr(disk, name, counted(getattr(disk, name)))
-    with suppress(PowerGoesError):
+    with suppress(PowerLossError):
         install_copy(disk, dbpath, copy, rollback_id_before=1, check_entries=0)
     for seed in range(8):
         after = disk.crash(str(tmp_path / f"after {seed}"), random.Random(seed), power_loss=True)

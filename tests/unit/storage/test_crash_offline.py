@@ -14,7 +14,7 @@ from replset.storage.offline import open_oplog
 from replset.storage.store import Store
 
 
-def test_a_database_that_only_a_start_can_repair_says_so(tmp_path: Path) -> None:
+def test_a_database_that_only_a_start_can_repair_is_reported(tmp_path: Path) -> None:
     """The member died while its database was not in WAL mode yet: in its first start, or behind an initial sync."""
     alive, dead = tmp_path / "alive", tmp_path / "dead"
     disk = RealDisk()

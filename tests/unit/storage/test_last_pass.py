@@ -69,7 +69,7 @@ def append(store: Store, size: int = 100) -> None:
         txn.append(noop_entry({"msg": "x" * size}, optime, WALL), optime, op="n", ns="", wall_ms=WALL)
 
 
-def test_a_last_pass_that_syncs_slowly_locks_nobody_out(tmp_path: Path, blocked: BlockedSyncs) -> None:
+def test_a_slow_last_pass_locks_no_writer_out(tmp_path: Path, blocked: BlockedSyncs) -> None:
     store = Store.open(blocked.disk(), tmp_path, StoreOptions(min_free_bytes=0))
     for _ in range(20):
         append(store)
@@ -87,7 +87,7 @@ def test_a_last_pass_that_syncs_slowly_locks_nobody_out(tmp_path: Path, blocked:
     store.close()
 
 
-def test_a_store_that_somebody_else_writes_is_busy_at_once_and_not_broken(driver: Driver) -> None:
+def test_a_store_with_another_writer_is_busy_and_not_broken(driver: Driver) -> None:
     other = apsw.Connection(driver.store.path)
     other.execute("BEGIN IMMEDIATE")
     before = driver.store.last_applied

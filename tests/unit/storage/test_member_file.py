@@ -99,7 +99,7 @@ def test_an_initial_sync_keeps_its_id_until_it_ends(open_file: Callable[[], Memb
         pytest.param(OPTIME_NULL, OpTime(4, 2), "i2", id="nobody knows what was held"),
     ],
 )
-def test_a_copy_that_reaches_what_was_held_is_the_same_incarnation(
+def test_a_copy_that_reaches_the_newest_entry_keeps_the_incarnation(
     open_file: Callable[[], MemberFile], held: OpTime, newest: OpTime, incarnation: str
 ) -> None:
     open_file().end_initial_sync()

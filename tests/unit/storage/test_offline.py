@@ -68,7 +68,7 @@ def test_rows_go_by_pages_with_filters_and_a_limit(closed: Driver, monkeypatch: 
         assert oplog.newest() == optimes[-1]
 
 
-def test_info_tells_window_size_and_terms(closed: Driver) -> None:
+def test_info_shows_window_size_and_terms(closed: Driver) -> None:
     optimes = [optime for optime, _ in closed.history[1:]]
     with open_oplog(closed.folder) as oplog:
         rows = list(oplog.rows())

@@ -252,7 +252,7 @@ def test_a_point_before_pruned_through_is_snapshot_too_old(driver: Driver) -> No
         assert dict(snapshot.scan(coll, driver.history[4][0])) == driver.history[4][1]["db.c"]
 
 
-def test_catalog_changes_past_c_are_told_to_wait_for(driver: Driver) -> None:
+def test_a_read_before_a_catalog_change_names_when_to_retry(driver: Driver) -> None:
     driver.apply(("noop",), ("create", "db.c"), ("put", "db.c", 1, "x"), ("drop", "db.c"), ("noop",))
     optimes = [optime for optime, _ in driver.history]
     with driver.store.read() as snapshot:
@@ -325,7 +325,7 @@ def test_which_documents_were_touched_after_a_point(driver: Driver) -> None:
         assert snapshot.meta("opened") == 1
 
 
-def test_cut_readers_end_and_say_so(driver: Driver) -> None:
+def test_cut_readers_end_with_an_error(driver: Driver) -> None:
     driver.apply(("create", "db.c"), *(("put", "db.c", number, "x") for number in range(300)))
     coll = driver.coll("db.c")
     snapshot = driver.store.read()
