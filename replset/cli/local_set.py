@@ -95,7 +95,7 @@ class LocalMember:
 
 
 class LocalSet:
-    """The members of one set in `folder`."""
+    """Has the members of one set in `folder`, and starts and stops them."""
 
     def __init__(self, folder: Path, name: str = "rs0") -> None:
         self.folder = folder

@@ -32,7 +32,7 @@ SEARCH_EVERY_S: Final = 0.05
 
 
 class SlotUser(Protocol):
-    """One connection of a port."""
+    """Is one connection of a port, as `ConnectionSlots` needs it."""
 
     @property
     def idle_since(self) -> float | None:

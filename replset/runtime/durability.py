@@ -26,7 +26,7 @@ LATE_MS: Final = 200
 
 
 class Sync:
-    """One sync as its thread does it: the disk is to blame only between `begun` and `ended`."""
+    """Runs one sync in a thread. A slow disk is the cause of a delay only between `begun` and `ended`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -53,9 +53,10 @@ class Durability:
         on_stalled: Callable[[bool], None],
         stall_after_ms: Callable[[], Millis],
     ) -> None:
-        """sync_workers: the thread of the sync. on_moved: called after each finished sync. on_stalled: called with True
-        when the disk had a sync for `stall_after_ms` and did not finish it, with False when it did. Who replaces the
-        store takes `busy` first.
+        """sync_workers: the thread of the sync. on_moved: called after each finished sync.
+
+        on_stalled: called with True when a sync has run for `stall_after_ms`, and with False when it has finished.
+        A caller that replaces the store takes `busy` first.
         """
         self._context = context
         self._sync_workers = sync_workers
@@ -72,13 +73,13 @@ class Durability:
         self.on_store_opened()
 
     def on_store_opened(self) -> None:
-        """The store was opened, which ends with a full checkpoint: all that it holds is durable."""
+        """Handle the opening of the store. It ends with a full checkpoint, so everything in the store is durable."""
         self._epoch += 1
         store = self._context.store
         self.last_durable, self.durable_wall_ms = store.last_applied, store.last_wall_ms
 
     def on_undone(self) -> None:
-        """A rollback took entries away: last_durable moves back with them, and a sync under way does not count."""
+        """Handle a rollback: last_durable moves back with the removed entries, and a running sync does not count."""
         self._epoch += 1
         store = self._context.store
         if store.last_applied < self.last_durable:

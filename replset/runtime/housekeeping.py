@@ -25,7 +25,7 @@ RECHECK_EVERY_MS = 3_600_000
 
 
 class Housekeeper:
-    """A task beside the rest; whatever it does on the loop takes a few milliseconds at a time."""
+    """Runs as a task of its own. Each of its steps on the event loop takes a few milliseconds."""
 
     def __init__(
         self, context: MemberContext, on_disk_space: Callable[[], None], on_damage: Callable[[str], None]

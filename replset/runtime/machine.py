@@ -22,7 +22,7 @@ SWITCH_S: Final = 0.0005
 
 
 class RealClock:
-    """The machine's monotonic clock and its wall clock, in milliseconds."""
+    """Reads the machine's monotonic clock and its wall clock, in milliseconds."""
 
     def __init__(self) -> None:
         self._wall_ahead_ms = 0
@@ -38,8 +38,9 @@ class RealClock:
 
 
 class RealWorkers:
-    """A few threads: for checkpoint, member file, copies, and half of them for long reads and large bodies of clients
-    (`LimitedWorkers`). What the set waits for never queues; the sync of the WAL has a thread of its own.
+    """Has threads for checkpoints, the member file and copies. Clients' work gets half of them (`LimitedWorkers`).
+
+    So work that the set waits for never queues. The sync of the WAL has a thread of its own.
     """
 
     def __init__(self, threads: int = 16) -> None:
@@ -106,7 +107,7 @@ short_turns: Final = _ShortTurns()
 
 
 class LimitedWorkers:
-    """The Workers port for clients' work: never so many at once that a sync or a vote has to queue behind them."""
+    """Is the Workers port for clients' work. It limits their threads, so that a sync or a vote never waits for them."""
 
     def __init__(self, workers: Workers, limit: int) -> None:
         self._workers = workers

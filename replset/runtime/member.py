@@ -386,7 +386,7 @@ class RunningMember:
             self.broken.set_result(f"{type(error).__name__}: {error}")
 
     async def _refresh(self) -> None:
-        """Every ten seconds: a tool in another process may acknowledge a rollback, a client may forget a cursor."""
+        """Every ten seconds count rollbacks, which other processes acknowledge, and close forgotten cursors."""
         while True:
             await asyncio.sleep(REFRESH_EVERY_S)
             self.dispatcher.cursors.sweep()
@@ -430,13 +430,13 @@ class RunningMember:
         self.shell.feed(report)
 
     def _on_committed(self) -> None:
-        """A group was committed here, by a client's write or by applying."""
+        """Handle the commit of a group, of clients' writes or of applied entries."""
         self.durability.on_committed()
         self._on_moved()
         self._changes.notify()
 
     def _on_moved(self) -> None:
-        """last_applied or last_durable moved."""
+        """Report that last_applied or last_durable changed."""
         self.shell.feed(LocalPosition(self.durability.position()))
         self.write_waiters.release()
         self._progress.notify()

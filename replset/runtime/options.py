@@ -60,7 +60,7 @@ class MemberOptions:
 
     @property
     def host(self) -> HostPort:
-        """The address of this member in the configuration."""
+        """Return the address of this member in the configuration."""
         return HostPort(f"{self.advertise or self.bind_ip}:{self.port}")
 
     @property

@@ -58,7 +58,7 @@ class EffectHandler(Protocol):
 
 
 class Shell:
-    """The one place where the core meets the clock."""
+    """Runs the core: gives it time and messages, and handles its effects in order."""
 
     def __init__(
         self,

@@ -161,7 +161,7 @@ def _finish(future: asyncio.Future[None]) -> None:
 
 
 class _PeerConnection(asyncio.Protocol):
-    """One connection to another member; one command at a time."""
+    """Is one connection to another member. It carries one command at a time."""
 
     def __init__(self, host: HostPort, local_host: HostPort) -> None:
         self.host = host

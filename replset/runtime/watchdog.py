@@ -52,7 +52,7 @@ class Watchdog:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """On the loop's own thread."""
+        """Start to watch. Call it on the loop's own thread."""
         self._beat()
         self._thread.start()
 

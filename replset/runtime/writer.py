@@ -44,7 +44,7 @@ GROUP_MS: Final = 10
 
 
 class Writer:
-    """The queue in front of the store's one write connection."""
+    """Queues writes for the store's only write connection, and commits them in groups."""
 
     def __init__(
         self,
