@@ -66,14 +66,14 @@ class Demo:
         self.manifest: Path | None = None
         self.snapshot: Path | None = None
         self.table: list[tuple[str, float, str]] = []
-        self._proof = ""
+        self._evidence = ""
 
     def steps(self) -> list[Step]:
         return [
             Step(
                 "Start three members and make them a set",
-                "Three processes, each with its own files. One of them is told the configuration; the others hear of "
-                "it in heartbeats, copy its data, and vote. The one that wins the election is the primary: it alone "
+                "Three processes, each with its own files. One of them gets the configuration; the others learn of "
+                "it by heartbeats, copy its data, and vote. The one that wins the election is the primary: it alone "
                 "takes writes.",
                 self.start_and_initiate,
             ),
@@ -102,8 +102,8 @@ class Demo:
             ),
             Step(
                 "Write with w: 1 on the primary that is cut off",
-                "Acknowledged, because w: 1 asks nobody else. Doomed, because nobody else has it.",
-                self.write_doomed,
+                "Acknowledged, because w: 1 asks nobody else. It will be rolled back, because no other member has it.",
+                self.write_to_roll_back,
             ),
             Step(
                 "The others elect a new primary",
@@ -131,7 +131,7 @@ class Demo:
             Step(
                 "Put back what was lost",
                 "rollback-tools diff shows each lost write beside what the set holds now; restore writes it anew, with "
-                'w: "majority", and a second run changes nothing; ack tells the set that somebody has seen to it.',
+                'w: "majority", and a second run changes nothing; ack records that an operator has handled it.',
                 self.put_back,
             ),
             Step(
@@ -147,11 +147,11 @@ class Demo:
     def start_and_initiate(self) -> None:
         for port in self.ports[:3]:
             member = self.set.add(port, flags=["--enable-test-commands"])
-            self.say(f"{member.name}: wire {member.host}, {member.http}, process {member.pid}")
+            self.print_line(f"{member.name}: wire {member.host}, {member.http}, process {member.pid}")
         self.set.initiate(FAST if self.fast else None)
         primary = self.set.wait_for_primary(within_s=self.patience)
         status = self.wait_counted(3)
-        self.prove(f"{primary.name} is primary in term {status['term']}; 3 of 3 members are counted")
+        self.note_evidence(f"{primary.name} is primary in term {status['term']}; 3 of 3 members are counted")
 
     def write_and_read(self) -> None:
         primary = self.primary()
@@ -161,8 +161,8 @@ class Demo:
             primary, "find", {"filter": {"_id": {"$lte": 5}}, "sort": {"_id": 1}, "readConcern": {"level": "majority"}}
         )["documents"]
         check([document["_id"] for document in found] == [1, 2, 3, 4, 5], f"a majority read found {found}")
-        self.say(f"curl {primary.http}/v1/action/find …  →  {compact(found[0])} and 4 more")
-        self.prove(f"5 orders written and read back with majority; commit point {self.commit_point(primary)}")
+        self.print_line(f"curl {primary.http}/v1/action/find …  →  {compact(found[0])} and 4 more")
+        self.note_evidence(f"5 orders written and read back with majority; commit point {self.commit_point(primary)}")
 
     def add_fourth(self) -> None:
         primary = self.primary()
@@ -184,7 +184,7 @@ class Demo:
         try:
             member = self.set.add(self.ports[3], flags=["--enable-test-commands"])
             self.http(primary).post("/v1/replset/members", {"host": member.host})
-            self.say(f"{member.name} on {member.host} added; it has no data and, until it has, no vote")
+            self.print_line(f"{member.name} on {member.host} added; it has no data and, until it has, no vote")
             self.wait_counted(4)
         finally:
             stop.set()
@@ -193,7 +193,7 @@ class Demo:
         count = self.count(primary)
         check(count == 5 + self.written_while_syncing, f"{count} orders, {5 + self.written_while_syncing} written")
         wait_until(lambda: self.count(member) == count, self.patience, f"{member.name} to hold {count} orders")
-        self.prove(
+        self.note_evidence(
             f"{self.written_while_syncing} writes went on meanwhile, none failed; {member.name} holds {count} orders"
         )
 
@@ -201,11 +201,11 @@ class Demo:
         member = self.set.add(self.ports[4], flags=["--enable-test-commands"], arbiter=True)
         reply = self.http(self.primary()).post("/v1/replset/members", {"host": member.host, "arbiterOnly": True})
         if reply.get("info"):
-            self.say(str(reply["info"]))
+            self.print_line(str(reply["info"]))
         status = self.wait_counted(5)
         voters, needed = status["votingMembersCount"], status["writeMajorityCount"]
         check(voters == 5, f"{voters} votes instead of 5")
-        self.prove(f"5 members counted, 5 votes; a majority write needs {needed} copies")
+        self.note_evidence(f"5 members counted, 5 votes; a majority write needs {needed} copies")
 
     def cut(self) -> None:
         self.old_primary = self.primary()
@@ -214,27 +214,27 @@ class Demo:
             {"replSetTestCut": 1, "hosts": [member.host for member in self.rest], "direction": "both"}
         )
         check(reply.get("ok") == 1.0, f"replSetTestCut: {reply.get('errmsg')}")
-        self.prove(f"{self.old_primary.name} ({self.old_primary.host}) hears none of {names(self.rest)}")
+        self.note_evidence(f"{self.old_primary.name} ({self.old_primary.host}) gets no message of {names(self.rest)}")
 
-    def write_doomed(self) -> None:
+    def write_to_roll_back(self) -> None:
         old = self.cut_off()
         self.post(old, "insertOne", {"document": {"_id": 666, "item": "doomed", "qty": 1}}, w=1)
         self.post(old, "updateOne", {"filter": {"_id": 1}, "update": {"$set": {"item": "doomed change"}}}, w=1)
         self.post(old, "deleteOne", {"filter": {"_id": 2}}, w=1)
         check(self.count(old, {"_id": 666}) == 1, "the cut-off primary does not show the write it acknowledged")
         self.snapshot = copy_database(old.dbpath / DATABASE_FILE, self.set.folder / "before-the-heal" / DATABASE_FILE)
-        self.say(f"a copy of its file, made through SQLite's backup while it runs: {self.snapshot}")
-        self.prove(f"{old.name} acknowledged an insert, an update and a delete that no other member has")
+        self.print_line(f"a copy of its file, made through SQLite's backup while it runs: {self.snapshot}")
+        self.note_evidence(f"{old.name} acknowledged an insert, an update and a delete that no other member has")
 
     def elect(self) -> None:
         old_term = self.status(self.cut_off())["term"]
         self.new_primary = self.set.wait_for_primary(among=self.rest, within_s=self.patience)
         status = self.status(self.new_primary)
         check(status["term"] > old_term, f"the new primary's term {status['term']} is not above {old_term}")
-        self.say(f"{self.new_primary.name} is primary in term {status['term']} (before: {old_term})")
+        self.print_line(f"{self.new_primary.name} is primary in term {status['term']} (before: {old_term})")
         self.post(self.new_primary, "insertOne", {"document": {"_id": 777, "item": "kept", "qty": 1}}, w="majority")
-        check(self.count(self.new_primary, {"_id": 666}) == 0, "the new primary knows the doomed write")
-        self.prove(
+        check(self.count(self.new_primary, {"_id": 666}) == 0, "the new primary has the write to roll back")
+        self.note_evidence(
             f"{self.new_primary.name} took over in term {status['term']}; a majority write succeeded, "
             f"commit point {self.commit_point(self.new_primary)}"
         )
@@ -254,11 +254,11 @@ class Demo:
         self.manifest = wait_until(finished, self.patience, f"{old.name} to roll back")
         wait_until(lambda: self.my_state(old) == "SECONDARY", self.patience, f"{old.name} to be SECONDARY again")
         manifest = self.read_manifest()
-        check(self.count(old, {"_id": 666}) == 0, "the doomed insert is still there after the rollback")
-        self.say(f"common point {manifest['commonPoint']}, written before anything was undone:")
+        check(self.count(old, {"_id": 666}) == 0, "the insert is still there after the rollback")
+        self.print_line(f"common point {manifest['commonPoint']}, written before anything was undone:")
         for row in manifest["files"]:
-            self.say(f"  {row['name']} ({row['count']} documents)")
-        self.prove(
+            self.print_line(f"  {row['name']} ({row['count']} documents)")
+        self.note_evidence(
             f"{old.name} rolled back to {manifest['commonPoint']} and is SECONDARY; {self.manifest.name} is finished"
         )
 
@@ -280,7 +280,7 @@ class Demo:
         oplog = next(manifest.parent.glob("local.oplog.rs.*.bson"))
         lost = [json.loads(line)["op"] for line in self.tool("dump", str(oplog)).splitlines() if line.startswith("{")]
         check(sorted(lost)[:1] == ["d"] and {"i", "u", "d"} <= set(lost), f"the oplog file holds {lost}")
-        self.prove(f"the lost insert and update are in {row['name']}, all {len(lost)} entries in {oplog.name}")
+        self.note_evidence(f"the lost insert and update are in {row['name']}, all {len(lost)} entries in {oplog.name}")
 
     def compare(self) -> None:
         holders = [member for member in self.set.members if not member.arbiter]
@@ -293,7 +293,7 @@ class Demo:
         states = wait_until(same, self.patience, "all copies to be the same")
         count = self.count(holders[0])
         check(count == expected, f"{count} orders in the set, {expected} acknowledged there")
-        self.prove(
+        self.note_evidence(
             f"{len(states)} copies with {count} orders each, all the same, newest entry {json.loads(states[0])[0]}"
         )
 
@@ -303,7 +303,7 @@ class Demo:
         manifest, host = str(self.manifest), self.new_primary.host
         self.show(self.tool("diff", manifest, "--host", host, status=1))
         restore = ("restore", manifest, "--host", host, "--policy", "overwrite")
-        self.say("restore --dry-run would do this:")
+        self.print_line("restore --dry-run would do this:")
         self.show(self.tool(*restore, "--dry-run"))
         check(self.count(self.new_primary, {"_id": 666}) == 0, "the dry run wrote something")
         self.show(self.tool(*restore))
@@ -319,7 +319,9 @@ class Demo:
             self.patience,
             "the rollback to be seen",
         )
-        self.prove(f"{len(holders)} copies have the lost insert, update and delete; no rollback is unacknowledged")
+        self.note_evidence(
+            f"{len(holders)} copies have the lost insert, update and delete; no rollback is unacknowledged"
+        )
 
     def writes_of(self, member: LocalMember) -> int:
         """How many entries of its oplog change anything."""
@@ -338,26 +340,29 @@ class Demo:
         holders = [member for member in self.set.members if not member.arbiter]
         wait_until(lambda: self.are_same(holders), self.patience, "oplog-spark to find the members' oplogs the same")
         live = names(holders)
-        self.say(f"oplog-spark diff --engine local {live}: the same, exit status 0")
+        self.print_line(f"oplog-spark diff --engine local {live}: the same, exit status 0")
         page = self.set.folder / "oplogs.html"
         arguments = ["--json", "--samples", "50", "--html", str(page), f"{CUT_OFF}={self.snapshot}"]
         found = json.loads(self.oplog_spark(1, "diff", *arguments, *(str(member.dbpath) for member in holders)))
         lost = [row for row in found["samples"] if row["kind"] == "rolled-back"]
         for row in lost:
             (version,) = row["versions"]
-            self.say(f"rolled back: {row['optime']} {row['op']} {row['ns']} {compact(version['does'])}")
-        doomed = {(row["op"], row["_id"]) for row in lost if row["ns"] == f"{DATABASE}.{COLLECTION}"}
-        check(doomed == {("i", 666), ("u", 1), ("d", 2)}, f"the entries named as rolled back are of {sorted(doomed)}")
+            self.print_line(f"rolled back: {row['optime']} {row['op']} {row['ns']} {compact(version['does'])}")
+        rolled_back = {(row["op"], row["_id"]) for row in lost if row["ns"] == f"{DATABASE}.{COLLECTION}"}
+        check(
+            rolled_back == {("i", 666), ("u", 1), ("d", 2)},
+            f"the entries named as rolled back are of {sorted(rolled_back)}",
+        )
         check(all(row["present"] == [CUT_OFF] for row in lost), "another member holds an entry that was rolled back")
         check(found["differing"]["rolledBack"] == len(lost), "not all entries that were rolled back are named")
         check(found["differing"]["divergent"] == 0, f"{found['differing']['divergent']} entries of other content")
         forks = {row["common"] for row in found["pairs"] if CUT_OFF in (row["a"], row["b"])}
         common = self.read_manifest()["commonPoint"]
         check(forks == {common}, f"the common points are {sorted(forks)}, in the manifest it is {common}")
-        self.say(f"a page with charts: {page}")
-        self.prove(
+        self.print_line(f"a page with charts: {page}")
+        self.note_evidence(
             f"{live} hold the same oplog; the copy parted at {common}, and the {len(lost)} entries that only it "
-            "has are the doomed writes"
+            "has are the writes that were rolled back"
         )
 
     # --- asking members ------------------------------------------------------------------------------------------
@@ -442,12 +447,12 @@ class Demo:
         done = run_module("spark", *arguments)
         check(done.returncode == status, reason_of(done, "oplog-spark"))
         for line in done.stderr.splitlines():
-            self.say(line)
+            self.print_line(line)
         return done.stdout
 
     # --- telling -------------------------------------------------------------------------------------------------
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         self.console.print(f"    {escape(text)}", highlight=False, soft_wrap=True)
 
     def show(self, output: str) -> None:
@@ -455,8 +460,8 @@ class Demo:
         for line in output.rstrip().splitlines():
             self.console.print(f"    │ {escape(line)}", style="dim", highlight=False, soft_wrap=True)
 
-    def prove(self, text: str) -> None:
-        self._proof = text
+    def note_evidence(self, text: str) -> None:
+        self._evidence = text
         self.console.print(f"  [green]✔[/green] {escape(text)}", highlight=False, soft_wrap=True)
 
     def run(self) -> bool:
@@ -465,15 +470,15 @@ class Demo:
             self.console.print(f"\n[bold]{number}. {step.title}[/bold]")
             self.console.print(f"  {step.meaning}", style="italic", highlight=False)
             began = time.monotonic()
-            self._proof = ""
+            self._evidence = ""
             try:
                 step.play()
-                check(self._proof, "the step checked nothing")
+                check(self._evidence, "the step checked nothing")
             except (StepFailedError, ReplError, KeyError, TypeError, subprocess.TimeoutExpired) as error:
                 self.console.print(f"  [red]✘ {escape(f'{type(error).__name__}: {error}')}[/red]", highlight=False)
                 self.table.append((step.title, time.monotonic() - began, f"FAILED: {error}"))
                 return False
-            self.table.append((step.title, time.monotonic() - began, self._proof))
+            self.table.append((step.title, time.monotonic() - began, self._evidence))
         return True
 
     def summary(self) -> Table:

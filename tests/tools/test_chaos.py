@@ -1,4 +1,4 @@
-"""The judge finds each kind of broken promise, and nothing in a history that kept them."""
+"""The checker finds each kind of broken promise, and nothing in a history that kept them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from replset.bson import Timestamp
 from replset.oplog_row import CHAIN_START, OplogRow, chained_rows
 from replset.replication.rollback_manifest import FileKind, list_manifests
 from tests.integration.conftest import next_ports
+from tools.chaos.checker import End, RolledBack, check_history
 from tools.chaos.disks import OWN_NAMESPACE, can_mount
 from tools.chaos.faults import ALONE, FAULTS, NEEDS_DISKS, drawn, kill, resync
 from tools.chaos.history import Absence, Attack, Breach, History, Loss, Read, Write, fill_in
-from tools.chaos.judge import End, RolledBack, judge
 from tools.chaos.run import run
 
 Document = dict[str, Any]
@@ -67,7 +67,7 @@ class Run:
             change(held)
 
     def judged(self) -> list[str]:
-        return judge(self.history, End(self.documents, RolledBack.of(self.rolled_back), self.oplogs))
+        return check_history(self.history, End(self.documents, RolledBack.of(self.rolled_back), self.oplogs))
 
 
 def test_a_history_that_kept_the_promises_is_clean() -> None:
@@ -174,7 +174,7 @@ def different_entries(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "reported"),
     [
         (lost_majority_write, "acknowledged by a majority, and lost: Write(number=3"),
         (lost_write, "neither in the set nor in a rollback file: Write(number=4"),
@@ -200,10 +200,10 @@ def different_entries(run: Run) -> None:
         (different_entries, "m1 and m3 hold different entries at"),
     ],
 )
-def test_each_broken_promise_is_found(spoil: Callable[[Run], None], said: str) -> None:
+def test_each_broken_promise_is_found(spoil: Callable[[Run], None], reported: str) -> None:
     run = Run()
     spoil(run)
-    assert any(said in line for line in run.judged()), run.judged()
+    assert any(reported in line for line in run.judged()), run.judged()
 
 
 def test_what_only_one_member_had_may_be_lost_with_its_disk() -> None:
@@ -257,12 +257,14 @@ def test_the_outcome_of_a_reply_to_a_write(reply: Document, outcome: str) -> Non
 
 @pytest.mark.slow
 def test_a_short_run_is_clean(tmp_path: Path) -> None:
-    said: list[str] = []
+    reported: list[str] = []
     ports = next_ports(3)
     names = [fault.__name__ for fault in FAULTS if fault not in ALONE | {resync}]  # the others take long
-    result = run(tmp_path, seconds=20, seed=7, own_disks=False, say=said.append, base_port=ports[0], names=names)
-    assert result.wrong == [], [*said, *result.wrong]
-    assert result.faults > 2, said
+    result = run(
+        tmp_path, seconds=20, seed=7, own_disks=False, on_line=reported.append, base_port=ports[0], names=names
+    )
+    assert result.wrong == [], [*reported, *result.wrong]
+    assert result.faults > 2, reported
     assert result.acknowledged > 100
     assert result.reads > 10
     for number in (1, 2, 3):

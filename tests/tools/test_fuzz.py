@@ -11,9 +11,9 @@ from tools.fuzz.targets import TARGETS
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_no_input_breaks(name: str) -> None:
-    told = run_short(TARGETS[name])
-    assert told.total() >= TARGETS[name].short / 2
-    assert len(told) > 1, "inputs of more than one kind"
+    outcomes = run_short(TARGETS[name])
+    assert outcomes.total() >= TARGETS[name].short / 2
+    assert len(outcomes) > 1, "inputs of more than one kind"
 
 
 def breaks_at_seven(number: int) -> str:

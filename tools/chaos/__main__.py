@@ -1,4 +1,4 @@
-"""`./dev chaos [--minutes N] [--seed S] [--keep]`: a real set under faults, judged by its recorded history."""
+"""`./dev chaos [--minutes N] [--seed S] [--keep]`: a real set under faults, checked by its recorded history."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DESCRIPTORS = 1024
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="./dev chaos", description="Break a real set, then judge it.")
+    parser = argparse.ArgumentParser(prog="./dev chaos", description="Break a real set, then check it.")
     parser.add_argument("--minutes", type=float, default=2.0, help="how long to break things (2)")
     parser.add_argument("--seed", type=int, default=None, help="draw the same faults as an earlier run")
     parser.add_argument("--keep", action="store_true", help="leave history, logs and databases in their folder")
@@ -49,7 +49,7 @@ def main() -> int:
     if not own_disks:
         print("left out: full and read-only disks (this machine lets nobody mount a file system)")
 
-    def say(line: str) -> None:
+    def on_line(line: str) -> None:
         print(line, flush=True)
 
     try:
@@ -58,7 +58,7 @@ def main() -> int:
             seconds=options.minutes * 60,
             seed=seed,
             own_disks=own_disks,
-            say=say,
+            on_line=on_line,
             shape=shape,
             keyed=keyed,
             names=options.faults,

@@ -1,4 +1,4 @@
-"""`python -m tools.chaos.crowd idle|half PORT COUNT` opens connections, says how many, holds them until stdin ends.
+"""`python -m tools.chaos.crowd idle|half PORT COUNT` opens connections, prints how many, closes them when stdin ends.
 
 idle: nothing is sent. half: the head of an HTTP request that never ends.
 """

@@ -1,4 +1,4 @@
-"""What the clients asked and what they were told, as plain data: all that the judge knows of the run."""
+"""The clients' commands and the answers, as plain data: all that the checker knows of the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 Record = TypeVar("Record", bound="Write | Read | Absence | Attack | Loss | Breach")
 
 NOT_APPLIED = frozenset({94, 189, 10107, 11600, 13388, 13435, 13436, 14031, 91})
-"""Codes of replies that say that nothing was done."""
+"""Codes of replies that report that nothing was done."""
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class Absence:
 class Attack:
     """Something that may cause at most `most_terms` elections. terms: the set's term before it and after it.
 
-    stalled_s: how long at most this process was kept from the CPU meanwhile; a machine that stands still elects too.
+    stalled_s: how long at most this process was kept from the CPU meanwhile; a stalled machine elects too.
     """
 
     what: str
@@ -155,7 +155,7 @@ class History:
 
 
 def fill_in(write: Write, reply: Mapping[str, Any]) -> None:
-    """The outcome as the reply tells it."""
+    """Set the outcome from the reply."""
     errors = reply.get("writeErrors")
     if reply.get("ok") != 1.0:
         write.outcome = "refused" if reply.get("code") in NOT_APPLIED else "unknown"

@@ -1,7 +1,7 @@
 """What a stranger on the network, a hostile client or a web page in the operator's browser can try.
 
-None of it may change the data, the configuration or who leads; the judge sees the terms before and after, and documents
-that no client of ours wrote.
+None of it may change the data, the configuration or the primary. The checker sees the terms before and after, and
+documents that no client of the run wrote.
 """
 
 from __future__ import annotations
@@ -23,41 +23,43 @@ from replset.client import WireClient
 from replset.core.term_limits import MAX_TERM_JUMP
 from replset.errors import ReplError
 from tools.chaos.clients import COLLECTION, DATABASE
-from tools.chaos.world import CannotError, World, answers, status_of
+from tools.chaos.context import CannotError, FaultContext, answers, status_of
 
 MESSAGES = 60
 BRANCHES = 50_000
-STRANGE = -1
+FORGED_NUMBER = -1
 """The number of a document, and of the write that made it, that only a stranger writes."""
 PATIENCE_S = 8.0
 
 # --- messages of members -----------------------------------------------------------------------------------------
 
 
-def strangers(world: World) -> tuple[str, None]:
-    """Somebody who is no member talks as one: absurd terms, foreign sets, votes, positions, another configuration."""
+def strangers(context: FaultContext) -> tuple[str, None]:
+    """A stranger sends messages as a member: impossible terms, foreign sets, votes, positions, configurations."""
     sent, answered = 0, 0
-    config = _config(world)
-    with world.attack("a stranger talks as a member", most_terms=0 if world.keyed else MESSAGES * MAX_TERM_JUMP):
+    config = _config(context)
+    with context.attack(
+        "a stranger sends messages as a member", most_terms=0 if context.keyed else MESSAGES * MAX_TERM_JUMP
+    ):
         for _ in range(MESSAGES):
-            member = world.rng.choice(world.up())
-            message = forged(world.rng, world, config)
+            member = context.rng.choice(context.up())
+            message = forged(context.rng, context, config)
             sent += 1
             answered += _answer(member, message).get("ok") == 1.0
-    if (after := _config(world))["members"] != config["members"]:
-        world.breach(f"a stranger changed the configuration: {after}")
+    if (after := _config(context))["members"] != config["members"]:
+        context.breach(f"a stranger changed the configuration: {after}")
     return f"a stranger sent {sent} messages of members, {answered} were answered", None
 
 
-def forged(rng: random.Random, world: World, config: Mapping[str, Any]) -> dict[str, object]:
-    """One message as a member would send it, but for what it says."""
+def forged(rng: random.Random, context: FaultContext, config: Mapping[str, Any]) -> dict[str, object]:
+    """One message as a member would send it, with forged content."""
     term = world_term = int(config["term"])
     term = rng.choice((world_term, world_term + 1, world_term + 2, 1 << 31, (1 << 63) - 2, (1 << 63) - 1))
-    sender = rng.randrange(len(world.local.members))
-    host = rng.choice((world.local.members[sender].host, "127.0.0.1:9"))
+    sender = rng.randrange(len(context.local.members))
+    host = rng.choice((context.local.members[sender].host, "127.0.0.1:9"))
     version = Int64(rng.choice((int(config["version"]), int(config["version"]) + 100)))
     newest = {"ts": Timestamp(rng.choice((1_900_000_000, (1 << 32) - 1)), 1), "t": Int64(term)}
-    name = rng.choice((world.local.name, world.local.name, "other"))
+    name = rng.choice((context.local.name, context.local.name, "other"))
     kind = rng.randrange(4)
     if kind == 0:
         return {
@@ -91,14 +93,14 @@ def forged_position(
     }
 
 
-def forged_positions(world: World) -> tuple[str, None]:
-    """All but the primary stand still, and a stranger says for them that they have everything: who believes it lies."""
-    if not world.keyed:
-        raise CannotError("without a key file a stranger is believed")
-    primary = world.the_primary()
-    config = _config(world)
-    incarnations = {other.name: _incarnation(world, other, config) for other in world.others(primary)}
-    absences = [(other, world.freeze_process(other)) for other in world.others(primary)]
+def forged_positions(context: FaultContext) -> tuple[str, None]:
+    """All but the primary are stopped, and a stranger reports for them that they have everything."""
+    if not context.keyed:
+        raise CannotError("without a key file a stranger's positions are taken")
+    primary = context.the_primary()
+    config = _config(context)
+    incarnations = {other.name: _incarnation(context, other, config) for other in context.others(primary)}
+    absences = [(other, context.freeze_process(other)) for other in context.others(primary)]
     sent = 0
     try:
         with contextlib.suppress(ReplError), WireClient(primary.host, timeout_s=1) as client:
@@ -107,8 +109,8 @@ def forged_positions(world: World) -> tuple[str, None]:
                 row = next(
                     row for row in client.command("admin", {"replSetGetStatus": 1})["members"] if row.get("self")
                 )
-                for other in world.others(primary):
-                    number = world.local.members.index(other)
+                for other in context.others(primary):
+                    number = context.local.members.index(other)
                     message = forged_position(
                         number, row["optime"], incarnations[other.name], config, int(row["optime"]["t"])
                     )
@@ -117,23 +119,23 @@ def forged_positions(world: World) -> tuple[str, None]:
                 time.sleep(0.02)
     finally:
         for other, absence in absences:
-            world.thaw_process(other, absence)
+            context.thaw_process(other, absence)
     return f"{sent} forged positions were sent to {primary.name}, which ran alone", None
 
 
-def _config(world: World) -> dict[str, Any]:
+def _config(context: FaultContext) -> dict[str, Any]:
     """The configuration in force; `term` is the set's, `configTerm` its own."""
-    for member in world.up():
+    for member in context.up():
         with contextlib.suppress(ReplError, KeyError):
             config: dict[str, Any] = member.command({"replSetGetConfig": 1}, timeout_s=3)["config"]  # type: ignore[assignment]
-            return {**config, "configTerm": config["term"], "term": world.term()}
-    raise CannotError("nobody tells its configuration")
+            return {**config, "configTerm": config["term"], "term": context.term()}
+    raise CannotError("no member answers with its configuration")
 
 
-def _incarnation(world: World, member: LocalMember, config: Mapping[str, Any]) -> str:
+def _incarnation(context: FaultContext, member: LocalMember, config: Mapping[str, Any]) -> str:
     """As a stranger learns it, by a heartbeat; a made-up one where members ask who asks."""
     ask = {
-        **{"replSetHeartbeat": world.local.name, "from": member.host, "fromId": 0, "term": Int64(config["term"])},
+        **{"replSetHeartbeat": context.local.name, "from": member.host, "fromId": 0, "term": Int64(config["term"])},
         **{"configVersion": Int64(config["version"]), "configTerm": Int64(config["configTerm"])},
         **{"primaryId": -1, "incarnation": ""},
     }
@@ -150,9 +152,9 @@ def _answer(member: LocalMember, message: dict[str, object]) -> dict[str, object
 # --- clients -----------------------------------------------------------------------------------------------------
 
 
-def hostile_query(world: World) -> tuple[str, None]:
+def hostile_query(context: FaultContext) -> tuple[str, None]:
     """A filter of fifty thousand branches over everything, twice at once, while the others go on."""
-    primary = world.the_primary()
+    primary = context.the_primary()
     branches = [{"numbers": -number} for number in range(2, BRANCHES + 2)]
     query: dict[str, object] = {"find": COLLECTION, "filter": {"$or": branches}, "maxTimeMS": int(PATIENCE_S * 1000)}
     done: list[str] = []
@@ -164,7 +166,7 @@ def hostile_query(world: World) -> tuple[str, None]:
         except ReplError as error:
             done.append(error.message)
 
-    with world.attack(f"a filter of {BRANCHES} branches to {primary.name}"):
+    with context.attack(f"a filter of {BRANCHES} branches to {primary.name}"):
         threads = [threading.Thread(target=ask) for _ in range(2)]
         for thread in threads:
             thread.start()
@@ -180,7 +182,11 @@ Request = tuple[str, str, dict[str, str], str]
 
 def web_requests(member: LocalMember) -> list[Request]:
     """What a page of another site can make a browser send to the member: method, path, headers, body."""
-    document = {"database": DATABASE, "collection": COLLECTION, "document": {"_id": STRANGE, "numbers": [STRANGE]}}
+    document = {
+        "database": DATABASE,
+        "collection": COLLECTION,
+        "document": {"_id": FORGED_NUMBER, "numbers": [FORGED_NUMBER]},
+    }
     drop = {"dropDatabase": 1}
     here = f"127.0.0.1:{member.port + HTTP_OFFSET}"
     evil = {"Host": here, "Origin": "http://evil.example"}
@@ -204,16 +210,16 @@ def web_requests(member: LocalMember) -> list[Request]:
     return rows
 
 
-def web_page(world: World) -> tuple[str, None]:
+def web_page(context: FaultContext) -> tuple[str, None]:
     """A page of another site writes, drops, steps down and resyncs: all of it is refused."""
-    member = world.a_member()
+    member = context.a_member()
     refused = 0
-    with world.attack(f"a web page of another site talks to {member.name}"):
+    with context.attack(f"a web page of another site talks to {member.name}"):
         for method, path, headers, body in web_requests(member):
             status = http_status(member, method, path, headers, body)
             refused += status >= 400
             if status < 400:
-                world.breach(f"{member.name} answers a page of another site with {status}: {method} {path} {headers}")
+                context.breach(f"{member.name} answers a page of another site with {status}: {method} {path} {headers}")
     return f"a web page of another site asked {member.name}, and was refused {refused} times", None
 
 
@@ -235,36 +241,38 @@ def http_status(member: LocalMember, method: str, path: str, headers: Mapping[st
 # --- connections -------------------------------------------------------------------------------------------------
 
 
-def crowd(world: World) -> tuple[str, None]:
+def crowd(context: FaultContext) -> tuple[str, None]:
     """More idle connections and half-sent requests than the member has descriptors, and an election meanwhile."""
-    member = world.a_member()
-    kind, port = world.rng.choice((("idle", member.port), ("idle", member.port), ("half", member.port + HTTP_OFFSET)))
+    member = context.a_member()
+    kind, port = context.rng.choice((("idle", member.port), ("idle", member.port), ("half", member.port + HTTP_OFFSET)))
     command = [sys.executable, "-m", "tools.chaos.crowd", kind, str(port), "700"]
-    with world.attack(f"a crowd of {kind} connections to {member.name}", most_terms=3):
+    with context.attack(f"a crowd of {kind} connections to {member.name}", most_terms=3):
         crowds = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
         try:
             opened = sum(int(process.stdout.readline() or 0) for process in crowds if process.stdout)
             with contextlib.suppress(ReplError):
-                world.the_primary().command({"replSetStepDown": 3, "force": True}, timeout_s=5)
-            _for_a_while(lambda: world.local.primary() is not None, 6 * 1.5, "a new primary", world, member)
-            if not _can_be_asked(member):
-                world.breach(f"{member.name} tells no status while {opened} idle connections are open")
+                context.the_primary().command({"replSetStepDown": 3, "force": True}, timeout_s=5)
+            _wait_for(lambda: context.local.primary() is not None, 6 * 1.5, "a new primary", context, member)
+            if not _answers_status(member):
+                context.breach(f"{member.name} answers no status while {opened} idle connections are open")
         finally:
             for process in crowds:
                 process.communicate(timeout=30)
     return f"{opened} {kind} connections to {member.name}", None
 
 
-def _for_a_while(condition: Callable[[], bool], within_s: float, what: str, world: World, member: LocalMember) -> None:
+def _wait_for(
+    condition: Callable[[], bool], within_s: float, what: str, context: FaultContext, member: LocalMember
+) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:
-            world.breach(f"waited {within_s:g} s for {what} while a crowd was at {member.name}")
+            context.breach(f"waited {within_s:g} s for {what} while a crowd was at {member.name}")
             return
         time.sleep(0.2)
 
 
-def _can_be_asked(member: LocalMember) -> bool:
+def _answers_status(member: LocalMember) -> bool:
     """By a new connection, as `replset status` does."""
     for _ in range(10):
         with contextlib.suppress(ReplError):

@@ -1,4 +1,4 @@
-"""One chaos run: a real set, clients, faults, sometimes two at once, then peace and the judge."""
+"""One chaos run: a real set, clients, faults, sometimes two at once, then repair and the checker."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from replset.errors import ReplError
 from replset.replication.rollback_manifest import FileKind, RollbackState, list_manifests, rollback_folder
 from replset.storage.offline import open_oplog
 from tools.chaos import disks, faults
+from tools.chaos.checker import End, RolledBack, check_history
 from tools.chaos.clients import COLLECTION, DATABASE, Clients
+from tools.chaos.context import WELL_WITHIN_S, CannotError, Fault, FaultContext, Mend, status_of
 from tools.chaos.history import History
-from tools.chaos.judge import End, RolledBack, judge
-from tools.chaos.world import WELL_WITHIN_S, CannotError, Fault, Mend, World, status_of
 
 SETTINGS: dict[str, object] = {
     "electionTimeoutMillis": 1500,
@@ -35,13 +35,13 @@ SHAPES: dict[str, tuple[dict[str, object], ...]] = {
     "delayed": ({}, {}, {}, {"priority": 0, "votes": 0, "hidden": True, "secondaryDelaySecs": 2}),
     "five": ({}, {}, {}, {}, {}),
 }
-"""What the members' rows of the configuration say beside their addresses."""
-Say = Callable[[str], None]
+"""What the members' rows of the configuration have beside their addresses."""
+OnLine = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """wrong: what the judge found. well_after_s: from peace to a set that is whole and takes majority writes."""
+    """wrong: what the checker found. well_after_s: from the repair to a set that is whole and takes majority writes."""
 
     wrong: list[str]
     writes: int
@@ -65,7 +65,7 @@ def run(
     seconds: float,
     seed: int,
     own_disks: bool,
-    say: Say,
+    on_line: OnLine,
     base_port: int = 27017,
     shape: str = "three",
     keyed: bool = True,
@@ -91,18 +91,18 @@ def run(
         _initiate(local, rows)
         voters = sum(row.get("votes", 1) == 1 for row in rows)
         clients = Clients(local.members, history, random.Random(rng.getrandbits(64)))
-        world = World(local, rng, history, clients, own_disks, keyed, voters)
-        world.delayed = any("secondaryDelaySecs" in row for row in rows)
-        world.wait_until_well()
+        context = FaultContext(local, rng, history, clients, own_disks, keyed, voters)
+        context.delayed = any("secondaryDelaySecs" in row for row in rows)
+        context.wait_until_well()
         clients.start()
-        count = _break(world, seconds, say, faults.drawn(rng, own_disks, names))
+        count = _break(context, seconds, on_line, faults.drawn(rng, own_disks, names))
         began = time.monotonic()
         clients.stop()
-        world.wait_until_well()
+        context.wait_until_well()
         well_after_s = time.monotonic() - began
-        found = [*_unclean(local), *judge(history, _end_of(world))]
+        found = [*_bad_exits(local), *check_history(history, _end_of(context))]
         terms = int(status_of(local.members[0])["term"])
-        rollbacks = sum(len(list_manifests(place)) for place in _places(world))
+        rollbacks = sum(len(list_manifests(place)) for place in _places(context))
     history.close()
     acknowledged = sum(write.outcome == "ok" for write in history.writes)
     reads = sum(read.found is not None for read in history.reads)
@@ -119,9 +119,9 @@ def _initiate(local: LocalSet, rows: Sequence[dict[str, object]]) -> None:
     assert reply.get("ok") == 1.0, reply
 
 
-def _break(world: World, seconds: float, say: Say, drawn: Iterator[Fault]) -> int:
+def _break(context: FaultContext, seconds: float, on_line: OnLine, drawn: Iterator[Fault]) -> int:
     """Faults until the time is up, then mend what is broken; how many there were."""
-    rng, count = world.rng, 0
+    rng, count = context.rng, 0
     began = time.monotonic()
     waiting: list[tuple[float, str, Mend]] = []  # when to mend, what
 
@@ -133,16 +133,16 @@ def _break(world: World, seconds: float, say: Say, drawn: Iterator[Fault]) -> in
                     row[2]()
                 except CannotError as error:  # something else has to be mended first
                     waiting.append((time.monotonic() + AGAIN_S, *row[1:]))
-                    say(f"{time.monotonic() - began:6.1f} s  not yet mended: {row[1]}: {error}")
+                    on_line(f"{time.monotonic() - began:6.1f} s  not yet mended: {row[1]}: {error}")
                 else:
-                    say(f"{time.monotonic() - began:6.1f} s  mended: {row[1]}")
+                    on_line(f"{time.monotonic() - began:6.1f} s  mended: {row[1]}")
 
     def mend_all() -> None:
         """Clocks right too, no cut forgotten."""
         deadline = time.monotonic() + WELL_WITHIN_S
         mend_due(float("inf"))
-        for member in world.local.members:
-            faults.make_peace(member)
+        for member in context.local.members:
+            faults.undo_test_faults(member)
         while waiting:
             time.sleep(AGAIN_S)
             mend_due(float("inf"))
@@ -153,22 +153,22 @@ def _break(world: World, seconds: float, say: Say, drawn: Iterator[Fault]) -> in
             fault = next(drawn)
             if fault in faults.ALONE:
                 mend_all()
-                world.wait_until_well(settled=True)
+                context.wait_until_well(settled=True)
             with contextlib.suppress(CannotError, ReplError):
                 at = time.monotonic() - began
-                what, mend = fault(world)
+                what, mend = fault(context)
                 count += 1
                 if mend is not None:
                     waiting.append((time.monotonic() + rng.uniform(0.5, 6.0), what, mend))
-                say(f"{at:6.1f} s  {what}")
+                on_line(f"{at:6.1f} s  {what}")
         time.sleep(rng.uniform(0.1, 1.5))
         mend_due(time.monotonic())
     mend_all()
-    say(f"{time.monotonic() - began:6.1f} s  peace")
+    on_line(f"{time.monotonic() - began:6.1f} s  all mended")
     return count
 
 
-def _unclean(local: LocalSet) -> Iterator[str]:
+def _bad_exits(local: LocalSet) -> Iterator[str]:
     for member in local.members:
         text = member.log.read_text(encoding="utf-8", errors="replace")
         for words in ("Traceback", "replset start: stopped: "):
@@ -176,10 +176,10 @@ def _unclean(local: LocalSet) -> Iterator[str]:
                 yield f"the log of {member.name} says that it broke: {text[text.index(words) :][:2000]}"
 
 
-def _end_of(world: World) -> End:
-    members = world.local.members
+def _end_of(context: FaultContext) -> End:
+    members = context.local.members
     documents = {member.name: _documents(member) for member in members}
-    entries = [entry for place in _places(world) for entry in _rolled_back(place)]
+    entries = [entry for place in _places(context) for entry in _rolled_back(place)]
     oplogs = {}
     for member in members:
         with open_oplog(member.dbpath) as oplog:
@@ -187,9 +187,9 @@ def _end_of(world: World) -> End:
     return End(documents, RolledBack.of(entries), oplogs)
 
 
-def _places(world: World) -> list[Path]:
+def _places(context: FaultContext) -> list[Path]:
     """Where rollback files are."""
-    return [*(member.dbpath for member in world.local.members), *world.moved_rollbacks]
+    return [*(member.dbpath for member in context.local.members), *context.moved_rollbacks]
 
 
 def _documents(member: LocalMember) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What members answer each other, nearly right: the primary, or the others, of a real set lie in one kind of answer."""
+"""Answers between members, nearly right: the primary, or the others, of a real set send one kind of answer changed."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ KINDS = {
     "replSetOplogFetch": "write",
     "replSetRequestVotes": "step down",
     "replSetSnapshot": "resync",
-    "replSetOplogProbe": "doomed write",
+    "replSetOplogProbe": "write to roll back",
 }
 """The answers that are changed, and what makes members ask for them."""
 
 
-class Liar:
-    """Changes one kind of answer of one member. `told`: how many it gave."""
+class AnswerChanger:
+    """Changes one kind of answer of one member. `changed_count`: how many it changed."""
 
     def __init__(self, members: ThreeMembers, name: str, kind: str, changes: list[Change]) -> None:
         self.dispatcher = members.member(name).dispatcher
         self._kind = kind
         self._changes = changes
-        self._honest: Callable[[CommandRequest], Awaitable[Reply]] = self.dispatcher.run
-        self.told = 0
+        self._original: Callable[[CommandRequest], Awaitable[Reply]] = self.dispatcher.run
+        self.changed_count = 0
 
-    def __enter__(self) -> Liar:
-        self.dispatcher.run = self._lie  # type: ignore[method-assign]
+    def __enter__(self) -> AnswerChanger:
+        self.dispatcher.run = self._change  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.dispatcher.run = self._honest  # type: ignore[method-assign, assignment]
+        self.dispatcher.run = self._original  # type: ignore[method-assign, assignment]
 
-    async def _lie(self, request: CommandRequest) -> Reply:
-        reply = await self._honest(request)
+    async def _change(self, request: CommandRequest) -> Reply:
+        reply = await self._original(request)
         if request.body.first_key != self._kind:
             return reply
         document = decode(reply if isinstance(reply, bytes) else encode(reply))
         with suppress(InvalidBSONError, InvalidValueError):
-            lie = encode(changed(document, self._changes))
-            self.told += 1
-            return lie
+            different = encode(changed(document, self._changes))
+            self.changed_count += 1
+            return different
         return reply
 
 
-def stir(members: ThreeMembers, what: str, primary: str) -> None:
+def cause_request(members: ThreeMembers, what: str, primary: str) -> None:
     cluster = members.cluster
     members.write()
     if what == "step down":
@@ -62,7 +62,7 @@ def stir(members: ThreeMembers, what: str, primary: str) -> None:
     elif what == "resync":
         other = next(other for other in NAMES if other != primary)
         members.ask(other, encode({"replSetResync": 1, "$db": "admin"}), 0)
-    elif what == "doomed write":
+    elif what == "write to roll back":
         cluster.cut([primary])
         members.write()
         cluster.run_for(6)
@@ -75,20 +75,20 @@ INPUTS = st.tuples(st.booleans(), st.sampled_from(list(KINDS)), CHANGES)
 def check(members: ThreeMembers, value: tuple[bool, str, list[Change]]) -> str:
     """No answer ends a member or raises its term beyond the bound; a secondary's changes who leads only by a term.
 
-    A set whose primary lied may not get well: what a primary says of its oplog and of the commit point is believed.
+    A set whose primary sent changed answers may not get well: the others trust its oplog and its commit point.
     """
-    primary_lies, kind, changes = value
+    primary_changed, kind, changes = value
     before, primary = members.term(), members.cluster.primary()
     assert primary is not None
-    names = [name for name in NAMES if (name == primary) == primary_lies]
+    names = [name for name in NAMES if (name == primary) == primary_changed]
     with ExitStack() as stack:
-        liars = [stack.enter_context(Liar(members, name, kind, changes)) for name in names]
-        stir(members, KINDS[kind], primary)
+        changers = [stack.enter_context(AnswerChanger(members, name, kind, changes)) for name in names]
+        cause_request(members, KINDS[kind], primary)
         members.cluster.run_for(1.5)
-        lied, after = sum(liar.told for liar in liars), members.term()
+        changes_made, after = sum(changer.changed_count for changer in changers), members.term()
     members.is_unbroken()
-    assert after <= min(MAX_TERM, before + lied * MAX_TERM_JUMP + 20), (before, after)
-    if after == before and not primary_lies and KINDS[kind] in ("nothing", "write", "resync"):
+    assert after <= min(MAX_TERM, before + changes_made * MAX_TERM_JUMP + 20), (before, after)
+    if after == before and not primary_changed and KINDS[kind] in ("nothing", "write", "resync"):
         assert members.cluster.primary() == primary, (primary, members.cluster.summary())
     well = "well"
     try:
@@ -96,8 +96,8 @@ def check(members: ThreeMembers, value: tuple[bool, str, list[Change]]) -> str:
     except SimulationError:
         assert {primary, members.cluster.primary()} & set(names), members.cluster.summary()
         members.open()
-        well = "a primary lied, not well again"
-    return f"{kind}: {'lied' if lied else 'not asked'}, {well}"
+        well = "a primary's answers changed, not well again"
+    return f"{kind}: {'changed' if changes_made else 'not asked'}, {well}"
 
 
 @contextmanager

@@ -205,7 +205,7 @@ INPUTS = st.lists(commands(), min_size=1, max_size=3)
 
 def check(one: OneMember, commands: list[tuple[str, dict[str, Any]]]) -> str:
     """Every answer is ok or one documented error, and the member is well afterwards."""
-    told = ""
+    outcome = ""
     for database, command in commands:
         try:
             body = encode({**command, "$db": database})
@@ -220,9 +220,9 @@ def check(one: OneMember, commands: list[tuple[str, dict[str, Any]]]) -> str:
                 break
         else:
             reply = one.ask(body, database, source="http" if len(body) % 5 == 0 else "wire")
-        told = "not answered in time" if reply is None else known(reply, command)
+        outcome = "not answered in time" if reply is None else known(reply, command)
     one.is_well()
-    return told
+    return outcome
 
 
 @contextmanager

@@ -165,11 +165,11 @@ def judged(answer: Http, path: str, what: object) -> str:
 
 
 def check(one: OneMember, request: tuple[str, str, bytes, list[tuple[bytes, bytes]], bytes]) -> str:
-    told = judged(one.http(*request), request[1], request)
+    outcome = judged(one.http(*request), request[1], request)
     one.is_well()
     health = one.http("GET", "/health", b"", [], b"")
     assert health.status == 200, health.body
-    return told
+    return outcome
 
 
 @contextmanager

@@ -179,7 +179,7 @@ ROUNDS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0,
 
 def check(members: ThreeMembers, rounds: list[tuple[int, int, int, list[Change]]]) -> str:
     """No question ends a member, or raises its term beyond the bound; without another term nobody else leads."""
-    told = ""
+    outcome = ""
     before, primary = members.term(), members.cluster.primary()
     for target, sender, kind, changes in rounds:
         try:
@@ -187,7 +187,7 @@ def check(members: ThreeMembers, rounds: list[tuple[int, int, int, list[Change]]
             body = encode({**question, "$db": "admin"})
         except (InvalidBSONError, InvalidValueError):
             return "no BSON"
-        told = f"{next(iter(question))}: {known(members.ask(NAMES[target], body, sender), question)}"
+        outcome = f"{next(iter(question))}: {known(members.ask(NAMES[target], body, sender), question)}"
     members.write()
     members.cluster.run_for(0.2)
     members.is_unbroken()
@@ -196,7 +196,7 @@ def check(members: ThreeMembers, rounds: list[tuple[int, int, int, list[Change]]
     if after == before:
         assert members.cluster.primary() == primary, (primary, members.cluster.summary())
     members.gets_well()
-    return told
+    return outcome
 
 
 @contextmanager

@@ -67,7 +67,7 @@ def check(one: OneMember, case: Any) -> str:
     ]
     what = (case.method, path, query, headers, case.body)
     answer = one.http(case.method.upper(), path, query, [*headers, (b"content-type", media)], content_of(case))
-    told = judged(answer, path, what)
+    outcome = judged(answer, path, what)
     one.is_well()
     responses = page()["paths"][case.operation.path][case.operation.method.lower()]["responses"]
     if answer.status and case.method.lower() == case.operation.method.lower() and answer.status not in (404, 405):
@@ -75,7 +75,7 @@ def check(one: OneMember, case: Any) -> str:
         form = responses[str(answer.status)].get("content", {}).get("application/json", {}).get("schema")
         if form and answer.headers.get("content-type", "").startswith("application/json"):
             jsonschema_rs.validate({**form, "components": page()["components"]}, json.loads(answer.body))
-    return told
+    return outcome
 
 
 @contextmanager

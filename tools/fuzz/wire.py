@@ -100,16 +100,16 @@ def check(one: OneMember, value: tuple[bytes, list[int], bool]) -> str:
         return other.written
 
     one.cluster.run(talk())
-    told = "nothing said"
+    outcome = "nothing said"
     for message in FrameReader().feed(wire.written):
         document = decode(message.body.raw)
-        told = known(document, data)
+        outcome = known(document, data)
     other = one.connect()
     (answer,) = FrameReader().feed(one.cluster.run(ping()))
     assert (answer.response_to, decode(answer.body.raw)["ok"]) == (PING_ID, 1.0)
     one.is_well()
     assert one.member.admission.in_use == 0
-    return told
+    return outcome
 
 
 @contextmanager

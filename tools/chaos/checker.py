@@ -1,4 +1,4 @@
-"""Whether a run kept the promises. The judge knows the recorded history and what is there at the end, nothing else."""
+"""Whether a run kept the promises. The checker knows only the recorded history and what is there at the end."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class End:
     oplogs: Mapping[str, Sequence[OplogRow]] = field(default_factory=dict)
 
 
-def judge(history: History, end: End) -> list[str]:
+def check_history(history: History, end: End) -> list[str]:
     """What is wrong, a line each; nothing when all promises were kept."""
     found = [breach.what for breach in history.breaches]
     found += [*_members_differ(end), *_oplogs_are_wrong(end.oplogs), *_elections_by_attacks(history.attacks)]

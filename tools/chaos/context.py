@@ -27,7 +27,7 @@ class CannotError(Exception):
 
 
 @dataclass
-class World:
+class FaultContext:
     """own_disks: each dbpath is a small file system of its own. keyed: members prove themselves by a key file.
 
     voters: how many members vote. delayed: one applies entries only when they are old enough.
@@ -117,7 +117,7 @@ class World:
         self.history.end(absence)
         self.down.discard(member.name)
 
-    # --- what is noted for the judge -----------------------------------------------------------------------------
+    # --- what is noted for the checker ---------------------------------------------------------------------------
 
     def breach(self, what: str) -> None:
         self.history.note(Breach(self.history.now(), what))
@@ -191,11 +191,11 @@ class World:
 
 
 Mend = Callable[[], None]
-Fault = Callable[[World], tuple[str, Mend | None]]
+Fault = Callable[[FaultContext], tuple[str, Mend | None]]
 """Begins; returns what it did, and what mends it; None where it is over by itself."""
 
 
-def told(member: LocalMember, command: dict[str, object]) -> dict[str, Any]:
+def send_command(member: LocalMember, command: dict[str, object]) -> dict[str, Any]:
     """The reply; CannotError where it cannot be asked or refuses."""
     try:
         reply = member.command(command, timeout_s=2)
