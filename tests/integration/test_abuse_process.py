@@ -25,6 +25,7 @@ from tests.integration.talk import insert, status
 pytestmark = pytest.mark.slow
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("REPLSET_")}
+IDLE_CLOSED = "each new one closes the client idle longest"
 GARBAGE = b"\x05\0\0\0garbage-that-is-no-message"
 
 
@@ -79,6 +80,7 @@ def test_idle_connections_up_to_the_last_descriptor_keep_no_election_from_being_
     primary = local.wait_for_primary()
     rest = [member for member in local.members if member is not primary]
     with flooding([port for member in rest for port in (member.port, member.port, member.port + 1000)]):
+        wait_until(lambda: all(IDLE_CLOSED in member.log.read_text() for member in rest), 60, "no descriptor is left")
         local.kill(primary)  # what its connections held is taken at once
         new = local.wait_for_primary(among=rest)
         insert(new, 1)
@@ -88,7 +90,7 @@ def test_idle_connections_up_to_the_last_descriptor_keep_no_election_from_being_
     for member in rest:
         assert member.is_running(), member.last_log_line()
         log = member.log.read_text()
-        assert 1 <= log.count("closes the longest idle client") <= 4, "a line a minute and port"
+        assert 1 <= log.count(IDLE_CLOSED) <= 4, "a line a minute and port"
 
 
 @contextlib.contextmanager
