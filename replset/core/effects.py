@@ -36,7 +36,6 @@ NO_VOTE = LastVote(0, None)
 class ElectionRecord:
     """One line of the election journal: what happened, and why."""
 
-    monotonic_ms: Millis  # the core's monotonic clock; the shell adds the wall time
     term: int
     event: str  # "dry run started", "vote granted", "won", "stepped down", ...
     detail: str

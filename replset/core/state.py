@@ -318,7 +318,7 @@ class NodeState:
         self.emit(Reply(request_id, body))
 
     def journal(self, event: str, detail: str) -> None:
-        self.emit(RecordElectionEvent(ElectionRecord(self.now, self.term, event, detail)))
+        self.emit(RecordElectionEvent(ElectionRecord(self.term, event, detail)))
 
     def become(self, state: MemberState) -> None:
         """Change to another member state; `member_state.py` says which changes are legal."""

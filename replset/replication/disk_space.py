@@ -38,25 +38,27 @@ async def retry_while_disk_full(
     pause; without it the work itself is tried. Other errors are raised.
     """
     is_waiting = False
-    while True:
-        try:
-            result = await work()
-        except (ReplError, OSError) as error:
-            if not is_disk_full(error) or not may_wait():
-                raise
-            why = error.message if isinstance(error, ReplError) else str(error)
-            if not is_waiting:
-                log.warning("%s waits for disk space: %s", what, why)
-            is_waiting = True
-            if progress is not None:
-                progress.waiting_for = f"disk space: {why}"
+    try:
+        while True:
+            try:
+                result = await work()
+            except (ReplError, OSError) as error:
+                if not is_disk_full(error) or not may_wait():
+                    raise
+                why = error.message if isinstance(error, ReplError) else str(error)
+                if not is_waiting:
+                    log.warning("%s waits for disk space: %s", what, why)
+                is_waiting = True
+                if progress is not None:
+                    progress.waiting_for = f"disk space: {why}"
+            else:
+                if is_waiting:
+                    log.warning("%s goes on: there is disk space again", what)
+                return result
             while True:
                 await asyncio.sleep(PAUSE_S)
                 if has_space is None or await has_space():
                     break
-        else:
-            if is_waiting:
-                log.warning("%s goes on: there is disk space again", what)
-                if progress is not None:
-                    progress.waiting_for = ""
-            return result
+    finally:
+        if is_waiting and progress is not None:
+            progress.waiting_for = ""

@@ -8,7 +8,6 @@ from replset.replication.context import MemberContext
 from replset.replication.disk_space import retry_while_disk_full
 from replset.replication.initial_sync import InitialSyncMarker, RequiredEntries, newest_entry_to_keep
 from replset.replication.initial_sync_progress import InitialSyncProgress
-from replset.runtime.durability_mark import DurabilityMark
 from replset.runtime.files import MemberFiles
 from replset.storage.copies import install_copy
 
@@ -16,11 +15,10 @@ from replset.storage.copies import install_copy
 class DataReplacement:
     """Keeps the marker of an initial sync in member.db and puts a finished copy in the place of the data."""
 
-    def __init__(self, context: MemberContext, files: MemberFiles, node: Node, mark: DurabilityMark) -> None:
+    def __init__(self, context: MemberContext, files: MemberFiles, node: Node) -> None:
         self._context = context
         self._files = files
         self._node = node
-        self._mark = mark
 
     def required(self) -> RequiredEntries:
         """Return what a copy must hold, with what an earlier attempt saved in member.db."""
@@ -52,7 +50,6 @@ class DataReplacement:
         copy. ReplError and OSError: a step failed for another reason than a full disk; the member must stop.
         """
         context, file = self._context, self._files.member_file
-        self._mark.suspended = True
         rollback_id = max(context.store.rollback_id, file.rollback_id_floor)
 
         async def install() -> None:

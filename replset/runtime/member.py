@@ -233,7 +233,7 @@ class RunningMember:
         self._files = files
         self._member_file = files.member_file
         self._threads = TrackedWorkers(ports.workers)
-        self._sync_thread = TrackedWorkers(ports.sync_workers or ports.workers)
+        self._sync_thread = TrackedWorkers(ports.workers if ports.sync_workers is None else ports.sync_workers)
         self.context = replace(
             context,
             workers=self._threads,
@@ -277,7 +277,7 @@ class RunningMember:
                 self._member_file.durability_mark,
             )
         self._mark = DurabilityMark(self.context, self.node, self._member_file, self.durability)
-        self._replacement = DataReplacement(self.context, files, self.node, self._mark)
+        self._replacement = DataReplacement(self.context, files, self.node)
 
         # What runs the core and serves clients
         self.shell = Shell(self.node, self, self.clock, self._threads, self._break)

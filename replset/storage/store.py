@@ -79,8 +79,8 @@ class Pin:
 
 
 class Store:
-    """See the module. Read also: oldest, oldest_wall_ms, rollback_id, pruned_through, trimmed_through (both a ts),
-    oplog_bytes, commit_point.
+    """See the module. Read also: oldest, rollback_id, pruned_through, trimmed_through (both a ts), oplog_bytes,
+    commit_point.
 
     undone_entries: how many entries undo steps have taken back since this store was opened.
     """
@@ -96,7 +96,6 @@ class Store:
         self.readers = Readers(disk, self.path)
         self.tail = OplogTail(options.tail_bytes)
         self.oldest = OPTIME_NULL
-        self.oldest_wall_ms = 0
         self.rollback_id = 1
         self.pruned_through = self.trimmed_through = 0
         self.oplog_bytes = 0
@@ -176,7 +175,7 @@ class Store:
         self.oplog_bytes = self._saved_oplog_bytes + int(later)
 
     def _set_oldest(self, row: OplogRow | None) -> None:
-        self.oldest, self.oldest_wall_ms = (OPTIME_NULL, 0) if row is None else (row.optime, row.wall_ms)
+        self.oldest = OPTIME_NULL if row is None else row.optime
 
     def _int_meta(self, name: str, default: int) -> int:
         value = read_meta(self._connection, name)
@@ -261,7 +260,7 @@ class Store:
         size = sum([len(row.entry) for row in rows])
         self.oplog_bytes += size
         if self.oldest is OPTIME_NULL:
-            self._set_oldest(rows[0])
+            self.oldest = rows[0].optime
         self.tail.add(rows, size)
 
     def _abort(self, error: BaseException) -> None:

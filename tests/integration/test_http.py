@@ -192,7 +192,7 @@ def test_generated_requests_find_no_server_error(make_set: MakeSet, tmp_path: Pa
     done = subprocess.run(
         [
             *(sys.executable, "-m", "schemathesis.cli", "run", f"{member.http}/openapi.json"),
-            *("--include-path-regex", paths, "--max-examples", "5", "--seed", "1", "--no-color"),
+            *("--include-path-regex", paths, "--max-examples", "25", "--seed", "1", "--no-color"),
             *("--phases", "examples,coverage,fuzzing", "--exclude-checks", "positive_data_acceptance"),
         ],
         cwd=tmp_path,

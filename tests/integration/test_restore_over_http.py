@@ -134,3 +134,18 @@ def test_a_client_that_goes_away_stops_the_restore_and_the_next_one_finishes_it(
     assert len(same_everywhere(story.local)) == MANY + 10
     health = httpx.get(f"{story.old.http}/health", timeout=10)
     assert health.status_code == 200
+
+
+def test_without_a_primary_nothing_is_put_back(make_set: MakeSet) -> None:
+    story = lose_writes(make_set())
+    for member in story.local.members:
+        if member is not story.old:
+            story.local.kill(member)
+
+    def refused() -> httpx.Response | None:
+        response = httpx.post(f"{Rollback(story).url}/restore", json={}, timeout=60)
+        return response if response.json().get("code") == 10107 else None
+
+    response = wait_until(refused, 60, "the member to know no primary any more")
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert json.loads(Rollback(story).get("verify"))["ok"] is True

@@ -1,4 +1,4 @@
-"""A real set: failover, initial sync under writes, restarts. Processes, sockets, disks."""
+"""A real set: failover, rejoin with rollback, initial sync under writes, restarts. Processes, sockets, disks."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from pathlib import Path
 import pytest
 
 from replset.bson import decode
-from replset.cli.local_set import LocalMember
+from replset.cli.local_set import LocalMember, wait_until
 from replset.replication.rollback_manifest import FileKind, list_manifests
 from tests.integration.conftest import MakeSet, next_ports
 from tests.integration.forked import run_program
 from tests.integration.talk import (
     all_counted,
+    cut,
+    find,
+    heal,
     ids,
     insert,
     run,
     same_everywhere,
+    state,
     status,
 )
 
@@ -146,6 +150,61 @@ def test_an_arbiter_votes_holds_nothing_and_refuses_reads(make_set: MakeSet) -> 
     secondary = next(member for member in local.members if member not in (primary, arbiter))
     local.kill(primary)
     assert local.wait_for_primary() is secondary, "one data-bearing member and the arbiter's vote are a majority"
+
+
+def test_every_acknowledged_write_is_in_the_set_or_in_a_rollback_file(make_set: MakeSet) -> None:
+    local = make_set()
+    old = local.wait_for_primary()
+    insert(old, *range(10))
+    rest = [member for member in local.members if member is not old]
+    cut(old, rest)
+    insert(old, *range(100, 120), w=1)  # acknowledged, and nobody else has it
+    run(
+        old,
+        {"update": "orders", "updates": [{"q": {"_id": 1}, "u": {"$set": {"lost": True}}}], "writeConcern": {"w": 1}},
+    )
+    run(old, {"delete": "orders", "deletes": [{"q": {"_id": 2}, "limit": 1}], "writeConcern": {"w": 1}})
+    new = local.wait_for_primary(among=rest)
+    insert(new, *range(200, 210))
+    heal(old)
+    wait_until(lambda: lost_entries(old), 40, "the rollback to be finished")
+    wait_until(lambda: state(old) == "SECONDARY", 40, "the old primary to be SECONDARY")
+    kept = same_everywhere(local)
+    assert [row["_id"] for row in kept] == [*range(10), *range(200, 210)]
+    entries = [entry for entry in lost_entries(old) if entry["op"] in ("i", "u", "d")]
+    assert [entry["o"]["_id"] for entry in entries if entry["op"] == "i"] == list(range(100, 120))  # type: ignore[index]
+    assert [entry["op"] for entry in entries[20:]] == ["u", "d"]
+    (manifest,) = list_manifests(old.dbpath)
+    files = {file.kind: file for file in manifest.files}
+    written = documents_in(old.dbpath / "rollback" / files[FileKind.DOCUMENTS].name)
+    assert {row["_id"] for row in written} == {*range(100, 120), 1}
+    before = documents_in(old.dbpath / "rollback" / files[FileKind.BEFORE].name)
+    assert before == [{"_id": 1, "n": 1}], "the deleted document is back, so it is not lost"
+
+
+def test_write_concern_errors(make_set: MakeSet) -> None:
+    local = make_set()
+    primary = local.wait_for_primary()
+    documents: dict[str, object] = {"insert": "orders", "documents": [{"_id": 1}]}
+    reply = run(primary, {**documents, "writeConcern": {"w": 5}})
+    assert reply["writeConcernError"]["code"] == 100
+    for member in local.members:
+        if member is not primary:
+            local.kill(member)
+    reply = run(primary, {"insert": "orders", "documents": [{"_id": 2}], "writeConcern": {"w": 2, "wtimeout": 200}})
+    assert reply["n"] == 1
+    assert reply["writeConcernError"]["code"] == 64
+    assert reply["writeConcernError"]["errInfo"]["wtimeout"] is True
+
+
+def test_a_read_after_a_majority_write_sees_it_on_a_secondary(make_set: MakeSet) -> None:
+    local = make_set()
+    primary = local.wait_for_primary()
+    secondary = next(member for member in local.members if member is not primary)
+    for number in range(20):
+        written = insert(primary, number)
+        concern = {"level": "majority", "afterClusterTime": written["operationTime"]}
+        assert find(secondary, {"_id": number}, readConcern=concern) == [{"_id": number, "n": number}]
 
 
 def test_a_member_whose_disk_was_emptied_is_not_counted_before_it_caught_up(make_set: MakeSet) -> None:

@@ -274,7 +274,7 @@ def test_no_answer_comes_back_as_a_message_with_the_reason() -> None:
 
 def test_the_journal_delays_nothing_and_is_written_at_once() -> None:
     async def scenario(rig: Rig) -> None:
-        lines = [RecordElectionEvent(ElectionRecord(Millis(1), 2, event, "")) for event in ("dry run started", "won")]
+        lines = [RecordElectionEvent(ElectionRecord(2, event, "")) for event in ("dry run started", "won")]
         rig.answer(DrainFinished, lines[0], ProgressChanged(), lines[1])
         rig.shell.feed(DrainFinished(1))
         assert rig.done == [ProgressChanged()]
