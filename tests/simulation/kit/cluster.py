@@ -25,6 +25,7 @@ from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.node import Node
 from replset.core.state import NodeState
+from replset.errors import CorruptDataError
 from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
 from replset.key_file import Keys
 from replset.replication import rollback
@@ -344,6 +345,9 @@ class SimCluster:
                 self.trace.add(machine.name, f"cannot start: {error}")
                 self.kill(machine.name)
                 return
+            if machine.may_have_lost_data and isinstance(error, CorruptDataError):
+                # Its WAL was cut behind a checkpoint that had copied only some of the pages into the database.
+                self.damaged.add(machine.name)
             if self._has_bad_disk(machine):
                 self._end_by_its_disk(machine, f"cannot start: {error}")
                 return
