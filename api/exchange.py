@@ -115,9 +115,9 @@ class HttpRequest:
         return forward
 
     def refuse_idempotency_key(self) -> None:
-        """Refuse the header Idempotency-Key (40415). A client that sends it expects no write to be applied twice."""
+        """Refuse the header Idempotency-Key (238). A client that sends it expects no write to be applied twice."""
         if b"idempotency-key" in self.headers:
-            raise failure(ErrorCode.UNKNOWN_FIELD, "the header Idempotency-Key is not built yet")
+            raise failure(ErrorCode.NOT_IMPLEMENTED, "the header Idempotency-Key is not built yet")
 
 
 @dataclass(slots=True)

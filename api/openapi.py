@@ -132,7 +132,7 @@ def with_actions(schema: Schema) -> Schema:
     for name in NOT_BUILT_ACTIONS:
         paths[f"/v1/action/{name}"] = {
             "post": {
-                "summary": "Not built yet: answers 400, code 59.",
+                "summary": "Not built yet: answers 400, code 238.",
                 "operationId": name,
                 "tags": ["data"],
                 "responses": _texts(answers(400, 405)),

@@ -92,6 +92,7 @@ class ErrorCode(IntEnum):
     PRIMARY_STEPPED_DOWN = 189, "PrimarySteppedDown"
     INVALID_INDEX_OPTION = 197, "InvalidIndexSpecificationOption"
     CURSOR_IN_USE = 237, "CursorInUse"
+    NOT_IMPLEMENTED = 238, "NotImplemented"
     SNAPSHOT_TOO_OLD = 239, "SnapshotTooOld"
     SNAPSHOT_UNAVAILABLE = 246, "SnapshotUnavailable"
     TRANSACTION_TOO_LARGE = 257, "TransactionTooLarge"
@@ -261,6 +262,12 @@ class UnknownFieldError(ReplError):
     """A field that the command does not know (40415)."""
 
     code = ErrorCode.UNKNOWN_FIELD
+
+
+class NotBuiltError(ReplError):
+    """A command, option or operator that MongoDB 7.0 has and this product does not (238); the message names it."""
+
+    code = ErrorCode.NOT_IMPLEMENTED
 
 
 class DuplicateKeyError(ReplError):

@@ -100,7 +100,7 @@ class ActionRoutes:
 
 
 def _find_action(request: HttpRequest) -> ActionType:
-    """Return the action that the path names. HttpError 404 unknown, 405 not a POST, 400 (59) not built yet."""
+    """Return the action that the path names. HttpError 404 unknown, 405 not a POST, 400 (238) not built yet."""
     name = request.path[len(PREFIX) :]
     action = ACTIONS.get(name)
     if action is None and name not in NOT_BUILT_ACTIONS:
@@ -111,5 +111,5 @@ def _find_action(request: HttpRequest) -> ActionType:
         text = f"{name} takes POST, not {request.method[:20]}"
         raise failure(ErrorCode.COMMAND_NOT_FOUND, text, status=405, headers={"allow": "POST"})
     if action is None:
-        raise failure(ErrorCode.COMMAND_NOT_FOUND, f"{name} is not built yet")
+        raise failure(ErrorCode.NOT_IMPLEMENTED, f"{name} is not built yet")
     return action

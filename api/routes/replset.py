@@ -164,14 +164,14 @@ def router(member: RunningMember) -> APIRouter:
         return await run_on_primary(request, {"replSetRemoveMember": host})
 
     async def not_built(request: Request) -> Response:
-        raise failure(ErrorCode.COMMAND_NOT_FOUND, f"{request.url.path.rpartition('/')[2]} is not built yet")
+        raise failure(ErrorCode.NOT_IMPLEMENTED, f"{request.url.path.rpartition('/')[2]} is not built yet")
 
     for name in NOT_BUILT_YET:
         routes.add_api_route(
             f"/{name}",
             not_built,
             methods=["POST"],
-            summary="Not built yet: answers 400, code 59.",
+            summary="Not built yet: answers 400, code 238.",
             operation_id=name,
             responses=answers(400, 405),
             status_code=400,

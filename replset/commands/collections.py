@@ -9,7 +9,6 @@ from replset.commands.evaluation import run_in_thread
 from replset.commands.index_specs import check_index
 from replset.commands.namespaces import check_database, collection_field, namespace, writable_namespace
 from replset.commands.ports import Reply
-from replset.commands.write_batch import check_options
 from replset.commands.write_concern import write_and_wait
 from replset.errors import (
     BadValueError,
@@ -35,7 +34,6 @@ _CREATE_NOT_BUILT = (
     "clusteredIndex",
     "changeStreamPreAndPostImages",
     "encryptedFields",
-    "collation",
     "storageEngine",
     "indexOptionDefaults",
 )
@@ -43,7 +41,8 @@ _CREATE_NOT_BUILT = (
 
 async def create(ctx: CommandContext) -> Reply:
     """Create an empty collection; one that is there with the same options is no error."""
-    check_options(ctx, _CREATE_NOT_BUILT)
+    fields.refuse_not_built(ctx.body, _CREATE_NOT_BUILT, ctx.name)
+    fields.check_collation(ctx.body, ctx.name)
     ns = writable_namespace(ctx.database, collection_field(ctx.body, ctx.name))
 
     def operation(group: WriteGroup) -> None:
@@ -192,7 +191,13 @@ async def create_indexes(ctx: CommandContext) -> Reply:
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("create", create, frozenset({*_CREATE_NOT_BUILT, "idIndex"}), where=Where.PRIMARY, write_concern=True),
+    Command(
+        "create",
+        create,
+        frozenset({*_CREATE_NOT_BUILT, "idIndex", "collation"}),
+        where=Where.PRIMARY,
+        write_concern=True,
+    ),
     Command("drop", drop, where=Where.PRIMARY, write_concern=True),
     Command("dropDatabase", drop_database, where=Where.PRIMARY, write_concern=True),
     Command(

@@ -14,8 +14,7 @@ from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.ports import Reply
 from replset.commands.read_concern import confirm_linearizable, read_concern_of
 from replset.commands.scan import Filter, Scan, filter_of, open_collection, pause
-from replset.commands.write_batch import check_options
-from replset.errors import BadValueError, ErrorCode, ReplError, SnapshotCutError, UnknownFieldError
+from replset.errors import BadValueError, ErrorCode, NotBuiltError, ReplError, SnapshotCutError
 from replset.ids import OpTime
 from replset.optime import timestamp
 from replset.query.distinct import Distinct
@@ -27,7 +26,7 @@ SMALL_REPLY = 1000
 async def count(ctx: CommandContext) -> Reply:
     """How many documents match."""
     body, name = ctx.body, ctx.name
-    check_options(ctx, ("collation",))
+    fields.check_collation(body, name)
     hint_of(body, name)
     found, weight = await _filter(ctx)
     skip = fields.whole(body, "skip", name, least=0)
@@ -61,7 +60,7 @@ async def _filter(ctx: CommandContext) -> tuple[Filter, int]:
 async def _open(ctx: CommandContext) -> tuple[Collection | None, OpTime | None]:
     collection = collection_field(ctx.body, ctx.name)
     if namespace(ctx.database, collection) == OPLOG:
-        raise UnknownFieldError(f"{ctx.name} on the oplog is not built yet")
+        raise NotBuiltError(f"{ctx.name} on the oplog is not built yet")
     return await open_collection(ctx, collection, read_concern_of(ctx))
 
 
@@ -106,7 +105,7 @@ async def _count_all(ctx: CommandContext, coll: Collection, at: OpTime | None) -
 async def distinct(ctx: CommandContext) -> Reply:
     """The different values of a field in the documents that match; 17217 over 16 MiB."""
     body, name = ctx.body, ctx.name
-    check_options(ctx, ("collation",))
+    fields.check_collation(body, name)
     hint_of(body, name)
     key = fields.text(body, "key", name)
     if not key or "\0" in key:

@@ -14,12 +14,11 @@ from replset.commands.write_batch import (
     Search,
     SearchingBatch,
     SearchStatement,
-    check_options,
     parse_in_slices,
     read_statements,
     run_batch,
 )
-from replset.errors import FailedToParseError, UnknownFieldError
+from replset.errors import FailedToParseError
 from replset.replication.write_ops import WriteGroup, do_delete
 
 _FIELDS = frozenset({"q", "limit", "hint", "collation"})
@@ -31,8 +30,7 @@ def parse_delete(document: RawDocument, place: str) -> SearchStatement:
     for name in ("q", "limit"):
         if name not in document:
             raise fields.missing(place, name)
-    if fields.given(document, "collation"):
-        raise UnknownFieldError(f"{place}.collation is not built yet")
+    fields.check_collation(document, place)
     limit = fields.whole(document, "limit", place)
     if limit not in (0, 1):
         raise FailedToParseError(f"The limit field in delete objects must be 0 or 1. Got {limit}")
@@ -71,7 +69,7 @@ class DeleteBatch(SearchingBatch):
 
 async def delete(ctx: CommandContext) -> Reply:
     """Remove the first document that matches, or all."""
-    check_options(ctx, ("let",))
+    fields.refuse_not_built(ctx.body, ("let",), ctx.name)
     documents = await read_statements(ctx, "deletes")
     statements = await parse_in_slices(ctx, documents, lambda document: parse_delete(document, "delete.deletes"))
     return await run_batch(DeleteBatch(ctx, statements))

@@ -19,9 +19,9 @@ from replset.errors import (
     IllegalOperationError,
     InvalidOptionsError,
     InvariantError,
+    NotBuiltError,
     NotWritablePrimaryError,
     ReplError,
-    UnknownFieldError,
 )
 from replset.ids import Millis
 
@@ -121,7 +121,7 @@ class Dispatcher:
             )
         for name in ("startTransaction", "autocommit", "stmtId", "stmtIds"):
             if name in body:
-                raise UnknownFieldError(f"BSON field '{command.name}.{name}' is not built yet")
+                raise NotBuiltError(f"BSON field '{command.name}.{name}' is not built yet")
         if "apiVersion" in body and body.get("apiVersion") != "1":
             raise ReplError(
                 f'API version must be "1", not {body.get("apiVersion")!r:.40}', code=ErrorCode.API_VERSION_ERROR

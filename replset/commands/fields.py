@@ -9,7 +9,14 @@ from collections.abc import Sequence
 
 from replset.bson import Decimal128, InvalidBSONError, RawDocument, encode, walk
 from replset.bson.types import TYPE_NAMES
-from replset.errors import BadValueError, ErrorCode, TypeMismatchError, UnknownFieldError
+from replset.errors import (
+    BadValueError,
+    ErrorCode,
+    FailedToParseError,
+    NotBuiltError,
+    TypeMismatchError,
+    UnknownFieldError,
+)
 
 _ABSENT = (None, 6, 10)
 _EMPTY = encode({})
@@ -167,3 +174,24 @@ def given(body: RawDocument, name: str) -> bool:
     if kind in (3, 4):
         return len(body.get_raw(name) or b"") > len(_EMPTY)
     return kind not in _ABSENT and bool(body.get(name))
+
+
+def refuse_not_built(body: RawDocument, names: Sequence[str], place: str) -> None:
+    """Refuse what MongoDB 7.0 takes and this product does not have (238), by name. A client may send it empty."""
+    for name in names:
+        if name in body and given(body, name):
+            raise NotBuiltError(f"BSON field '{place}.{name}' is not built yet")
+
+
+def check_collation(body: RawDocument, place: str) -> None:
+    """Accept the simple collation, which compares strings byte by byte; every other one is not built (238)."""
+    if "collation" not in body:
+        return
+    collation = document(body, "collation", place)
+    if collation is None or not collation.first_key:
+        return
+    locale = text(collation, "locale", "collation")
+    if locale != "simple":
+        raise NotBuiltError(f"BSON field '{place}.collation' with locale '{locale:.80}' is not built yet")
+    if len(list(collation.keys())) > 1:
+        raise FailedToParseError("If 'locale' is 'simple', no other fields should be present")

@@ -22,8 +22,7 @@ from replset.commands.read_concern import (
     refuse_linearizable,
 )
 from replset.commands.scan import SLICE_DECODED, Filter, Scan, filter_of, open_collection, pause
-from replset.commands.write_batch import check_options
-from replset.errors import BadValueError, ErrorCode, NotPrimaryOrSecondaryError, ReplError, UnknownFieldError
+from replset.errors import BadValueError, ErrorCode, NotBuiltError, NotPrimaryOrSecondaryError, ReplError
 from replset.ids import Millis, OpTime
 from replset.optime import timestamp
 from replset.query.order import equals
@@ -35,7 +34,7 @@ from replset.storage.store import Pin
 SORT_BYTES = 100 << 20
 PAIR_BYTES, ROW_BYTES = 130, 41
 """What Python adds to a document and its key, and to a document alone."""
-_NOT_BUILT = ("collation", "let", "min", "max", "returnKey", "showRecordId", "requestResumeToken", "resumeAfter")
+_NOT_BUILT = ("let", "min", "max", "returnKey", "showRecordId", "requestResumeToken", "resumeAfter")
 _FIELDS = frozenset(
     {
         "filter",
@@ -52,6 +51,7 @@ _FIELDS = frozenset(
         "noCursorTimeout",
         "allowPartialResults",
         "allowDiskUse",
+        "collation",
         *_NOT_BUILT,
     }
 )
@@ -82,7 +82,8 @@ class Query:
 async def parse_find(ctx: CommandContext) -> Query:
     """Raises for what is unknown, of the wrong type, out of range or not built."""
     body, name, member = ctx.body, ctx.name, ctx.member
-    check_options(ctx, _NOT_BUILT)
+    fields.refuse_not_built(body, _NOT_BUILT, name)
+    fields.check_collation(body, name)
     hint = hint_of(body, name)
     query, projection, sort = await read_statement(
         member, body, lambda: [fields.decoded(body, field, name) for field in ("filter", "projection", "sort")]
@@ -274,7 +275,7 @@ async def find(ctx: CommandContext) -> Reply:
     if ns == OPLOG:
         refuse_linearizable(concern, ns)
         if query.sort is not None:
-            raise UnknownFieldError("sorting the oplog other than by $natural is not built yet")
+            raise NotBuiltError("sorting the oplog other than by $natural is not built yet")
         oplog = OplogCursor(
             ctx.member,
             query.filter,

@@ -22,6 +22,7 @@ from replset.errors import (
     InvalidOptionsError,
     LinearizableReadConcernError,
     MaxTimeMSExpiredError,
+    NotBuiltError,
     NotPrimaryNoSecondaryOkError,
     NotPrimaryOrSecondaryError,
     NotWritablePrimaryError,
@@ -86,7 +87,7 @@ def read_concern_of(ctx: CommandContext) -> ReadConcern:
     if not isinstance(level, str):
         raise TypeMismatchError("readConcern.level must be a string")
     if level in _NOT_BUILT:
-        raise UnknownFieldError(f"readConcern level '{level}' is not built yet")
+        raise NotBuiltError(f"readConcern level '{level}' is not built yet")
     if level not in _LEVELS:
         raise FailedToParseError(
             f"readConcern.level must be local, available, majority or linearizable, not '{level:.80}'"

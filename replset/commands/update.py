@@ -19,20 +19,18 @@ from replset.commands.write_batch import (
     Search,
     SearchingBatch,
     SearchStatement,
-    check_options,
     parse_in_slices,
     read_statements,
     run_batch,
 )
-from replset.errors import BadValueError, ErrorCode, FailedToParseError, ReplError, UnknownFieldError
+from replset.errors import BadValueError, ErrorCode, FailedToParseError, ReplError
 from replset.optime import timestamp
 from replset.query.update import Update, check_id, compile_update
 from replset.query.upsert import upsert_base
 from replset.replication.write_ops import WriteGroup, do_insert, do_update, update_object
 from replset.storage.catalog import Collection
 
-_FIELDS = frozenset({"q", "u", "upsert", "multi", "arrayFilters", "hint", "collation", "c", "sort"})
-_NOT_BUILT = ("collation", "c", "sort")
+_FIELDS = frozenset({"q", "u", "upsert", "multi", "arrayFilters", "hint", "collation", "c"})
 _FAR_INDEX = re.compile(r"\.\d{3,}")
 
 
@@ -52,9 +50,8 @@ def parse_update(document: RawDocument, place: str) -> UpdateStatement:
         raise fields.missing(place, "q")
     if "u" not in document:
         raise fields.missing(place, "u")
-    for name in _NOT_BUILT:
-        if fields.given(document, name):
-            raise UnknownFieldError(f"{place}.{name} is not built yet")
+    fields.refuse_not_built(document, ("c",), place)
+    fields.check_collation(document, place)
     query, change = fields.decoded(document, "q", place), document.get("u")
     filters = [] if fields.is_absent(document, "arrayFilters") else fields.values(document, "arrayFilters", place)
     weight = UNBOUNDED if may_lengthen_array(change) else weight_of(len(document.raw), query, change, filters)
@@ -186,7 +183,7 @@ class UpdateBatch(SearchingBatch):
 
 async def update(ctx: CommandContext) -> Reply:
     """Change or replace documents; with upsert insert one where none matches."""
-    check_options(ctx, ("let",))
+    fields.refuse_not_built(ctx.body, ("let",), ctx.name)
     documents = await read_statements(ctx, "updates")
     statements = await parse_in_slices(ctx, documents, lambda document: parse_update(document, "update.updates"))
     return await run_batch(UpdateBatch(ctx, statements))

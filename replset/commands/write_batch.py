@@ -30,7 +30,6 @@ from replset.errors import (
     PrimarySteppedDownError,
     ReplError,
     StorageError,
-    UnknownFieldError,
 )
 from replset.ids import OPTIME_NULL, OpTime
 from replset.optime import optime_document
@@ -132,13 +131,6 @@ class Batch(ABC):
         """The collection, created now if it is not there."""
         coll = group.txn.catalog.by_ns.get(self.ns)
         return do_create(group, self.ns) if coll is None else coll
-
-
-def check_options(ctx: CommandContext, not_built: tuple[str, ...]) -> None:
-    """Refuse options that are not supported, by name. A client may send them empty."""
-    for name in not_built:
-        if name in ctx.body and fields.given(ctx.body, name):
-            raise UnknownFieldError(f"{ctx.name}.{name} is not built yet")
 
 
 async def run_batch(batch: Batch) -> Reply:

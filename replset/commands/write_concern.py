@@ -26,10 +26,10 @@ from replset.errors import (
     ErrorCode,
     FailedToParseError,
     IllegalOperationError,
+    NotBuiltError,
     NotYetInitializedError,
     PrimarySteppedDownError,
     ReplError,
-    UnknownFieldError,
     code_name,
     cut_message,
 )
@@ -300,7 +300,7 @@ async def set_default(ctx: CommandContext) -> Reply:
     if read is not None and read.get("level") in ("linearizable", "snapshot"):
         raise BadValueError(f"level '{read.get('level')}' is not suitable for the default read concern")
     if read is not None and read.decode() not in ({}, {"level": "local"}):
-        raise UnknownFieldError("defaultReadConcern other than {level: 'local'} is not built yet")
+        raise NotBuiltError("defaultReadConcern other than {level: 'local'} is not built yet")
     if write is None:
         return _describe_defaults(ctx)
     concern = parse_write_concern(write.raw, _refuse_unset)

@@ -15,7 +15,7 @@ from replset.bson import Decimal128, Int64, Regex, Undefined, encode_key
 from replset.bson.types import TYPE_BYTES, TYPE_NAMES, type_byte
 from replset.errors import ErrorCode, ReplError
 from replset.query import regex
-from replset.query.errors import BadValueError, FailedToParseError, TypeMismatchError, not_supported, show
+from replset.query.errors import BadValueError, FailedToParseError, TypeMismatchError, not_built, show
 from replset.query.order import (
     MISSING,
     Predicate,
@@ -135,7 +135,7 @@ def parse(operators: Mapping[str, object], path: str, item_filter: ItemFilter) -
             case "$comment":
                 pass
             case _ if name in NOT_BUILT:
-                raise not_supported(name)
+                raise not_built(name)
             case _:
                 raise BadValueError(f"unknown operator: {name}")
     return conditions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from replset.bson import InvalidBSONError, to_ejson
-from replset.errors import BadValueError, ErrorCode, FailedToParseError, ReplError, TypeMismatchError, UnknownFieldError
+from replset.errors import BadValueError, ErrorCode, FailedToParseError, NotBuiltError, ReplError, TypeMismatchError
 
 __all__ = [
     "BadValueError",
@@ -15,7 +15,7 @@ __all__ = [
     "PathNotViableError",
     "ProjectionError",
     "TypeMismatchError",
-    "not_supported",
+    "not_built",
     "shorten",
     "show",
 ]
@@ -57,9 +57,9 @@ class ProjectionError(ReplError):
     """A projection contradicts itself or cannot be parsed. `code` is MongoDB's assertion number."""
 
 
-def not_supported(name: str) -> UnknownFieldError:
-    """Return the error for a feature that MongoDB has and this product does not have (40415)."""
-    return UnknownFieldError(f"{name} is not supported yet")
+def not_built(name: str) -> NotBuiltError:
+    """Return the error for a feature that MongoDB has and this product does not have (238)."""
+    return NotBuiltError(f"{name} is not built yet")
 
 
 def show(value: object) -> str:

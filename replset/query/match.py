@@ -17,7 +17,7 @@ from replset.query.conditions import (
     parse,
     value_predicate,
 )
-from replset.query.errors import BadValueError, not_supported, show
+from replset.query.errors import BadValueError, not_built, show
 from replset.query.order import MISSING, Predicate, is_true
 from replset.query.paths import split_path, values_at
 from replset.query.time_limit import check_time
@@ -57,7 +57,7 @@ class Matcher:
 def compile_filter(query: Document) -> Matcher:
     """Return the matcher of a filter document.
 
-    Raises BadValueError for unknown operators and bad operands, 40415 for operators that are not built, FailedToParse
+    Raises BadValueError for unknown operators and bad operands, 238 for operators that are not built, FailedToParse
     and TypeMismatch where MongoDB does. The message names the operator or the place.
     """
     return Matcher(_all_tests(_tests(query)), query)
@@ -104,7 +104,7 @@ def _tests(query: Document) -> list[Test]:
             case "$expr":
                 tests.append(_whole_document(value))
             case _ if name in NOT_BUILT:
-                raise not_supported(name)
+                raise not_built(name)
             case _:
                 raise BadValueError(
                     f"unknown top level operator: {name}. If you have a field name that starts with a '$' symbol, "
@@ -123,7 +123,7 @@ def _whole_document(value: object) -> Test:
         case {"$eq": ["$$ROOT", {"$literal": literal, **more}], **others} if not more and not others:
             wanted = encode_key(literal)
             return lambda doc, found: encode_key(doc) == wanted
-    raise not_supported('$expr, but for {$eq: ["$$ROOT", {$literal: document}]},')
+    raise not_built('$expr, but for {$eq: ["$$ROOT", {$literal: document}]},')
 
 
 def _branches(name: str, value: object) -> list[Test]:

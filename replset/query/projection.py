@@ -9,7 +9,7 @@ from typing import Any
 from replset.bson import Decimal128
 from replset.errors import ErrorCode
 from replset.query.conditions import item_finder
-from replset.query.errors import BadValueError, ProjectionError, not_supported, show
+from replset.query.errors import BadValueError, ProjectionError, not_built, show
 from replset.query.match import compile_item_filter
 from replset.query.order import is_number, is_true, type_name
 from replset.query.paths import field_path
@@ -60,7 +60,7 @@ def compile_projection(spec: Mapping[str, object] | None) -> Projection | None:
     """Return a function that makes the projected document, None when the projection shows everything.
 
     Raises 31253 and 31254 when some fields are included and others excluded, 31249 and 31250 when paths collide,
-    BadValue and others for operands. Expressions, `$meta` and the positional `$` are refused by name (40415).
+    BadValue and others for operands. Expressions, `$meta` and the positional `$` are refused by name (238).
     """
     if not spec:
         return None
@@ -86,7 +86,7 @@ def _leaves(spec: Mapping[str, object], prefix: str) -> dict[str, _Leaf]:
     for name, value in spec.items():
         path = f"{prefix}{name}"
         if name.endswith(".$") or (prefix and name == "$"):
-            raise not_supported(f"the positional projection '{path}'")
+            raise not_built(f"the positional projection '{path}'")
         field_path(path)
         if isinstance(value, Mapping):
             if not value:
@@ -101,13 +101,13 @@ def _leaves(spec: Mapping[str, object], prefix: str) -> dict[str, _Leaf]:
         elif is_number(value) or type(value) is bool:
             leaves[path] = _INCLUDED if is_true(value) else _EXCLUDED
         else:
-            raise not_supported(f"the expression in the projection of '{path}' (a {type_name(value)})")
+            raise not_built(f"the expression in the projection of '{path}' (a {type_name(value)})")
     return leaves
 
 
 def _operator(path: str, name: str, value: Mapping[str, object]) -> _Leaf:
     if name not in ("$slice", "$elemMatch"):
-        raise not_supported(f"{name} in a projection")
+        raise not_built(f"{name} in a projection")
     if len(value) > 1:
         raise BadValueError(f"an operator stands alone in a projection: {path}: {show(value)}")
     if name == "$slice":

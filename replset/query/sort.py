@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from replset.bson import Undefined, encode_key
 from replset.errors import ErrorCode, ReplError
-from replset.query.errors import BadValueError, not_supported, show
+from replset.query.errors import BadValueError, not_built, show
 from replset.query.order import MISSING, equals, is_number
 from replset.query.paths import array_index, field_path
 from replset.query.time_limit import check_time
@@ -105,7 +105,7 @@ def compile_sort(spec: Mapping[str, object]) -> Sort:
     is_reversed: list[bool] = []
     for name, direction in spec.items():
         if isinstance(direction, Mapping) and "$meta" in direction:
-            raise not_supported("$meta in a sort")
+            raise not_built("$meta in a sort")
         if not is_number(direction):
             raise ReplError(
                 f"Illegal key in $sort specification: {name}: {show(direction)}",

@@ -15,7 +15,7 @@ from replset.query.errors import (
     FailedToParseError,
     ImmutableFieldError,
     TypeMismatchError,
-    not_supported,
+    not_built,
     show,
 )
 from replset.query.match import Matcher, compile_filter
@@ -135,10 +135,10 @@ def compile_update(
 
     fills_timestamps: empty timestamps in the top level of a replacement become the present time, as in MongoDB.
     Raises FailedToParse (9) for unknown modifiers, ConflictingUpdateOperators (40), 52 and 56 for names, BadValue and
-    TypeMismatch for operands. Pipelines are refused by name (40415).
+    TypeMismatch for operands. Pipelines are refused by name (238).
     """
     if type(update) is list:
-        raise not_supported("an update with an aggregation pipeline")
+        raise not_built("an update with an aggregation pipeline")
     if not isinstance(update, Mapping):
         raise FailedToParseError("Update argument must be either an object or an array")
     if not next(iter(update), "").startswith("$"):

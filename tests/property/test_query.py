@@ -204,7 +204,7 @@ def test_a_projection_shows_or_is_refused(spec: Doc, doc: Doc) -> None:
 @EXAMPLES
 @given(st.dictionaries(PATHS, st.one_of(st.sampled_from([1, -1, 1.0, Int64(-1)]), SPECS), max_size=3), DOCUMENTS)
 def test_a_sort_gives_keys_or_is_refused(spec: Doc, doc: Doc) -> None:
-    key = answered(lambda: compile_sort(spec)(doc), {2, 15974, 15975, 15998, 16410, 40352, 40353, 40415})
+    key = answered(lambda: compile_sort(spec)(doc), {2, 15974, 15975, 15998, 16410, 40352, 40353, 238})
     assert key is None or isinstance(key, bytes)
 
 

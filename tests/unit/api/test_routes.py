@@ -62,7 +62,7 @@ def test_the_status_of_a_command(api: Api, reply: dict[str, Any], status: int, a
 def test_a_command_with_an_idempotency_key_is_refused(api: Api) -> None:
     """A client that sends it expects that the command is never applied twice."""
     response = api.post("/v1/command/shop", {"insert": "a", "documents": []}, headers={"Idempotency-Key": "x"})
-    refused(response, 400, 40415, "Idempotency-Key")
+    refused(response, 400, 238, "Idempotency-Key")
     assert api.dispatcher.requests == []
 
 
@@ -196,7 +196,7 @@ def test_removing_who_is_no_member(api: Api) -> None:
 
 @pytest.mark.parametrize("name", NOT_BUILT_YET)
 def test_what_is_not_built_is_refused_by_its_name(api: Api, name: str) -> None:
-    refused(api.post(f"/v1/replset/{name}", {}), 400, 59, f"{name} is not built yet")
+    refused(api.post(f"/v1/replset/{name}", {}), 400, 238, f"{name} is not built yet")
 
 
 # --- paths, methods ---------------------------------------------------------------------------------------------

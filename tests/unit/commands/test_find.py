@@ -131,7 +131,7 @@ def test_a_collection_that_is_not_there_is_empty(client: Client) -> None:
         ({"find": "a$b"}, 73),
         ({"find": "c", "filter": 1}, 14),
         ({"find": "c", "filter": {"a": {"$nonsense": 1}}}, 2),
-        ({"find": "c", "filter": {"$where": "1"}}, 40415),
+        ({"find": "c", "filter": {"$where": "1"}}, 238),
         ({"find": "c", "limit": -1}, 51024),
         ({"find": "c", "skip": -1}, 51024),
         ({"find": "c", "skip": 1.5}, 2),
@@ -141,11 +141,11 @@ def test_a_collection_that_is_not_there_is_empty(client: Client) -> None:
         ({"find": "c", "hint": "other"}, 2),
         ({"find": "c", "tailable": True}, 2),
         ({"find": "c", "awaitData": True}, 9),
-        ({"find": "c", "collation": {"locale": "de"}}, 40415),
-        ({"find": "c", "let": {"a": 1}}, 40415),
+        ({"find": "c", "collation": {"locale": "de"}}, 238),
+        ({"find": "c", "let": {"a": 1}}, 238),
         ({"find": "c", "nonsense": 1}, 40415),
         ({"find": "c", "writeConcern": {"w": 1}}, 72),
-        ({"find": "c", "readConcern": {"level": "snapshot"}}, 40415),
+        ({"find": "c", "readConcern": {"level": "snapshot"}}, 238),
         ({"find": "c", "readConcern": {"level": "best"}}, 9),
         ({"find": "c", "readConcern": {"level": 1}}, 14),
         ({"find": "c", "readConcern": {"x": 1}}, 40415),
@@ -323,7 +323,7 @@ def test_the_oplog_can_be_read(client: Client) -> None:
     assert reply["cursor"]["firstBatch"][0]["ts"] == third
     reply = client.ok({"find": "oplog.rs", "filter": {"ts": {"$gt": third}, "op": "i"}, "limit": 1}, "local")
     assert reply["cursor"]["firstBatch"][0]["o"]["_id"] == 2
-    assert client.code({"find": "oplog.rs", "sort": {"op": 1}}, "local") == 40415
+    assert client.code({"find": "oplog.rs", "sort": {"op": 1}}, "local") == 238
 
 
 def test_the_oplog_backwards(client: Client) -> None:

@@ -398,7 +398,7 @@ def test_where_the_default_stays_nothing_is_stored(client: Client, member: FakeM
         ({"setDefaultRWConcern": 1, "defaultWriteConcern": {"w": 0}}, "admin", 2),
         ({"setDefaultRWConcern": 1, "defaultWriteConcern": {"w": 9}}, "admin", 100),
         ({"setDefaultRWConcern": 1, "defaultWriteConcern": {"w": "x"}}, "admin", 79),
-        ({"setDefaultRWConcern": 1, "defaultReadConcern": {"level": "majority"}}, "admin", 40415),
+        ({"setDefaultRWConcern": 1, "defaultReadConcern": {"level": "majority"}}, "admin", 238),
     ],
 )
 def test_refusals(client: Client, command: dict[str, object], db: str, code: int) -> None:

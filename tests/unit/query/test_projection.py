@@ -100,11 +100,11 @@ REFUSED: list[tuple[Doc, int, str]] = [
     ({"a": {"$elemMatch": {"$foo": 1}}}, 2, "unknown operator: $foo"),
     ({"a": {"$slice": 1, "b": 1}}, 2, "stands alone"),
     ({"a": {"b": 1, "$slice": 1}}, 16410, "may not start with '$'"),
-    ({"a.$": 1}, 40415, "the positional projection 'a.$'"),
-    ({"a": "$b"}, 40415, "the expression in the projection of 'a'"),
-    ({"a": None}, 40415, "the expression in the projection of 'a'"),
-    ({"a": {"$add": [1, 2]}}, 40415, "$add"),
-    ({"a": {"$meta": "textScore"}}, 40415, "$meta"),
+    ({"a.$": 1}, 238, "the positional projection 'a.$'"),
+    ({"a": "$b"}, 238, "the expression in the projection of 'a'"),
+    ({"a": None}, 238, "the expression in the projection of 'a'"),
+    ({"a": {"$add": [1, 2]}}, 238, "$add"),
+    ({"a": {"$meta": "textScore"}}, 238, "$meta"),
 ]
 
 

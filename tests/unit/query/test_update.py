@@ -242,7 +242,7 @@ REFUSED: list[tuple[object, list[Any] | None, int, str]] = [
     ({"b": 2, "$set": {"a": 1}}, None, 52, "The dollar ($) prefixed field '$set'"),
     ({"$set": 5}, None, 9, "Modifiers operate on fields but we found type int instead"),
     (5, None, 9, "Update argument must be either an object or an array"),
-    ([{"$set": {"a": 1}}], None, 40415, "pipeline"),
+    ([{"$set": {"a": 1}}], None, 238, "pipeline"),
     ({"$set": {"a": 1, "a.b": 2}}, None, 40, "Updating the path 'a.b' would create a conflict at 'a'"),
     ({"$set": {"a.b": 2}, "$inc": {"a": 1}}, None, 40, "Updating the path 'a' would create a conflict at 'a'"),
     ({"$set": {"a": 2}, "$unset": {"a": 1}}, None, 40, "Updating the path 'a' would create a conflict at 'a'"),
