@@ -31,6 +31,7 @@ class ErrorCode(IntEnum):
 
     INTERNAL_ERROR = 1, "InternalError"
     BAD_VALUE = 2, "BadValue"
+    NO_SUCH_KEY = 4, "NoSuchKey"
     HOST_UNREACHABLE = 6, "HostUnreachable"
     HOST_NOT_FOUND = 7, "HostNotFound"
     FAILED_TO_PARSE = 9, "FailedToParse"
@@ -91,6 +92,7 @@ class ErrorCode(IntEnum):
     LINEARIZABLE_READ_CONCERN_ERROR = 187, "LinearizableReadConcernError"
     PRIMARY_STEPPED_DOWN = 189, "PrimarySteppedDown"
     INVALID_INDEX_OPTION = 197, "InvalidIndexSpecificationOption"
+    FAIL_POINT_SET_FAILED = 222, "FailPointSetFailed"
     CURSOR_IN_USE = 237, "CursorInUse"
     NOT_IMPLEMENTED = 238, "NotImplemented"
     SNAPSHOT_TOO_OLD = 239, "SnapshotTooOld"
@@ -139,6 +141,7 @@ class ErrorCode(IntEnum):
     MISSING_FIELD = 40414
     UNKNOWN_FIELD = 40415
     MISSING_DATABASE = 40571
+    FAIL_POINT = 50985
     NUMBER_OUT_OF_RANGE = 51024
     REGEX_OPTIONS_TWICE = 51075
     INVALID_REGEX = 51091

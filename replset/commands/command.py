@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from replset.bson import RawDocument
+from replset.commands import fields
 from replset.commands.cursors import CursorTable
 from replset.commands.ports import CommandRequest, ConnectionContext, MemberPort, Reply
 from replset.errors import MaxTimeMSExpiredError
@@ -36,7 +37,8 @@ class Where(Enum):
 class CommandContext:
     """One running command: its member, its request, and what the dispatcher shares with it.
 
-    counts: commands so far, by name. name: as the client wrote it. deadline: of maxTimeMS, on the member's clock.
+    counts: commands so far, by name. command: its row of the table. name: as the client wrote it. deadline: of
+    maxTimeMS, on the member's clock.
     linearizable_term: of a linearizable read, the primary's term when it began. It must be confirmed in that term.
     """
 
@@ -44,6 +46,7 @@ class CommandContext:
     cursors: CursorTable
     counts: dict[str, int]
     request: CommandRequest
+    command: Command
     name: str
     deadline: Millis | None
     linearizable_term: int | None = None
@@ -64,6 +67,16 @@ class CommandContext:
         """Raise MaxTimeMSExpiredError once maxTimeMS is over. Long work calls this between its slices."""
         if self.deadline is not None and self.member.clock.now() >= self.deadline:
             raise MaxTimeMSExpiredError("operation exceeded time limit")
+
+
+def remember_client(ctx: CommandContext) -> None:
+    """Keep the client metadata of the connection's first hello."""
+    client = fields.document(ctx.body, "client", ctx.name)
+    if client is not None and ctx.connection.metadata is None:
+        ctx.connection.metadata = client
+        application = client.get("application")
+        if isinstance(application, dict):
+            ctx.connection.app_name = str(application.get("name", ""))
 
 
 Handler = Callable[[CommandContext], Awaitable[Reply]]

@@ -9,9 +9,10 @@ from replset.bson import RawDocument
 from replset.commands import fields
 from replset.commands.command import GENERIC_FIELDS, PROVE, Command, CommandContext, Where
 from replset.commands.cursors import CursorTable
+from replset.commands.fail_command import fail_command
 from replset.commands.ports import CommandRequest, MemberPort, Reply
 from replset.commands.read_concern import check_readable
-from replset.commands.replies import error_reply, finish
+from replset.commands.replies import error_reply, finish, replace_labels
 from replset.commands.table import COMMANDS
 from replset.errors import (
     CommandNotFoundError,
@@ -67,6 +68,8 @@ class Dispatcher:
             reply = error_reply(ReplError(f"internal error: {type(error).__name__}: {error}"), member)
         if isinstance(reply, bytes):
             return reply
+        if request.error_labels is not None:
+            replace_labels(reply, request.error_labels)
         return finish(reply, member.store.last_applied.ts)
 
     async def _run(self, request: CommandRequest) -> Reply:
@@ -99,7 +102,9 @@ class Dispatcher:
         for sequence in request.sequences:
             if command.known is not None and sequence not in command.known:
                 raise fields.unknown_field(name, sequence)
-        ctx = CommandContext(self.member, self.cursors, self.counts, request, name, deadline)
+        ctx = CommandContext(self.member, self.cursors, self.counts, request, command, name, deadline)
+        if self.member.fail_points.active:
+            await fail_command(ctx)
         if command.where is Where.READABLE:
             check_readable(ctx)
         elif command.where is Where.PRIMARY and not self.member.node.writable:

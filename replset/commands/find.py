@@ -10,6 +10,7 @@ from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.cursors import FIRST_BATCH, MAX_BATCH_BYTES, Cursor, CursorTable, Pause
 from replset.commands.evaluation import compiled, evaluate, read_statement, run_in_thread, weight_of
+from replset.commands.fail_command import fail_get_more
 from replset.commands.hint import hint_of
 from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.oplog_cursor import OplogCursor
@@ -346,6 +347,8 @@ async def get_more(ctx: CommandContext) -> Reply:
     cursor = ctx.cursors.take(cursor_id, ns)
     ctx.deadline = None
     try:
+        if ctx.member.fail_points.active:
+            fail_get_more(ctx)
         if cursor.linearizable:
             if cursor.left_ms is not None:
                 ctx.deadline = Millis(ctx.member.clock.now() + cursor.left_ms)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from replset.bson import MAX_BSON_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_BATCH, DateTime, Int64, ObjectId, RawDocument
 from replset.commands import fields
-from replset.commands.command import Command, CommandContext
+from replset.commands.command import Command, CommandContext, remember_client
 from replset.commands.diagnostics import MAX_WIRE_VERSION
 from replset.commands.ports import MemberPort, Reply
 from replset.commands.replies import election_id, topology_version
@@ -37,18 +37,8 @@ async def hello(ctx: CommandContext) -> Reply:
     }
     if "saslSupportedMechs" in ctx.body:
         reply["saslSupportedMechs"] = []
-    _remember_client(ctx)
+    remember_client(ctx)
     return reply
-
-
-def _remember_client(ctx: CommandContext) -> None:
-    """Keep the client metadata of the connection's first hello."""
-    client = fields.document(ctx.body, "client", ctx.name)
-    if client is not None and ctx.connection.metadata is None:
-        ctx.connection.metadata = client
-        application = client.get("application")
-        if isinstance(application, dict):
-            ctx.connection.app_name = str(application.get("name", ""))
 
 
 async def _await_change(ctx: CommandContext) -> None:

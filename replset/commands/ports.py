@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from replset.bson import ObjectId, RawDocument
+from replset.commands.fail_points import FailPoints
 from replset.commands.snapshot_server import SnapshotServer
 from replset.commands.waiters import WaiterList
 from replset.core.messages import ReplyBody, RequestBody
@@ -49,7 +50,8 @@ class ConnectionContext:
 
     id: shown as connectionId. peer: `host:port` of the client. member: the member that sends. With a key
     file it is the one that has proved itself (`replSetProve`), else the one that its hello names (`replsetMember`).
-    handshake: of a proof that has begun. metadata: `client` of the first hello.
+    handshake: of a proof that has begun. metadata: `client` of the first hello. app_name: the application's name in it.
+    is_to_close: a fail point closes the connection instead of the reply.
     """
 
     id: int = 0
@@ -58,6 +60,7 @@ class ConnectionContext:
     handshake: Handshake | None = None
     metadata: RawDocument | None = None
     app_name: str = ""
+    is_to_close: bool = False
 
     @property
     def is_member(self) -> bool:
@@ -78,7 +81,8 @@ class ConnectionContext:
 class CommandRequest:
     """One command. `sequences` are the OP_MSG document sequences by their name (documents, updates, deletes).
 
-    legacy: it came as OP_QUERY, where only hello and its aliases are answered.
+    legacy: it came as OP_QUERY, where only hello and its aliases are answered. error_labels: of a fail point; they
+    replace all others in the reply.
     """
 
     database: str
@@ -87,6 +91,7 @@ class CommandRequest:
     connection: ConnectionContext = field(default_factory=ConnectionContext)
     source: Source = "wire"
     legacy: bool = False
+    error_labels: list[str] | None = None
 
 
 # --- the member ------------------------------------------------------------------------------------------------
@@ -122,6 +127,9 @@ class MemberPort(Protocol):
 
     @property
     def test_commands(self) -> bool: ...
+
+    @property
+    def fail_points(self) -> FailPoints: ...
 
     @property
     def keys(self) -> Keys | None:

@@ -63,6 +63,14 @@ def error_reply(error: ReplError, member: MemberPort) -> dict[str, object]:
     return reply
 
 
+def replace_labels(reply: dict[str, object], labels: list[str]) -> None:
+    """Replace the error labels of a reply that tells a failure, as a fail point asks; none: take them away."""
+    if reply.get("ok") == 0.0 or "writeConcernError" in reply:
+        reply.pop("errorLabels", None)
+        if labels:
+            reply["errorLabels"] = labels
+
+
 def write_times(optime: OpTime, term: int) -> dict[str, object]:
     """opTime, electionId and operationTime of a write's reply."""
     return {

@@ -15,6 +15,7 @@ from typing import TypeVar
 from replset.bson import DateTime, RawDocument, encode, encode_key
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
+from replset.commands.fail_command import replaced_write_concern_error
 from replset.commands.ports import MemberPort, Reply
 from replset.commands.replies import write_times
 from replset.commands.waiters import done_within
@@ -170,6 +171,8 @@ async def wait_for_write_concern(
     ctx: CommandContext, optime: OpTime, concern: WriteConcern
 ) -> dict[str, object] | None:
     """Wait until the entry at `optime` meets `concern`; return the reply's writeConcernError when it does not."""
+    if ctx.member.fail_points.active and (replaced := replaced_write_concern_error(ctx)) is not None:
+        return replaced
     if (concern.w == 1 and not concern.j) or concern.w == 0:
         return None
     failure = await wait_until_met(ctx.member, optime, concern, ctx.deadline)

@@ -17,6 +17,7 @@ from typing import Literal, Self, TypeVar
 
 from replset.bson import ObjectId
 from replset.commands.dispatcher import Dispatcher
+from replset.commands.fail_points import FailPoints
 from replset.commands.messages import parse_reply, request_document
 from replset.commands.snapshot_server import SnapshotServer
 from replset.commands.waiters import Notifier, WaiterList
@@ -210,6 +211,7 @@ class RunningMember:
         self.test_commands = options.enable_test_commands
         self.clock = ports.clock
         self.rng = ports.rng
+        self.fail_points = FailPoints(ports.rng)
         self.workers = LimitedWorkers(ports.workers, CLIENT_THREADS)
         self.evaluations = LimitedWorkers(ports.workers, 1)
         self.process_id = process_id

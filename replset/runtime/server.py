@@ -327,7 +327,9 @@ class WireConnection(asyncio.Protocol):
             self.end()
             return
         reply = await self._run(message)
-        if streams and not message.more_to_come:
+        if self._context.is_to_close:
+            self.end()
+        elif streams and not message.more_to_come:
             await self._stream_hello(message, reply)
         else:
             self._reply(message, reply)
@@ -393,6 +395,9 @@ class WireConnection(asyncio.Protocol):
             body = RawDocument(encode({**decode(message.body.raw), "topologyVersion": version}))
             message = WireMessage(reply_id, 0, body, {}, False, True)
             reply = await self._run(message)
+            if self._context.is_to_close:
+                self.end()
+                return
 
 
 def _is_awaitable(hello: RawDocument) -> bool:

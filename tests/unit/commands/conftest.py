@@ -16,6 +16,7 @@ import pytest
 from replset.bson import ObjectId, RawDocument, decode, encode
 from replset.commands import read_concern, write_concern
 from replset.commands.dispatcher import Dispatcher
+from replset.commands.fail_points import FailPoints
 from replset.commands.ports import CommandRequest, ConnectionContext, Source
 from replset.commands.snapshot_server import SnapshotServer
 from replset.commands.waiters import WaiterList
@@ -116,6 +117,7 @@ class FakeMember:
     evaluations: FakeWorkers = field(default_factory=FakeWorkers)
     peer: NoPeer = field(default_factory=NoPeer)
     test_commands: bool = True
+    fail_points: FailPoints = field(default_factory=lambda: FailPoints(random.Random(3)))
     keys: Keys | None = None
     admission: Admission = field(default_factory=Admission)
     warnings: list[str] = field(default_factory=list)
