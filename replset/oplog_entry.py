@@ -1,17 +1,18 @@
 """One oplog entry: a view of its bytes, and builders that make those bytes.
 
 Entries are MongoDB's: {op, ns, ui, o, o2, ts, t, v: 2, wall} and then lsid, txnNumber, stmtId, prevOpTime where
-present. Their bytes are made once, on the primary, and travel and are stored as they are. What an entry does to
-documents is `replication/applier.py`'s.
+present. Their bytes are made once, on the primary, and travel and are stored as they are. A committed transaction is
+one entry, {op: "c", ns: "admin.$cmd", o: {applyOps: [its operations]}}. Each operation is an entry without ts, t, v and
+wall. What an entry does to documents is `replication/applier.py`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
 
-from replset.bson import Binary, DateTime, InvalidBSONError, RawDocument, Timestamp, encode, encode_key
+from replset.bson import Binary, DateTime, InvalidBSONError, RawDocument, Timestamp, encode, encode_key, walk
 from replset.ids import OpTime, pack_ts
 
 INSERT = "i"
@@ -20,6 +21,7 @@ DELETE = "d"
 COMMAND = "c"
 NOOP = "n"
 VERSION = 2
+APPLY_OPS = "applyOps"
 
 _INC_MASK = (1 << 31) - 1
 _int32 = Struct("<i").pack
@@ -37,17 +39,35 @@ _KEY_FIELD = {INSERT: "o", DELETE: "o", UPDATE: "o2"}
 class OplogEntry:
     """A view of one entry's bytes. Only the top level is walked; InvalidBSONError when it is no oplog entry."""
 
-    __slots__ = ("_document", "ns", "op", "optime", "raw")
+    __slots__ = ("_document", "_within", "ns", "op", "optime", "raw")
 
-    def __init__(self, raw: bytes) -> None:
+    def __init__(self, raw: bytes, within: OplogEntry | None = None) -> None:
+        """within: of an operation of a transaction, the transaction's entry, which gives the optime and the session."""
         self._document = document = RawDocument(raw)
+        self._within = within
         self.raw = document.raw
-        op, ns, ts, term = document.get("op"), document.get("ns"), document.get("ts"), document.get("t")
-        if not (isinstance(op, str) and isinstance(ns, str) and isinstance(ts, Timestamp) and isinstance(term, int)):
+        op, ns = document.get("op"), document.get("ns")
+        if not (isinstance(op, str) and isinstance(ns, str)):
             raise InvalidBSONError("no oplog entry: it needs op, ns, ts and t")
         self.op: str = op
         self.ns: str = ns
-        self.optime = OpTime(int(term), pack_ts(ts.time, ts.inc))
+        self.optime: OpTime = self._own_optime() if within is None else within.optime
+
+    def _own_optime(self) -> OpTime:
+        ts, term = self._document.get("ts"), self._document.get("t")
+        if not (isinstance(ts, Timestamp) and isinstance(term, int)):
+            raise InvalidBSONError("no oplog entry: it needs ts and t")
+        return OpTime(int(term), pack_ts(ts.time, ts.inc))
+
+    @property
+    def operations(self) -> list[OplogEntry]:
+        """The operations of a committed transaction, in order; of any other entry the entry itself."""
+        if self.op != COMMAND or self._within is not None or self.o.first_key != APPLY_OPS:
+            return [self]
+        raw = self.o.get_raw(APPLY_OPS) if self.o.type_of(APPLY_OPS) == 4 else None
+        if raw is None:
+            raise InvalidBSONError("no oplog entry: applyOps is no array")
+        return [OplogEntry(raw[start:end], self) for _, kind, start, end in walk(raw) if kind == 3]
 
     @property
     def ui(self) -> bytes | None:
@@ -66,7 +86,7 @@ class OplogEntry:
 
     @property
     def wall_ms(self) -> int:
-        value = self._document.get("wall")
+        value = (self._within or self)._document.get("wall")
         return value.ms if isinstance(value, DateTime) else 0
 
     @property
@@ -76,7 +96,7 @@ class OplogEntry:
 
     def get(self, name: str) -> object:
         """Any other field, decoded: lsid, txnNumber, stmtId, prevOpTime. None when absent."""
-        return self._document.get(name)
+        return (self._within or self)._document.get(name)
 
     def key(self) -> bytes | None:
         """encode_key of the `_id` of the one document that the entry is about; None for commands and no-ops."""
@@ -173,6 +193,20 @@ def command_entry(
     """{op: "c", ns: "database.$cmd"}: create, drop and what else is no single document."""
     body = encode(o) if o2 is None else encode(o) + b"\x03o2\0" + encode(o2)
     return _finish(_head(COMMAND, f"{database}.$cmd", ui), body, optime, wall_ms, extra)
+
+
+def operation_of(entry: bytes) -> bytes:
+    """Return the operation that a transaction's entry holds for this entry, which was built without `extra`."""
+    end = len(entry) - 1 - _TAIL_SIZE
+    return b"".join((_int32(end + 1), entry[4:end], b"\0"))
+
+
+def transaction_entry(operations: Sequence[bytes], optime: OpTime, wall_ms: int, extra: bytes) -> bytes:
+    """{op: "c", o: {applyOps: [...]}}: a committed transaction. extra: lsid, txnNumber and prevOpTime."""
+    array = b"".join([b"\x03%d\0%b" % row for row in enumerate(operations)])
+    head = b"\x04applyOps\0" + _int32(len(array) + 5)
+    body = b"".join((_int32(len(head) + len(array) + 6), head, array, b"\0\0"))
+    return _finish(_head(COMMAND, "admin.$cmd", None), body, optime, wall_ms, extra)
 
 
 def noop_entry(o: Mapping[str, object], optime: OpTime, wall_ms: int) -> bytes:

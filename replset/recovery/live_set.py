@@ -142,12 +142,16 @@ class LiveSet:
         for raw in self._find(client, OPLOG, {"filter": {"ts": {"$gt": edge}}}):
             entry = OplogEntry(raw)
             self._scanned_to = entry.optime
-            if entry.op == COMMAND:
-                target = entry.o.get("drop")
-                if isinstance(target, str):
-                    self._dropped[f"{entry.database}.{target}"] = entry.optime
-            elif entry.op != NOOP and (key := entry.key()) is not None and (entry.ns, key) in wanted:
-                self._last_entries[entry.ns, key] = entry.optime
+            for operation in entry.operations:
+                self._note(operation, wanted)
+
+    def _note(self, entry: OplogEntry, wanted: frozenset[DocumentKey]) -> None:
+        if entry.op == COMMAND:
+            target = entry.o.get("drop")
+            if isinstance(target, str):
+                self._dropped[f"{entry.database}.{target}"] = entry.optime
+        elif entry.op != NOOP and (key := entry.key()) is not None and (entry.ns, key) in wanted:
+            self._last_entries[entry.ns, key] = entry.optime
 
     def last_entry(self, key: DocumentKey) -> OpTime | None:
         """The last scanned entry about this document, or the drop of its collection; None if there is none."""

@@ -27,6 +27,8 @@ class LostPage(NamedTuple):
 def lost_entries(folder: Path, manifest: Manifest, *, session: str = "", after: int = 0, limit: int) -> LostPage:
     """Up to `limit` lost entries from the byte `after` of the oplog file on, without no-ops, in the oplog's order.
 
+    A transaction counts as many as it has operations, and is never cut: the last one may pass the limit.
+
     session: only those of the session with this id (a UUID, with or without dashes). CorruptDataError when the file is
     damaged or no page ended at `after`; OSError when the file cannot be read.
     """
@@ -38,11 +40,11 @@ def lost_entries(folder: Path, manifest: Manifest, *, session: str = "", after: 
     with (folder / file.name).open("rb") as opened:
         opened.seek(after)
         for offset, raw in read_bson(opened, file.name):
-            if len(rows) == limit:
+            if len(rows) >= limit:
                 return LostPage(rows, offset)
             entry = OplogEntry(raw)
             if entry.op != NOOP and (not wanted or session_id(entry) == wanted):
-                rows.append(entry_row(entry))
+                rows += map(entry_row, entry.operations)
     return LostPage(rows, None)
 
 

@@ -72,8 +72,9 @@ class LostDocument:
     """One document that lost entries are about.
 
     id_element: the bytes of {_id: ...}. first_op, first, last_op, last: its first and last lost entry. entries: the
-    number of its lost entries. lost: its last version on the member; None when it was deleted. before: its version at
-    the common point; None when it did not exist then, or when the files do not hold it.
+    number of its lost entries, each write of a transaction counted. lost: its last version on the member; None when it
+    was deleted. before: its version at the common point; None when it did not exist then, or when the files do not hold
+    it.
     """
 
     ns: str
@@ -149,7 +150,8 @@ class LostWrites:
         self._open: dict[int, BinaryIO] = {}
         try:
             for entry in self.entries():
-                self._add_entry(entry)
+                for operation in entry.operations:
+                    self._add_entry(operation)
             for index, file in enumerate(manifest.files):
                 if file.kind is not FileKind.OPLOG:
                     self._find_documents(index, file)

@@ -104,12 +104,12 @@ def _check_entries(path: Path, row: FileCheck, manifest: Manifest, touched: set[
                 row.add(offset, f"the entry {entry.optime} does not follow {last}")
             last = entry.optime
             operations[entry.op] += 1
-            key = None if entry.op in (COMMAND, NOOP) else entry.key()
+            writes = [one for one in entry.operations if one.op not in (COMMAND, NOOP)]
+            about = [(one.ui, one.key()) for one in writes]
         except InvalidBSONError as error:
             row.add(offset, error.message)
             continue
-        if key is not None and entry.ui is not None:
-            touched.add((entry.ui, key))
+        touched.update((uuid, key) for uuid, key in about if uuid is not None and key is not None)
     if row.problems:
         return  # the checks below would only repeat it
     if operations != manifest.operations:

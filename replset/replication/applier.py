@@ -39,9 +39,10 @@ class LargeUpdateError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedUpdate:
-    """A large document before and after the next entry."""
+    """A large document before and after an update of the next entry, and the update's `o`."""
 
     before: bytes
+    o: bytes
     after: bytes
 
 
@@ -51,13 +52,13 @@ def apply_batch(
     start: int,
     stop: int,
     is_time_up: Callable[[], bool],
-    evaluated: EvaluatedUpdate | None = None,
+    evaluated: Sequence[EvaluatedUpdate] = (),
 ) -> int:
     """Apply entries[start:stop] in one group, as many as the limits of a group and the time allow, at least one.
 
     Returns how many were applied. They continue the store's newest entry; one that is not newer is skipped, since it is
-    applied already. LargeUpdateError: entries[start] must be computed first; call again with `evaluated`, which
-    counts only for the document that it was made from. RemoteProtocolError: an entry is malformed or of a kind that
+    applied already. LargeUpdateError: an update of entries[start] must be computed first; call again with it in
+    `evaluated`, behind those of the calls before. RemoteProtocolError: an entry is malformed or of a kind that
     this version cannot apply; nothing of the group was applied then. Storage's errors are passed on.
     """
     done = size = 0
@@ -68,11 +69,13 @@ def apply_batch(
                 raw = entries[i]
                 if run is None or not _apply_insert(txn, run, raw):
                     entry = OplogEntry(raw)
+                    mark = txn.mark()
                     try:
                         apply_entry(txn, entry, lambda before, o: _updated_on_loop(before, o, evaluated))
                     except LargeUpdateError:
                         if not done:
                             raise
+                        txn.revert_to(mark)  # the operations of a transaction before the large one
                         break
                     run = InsertReader(entry) if entry.op == INSERT and entry.ui is not None else None
                 done += 1
@@ -102,10 +105,11 @@ def _apply_insert(txn: Txn, run: InsertReader, raw: bytes) -> bool:
     return True
 
 
-def _updated_on_loop(before: bytes, o: RawDocument, evaluated: EvaluatedUpdate | None) -> bytes:
+def _updated_on_loop(before: bytes, o: RawDocument, evaluated: Sequence[EvaluatedUpdate]) -> bytes:
     """As `apply_update_bytes`, on the event loop: LargeUpdateError for a large document not computed yet."""
-    if evaluated is not None and evaluated.before == before:
-        return evaluated.after
+    for update in evaluated:
+        if update.o == o.raw and update.before == before:
+            return update.after
     if max(len(before), len(o.raw)) > LARGE_DOCUMENT and o.type_of("$v") is not None:
         raise LargeUpdateError(before, o)
     return apply_update_bytes(before, o)
@@ -147,7 +151,7 @@ def apply_effect(txn: Txn, entry: OplogEntry, ts: int, changed: UpdateFunction =
                 txn.remove(coll, key, ts=ts, before=before)
             return key
         case "c":
-            _command(txn, entry, ts)
+            _command(txn, entry, ts, changed)
             return None
         case "n":
             return None
@@ -194,8 +198,10 @@ def _update(txn: Txn, entry: OplogEntry, ts: int, changed: UpdateFunction) -> by
     return key
 
 
-def _command(txn: Txn, entry: OplogEntry, ts: int) -> None:
-    """create, drop and dropDatabase. The others are not made by any version that this one can replicate from."""
+def _command(txn: Txn, entry: OplogEntry, ts: int, changed: UpdateFunction) -> None:
+    """create, drop, dropDatabase and a transaction's applyOps. The others are not made by any version that this one can
+    replicate from.
+    """
     o = entry.o
     name = o.first_key
     match name:
@@ -205,6 +211,9 @@ def _command(txn: Txn, entry: OplogEntry, ts: int) -> None:
             coll = _collection(txn, entry)
             if coll is not None:
                 txn.drop_collection(coll, ts=ts)
+        case "applyOps":
+            for operation in entry.operations:
+                apply_effect(txn, operation, ts, changed)
         case "dropDatabase":
             for coll in list(txn.catalog.by_ns.values()):
                 if coll.database == entry.database and coll.created_ts < entry.optime.ts:

@@ -290,7 +290,7 @@ class Fetcher:
         A full disk is waited for, but not by a drain, which has to end: what this member never applied it never
         acknowledged.
         """
-        evaluated: EvaluatedUpdate | None = None
+        evaluated: list[EvaluatedUpdate] = []
         clock = self._context.clock
 
         def apply() -> int:
@@ -307,13 +307,14 @@ class Fetcher:
                     may_wait=lambda: not session.draining,
                 )
             except LargeUpdateError as large:
-                evaluated = await self._evaluate(large)
+                evaluated.append(await self._evaluate(large))
 
     async def _evaluate(self, large: LargeUpdateError) -> EvaluatedUpdate:
         """Compute in a thread what the entry makes of the document. RemoteProtocolError when the entry is malformed."""
         before, o = large.before, large.o
         try:
-            return EvaluatedUpdate(before, await self._context.workers.run(lambda: apply_update_bytes(before, o)))
+            after = await self._context.workers.run(lambda: apply_update_bytes(before, o))
+            return EvaluatedUpdate(before, o.raw, after)
         except ReplError as error:
             raise RemoteProtocolError(f"an update cannot be applied: {error.message}") from error
 

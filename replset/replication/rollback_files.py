@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from replset.ids import HostPort, OpTime, invariant
+from replset.oplog_entry import COMMAND, OplogEntry
 from replset.oplog_row import OplogRow, entry_hash
 from replset.replication.context import MemberContext
 from replset.replication.rollback_manifest import (
@@ -150,6 +151,22 @@ class RollbackFiles:
                     self._add(writer, FileKind.DOCUMENTS, ns, UUID(bytes=coll.uuid), now)
                     self.progress.documents += 1
             place = written[-1]
+        self._documents_of_transactions(snapshot, writer)
+
+    def _documents_of_transactions(self, snapshot: Snapshot, writer: RollbackWriter) -> None:
+        """As `_current_documents`: the row of a transaction's entry names none of its documents."""
+        after, seen = self.common, set[tuple[str, bytes | None]]()
+        while rows := snapshot.oplog_after(after, limit=PAGE_ENTRIES, max_bytes=PAGE_BYTES, op=COMMAND):
+            after = rows[-1].optime
+            for row in rows:
+                sound = OplogEntry(row.entry).operations if entry_hash(row.entry) == row.hash else []
+                seen.update((one.ns, one.key()) for one in sound)
+        for ns, key in seen:
+            coll = snapshot.collection(ns)
+            now = None if coll is None or key is None else snapshot.get(coll, key)
+            if coll is not None and now is not None:
+                self._add(writer, FileKind.DOCUMENTS, ns, UUID(bytes=coll.uuid), now)
+                self.progress.documents += 1
 
     def _add(self, writer: RollbackWriter, kind: FileKind, ns: str, uuid: UUID | None, document: bytes) -> None:
         writer.add(kind, ns, uuid, document)

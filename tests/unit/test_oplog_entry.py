@@ -27,6 +27,8 @@ from replset.oplog_entry import (
     extra_fields,
     insert_entry,
     noop_entry,
+    operation_of,
+    transaction_entry,
     update_entry,
 )
 
@@ -173,3 +175,42 @@ def test_a_run_of_inserts_leaves_every_other_entry_alone() -> None:
     ]
     for other in others:
         assert run.read(other) is None
+
+
+def test_the_entry_of_a_transaction_holds_its_operations() -> None:
+    entries = [
+        insert_entry("app.a", UI, DOC, AT, WALL),
+        update_entry("app.a", UI, ID, encode({"$v": 2, "diff": {"u": {"a": "y"}}}), AT, WALL),
+        delete_entry("app.b", UI, ID, AT, WALL),
+    ]
+    lsid = {"id": Binary(UI, 4), "uid": Binary(bytes(32))}
+    session = {"lsid": lsid, "txnNumber": Int64(4), "prevOpTime": {"ts": Timestamp(0, 0), "t": Int64(-1)}}
+    raw = transaction_entry([operation_of(entry) for entry in entries], AT, WALL, extra_fields(session))
+    validate(raw)
+    operations = [{"op": "i", "ns": "app.a", "ui": Binary(UI, 4), "o": {"_id": 1, "a": "x"}}]
+    operations.append(
+        {
+            "op": "u",
+            "ns": "app.a",
+            "ui": Binary(UI, 4),
+            "o": {"$v": 2, "diff": {"u": {"a": "y"}}},
+            "o2": {"_id": 1},
+        }
+    )
+    operations.append({"op": "d", "ns": "app.b", "ui": Binary(UI, 4), "o": {"_id": 1}})
+    assert decode(raw) == {"op": "c", "ns": "admin.$cmd", "o": {"applyOps": operations}, **TAIL, **session}
+    entry = OplogEntry(raw)
+    assert entry.key() is None
+    found = entry.operations
+    assert [(one.op, one.ns, one.key()) for one in found] == [
+        ("i", "app.a", encode_key(1)),
+        ("u", "app.a", encode_key(1)),
+        ("d", "app.b", encode_key(1)),
+    ]
+    assert {(one.optime, one.wall_ms, one.get("txnNumber")) for one in found} == {(AT, WALL, 4)}
+    assert [one.operations for one in found] == [[one] for one in found]
+
+
+def test_an_apply_ops_that_is_no_array_is_no_entry() -> None:
+    with pytest.raises(InvalidBSONError, match="applyOps"):
+        OplogEntry(command_entry("admin", None, {"applyOps": 1}, AT, WALL)).operations  # noqa: B018

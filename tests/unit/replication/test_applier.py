@@ -12,8 +12,26 @@ import pytest
 from replset.bson import DateTime, Int64, Timestamp, encode
 from replset.errors import RemoteProtocolError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
-from replset.oplog_entry import OplogEntry, command_entry, insert_entry, noop_entry, update_entry
-from replset.replication.applier import apply_batch, apply_effect, apply_entry, document_key
+from replset.oplog_entry import (
+    OplogEntry,
+    command_entry,
+    delete_entry,
+    insert_entry,
+    noop_entry,
+    operation_of,
+    transaction_entry,
+    update_entry,
+)
+from replset.query.diff import apply_update_bytes
+from replset.replication.applier import (
+    EvaluatedUpdate,
+    LargeUpdateError,
+    apply_batch,
+    apply_effect,
+    apply_entry,
+    document_key,
+)
+from replset.storage.undo import undo_step
 from tests.unit.replication.kit import Member, Network, copy_log, key_of, numbered
 
 NS = "app.orders"
@@ -230,3 +248,56 @@ def test_an_update_of_what_is_not_there_is_passed_over(members: tuple[Member, Me
 )
 def test_document_key_finds_the_id_anywhere(document: dict[str, object]) -> None:
     assert document_key(encode(document)) == key_of(document["_id"])
+
+
+def transaction_of(mine: Member, large: str = "") -> bytes:
+    """A transaction on two collections, behind the newest entry."""
+    a, b = (mine.store.collection(ns) for ns in (NS, "app.other"))
+    assert a is not None
+    assert b is not None
+    at = OpTime(1, mine.store.last_applied.ts + 1)
+    entries = [
+        insert_entry(NS, a.uuid, encode({"_id": 9, "n": 1}), at, 1_000),
+        update_entry(NS, a.uuid, encode({"_id": 9}), encode({"$v": 2, "diff": {"u": {"n": 2}}}), at, 1_000),
+        update_entry(NS, a.uuid, encode({"_id": 1}), encode({"$v": 2, "diff": {"u": {"text": large}}}), at, 1_000),
+        update_entry(NS, a.uuid, encode({"_id": 2}), encode({"$v": 2, "diff": {"u": {"text": large}}}), at, 1_000),
+        delete_entry("app.other", b.uuid, encode({"_id": 1}), at, 1_000),
+    ]
+    return transaction_entry([operation_of(entry) for entry in entries], at, 1_000, b"")
+
+
+@pytest.fixture
+def two_collections(members: tuple[Member, Member]) -> Member:
+    mine = members[1]
+    for ns in (NS, "app.other"):
+        mine.create(ns)
+        mine.insert(ns, *numbered(range(4)))
+    return mine
+
+
+def test_a_transaction_is_applied_and_undone_as_a_whole(two_collections: Member) -> None:
+    mine = two_collections
+    before, at = mine.everything(), mine.store.last_applied
+    apply_all(mine, [transaction_of(mine, "new")])
+    assert mine.documents(NS)[9] == {"_id": 9, "n": 2}
+    assert [mine.documents(NS)[key]["text"] for key in (1, 2)] == ["new", "new"]
+    assert 1 not in mine.documents("app.other")
+    after = mine.everything()
+    effects_again(mine, mine.oplog()[-1:])
+    assert mine.everything() == after
+    while undo_step(mine.store, at, stem="rollback-1", limit=1):
+        pass
+    assert mine.everything() == before
+
+
+def test_large_updates_of_one_transaction_are_computed_before_any_of_it_is_applied(two_collections: Member) -> None:
+    mine = two_collections
+    before, raw, evaluated = mine.everything(), transaction_of(mine, "x" * 40_000), list[EvaluatedUpdate]()
+    for _ in range(2):
+        with pytest.raises(LargeUpdateError) as raised:
+            apply_batch(mine.store, [raw], 0, 1, lambda: False, evaluated)
+        large = raised.value
+        assert mine.everything() == before
+        evaluated.append(EvaluatedUpdate(large.before, large.o.raw, apply_update_bytes(large.before, large.o)))
+    assert apply_batch(mine.store, [raw], 0, 1, lambda: False, evaluated) == 1
+    assert len(mine.documents(NS)[2]["text"]) == 40_000
