@@ -20,28 +20,10 @@ from replset.replication.write_ops import ID_INDEX, WriteGroup, do_create, do_dr
 from replset.storage.catalog import Collection
 
 OPLOG_UUID_NAME = "oplog.rs"
-_CREATE_NOT_BUILT = (
-    "capped",
-    "size",
-    "max",
-    "viewOn",
-    "pipeline",
-    "validator",
-    "validationLevel",
-    "validationAction",
-    "timeseries",
-    "expireAfterSeconds",
-    "clusteredIndex",
-    "changeStreamPreAndPostImages",
-    "encryptedFields",
-    "storageEngine",
-    "indexOptionDefaults",
-)
 
 
 async def create(ctx: CommandContext) -> Reply:
     """Create an empty collection; one that is there with the same options is no error."""
-    fields.refuse_not_built(ctx.body, _CREATE_NOT_BUILT, ctx.name)
     fields.check_collation(ctx.body, ctx.name)
     ns = writable_namespace(ctx.database, collection_field(ctx.body, ctx.name))
 
@@ -194,7 +176,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "create",
         create,
-        frozenset({*_CREATE_NOT_BUILT, "idIndex", "collation"}),
+        frozenset({"idIndex", "collation"}),
         where=Where.PRIMARY,
         write_concern=True,
     ),
@@ -203,13 +185,13 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "listCollections",
         list_collections,
-        frozenset({"filter", "nameOnly", "cursor", "authorizedCollections"}),
+        frozenset({"filter", "nameOnly", "cursor"}),
         where=Where.READABLE,
     ),
     Command(
         "listDatabases",
         list_databases,
-        frozenset({"filter", "nameOnly", "authorizedDatabases"}),
+        frozenset({"filter", "nameOnly"}),
         where=Where.READABLE,
         admin_only=True,
     ),
@@ -217,7 +199,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "createIndexes",
         create_indexes,
-        frozenset({"indexes", "commitQuorum", "ignoreUnknownIndexOptions"}),
+        frozenset({"indexes", "ignoreUnknownIndexOptions"}),
         where=Where.PRIMARY,
         write_concern=True,
     ),

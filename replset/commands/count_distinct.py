@@ -136,7 +136,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "count",
         count,
-        frozenset({"query", "limit", "skip", "hint", "collation", "fields"}),
+        frozenset({"query", "limit", "skip", "hint", "collation"}),
         where=Where.READABLE,
         read_concern=True,
     ),

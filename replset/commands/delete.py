@@ -69,12 +69,17 @@ class DeleteBatch(SearchingBatch):
 
 async def delete(ctx: CommandContext) -> Reply:
     """Remove the first document that matches, or all."""
-    fields.refuse_not_built(ctx.body, ("let",), ctx.name)
     documents = await read_statements(ctx, "deletes")
     statements = await parse_in_slices(ctx, documents, lambda document: parse_delete(document, "delete.deletes"))
     return await run_batch(DeleteBatch(ctx, statements))
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("delete", delete, frozenset({"deletes", "ordered", "let"}), where=Where.PRIMARY, write_concern=True),
+    Command(
+        "delete",
+        delete,
+        frozenset({"deletes", "ordered", "bypassDocumentValidation"}),
+        where=Where.PRIMARY,
+        write_concern=True,
+    ),
 )

@@ -96,12 +96,12 @@ class Dispatcher:
             refuse_large(body, name)
         deadline = None
         if command.known is not None and not command.plain.issuperset(body.keys()):
-            fields.check_fields(body, command.known, name)
+            fields.check_fields(body, command.known, command.name)
             self._check_generic(command, request)
             deadline = self._deadline(request, name)
         for sequence in request.sequences:
             if command.known is not None and sequence not in command.known:
-                raise fields.unknown_field(name, sequence)
+                raise fields.unknown_field(command.name, sequence)
         ctx = CommandContext(self.member, self.cursors, self.counts, request, command, name, deadline)
         if self.member.fail_points.active:
             await fail_command(ctx)

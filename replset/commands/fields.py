@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from replset.bson import Decimal128, InvalidBSONError, RawDocument, encode, walk
 from replset.bson.types import TYPE_NAMES
+from replset.commands.known_fields import KNOWN, is_harmless
 from replset.errors import (
     BadValueError,
     ErrorCode,
@@ -41,11 +42,19 @@ def is_absent(body: RawDocument, name: str) -> bool:
     return body.type_of(name) in _ABSENT
 
 
-def check_fields(body: RawDocument, known: frozenset[str], command: str) -> None:
-    """UnknownFieldError (40415) names the first field that is not in `known`."""
+def check_fields(body: RawDocument, read: frozenset[str], place: str) -> None:
+    """Refuse the first field that is not in `read` and would mean something. place: in the table of known_fields.py.
+
+    NotBuiltError (238) for one that MongoDB takes; it may be there without a value, as drivers send it.
+    UnknownFieldError (40415) for one that MongoDB does not take.
+    """
     for name in body.keys():  # noqa: SIM118 - a RawDocument is no mapping
-        if name not in known:
-            raise unknown_field(command, name)
+        if name in read or is_harmless(place, name):
+            continue
+        if name not in KNOWN.get(place, ()):
+            raise unknown_field(place, name)
+        if given(body, name):
+            raise NotBuiltError(f"BSON field '{place}.{name}' is not built yet")
 
 
 def text(body: RawDocument, name: str, command: str, default: str | None = None) -> str:
@@ -174,13 +183,6 @@ def given(body: RawDocument, name: str) -> bool:
     if kind in (3, 4):
         return len(body.get_raw(name) or b"") > len(_EMPTY)
     return kind not in _ABSENT and bool(body.get(name))
-
-
-def refuse_not_built(body: RawDocument, names: Sequence[str], place: str) -> None:
-    """Refuse what MongoDB 7.0 takes and this product does not have (238), by name. A client may send it empty."""
-    for name in names:
-        if name in body and given(body, name):
-            raise NotBuiltError(f"BSON field '{place}.{name}' is not built yet")
 
 
 def check_collation(body: RawDocument, place: str) -> None:

@@ -35,7 +35,6 @@ from replset.storage.store import Pin
 SORT_BYTES = 100 << 20
 PAIR_BYTES, ROW_BYTES = 130, 41
 """What Python adds to a document and its key, and to a document alone."""
-_NOT_BUILT = ("let", "min", "max", "returnKey", "showRecordId", "requestResumeToken", "resumeAfter")
 _FIELDS = frozenset(
     {
         "filter",
@@ -48,12 +47,8 @@ _FIELDS = frozenset(
         "hint",
         "tailable",
         "awaitData",
-        "oplogReplay",
         "noCursorTimeout",
-        "allowPartialResults",
-        "allowDiskUse",
         "collation",
-        *_NOT_BUILT,
     }
 )
 
@@ -83,7 +78,6 @@ class Query:
 async def parse_find(ctx: CommandContext) -> Query:
     """Raises for what is unknown, of the wrong type, out of range or not built."""
     body, name, member = ctx.body, ctx.name, ctx.member
-    fields.refuse_not_built(body, _NOT_BUILT, name)
     fields.check_collation(body, name)
     hint = hint_of(body, name)
     query, projection, sort = await read_statement(
@@ -377,6 +371,6 @@ async def kill_cursors(ctx: CommandContext) -> Reply:
 
 COMMANDS: tuple[Command, ...] = (
     Command("find", find, _FIELDS, where=Where.READABLE, read_concern=True),
-    Command("getMore", get_more, frozenset({"collection", "batchSize", "term", "lastKnownCommittedOpTime"})),
+    Command("getMore", get_more, frozenset({"collection", "batchSize", "lastKnownCommittedOpTime"})),
     Command("killCursors", kill_cursors, frozenset({"cursors"})),
 )

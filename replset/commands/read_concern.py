@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from replset.bson import RawDocument, Timestamp
 from replset.commands.command import CommandContext
-from replset.commands.fields import wrong_type
+from replset.commands.fields import unknown_field, wrong_type
 from replset.commands.ports import MemberPort
 from replset.commands.read_preference import read_preference_of, refuse_unsuitable_member
 from replset.commands.write_concern import WriteConcernFailure, wait_until_met
@@ -29,7 +29,6 @@ from replset.errors import (
     PrimarySteppedDownError,
     ReplError,
     TypeMismatchError,
-    UnknownFieldError,
 )
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from replset.oplog_entry import noop_entry
@@ -83,7 +82,7 @@ def read_concern_of(ctx: CommandContext) -> ReadConcern:
     level, after = document.get("level", "local"), document.get("afterClusterTime")
     for name in document:
         if name not in ("level", "afterClusterTime", "provenance"):
-            raise UnknownFieldError(f"readConcern.{name} is not known here")
+            raise unknown_field("readConcern", name)
     if not isinstance(level, str):
         raise TypeMismatchError("readConcern.level must be a string")
     if level in _NOT_BUILT:

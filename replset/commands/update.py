@@ -30,7 +30,7 @@ from replset.query.upsert import upsert_base
 from replset.replication.write_ops import WriteGroup, do_insert, do_update, update_object
 from replset.storage.catalog import Collection
 
-_FIELDS = frozenset({"q", "u", "upsert", "multi", "arrayFilters", "hint", "collation", "c"})
+_FIELDS = frozenset({"q", "u", "upsert", "multi", "arrayFilters", "hint", "collation"})
 _FAR_INDEX = re.compile(r"\.\d{3,}")
 
 
@@ -50,7 +50,6 @@ def parse_update(document: RawDocument, place: str) -> UpdateStatement:
         raise fields.missing(place, "q")
     if "u" not in document:
         raise fields.missing(place, "u")
-    fields.refuse_not_built(document, ("c",), place)
     fields.check_collation(document, place)
     query, change = fields.decoded(document, "q", place), document.get("u")
     filters = [] if fields.is_absent(document, "arrayFilters") else fields.values(document, "arrayFilters", place)
@@ -183,7 +182,6 @@ class UpdateBatch(SearchingBatch):
 
 async def update(ctx: CommandContext) -> Reply:
     """Change or replace documents; with upsert insert one where none matches."""
-    fields.refuse_not_built(ctx.body, ("let",), ctx.name)
     documents = await read_statements(ctx, "updates")
     statements = await parse_in_slices(ctx, documents, lambda document: parse_update(document, "update.updates"))
     return await run_batch(UpdateBatch(ctx, statements))
@@ -193,7 +191,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "update",
         update,
-        frozenset({"updates", "ordered", "bypassDocumentValidation", KEEP_TIMESTAMPS, "let"}),
+        frozenset({"updates", "ordered", "bypassDocumentValidation", KEEP_TIMESTAMPS}),
         where=Where.PRIMARY,
         write_concern=True,
     ),

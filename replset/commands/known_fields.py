@@ -1,0 +1,131 @@
+"""The fields that MongoDB 7.0 takes, by command and by the documents inside of commands.
+
+A `Command` lists the fields that it reads. For every other one this table tells "not built" (238) from a typo (40415).
+Generic fields (command.py) are not repeated here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_WRITE = (
+    "ordered bypassDocumentValidation stmtId stmtIds isTimeseriesNamespace collectionUUID encryptionInformation"
+    " originalQuery originalCollation bypassEmptyTsReplacement"
+)
+_OPTIONS = "validator validationLevel validationAction viewOn pipeline changeStreamPreAndPostImages expireAfterSeconds"
+
+_BY_PLACE: Final = {
+    "abortTransaction": "recoveryToken",
+    "aggregate": "pipeline explain allowDiskUse cursor bypassDocumentValidation collation hint let needsMerge"
+    " fromMongos $queryOptions $_requestReshardingResumeToken exchange runtimeConstants isMapReduceCommand"
+    " collectionUUID $_passthroughToShard encryptionInformation $_externalDataSources sampleId"
+    " $_isClusterQueryWithoutShardKeyCmd $_requestResumeToken $_resumeAfter",
+    "aggregate.cursor": "batchSize",
+    "appendOplogNote": "data",
+    "applyOps": "alwaysUpsert oplogApplicationMode preCondition prepare partialTxn count allowAtomic",
+    "buildInfo": "",
+    "cloneCollectionAsCapped": "toCollection size temp",
+    "collMod": f"index {_OPTIONS} recordPreImages timeseries isTimeseriesNamespace dryRun"
+    " performViewChange cappedSize cappedMax",
+    "collMod.index": "name keyPattern expireAfterSeconds hidden unique prepareUnique forceNonUnique",
+    "collStats": "scale verbose waitForLock numericOnly",
+    "commitTransaction": "recoveryToken commitTimestamp durableTimestamp",
+    "compact": "force dryRun freeSpaceTargetMB",
+    "configureFailPoint": "mode data sync",
+    "connectionStatus": "showPrivileges",
+    "convertToCapped": "size",
+    "count": "query limit skip hint collation fields queryOptions $queryOptions encryptionInformation collectionUUID"
+    " mirrored",
+    "create": f"capped size max {_OPTIONS} autoIndexId idIndex storageEngine indexOptionDefaults collation"
+    " recordPreImages timeseries clusteredIndex temp flags encryptedFields",
+    "create.changeStreamPreAndPostImages": "enabled",
+    "createIndexes": "indexes ignoreUnknownIndexOptions commitQuorum isTimeseriesNamespace v",
+    "currentOp": "$all $ownOps $truncateOps",
+    "dataSize": "keyPattern min max estimate",
+    "dbHash": "collections skipTempCollections $_internalReadAtClusterTime",
+    "dbStats": "scale freeStorage",
+    "delete": f"deletes let runtimeConstants {_WRITE}",
+    "delete.deletes": "q limit hint collation sampleId",
+    "distinct": "key query collation hint rawData encryptionInformation",
+    "drop": "collectionUUID",
+    "dropDatabase": "",
+    "dropIndexes": "index isTimeseriesNamespace collectionUUID",
+    "endSessions": "",
+    "explain": "verbosity",
+    "find": "filter projection sort hint collation skip limit batchSize ntoreturn singleBatch allowDiskUse min max"
+    " returnKey showRecordId $queryOptions tailable oplogReplay noCursorTimeout awaitData allowPartialResults let"
+    " options term readOnce allowSpeculativeMajorityRead $_requestResumeToken $_resumeAfter"
+    " $_requestReshardingResumeToken runtimeConstants collectionUUID encryptionInformation mirrored",
+    "findAndModify": "query fields sort hint collation arrayFilters remove update upsert new bypassDocumentValidation"
+    " let runtimeConstants encryptionInformation stmtId sampleId isTimeseriesNamespace originalQuery"
+    " originalCollation bypassEmptyTsReplacement $_allowShardKeyUpdatesWithoutFullShardKeyInQuery",
+    "fsync": "async lock fsyncLockAcquisitionTimeoutMillis allowFsyncFailure",
+    "fsyncUnlock": "",
+    "getCmdLineOpts": "",
+    "getDefaultRWConcern": "inMemory",
+    "getLog": "",
+    "getMore": "collection batchSize term lastKnownCommittedOpTime",
+    "hostInfo": "",
+    "insert": f"documents {_WRITE}",
+    "killAllSessions": "",
+    "killAllSessionsByPattern": "",
+    "killCursors": "cursors",
+    "killOp": "op",
+    "killSessions": "",
+    "listCollections": "filter nameOnly cursor authorizedCollections",
+    "listCollections.cursor": "batchSize",
+    "listCommands": "",
+    "listDatabases": "filter nameOnly authorizedDatabases",
+    "listIndexes": "cursor includeBuildUUIDs includeIndexBuildInfo isTimeseriesNamespace",
+    "listIndexes.cursor": "batchSize",
+    "ping": "",
+    "refreshSessions": "",
+    "renameCollection": "to dropTarget stayTemp collectionUUID",
+    "replSetFreeze": "",
+    "replSetGetConfig": "commitmentStatus $_internalIncludeNewlyAdded",
+    "replSetGetStatus": "initialSync",
+    "replSetInitiate": "",
+    "replSetReconfig": "force",
+    "replSetResizeOplog": "size minRetentionHours",
+    "replSetStepDown": "secondaryCatchUpPeriodSecs force",
+    "replSetStepUp": "skipDryRun",
+    "setDefaultRWConcern": "defaultReadConcern defaultWriteConcern",
+    "startSession": "",
+    "top": "",
+    "update": f"updates let runtimeConstants {_WRITE} $_allowShardKeyUpdatesWithoutFullShardKeyInQuery",
+    "update.updates": "q u c arrayFilters hint multi upsert upsertSupplied collation sampleId"
+    " $_allowShardKeyUpdatesWithoutFullShardKeyInQuery",
+    "validate": "full background enforceFastCount checkBSONConformance metadata repair",
+    "whatsmyuri": "",
+}
+KNOWN: Final = {place: frozenset(names.split()) for place, names in _BY_PLACE.items()}
+
+HARMLESS: Final = {
+    "allowDiskUse": "what does not fit in memory is refused, with or without it",
+    "allowPartialResults": "about shards that do not answer",
+    "allowSpeculativeMajorityRead": "a majority read is never speculative here",
+    "authorizedCollections": "there are no users, so everything is authorized",
+    "authorizedDatabases": "there are no users, so everything is authorized",
+    "commitQuorum": "a build is committed by one entry",
+    "fields": "a projection says nothing about a count",
+    "flags": "about a storage engine that MongoDB removed",
+    "fromMongos": "there is no router",
+    "includeBuildUUIDs": "a build has no id of its own",
+    "includeIndexBuildInfo": "a build has no id of its own",
+    "isTimeseriesNamespace": "there are no time series",
+    "mirrored": "a mirrored read is answered like another",
+    "oplogReplay": "MongoDB ignores it too",
+    "readOnce": "about the cache of a storage engine",
+    "recoveryToken": "only a router reads it",
+    "sampleId": "about the choice of a shard key",
+    "stayTemp": "there are no temporary collections",
+    "term": "MongoDB ignores it too",
+    "waitForLock": "there are no locks to wait for",
+    "$_allowShardKeyUpdatesWithoutFullShardKeyInQuery": "there are no shard keys",
+    "$queryOptions": "only a router sends it",
+}
+"""Fields that are taken and change nothing here, each with the reason."""
+
+
+def is_harmless(place: str, name: str) -> bool:
+    return name in HARMLESS and name in KNOWN.get(place, ())
