@@ -88,10 +88,12 @@ class ErrorCode(IntEnum):
     READ_CONCERN_MAJORITY_NOT_AVAILABLE = 134, "ReadConcernMajorityNotAvailableYet"
     CAPPED_POSITION_LOST = 136, "CappedPositionLost"
     MAX_STALENESS_OUT_OF_RANGE = 160, "MaxStalenessOutOfRange"
+    CANNOT_INDEX_PARALLEL_ARRAYS = 171, "CannotIndexParallelArrays"
     QUERY_PLAN_KILLED = 175, "QueryPlanKilled"
     LINEARIZABLE_READ_CONCERN_ERROR = 187, "LinearizableReadConcernError"
     PRIMARY_STEPPED_DOWN = 189, "PrimarySteppedDown"
     INVALID_INDEX_OPTION = 197, "InvalidIndexSpecificationOption"
+    CANNOT_BUILD_INDEX_KEYS = 201, "CannotBuildIndexKeys"
     FAIL_POINT_SET_FAILED = 222, "FailPointSetFailed"
     CURSOR_IN_USE = 237, "CursorInUse"
     NOT_IMPLEMENTED = 238, "NotImplemented"
@@ -277,6 +279,24 @@ class DuplicateKeyError(ReplError):
     """A document with this key exists already (11000). `details` hold keyPattern and keyValue."""
 
     code = ErrorCode.DUPLICATE_KEY
+
+
+class CannotIndexParallelArraysError(ReplError):
+    """Two fields of one index go through two different arrays of the document (171)."""
+
+    code = ErrorCode.CANNOT_INDEX_PARALLEL_ARRAYS
+
+
+class CannotBuildIndexKeysError(ReplError):
+    """The document has too many keys in one index (201)."""
+
+    code = ErrorCode.CANNOT_BUILD_INDEX_KEYS
+
+
+class QueryPlanKilledError(ReplError):
+    """The index or the collection that a query reads is gone (175)."""
+
+    code = ErrorCode.QUERY_PLAN_KILLED
 
 
 class CursorNotFoundError(ReplError):

@@ -26,7 +26,7 @@ LEVELS = {
     "replset.oplog_row": 1,
     "replset.optime": 1,
     "replset.core": 2,
-    "replset.query": 3,
+    "replset.query": 2,
     "replset.wire": 3,
     "replset.storage": 3,
     "replset.commands": 4,

@@ -16,6 +16,7 @@ from replset.commands.write_batch import GROUP_BYTES, GROUP_MS, GROUP_STATEMENTS
 from replset.errors import BadValueError, DuplicateKeyError, ErrorCode, ReplError
 from replset.ids import OpTime
 from replset.replication.write_ops import WriteGroup, do_insert
+from replset.storage import indexes
 
 KEEP_TIMESTAMPS = "bypassEmptyTsReplacement"
 _ID_FIRST = b"_id\0"
@@ -99,11 +100,7 @@ def _with_timestamps(doc: bytes, member: MemberPort) -> bytes:
 
 def duplicate_key(ns: str, value: object) -> DuplicateKeyError:
     """MongoDB's 11000 for the index on `_id`."""
-    shown = f"ObjectId('{value}')" if isinstance(value, ObjectId) else repr(value)
-    return DuplicateKeyError(
-        f"E11000 duplicate key error collection: {ns} index: _id_ dup key: {{ _id: {shown:.200} }}",
-        details={"keyPattern": {"_id": 1}, "keyValue": {"_id": value}},
-    )
+    return indexes.duplicate_key(ns, "_id_", {"_id": 1}, {"_id": value})
 
 
 Ready = tuple[bytes, bytes] | ReplError

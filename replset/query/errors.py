@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replset.bson import InvalidBSONError, to_ejson
+from replset.bson import InvalidBSONError, ObjectId, to_ejson
 from replset.errors import BadValueError, ErrorCode, FailedToParseError, NotBuiltError, ReplError, TypeMismatchError
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "ProjectionError",
     "TypeMismatchError",
     "not_built",
+    "shell_text",
     "shorten",
     "show",
 ]
@@ -69,6 +70,11 @@ def show(value: object) -> str:
     except InvalidBSONError:
         return "..."
     return shorten(text)
+
+
+def shell_text(value: object) -> str:
+    """Return `value` as MongoDB's message about a duplicate key shows it."""
+    return f"ObjectId('{value}')" if isinstance(value, ObjectId) else show(value)
 
 
 def shorten(text: str) -> str:

@@ -7,26 +7,24 @@ counts. A missing field counts as null. An empty array sorts before null.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from typing import Any, TypeVar
 
-from replset.bson import Undefined, encode_key
+from replset.bson import encode_key
 from replset.errors import ErrorCode, ReplError
 from replset.query.errors import BadValueError, not_built, show
+from replset.query.index_values import ParallelArraysError, Path, value_lists
 from replset.query.order import MISSING, equals, is_number
-from replset.query.paths import array_index, field_path
+from replset.query.paths import field_path
 from replset.query.time_limit import check_time
 
 MAX_FIELDS = 32
 _COMPLEMENT = bytes(range(255, -1, -1))
-_NULL_KEY = encode_key(None)
-_UNDEFINED = Undefined()
 
 SORT_RUN = 8192
 """Keys that are sorted in one call, which takes some milliseconds."""
 
-Path = tuple[str, ...]
 T = TypeVar("T")
 _key_of: Callable[[tuple[bytes, object]], bytes] = itemgetter(0)
 
@@ -50,12 +48,15 @@ class Sort:
         for path in self._paths:
             value = doc.get(path[0])
             if type(value) is list or len(path) > 1:
-                return b"".join(self._least(_value_lists([(doc, path) for path in self._paths])))
+                try:
+                    return b"".join(self._least(value_lists(doc, self._paths)))
+                except ParallelArraysError:
+                    raise BadValueError("cannot sort with keys that are parallel arrays") from None
             values.append(value)
         keys = self._keys(values, values, [])
         return keys[0] if len(keys) == 1 else b"".join(keys)
 
-    def _least(self, lists: Iterator[list[object]]) -> list[bytes]:
+    def _least(self, lists: Iterable[list[object]]) -> list[bytes]:
         """Return the keys that come first in the order.
 
         A value that all lists share is encoded once. It may be as large as a document, and an array gives as many lists
@@ -77,7 +78,8 @@ class Sort:
             if keys_before and value is before[place]:
                 keys.append(keys_before[place])
             else:
-                keys.append(encode_key(value).translate(_COMPLEMENT) if is_reversed else encode_key(value))
+                key = encode_key(None if value is MISSING else value)
+                keys.append(key.translate(_COMPLEMENT) if is_reversed else key)
         return keys
 
 
@@ -128,52 +130,3 @@ def _natural(spec: Mapping[str, Any]) -> int:
     if not (equals(1)(direction) or equals(-1)(direction)):
         raise BadValueError("$natural sort cannot be set to a value other than -1 or 1.")
     return 1 if equals(1)(direction) else -1
-
-
-def _value_lists(places: list[tuple[object, Path]]) -> Iterator[list[object]]:
-    """Yield the values of all fields, once for each item of the array on their paths.
-
-    places: for each field the value to begin at and the path from there. A path without names is at its end.
-    """
-    values: list[object] = []
-    array: list[object] | None = None
-    rests: dict[int, Path] = {}
-    for number, (begin, path) in enumerate(places):
-        value, rest = (begin, None) if not path else _down_to_array(begin, path)
-        values.append(value)
-        if rest is not None and type(value) is list:
-            if array is not None and value is not array:
-                raise BadValueError("cannot sort with keys that are parallel arrays")
-            array = value
-            rests[number] = rest
-    if array is None:
-        yield values
-        return
-    if not array:
-        yield [
-            value if number not in rests else (None if rests[number] else _UNDEFINED)
-            for number, value in enumerate(values)
-        ]
-        return
-    for item in array:
-        yield from _value_lists(
-            [(value, ()) if number not in rests else (item, rests[number]) for number, value in enumerate(values)]
-        )
-
-
-def _down_to_array(begin: object, path: Path) -> tuple[object, Path | None]:
-    """Return the value at `path`; or the first array on the path where no index follows, and the rest of the path."""
-    value = begin
-    for depth, name in enumerate(path):
-        if isinstance(value, Mapping):
-            value = value.get(name, MISSING)
-        elif type(value) is list and depth > 0:
-            index = array_index(name)
-            if index is None or index >= len(value):
-                return value, path[depth:]
-            value = value[index]
-        else:
-            return None, None
-    if value is MISSING:
-        return None, None
-    return (value, ()) if type(value) is list else (value, None)

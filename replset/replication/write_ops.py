@@ -35,6 +35,7 @@ class WriteGroup:
     def __init__(self, txn: Txn, term: int, wall_ms: int, rng: random.Random) -> None:
         """term: the primary's. wall_ms: the wall clock of all entries of this operation. rng: for new ids."""
         self.txn = txn
+        txn.refuses_duplicates = True
         self.term = term
         self.wall_ms = wall_ms
         self.rng = rng

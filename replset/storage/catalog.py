@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import apsw
 
 from replset.bson import RawDocument, encode
+from replset.storage.indexes import Index, load_all_indexes, load_indexes
 from replset.storage.schema import collection_table
 from replset.storage.sqlite import first_row, rows_of
 
@@ -15,7 +16,8 @@ from replset.storage.sqlite import first_row, rows_of
 class Collection:
     """One collection. uuid: 16 bytes. created_ts: of the entry that created it. dropped_ts: None while it is there.
 
-    Two are equal when they are the same collection (by UUID) in the same state.
+    indexes: those that are ready, and those under build; without the one on `_id`. Two are equal when they are the same
+    collection (by UUID) in the same state, whatever their indexes.
     """
 
     ns: str
@@ -23,6 +25,7 @@ class Collection:
     options: RawDocument = field(default_factory=lambda: RawDocument(encode({})))
     created_ts: int = 0
     dropped_ts: int | None = None
+    indexes: tuple[Index, ...] = field(default=(), compare=False)
     table: str = field(init=False, compare=False, repr=False)
     sql_get: str = field(init=False, compare=False, repr=False)
     sql_insert: str = field(init=False, compare=False, repr=False)
@@ -51,14 +54,18 @@ class Collection:
 def load_catalog(connection: apsw.Connection) -> list[Collection]:
     """Every collection, dropped ones that are still there included, in the order of their namespaces."""
     rows = rows_of(connection, "SELECT ns, uuid, options, created_ts, dropped_ts FROM catalog ORDER BY ns, created_ts")
+    indexes = load_all_indexes(connection)
     return [
-        Collection(ns, uuid, RawDocument(options), created, dropped) for ns, uuid, options, created, dropped in rows
+        Collection(ns, uuid, RawDocument(options), created, dropped, indexes.get(uuid, ()))
+        for ns, uuid, options, created, dropped in list(rows)
     ]
 
 
 def load_collection(connection: apsw.Connection, uuid: bytes) -> Collection | None:
     row = first_row(connection, "SELECT ns, uuid, options, created_ts, dropped_ts FROM catalog WHERE uuid = ?", (uuid,))
-    return None if row is None else Collection(row[0], row[1], RawDocument(row[2]), row[3], row[4])
+    if row is None:
+        return None
+    return Collection(row[0], row[1], RawDocument(row[2]), row[3], row[4], load_indexes(connection, uuid))
 
 
 class Catalog:
@@ -79,6 +86,12 @@ class Catalog:
         known = self.by_uuid.pop(uuid, None)
         if known is not None and self.by_ns.get(known.ns) is known:
             del self.by_ns[known.ns]
+
+    def reload_indexes(self, connection: apsw.Connection, uuid: bytes) -> None:
+        """Take the indexes of one collection from the file."""
+        known = self.by_uuid.get(uuid)
+        if known is not None:
+            self.put(replace(known, indexes=load_indexes(connection, uuid)))
 
     def dropped(self) -> list[Collection]:
         """Oldest drop first."""

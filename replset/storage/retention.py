@@ -16,7 +16,13 @@ _ROWS = 1000
 
 def remove_old_data(store: Store, now_wall_ms: int) -> bool:
     """Do one slice of the first of these that has something to do; True when one had."""
-    if _prune(store) or _trim(store, now_wall_ms) or _remove_dropped(store) or store.save_oplog_bytes():
+    if (
+        _prune(store)
+        or _trim(store, now_wall_ms)
+        or _remove_dropped(store)
+        or _remove_dropped_index(store)
+        or store.save_oplog_bytes()
+    ):
         return True
     store.save_commit_point()
     return False
@@ -91,5 +97,25 @@ def _remove_dropped(store: Store) -> bool:
         if connection.changes() < _ROWS:
             connection.execute(f"DROP TABLE {table}")
             connection.execute("DELETE FROM catalog WHERE uuid = ?", (uuid,))
+            connection.execute("UPDATE indexes SET dropped_ts = 0 WHERE coll = ?", (uuid,))
             txn.catalog.forget(uuid)
+    return True
+
+
+def _remove_dropped_index(store: Store) -> bool:
+    """The same for the entries of an index that is dropped, whose creation was undone, or whose collection is gone."""
+    sql = "SELECT id FROM indexes WHERE dropped_ts <= ? LIMIT 1"
+    until = min(store.pruned_through, store.commit_point.ts)
+    dropped = store.query(lambda connection: first_row(connection, sql, (until,)))
+    if dropped is None:
+        return False
+    table = f"i_{dropped[0]}"
+    with store.maintenance() as txn:
+        connection = txn.connection
+        connection.execute(
+            f"DELETE FROM {table} WHERE (keystring, key) IN (SELECT keystring, key FROM {table} LIMIT ?)", (_ROWS,)
+        )
+        if connection.changes() < _ROWS:
+            connection.execute(f"DROP TABLE {table}")
+            connection.execute("DELETE FROM indexes WHERE id = ?", dropped)
     return True

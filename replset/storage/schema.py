@@ -67,6 +67,24 @@ def _oplog_and_documents(db: Database) -> None:
     db.table("meta").create({"name": str, "value": bytes}, pk="name")
 
 
+def _indexes(db: Database) -> None:
+    db.table("indexes").create(
+        {
+            "id": int,  # names the table of its entries: i_ID
+            "coll": bytes,
+            "spec": bytes,
+            "build": bytes,  # UUID of its build
+            "position": bytes,  # of its build; NULL once all documents are in
+            "ready": int,
+            "multikey": int,  # a bit for each field
+            "dropped_ts": int,
+        },
+        pk="id",
+        not_null={"coll", "spec", "ready", "multikey"},
+    )
+    db.table("indexes").create_index(["coll"])
+
+
 def _vote_config_and_journal(db: Database) -> None:
     db.table("member").create({"name": str, "value": bytes}, pk="name")
     db.table("journal").create(
@@ -76,7 +94,7 @@ def _vote_config_and_journal(db: Database) -> None:
     )
 
 
-DATA_SCHEMA = Schema(application_id=DATA_APPLICATION_ID, steps=(_oplog_and_documents,))
+DATA_SCHEMA = Schema(application_id=DATA_APPLICATION_ID, steps=(_oplog_and_documents, _indexes))
 MEMBER_SCHEMA = Schema(application_id=0x72706C6D, steps=(_vote_config_and_journal,))
 
 

@@ -14,11 +14,18 @@ from typing import Any, TypeVar
 import apsw
 from xxhash import xxh3_64
 
-from replset.errors import CatalogChangedError, NamespaceNotFoundError, SnapshotCutError, SnapshotTooOldError
+from replset.errors import (
+    CatalogChangedError,
+    NamespaceNotFoundError,
+    QueryPlanKilledError,
+    SnapshotCutError,
+    SnapshotTooOldError,
+)
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_row import OplogRow
 from replset.storage import oplog
 from replset.storage.catalog import Collection, load_collection
+from replset.storage.indexes import Index, scan_index
 from replset.storage.sqlite import PAGE_ROWS, page_of, rows_of, storage_error
 from replset.storage.txn import Meta, read_meta
 
@@ -254,6 +261,30 @@ class Snapshot:
             hashed.update(key)
             hashed.update(doc)
         return hashed.hexdigest()
+
+    # --- indexes
+
+    def index_scan(
+        self,
+        index: Index,
+        low: bytes,
+        high: bytes | None,
+        *,
+        after: tuple[bytes, bytes] | None = None,
+        limit: int,
+        backwards: bool = False,
+    ) -> list[tuple[bytes, bytes]]:
+        """(keystring, key) with low <= keystring < high as they are now, in order, on from `after`.
+
+        high: None for no end. backwards: the greatest first. Keystrings of whole values are no prefixes of each other:
+        all that begin with `p` lie from p to p + TO_THE_END. QueryPlanKilledError when the index is gone.
+        """
+        coll = self._known(index.coll)
+        if coll is None or not any((index.id, index.spec) == (known.id, known.spec) for known in coll.indexes):
+            raise QueryPlanKilledError(f"query plan killed :: caused by :: index '{index.name}' dropped")
+        return self._query(
+            lambda: scan_index(self.connection, index, low, high, after=after, limit=limit, backwards=backwards)
+        )
 
     # --- oplog
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import apsw
 
@@ -18,10 +18,20 @@ from replset.errors import ErrorCode, NamespaceExistsError, ReplError, StorageEr
 from replset.ids import OPTIME_NULL, OpTime, invariant, pack_ts
 from replset.oplog_row import OplogRow, UnchainedRow, chained_rows
 from replset.storage.catalog import Catalog, Collection
+from replset.storage.indexes import (
+    Index,
+    insert_index,
+    restore_state,
+    scan_index,
+    set_index,
+    state_before_creation,
+    state_of,
+    write_entries,
+)
 from replset.storage.schema import collection_table, collection_table_sql
 from replset.storage.sqlite import PAGE_ROWS, first_row, page_of
 
-DOC, CREATE, DROP = "doc", "create", "drop"
+DOC, CREATE, DROP, INDEX = "doc", "create", "drop", "index"
 UndoRow = tuple[int, int, str, bytes, bytes | None, bytes | None]
 """ts, seq, kind, coll, key, before."""
 Meta = int | str | bytes | None
@@ -39,9 +49,14 @@ class NewestEntry:
 def revert(
     connection: apsw.Connection, catalog: Catalog, kind: str, coll: bytes, key: bytes | None, before: bytes | None
 ) -> None:
-    """Take one change back: the document or the collection is then as it was before."""
+    """Take one change back: the document, the collection or the index is then as it was before."""
     if kind == DOC:
         table = collection_table(coll)
+        indexes = catalog.by_uuid[coll].indexes
+        if indexes:
+            row = first_row(connection, f"SELECT doc FROM {table} WHERE key = ?", (key,))
+            if write_entries(connection, indexes, key or b"", None if row is None else row[0], before):
+                catalog.reload_indexes(connection, coll)
         if before is None:
             connection.execute(f"DELETE FROM {table} WHERE key = ?", (key,))
         else:
@@ -53,17 +68,29 @@ def revert(
         connection.execute("DELETE FROM catalog WHERE uuid = ?", (coll,))
         connection.execute(f"DROP TABLE {collection_table(coll)}")
         catalog.forget(coll)
+    elif kind == INDEX:
+        restore_state(connection, before or b"")
+        catalog.reload_indexes(connection, coll)
     else:
         invariant(kind == DROP, f"undo knows no {kind!r}")
         connection.execute("UPDATE catalog SET dropped_ts = NULL WHERE uuid = ?", (coll,))
-        dropped = catalog.by_uuid[coll]
-        catalog.put(Collection(dropped.ns, dropped.uuid, dropped.options, dropped.created_ts))
+        catalog.put(replace(catalog.by_uuid[coll], dropped_ts=None))
 
 
 class Txn:
     """One open group. Only on the event loop's thread, and never across an await."""
 
-    __slots__ = ("_base", "_meta_before", "_oplog", "_undo", "appended_bytes", "catalog", "connection", "last")
+    __slots__ = (
+        "_base",
+        "_meta_before",
+        "_oplog",
+        "_undo",
+        "appended_bytes",
+        "catalog",
+        "connection",
+        "last",
+        "refuses_duplicates",
+    )
 
     def __init__(self, connection: apsw.Connection, catalog: Catalog, newest: NewestEntry) -> None:
         self.connection = connection
@@ -72,6 +99,9 @@ class Txn:
         self.last: OpTime = newest.optime
         """The newest optime, this group's entries included."""
         self.appended_bytes = 0
+        self.refuses_duplicates = False
+        """Whether unique indexes refuse a key that another document has. Only a primary's own writes are refused: what
+        is in the oplog is accepted."""
         self._oplog: list[UnchainedRow] = []
         self._undo: list[UndoRow] = []
         self._meta_before: list[tuple[str, Meta]] = []
@@ -115,7 +145,15 @@ class Txn:
             after = page[-1][0] if page else after
 
     def insert_new(self, coll: Collection, key: bytes, doc: bytes, ts: int) -> bool:
-        """Insert a document; False, and nothing happens, when the key is there already."""
+        """Insert a document; False, and nothing happens, when the key is there already.
+
+        As in `put`, DuplicateKeyError and what `keys_of` raises refuse it for an index; nothing happens then.
+        """
+        indexes = self.catalog.by_uuid[coll.uuid].indexes
+        if indexes:
+            if self.get(coll, key) is not None:
+                return False
+            self._write_entries(coll, indexes, key, None, doc)
         try:
             self.connection.execute(coll.sql_insert, (key, doc))
         except apsw.ConstraintError:
@@ -126,6 +164,9 @@ class Txn:
 
     def put(self, coll: Collection, key: bytes, doc: bytes, *, ts: int, before: bytes | None) -> None:
         """Write a document. before: its bytes as they are now, None when it is not there."""
+        indexes = self.catalog.by_uuid[coll.uuid].indexes
+        if indexes:
+            self._write_entries(coll, indexes, key, before, doc)
         if before is None:
             self.connection.execute(coll.sql_insert, (key, doc))
         else:
@@ -135,9 +176,61 @@ class Txn:
 
     def remove(self, coll: Collection, key: bytes, *, ts: int, before: bytes) -> None:
         """Delete a document. before: its bytes as they are now."""
+        indexes = self.catalog.by_uuid[coll.uuid].indexes
+        if indexes:
+            self._write_entries(coll, indexes, key, before, None)
         self.connection.execute(coll.sql_delete, (key,))
         invariant(self.connection.changes() == 1, "remove takes a document that is there")
         self._undo.append((ts, len(self._undo), DOC, coll.uuid, key, before))
+
+    def _write_entries(
+        self, coll: Collection, indexes: tuple[Index, ...], key: bytes, before: bytes | None, after: bytes | None
+    ) -> None:
+        unique_in = coll.ns if self.refuses_duplicates else None
+        if write_entries(self.connection, indexes, key, before, after, unique_in=unique_in):
+            self.catalog.reload_indexes(self.connection, coll.uuid)
+
+    # --- indexes
+
+    def create_index(self, coll: Collection, spec: RawDocument, *, build: bytes | None = None, ts: int) -> Index:
+        """Make an index: ready at once with build=None, for an empty collection; else under build."""
+        is_whole = build is None
+        id_ = insert_index(self.connection, coll.uuid, spec, build, is_whole=is_whole)
+        self._undo.append((ts, len(self._undo), INDEX, coll.uuid, None, state_before_creation(id_)))
+        self.catalog.reload_indexes(self.connection, coll.uuid)
+        return next(index for index in self.catalog.by_uuid[coll.uuid].indexes if index.id == id_)
+
+    def commit_index(self, index: Index, *, ts: int) -> None:
+        """Let queries use an index that holds all documents."""
+        invariant(index.position is None, "an index that is committed holds all documents")
+        self._change_index(index, "ready", 1, ts)
+
+    def drop_index(self, index: Index, *, ts: int) -> None:
+        """Hide the index. Its entries stay as they are, and are removed once this is committed (retention.py)."""
+        self._change_index(index, "dropped_ts", ts, ts)
+
+    def change_index(self, index: Index, spec: RawDocument, *, ts: int) -> None:
+        """Give the index other options that leave its entries as they are: hidden, expireAfterSeconds."""
+        self._change_index(index, "spec", spec.raw, ts)
+
+    def _change_index(self, index: Index, column: str, value: object, ts: int) -> None:
+        before = state_of(self.connection, index.id)
+        set_index(self.connection, index, column, value)
+        self._undo.append((ts, len(self._undo), INDEX, index.coll, None, before))
+        self.catalog.reload_indexes(self.connection, index.coll)
+
+    def index_scan(
+        self,
+        index: Index,
+        low: bytes,
+        high: bytes | None,
+        *,
+        after: tuple[bytes, bytes] | None = None,
+        limit: int,
+        backwards: bool = False,
+    ) -> list[tuple[bytes, bytes]]:
+        """As Snapshot.index_scan, of this group's state."""
+        return scan_index(self.connection, index, low, high, after=after, limit=limit, backwards=backwards)
 
     # --- collections
 
@@ -162,7 +255,7 @@ class Txn:
     def drop_collection(self, coll: Collection, *, ts: int) -> None:
         """Hide the collection. Its documents are removed once the drop is committed (retention.py)."""
         self.connection.execute("UPDATE catalog SET dropped_ts = ? WHERE uuid = ?", (ts, coll.uuid))
-        self.catalog.put(Collection(coll.ns, coll.uuid, coll.options, coll.created_ts, ts))
+        self.catalog.put(replace(self.catalog.by_uuid[coll.uuid], dropped_ts=ts))
         self._undo.append((ts, len(self._undo), DROP, coll.uuid, None, None))
 
     # --- meta: a few named values (int, str or bytes) that travel with the data and that undo leaves alone

@@ -1,0 +1,344 @@
+"""Keeps the indexes of collections: one SQLite table each, with a row (keystring, key) for each key of each document.
+
+Index entries follow from the documents alone. `write_entries` writes them in the transaction of the document, from its
+bytes before and after; an undo puts the document back and does the same. So entries have no undo rows, but the
+definitions of indexes have.
+
+An index under build holds the documents up to its `position`, in the order of their keys. The build moves the position
+on in slices; a write behind it is left to the build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import apsw
+
+from replset.bson import Int64, RawDocument, decode, encode, encode_key
+from replset.errors import CannotBuildIndexKeysError, CannotIndexParallelArraysError, DuplicateKeyError, ReplError
+from replset.query.errors import shell_text
+from replset.query.index_values import ParallelArraysError, Path, value_lists
+from replset.query.match import Matcher, compile_filter
+from replset.query.order import MISSING
+from replset.storage.sqlite import first_row, rows_of
+
+KEYS_MAX = 100_000
+"""Keys of one document in one index, as MongoDB's indexMaxNumGeneratedKeysPerDocument."""
+TO_THE_END = b"\xff"
+"""Behind every keystring."""
+_COMPLEMENT = bytes(range(255, -1, -1))
+_NULL_KEY = encode_key(None)
+_COLUMNS = "id, coll, spec, build, position, ready, multikey"
+
+
+class Definition(NamedTuple):
+    """What an index's document says, read once."""
+
+    name: str
+    fields: tuple[tuple[str, int], ...]
+    paths: tuple[Path, ...]
+    unique: bool
+    sparse: bool
+    hidden: bool
+    partial_filter: Matcher | None
+    expire_after_s: float | None
+
+
+@lru_cache(maxsize=1024)
+def _definition(spec: bytes) -> Definition:
+    document = RawDocument(spec)
+    key: Any = document.get("key")
+    given: Any = document.get("partialFilterExpression")
+    expire: Any = document.get("expireAfterSeconds")
+    fields = tuple((path, 1 if direction > 0 else -1) for path, direction in key.items())
+    return Definition(
+        str(document.get("name")),
+        fields,
+        tuple(tuple(path.split(".")) for path, _ in fields),
+        document.get("unique") is True,
+        document.get("sparse") is True,
+        document.get("hidden") is True,
+        None if given is None else compile_filter(given),
+        None if expire is None else float(expire),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """One index of a collection. The index on `_id` is none of these: it is the table of the documents.
+
+    id: names its table, on this member only. spec: {v, key, name, options}, as listIndexes shows it. multikey_fields:
+    a bit for each field whose path went through an array in some document, kept for ever. ready: queries may use it.
+    position: of a build, the key of the last document that it holds; None once it holds them all. build: the UUID of
+    its build, None for one that was made with its collection empty.
+    """
+
+    id: int
+    coll: bytes
+    spec: RawDocument
+    build: bytes | None
+    position: bytes | None
+    ready: bool
+    multikey_fields: int
+    name: str = field(init=False)
+    fields: tuple[tuple[str, int], ...] = field(init=False)
+    unique: bool = field(init=False)
+    sparse: bool = field(init=False)
+    hidden: bool = field(init=False)
+    partial_filter: Matcher | None = field(init=False, compare=False)
+    expire_after_s: float | None = field(init=False)
+    paths: tuple[Path, ...] = field(init=False, repr=False)
+    table: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        for name, value in _definition(self.spec.raw)._asdict().items():
+            put(self, name, value)
+        put(self, "table", f"i_{self.id}")
+
+    @property
+    def multikey(self) -> bool:
+        return self.multikey_fields != 0
+
+    @property
+    def key_pattern(self) -> dict[str, object]:
+        """The `key` of its spec, with the directions as they were given."""
+        key: Any = self.spec.get("key")
+        return dict(key)
+
+
+# --- keys -------------------------------------------------------------------------------------------------------
+
+
+def keys_of(index: Index, document: bytes) -> list[bytes]:
+    """The keystrings that the document has in the index, each once, in order; none when it is not in the index.
+
+    A field that is missing counts as null, a descending part is complemented. CannotIndexParallelArraysError,
+    CannotBuildIndexKeysError.
+    """
+    return sorted(_keys(index, document)[0])
+
+
+def _keys(index: Index, document: bytes) -> tuple[set[bytes], int]:
+    """The keystrings, and the bits of the fields whose path goes through an array."""
+    values = _values_for(index, document)
+    if values is None:
+        return set(), 0
+    plain = []
+    for path in index.paths:
+        value = values.get(path[0], MISSING)
+        if type(value) is list or (len(path) > 1 and value is not MISSING):
+            return _array_keys(index, values)
+        plain.append(value)
+    if index.sparse and all(value is MISSING for value in plain):
+        return set(), 0
+    return {_keystring(index, plain)}, 0
+
+
+def _values_for(index: Index, document: bytes) -> Mapping[str, object] | None:
+    """The fields of the document that the index is about; None when the partial index does not hold it."""
+    if index.partial_filter is not None:
+        whole = decode(document)
+        return whole if index.partial_filter.matches(whole) else None
+    view = RawDocument(document)
+    return {path[0]: view.get(path[0], MISSING) for path in index.paths}
+
+
+def _array_keys(index: Index, values: Mapping[str, object]) -> tuple[set[bytes], int]:
+    found: set[bytes] = set()
+    through: set[int] = set()
+    try:
+        for row in value_lists(values, index.paths, through):
+            if index.sparse and all(value is MISSING for value in row):
+                continue
+            found.add(_keystring(index, row))
+            if len(found) > KEYS_MAX:
+                raise CannotBuildIndexKeysError(
+                    f"Index key generation for {index.name} exceeded the maximum of {KEYS_MAX} keys for one document"
+                )
+    except ParallelArraysError as error:
+        first, second = (index.paths[number][-1] for number in error.paths)
+        raise CannotIndexParallelArraysError(f"cannot index parallel arrays [{second}] [{first}]") from None
+    return found, sum(1 << number for number in through)
+
+
+def _keystring(index: Index, values: list[object]) -> bytes:
+    parts = []
+    for value, (_, direction) in zip(values, index.fields, strict=True):
+        key = _NULL_KEY if value is MISSING else encode_key(value)
+        parts.append(key if direction > 0 else key.translate(_COMPLEMENT))
+    return b"".join(parts)
+
+
+def _duplicate(index: Index, ns: str, document: bytes, keystring: bytes) -> DuplicateKeyError:
+    """MongoDB's 11000, with the values of the key that is taken."""
+    values = _values_for(index, document) or {}
+    row = next((row for row in value_lists(values, index.paths) if _keystring(index, row) == keystring), [])
+    key_value = {path: None if value is MISSING else value for (path, _), value in zip(index.fields, row, strict=False)}
+    return duplicate_key(ns, index.name, index.key_pattern, key_value)
+
+
+def duplicate_key(
+    ns: str, name: str, key_pattern: Mapping[str, object], key_value: Mapping[str, object]
+) -> DuplicateKeyError:
+    """MongoDB's 11000 for the index `name`."""
+    shown = ", ".join(f"{path}: {shell_text(value)}" for path, value in key_value.items())
+    return DuplicateKeyError(
+        f"E11000 duplicate key error collection: {ns} index: {name} dup key: {{ {shown} }}",
+        details={"keyPattern": key_pattern, "keyValue": key_value},
+    )
+
+
+# --- entries ----------------------------------------------------------------------------------------------------
+
+
+def write_entries(
+    connection: apsw.Connection,
+    indexes: tuple[Index, ...],
+    key: bytes,
+    before: bytes | None,
+    after: bytes | None,
+    *,
+    unique_in: str | None = None,
+) -> bool:
+    """Write what the change of one document means to the indexes. True: an index became multikey.
+
+    unique_in: the namespace, where a key that another document has in a unique index is refused; None where the entry
+    was accepted before, by another member or by this one. DuplicateKeyError and the errors of `keys_of`: nothing is
+    written then.
+    """
+    changes: list[tuple[Index, set[bytes], set[bytes], int]] = []
+    for index in indexes:
+        if index.position is not None and key > index.position:
+            continue
+        old = _known_keys(index, before)[0]
+        new, multikey = (_keys if unique_in is not None and after is not None else _known_keys)(index, after or b"")
+        added = new - old
+        if unique_in is not None and after is not None and index.unique:
+            for keystring in sorted(added):
+                if _other_owner(connection, index, keystring, key):
+                    raise _duplicate(index, unique_in, after, keystring)
+        if added or old != new:
+            changes.append((index, old - new, added, multikey & ~index.multikey_fields))
+    for index, gone, added, multikey in changes:
+        _write(connection, index, key, gone, added, multikey)
+    return any(multikey for _, _, _, multikey in changes)
+
+
+def _known_keys(index: Index, document: bytes | None) -> tuple[set[bytes], int]:
+    """As `_keys`; a document that cannot be indexed has no entries, and is refused by the primary's build."""
+    if not document:
+        return set(), 0
+    try:
+        return _keys(index, document)
+    except ReplError:
+        return set(), 0
+
+
+def _other_owner(connection: apsw.Connection, index: Index, keystring: bytes, key: bytes) -> bool:
+    sql = f"SELECT 1 FROM {index.table} WHERE keystring = ? AND key <> ? LIMIT 1"
+    return first_row(connection, sql, (keystring, key)) is not None
+
+
+def _write(
+    connection: apsw.Connection, index: Index, key: bytes, gone: set[bytes], added: set[bytes], multikey: int
+) -> None:
+    table = index.table
+    for keystring in gone:
+        connection.execute(f"DELETE FROM {table} WHERE keystring = ? AND key = ?", (keystring, key))
+    for keystring in sorted(added):
+        connection.execute(f"INSERT OR IGNORE INTO {table} (keystring, key) VALUES (?, ?)", (keystring, key))
+    if multikey:
+        connection.execute("UPDATE indexes SET multikey = multikey | ? WHERE id = ?", (multikey, index.id))
+
+
+def scan_index(
+    connection: apsw.Connection,
+    index: Index,
+    low: bytes,
+    high: bytes | None,
+    *,
+    after: tuple[bytes, bytes] | None,
+    limit: int,
+    backwards: bool,
+) -> list[tuple[bytes, bytes]]:
+    """(keystring, key) with low <= keystring < high, in order, on from `after`; see Snapshot.index_scan."""
+    beyond, order = ("<", "DESC") if backwards else (">", "ASC")
+    sql = f"SELECT keystring, key FROM {index.table} WHERE keystring >= ? AND keystring < ?"
+    values: tuple[object, ...] = (low, TO_THE_END if high is None else high)
+    if after is not None:
+        sql += f" AND (keystring, key) {beyond} (?, ?)"
+        values += after
+    sql += f" ORDER BY keystring {order}, key {order} LIMIT ?"
+    return list(rows_of(connection, sql, (*values, limit)))
+
+
+# --- definitions ------------------------------------------------------------------------------------------------
+
+
+def index_table_sql(table: str) -> str:
+    return (
+        f"CREATE TABLE {table} (keystring BLOB NOT NULL, key BLOB NOT NULL, PRIMARY KEY (keystring, key)) WITHOUT ROWID"
+    )
+
+
+def load_indexes(connection: apsw.Connection, coll: bytes) -> tuple[Index, ...]:
+    """The indexes of a collection that are not dropped, in the order in which they were made."""
+    sql = f"SELECT {_COLUMNS} FROM indexes WHERE coll = ? AND dropped_ts IS NULL ORDER BY id"
+    return tuple(_index(row) for row in rows_of(connection, sql, (coll,)))
+
+
+def load_all_indexes(connection: apsw.Connection) -> dict[bytes, tuple[Index, ...]]:
+    """As `load_indexes`, of all collections that have some."""
+    found: dict[bytes, tuple[Index, ...]] = {}
+    for row in rows_of(connection, f"SELECT {_COLUMNS} FROM indexes WHERE dropped_ts IS NULL ORDER BY id"):
+        index = _index(row)
+        found[index.coll] = (*found.get(index.coll, ()), index)
+    return found
+
+
+def _index(row: Any) -> Index:
+    id_, coll, spec, build, position, ready, multikey = row
+    return Index(id_, coll, RawDocument(spec), build, position, bool(ready), multikey)
+
+
+def insert_index(
+    connection: apsw.Connection, coll: bytes, spec: RawDocument, build: bytes | None, *, is_whole: bool
+) -> int:
+    """Make an index and its empty table; return its id. is_whole: its collection is empty, so it is ready at once."""
+    (id_,) = first_row(connection, "SELECT ifnull(max(id), 0) + 1 FROM indexes")
+    connection.execute(
+        f"INSERT INTO indexes ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, 0)",
+        (id_, coll, spec.raw, build, None if is_whole else b"", int(is_whole)),
+    )
+    connection.execute(index_table_sql(f"i_{id_}"))
+    return int(id_)
+
+
+def state_of(connection: apsw.Connection, id_: int) -> bytes:
+    """What an undo row keeps of an index before its definition changes."""
+    ready, dropped, spec = first_row(connection, "SELECT ready, dropped_ts, spec FROM indexes WHERE id = ?", (id_,))
+    return encode({"id": Int64(id_), "ready": Int64(ready), "dropped": dropped, "spec": RawDocument(spec)})
+
+
+def state_before_creation(id_: int) -> bytes:
+    """As `state_of`, of an index that is about to be made: undone, it waits for its removal (retention.py)."""
+    return encode({"id": Int64(id_), "dropped": Int64(0)})
+
+
+def restore_state(connection: apsw.Connection, before: bytes) -> None:
+    """Take a change of an index's definition back; `before` is what `state_of` gave."""
+    state: Any = RawDocument(before)
+    id_, dropped = state.get("id"), state.get("dropped")
+    connection.execute("UPDATE indexes SET dropped_ts = ? WHERE id = ?", (dropped, id_))
+    if "spec" in state:
+        connection.execute(
+            "UPDATE indexes SET ready = ?, spec = ? WHERE id = ?", (state.get("ready"), state.get_raw("spec"), id_)
+        )
+
+
+def set_index(connection: apsw.Connection, index: Index, column: str, value: object) -> None:
+    connection.execute(f"UPDATE indexes SET {column} = ? WHERE id = ?", (value, index.id))

@@ -1,0 +1,192 @@
+"""The keys of documents in indexes, and the entries that a store keeps of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from replset.bson import RawDocument, Undefined, encode, encode_key
+from replset.errors import CannotBuildIndexKeysError, CannotIndexParallelArraysError, DuplicateKeyError
+from replset.storage.indexes import KEYS_MAX, Index, keys_of
+from replset.storage.retention import remove_old_data
+from replset.storage.undo import undo_step
+from tests.unit.storage.conftest import Driver, key_of
+
+_COMPLEMENT = bytes(range(255, -1, -1))
+_UNDEFINED = Undefined()
+_TABLES = "SELECT name FROM sqlite_schema WHERE type = 'table'"
+
+
+def index_of(key: dict[str, int], **options: object) -> Index:
+    spec = encode({"v": 2, "key": key, "name": "i", **options})
+    return Index(1, b"\0" * 16, RawDocument(spec), None, None, True, 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "document", "expected"),
+    [
+        pytest.param({"a": 1}, {"a": 5}, [[5]], id="plain"),
+        pytest.param({"a": 1}, {}, [[None]], id="missing is null"),
+        pytest.param({"a": 1}, {"a": []}, [[_UNDEFINED]], id="empty array is undefined"),
+        pytest.param({"a": 1}, {"a": [1, 2, 1]}, [[1], [2]], id="array"),
+        pytest.param({"a": 1}, {"a": [[1, 2], 3]}, [[[1, 2]], [3]], id="array in an array is one value"),
+        pytest.param({"a.b": 1}, {"a": {"b": 1}}, [[1]], id="nested"),
+        pytest.param({"a.b": 1}, {"a": 1}, [[None]], id="no document"),
+        pytest.param({"a.b": 1}, {"a": [{"b": 1}, {"b": [2, 3]}, {}, 4]}, [[1], [2], [3], [None]], id="documents"),
+        pytest.param({"a.b": 1}, {"a": []}, [[None]], id="no documents"),
+        pytest.param({"a.b": 1}, {"a": [[{"b": 1}]]}, [[None]], id="array of arrays"),
+        pytest.param({"a.1": 1}, {"a": [5, 6]}, [[6]], id="item by its index"),
+        pytest.param({"a.0": 1}, {"a": [[5, 6]]}, [[[5, 6]]], id="an array named by its index is one value"),
+        pytest.param({"a.0.b": 1}, {"a": [{"b": 1}, {"b": 2}]}, [[1]], id="field of an item"),
+        pytest.param({"a": 1, "b": 1}, {"a": [1, 2], "b": 3}, [[1, 3], [2, 3]], id="compound"),
+        pytest.param({"a": 1, "a.b": 1}, {"a": [{"b": 1}]}, [[{"b": 1}, 1]], id="one array for both"),
+        pytest.param({"a.b": 1, "a.c": 1}, {"a": [{"b": 1, "c": [2, 3]}]}, [[1, 2], [1, 3]], id="array in an item"),
+    ],
+)
+def test_keys(key: dict[str, int], document: dict[str, Any], expected: list[list[object]]) -> None:
+    made = keys_of(index_of(key), encode({"_id": 1, **document}))
+    assert made == sorted(b"".join(map(encode_key, row)) for row in expected)
+
+
+def test_a_descending_part_is_complemented() -> None:
+    (made,) = keys_of(index_of({"a": 1, "b": -1}), encode({"a": 1, "b": "x"}))
+    assert made == encode_key(1) + encode_key("x").translate(_COMPLEMENT)
+
+
+@pytest.mark.parametrize(
+    ("options", "document", "is_in"),
+    [
+        ({"sparse": True}, {"a": None}, True),
+        ({"sparse": True}, {"b": 1}, True),
+        ({"sparse": True}, {"c": 1}, False),
+        ({"sparse": True}, {"a": []}, True),
+        ({"partialFilterExpression": {"c": {"$gt": 3}}}, {"c": 4}, True),
+        ({"partialFilterExpression": {"c": {"$gt": 3}}}, {"c": 3, "a": 1}, False),
+    ],
+)
+def test_sparse_and_partial(options: dict[str, Any], document: dict[str, Any], is_in: bool) -> None:
+    assert bool(keys_of(index_of({"a": 1, "b": 1}, **options), encode(document))) == is_in
+
+
+def test_documents_that_cannot_be_indexed() -> None:
+    with pytest.raises(CannotIndexParallelArraysError, match=r"cannot index parallel arrays \[b\] \[a\]"):
+        keys_of(index_of({"a": 1, "b": 1}), encode({"a": [1], "b": [1]}))
+    with pytest.raises(CannotBuildIndexKeysError):
+        keys_of(index_of({"a": 1}), encode({"a": list(range(KEYS_MAX + 1))}))
+
+
+# --- entries
+
+
+def create_index(driver: Driver, key: dict[str, int], **options: object) -> None:
+    with driver.store.group() as txn:
+        driver.run(txn, "noop")
+        spec = RawDocument(encode({"v": 2, "key": key, "name": "_".join(key), **options}))
+        txn.create_index(driver.coll("db.c"), spec, ts=txn.last.ts)
+
+
+def entries(driver: Driver, number: int = 0) -> list[tuple[bytes, bytes]]:
+    with driver.store.read() as snapshot:
+        return snapshot.index_scan(driver.coll("db.c").indexes[number], b"", None, limit=1000)
+
+
+def recomputed(driver: Driver, number: int = 0) -> list[tuple[bytes, bytes]]:
+    index = driver.coll("db.c").indexes[number]
+    with driver.store.read() as snapshot:
+        return sorted((k, key) for key, doc in snapshot.scan(driver.coll("db.c")) for k in keys_of(index, doc))
+
+
+def test_entries_follow_the_documents(driver: Driver) -> None:
+    driver.apply(("create", "db.c"))
+    create_index(driver, {"text": 1})
+    driver.apply(*[("put", "db.c", n, f"t{n % 7}") for n in range(20)])
+    common = driver.store.last_applied
+    driver.apply(*[("put", "db.c", n, "other") for n in range(5, 10)], ("delete", "db.c", 3), ("put", "db.c", 50, "x"))
+    assert entries(driver) == recomputed(driver)
+    assert len(entries(driver)) == 20
+    undo_step(driver.store, common, stem="s")
+    assert entries(driver) == recomputed(driver)
+    assert (encode_key("t3"), key_of(3)) in entries(driver)
+    driver.reopen()
+    assert entries(driver) == recomputed(driver)
+
+
+def test_a_failing_operation_takes_its_entries_back(driver: Driver) -> None:
+    driver.apply(("create", "db.c"), ("noop",))
+    create_index(driver, {"text": 1}, unique=True)
+    driver.apply(("put", "db.c", 1, "one"))
+    with driver.store.group() as txn:
+        txn.refuses_duplicates = True
+        mark = txn.mark()
+        driver.run(txn, "put", "db.c", 2, "two")
+        with pytest.raises(DuplicateKeyError) as caught:
+            driver.run(txn, "put", "db.c", 3, "one")
+        txn.revert_to(mark)
+        del driver.state["db.c"][key_of(2)]
+        driver.run(txn, "put", "db.c", 1, "one")
+    assert entries(driver) == recomputed(driver) == [(encode_key("one"), key_of(1))]
+    assert caught.value.message == ('E11000 duplicate key error collection: db.c index: text dup key: { text: "one" }')
+    assert caught.value.details == {"keyPattern": {"text": 1}, "keyValue": {"text": "one"}}
+
+
+def test_the_multikey_flag_is_kept(driver: Driver) -> None:
+    driver.apply(("create", "db.c"))
+    create_index(driver, {"a": 1, "b": 1})
+    coll = driver.coll("db.c")
+    before = driver.store.last_applied
+    with driver.store.group() as txn:
+        driver.run(txn, "noop")
+        assert txn.insert_new(coll, key_of(1), encode({"_id": 1, "b": [1, 2]}), txn.last.ts)
+    assert driver.coll("db.c").indexes[0].multikey_fields == 0b10
+    undo_step(driver.store, before, stem="s")
+    driver.reopen()
+    assert driver.coll("db.c").indexes[0].multikey
+    assert entries(driver) == []
+
+
+def test_index_scan(driver: Driver) -> None:
+    driver.apply(("create", "db.c"))
+    create_index(driver, {"text": 1})
+    driver.apply(*[("put", "db.c", n, f"t{n % 3}") for n in range(9)])
+    index = driver.coll("db.c").indexes[0]
+    every = entries(driver)
+    t1 = encode_key("t1")
+    with driver.store.read() as snapshot:
+        assert snapshot.index_scan(index, t1, t1 + b"\xff", limit=10) == every[3:6]
+        assert snapshot.index_scan(index, b"", None, limit=2, after=every[3]) == every[4:6]
+        assert snapshot.index_scan(index, b"", None, limit=2, after=every[3], backwards=True) == [every[2], every[1]]
+        assert snapshot.index_scan(index, t1, None, limit=99, backwards=True) == every[:2:-1]
+    with driver.store.group() as txn:
+        assert txn.index_scan(index, t1, t1 + b"\xff", limit=1) == every[3:4]
+
+
+def test_a_dropped_index_comes_back_with_its_entries(driver: Driver) -> None:
+    driver.apply(("create", "db.c"))
+    create_index(driver, {"text": 1})
+    driver.apply(("put", "db.c", 1, "one"))
+    common = driver.store.last_applied
+    with driver.store.group() as txn:
+        driver.run(txn, "noop")
+        txn.drop_index(driver.coll("db.c").indexes[0], ts=txn.last.ts)
+    driver.apply(("put", "db.c", 1, "two"), ("put", "db.c", 2, "three"))
+    assert driver.coll("db.c").indexes == ()
+    undo_step(driver.store, common, stem="s")
+    assert entries(driver) == recomputed(driver) == [(encode_key("one"), key_of(1))]
+
+
+def test_an_undone_or_dropped_index_is_removed(driver: Driver) -> None:
+    driver.apply(("create", "db.c"))
+    common = driver.store.last_applied
+    create_index(driver, {"text": 1})
+    undo_step(driver.store, common, stem="s")
+    create_index(driver, {"other": 1})
+    with driver.store.group() as txn:
+        driver.run(txn, "noop")
+        txn.drop_index(driver.coll("db.c").indexes[0], ts=txn.last.ts)
+    driver.apply(("noop",))
+    driver.store.set_commit_point(driver.store.last_applied)
+    while remove_old_data(driver.store, driver.wall_ms):
+        pass
+    tables = driver.store.query(lambda connection: [name for (name,) in connection.execute(_TABLES)])
+    assert [name for name in tables if name.startswith("i_")] == []
