@@ -95,12 +95,16 @@ class ErrorCode(IntEnum):
     INVALID_INDEX_OPTION = 197, "InvalidIndexSpecificationOption"
     CANNOT_BUILD_INDEX_KEYS = 201, "CannotBuildIndexKeys"
     FAIL_POINT_SET_FAILED = 222, "FailPointSetFailed"
+    CLUSTER_TIME_FAILS_RATE_LIMITER = 205, "ClusterTimeFailsRateLimiter"
+    INCOMPLETE_TRANSACTION_HISTORY = 217, "IncompleteTransactionHistory"
+    TRANSACTION_TOO_OLD = 225, "TransactionTooOld"
     CURSOR_IN_USE = 237, "CursorInUse"
     NOT_IMPLEMENTED = 238, "NotImplemented"
     SNAPSHOT_TOO_OLD = 239, "SnapshotTooOld"
     SNAPSHOT_UNAVAILABLE = 246, "SnapshotUnavailable"
     TRANSACTION_TOO_LARGE = 257, "TransactionTooLarge"
     EXCEEDED_TIME_LIMIT = 262, "ExceededTimeLimit"
+    OPERATION_NOT_SUPPORTED_IN_TRANSACTION = 263, "OperationNotSupportedInTransaction"
     REPAIRED_CONFIG = 270
     SORT_EXCEEDED_MEMORY_LIMIT = 292, "QueryExceededMemoryLimitNoDiskUseAllowed"
     CONFIG_NOT_COMMITTED_YET = 308, "CurrentConfigNotCommittedYet"
@@ -143,6 +147,7 @@ class ErrorCode(IntEnum):
     MISSING_FIELD = 40414
     UNKNOWN_FIELD = 40415
     MISSING_DATABASE = 40571
+    TXN_NUMBER_NOT_ALLOWED = 50768
     FAIL_POINT = 50985
     NUMBER_OUT_OF_RANGE = 51024
     REGEX_OPTIONS_TWICE = 51075

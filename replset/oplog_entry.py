@@ -81,8 +81,7 @@ class OplogEntry:
 
     @property
     def o2(self) -> RawDocument | None:
-        raw = self._document.get_raw("o2")
-        return None if raw is None else RawDocument(raw)
+        return self.get_document("o2")
 
     @property
     def wall_ms(self) -> int:
@@ -98,6 +97,11 @@ class OplogEntry:
         """Any other field, decoded: lsid, txnNumber, stmtId, prevOpTime. None when absent."""
         return (self._within or self)._document.get(name)
 
+    def get_document(self, name: str) -> RawDocument | None:
+        """As `get`, of a field that is a document; None when it is absent or no document."""
+        raw = self._document.get_raw(name)
+        return None if raw is None else RawDocument(raw)
+
     def key(self) -> bytes | None:
         """encode_key of the `_id` of the one document that the entry is about; None for commands and no-ops."""
         field = _KEY_FIELD.get(self.op)
@@ -109,10 +113,10 @@ class OplogEntry:
         return encode_key(about.get("_id"))
 
     def _sub_document(self, name: str) -> RawDocument:
-        raw = self._document.get_raw(name)
-        if raw is None:
+        document = self.get_document(name)
+        if document is None:
             raise InvalidBSONError(f"no oplog entry: it needs the document {name}")
-        return RawDocument(raw)
+        return document
 
     def __eq__(self, other: object) -> bool:
         return self.raw == other.raw if isinstance(other, OplogEntry) else NotImplemented

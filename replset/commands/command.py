@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from replset.bson import RawDocument
 from replset.commands import fields
@@ -12,6 +13,9 @@ from replset.commands.cursors import CursorTable
 from replset.commands.ports import CommandRequest, ConnectionContext, MemberPort, Reply
 from replset.errors import MaxTimeMSExpiredError
 from replset.ids import Millis
+
+if TYPE_CHECKING:
+    from replset.commands.sessions import SessionRequest
 
 GENERIC_FIELDS = frozenset(
     {"$db", "$clusterTime", "$readPreference", "$configServerState", "$configTime", "$topologyTime", "$audit"}
@@ -40,6 +44,7 @@ class CommandContext:
     counts: commands so far, by name. command: its row of the table. name: as the client wrote it. deadline: of
     maxTimeMS, on the member's clock.
     linearizable_term: of a linearizable read, the primary's term when it began. It must be confirmed in that term.
+    session: None when the command names none.
     """
 
     member: MemberPort
@@ -49,6 +54,7 @@ class CommandContext:
     command: Command
     name: str
     deadline: Millis | None
+    session: SessionRequest | None = None
     linearizable_term: int | None = None
 
     @property
@@ -88,6 +94,7 @@ class Command:
 
     admin_only: refused (13) against another database. test_only: only with --enable-test-commands.
     private: between members. It is not served over HTTP, and with a key file only on a connection that proved a key.
+    retryable: takes a `txnNumber` outside of a transaction. ends_transaction: commitTransaction and abortTransaction.
     read_concern, write_concern: whether it takes one; otherwise one that is given is refused (72).
     """
 
@@ -101,6 +108,8 @@ class Command:
     private: bool = False
     read_concern: bool = False
     write_concern: bool = False
+    retryable: bool = False
+    ends_transaction: bool = False
     known: frozenset[str] | None = field(init=False, compare=False)
     """All field names that are taken, its own included; None: any."""
     plain: frozenset[str] = field(init=False, compare=False)
@@ -113,5 +122,7 @@ class Command:
             plain |= {"readConcern"}
         if self.write_concern:
             plain |= {"writeConcern"}
+        if self.retryable:
+            plain |= {"txnNumber", "stmtId", "stmtIds"}
         object.__setattr__(self, "known", None if self.fields is None else own | GENERIC_FIELDS)
         object.__setattr__(self, "plain", plain)

@@ -13,6 +13,7 @@ from replset.commands.fail_command import fail_command
 from replset.commands.ports import CommandRequest, MemberPort, Reply
 from replset.commands.read_concern import check_readable
 from replset.commands.replies import error_reply, finish, replace_labels
+from replset.commands.sessions import SESSION_FIELDS, SessionRequest, parse_session
 from replset.commands.table import COMMANDS
 from replset.errors import (
     CommandNotFoundError,
@@ -20,7 +21,6 @@ from replset.errors import (
     IllegalOperationError,
     InvalidOptionsError,
     InvariantError,
-    NotBuiltError,
     NotWritablePrimaryError,
     ReplError,
 )
@@ -99,10 +99,11 @@ class Dispatcher:
             fields.check_fields(body, command.known, command.name)
             self._check_generic(command, request)
             deadline = self._deadline(request, name)
+        session = self._session(command, body)
         for sequence in request.sequences:
             if command.known is not None and sequence not in command.known:
                 raise fields.unknown_field(command.name, sequence)
-        ctx = CommandContext(self.member, self.cursors, self.counts, request, command, name, deadline)
+        ctx = CommandContext(self.member, self.cursors, self.counts, request, command, name, deadline, session)
         if self.member.fail_points.active:
             await fail_command(ctx)
         if command.where is Where.READABLE:
@@ -118,15 +119,9 @@ class Dispatcher:
     def _check_generic(self, command: Command, request: CommandRequest) -> None:
         """Refuse generic fields that this command does not support."""
         body = request.body
-        if "txnNumber" in body:
-            if "lsid" not in body:
-                raise InvalidOptionsError("Transaction number requires a session ID to also be specified")
-            raise IllegalOperationError(
-                "Transaction numbers are only allowed with retryable writes and transactions, which are not built yet"
-            )
-        for name in ("startTransaction", "autocommit", "stmtId", "stmtIds"):
-            if name in body:
-                raise NotBuiltError(f"BSON field '{command.name}.{name}' is not built yet")
+        for name in ("stmtId", "stmtIds"):
+            if name in body and not command.retryable:
+                raise fields.unknown_field(command.name, name)
         if "apiVersion" in body and body.get("apiVersion") != "1":
             raise ReplError(
                 f'API version must be "1", not {body.get("apiVersion")!r:.40}', code=ErrorCode.API_VERSION_ERROR
@@ -137,6 +132,17 @@ class Dispatcher:
             concern = body.get("readConcern")
             if not isinstance(concern, dict) or concern.get("level", "local") != "local":
                 raise InvalidOptionsError(f"Command {command.name} does not support this readConcern")
+
+    def _session(self, command: Command, body: RawDocument) -> SessionRequest | None:
+        """Return the command's session. hello and commands between members take none."""
+        if command.known is None or not any([name in body for name in SESSION_FIELDS]):
+            return None
+        session = parse_session(
+            body, command.name, is_retryable=command.retryable, ends_transaction=command.ends_transaction
+        )
+        if session is not None and session.txn_number is not None:
+            raise IllegalOperationError("retryable writes and transactions are not built yet")
+        return session
 
     def _deadline(self, request: CommandRequest, name: str) -> Millis | None:
         if "maxTimeMS" not in request.body:

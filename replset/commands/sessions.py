@@ -1,36 +1,141 @@
-"""Sessions, as far as clients need them to start and stop: ids are given out, nothing is kept.
+"""Reads the session of a command: `lsid` and the fields that name a retryable write or a transaction (map B5, X3, X5).
 
-hello has no logicalSessionTimeoutMinutes, so drivers open no sessions of their own and send no transaction numbers.
+The dispatcher checks once which of these fields go together. What a session keeps is written by
+`replication/session_write.py`.
 """
 
 from __future__ import annotations
 
-from replset.bson import Binary
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from replset.bson import Binary, RawDocument, encode, encode_key
 from replset.commands import fields
-from replset.commands.command import Command, CommandContext
-from replset.commands.ports import Reply
+from replset.errors import ErrorCode, InvalidOptionsError, ReplError
+
+NOBODY = Binary(hashlib.sha256(b"").digest())
+"""`uid` of every session: clients are not told apart by users."""
+SESSION_FIELDS = ("lsid", "txnNumber", "autocommit", "startTransaction")
+_PLACE = "OperationSessionInfo"
 
 
-async def start_session(ctx: CommandContext) -> Reply:
-    """A new session id."""
-    bits = bytearray(ctx.member.rng.randbytes(16))
-    bits[6] = bits[6] & 0x0F | 0x40
-    bits[8] = bits[8] & 0x3F | 0x80
-    return {"id": {"id": Binary(bytes(bits), 4)}, "timeoutMinutes": 30}
+@dataclass(frozen=True, slots=True)
+class SessionRequest:
+    """The session of one command.
+
+    key: encode_key of `lsid`, the key of its record. lsid: {id: UUID, uid}. txn_number: of a retryable write or a
+    transaction. start_transaction, autocommit: as given; autocommit False means that the command is part of a
+    transaction.
+    """
+
+    key: bytes
+    lsid: RawDocument
+    txn_number: int | None = None
+    start_transaction: bool = False
+    autocommit: bool | None = None
+
+    @property
+    def is_retryable_write(self) -> bool:
+        return self.txn_number is not None and self.autocommit is None
 
 
-async def end_sessions(ctx: CommandContext) -> Reply:
-    """Forget these sessions; there is nothing to forget."""
-    kind = ctx.body.type_of(ctx.name)
-    if kind != 4:
-        raise fields.wrong_type(ctx.name, ctx.name, kind, "array")
-    return {}
+def session_id(session: bytes) -> tuple[bytes, RawDocument]:
+    """(key, lsid) of the session whose `id` is this UUID of 16 bytes."""
+    lsid = {"id": Binary(session, 4), "uid": NOBODY}
+    return encode_key(lsid), RawDocument(encode(lsid))
 
 
-COMMANDS: tuple[Command, ...] = (
-    Command("startSession", start_session),
-    Command("endSessions", end_sessions),
-    Command("refreshSessions", end_sessions),
-    Command("killSessions", end_sessions),
-    Command("killAllSessions", end_sessions),
-)
+@lru_cache(maxsize=4096)
+def parse_lsid(raw: bytes) -> tuple[bytes, RawDocument]:
+    """(key, {id, uid}) of the `lsid` that a client sent. 14, 40414, 40415, 72 and 13 as in MongoDB."""
+    document = RawDocument(raw)
+    fields.check_fields(document, frozenset({"id", "uid", "txnNumber", "txnUUID"}), f"{_PLACE}.lsid")
+    if "txnNumber" in document or "txnUUID" in document:
+        raise InvalidOptionsError("Internal sessions are only for members, not for clients")
+    value = document.get("id")
+    if value is None:
+        raise fields.missing(f"{_PLACE}.lsid", "id")
+    if not isinstance(value, Binary) or value.subtype != 4 or len(value) != 16:
+        raise fields.wrong_type(f"{_PLACE}.lsid", "id", document.type_of("id"), "UUID")
+    if document.get("uid") not in (None, NOBODY):
+        raise ReplError("Unauthorized to set user digest in LogicalSessionId", code=ErrorCode.UNAUTHORIZED)
+    return session_id(bytes(value))
+
+
+def parse_session(
+    body: RawDocument, command: str, *, is_retryable: bool, ends_transaction: bool
+) -> SessionRequest | None:
+    """Return the session of a command, None when it names none. InvalidOptionsError (72) for fields that do not go
+    together, 50768 for a `txnNumber` of a command that is neither a retryable write nor part of a transaction, 263 for
+    `startTransaction` in commitTransaction and abortTransaction.
+
+    command: its name. is_retryable: it takes a `txnNumber` outside of a transaction.
+    """
+    raw = body.get_raw("lsid")
+    txn_number = _long(body, "txnNumber")
+    autocommit, starts = _flag(body, "autocommit"), _flag(body, "startTransaction")
+    if raw is None or body.type_of("lsid") != 3:
+        if not fields.is_absent(body, "lsid"):
+            raise fields.wrong_type(_PLACE, "lsid", body.type_of("lsid"), "object")
+        if txn_number is not None:
+            raise InvalidOptionsError("Transaction number requires a session ID to also be specified")
+    if txn_number is None and autocommit is not None:
+        raise InvalidOptionsError("'autocommit' field requires a transaction number to also be specified")
+    if txn_number is not None and txn_number < 0:
+        raise InvalidOptionsError("Transaction number cannot be negative")
+    if autocommit:
+        raise InvalidOptionsError("Specifying autocommit=true is not allowed.")
+    if starts is not None and autocommit is None:
+        raise InvalidOptionsError("'startTransaction' field requires 'autocommit' field to also be specified")
+    if starts is False:
+        raise InvalidOptionsError("Specifying startTransaction=false is not allowed.")
+    if raw is None:
+        return None
+    if txn_number is not None and autocommit is None and not is_retryable:
+        raise ReplError(
+            "txnNumber may only be provided for multi-document transactions and retryable write commands."
+            f" autocommit:false was not provided, and {command} is not a retryable write command.",
+            code=ErrorCode.TXN_NUMBER_NOT_ALLOWED,
+        )
+    if starts and ends_transaction:
+        raise ReplError(
+            f"Cannot start a transaction with {command}", code=ErrorCode.OPERATION_NOT_SUPPORTED_IN_TRANSACTION
+        )
+    key, lsid = parse_lsid(raw)
+    return SessionRequest(key, lsid, txn_number, bool(starts), autocommit)
+
+
+def statement_ids(body: RawDocument, command: str, size: int) -> Sequence[int]:
+    """The number of each statement of a write: `stmtIds`, or counted from `stmtId` (0 when absent). 16, 72."""
+    first, given = not fields.is_absent(body, "stmtId"), not fields.is_absent(body, "stmtIds")
+    if first and given:
+        raise InvalidOptionsError("May not specify both stmtId and stmtIds in write command")
+    if not given:
+        start = fields.whole(body, "stmtId", command, most=(1 << 31) - 1 - size)
+        return range(start, start + size)
+    ids = [fields.as_whole(value, "stmtIds", command) for value in fields.values(body, "stmtIds", command)]
+    if len(ids) != size:
+        raise ReplError("Number of statement ids must match the number of batch entries", code=ErrorCode.INVALID_LENGTH)
+    if any(not -(1 << 31) <= number < 1 << 31 for number in ids):
+        raise InvalidOptionsError(f"BSON field '{command}.stmtIds' holds a number that is no int")
+    return ids
+
+
+def _long(body: RawDocument, name: str) -> int | None:
+    kind = body.type_of(name)
+    if kind is None:
+        return None
+    if kind != 18:
+        raise fields.wrong_type(_PLACE, name, kind, "long")
+    return int(body.get(name))  # type: ignore[call-overload,no-any-return]
+
+
+def _flag(body: RawDocument, name: str) -> bool | None:
+    kind = body.type_of(name)
+    if kind is None:
+        return None
+    if kind != 8:
+        raise fields.wrong_type(_PLACE, name, kind, "bool")
+    return bool(body.get(name))

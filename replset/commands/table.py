@@ -16,7 +16,7 @@ from replset.commands import (
     replset_status,
     rollbacks,
     server_status,
-    sessions,
+    session_commands,
     update,
     write_concern,
 )
@@ -37,7 +37,7 @@ FAMILIES = (
     replset_status.COMMANDS,
     rollbacks.COMMANDS,
     server_status.COMMANDS,
-    sessions.COMMANDS,
+    session_commands.COMMANDS,
     update.COMMANDS,
     write_concern.COMMANDS,
 )

@@ -15,6 +15,7 @@ from replset.bson.decoding import read_value
 from replset.errors import OutOfDiskSpaceError, RemoteProtocolError, ReplError, StorageError
 from replset.oplog_entry import INSERT, InsertReader, OplogEntry
 from replset.query.diff import apply_update_bytes
+from replset.replication.session_write import image_of_entry, record_applied
 from replset.storage.catalog import Collection
 from replset.storage.store import Store
 from replset.storage.txn import Txn
@@ -123,7 +124,12 @@ def apply_entry(txn: Txn, entry: OplogEntry, changed: UpdateFunction = apply_upd
     optime = entry.optime
     if optime.ts <= txn.last.ts:
         return False
+    wanted = image_of_entry(entry)
+    image = _document_now(txn, entry) if wanted == "preImage" else None
     key = apply_effect(txn, entry, optime.ts, changed)
+    if wanted == "postImage":
+        image = _document_now(txn, entry)
+    record_applied(txn, entry, image)
     txn.append(entry.raw, optime, op=entry.op, ns=entry.ns, key=key, wall_ms=entry.wall_ms)
     return True
 
@@ -169,6 +175,12 @@ def document_key(doc: bytes) -> bytes:
     if "_id" not in view:
         raise RemoteProtocolError("an oplog entry without the _id of its document")
     return encode_key(view.get("_id"))
+
+
+def _document_now(txn: Txn, entry: OplogEntry) -> bytes | None:
+    """The document that the entry is about, as it is now."""
+    coll, key = _collection(txn, entry), entry.key()
+    return None if coll is None or key is None else txn.get(coll, key)
 
 
 def _collection(txn: Txn, entry: OplogEntry) -> Collection | None:

@@ -17,6 +17,7 @@ from replset.bson.decoding import FIXED_SIZE, value_end
 from replset.ids import OpTime
 from replset.oplog_entry import command_entry, delete_entry, insert_entry, noop_entry, update_entry
 from replset.query.diff import update_entry_object
+from replset.replication.session_write import SessionWrite
 from replset.storage.catalog import Collection
 from replset.storage.txn import Txn
 
@@ -30,7 +31,7 @@ class WriteGroup:
     The member runs each operation behind a savepoint: an exception undoes that operation alone and goes to its caller.
     """
 
-    __slots__ = ("rng", "term", "txn", "wall_ms")
+    __slots__ = ("rng", "session_write", "term", "txn", "wall_ms")
 
     def __init__(self, txn: Txn, term: int, wall_ms: int, rng: random.Random) -> None:
         """term: the primary's. wall_ms: the wall clock of all entries of this operation. rng: for new ids."""
@@ -39,6 +40,8 @@ class WriteGroup:
         self.term = term
         self.wall_ms = wall_ms
         self.rng = rng
+        self.session_write: SessionWrite | None = None
+        """Names the session and statement of the entries that follow. Who sets it clears it."""
 
     def next_optime(self) -> OpTime:
         return self.txn.next_optime(self.term, self.wall_ms)
@@ -62,8 +65,13 @@ def do_insert(group: WriteGroup, coll: Collection, key: bytes, doc: bytes) -> Op
     optime = group.next_optime()
     if not txn.insert_new(coll, key, doc, optime.ts):
         return None
-    ns = coll.ns
-    txn.append(insert_entry(ns, coll.uuid, doc, optime, wall_ms), optime, op="i", ns=ns, key=key, wall_ms=wall_ms)
+    ns, session = coll.ns, group.session_write
+    extra = b"" if session is None else session.extra()
+    txn.append(
+        insert_entry(ns, coll.uuid, doc, optime, wall_ms, extra), optime, op="i", ns=ns, key=key, wall_ms=wall_ms
+    )
+    if session is not None:
+        session.record(txn, optime, wall_ms)
     return optime
 
 
@@ -84,21 +92,27 @@ def do_update(
     o: bytes,
 ) -> OpTime:
     """Replace `before` by `after`. o: of the entry, from `update_object`."""
-    txn, ns, wall_ms = group.txn, coll.ns, group.wall_ms
+    txn, ns, wall_ms, session = group.txn, coll.ns, group.wall_ms, group.session_write
     optime = group.next_optime()
-    entry = update_entry(ns, coll.uuid, id_document(before), o, optime, wall_ms)
+    extra = b"" if session is None else session.extra(has_image=True)
+    entry = update_entry(ns, coll.uuid, id_document(before), o, optime, wall_ms, extra)
     txn.put(coll, key, after, ts=optime.ts, before=before)
     txn.append(entry, optime, op="u", ns=ns, key=key, wall_ms=wall_ms)
+    if session is not None:
+        session.record(txn, optime, wall_ms, before=before, after=after)
     return optime
 
 
 def do_delete(group: WriteGroup, coll: Collection, key: bytes, before: bytes) -> OpTime:
     """Delete the document, whose bytes are `before`."""
-    txn, ns, wall_ms = group.txn, coll.ns, group.wall_ms
+    txn, ns, wall_ms, session = group.txn, coll.ns, group.wall_ms, group.session_write
     optime = group.next_optime()
     txn.remove(coll, key, ts=optime.ts, before=before)
-    entry = delete_entry(ns, coll.uuid, id_document(before), optime, wall_ms)
+    extra = b"" if session is None else session.extra(has_image=True)
+    entry = delete_entry(ns, coll.uuid, id_document(before), optime, wall_ms, extra)
     txn.append(entry, optime, op="d", ns=ns, key=key, wall_ms=wall_ms)
+    if session is not None:
+        session.record(txn, optime, wall_ms, before=before)
     return optime
 
 

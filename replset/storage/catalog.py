@@ -8,7 +8,7 @@ import apsw
 
 from replset.bson import RawDocument, encode
 from replset.storage.indexes import Index, load_all_indexes, load_indexes
-from replset.storage.schema import collection_table
+from replset.storage.schema import SESSIONS_UUID, collection_table
 from replset.storage.sqlite import first_row, rows_of
 
 
@@ -51,6 +51,10 @@ class Collection:
         return self.ns.partition(".")[2]
 
 
+SESSIONS = Collection("config.transactions", SESSIONS_UUID)
+"""The records of sessions. Every member has it from the start, and it is in no list of collections (sessions.py)."""
+
+
 def load_catalog(connection: apsw.Connection) -> list[Collection]:
     """Every collection, dropped ones that are still there included, in the order of their namespaces."""
     rows = rows_of(connection, "SELECT ns, uuid, options, created_ts, dropped_ts FROM catalog ORDER BY ns, created_ts")
@@ -62,6 +66,8 @@ def load_catalog(connection: apsw.Connection) -> list[Collection]:
 
 
 def load_collection(connection: apsw.Connection, uuid: bytes) -> Collection | None:
+    if uuid == SESSIONS_UUID:
+        return SESSIONS
     row = first_row(connection, "SELECT ns, uuid, options, created_ts, dropped_ts FROM catalog WHERE uuid = ?", (uuid,))
     if row is None:
         return None
@@ -73,7 +79,7 @@ class Catalog:
 
     def __init__(self, collections: list[Collection]) -> None:
         self.by_ns: dict[str, Collection] = {c.ns: c for c in collections if c.dropped_ts is None}
-        self.by_uuid: dict[bytes, Collection] = {c.uuid: c for c in collections}
+        self.by_uuid: dict[bytes, Collection] = {c.uuid: c for c in (SESSIONS, *collections)}
 
     def put(self, collection: Collection) -> None:
         """Add or replace, by UUID."""

@@ -94,7 +94,15 @@ def _vote_config_and_journal(db: Database) -> None:
     )
 
 
-DATA_SCHEMA = Schema(application_id=DATA_APPLICATION_ID, steps=(_oplog_and_documents, _indexes))
+SESSIONS_UUID = bytes.fromhex("5e5510005e5540008000000000000001")
+"""Of the collection of session records (sessions.py): the same on every member."""
+
+
+def _session_records(db: Database) -> None:
+    db.execute(collection_table_sql(SESSIONS_UUID))
+
+
+DATA_SCHEMA = Schema(application_id=DATA_APPLICATION_ID, steps=(_oplog_and_documents, _indexes, _session_records))
 MEMBER_SCHEMA = Schema(application_id=0x72706C6D, steps=(_vote_config_and_journal,))
 
 

@@ -24,7 +24,7 @@ from replset.errors import (
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_row import OplogRow
 from replset.storage import oplog
-from replset.storage.catalog import Collection, load_collection
+from replset.storage.catalog import SESSIONS, Collection, load_collection
 from replset.storage.indexes import Index, scan_index
 from replset.storage.sqlite import PAGE_ROWS, page_of, rows_of, storage_error
 from replset.storage.txn import Meta, read_meta
@@ -100,7 +100,7 @@ class Snapshot:
 
     def collection(self, ns: str, at: OpTime | None = None) -> Collection | None:
         """The collection of that name. CatalogChangedError when it was created or dropped after `at`."""
-        found = None
+        found = SESSIONS if ns == SESSIONS.ns else None
         for uuid, created, dropped in self._execute(
             "SELECT uuid, created_ts, dropped_ts FROM catalog WHERE ns = ?", (ns,)
         ):

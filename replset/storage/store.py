@@ -21,7 +21,7 @@ from replset.errors import CorruptDataError, OutOfDiskSpaceError, StorageError, 
 from replset.ids import OPTIME_NULL, OpTime, invariant
 from replset.oplog_row import OplogRow, TermSpan
 from replset.storage import copies, oplog
-from replset.storage.catalog import Catalog, Collection, load_catalog
+from replset.storage.catalog import SESSIONS, Catalog, Collection, load_catalog
 from replset.storage.copies import CopyInfo
 from replset.storage.disk import Disk, Lock
 from replset.storage.file_names import DATABASE_FILE, LOCK_FILE
@@ -281,7 +281,7 @@ class Store:
     # --- collections
 
     def collection(self, ns: str) -> Collection | None:
-        return self._catalog.by_ns.get(ns)
+        return self._catalog.by_ns.get(ns) or (SESSIONS if ns == SESSIONS.ns else None)
 
     def collection_by_uuid(self, uuid: bytes) -> Collection | None:
         """Also one that is dropped but not yet removed."""

@@ -103,6 +103,9 @@ GENERIC = (
     "$readPreference",
     "$clusterTime",
     "lsid",
+    "txnNumber",
+    "autocommit",
+    "startTransaction",
     "apiVersion",
     "comment",
 )

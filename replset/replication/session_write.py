@@ -1,0 +1,106 @@
+"""Writes the session of a retryable write or transaction: fields of the oplog entry, and the session's record.
+
+An entry has `lsid`, `txnNumber`, `stmtId` and `prevOpTime`. The entries of one `txnNumber` are a chain: each names the
+one before by its optime, and the record names the newest. A retry finds in the chain which statements were executed.
+An entry of findAndModify has `needsRetryImage` too, since its answer is the document before or after the change. The
+record keeps that document, so that no entry grows by it (map X3).
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Literal, TypeAlias
+
+from replset.bson import RawDocument, encode_key
+from replset.ids import OPTIME_NULL, OpTime
+from replset.oplog_entry import OplogEntry, extra_fields
+from replset.storage.catalog import SESSIONS
+from replset.storage.sessions import SessionRecord, encode_record
+from replset.storage.txn import Txn
+
+Image: TypeAlias = Literal["preImage", "postImage"]
+"""The document that the retry of a findAndModify answers: as it was before the change, or after it."""
+_INC_MASK = (1 << 31) - 1
+_FIRST = OpTime(-1, 0)
+"""prevOpTime of the first entry of a `txnNumber`."""
+# stmtId, prevOpTime {ts, t}
+_tail = Struct("<8si12sI4sII3sqx").pack
+_image_fields = {image: extra_fields({"needsRetryImage": image}) for image in ("preImage", "postImage")}
+
+
+class SessionWrite:
+    """The writes of one session under one `txnNumber`, as a write operation makes them inside groups.
+
+    key: of the session's record. previous: the newest entry of this `txnNumber`, OPTIME_NULL before the first.
+    stmt_id: of the statement under way. image: of a findAndModify.
+    """
+
+    __slots__ = ("_head", "_lsid", "image", "key", "previous", "stmt_id", "txn_number")
+
+    def __init__(self, key: bytes, lsid: bytes, txn_number: int) -> None:
+        """lsid: bytes of the document {id, uid}."""
+        self.key = key
+        self.txn_number = txn_number
+        self.previous = OPTIME_NULL
+        self.stmt_id = 0
+        self.image: Image | None = None
+        self._lsid = lsid
+        self._head = b"".join((b"\x03lsid\0", lsid, b"\x12txnNumber\0", txn_number.to_bytes(8, "little")))
+
+    def extra(self, *, has_image: bool = False) -> bytes:
+        """The fields of the next entry, as the builders in `oplog_entry` take them. has_image: it changes a document
+        that was there before.
+        """
+        term, ts = self.previous if self.previous.ts else _FIRST
+        tail = _tail(
+            b"\x10stmtId\0",
+            self.stmt_id,
+            b"\x03prevOpTime\0",
+            28,
+            b"\x11ts\0",
+            ts & _INC_MASK,
+            ts >> 31,
+            b"\x12t\0",
+            term,
+        )
+        return self._head + tail + (_image_fields[self.image] if has_image and self.image is not None else b"")
+
+    def record(
+        self, txn: Txn, optime: OpTime, wall_ms: int, *, before: bytes | None = None, after: bytes | None = None
+    ) -> None:
+        """Write the session's record: the entry at `optime` is its newest. before, after: see `image`."""
+        image = None if self.image is None else before if self.image == "preImage" else after
+        _put(
+            txn,
+            self.key,
+            encode_record(self._lsid, SessionRecord(self.txn_number, optime, wall_ms), image=image),
+            optime,
+        )
+        self.previous = optime
+
+
+def record_applied(txn: Txn, entry: OplogEntry, image: bytes | None = None) -> None:
+    """Write the record that the primary wrote with this entry, if it has a session. image: of a findAndModify."""
+    session = session_of(entry)
+    if session is None:
+        return
+    lsid, txn_number = session
+    record = SessionRecord(txn_number, entry.optime, entry.wall_ms)
+    document = encode_record(lsid.raw, record, is_committed=entry.op == "c", image=image)
+    _put(txn, encode_key(lsid.decode()), document, entry.optime)
+
+
+def session_of(entry: OplogEntry) -> tuple[RawDocument, int] | None:
+    """(lsid, txnNumber) of an entry of a retryable write or transaction, None of any other."""
+    lsid, txn_number = entry.get_document("lsid"), entry.get("txnNumber")
+    return None if lsid is None or not isinstance(txn_number, int) else (lsid, int(txn_number))
+
+
+def image_of_entry(entry: OplogEntry) -> Image | None:
+    """Which document the retry of the entry's findAndModify answers; None for every other entry."""
+    value = entry.get("needsRetryImage")
+    return value if value == "preImage" or value == "postImage" else None
+
+
+def _put(txn: Txn, key: bytes, document: bytes, optime: OpTime) -> None:
+    txn.put(SESSIONS, key, document, ts=optime.ts, before=txn.get(SESSIONS, key))
