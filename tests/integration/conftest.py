@@ -30,21 +30,26 @@ def leads_at_once(member: LocalMember) -> bool:
     return bool(member.command({"hello": 1}).get("isWritablePrimary"))
 
 
+def start_set(local: ForkedSet, *, members: int = 3, arbiters: int = 0, **settings: object) -> None:
+    """Start and initiate a set; on return every member is counted."""
+    for number, port in enumerate(next_ports(members + arbiters)):
+        local.add(port, flags=["--enable-test-commands"], arbiter=number >= members)
+    local.initiate({**FAST, **settings})
+    wait_until(lambda: leads_at_once(local.members[0]), 60, "the first election")
+    all_counted(local)
+
+
 MakeSet = Callable[..., ForkedSet]
 
 
 @pytest.fixture
 def make_set(tmp_path: Path) -> Iterator[MakeSet]:
-    """Start and initiate a set: make_set(members=3, arbiters=0); on return every member is counted."""
+    """Start and initiate sets: make_set(members=3, arbiters=0)."""
     with ExitStack() as stack:
 
         def make(members: int = 3, arbiters: int = 0, **settings: object) -> ForkedSet:
             local = stack.enter_context(running_set(tmp_path / f"set{next(_blocks)}"))
-            for number, port in enumerate(next_ports(members + arbiters)):
-                local.add(port, flags=["--enable-test-commands"], arbiter=number >= members)
-            local.initiate({**FAST, **settings})
-            wait_until(lambda: leads_at_once(local.members[0]), 60, "the first election")
-            all_counted(local)
+            start_set(local, members=members, arbiters=arbiters, **settings)
             return local
 
         yield make
