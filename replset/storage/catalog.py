@@ -39,7 +39,7 @@ class Collection:
         put(self, "sql_get", f"SELECT doc FROM {table} WHERE key = ?")
         put(self, "sql_insert", f"INSERT INTO {table} (key, doc) VALUES (?, ?)")
         put(self, "sql_update", f"UPDATE {table} SET doc = ? WHERE key = ?")
-        put(self, "sql_delete", f"DELETE FROM {table} WHERE key = ?")
+        put(self, "sql_delete", f"DELETE FROM {table} WHERE key = ? RETURNING rowid")
 
     @property
     def database(self) -> str:

@@ -85,6 +85,13 @@ def _indexes(db: Database) -> None:
     db.table("indexes").create_index(["coll"])
 
 
+def _places_of_deleted_documents(db: Database) -> None:
+    db.table("undo").add_column("place", int)  # of a delete: the rowid that the document had; else NULL
+    # sqlite-utils has no partial indexes. Only deletes pay for these.
+    db.execute("CREATE INDEX undo_by_place ON undo (coll, place) WHERE place IS NOT NULL")
+    db.execute("CREATE INDEX undo_deletes_by_key ON undo (coll, key) WHERE place IS NOT NULL")
+
+
 def _vote_config_and_journal(db: Database) -> None:
     db.table("member").create({"name": str, "value": bytes}, pk="name")
     db.table("journal").create(
@@ -102,7 +109,10 @@ def _session_records(db: Database) -> None:
     db.execute(collection_table_sql(SESSIONS_UUID))
 
 
-DATA_SCHEMA = Schema(application_id=DATA_APPLICATION_ID, steps=(_oplog_and_documents, _indexes, _session_records))
+DATA_SCHEMA = Schema(
+    application_id=DATA_APPLICATION_ID,
+    steps=(_oplog_and_documents, _indexes, _session_records, _places_of_deleted_documents),
+)
 MEMBER_SCHEMA = Schema(application_id=0x72706C6D, steps=(_vote_config_and_journal,))
 
 

@@ -2,7 +2,8 @@
 
 A `Snapshot` is one SQLite read transaction on its own connection: nothing that commits later shows in it. Reads at a
 point C overlay, for each document written after C, the earliest undo row with ts > C. Documents come in the order of
-their keys, so a scan can go on later, from another snapshot at the same C, after the last key that was seen.
+their keys or in natural order, so a scan can go on later, from another snapshot at the same C, after the last key or
+place that was seen.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from replset.errors import (
 )
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_row import OplogRow
-from replset.storage import oplog
+from replset.storage import natural_order, oplog
 from replset.storage.catalog import SESSIONS, Collection, load_collection
 from replset.storage.indexes import Index, scan_index
 from replset.storage.sqlite import PAGE_ROWS, page_of, rows_of, storage_error
@@ -234,6 +235,15 @@ class Snapshot:
             return page
         merged: dict[bytes, bytes | None] = {**dict(page), **earliest}
         return [(key, doc) for key, doc in sorted(merged.items(), reverse=backwards) if doc is not None]
+
+    def natural_scan(
+        self, coll: Collection, at: OpTime | None = None, *, after: int | None = None, backwards: bool = False
+    ) -> Iterator[tuple[int, bytes, bytes]]:
+        """(place, key, document) in the order in which they were inserted, behind the place `after`."""
+        since = self._prepare(coll, at)
+        pages = natural_order.pages(self.connection, coll, since, after, backwards)
+        while (page := self._query(lambda: next(pages, None))) is not None:
+            yield from page
 
     def count(self, coll: Collection, at: OpTime | None = None) -> int:
         """How many documents there are. Walks the keys: not for the event loop when the collection is large."""

@@ -17,6 +17,7 @@ from replset.bson import MAX_INTERNAL_SIZE, RawDocument, encode
 from replset.errors import ErrorCode, NamespaceExistsError, ReplError, StorageError
 from replset.ids import OPTIME_NULL, OpTime, invariant, pack_ts
 from replset.oplog_row import OplogRow, UnchainedRow, chained_rows
+from replset.storage import natural_order
 from replset.storage.catalog import Catalog, Collection
 from replset.storage.indexes import (
     Index,
@@ -29,11 +30,11 @@ from replset.storage.indexes import (
     write_entries,
 )
 from replset.storage.schema import collection_table, collection_table_sql
-from replset.storage.sqlite import PAGE_ROWS, first_row, page_of
+from replset.storage.sqlite import PAGE_ROWS, first_row, page_of, rows_of
 
 DOC, CREATE, DROP, INDEX = "doc", "create", "drop", "index"
-UndoRow = tuple[int, int, str, bytes, bytes | None, bytes | None]
-"""ts, seq, kind, coll, key, before."""
+UndoRow = tuple[int, int, str, bytes, bytes | None, bytes | None, int | None]
+"""ts, seq, kind, coll, key, before, place. place: of a deleted document, its rowid."""
 Meta = int | str | bytes | None
 
 
@@ -47,9 +48,18 @@ class NewestEntry:
 
 
 def revert(
-    connection: apsw.Connection, catalog: Catalog, kind: str, coll: bytes, key: bytes | None, before: bytes | None
+    connection: apsw.Connection,
+    catalog: Catalog,
+    kind: str,
+    coll: bytes,
+    key: bytes | None,
+    before: bytes | None,
+    place: int | None,
 ) -> None:
-    """Take one change back: the document, the collection or the index is then as it was before."""
+    """Take one change back: the document, the collection or the index is then as it was before, in the same place.
+
+    The newest change first. So the place of a deleted document is free when it comes back.
+    """
     if kind == DOC:
         table = collection_table(coll)
         indexes = catalog.by_uuid[coll].indexes
@@ -61,8 +71,9 @@ def revert(
             connection.execute(f"DELETE FROM {table} WHERE key = ?", (key,))
         else:
             connection.execute(
-                f"INSERT INTO {table} (key, doc) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET doc = excluded.doc",
-                (key, before),
+                f"INSERT INTO {table} (rowid, key, doc) VALUES (?, ?, ?)"
+                " ON CONFLICT (key) DO UPDATE SET doc = excluded.doc",
+                (place, key, before),
             )
     elif kind == CREATE:
         connection.execute("DELETE FROM catalog WHERE uuid = ?", (coll,))
@@ -144,6 +155,12 @@ class Txn:
             yield from page
             after = page[-1][0] if page else after
 
+    def natural_scan(
+        self, coll: Collection, after: int | None = None, *, backwards: bool = False
+    ) -> Iterator[tuple[int, bytes, bytes]]:
+        """See natural_order.documents. Documents may be written meanwhile."""
+        return natural_order.documents(self.connection, coll, after, backwards)
+
     def insert_new(self, coll: Collection, key: bytes, doc: bytes, ts: int) -> bool:
         """Insert a document; False, and nothing happens, when the key is there already.
 
@@ -159,7 +176,7 @@ class Txn:
         except apsw.ConstraintError:
             return False
         undo = self._undo
-        undo.append((ts, len(undo), DOC, coll.uuid, key, None))
+        undo.append((ts, len(undo), DOC, coll.uuid, key, None, None))
         return True
 
     def put(self, coll: Collection, key: bytes, doc: bytes, *, ts: int, before: bytes | None) -> None:
@@ -172,16 +189,16 @@ class Txn:
         else:
             self.connection.execute(coll.sql_update, (doc, key))
             invariant(self.connection.changes() == 1, "put replaces a document that is there")
-        self._undo.append((ts, len(self._undo), DOC, coll.uuid, key, before))
+        self._undo.append((ts, len(self._undo), DOC, coll.uuid, key, before, None))
 
     def remove(self, coll: Collection, key: bytes, *, ts: int, before: bytes) -> None:
         """Delete a document. before: its bytes as they are now."""
         indexes = self.catalog.by_uuid[coll.uuid].indexes
         if indexes:
             self._write_entries(coll, indexes, key, before, None)
-        self.connection.execute(coll.sql_delete, (key,))
-        invariant(self.connection.changes() == 1, "remove takes a document that is there")
-        self._undo.append((ts, len(self._undo), DOC, coll.uuid, key, before))
+        removed = list(rows_of(self.connection, coll.sql_delete, (key,)))
+        invariant(len(removed) == 1, "remove takes a document that is there")
+        self._undo.append((ts, len(self._undo), DOC, coll.uuid, key, before, removed[0][0]))
 
     def _write_entries(
         self, coll: Collection, indexes: tuple[Index, ...], key: bytes, before: bytes | None, after: bytes | None
@@ -196,7 +213,7 @@ class Txn:
         """Make an index: ready at once with build=None, for an empty collection; else under build."""
         is_whole = build is None
         id_ = insert_index(self.connection, coll.uuid, spec, build, is_whole=is_whole)
-        self._undo.append((ts, len(self._undo), INDEX, coll.uuid, None, state_before_creation(id_)))
+        self._undo.append((ts, len(self._undo), INDEX, coll.uuid, None, state_before_creation(id_), None))
         self.catalog.reload_indexes(self.connection, coll.uuid)
         return next(index for index in self.catalog.by_uuid[coll.uuid].indexes if index.id == id_)
 
@@ -216,7 +233,7 @@ class Txn:
     def _change_index(self, index: Index, column: str, value: object, ts: int) -> None:
         before = state_of(self.connection, index.id)
         set_index(self.connection, index, column, value)
-        self._undo.append((ts, len(self._undo), INDEX, index.coll, None, before))
+        self._undo.append((ts, len(self._undo), INDEX, index.coll, None, before, None))
         self.catalog.reload_indexes(self.connection, index.coll)
 
     def index_scan(
@@ -249,14 +266,14 @@ class Txn:
         )
         self.connection.execute(collection_table_sql(uuid))
         self.catalog.put(coll)
-        self._undo.append((ts, len(self._undo), CREATE, uuid, None, None))
+        self._undo.append((ts, len(self._undo), CREATE, uuid, None, None, None))
         return coll
 
     def drop_collection(self, coll: Collection, *, ts: int) -> None:
         """Hide the collection. Its documents are removed once the drop is committed (retention.py)."""
         self.connection.execute("UPDATE catalog SET dropped_ts = ? WHERE uuid = ?", (ts, coll.uuid))
         self.catalog.put(replace(self.catalog.by_uuid[coll.uuid], dropped_ts=ts))
-        self._undo.append((ts, len(self._undo), DROP, coll.uuid, None, None))
+        self._undo.append((ts, len(self._undo), DROP, coll.uuid, None, None, None))
 
     # --- meta: a few named values (int, str or bytes) that travel with the data and that undo leaves alone
 
@@ -289,8 +306,8 @@ class Txn:
         if not self.connection.in_transaction:
             raise StorageError("SQLite gave the transaction up after an error")
         undo, oplog, meta, last = mark
-        for _ts, _seq, kind, coll, key, before in reversed(self._undo[undo:]):
-            revert(self.connection, self.catalog, kind, coll, key, before)
+        for _ts, _seq, kind, coll, key, before, place in reversed(self._undo[undo:]):
+            revert(self.connection, self.catalog, kind, coll, key, before, place)
         for name, value in reversed(self._meta_before[meta:]):
             write_meta(self.connection, name, value)
         del self._undo[undo:], self._oplog[oplog:], self._meta_before[meta:]
@@ -314,7 +331,7 @@ class Txn:
             self.connection.executemany("INSERT INTO oplog VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
             self._note_terms(rows)
         if self._undo:
-            self.connection.executemany("INSERT INTO undo VALUES (?, ?, ?, ?, ?, ?)", self._undo)
+            self.connection.executemany("INSERT INTO undo VALUES (?, ?, ?, ?, ?, ?, ?)", self._undo)
         return rows
 
     def _note_terms(self, rows: list[OplogRow]) -> None:

@@ -139,13 +139,10 @@ def _floor(connection: apsw.Connection, common_ts: int, limit: int, max_bytes: i
 
 def _undo_above(txn: Txn, floor: int) -> None:
     connection = txn.connection
-    rows = list(
-        rows_of(
-            connection, "SELECT kind, coll, key, before FROM undo WHERE ts > ? ORDER BY ts DESC, seq DESC", (floor,)
-        )
-    )
-    for kind, coll, key, before in rows:
-        revert(connection, txn.catalog, kind, coll, key, before)
+    sql = "SELECT kind, coll, key, before, place FROM undo WHERE ts > ? ORDER BY ts DESC, seq DESC"
+    rows = list(rows_of(connection, sql, (floor,)))
+    for kind, coll, key, before, place in rows:
+        revert(connection, txn.catalog, kind, coll, key, before, place)
     connection.execute("DELETE FROM undo WHERE ts > ?", (floor,))
     connection.execute("DELETE FROM terms WHERE first_ts > ?", (floor,))
     connection.execute("UPDATE terms SET last_ts = NULL WHERE last_ts > ?", (floor,))

@@ -87,7 +87,7 @@ def test_the_tables_are_as_designed() -> None:
     connection = apsw.Connection(":memory:")
     ensure_schema(connection, DATA_SCHEMA, "x.db")
     assert columns(connection, "oplog") == ["ts", "term", "op", "ns", "key", "wall", "hash", "chain", "entry"]
-    assert columns(connection, "undo") == ["ts", "seq", "kind", "coll", "key", "before"]
+    assert columns(connection, "undo") == ["ts", "seq", "kind", "coll", "key", "before", "place"]
     (undo,) = connection.execute("SELECT sql FROM sqlite_schema WHERE name = 'undo'").fetchall()[0]
     assert str(undo).endswith("WITHOUT ROWID")
     assert [sql.split('"')[1] for sql in statements_of(MEMBER_SCHEMA, 0)] == ["member", "journal"]

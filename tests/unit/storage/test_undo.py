@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,9 @@ from replset.errors import (
     UnrecoverableRollbackError,
 )
 from replset.ids import OPTIME_NULL, OpTime
+from replset.storage.catalog import Collection
 from replset.storage.retention import remove_old_data
+from replset.storage.snapshot import Snapshot
 from replset.storage.store import StoreOptions
 from replset.storage.undo import RollbackMark, clear_rollback_done, rollback_done_marks, rollback_in_progress, undo_step
 
@@ -71,6 +74,17 @@ def play(driver: Driver, script: list[Operation]) -> None:
             driver.apply(operation)
 
 
+def natural(
+    snapshot: Snapshot, coll: Collection, at: OpTime | None = None, *, backwards: bool = False
+) -> list[tuple[bytes, bytes]]:
+    return [(key, doc) for _, key, doc in snapshot.natural_scan(coll, at, backwards=backwards)]
+
+
+def in_natural_order(driver: Driver) -> dict[str, list[tuple[bytes, bytes]]]:
+    with driver.store.read() as snapshot:
+        return {coll.ns: natural(snapshot, coll) for coll in driver.store.collections()}
+
+
 def state_in_oplog(driver: Driver) -> list[OpTime]:
     rows = driver.store.oplog_after(OPTIME_NULL, limit=1000, max_bytes=1 << 30)
     return [row.optime for row in rows]
@@ -92,6 +106,7 @@ def test_undo_restores_exactly_the_state_at_any_point(script: list[Operation], d
             if data.draw(st.booleans()):
                 driver.reopen()
         assert driver.documents() == state
+        assert in_natural_order(driver) == {ns: list(documents.items()) for ns, documents in state.items()}
         assert state_in_oplog(driver) == kept
         assert (driver.store.last_applied, driver.store.rollback_id) == (point, before + 1)
         assert rollback_in_progress(driver.store) is None
@@ -101,6 +116,7 @@ def test_undo_restores_exactly_the_state_at_any_point(script: list[Operation], d
         driver.state, driver.history = state, driver.history[: len(kept) + 1]
         play(driver, [("put", "db.a", 1, "again"), ("drop", "db.a"), ("put", "db.a", 2, "anew")])
         assert driver.documents() == driver.state
+        assert in_natural_order(driver) == {ns: list(documents.items()) for ns, documents in driver.state.items()}
         with driver.reopen().read() as snapshot:
             snapshot.check_chain(0, 1000)
         assert driver.store.oplog_bytes == sum(
@@ -143,9 +159,38 @@ def test_a_read_at_c_gives_the_state_at_c(script: list[Operation], data: st.Data
                     continue
                 assert dict(snapshot.scan(coll, point)) == expected
                 assert [key for key, _ in snapshot.scan(coll, point)] == sorted(expected)
+                assert natural(snapshot, coll, point) == list(expected.items())
+                assert natural(snapshot, coll, point, backwards=True) == list(reversed(expected.items()))
                 assert snapshot.count(coll, point) == len(expected)
                 for number in range(6):
                     assert snapshot.get(coll, key_of(number), point) == expected.get(key_of(number))
+
+
+@settings(max_examples=30, deadline=None)
+@given(script=operations, rows=st.integers(1, 3), data=st.data())
+def test_a_natural_scan_in_small_pages_goes_on_where_it_was(
+    script: list[Operation], rows: int, data: st.DataObject
+) -> None:
+    with fresh_driver() as driver, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("replset.storage.natural_order.PAGE_ROWS", rows)
+        patch.setattr("replset.storage.sqlite.PAGE_ROWS", rows)
+        play(driver, [("put", "db.a", number, "x") for number in range(4)])
+        point, state = driver.history[-1]
+        backwards = data.draw(st.booleans())
+        seen: list[tuple[bytes, bytes]] = []
+        place: int | None = None
+        pages = data.draw(st.integers(1, 4))
+        rest = [operation for operation in script if operation[0] in ("put", "delete", "reopen")]
+        for _ in range(5):
+            with driver.store.read() as snapshot:
+                scan = snapshot.natural_scan(driver.coll("db.a"), point, after=place, backwards=backwards)
+                page = list(islice(scan, pages))
+            seen += [(key, doc) for _, key, doc in page]
+            place = page[-1][0] if page else place
+            play(driver, rest[:3])
+            del rest[:3]
+        expected = list(state["db.a"].items())
+        assert seen == (expected[::-1] if backwards else expected)
 
 
 @settings(max_examples=25, deadline=None)
