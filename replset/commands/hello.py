@@ -52,6 +52,11 @@ async def _await_change(ctx: CommandContext) -> None:
             code=ErrorCode.HELLO_AWAIT_FIELDS_APART,
         )
     if known is None:
+        if ctx.request.exhaust:
+            raise ReplError(
+                "a hello with exhaustAllowed must give topologyVersion and maxAwaitTimeMS",
+                code=ErrorCode.HELLO_EXHAUST_WITHOUT_TIME,
+            )
         return
     timeout_ms = fields.whole(body, "maxAwaitTimeMS", ctx.name)
     process, counter = _parse_topology_version(known)

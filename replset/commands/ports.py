@@ -81,7 +81,8 @@ class ConnectionContext:
 class CommandRequest:
     """One command. `sequences` are the OP_MSG document sequences by their name (documents, updates, deletes).
 
-    legacy: it came as OP_QUERY, where only hello and its aliases are answered. error_labels: of a fail point; they
+    legacy: it came as OP_QUERY, where only hello and its aliases are answered. exhaust: its client takes a stream of
+    replies. error_labels: of a fail point; they
     replace all others in the reply.
     """
 
@@ -91,6 +92,7 @@ class CommandRequest:
     connection: ConnectionContext = field(default_factory=ConnectionContext)
     source: Source = "wire"
     legacy: bool = False
+    exhaust: bool = False
     error_labels: list[str] | None = None
 
 

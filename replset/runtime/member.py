@@ -351,14 +351,18 @@ class RunningMember:
             self.initial_sync.clear_leftovers()
 
     async def hand_over(self) -> None:
-        """Before stopping: a primary steps down to somebody who has everything, if there is anybody (map E15)."""
-        self.shutting_down = True
-        self._on_topology_changed()
+        """Before stopping: a primary steps down to somebody who has everything, if there is anybody (map E15).
+
+        Then hello answers 91, also to who waits for a change, so that clients go elsewhere; what runs here may end.
+        """
         self.shell.feed(ShutdownStarted())
         try:
             await hand_over_primary(self.node, self.shell, self.host)
         except ShutdownInProgressError as error:
             log.warning("this primary could not hand over to another member: %s", error.message)
+        self.shutting_down = True
+        self._on_topology_changed()
+        await self._server.quiesce()
 
     async def stop(self) -> None:
         """Close everything in order; what is committed is synced by the store's closing checkpoint."""

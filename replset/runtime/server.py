@@ -40,6 +40,8 @@ MAX_QUEUED = 64
 """Commands of one connection that wait behind the running one. Above this number nothing more is read."""
 MAX_QUEUED_BYTES = 1 << 20
 """The same limit in bytes. The message that is being read may exceed it."""
+QUIESCE_S = 5.0
+"""A member that stops waits so long for the commands that clients have sent already."""
 TURN = 16
 """Commands of one connection that run before other tasks of the event loop run."""
 HELLO_COMMANDS = frozenset({"hello", "isMaster", "ismaster"})
@@ -100,6 +102,14 @@ class WireServer:
         for connection in [connection for connection in self.connections if connection.is_stalled]:
             log.warning("%s stopped in the middle of a large message: closed", connection.peer)
             connection.end()
+
+    async def quiesce(self) -> None:
+        """Wait until no command of a client runs any more, for at most QUIESCE_S."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + QUIESCE_S
+        while loop.time() < deadline and any(one.is_serving for one in self.connections):  # noqa: ASYNC110 - see below
+            # It happens once in a member's life, so that no command has to note its end for it.
+            await asyncio.sleep(0.01)
 
     async def close(self) -> None:
         """Stop listening and end every connection."""
@@ -181,6 +191,12 @@ class WireConnection(asyncio.Protocol):
         """See connections.SlotUser: no command runs, no answer waits to be sent, and the client is no member."""
         at_work = self._current is not None or self._queue or not self._writable.is_set() or self._context.is_member
         return None if at_work else self._received_at
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether a command of a client runs here, or its answer waits to be sent."""
+        is_at_work = self._current is not None or bool(self._queue) or not self._writable.is_set()
+        return is_at_work and not self._context.is_member
 
     def close_idle(self) -> None:
         self.end()
@@ -309,18 +325,20 @@ class WireConnection(asyncio.Protocol):
         except BadValueError as error:
             self._reply(message, _refusal(error))
             return
-        streams = False
+        is_hello = False
         try:
-            if message.body.first_key in HELLO_COMMANDS:
+            is_hello = message.body.first_key in HELLO_COMMANDS
+            if is_hello:
                 self._recognise_member(message.body)
-                streams = message.exhaust_allowed and _is_awaitable(message.body)
         except InvalidBSONError as error:
             self._reply(message, _refusal(error))
             return
         member = self._context.member
         if member is not None and self._server.drops_inbound(member):
             return
-        if self._server.slots.is_reserved(self) and (streams or not self._may_use_reserved(message.body)):
+        if self._server.slots.is_reserved(self) and (
+            message.exhaust_allowed or not self._may_use_reserved(message.body)
+        ):
             # The slot is reserved for members, which are known as such only after their first command. If an ordinary
             # client used it, no slot might be left for a vote or a heartbeat.
             self._reply(message, _refusal(OverloadedError("this member is overloaded: too many connections")))
@@ -329,8 +347,8 @@ class WireConnection(asyncio.Protocol):
         reply = await self._run(message)
         if self._context.is_to_close:
             self.end()
-        elif streams and not message.more_to_come:
-            await self._stream_hello(message, reply)
+        elif message.exhaust_allowed and not message.more_to_come:
+            await self._stream(message, reply)
         else:
             self._reply(message, reply)
 
@@ -361,6 +379,7 @@ class WireConnection(asyncio.Protocol):
             self._server.admission.refused += 1
             return self._overloaded()
         request = CommandRequest(database, message.body, message.sequences, self._context, "wire", message.legacy_query)
+        request.exhaust = message.exhaust_allowed
         reply = await self._server.dispatcher.run(request)
         if isinstance(reply, bytes):
             return reply
@@ -382,22 +401,33 @@ class WireConnection(asyncio.Protocol):
             self._transport.write(frame)
         return reply_id
 
-    async def _stream_hello(self, message: WireMessage, reply: bytes) -> None:
-        """Stream hello replies (exhaust): the next one when the topology changes or maxAwaitTimeMS ends (map B2)."""
-        while True:
-            document = RawDocument(reply)
-            version = document.get("topologyVersion")
-            more = document.get("ok") == 1 and version is not None
-            reply_id = self._send(message, reply, more_to_come=more)
-            if not more:
+    async def _stream(self, message: WireMessage, reply: bytes) -> None:
+        """Send the reply and those that follow it by themselves (exhaust), with moreToCome in all but the last.
+
+        hello: the next one comes when the topology changes or maxAwaitTimeMS ends (map B2). getMore: the next batch.
+        """
+        while not self._context.is_to_close:
+            body = _next_of_stream(message.body, RawDocument(reply))
+            reply_id = self._send(message, reply, more_to_come=body is not None)
+            if body is None:
                 return
             await self._wait_until_sent()
-            body = RawDocument(encode({**decode(message.body.raw), "topologyVersion": version}))
-            message = WireMessage(reply_id, 0, body, {}, False, True)
+            await asyncio.sleep(0)
+            message = WireMessage(reply_id, 0, body, exhaust_allowed=True)
             reply = await self._run(message)
-            if self._context.is_to_close:
-                self.end()
-                return
+        self.end()
+
+
+def _next_of_stream(body: RawDocument, reply: RawDocument) -> RawDocument | None:
+    """Return the command that is run next without being asked for; None: `reply` is the last one of the stream."""
+    if reply.get("ok") != 1:
+        return None
+    if body.first_key == "getMore":
+        cursor = reply.get_raw("cursor")
+        return None if cursor is None or not RawDocument(cursor).get("id") else body
+    if body.first_key in HELLO_COMMANDS and _is_awaitable(body):
+        return RawDocument(encode({**decode(body.raw), "topologyVersion": reply.get("topologyVersion")}))
+    return None
 
 
 def _is_awaitable(hello: RawDocument) -> bool:

@@ -11,6 +11,7 @@ import pytest
 
 from replset.bson import DateTime, Int64, ObjectId, RawDocument, Timestamp, encode
 from replset.commands.messages import request_document
+from replset.commands.ports import CommandRequest
 from replset.commands.write_concern import WriteConcernFailure
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
@@ -184,6 +185,13 @@ def test_hello_waits_for_a_change_only_when_nothing_is_new(client: Client, membe
 )
 def test_hello_refusals(client: Client, fields: dict[str, object], code: int) -> None:
     assert client.code({"hello": 1, **fields}) == code
+
+
+def test_a_stream_of_hellos_needs_something_to_wait_for(client: Client) -> None:
+    request = CommandRequest("admin", RawDocument(encode({"hello": 1})), exhaust=True)
+    reply = client.loop.run_until_complete(client.dispatcher.run(request))
+    assert isinstance(reply, dict)
+    assert reply["code"] == 51756
 
 
 def test_a_member_that_stops_sends_clients_elsewhere(client: Client, member: FakeMember) -> None:

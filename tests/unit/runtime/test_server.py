@@ -7,6 +7,7 @@ import gc
 import logging
 import struct
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -475,6 +476,106 @@ def test_a_hello_that_waits_for_nothing_is_no_stream(patience: object) -> None:
             assert (await client.ask(ping(1)))["n"] == 1
 
     asyncio.run(asyncio.wait_for(main(), 30))
+
+
+# --- exhaust getMore --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flags", [EXHAUST_ALLOWED, 0])
+def test_an_exhaust_get_more_streams_until_its_cursor_ends(flags: int) -> None:
+    async def main() -> None:
+        async with serving() as served:
+            left = [3, 2, 1]
+
+            async def get_more(_: CommandRequest) -> Reply:
+                batch = left.pop(0)
+                return {"cursor": {"nextBatch": [{"n": batch}], "id": Int64(7 if left else 0), "ns": "a.b"}, "ok": 1.0}
+
+            served.dispatcher.answers["getMore"] = get_more
+            client = await served.client()
+            before = client.send({"getMore": Int64(7), "collection": "b", "$db": "a"}, flags=flags)
+            for more in (True, True, False) if flags else (False,):
+                answer = await client.receive()
+                assert (answer.more_to_come, answer.response_to) == (more, before)
+                before = answer.request_id
+            assert (await client.ask(ping(1)))["n"] == 1
+            assert len(left) == (0 if flags else 2)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+@on_sockets
+async def test_an_error_ends_a_stream_and_a_client_that_leaves_too() -> None:
+    async with serving() as served:
+        asked = 0
+
+        async def get_more(_: CommandRequest) -> Reply:
+            nonlocal asked
+            asked += 1
+            if asked == 3:
+                return {"ok": 0.0, "code": 43}
+            return {"cursor": {"nextBatch": [], "id": Int64(7), "ns": "a.b"}, "ok": 1.0}
+
+        served.dispatcher.answers["getMore"] = get_more
+        client = await served.client()
+        client.send({"getMore": Int64(7), "$db": "a"}, flags=EXHAUST_ALLOWED)
+        assert [(await client.receive()).more_to_come for _ in range(3)] == [True, True, False]
+        asked = -(1 << 30)
+        client.send({"getMore": Int64(7), "$db": "a"}, flags=EXHAUST_ALLOWED)
+        await client.receive()
+        client.writer.transport.abort()
+        await asyncio.wait_for(until(lambda: not served.server.connection_count), PATIENCE_S)
+
+
+# --- fail points ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flags", [0, EXHAUST_ALLOWED, MORE_TO_COME])
+def test_a_fail_point_closes_the_connection_instead_of_the_reply(flags: int) -> None:
+    async def main() -> None:
+        async with serving() as served:
+
+            async def fails(request: CommandRequest) -> Reply:
+                request.connection.is_to_close = True
+                return {"ok": 0.0, "code": 50985}
+
+            served.dispatcher.answers["ping"] = fails
+            client, other = await served.client(), await served.client()
+            client.send(ping(1), flags=flags)
+            assert await client.is_closed()
+            assert (await other.ask(HELLO))["ok"] == 1.0
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+# --- shutting down ----------------------------------------------------------------------------------------------
+
+
+@on_sockets
+async def test_quiesce_waits_for_the_commands_of_clients() -> None:
+    async with serving() as served:
+        go_on = asyncio.Event()
+
+        async def slow(_: CommandRequest) -> Reply:
+            await go_on.wait()
+            return {"ok": 1.0}
+
+        served.dispatcher.answers["slow"] = slow
+        await served.server.quiesce()
+        client = await served.client()
+        client.send({"slow": 1, "$db": "a"})
+        await until(lambda: served.dispatcher.running > 0)
+        waiting = asyncio.ensure_future(served.server.quiesce())
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        go_on.set()
+        await waiting
+        assert (await client.receive()).body.get("ok") == 1.0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - there is no event for it
+        await asyncio.sleep(0.005)
 
 
 # --- cuts -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,106 @@
+"""What drivers need of the wire port, with PyMongo: fail points, streams, and a failover seen at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pymongo
+import pytest
+from pymongo.cursor import CursorType
+from pymongo.errors import AutoReconnect, ExecutionTimeout, NotPrimaryError
+
+from replset.cli.local_set import LocalMember, LocalSet
+from tests.integration.conftest import MakeSet
+from tests.integration.talk import run
+
+pytestmark = pytest.mark.slow
+Client = pymongo.MongoClient[dict[str, Any]]
+NOTICED_WITHIN_S = 5.0
+"""Far below a driver's heartbeat of 10 s; the machine may be busy."""
+
+
+def connect(local: LocalSet, **options: Any) -> Client:
+    hosts = ",".join(member.host for member in local.members)
+    return pymongo.MongoClient(
+        f"mongodb://{hosts}/?replicaSet={local.name}", serverSelectionTimeoutMS=20_000, **options
+    )
+
+
+@contextmanager
+def fail_point(member: LocalMember, mode: object, name: str = "failCommand", **data: object) -> Iterator[None]:
+    run(member, {"configureFailPoint": name, "mode": mode, "data": data}, "admin")
+    try:
+        yield
+    finally:
+        run(member, {"configureFailPoint": name, "mode": "off"}, "admin")
+
+
+def seconds_to_new_primary(client: Client, old: str) -> float:
+    began = time.monotonic()
+    while True:
+        for server in client.topology_description.server_descriptions().values():
+            if server.server_type_name == "RSPrimary" and "{}:{}".format(*server.address) != old:
+                return time.monotonic() - began
+        assert time.monotonic() - began < 60, "the client knows no other primary"
+        time.sleep(0.005)
+
+
+def test_a_driver_knows_the_new_primary_long_before_its_heartbeat(make_set: MakeSet) -> None:
+    local = make_set()
+    with connect(local) as client:
+        client.shop.orders.insert_one({"_id": 1})
+        old = local.wait_for_primary()
+        run(old, {"replSetStepDown": 5, "secondaryCatchUpPeriodSecs": 4}, "admin")
+        assert seconds_to_new_primary(client, old.host) < NOTICED_WITHIN_S
+        client.shop.orders.insert_one({"_id": 2})
+        for member in local.members:
+            member.command({"replSetFreeze": 0})  # the new primary refuses it
+        old = local.wait_for_primary()
+        stopping = threading.Thread(target=lambda: local.stop(old))
+        stopping.start()
+        assert seconds_to_new_primary(client, old.host) < NOTICED_WITHIN_S
+        client.shop.orders.insert_one({"_id": 3})
+        stopping.join()
+
+
+def test_fail_points(make_set: MakeSet) -> None:
+    local = make_set(members=1)
+    (member,) = local.members
+    with connect(local, retryReads=False, retryWrites=False, appname="mine") as client, connect(local) as other:
+        orders = client.shop.orders
+        orders.insert_many([{"_id": n} for n in range(10)])
+        with fail_point(member, {"times": 1}, failCommands=["find"], closeConnection=True, appName="mine"):
+            assert other.shop.orders.find_one() is not None
+            with pytest.raises(AutoReconnect):
+                orders.find_one()
+            assert orders.find_one() is not None
+        with fail_point(member, {"times": 1}, failCommands=["insert"], errorCode=10107, errorLabels=["X"]):
+            with pytest.raises(NotPrimaryError) as failed:
+                orders.insert_one({"_id": 10})
+            assert failed.value.has_error_label("X")
+        with fail_point(member, "alwaysOn", failCommands=["find"], blockConnection=True, blockTimeMS=1000):
+            slow = threading.Thread(target=orders.find_one)
+            slow.start()
+            began = time.monotonic()
+            for _ in range(20):
+                other.shop.command("ping")
+            assert time.monotonic() - began < 0.9, "others are answered meanwhile"
+            slow.join()
+            with pytest.raises(ExecutionTimeout):
+                orders.find_one(max_time_ms=20)
+
+
+def test_exhaust_cursors(make_set: MakeSet) -> None:
+    local = make_set(members=1)
+    with connect(local) as client:
+        client.shop.orders.insert_many([{"_id": n} for n in range(1000)])
+        cursor = client.shop.orders.find(cursor_type=CursorType.EXHAUST, batch_size=7)
+        assert sorted(row["_id"] for row in cursor) == list(range(1000))
+        left = client.shop.orders.find(cursor_type=CursorType.EXHAUST, batch_size=7)
+        next(left)
+        left.close()  # in the middle of its stream: the connection is closed, and the client goes on with another one
+        assert client.shop.orders.find_one({"_id": 5}) == {"_id": 5}
