@@ -27,7 +27,7 @@ from replset.bson.types import type_name
 from replset.errors import ErrorCode, code_name
 from replset.optime import optime_or_none
 
-NOT_BUILT_ACTIONS = ("findOneAndUpdate", "findOneAndReplace", "findOneAndDelete", "bulkWrite", "aggregate")
+NOT_BUILT_ACTIONS = ("bulkWrite", "aggregate")
 BATCH_SIZE = 100_000
 """Documents in one batch of a find. A batch ends at 16 MiB anyway."""
 Fields: TypeAlias = dict[str, Any]
@@ -197,25 +197,50 @@ def _find_one(body: Fields, _new_id: NewId) -> ActionCommand:
 EMPTY = RawDocument(b"\5\0\0\0\0")
 
 
-def _update(many: bool) -> Callable[[Fields, NewId], ActionCommand]:
-    def build(body: Fields, _new_id: NewId) -> ActionCommand:
-        change = body["update"]
-        if isinstance(change, RawDocument) and (change.first_key or "")[:1] != "$":
-            name = "updateMany" if many else "updateOne"
-            text = f"'{name}.update' must hold update operators such as $set; replaceOne takes a whole document"
-            raise failure(ErrorCode.FAILED_TO_PARSE, text)
-        return _statement(body, change, many)
+def _operators(body: Fields, name: str) -> object:
+    """Return the `update` of an action, which is no whole document."""
+    change = body["update"]
+    if isinstance(change, RawDocument) and (change.first_key or "")[:1] != "$":
+        instead = "findOneAndReplace" if name == "findOneAndUpdate" else "replaceOne"
+        text = f"'{name}.update' must hold update operators such as $set; {instead} takes a whole document"
+        raise failure(ErrorCode.FAILED_TO_PARSE, text)
+    return change
 
-    return build
+
+def _replacement(body: Fields, name: str) -> RawDocument:
+    """Return the `replacement` of an action, which is a whole document."""
+    replacement: RawDocument = body["replacement"]
+    if (replacement.first_key or "")[:1] == "$":
+        instead = "findOneAndUpdate" if name == "findOneAndReplace" else "updateOne"
+        text = f"'{name}.replacement' is a whole document; {instead} takes operators"
+        raise failure(ErrorCode.FAILED_TO_PARSE, text)
+    return replacement
+
+
+def _update(many: bool) -> Callable[[Fields, NewId], ActionCommand]:
+    return lambda body, _new_id: _statement(body, _operators(body, "updateMany" if many else "updateOne"), many)
 
 
 def _replace_one(body: Fields, _new_id: NewId) -> ActionCommand:
-    replacement: RawDocument = body["replacement"]
-    if (replacement.first_key or "")[:1] == "$":
-        raise failure(
-            ErrorCode.FAILED_TO_PARSE, "'replaceOne.replacement' is a whole document; updateOne takes operators"
-        )
-    return _statement(body, replacement, False)
+    return _statement(body, _replacement(body, "replaceOne"), False)
+
+
+def _find_and_modify(body: Fields, **change: object) -> ActionCommand:
+    options = {"sort": "sort", "projection": "fields", "returnNewDocument": "new"}
+    given = {option: body[field] for field, option in options.items() if field in body}
+    return _command("findAndModify", body, "upsert", "arrayFilters", query=body["filter"], **change, **given)
+
+
+def _find_one_and_update(body: Fields, _new_id: NewId) -> ActionCommand:
+    return _find_and_modify(body, update=_operators(body, "findOneAndUpdate"))
+
+
+def _find_one_and_replace(body: Fields, _new_id: NewId) -> ActionCommand:
+    return _find_and_modify(body, update=_replacement(body, "findOneAndReplace"))
+
+
+def _find_one_and_delete(body: Fields, _new_id: NewId) -> ActionCommand:
+    return _find_and_modify(body, remove=True)
 
 
 def _statement(body: Fields, change: object, many: bool) -> ActionCommand:
@@ -285,6 +310,14 @@ def _updated(reply: Reply, _command: ActionCommand) -> dict[str, Any]:
     return fields
 
 
+def _modified(reply: Reply, _command: ActionCommand) -> dict[str, Any]:
+    fields: dict[str, Any] = {"document": reply.get("value")}
+    result: Any = reply.get("lastErrorObject") or {}
+    if "upserted" in result:
+        fields["upsertedId"] = result["upserted"]
+    return fields
+
+
 def _deleted(reply: Reply, _command: ActionCommand) -> dict[str, Any]:
     return {"deletedCount": _number(reply, "n")}
 
@@ -311,6 +344,9 @@ _WRITE = _COMMON | {"writeConcern": _K.DOCUMENT}
 _FILTER = {"filter": _K.DOCUMENT}
 _FIND = _FILTER | {"projection": _K.DOCUMENT, "sort": _K.DOCUMENT, "skip": _K.NUMBER}
 _UPDATE = _FILTER | {"update": _K.UPDATE, "upsert": _K.BOOL, "arrayFilters": _K.ARRAY}
+_REPLACE = _FILTER | {"replacement": _K.DOCUMENT, "upsert": _K.BOOL}
+_ONE = {"projection": _K.DOCUMENT, "sort": _K.DOCUMENT}
+_ONE_CHANGED = _ONE | {"returnNewDocument": _K.BOOL}
 
 
 def _required(*names: str) -> frozenset[str]:
@@ -379,10 +415,34 @@ ACTIONS: dict[str, ActionType] = {
         ActionType(
             "replaceOne",
             "Replace the first document that matches; its _id stays.",
-            _WRITE | _FILTER | {"replacement": _K.DOCUMENT, "upsert": _K.BOOL},
+            _WRITE | _REPLACE,
             _required("filter", "replacement"),
             _replace_one,
             _updated,
+        ),
+        ActionType(
+            "findOneAndUpdate",
+            "Change the first document that matches, and return it as it was.",
+            _WRITE | _UPDATE | _ONE_CHANGED,
+            _required("filter", "update"),
+            _find_one_and_update,
+            _modified,
+        ),
+        ActionType(
+            "findOneAndReplace",
+            "Replace the first document that matches, and return it as it was.",
+            _WRITE | _REPLACE | _ONE_CHANGED,
+            _required("filter", "replacement"),
+            _find_one_and_replace,
+            _modified,
+        ),
+        ActionType(
+            "findOneAndDelete",
+            "Delete the first document that matches, and return it.",
+            _WRITE | _FILTER | _ONE,
+            _required("filter"),
+            _find_one_and_delete,
+            _modified,
         ),
         ActionType(
             "deleteOne",

@@ -37,6 +37,7 @@ _FIELDS: dict[str, Schema] = {
     "maxTimeMS": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
     "sort": {**_DOCUMENT, "example": {"qty": -1}},
     "projection": {**_DOCUMENT, "example": {"qty": 1}},
+    "returnNewDocument": {"type": "boolean", "description": "true: return the document as the write leaves it"},
     "key": {"type": "string", "minLength": 1, "example": "item"},
     "writeConcern": {**_DOCUMENT, "example": {"w": "majority", "wtimeout": 5000}},
     "readConcern": {**_DOCUMENT, "example": {"level": "majority"}},
@@ -63,6 +64,9 @@ _ANSWERS: dict[str, tuple[str, ...]] = {
     "updateOne": ("matchedCount", "modifiedCount"),
     "updateMany": ("matchedCount", "modifiedCount"),
     "replaceOne": ("matchedCount", "modifiedCount"),
+    "findOneAndUpdate": ("document",),
+    "findOneAndReplace": ("document",),
+    "findOneAndDelete": ("document",),
     "deleteOne": ("deletedCount",),
     "deleteMany": ("deletedCount",),
 }

@@ -16,6 +16,7 @@ from replset.commands.ports import Reply
 from replset.commands.scan import filter_of
 from replset.commands.write_batch import (
     Match,
+    ReturnedDocument,
     Search,
     SearchingBatch,
     SearchStatement,
@@ -83,8 +84,10 @@ class UpdateBatch(SearchingBatch):
 
     statements: Sequence[UpdateStatement]
 
-    def __init__(self, ctx: CommandContext, statements: list[UpdateStatement]) -> None:
-        super().__init__(ctx, statements)
+    def __init__(
+        self, ctx: CommandContext, statements: list[UpdateStatement], returned: ReturnedDocument | None = None
+    ) -> None:
+        super().__init__(ctx, statements, returned)
         self.modified = 0
         self.fills_timestamps = not fields.boolean(ctx.body, KEEP_TIMESTAMPS, ctx.name)
         self.upserted: list[dict[str, object]] = []
@@ -160,7 +163,10 @@ class UpdateBatch(SearchingBatch):
         value = made["_id"]
         check_id(value)
         check_id_document(value)
-        return value, encode_key(value), encode_result(made)
+        raw = encode_result(made)
+        if self.returned is not None and self.returned.is_new:
+            self.returned.value = self.returned.shown(raw)
+        return value, encode_key(value), raw
 
     def _insert(self, group: WriteGroup, coll: Collection | None) -> None:
         value, key, raw = self.made or self._make()

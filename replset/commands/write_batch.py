@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import TypeVar
 
-from replset.bson import MAX_WRITE_BATCH, RawDocument, encode
+from replset.bson import MAX_WRITE_BATCH, RawDocument, decode, encode
 from replset.commands import fields
 from replset.commands.command import CommandContext
 from replset.commands.evaluation import SMALL_STATEMENT, TimeSlice, is_small, large_reply, read_statement, run_in_thread
+from replset.commands.first_matches import FirstMatches
 from replset.commands.namespaces import collection_field, writable_namespace
 from replset.commands.ports import Reply
 from replset.commands.replies import encode_write_reply, write_times
@@ -33,6 +34,8 @@ from replset.errors import (
 )
 from replset.ids import OPTIME_NULL, OpTime
 from replset.optime import optime_document
+from replset.query.projection import Projection
+from replset.query.sort import Sort
 from replset.replication.write_ops import WriteGroup, do_create
 from replset.storage.catalog import Collection
 from replset.storage.txn import Txn
@@ -133,6 +136,17 @@ class Batch(ABC):
         return do_create(group, self.ns) if coll is None else coll
 
 
+async def run_groups(batch: Batch) -> None:
+    """Run the batch in one group after the other until it is done. What takes long is evaluated between two groups."""
+    member = batch.ctx.member
+    while not await member.write(batch):
+        batch.note_committed()
+        batch.ctx.check_deadline()
+        work, batch.thread_work = batch.thread_work, None
+        if work is not None:
+            await run_in_thread(member, work)
+
+
 async def run_batch(batch: Batch) -> Reply:
     """Run all statements, wait for the write concern, build the reply.
 
@@ -142,14 +156,8 @@ async def run_batch(batch: Batch) -> Reply:
     """
     ctx = batch.ctx
     concern = write_concern_of(ctx)
-    member = ctx.member
     try:
-        while not await member.write(batch):
-            batch.note_committed()
-            ctx.check_deadline()
-            work, batch.thread_work = batch.thread_work, None
-            if work is not None:
-                await run_in_thread(member, work)
+        await run_groups(batch)
     except ReplError as error:
         if batch.committed is None:
             raise
@@ -172,7 +180,7 @@ async def run_batch(batch: Batch) -> Reply:
     if failure is not None:
         reply["writeConcernError"] = failure
     reply |= write_times(done.optime, batch.term)
-    return reply if batch.size <= GROUP_STATEMENTS else await large_reply(member, reply)
+    return reply if batch.size <= GROUP_STATEMENTS else await large_reply(ctx.member, reply)
 
 
 async def read_statements(ctx: CommandContext, name: str) -> list[RawDocument]:
@@ -200,19 +208,41 @@ async def parse_in_slices(
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What a statement does to a document that it finds. after, o: that document and its entry's `o`; empty: none."""
+    """What a statement does to a document that it finds. after, o: that document and its entry's `o`; empty: none.
+
+    shown: what findAndModify returns of it.
+    """
 
     after: bytes = b""
     o: bytes = b""
+    shown: bytes = b""
+
+
+class ReturnedDocument:
+    """The document that findAndModify changes and returns. value: what it returns, None when it found none.
+
+    sort: the document is the first one in this order; None: any. is_new: it is returned as the update leaves it.
+    """
+
+    def __init__(self, sort: Sort | None, projection: Projection | None, is_new: bool) -> None:
+        self.sort = sort
+        self.is_new = is_new
+        self.value: bytes | None = None
+        self._projection = projection
+
+    def shown(self, raw: bytes) -> bytes:
+        """Return the fields of the document that the client wants."""
+        return raw if self._projection is None else encode(self._projection(decode(raw)))
 
 
 class Search:
     """Where an update or delete statement looks: a few keys, or all documents behind `after`.
 
-    evaluated: by key, the bytes of a document that was evaluated in the thread, and the result.
+    evaluated: by key, the bytes of a document that was evaluated in the thread, and the result. sorted: of a search for
+    the first document of an order.
     """
 
-    __slots__ = ("after", "evaluated", "filter", "is_done", "keys")
+    __slots__ = ("after", "evaluated", "filter", "is_done", "keys", "sorted")
 
     def __init__(self, found: Filter) -> None:
         self.filter = found
@@ -220,6 +250,7 @@ class Search:
         self.after = b""
         self.evaluated: dict[bytes, tuple[bytes, Match | ReplError | None]] = {}
         self.is_done = False
+        self.sorted: SortedSearch | None = None
 
     def candidates(self, txn: Txn, coll: Collection) -> Iterator[tuple[bytes, bytes | None]]:
         """(key, document) from where the last group stopped; None for a key that is not there."""
@@ -236,6 +267,42 @@ class Search:
             return
         while self.keys and self.keys[-1] <= key:
             self.keys.pop()
+
+
+class SortedSearch:
+    """What a search for the first document of an order knows by now.
+
+    coll: the collection's UUID. changes: looks again at what was changed since the group before.
+    """
+
+    __slots__ = ("_filter", "_seen_ts", "_target", "changes", "coll", "matches")
+
+    def __init__(self, coll: bytes, found: Filter) -> None:
+        self.coll = coll
+        self.matches = FirstMatches()
+        self._filter = found
+        self._seen_ts: int | None = None
+        self.changes = self._search_of(set())
+        self._target: tuple[bytes | None, Search] | None = None
+
+    def note_changes(self, txn: Txn, coll: Collection) -> None:
+        """Look again at what was changed since the last call."""
+        changed = set() if self._seen_ts is None else txn.changed_keys(coll, self._seen_ts)
+        self._seen_ts = txn.last.ts
+        if changed:
+            self.matches.forget(changed)
+            before, self.changes = self.changes, self._search_of(changed | set(self.changes.keys or ()))
+            self.changes.evaluated = before.evaluated
+
+    def target(self) -> Search:
+        """Return the search of the first document. It is the same as long as that document is the first."""
+        first = self.matches.first
+        if self._target is None or self._target[0] != first:
+            self._target = first, self._search_of(set() if first is None else {first})
+        return self._target[1]
+
+    def _search_of(self, keys: set[bytes]) -> Search:
+        return Search(replace(self._filter, keys=sorted(keys, reverse=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,9 +326,13 @@ class SearchingBatch(Batch):
     change is lost, and one that changes all the time is evaluated again.
     """
 
-    def __init__(self, ctx: CommandContext, statements: Sequence[SearchStatement]) -> None:
+    def __init__(
+        self, ctx: CommandContext, statements: Sequence[SearchStatement], returned: ReturnedDocument | None = None
+    ) -> None:
+        """returned: of findAndModify, whose one statement takes one document."""
         super().__init__(ctx, len(statements))
         self.statements = statements
+        self.returned = returned
         self.search: Search | None = None
         self.refusal: ReplError | None = None
         self.matched = False
@@ -335,19 +406,84 @@ class SearchingBatch(Batch):
         except ReplError as error:
             self.refusal = error
 
+    def failed(self, error: ReplError) -> None:
+        if self.returned is not None:
+            raise error
+        super().failed(error)
+
     def matches(self, txn: Txn, coll: Collection, search: Search) -> Iterator[tuple[bytes, bytes, Match]]:
         """(key, document, what the statement does to it) of the next matches, while this group's time lasts.
 
         Sets `search.is_done` behind the last document, `thread_work` if something must be evaluated in the thread.
         """
+        if self.returned is None:
+            return self._walk(txn, coll, search, self.evaluate, not self.multi)
+        return self._one_match(txn, coll, search, self.returned)
+
+    def _one_match(
+        self, txn: Txn, coll: Collection, search: Search, returned: ReturnedDocument
+    ) -> Iterator[tuple[bytes, bytes, Match]]:
+        """As `matches`, of the document that findAndModify takes."""
+
+        def evaluate(search: Search, raw: bytes) -> Match | None:
+            match = self.evaluate(search, raw)
+            if match is None:
+                return None
+            return replace(match, shown=returned.shown(match.after if returned.is_new and match.after else raw))
+
+        target: Search | None = search
+        if returned.sort is not None:
+            target = self._first_in_order(txn, coll, search, returned.sort)
+        if target is None:
+            return
+        for key, raw, match in self._walk(txn, coll, target, evaluate, True):
+            returned.value = match.shown
+            yield key, raw, match
+        search.is_done = target.is_done
+
+    def _first_in_order(self, txn: Txn, coll: Collection, search: Search, sort: Sort) -> Search | None:
+        """Return the search of the document that comes first as of now; None while that is not known.
+
+        Groups of other clients run between those of a long search. What they change is looked at again.
+        """
+        if search.sorted is None:
+            search.sorted = SortedSearch(coll.uuid, search.filter)
+        state = search.sorted
+        if state.matches.is_exhausted or state.coll != coll.uuid:
+            self.search = None  # begin again
+            return None
+        state.note_changes(txn, coll)
+
+        def rank(search: Search, raw: bytes) -> Match | None:
+            document = decode(raw)
+            return Match(after=sort(document)) if search.filter.matches(document) else None
+
+        for part in (state.changes, search):
+            for key, _, match in self._walk(txn, coll, part, rank, False):
+                state.matches.add(match.after, key)
+            if not part.is_done:
+                return None
+        search.is_done = False  # the document is found, but not yet changed
+        return None if state.matches.is_exhausted else state.target()
+
+    def _walk(
+        self,
+        txn: Txn,
+        coll: Collection,
+        search: Search,
+        evaluate: Callable[[Search, bytes], Match | None],
+        only_one: bool,
+    ) -> Iterator[tuple[bytes, bytes, Match]]:
+        """As `matches`. evaluate: what is done to a document. only_one: the caller takes one match."""
         candidates = search.candidates(txn, coll)
         for key, raw in candidates:
             seen, result = search.evaluated.pop(key, (None, None))
             if raw is not None and seen != raw:
                 if not is_small(self.weight, len(raw)):
-                    self.thread_work = partial(self._evaluate_in_thread, search, _some((key, raw), candidates))
+                    documents = _some((key, raw), candidates)
+                    self.thread_work = partial(self._evaluate_in_thread, search, documents, evaluate, only_one)
                     return
-                result = self.evaluate(search, raw)
+                result = evaluate(search, raw)
             search.advance_past(key)
             self.budget -= 1
             if raw is not None and result is not None:
@@ -358,16 +494,22 @@ class SearchingBatch(Batch):
                 return
         search.is_done = True
 
-    def _evaluate_in_thread(self, search: Search, documents: list[tuple[bytes, bytes]]) -> None:
+    def _evaluate_in_thread(
+        self,
+        search: Search,
+        documents: list[tuple[bytes, bytes]],
+        evaluate: Callable[[Search, bytes], Match | None],
+        only_one: bool,
+    ) -> None:
         time_slice = TimeSlice(self.ctx.member.clock)
         search.evaluated = {}
         for key, raw in documents:
             try:
-                result: Match | ReplError | None = self.evaluate(search, raw)
+                result: Match | ReplError | None = evaluate(search, raw)
             except ReplError as error:
                 result = error
             search.evaluated[key] = raw, result
-            if (result is not None and not self.multi) or time_slice.is_over():
+            if (result is not None and only_one) or time_slice.is_over():
                 return
 
     def end(self) -> None:

@@ -161,6 +161,18 @@ class Txn:
         """See natural_order.documents. Documents may be written meanwhile."""
         return natural_order.documents(self.connection, coll, after, backwards)
 
+    def changed_keys(self, coll: Collection, after_ts: int) -> set[bytes]:
+        """The keys of the documents that were written after `after_ts`, in this group or before. The undo must reach
+        back to there.
+        """
+        # The plus keeps SQLite from the index by collection, which would read all undo of the collection.
+        sql = f"SELECT key FROM undo WHERE ts > ? AND +coll = ? AND kind = '{DOC}'"
+        keys = {key for (key,) in self.connection.execute(sql, (after_ts, coll.uuid))}
+        for ts, _, kind, uuid, key, *_ in self._undo:
+            if ts > after_ts and kind == DOC and uuid == coll.uuid and key is not None:
+                keys.add(key)
+        return keys
+
     def insert_new(self, coll: Collection, key: bytes, doc: bytes, ts: int) -> bool:
         """Insert a document; False, and nothing happens, when the key is there already.
 

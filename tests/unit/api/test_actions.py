@@ -101,6 +101,40 @@ COMMANDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"filter": {"a": 1}, "replacement": {"b": 1}},
         {"update": "orders", "updates": [{"q": {"a": 1}, "u": {"b": 1}, "multi": False}]},
     ),
+    "find-one-and-update": (
+        "findOneAndUpdate",
+        {
+            "filter": {"a": 1},
+            "update": {"$inc": {"b.$[x]": 1}},
+            "arrayFilters": [{"x": 1}],
+            "upsert": True,
+            "sort": {"b": -1},
+            "projection": {"b": 1},
+            "returnNewDocument": True,
+            "writeConcern": {"w": 2},
+        },
+        {
+            "findAndModify": "orders",
+            "upsert": True,
+            "arrayFilters": [{"x": 1}],
+            "query": {"a": 1},
+            "update": {"$inc": {"b.$[x]": 1}},
+            "sort": {"b": -1},
+            "fields": {"b": 1},
+            "new": True,
+            "writeConcern": {"w": 2},
+        },
+    ),
+    "find-one-and-replace": (
+        "findOneAndReplace",
+        {"filter": {"a": 1}, "replacement": {"b": 1}},
+        {"findAndModify": "orders", "query": {"a": 1}, "update": {"b": 1}},
+    ),
+    "find-one-and-delete": (
+        "findOneAndDelete",
+        {"filter": {"a": 1}, "sort": {"b": 1}},
+        {"findAndModify": "orders", "query": {"a": 1}, "remove": True, "sort": {"b": 1}},
+    ),
     "delete-one": ("deleteOne", {"filter": {"a": 1}}, {"delete": "orders", "deletes": [{"q": {"a": 1}, "limit": 1}]}),
     "delete-many": ("deleteMany", {"filter": {}}, {"delete": "orders", "deletes": [{"q": {}, "limit": 0}]}),
 }
@@ -181,6 +215,20 @@ ANSWERS: dict[str, tuple[str, dict[str, Any], Any, int, dict[str, Any]]] = {
         200,
         {"matchedCount": 0, "modifiedCount": 0, "upsertedId": EJSON_ID},
     ),
+    "find-one-and-delete": (
+        "findOneAndDelete",
+        {"filter": {}},
+        {"ok": 1.0, "lastErrorObject": {"n": 1}, "value": RawDocument(encode({"_id": ID}))},
+        200,
+        {"document": {"_id": EJSON_ID}},
+    ),
+    "find-one-and-replace-nothing": (
+        "findOneAndReplace",
+        {"filter": {}, "replacement": {}, "upsert": True},
+        {"ok": 1.0, "lastErrorObject": {"n": 1, "updatedExisting": False, "upserted": ID}, "value": None},
+        200,
+        {"document": None, "upsertedId": EJSON_ID},
+    ),
     "delete": ("deleteMany", {"filter": {}}, {"ok": 1.0, "n": 4}, 200, {"deletedCount": 4}),
 }
 
@@ -190,6 +238,7 @@ def test_a_reply_becomes_an_answer(
     api: Api, name: str, fields: dict[str, Any], reply: Any, status: int, answer: dict[str, Any]
 ) -> None:
     command = {"findOne": "find", "countDocuments": "count"}.get(name, name.removesuffix("One").removesuffix("Many"))
+    command = "findAndModify" if name.startswith("findOneAnd") else command
     api.dispatcher.answers[command] = reply
     response = api.act(name, **fields)
     assert response.status_code == status
@@ -370,6 +419,18 @@ BAD_FIELDS: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "a-number-among-documents": ("insertMany", {"documents": [{}, 7]}, 14, "insertMany.documents.1"),
     "no-filter": ("deleteMany", {}, 40414, "deleteMany.filter"),
     "no-update": ("updateOne", {"filter": {}}, 40414, "updateOne.update"),
+    "a-document-as-one-update": (
+        "findOneAndUpdate",
+        {"filter": {}, "update": {"a": 1}},
+        9,
+        "findOneAndReplace takes a whole document",
+    ),
+    "operators-as-one-replacement": (
+        "findOneAndReplace",
+        {"filter": {}, "replacement": {"$set": {"a": 1}}},
+        9,
+        "findOneAndUpdate takes operators",
+    ),
     "a-document-as-update": ("updateOne", {"filter": {}, "update": {"a": 1}}, 9, "replaceOne takes a whole document"),
     "an-empty-update": ("updateMany", {"filter": {}, "update": {}}, 9, "updateMany.update"),
     "operators-as-replacement": ("replaceOne", {"filter": {}, "replacement": {"$set": {}}}, 9, "updateOne takes"),
