@@ -73,6 +73,21 @@ class Cursor(ABC):
             self.table.set_memory(self, 0)
 
 
+class DocumentsCursor(Cursor):
+    """A few documents that are there already."""
+
+    def __init__(self, ns: str, documents: list[bytes]) -> None:
+        super().__init__(ns)
+        self._left = documents
+        self.finished = not documents
+
+    async def batch(self, pause: Pause, limit: int | None, await_ms: int | None) -> list[bytes]:
+        count = len(self._left) if limit is None else limit
+        documents, self._left = self._left[:count], self._left[count:]
+        self.finished = not self._left
+        return documents
+
+
 class CursorTable:
     """The cursors of one member, by id."""
 

@@ -8,7 +8,7 @@ from functools import partial
 from replset.bson import Int64, RawDocument, decode, encode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
-from replset.commands.cursors import FIRST_BATCH, MAX_BATCH_BYTES, Cursor, CursorTable, Pause
+from replset.commands.cursors import FIRST_BATCH, MAX_BATCH_BYTES, Cursor, CursorTable, DocumentsCursor, Pause
 from replset.commands.evaluation import compiled, evaluate, read_statement, run_in_thread, weight_of
 from replset.commands.fail_command import fail_get_more
 from replset.commands.hint import hint_of
@@ -68,48 +68,51 @@ class Query:
     weight: int
     skip: int
     limit: int
-    batch_size: int
-    single_batch: bool
-    tailable: bool
-    await_data: bool
-    keep_forever: bool
+    single_batch: bool = False
+    tailable: bool = False
+    await_data: bool = False
+    keep_forever: bool = False
 
 
 async def parse_find(ctx: CommandContext) -> Query:
     """Raises for what is unknown, of the wrong type, out of range or not built."""
-    body, name, member = ctx.body, ctx.name, ctx.member
+    body, name = ctx.body, ctx.name
     fields.check_collation(body, name)
-    hint = hint_of(body, name)
-    query, projection, sort = await read_statement(
-        member, body, lambda: [fields.decoded(body, field, name) for field in ("filter", "projection", "sort")]
+    filter_, projection, sort = await read_statement(
+        ctx.member, body, lambda: [fields.decoded(body, field, name) for field in ("filter", "projection", "sort")]
     )
-    weight = weight_of(len(body.raw), query, projection)
     await_data = fields.boolean(body, "awaitData", name)
     tailable = fields.boolean(body, "tailable", name)
     if await_data and not tailable:
         raise BadValueError("Cannot set 'awaitData' without also setting 'tailable'", code=ErrorCode.FAILED_TO_PARSE)
 
+    skip, limit = fields.whole(body, "skip", name, least=0), fields.whole(body, "limit", name, least=0)
+    query = await make_query(ctx, filter_, projection, sort, skip, limit)
+    query.single_batch = fields.boolean(body, "singleBatch", name)
+    query.tailable, query.await_data = tailable, await_data
+    query.keep_forever = fields.boolean(body, "noCursorTimeout", name)
+    return query
+
+
+async def make_query(
+    ctx: CommandContext,
+    filter_: dict[str, object],
+    projection: dict[str, object],
+    sort: dict[str, object],
+    skip: int,
+    limit: int,
+) -> Query:
+    """Compile the parts of a query; the hint is that of the command."""
+    hint = hint_of(ctx.body, ctx.name)
+    weight = weight_of(len(ctx.body.raw), filter_, projection)
     direction = _direction(sort) if sort else hint
 
     def compile_() -> tuple[Filter, Projection | None, Sort | None]:
-        return filter_of(query), compile_projection(projection), None if direction else compile_sort(sort)
+        return filter_of(filter_), compile_projection(projection), None if direction else compile_sort(sort)
 
-    found, shown, order = await compiled(member, weight, compile_)
-    return Query(
-        query,
-        found,
-        shown,
-        order,
-        direction < 0,
-        weight if query or projection or order else 0,
-        fields.whole(body, "skip", name, least=0),
-        fields.whole(body, "limit", name, least=0),
-        fields.whole(body, "batchSize", name, FIRST_BATCH, least=0),
-        fields.boolean(body, "singleBatch", name),
-        tailable,
-        await_data,
-        fields.boolean(body, "noCursorTimeout", name),
-    )
+    found, shown, order = await compiled(ctx.member, weight, compile_)
+    weight = weight if filter_ or projection or order else 0
+    return Query(filter_, found, shown, order, direction < 0, weight, skip, limit)
 
 
 def _direction(sort: dict[str, object]) -> int:
@@ -263,7 +266,15 @@ class FindCursor(Cursor):
 
 async def find(ctx: CommandContext) -> Reply:
     """Documents that match, in batches."""
+    body, name = ctx.body, ctx.name
     query = await parse_find(ctx)
+    batch_size = fields.whole(body, "batchSize", name, FIRST_BATCH, least=0)
+    cursor, at = await open_cursor(ctx, query)
+    return await first_batch(ctx, cursor, batch_size, at, is_only=query.single_batch)
+
+
+async def open_cursor(ctx: CommandContext, query: Query) -> tuple[Cursor, OpTime | None]:
+    """Return the cursor of a query on the command's collection, and the point to read at (None: now)."""
     name = collection_field(ctx.body, ctx.name)
     ns = namespace(ctx.database, name)
     concern = read_concern_of(ctx)
@@ -283,23 +294,25 @@ async def find(ctx: CommandContext) -> Reply:
             skip=query.skip,
             limit=query.limit,
         )
-        return await _first_batch(ctx, oplog, query, None)
+        return oplog, None
     if query.tailable:
         raise BadValueError(f"error processing query: tailable cursor requested on non capped collection {ns}")
     coll, at = await open_collection(ctx, name, concern)
     if coll is None:
-        await confirm_linearizable(ctx)
-        return _cursor_reply(0, ns, "firstBatch", [], at)
-    return await _first_batch(ctx, FindCursor(ctx.member, ctx.cursors, coll, at, query), query, at)
+        return DocumentsCursor(ns, []), at
+    return FindCursor(ctx.member, ctx.cursors, coll, at, query), at
 
 
-async def _first_batch(ctx: CommandContext, cursor: Cursor, query: Query, at: OpTime | None) -> Reply:
+async def first_batch(
+    ctx: CommandContext, cursor: Cursor, batch_size: int, at: OpTime | None, *, is_only: bool = False
+) -> Reply:
+    """Answer with the cursor's first batch, and keep the cursor if there is more to come and it is not the only one."""
     try:
-        documents = await _confirmed_batch(ctx, cursor, query.batch_size, 0)
+        documents = await _confirmed_batch(ctx, cursor, batch_size, 0)
     except BaseException:
         cursor.close()
         raise
-    if query.single_batch:
+    if is_only:
         cursor.close()
     cursor_id = 0 if cursor.finished else ctx.cursors.add(cursor, ctx.connection.owner)
     if cursor.finished:
