@@ -15,6 +15,7 @@ from replset.errors import MaxTimeMSExpiredError
 from replset.ids import Millis
 
 if TYPE_CHECKING:
+    from replset.commands.session_table import SessionTable
     from replset.commands.sessions import SessionRequest
 
 GENERIC_FIELDS = frozenset(
@@ -44,7 +45,8 @@ class CommandContext:
     counts: commands so far, by name. command: its row of the table. name: as the client wrote it. deadline: of
     maxTimeMS, on the member's clock.
     linearizable_term: of a linearizable read, the primary's term when it began. It must be confirmed in that term.
-    session: None when the command names none.
+    session: None when the command names none. sessions: those in use on this member. has_written: set when the command
+    fails after a part of it was committed.
     """
 
     member: MemberPort
@@ -54,8 +56,10 @@ class CommandContext:
     command: Command
     name: str
     deadline: Millis | None
-    session: SessionRequest | None = None
+    session: SessionRequest | None
+    sessions: SessionTable
     linearizable_term: int | None = None
+    has_written: bool = False
 
     @property
     def body(self) -> RawDocument:
@@ -68,6 +72,11 @@ class CommandContext:
     @property
     def connection(self) -> ConnectionContext:
         return self.request.connection
+
+    @property
+    def left_ms(self) -> int | None:
+        """What is left of maxTimeMS; None: no limit."""
+        return None if self.deadline is None else max(0, self.deadline - self.member.clock.now())
 
     def check_deadline(self) -> None:
         """Raise MaxTimeMSExpiredError once maxTimeMS is over. Long work calls this between its slices."""

@@ -8,6 +8,7 @@ from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import weight_of
 from replset.commands.hint import check_hint, given_hint
 from replset.commands.ports import Reply
+from replset.commands.retryable import refuse_retryable
 from replset.commands.scan import filter_of
 from replset.commands.write_batch import (
     Match,
@@ -43,6 +44,8 @@ class DeleteBatch(SearchingBatch):
 
     def begin(self) -> Search:
         statement = self.statements[self.index]
+        if statement.multi:
+            refuse_retryable(self.retry, "limit=0")
         check_hint(statement.hint)
         return Search(filter_of(statement.query))
 
@@ -81,5 +84,6 @@ COMMANDS: tuple[Command, ...] = (
         frozenset({"deletes", "ordered", "bypassDocumentValidation"}),
         where=Where.PRIMARY,
         write_concern=True,
+        retryable=True,
     ),
 )

@@ -12,7 +12,8 @@ from replset.commands.cursors import CursorTable
 from replset.commands.fail_command import fail_command
 from replset.commands.ports import CommandRequest, MemberPort, Reply
 from replset.commands.read_concern import check_readable
-from replset.commands.replies import error_reply, finish, replace_labels
+from replset.commands.replies import add_retry_labels, error_reply, finish, label_concern_error, replace_labels
+from replset.commands.session_table import SessionTable
 from replset.commands.sessions import SESSION_FIELDS, SessionRequest, parse_session
 from replset.commands.table import COMMANDS
 from replset.errors import (
@@ -45,6 +46,7 @@ class Dispatcher:
     def __init__(self, member: MemberPort, commands: Mapping[str, Command] = COMMANDS) -> None:
         self.member = member
         self.cursors = CursorTable(member.clock, member.rng, member.admission)
+        self.sessions = SessionTable()
         self.counts: dict[str, int] = {}
         self.failures: dict[int, int] = {}
         self._commands: dict[str, Command] = {}
@@ -103,7 +105,22 @@ class Dispatcher:
         for sequence in request.sequences:
             if command.known is not None and sequence not in command.known:
                 raise fields.unknown_field(command.name, sequence)
-        ctx = CommandContext(self.member, self.cursors, self.counts, request, command, name, deadline, session)
+        ctx = CommandContext(
+            self.member, self.cursors, self.counts, request, command, name, deadline, session, self.sessions
+        )
+        if session is None or not (session.is_retryable_write or command.ends_transaction):
+            return await self._carry_out(ctx)
+        try:
+            reply = await self._carry_out(ctx)
+        except ReplError as error:
+            add_retry_labels(error, has_written=ctx.has_written)
+            raise
+        if isinstance(reply, dict) and "writeConcernError" in reply:
+            label_concern_error(reply)
+        return reply
+
+    async def _carry_out(self, ctx: CommandContext) -> Reply:
+        command = ctx.command
         if self.member.fail_points.active:
             await fail_command(ctx)
         if command.where is Where.READABLE:
@@ -140,8 +157,8 @@ class Dispatcher:
         session = parse_session(
             body, command.name, is_retryable=command.retryable, ends_transaction=command.ends_transaction
         )
-        if session is not None and session.txn_number is not None:
-            raise IllegalOperationError("retryable writes and transactions are not built yet")
+        if session is not None and session.autocommit is not None:
+            raise IllegalOperationError("transactions are not built yet")
         return session
 
     def _deadline(self, request: CommandRequest, name: str) -> Millis | None:

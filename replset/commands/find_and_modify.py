@@ -111,5 +111,6 @@ COMMANDS: tuple[Command, ...] = (
         aliases=("findandmodify",),
         where=Where.PRIMARY,
         write_concern=True,
+        retryable=True,
     ),
 )

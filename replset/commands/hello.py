@@ -8,6 +8,7 @@ from replset.commands.command import Command, CommandContext, remember_client
 from replset.commands.diagnostics import MAX_WIRE_VERSION
 from replset.commands.ports import MemberPort, Reply
 from replset.commands.replies import election_id, topology_version
+from replset.commands.sessions import SESSION_MINUTES
 from replset.config import Member, ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.errors import ErrorCode, ReplError, ShutdownInProgressError, StorageError, TypeMismatchError
@@ -30,6 +31,7 @@ async def hello(ctx: CommandContext) -> Reply:
         "maxMessageSizeBytes": MAX_MESSAGE_SIZE,
         "maxWriteBatchSize": MAX_WRITE_BATCH,
         "localTime": DateTime(member.clock.wall_ms()),
+        "logicalSessionTimeoutMinutes": SESSION_MINUTES,
         "connectionId": ctx.connection.id,
         "minWireVersion": 0,
         "maxWireVersion": MAX_WIRE_VERSION,

@@ -11,6 +11,7 @@ from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import TimeSlice, read_statement
 from replset.commands.ports import MemberPort, Reply
+from replset.commands.retryable import Executed
 from replset.commands.scan import pause
 from replset.commands.write_batch import GROUP_BYTES, GROUP_MS, GROUP_STATEMENTS, Batch, read_statements, run_batch
 from replset.errors import BadValueError, DuplicateKeyError, ErrorCode, ReplError
@@ -143,6 +144,8 @@ class InsertBatch(Batch):
         time_slice = TimeSlice(self.ctx.member.clock, GROUP_MS)
         last = min(self.size, self.index + GROUP_STATEMENTS)
         while self.index < last and size < GROUP_BYTES and not self.stopped and not time_slice.is_over():
+            if self.was_executed():
+                continue
             ready = self.ready[self.index]
             if isinstance(ready, ReplError):
                 self.failed(ready)
@@ -157,6 +160,9 @@ class InsertBatch(Batch):
             size += len(doc)
             self.n += 1
             self.index += 1
+
+    def answer(self, executed: Executed) -> None:
+        self.n += 1
 
     def counters(self) -> tuple[tuple[str, int], ...]:
         return (("n", self.n),)
@@ -177,5 +183,6 @@ COMMANDS: tuple[Command, ...] = (
         frozenset({"documents", "ordered", "bypassDocumentValidation", KEEP_TIMESTAMPS}),
         where=Where.PRIMARY,
         write_concern=True,
+        retryable=True,
     ),
 )

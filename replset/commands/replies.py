@@ -23,6 +23,15 @@ TOPOLOGY_CODES = frozenset(
         ErrorCode.NOT_PRIMARY_OR_SECONDARY,
     }
 )
+RETRYABLE_CODES = TOPOLOGY_CODES | {
+    ErrorCode.HOST_UNREACHABLE,
+    ErrorCode.HOST_NOT_FOUND,
+    ErrorCode.NETWORK_TIMEOUT,
+    ErrorCode.EXCEEDED_TIME_LIMIT,
+    ErrorCode.SOCKET_EXCEPTION,
+}
+"""After these a driver sends a retryable write once more (map B4)."""
+RETRYABLE, NOTHING_WRITTEN = "RetryableWriteError", "NoWritesPerformed"
 _NO_SIGNATURE: dict[str, object] = {"hash": Binary(bytes(20)), "keyId": Int64(0)}
 _INC_MASK = (1 << 31) - 1
 
@@ -69,6 +78,21 @@ def replace_labels(reply: dict[str, object], labels: list[str]) -> None:
         reply.pop("errorLabels", None)
         if labels:
             reply["errorLabels"] = labels
+
+
+def add_retry_labels(error: ReplError, *, has_written: bool) -> None:
+    """Give the error of a retryable write, commitTransaction or abortTransaction the labels that drivers look for."""
+    if error.code in RETRYABLE_CODES:
+        error.labels += (RETRYABLE,)
+    if not has_written:
+        error.labels += (NOTHING_WRITTEN,)
+
+
+def label_concern_error(reply: dict[str, object]) -> None:
+    """As `add_retry_labels`, for the reply of a write that is applied and whose write concern is not met."""
+    error = reply["writeConcernError"]
+    if isinstance(error, dict) and error.get("code") in RETRYABLE_CODES:
+        reply["errorLabels"] = [RETRYABLE]
 
 
 def write_times(optime: OpTime, term: int) -> dict[str, object]:

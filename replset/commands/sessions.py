@@ -17,6 +17,8 @@ from replset.errors import ErrorCode, InvalidOptionsError, ReplError
 
 NOBODY = Binary(hashlib.sha256(b"").digest())
 """`uid` of every session: clients are not told apart by users."""
+SESSION_MINUTES = 30
+"""A session that writes nothing for so long is forgotten."""
 SESSION_FIELDS = ("lsid", "txnNumber", "autocommit", "startTransaction")
 _PLACE = "OperationSessionInfo"
 

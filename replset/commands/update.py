@@ -13,6 +13,7 @@ from replset.commands.evaluation import UNBOUNDED, is_small, weight_of
 from replset.commands.hint import check_hint, given_hint
 from replset.commands.insert import KEEP_TIMESTAMPS, check_id_document, duplicate_key, new_id
 from replset.commands.ports import Reply
+from replset.commands.retryable import Executed, refuse_retryable
 from replset.commands.scan import filter_of
 from replset.commands.write_batch import (
     Match,
@@ -98,6 +99,8 @@ class UpdateBatch(SearchingBatch):
 
     def begin(self) -> Search:
         statement = self.statements[self.index]
+        if statement.multi:
+            refuse_retryable(self.retry, "multi=true")
         check_hint(statement.hint)
         search = Search(filter_of(statement.query))
         self.update = compile_update(
@@ -179,11 +182,19 @@ class UpdateBatch(SearchingBatch):
         super().end()
         self.update = self.made = None
 
+    def answer(self, executed: Executed) -> None:
+        super().answer(executed)
+        if executed.op == "i":
+            self.upserted.append({"index": self.index, "_id": executed.inserted_id})
+        else:
+            self.modified += 1
+
     def counters(self) -> tuple[tuple[str, int], ...]:
         return (("n", self.n), ("nModified", self.modified))
 
     def extra(self) -> dict[str, object]:
-        return {"upserted": self.upserted} if self.upserted else {}
+        upserted: dict[str, object] = {"upserted": list(self.upserted)} if self.upserted else {}
+        return upserted | super().extra()
 
 
 async def update(ctx: CommandContext) -> Reply:
@@ -200,5 +211,6 @@ COMMANDS: tuple[Command, ...] = (
         frozenset({"updates", "ordered", "bypassDocumentValidation", KEEP_TIMESTAMPS}),
         where=Where.PRIMARY,
         write_concern=True,
+        retryable=True,
     ),
 )

@@ -21,6 +21,7 @@ from replset.commands.first_matches import FirstMatches
 from replset.commands.namespaces import collection_field, writable_namespace
 from replset.commands.ports import Reply
 from replset.commands.replies import encode_write_reply, write_times
+from replset.commands.retryable import Executed, RetryableWrite
 from replset.commands.scan import SLICE_BYTES, SLICE_DECODED, Filter, pause
 from replset.commands.write_concern import wait_for_write_concern, write_concern_of
 from replset.errors import (
@@ -85,6 +86,8 @@ class Batch(ABC):
         self.term = 0
         self.stopped = False
         self.committed: Committed | None = None
+        session = ctx.session
+        self.retry = RetryableWrite(ctx, session, size) if session and session.is_retryable_write else None
         self.thread_work: Callable[[], None] | None = None
         """What has to be evaluated before the next group: it takes longer than a group has."""
 
@@ -101,9 +104,12 @@ class Batch(ABC):
         if self.term not in (0, group.term):
             raise NotWritablePrimaryError(primary=None)
         self.term = group.term
+        if self.retry is not None and not self.retry.begin(group):
+            return False
         try:
             self.run(group)
         finally:
+            group.session_write = None
             self.optime = group.txn.last
         return self.stopped or self.index >= self.size
 
@@ -117,7 +123,20 @@ class Batch(ABC):
 
     def extra(self) -> dict[str, object]:
         """More fields of the reply, between the counters and the write errors."""
-        return {}
+        return {"retriedStmtIds": list(self.retry.retried)} if self.retry and self.retry.retried else {}
+
+    @abstractmethod
+    def answer(self, executed: Executed) -> None:
+        """Count the statement at `index` as it was counted when it was executed."""
+
+    def was_executed(self) -> bool:
+        """Whether the statement at `index` was executed by an earlier attempt. Then it is answered, and over."""
+        executed = None if self.retry is None else self.retry.executed(self.index)
+        if executed is None:
+            return False
+        self.answer(executed)
+        self.index += 1
+        return True
 
     def failed(self, error: ReplError) -> None:
         """The statement at `index` failed; an ordered command stops there."""
@@ -137,9 +156,28 @@ class Batch(ABC):
 
 
 async def run_groups(batch: Batch) -> None:
-    """Run the batch in one group after the other until it is done. What takes long is evaluated between two groups."""
-    member = batch.ctx.member
+    """Run the batch in one group after the other until it is done. What takes long is evaluated between two groups.
+
+    A retryable write runs while no other command writes in its session.
+    """
+    ctx, retry = batch.ctx, batch.retry
+    if retry is None:
+        await _run_groups(batch)
+        return
+    await ctx.sessions.check_out(retry.key, ctx.left_ms)
+    try:
+        await _run_groups(batch)
+    finally:
+        ctx.has_written = batch.committed is not None
+        ctx.sessions.check_in(retry.key)
+
+
+async def _run_groups(batch: Batch) -> None:
+    member, retry = batch.ctx.member, batch.retry
     while not await member.write(batch):
+        if retry is not None and retry.unread is not None:
+            await retry.read_chain()
+            continue
         batch.note_committed()
         batch.ctx.check_deadline()
         work, batch.thread_work = batch.thread_work, None
@@ -333,6 +371,8 @@ class SearchingBatch(Batch):
         super().__init__(ctx, len(statements))
         self.statements = statements
         self.returned = returned
+        if returned is not None and self.retry is not None:
+            self.retry.write.image = "postImage" if returned.is_new else "preImage"
         self.search: Search | None = None
         self.refusal: ReplError | None = None
         self.matched = False
@@ -347,6 +387,11 @@ class SearchingBatch(Batch):
     @property
     def multi(self) -> bool:
         return self.statements[self.index].multi
+
+    def answer(self, executed: Executed) -> None:
+        self.n += 1
+        if self.returned is not None and executed.image is not None:
+            self.returned.value = self.returned.shown(executed.image.raw)
 
     @abstractmethod
     def begin(self) -> Search:
@@ -372,6 +417,8 @@ class SearchingBatch(Batch):
                 or self.time_slice.is_over()
             ):
                 return
+            if self.search is None and self.was_executed():
+                continue
             mark = group.txn.mark()
             try:
                 search = self._begun()

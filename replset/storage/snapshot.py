@@ -141,13 +141,13 @@ class Snapshot:
     def touched_after(self, since_ts: int, after: tuple[bytes, bytes] | None, limit: int) -> list[tuple[bytes, bytes]]:
         """(collection, key) of the documents written after `since_ts`, each once, ordered; on from `after`.
 
-        Walks the undo that is kept: for a worker.
+        Records of sessions are left out: nobody wrote them by themselves. Walks the undo that is kept: for a worker.
         """
         uuid, key = after or (b"", b"")
         return self._execute(
             "SELECT DISTINCT coll, key FROM undo WHERE (coll, key) > (?, ?) AND key IS NOT NULL AND ts > ?"
-            " ORDER BY coll, key LIMIT ?",
-            (uuid, key, since_ts, limit),
+            " AND coll != ? ORDER BY coll, key LIMIT ?",
+            (uuid, key, since_ts, SESSIONS.uuid, limit),
         )
 
     def written_after(self, since_ts: int, after: tuple[str, bytes] | None, limit: int) -> list[tuple[str, bytes]]:

@@ -105,7 +105,7 @@ def test_hello_of_a_primary(client: Client) -> None:
     assert reply["lastWrite"]["opTime"]["ts"] == client.entries()[-1]["ts"]
     assert isinstance(reply["lastWrite"]["lastWriteDate"], DateTime)
     assert reply["httpAddress"] == "localhost:28017"
-    assert "logicalSessionTimeoutMinutes" not in reply
+    assert reply["logicalSessionTimeoutMinutes"] == 30
     assert client.connection.app_name == "app"
 
 

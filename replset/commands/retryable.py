@@ -1,0 +1,144 @@
+"""Retryable writes: finds what of a command was executed before, so that it is answered again and not done again.
+
+The session's record names the newest entry of its newest `txnNumber`, and the entries of one number form a chain
+(replication/session_write.py). The chain is read only when the record has the command's own number.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from replset.bson import RawDocument
+from replset.commands.command import CommandContext
+from replset.commands.fail_command import fail_transactional_write
+from replset.commands.scan import pause
+from replset.commands.sessions import SessionRequest, statement_ids
+from replset.errors import ErrorCode, InvalidOptionsError, RemoteProtocolError, ReplError
+from replset.ids import OPTIME_NULL, OpTime
+from replset.oplog_entry import OplogEntry
+from replset.optime import parse_optime
+from replset.replication.session_write import SessionWrite
+from replset.replication.write_ops import WriteGroup
+from replset.storage.catalog import SESSIONS
+from replset.storage.sessions import image_of, read_record
+
+SLICE_ENTRIES = 200
+"""Entries of a chain that are read at once; each costs some 10 microseconds."""
+
+
+class Executed(NamedTuple):
+    """One statement that was executed before. op: of its entry. inserted_id: of an insert.
+
+    image: the document that a findAndModify answers; None: it answers none.
+    """
+
+    op: str
+    inserted_id: object = None
+    image: RawDocument | None = None
+
+
+def refuse_retryable(retry: RetryableWrite | None, what: str) -> None:
+    """Refuse a statement that may change several documents in a retryable write (72)."""
+    if retry is not None:
+        raise InvalidOptionsError(f"Cannot use (or request) retryable writes with {what}")
+
+
+class RetryableWrite:
+    """The statements of one command under one `txnNumber`. ids: their numbers, in order."""
+
+    def __init__(self, ctx: CommandContext, session: SessionRequest, size: int) -> None:
+        """size: how many statements the command has."""
+        self.key = session.key
+        self.ids = statement_ids(ctx.body, ctx.name, size)
+        self.number = session.txn_number or 0
+        self.write = SessionWrite(session.key, session.lsid.raw, self.number)
+        self.retried: list[int] = []
+        """The numbers of the statements that were answered from the chain."""
+        self.unread: OpTime | None = None
+        """The newest entry of a chain that must be read before the next group (`read_chain`)."""
+        self._ctx = ctx
+        self._executed: dict[int, Executed] = {}
+        self._is_complete = True
+
+    @property
+    def previous(self) -> OpTime:
+        """The newest entry of this number that is known."""
+        return self.write.previous
+
+    def begin(self, group: WriteGroup) -> bool:
+        """Begin this command's part of a group. False: write nothing, `read_chain` comes first.
+
+        TransactionTooOld (225): the session has used a greater number since.
+        """
+        document = group.txn.get(SESSIONS, self.key)
+        record = None if document is None else read_record(document)
+        if record is not None and record.txn_number > self.number:
+            raise ReplError(
+                f"Retryable write with txnNumber {self.number} is prohibited on session because a newer retryable"
+                f" write with txnNumber {record.txn_number} has already started on this session.",
+                code=ErrorCode.TRANSACTION_TOO_OLD,
+            )
+        newest = OPTIME_NULL if record is None or record.txn_number < self.number else record.optime
+        if newest != self.write.previous:
+            self.unread = newest
+            return False
+        group.session_write = self.write
+        return True
+
+    async def read_chain(self) -> None:
+        """Read what was executed under this number. Nobody else writes in the session meanwhile."""
+        self._executed.clear()
+        self._is_complete = True
+        store = self._ctx.member.store
+        at = newest = self.unread or OPTIME_NULL
+        self.unread = None
+        document = store.get(SESSIONS, self.key)
+        image = None if document is None else image_of(document)
+        entries = 0
+        while at.ts:
+            row = store.oplog_row_at(at)
+            if row is None:
+                self._is_complete = False
+                break
+            at = self._note(OplogEntry(row.entry), image)
+            entries += 1
+            if entries % SLICE_ENTRIES == 0:
+                await pause(self._ctx)
+        self.write.previous = newest
+
+    def _note(self, entry: OplogEntry, image: RawDocument | None) -> OpTime:
+        """Keep what the entry says of its statement; return the optime of the entry before it."""
+        statement, previous = entry.get("stmtId"), entry.get("prevOpTime")
+        if entry.op == "c" or not isinstance(statement, int):
+            raise InvalidOptionsError(f"txnNumber {self.number} of this session was a transaction's")
+        if entry.op == "i":
+            document = entry.o
+            executed = Executed("i", document.get("_id"), document if self.write.image == "postImage" else None)
+        else:
+            executed = Executed(entry.op, image=image)
+        self._executed.setdefault(int(statement), executed)
+        try:
+            return parse_optime(previous)
+        except RemoteProtocolError:
+            return OPTIME_NULL  # {ts: 0, t: -1}: the first one
+
+    def executed(self, index: int) -> Executed | None:
+        """Return what statement `index` did when it was executed before; None: it was not, and comes now.
+
+        IncompleteTransactionHistory (217): it may have been; the entries that would say so are trimmed away.
+        """
+        statement = self.ids[index]
+        done = self._executed.get(statement)
+        if done is not None:
+            self.retried.append(statement)
+            return done
+        if not self._is_complete:
+            raise ReplError(
+                f"Incomplete history detected for txnNumber {self.number} of this session: the oplog does not reach"
+                " back to all of its writes",
+                code=ErrorCode.INCOMPLETE_TRANSACTION_HISTORY,
+            )
+        self.write.stmt_id = statement
+        if self._ctx.member.fail_points.active:
+            fail_transactional_write(self._ctx)
+        return None

@@ -1,0 +1,65 @@
+"""The sessions in use on one member: one command at a time writes in a session, and those concerned hear of its end.
+
+A member keeps nothing for a session that no command uses: what a session has written is in its record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from replset.commands.waiters import done_within
+from replset.errors import ErrorCode, MaxTimeMSExpiredError, ReplError
+
+
+class SessionTable:
+    """Which sessions are checked out, by key. on_end: called with the keys of sessions that end, None for all."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[bytes, deque[asyncio.Future[None]]] = {}
+        self.on_end: list[Callable[[frozenset[bytes] | None], None]] = []
+
+    def is_checked_out(self, key: bytes) -> bool:
+        return key in self._waiting
+
+    async def check_out(self, key: bytes, left_ms: int | None) -> None:
+        """Wait until no other command writes in the session, for at most `left_ms`; end it with `check_in`.
+
+        A retry that overtakes its first attempt waits here until that one is committed or has failed: it can never be
+        applied beside it. Raises MaxTimeMSExpiredError, and 11601 when the session is killed meanwhile.
+        """
+        queue = self._waiting.get(key)
+        if queue is None:
+            self._waiting[key] = deque()
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue.append(turn)
+        try:
+            if await done_within(turn, left_ms):
+                return
+        except BaseException:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self.check_in(key)  # it was this one's turn already
+            raise
+        raise MaxTimeMSExpiredError("operation exceeded time limit while another command used the session")
+
+    def check_in(self, key: bytes) -> None:
+        """Give the session to the command that has waited longest."""
+        queue = self._waiting[key]
+        while queue:
+            turn = queue.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        del self._waiting[key]
+
+    def end(self, keys: Iterable[bytes] | None) -> None:
+        """End these sessions, None: all: fail the commands that wait for them, and tell `on_end`."""
+        ended = None if keys is None else frozenset(keys)
+        for key in list(self._waiting) if ended is None else sorted(ended & self._waiting.keys()):
+            for turn in self._waiting[key]:
+                if not turn.done():
+                    turn.set_exception(ReplError("the session was killed", code=ErrorCode.INTERRUPTED))
+        for on_end in self.on_end:
+            on_end(ended)

@@ -1,0 +1,261 @@
+"""Retryable writes: what is sent again is answered again and applied once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replset.bson import Binary, Int64, RawDocument, Timestamp, decode, encode
+from replset.commands.ports import CommandRequest
+from replset.commands.sessions import NOBODY, session_id
+from replset.commands.write_concern import WriteConcernFailure
+from replset.errors import NotWritablePrimaryError
+from replset.ids import OPTIME_NULL
+from replset.replication.applier import apply_batch
+from replset.storage.catalog import SESSIONS
+from replset.storage.disk import RealDisk
+from replset.storage.store import Store, StoreOptions
+from replset.storage.undo import undo_step
+from tests.unit.commands.conftest import Client, FakeMember
+
+LSID = {"id": Binary(bytes(range(16)), 4)}
+OTHER = {"id": Binary(bytes(16), 4)}
+ONE = [{"_id": 1}]
+
+
+def numbered(command: Mapping[str, object], number: int = 1, **more: object) -> dict[str, object]:
+    return {**command, "lsid": LSID, "txnNumber": Int64(number), **more}
+
+
+def answer(reply: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a reply must be the same again."""
+    return {name: reply[name] for name in ("n", "nModified", "upserted", "writeErrors") if name in reply}
+
+
+def changes(client: Client) -> list[dict[str, Any]]:
+    """The oplog without the creation of collections."""
+    return [entry for entry in client.entries() if entry["op"] != "c"]
+
+
+def record(client: Client) -> dict[str, Any]:
+    found = client.ok({"find": "transactions"}, "config")["cursor"]["firstBatch"]
+    assert len(found) == 1
+    return dict(found[0])
+
+
+INC = {"$inc": {"n": 1}}
+COMMANDS: list[tuple[dict[str, object], int]] = [
+    ({"insert": "c", "documents": [{"_id": 5}, {"_id": 6}]}, 2),
+    ({"update": "c", "updates": [{"q": {"_id": 1}, "u": INC}, {"q": {"_id": 2}, "u": INC}]}, 2),
+    ({"update": "c", "updates": [{"q": {"_id": 7}, "u": INC, "upsert": True}]}, 1),
+    ({"update": "c", "updates": [{"q": {"x": 7}, "u": {"x": 7}, "upsert": True}]}, 1),
+    ({"update": "c", "updates": [{"q": {"_id": 2}, "u": {"a": 1}}]}, 1),
+    ({"delete": "c", "deletes": [{"q": {}, "limit": 1}, {"q": {"_id": 2}, "limit": 1}]}, 2),
+]
+
+
+@pytest.mark.parametrize(("command", "statements"), COMMANDS)
+def test_a_retry_gets_the_first_answer(client: Client, command: dict[str, object], statements: int) -> None:
+    client.ok({"insert": "c", "documents": [{"_id": 1}, {"_id": 2}, {"_id": 3}]})
+    first = client.ok(numbered(command))
+    written = client.entries()
+    again = client.ok(numbered(command))
+    assert client.entries() == written
+    assert answer(again) == answer(first)
+    assert again["retriedStmtIds"] == list(range(statements))
+    assert "retriedStmtIds" not in first
+    assert again["opTime"] == first["opTime"], "its write concern covers the first attempt's entries"
+
+
+UPDATE = {"findAndModify": "c", "query": {"_id": 1}, "update": INC}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        UPDATE,
+        {**UPDATE, "new": True},
+        {**UPDATE, "new": True, "fields": {"n": 1, "_id": 0}},
+        {**UPDATE, "query": {"_id": 9}, "upsert": True},
+        {**UPDATE, "query": {"_id": 9}, "upsert": True, "new": True},
+        {"findAndModify": "c", "query": {"_id": {"$gt": 0}}, "sort": {"_id": -1}, "remove": True},
+    ],
+)
+def test_a_retry_of_find_and_modify_gets_the_first_value(
+    client: Client, member: FakeMember, command: dict[str, object], tmp_path: Path
+) -> None:
+    client.ok({"insert": "c", "documents": [{"_id": 1, "n": 5}, {"_id": 2}]})
+    first = client.ok(numbered(command))
+    written = client.entries()
+    client.ok({"update": "c", "updates": [{"q": {"_id": 1}, "u": INC}]})
+    again = client.ok(numbered(command))
+    assert (again["value"], again["lastErrorObject"]) == (first["value"], first["lastErrorObject"])
+    assert client.entries()[:-1] == written
+    assert_same_record_on_a_secondary(member, tmp_path)
+
+
+def test_entries_carry_the_session_and_form_a_chain(client: Client) -> None:
+    client.ok(numbered({"insert": "c", "documents": [{"_id": 1}, {"_id": 2}]}, 4, stmtIds=[7, 3]))
+    first, second = changes(client)
+    lsid = {"id": LSID["id"], "uid": NOBODY}
+    assert [(row["lsid"], row["txnNumber"], row["stmtId"]) for row in (first, second)] == [(lsid, 4, 7), (lsid, 4, 3)]
+    assert first["prevOpTime"] == {"ts": Timestamp(0, 0), "t": -1}
+    assert second["prevOpTime"] == {"ts": first["ts"], "t": first["t"]}
+    assert record(client) == {
+        "_id": lsid,
+        "txnNum": 4,
+        "lastWriteOpTime": {"ts": second["ts"], "t": second["t"]},
+        "lastWriteDate": second["wall"],
+    }
+    client.ok(numbered({"delete": "c", "deletes": [{"q": {"_id": 1}, "limit": 1}]}, 5))
+    assert changes(client)[-1]["prevOpTime"] == {"ts": Timestamp(0, 0), "t": -1}
+    assert record(client)["txnNum"] == 5
+
+
+def test_what_failed_or_changed_nothing_is_tried_again(client: Client) -> None:
+    client.ok({"insert": "c", "documents": ONE})
+    insert = numbered({"insert": "c", "documents": [{"_id": 0}, {"_id": 1}, {"_id": 2}], "ordered": False})
+    assert [row["index"] for row in client.ok(insert)["writeErrors"]] == [1]
+    client.ok({"delete": "c", "deletes": [{"q": {"_id": 1}, "limit": 1}]})
+    again = client.ok(insert)
+    assert (again["n"], again["retriedStmtIds"]) == (3, [0, 2])
+    update = numbered({"update": "c", "updates": [{"q": {"_id": 9}, "u": INC}]}, 2)
+    assert client.ok(update)["n"] == 0
+    client.ok({"insert": "c", "documents": [{"_id": 9}]})
+    assert answer(client.ok(update)) == {"n": 1, "nModified": 1}
+    assert answer(client.ok(update)) == {"n": 1, "nModified": 1}
+    assert client.ok({"find": "c", "filter": {"_id": 9}})["cursor"]["firstBatch"] == [{"_id": 9, "n": 1}]
+
+
+def test_an_older_number_is_refused_and_other_sessions_are_not(client: Client) -> None:
+    client.ok(numbered({"insert": "c", "documents": [{"_id": 1}]}, 5))
+    reply = client.run(numbered({"insert": "c", "documents": [{"_id": 2}]}, 4))
+    assert (reply["code"], reply["codeName"]) == (225, "TransactionTooOld")
+    client.ok({"insert": "c", "documents": [{"_id": 2}], "lsid": OTHER, "txnNumber": Int64(1)})
+    client.ok({"insert": "c", "documents": [{"_id": 3}], "lsid": LSID})
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        {"update": "c", "updates": [{"q": {}, "u": INC, "multi": True}]},
+        {"delete": "c", "deletes": [{"q": {}, "limit": 0}]},
+    ],
+)
+def test_a_write_of_many_documents_cannot_be_retried(client: Client, command: dict[str, object]) -> None:
+    client.ok({"insert": "c", "documents": ONE})
+    assert [row["code"] for row in client.ok(numbered(command))["writeErrors"]] == [72]
+    assert len(changes(client)) == 1
+
+
+def test_a_large_insert_goes_on_where_the_first_attempt_ended(client: Client, member: FakeMember) -> None:
+    member.step_down_after = 1
+    documents = [{"_id": i} for i in range(1200)]
+    reply = client.run(numbered({"insert": "c"}), documents=documents)
+    assert (reply["code"], reply["n"], reply["errorLabels"]) == (189, 500, ["RetryableWriteError"])
+    member.step_down_after = None
+    member.node.term = 2
+    again = client.ok(numbered({"insert": "c"}), documents=documents)
+    assert (again["n"], again["retriedStmtIds"]) == (1200, list(range(500)))
+    assert len(changes(client)) == 1200
+
+
+def test_history_that_is_trimmed_away_is_an_error(client: Client, member: FakeMember) -> None:
+    client.ok(numbered({"insert": "c", "documents": [{"_id": 1}, {"_id": 2}]}))
+    with member.store.maintenance() as txn:
+        txn.connection.execute("DELETE FROM oplog WHERE ts < ?", (member.store.last_applied.ts,))
+    both = numbered({"insert": "c", "documents": [{"_id": 1}, {"_id": 2}]})
+    assert client.code(both) == 217
+    assert client.ok(numbered({"insert": "c", "documents": [{"_id": 2}]}, stmtId=1))["n"] == 1
+
+
+def test_a_rollback_takes_the_record_back(client: Client, member: FakeMember) -> None:
+    client.ok({"create": "c"})
+    client.ok(numbered({"insert": "c", "documents": [{"_id": 1}]}, 1))
+    kept = record(client)
+    common = member.store.last_applied
+    client.ok(numbered({"insert": "c", "documents": [{"_id": 2}, {"_id": 3}]}, 2))
+    half = member.store.last_applied
+    client.ok(numbered({"insert": "c", "documents": [{"_id": 4}]}, 3))
+    undo_step(member.store, half, stem="a")
+    assert record(client)["txnNum"] == 2
+    undo_step(member.store, common, stem="b")
+    assert record(client) == kept
+    assert client.ok(numbered({"insert": "c", "documents": [{"_id": 2}]}, 2))["n"] == 1
+
+
+def test_a_secondary_derives_the_record(client: Client, member: FakeMember, tmp_path: Path) -> None:
+    client.ok({"insert": "c", "documents": ONE})
+    for number, (command, _) in enumerate(COMMANDS):
+        client.ok(numbered(command, number))
+    assert_same_record_on_a_secondary(member, tmp_path)
+
+
+def assert_same_record_on_a_secondary(member: FakeMember, tmp_path: Path) -> None:
+    entries = [row.entry for row in member.store.oplog_after(OPTIME_NULL, limit=1000, max_bytes=1 << 20)]
+    secondary = Store.open(RealDisk(), tmp_path / "secondary", StoreOptions(min_free_bytes=0))
+    apply_batch(secondary, entries, 0, len(entries), lambda: False)
+    key, _ = session_id(bytes(range(16)))
+    assert secondary.get(SESSIONS, key) == member.store.get(SESSIONS, key) != None  # noqa: E711
+    secondary.close()
+
+
+def test_a_retry_waits_for_the_attempt_under_way(client: Client, member: FakeMember) -> None:
+    """Two connections send the same write at the same time."""
+    body = RawDocument(encode({**numbered({"update": "c", "updates": [{"q": {"_id": 1}, "u": INC}]}), "$db": "test"}))
+    client.ok({"insert": "c", "documents": ONE})
+
+    async def both() -> list[Any]:
+        requests = [CommandRequest("test", body) for _ in range(3)]
+        return await asyncio.gather(*(client.dispatcher.run(request) for request in requests))
+
+    replies = [
+        decode(reply if isinstance(reply, bytes) else encode(reply)) for reply in client.loop.run_until_complete(both())
+    ]
+    assert [answer(reply) for reply in replies] == [{"n": 1, "nModified": 1}] * 3
+    assert client.ok({"find": "c"})["cursor"]["firstBatch"] == [{"_id": 1, "n": 1}]
+
+
+def test_a_retry_waits_no_longer_than_max_time(client: Client) -> None:
+    key, _ = session_id(bytes(range(16)))
+    client.loop.run_until_complete(client.dispatcher.sessions.check_out(key, None))
+    reply = client.run(numbered({"insert": "c", "documents": ONE}, maxTimeMS=1))
+    assert (reply["code"], reply["errorLabels"]) == (50, ["NoWritesPerformed"])
+    client.dispatcher.sessions.check_in(key)
+    client.ok(numbered({"insert": "c", "documents": ONE}))
+
+
+def test_labels_say_whether_to_retry(client: Client, member: FakeMember) -> None:
+    write = numbered({"insert": "c", "documents": ONE})
+    member.node.writable = False
+    assert client.run(write)["errorLabels"] == ["RetryableWriteError", "NoWritesPerformed"]
+    assert "errorLabels" not in client.run({"insert": "c", "documents": ONE, "lsid": LSID})
+    member.node.writable = True
+    assert client.run({**write, "ordered": "x"})["errorLabels"] == ["NoWritesPerformed"]
+    member.concern_failure = WriteConcernFailure(91, "the member is shutting down")
+    reply = client.ok({**write, "writeConcern": {"w": 2}})
+    assert (reply["errorLabels"], reply["writeConcernError"]["code"]) == (["RetryableWriteError"], 91)
+    member.concern_failure = WriteConcernFailure(64, "timeout", timed_out=True)
+    assert "errorLabels" not in client.ok({**write, "writeConcern": {"w": 2}})
+
+
+def test_a_failed_group_leaves_no_record(client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = member.write
+
+    async def fails(operation: Any) -> Any:
+        def run(group: Any) -> Any:
+            operation(group)
+            raise NotWritablePrimaryError(primary=None)
+
+        return await write(run)
+
+    monkeypatch.setattr(member, "write", fails)
+    command = numbered({"insert": "c", "documents": ONE})
+    assert client.code(command) == 10107
+    monkeypatch.undo()
+    assert "retriedStmtIds" not in client.ok(command)
+    assert client.ok(command)["retriedStmtIds"] == [0]
