@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from random import Random
 
 from replset.bson import MAX_BSON_SIZE
 from replset.commands.ports import MemoryCounter, Owner
+from replset.commands.stable_api import NO_API, ApiParameters
 from replset.errors import CursorNotFoundError, ErrorCode, OverloadedError, ReplError
 from replset.ids import Millis
 from replset.replication.ports import Clock
@@ -33,6 +35,43 @@ Pause = Callable[[], Awaitable[None]]
 """Lets other clients run; raises MaxTimeMSExpiredError once the command's maxTimeMS is over."""
 
 
+@dataclass(frozen=True, slots=True)
+class Opener:
+    """What the command that opened a cursor had, and each getMore of it must have.
+
+    session: its key. transaction: its number. None: there was none.
+    """
+
+    session: bytes | None = None
+    transaction: int | None = None
+    api: ApiParameters = NO_API
+
+    def check_same(self, asks: Opener, cursor_id: int) -> None:
+        """Raise ReplError (364, 50736 to 50741) if the getMore that `asks` had something else."""
+        if self == asks:
+            return
+        if self.api != asks.api:
+            raise ReplError(
+                f"API parameter mismatch: getMore used params {asks.api}, the cursor-creating command used {self.api}",
+                code=ErrorCode.API_MISMATCH,
+            )
+        what, first = "session", ErrorCode.CURSOR_WITHOUT_SESSION
+        mine, theirs = self.session, asks.session
+        if mine == theirs:
+            what, first = "transaction", ErrorCode.CURSOR_WITHOUT_TRANSACTION
+            mine, theirs = self.transaction, asks.transaction  # type: ignore[assignment]
+        if mine is None:
+            code, text = int(first), f"which was not created in a {what}, in a {what}"
+        elif theirs is None:
+            code, text = first + 1, f"which was created in a {what}, without one"
+        else:
+            code, text = first + 2, f"which was created in another {what}"
+        raise ReplError(f"Cannot run getMore on cursor {cursor_id}, {text}", code=code)
+
+
+NOBODY = Opener()
+
+
 class Cursor(ABC):
     """An open cursor: documents still to come. `finished`: none are left. Subclasses know where they come from."""
 
@@ -48,10 +87,13 @@ class Cursor(ABC):
         """Where these bytes are counted."""
         self.owner: Owner | None = None
         self.used_at = Millis(0)
+        self.opener = NOBODY
+        self.await_data = False
+        """A getMore without documents waits for some."""
         self.linearizable = False
         """Each batch must be confirmed before it is answered (read_concern.confirm_linearizable)."""
         self.left_ms: int | None = None
-        """Of a linearizable cursor: what its batches have left of maxTimeMS; None: no limit."""
+        """What its batches have left of find's maxTimeMS; None: no limit."""
 
     @abstractmethod
     async def batch(self, pause: Pause, limit: int | None, await_ms: int | None) -> list[bytes]:

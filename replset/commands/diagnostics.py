@@ -115,6 +115,7 @@ async def host_info(ctx: CommandContext) -> Reply:
 
 COMMANDS: tuple[Command, ...] = (
     Command("ping", ping),
+    *(Command(name, ping, test_only=True) for name in ("testDeprecation", "testVersion2", "testVersions1And2")),
     Command("buildInfo", build_info, aliases=("buildinfo",)),
     Command("whatsmyuri", whats_my_uri),
     Command("connectionStatus", connection_status, frozenset({"showPrivileges"})),

@@ -15,6 +15,7 @@ from replset.commands.read_concern import check_readable
 from replset.commands.replies import add_retry_labels, error_reply, finish, label_concern_error, replace_labels
 from replset.commands.session_table import SessionTable
 from replset.commands.sessions import SESSION_FIELDS, SessionRequest, parse_session
+from replset.commands.stable_api import check_api
 from replset.commands.table import COMMANDS
 from replset.errors import (
     CommandNotFoundError,
@@ -98,9 +99,12 @@ class Dispatcher:
             refuse_large(body, name)
         deadline = None
         if command.known is not None and not command.plain.issuperset(body.keys()):
+            check_api(body, name)
             fields.check_fields(body, command.known, command.name)
             self._check_generic(command, request)
             deadline = self._deadline(request, name)
+        elif command.known is None and not command.private:
+            check_api(body, name)
         session = self._session(command, body)
         for sequence in request.sequences:
             if command.known is not None and sequence not in command.known:
@@ -139,10 +143,6 @@ class Dispatcher:
         for name in ("stmtId", "stmtIds"):
             if name in body and not command.retryable:
                 raise fields.unknown_field(command.name, name)
-        if "apiVersion" in body and body.get("apiVersion") != "1":
-            raise ReplError(
-                f'API version must be "1", not {body.get("apiVersion")!r:.40}', code=ErrorCode.API_VERSION_ERROR
-            )
         if not command.write_concern and "writeConcern" in body:
             raise InvalidOptionsError(f"Command {command.name} does not support writeConcern")
         if not command.read_concern and "readConcern" in body:
@@ -162,10 +162,14 @@ class Dispatcher:
         return session
 
     def _deadline(self, request: CommandRequest, name: str) -> Millis | None:
-        if "maxTimeMS" not in request.body:
-            return None
-        max_time_ms = fields.whole(request.body, "maxTimeMS", name, least=0, most=(1 << 31) - 1)
-        return Millis(self.member.clock.now() + max_time_ms) if max_time_ms else None
+        """Return when maxTimeMS is over; maxTimeMSOpOnly, which drivers' proxies send, may end it earlier."""
+        limits = [
+            fields.whole(request.body, field, name, least=0, most=(1 << 31) - 1)
+            for field in ("maxTimeMS", "maxTimeMSOpOnly")
+            if field in request.body
+        ]
+        limits = [limit_ms for limit_ms in limits if limit_ms]
+        return Millis(self.member.clock.now() + min(limits)) if limits else None
 
 
 def refuse_large(body: RawDocument, command: str) -> None:

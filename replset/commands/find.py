@@ -8,9 +8,18 @@ from functools import partial
 from replset.bson import Int64, RawDocument, decode, encode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
-from replset.commands.cursors import FIRST_BATCH, MAX_BATCH_BYTES, Cursor, CursorTable, DocumentsCursor, Pause
+from replset.commands.cursors import (
+    FIRST_BATCH,
+    MAX_BATCH_BYTES,
+    NOBODY,
+    Cursor,
+    CursorTable,
+    DocumentsCursor,
+    Opener,
+    Pause,
+)
 from replset.commands.evaluation import compiled, evaluate, read_statement, run_in_thread, weight_of
-from replset.commands.fail_command import fail_get_more
+from replset.commands.fail_command import check_max_time, fail_get_more
 from replset.commands.hint import hint_of
 from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.oplog_cursor import OplogCursor
@@ -23,6 +32,7 @@ from replset.commands.read_concern import (
     refuse_linearizable,
 )
 from replset.commands.scan import SLICE_DECODED, Filter, Scan, filter_of, open_collection, pause
+from replset.commands.stable_api import NO_API, api_parameters
 from replset.errors import BadValueError, ErrorCode, NotBuiltError, NotPrimaryOrSecondaryError, ReplError
 from replset.ids import Millis, OpTime
 from replset.optime import timestamp
@@ -314,21 +324,36 @@ async def first_batch(
         raise
     if is_only:
         cursor.close()
-    cursor_id = 0 if cursor.finished else ctx.cursors.add(cursor, ctx.connection.owner)
+    cursor_id = 0
     if cursor.finished:
         cursor.close()
+    else:
+        cursor.opener = _opener(ctx)
+        cursor.left_ms = _left_ms(ctx)
+        cursor_id = ctx.cursors.add(cursor, ctx.connection.owner)
     return _cursor_reply(cursor_id, cursor.ns, "firstBatch", documents, at)
 
 
 async def _confirmed_batch(ctx: CommandContext, cursor: Cursor, limit: int | None, await_ms: int | None) -> list[bytes]:
-    """The next batch, proven if the read is linearizable; getMores then have what is left of find's maxTimeMS."""
+    """The next batch, proven if the read is linearizable."""
     documents = await cursor.batch(partial(pause, ctx), limit, await_ms)
     if ctx.linearizable_term is not None:
         await confirm_linearizable(ctx)
         cursor.check_alive()
         cursor.linearizable = True
-        cursor.left_ms = None if ctx.deadline is None else max(0, ctx.deadline - ctx.member.clock.now())
     return documents
+
+
+def _opener(ctx: CommandContext) -> Opener:
+    session, api = ctx.session, api_parameters(ctx.body, ctx.name)
+    if session is None:
+        return NOBODY if api == NO_API else Opener(api=api)
+    return Opener(session.key, session.txn_number, api)
+
+
+def _left_ms(ctx: CommandContext) -> int | None:
+    """What is left of maxTimeMS; None: no limit."""
+    return None if ctx.deadline is None else max(0, ctx.deadline - ctx.member.clock.now())
 
 
 def _cursor_reply(cursor_id: int, ns: str, batch: str, documents: list[bytes], at: OpTime | None) -> dict[str, object]:
@@ -340,7 +365,10 @@ def _cursor_reply(cursor_id: int, ns: str, batch: str, documents: list[bytes], a
 
 
 async def get_more(ctx: CommandContext) -> Reply:
-    """The next batch of a cursor. maxTimeMS is how long a tailing one waits for the first document."""
+    """The next batch of a cursor, within what is left of find's maxTimeMS.
+
+    Its own maxTimeMS is how long an awaitData cursor waits for the first document; on others it is refused (2).
+    """
     body, name = ctx.body, ctx.name
     if body.type_of(name) != 18:
         raise fields.wrong_type(name, name, body.type_of(name), "long")
@@ -352,15 +380,23 @@ async def get_more(ctx: CommandContext) -> Reply:
     if not state.is_readable:
         raise NotPrimaryOrSecondaryError(f"node is not in primary or secondary state: {state.name}")
     cursor = ctx.cursors.take(cursor_id, ns)
-    ctx.deadline = None
+    try:
+        cursor.opener.check_same(_opener(ctx), cursor_id)
+        if "maxTimeMS" in body and not cursor.await_data:
+            raise BadValueError("cannot set maxTimeMS on getMore command for a non-awaitData cursor")
+    except ReplError:
+        ctx.cursors.give_back(cursor_id, cursor)
+        raise
+    waits = cursor.left_ms is None or cursor.await_data
+    ctx.deadline = None if waits else Millis(ctx.member.clock.now() + (cursor.left_ms or 0))
     try:
         if ctx.member.fail_points.active:
             fail_get_more(ctx)
+            check_max_time(ctx)
         if cursor.linearizable:
-            if cursor.left_ms is not None:
-                ctx.deadline = Millis(ctx.member.clock.now() + cursor.left_ms)
             await read_point(ctx, LINEARIZABLE)
         documents = await _confirmed_batch(ctx, cursor, batch_size or None, await_ms)
+        cursor.left_ms = _left_ms(ctx)
     except BaseException:
         cursor.close()
         ctx.cursors.give_back(cursor_id, cursor)

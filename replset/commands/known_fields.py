@@ -91,6 +91,9 @@ _BY_PLACE: Final = {
     "replSetStepUp": "skipDryRun",
     "setDefaultRWConcern": "defaultReadConcern defaultWriteConcern",
     "startSession": "",
+    "testDeprecation": "",
+    "testVersion2": "",
+    "testVersions1And2": "",
     "top": "",
     "update": f"updates let runtimeConstants {_WRITE} $_allowShardKeyUpdatesWithoutFullShardKeyInQuery",
     "update.updates": "q u c arrayFilters hint multi upsert upsertSupplied collation sampleId"

@@ -72,7 +72,7 @@ class OplogCursor(Cursor):
         self._matcher = None if only_ts and self._after != OPTIME_NULL else matcher
         self._weight = weight if self._matcher or projection else 0
         self._tailable = tailable
-        self._await_data = await_data
+        self.await_data = await_data
         self._skip = skip
         self._left: int | None = limit or None
         self._pending: list[bytes] = []
@@ -82,7 +82,7 @@ class OplogCursor(Cursor):
     async def batch(self, pause: Pause, limit: int | None, await_ms: int | None) -> list[bytes]:
         documents = await self._collect(pause, limit)
         is_first, self._began = not self._began, True
-        if not documents and self._await_data and not is_first and not self.finished:
+        if not documents and self.await_data and not is_first and not self.finished:
             deadline = self._member.clock.now() + (AWAIT_MS if await_ms is None else await_ms)
             while not documents and not self.finished and (left := deadline - self._member.clock.now()) > 0:
                 await self._member.wait_for_change(left)
