@@ -17,6 +17,7 @@ from replset.commands.session_table import SessionTable
 from replset.commands.sessions import SESSION_FIELDS, SessionRequest, parse_session
 from replset.commands.stable_api import check_api
 from replset.commands.table import COMMANDS
+from replset.commands.unbuilt import unknown_command
 from replset.errors import (
     CommandNotFoundError,
     ErrorCode,
@@ -80,7 +81,7 @@ class Dispatcher:
         name = body.first_key
         command = None if name is None else self._commands.get(name)
         if command is None or name is None or self._is_hidden(command, request):
-            raise CommandNotFoundError(f"no such command: '{name or ''}'")
+            raise CommandNotFoundError(f"no such command: '{name}'") if command else unknown_command(name)
         self.counts[command.name] = self.counts.get(command.name, 0) + 1
         if request.legacy and name not in HELLO_NAMES:
             raise ReplError(

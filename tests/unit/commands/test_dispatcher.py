@@ -15,6 +15,7 @@ from replset.commands.command import Command, CommandContext
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.ports import CommandRequest
 from replset.commands.table import COMMANDS
+from replset.commands.unbuilt import NOT_BUILT, SEARCH_INDEX_COMMANDS
 from replset.errors import InvariantError, ReplError
 from replset.ids import HostPort, Millis
 from replset.key_file import Keys
@@ -53,6 +54,8 @@ def test_every_reply_tells_the_time(client: Client) -> None:
     [
         ({"nonsense": 1}, 59),
         ({"find ": "c"}, 59),
+        ({"mapReduce": "c"}, 238),
+        ({"createSearchIndexes": "c"}, 31082),
         ({"ping": 1, "nonsense": 1}, 40415),
         ({"ping": 1, "maxTimeMS": "x"}, 14),
         ({"ping": 1, "apiVersion": "2"}, 322),
@@ -60,6 +63,10 @@ def test_every_reply_tells_the_time(client: Client) -> None:
 )
 def test_refusals(client: Client, command: dict[str, object], code: int) -> None:
     assert client.code(command) == code
+
+
+def test_what_is_built_is_not_listed_as_not_built() -> None:
+    assert not (NOT_BUILT | SEARCH_INDEX_COMMANDS) & set(COMMANDS)
 
 
 def test_an_empty_command_is_unknown(client: Client) -> None:
