@@ -45,6 +45,7 @@ class ErrorCode(IntEnum):
     INVALID_BSON = 22, "InvalidBSON"
     ALREADY_INITIALIZED = 23, "AlreadyInitialized"
     NAMESPACE_NOT_FOUND = 26, "NamespaceNotFound"
+    INDEX_NOT_FOUND = 27, "IndexNotFound"
     PATH_NOT_VIABLE = 28, "PathNotViable"
     CONFLICTING_UPDATE_OPERATORS = 40, "ConflictingUpdateOperators"
     CURSOR_NOT_FOUND = 43, "CursorNotFound"
@@ -64,6 +65,7 @@ class ErrorCode(IntEnum):
     NO_REPLICATION_ENABLED = 76, "NoReplicationEnabled"
     UNKNOWN_WRITE_CONCERN_MODE = 79, "UnknownReplWriteConcern"
     INDEX_OPTIONS_CONFLICT = 85, "IndexOptionsConflict"
+    INDEX_KEY_SPECS_CONFLICT = 86, "IndexKeySpecsConflict"
     NETWORK_TIMEOUT = 89, "NetworkTimeout"
     SHUTDOWN_IN_PROGRESS = 91, "ShutdownInProgress"
     INVALID_CONFIG = 93, "InvalidReplicaSetConfig"
@@ -90,6 +92,7 @@ class ErrorCode(IntEnum):
     MAX_STALENESS_OUT_OF_RANGE = 160, "MaxStalenessOutOfRange"
     CANNOT_INDEX_PARALLEL_ARRAYS = 171, "CannotIndexParallelArrays"
     QUERY_PLAN_KILLED = 175, "QueryPlanKilled"
+    AMBIGUOUS_INDEX_KEY_PATTERN = 181, "AmbiguousIndexKeyPattern"
     LINEARIZABLE_READ_CONCERN_ERROR = 187, "LinearizableReadConcernError"
     PRIMARY_STEPPED_DOWN = 189, "PrimarySteppedDown"
     INVALID_INDEX_OPTION = 197, "InvalidIndexSpecificationOption"
@@ -106,6 +109,7 @@ class ErrorCode(IntEnum):
     EXCEEDED_TIME_LIMIT = 262, "ExceededTimeLimit"
     OPERATION_NOT_SUPPORTED_IN_TRANSACTION = 263, "OperationNotSupportedInTransaction"
     REPAIRED_CONFIG = 270
+    INDEX_BUILD_ABORTED = 276, "IndexBuildAborted"
     SORT_EXCEEDED_MEMORY_LIMIT = 292, "QueryExceededMemoryLimitNoDiskUseAllowed"
     CONFIG_NOT_COMMITTED_YET = 308, "CurrentConfigNotCommittedYet"
     API_VERSION_ERROR = 322, "APIVersionError"
@@ -121,6 +125,7 @@ class ErrorCode(IntEnum):
     INTERRUPTED_AT_SHUTDOWN = 11600, "InterruptedAtShutdown"
     INTERRUPTED = 11601, "Interrupted"
     INTERRUPTED_BY_STATE_CHANGE = 11602, "InterruptedDueToReplStateChange"
+    BACKGROUND_OPERATION_IN_PROGRESS = 12587, "BackgroundOperationInProgressForNamespace"
     NOT_PRIMARY_NO_SECONDARY_OK = 13435, "NotPrimaryNoSecondaryOk"
     NOT_PRIMARY_OR_SECONDARY = 13436, "NotPrimaryOrSecondary"
     OUT_OF_DISK_SPACE = 14031, "OutOfDiskSpace"
@@ -308,6 +313,30 @@ class CannotBuildIndexKeysError(ReplError):
     """The document has too many keys in one index (201)."""
 
     code = ErrorCode.CANNOT_BUILD_INDEX_KEYS
+
+
+class IndexNotFoundError(ReplError):
+    """There is no such index (27)."""
+
+    code = ErrorCode.INDEX_NOT_FOUND
+
+
+class CannotCreateIndexError(ReplError):
+    """An index cannot be made so (67)."""
+
+    code = ErrorCode.CANNOT_CREATE_INDEX
+
+
+class IndexBuildAbortedError(ReplError):
+    """An index build was ended before its commit (276)."""
+
+    code = ErrorCode.INDEX_BUILD_ABORTED
+
+
+class InterruptedDueToReplStateChangeError(ReplError):
+    """The member is not primary any more; the operation may go on without its client (11602)."""
+
+    code = ErrorCode.INTERRUPTED_BY_STATE_CHANGE
 
 
 class QueryPlanKilledError(ReplError):

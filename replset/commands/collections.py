@@ -1,4 +1,4 @@
-"""create, drop, dropDatabase, the lists of them, and createIndexes for the one index that is there anyway."""
+"""create, drop, dropDatabase, and the lists of collections and databases."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from replset.bson import Binary, Int64, RawDocument
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import run_in_thread
-from replset.commands.index_specs import check_index
-from replset.commands.namespaces import check_database, collection_field, namespace, writable_namespace
+from replset.commands.lists import list_reply
+from replset.commands.namespaces import check_database, collection_field, writable_namespace
 from replset.commands.ports import Reply
 from replset.commands.write_concern import write_and_wait
 from replset.errors import (
     BadValueError,
     IllegalOperationError,
-    NamespaceNotFoundError,
 )
 from replset.query.match import compile_filter
 from replset.replication.write_ops import ID_INDEX, WriteGroup, do_create, do_drop
@@ -40,14 +39,15 @@ async def drop(ctx: CommandContext) -> Reply:
     """Drop a collection; one that is not there is no error."""
     ns = writable_namespace(ctx.database, collection_field(ctx.body, ctx.name))
 
-    def operation(group: WriteGroup) -> bool:
+    def operation(group: WriteGroup) -> int:
         coll = group.txn.catalog.by_ns.get(ns)
-        if coll is not None:
-            do_drop(group, coll)
-        return coll is not None
+        if coll is None:
+            return 0
+        do_drop(group, coll)
+        return len(coll.indexes) + 1
 
     was, reply = await write_and_wait(ctx, operation)
-    return ({"nIndexesWas": 1, "ns": ns} if was else {}) | reply
+    return ({"nIndexesWas": was, "ns": ns} if was else {}) | reply
 
 
 async def drop_database(ctx: CommandContext) -> Reply:
@@ -71,18 +71,6 @@ async def drop_database(ctx: CommandContext) -> Reply:
 # --- lists ------------------------------------------------------------------------------------------------------
 
 
-def _list_reply(ctx: CommandContext, ns: str, documents: list[dict[str, object]]) -> Reply:
-    """Return the reply with all rows in the first batch, since these lists are short.
-
-    The fields of `cursor` have the order that MongoDB's lists have; `find` has another one.
-    """
-    cursor = fields.document(ctx.body, "cursor", ctx.name)
-    if cursor is not None:
-        fields.check_fields(cursor, frozenset({"batchSize"}), f"{ctx.name}.cursor")
-        fields.whole(cursor, "batchSize", ctx.name, least=0)
-    return {"cursor": {"id": Int64(0), "ns": ns, "firstBatch": documents}}
-
-
 def _collection_document(coll: Collection, name_only: bool) -> dict[str, object]:
     document: dict[str, object] = {"name": coll.name, "type": "collection"}
     if not name_only:
@@ -104,7 +92,7 @@ async def list_collections(ctx: CommandContext) -> Reply:
     documents = await _filtered(ctx, documents)
     if name_only:
         documents = [{"name": doc["name"], "type": doc["type"]} for doc in documents]
-    return _list_reply(ctx, f"{database}.$cmd.listCollections", documents)
+    return list_reply(ctx, f"{database}.$cmd.listCollections", documents)
 
 
 async def _filtered(ctx: CommandContext, documents: list[dict[str, object]]) -> list[dict[str, object]]:
@@ -142,36 +130,6 @@ async def list_databases(ctx: CommandContext) -> Reply:
     return reply
 
 
-async def list_indexes(ctx: CommandContext) -> Reply:
-    """The indexes of a collection: the one on `_id`."""
-    ns = namespace(ctx.database, collection_field(ctx.body, ctx.name))
-    if ctx.member.store.collection(ns) is None:
-        raise NamespaceNotFoundError(f"ns does not exist: {ns}")
-    return _list_reply(ctx, ns, [dict(ID_INDEX)])
-
-
-async def create_indexes(ctx: CommandContext) -> Reply:
-    """Accept the index on `_id`, which every collection has. Other indexes are refused by name."""
-    ns = writable_namespace(ctx.database, collection_field(ctx.body, ctx.name))
-    ignore_unknown = fields.boolean(ctx.body, "ignoreUnknownIndexOptions", ctx.name)
-    for index in fields.documents(ctx.body, ctx.request.sequences, "indexes", ctx.name):
-        check_index(index, f"{ctx.name}.indexes", ignore_unknown)
-
-    def operation(group: WriteGroup) -> bool:
-        created = ns not in group.txn.catalog.by_ns
-        if created:
-            do_create(group, ns)
-        return created
-
-    created, reply = await write_and_wait(ctx, operation)
-    return {
-        "numIndexesBefore": 1,
-        "numIndexesAfter": 1,
-        "createdCollectionAutomatically": created,
-        "note": "all indexes already exist",
-    } | reply
-
-
 COMMANDS: tuple[Command, ...] = (
     Command(
         "create",
@@ -194,13 +152,5 @@ COMMANDS: tuple[Command, ...] = (
         frozenset({"filter", "nameOnly"}),
         where=Where.READABLE,
         admin_only=True,
-    ),
-    Command("listIndexes", list_indexes, frozenset({"cursor"}), where=Where.READABLE),
-    Command(
-        "createIndexes",
-        create_indexes,
-        frozenset({"indexes", "ignoreUnknownIndexOptions"}),
-        where=Where.PRIMARY,
-        write_concern=True,
     ),
 )

@@ -153,7 +153,11 @@ class InsertBatch(Batch):
             key, doc = ready
             if coll is None:
                 coll = self.collection(group)
-            written: OpTime | None = do_insert(group, coll, key, doc)
+            try:
+                written: OpTime | None = do_insert(group, coll, key, doc)
+            except indexes.REFUSALS as error:
+                self.failed(error)
+                continue
             if written is None:
                 self.failed(duplicate_key(self.ns, read_value(doc, doc[4], 9, len(doc) - 1)))
                 continue

@@ -15,6 +15,7 @@ from replset.core.messages import ReplyBody, RequestBody
 from replset.core.node import Node
 from replset.ids import HostPort, Millis, OpTime
 from replset.key_file import Handshake, Keys
+from replset.replication.index_builder import IndexBuilder
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.ports import Clock, MemberClient, Workers
 from replset.replication.rollback_list import RollbackList
@@ -199,6 +200,11 @@ class MemberPort(Protocol):
         Raises what the operation raises (then it left nothing), NotWritablePrimaryError, OutOfDiskSpaceError,
         ShutdownInProgressError, StorageError.
         """
+        ...
+
+    @property
+    def index_builder(self) -> IndexBuilder:
+        """Fills the indexes under build, and ends each build on a primary."""
         ...
 
     @property

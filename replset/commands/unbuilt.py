@@ -13,7 +13,7 @@ _NOT_BUILT = (
     "authenticate cloneCollectionAsCapped compact connPoolStats createRole createUser dropAllRolesFromDatabase"
     " dropAllUsersFromDatabase dropConnections dropRole dropUser filemd5 getAuditConfig getClusterParameter"
     " getDiagnosticData grantPrivilegesToRole grantRolesToRole grantRolesToUser invalidateUserCache lockInfo logout"
-    " mapReduce planCacheClear planCacheClearFilters planCacheListFilters planCacheSetFilter reIndex"
+    " mapReduce planCacheClear planCacheClearFilters planCacheListFilters planCacheSetFilter"
     " replSetResizeOplog replSetSyncFrom revokePrivilegesFromRole revokeRolesFromRole revokeRolesFromUser rolesInfo"
     " rotateCertificates saslContinue saslStart setAuditConfig setClusterParameter setFeatureCompatibilityVersion"
     " setIndexCommitQuorum setUserWriteBlockMode splitVector updateRole updateUser usersInfo validateDBMetadata"

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from replset.bson import RawDocument, encode_key
 from replset.bson.decoding import read_value
 from replset.errors import OutOfDiskSpaceError, RemoteProtocolError, ReplError, StorageError
-from replset.oplog_entry import INSERT, InsertReader, OplogEntry
+from replset.oplog_entry import COMMAND, INSERT, InsertReader, OplogEntry
 from replset.query.diff import apply_update_bytes
+from replset.replication import index_ops
 from replset.replication.session_write import image_of_entry, record_applied
 from replset.storage.catalog import Collection
 from replset.storage.store import Store
@@ -38,6 +39,15 @@ class LargeUpdateError(Exception):
         self.o = o
 
 
+class UnfinishedBuildError(Exception):
+    """The next entry makes indexes ready that this member still has to fill, in slices."""
+
+    def __init__(self, coll: bytes, build: bytes) -> None:
+        super().__init__("an index build is committed")
+        self.coll = coll
+        self.build = build
+
+
 @dataclass(frozen=True, slots=True)
 class EvaluatedUpdate:
     """A large document before and after an update of the next entry, and the update's `o`."""
@@ -59,7 +69,8 @@ def apply_batch(
 
     Returns how many were applied. They continue the store's newest entry; one that is not newer is skipped, since it is
     applied already. LargeUpdateError: an update of entries[start] must be computed first; call again with it in
-    `evaluated`, behind those of the calls before. RemoteProtocolError: an entry is malformed or of a kind that
+    `evaluated`, behind those of the calls before. UnfinishedBuildError: entries[start] needs indexes that are filled
+    first. RemoteProtocolError: an entry is malformed or of a kind that
     this version cannot apply; nothing of the group was applied then. Storage's errors are passed on.
     """
     done = size = 0
@@ -70,6 +81,11 @@ def apply_batch(
                 raw = entries[i]
                 if run is None or not _apply_insert(txn, run, raw):
                     entry = OplogEntry(raw)
+                    unfinished = index_ops.unfinished_build(txn, entry) if entry.op == COMMAND else None
+                    if unfinished is not None:
+                        if not done:
+                            raise UnfinishedBuildError(*unfinished)
+                        break
                     mark = txn.mark()
                     try:
                         apply_entry(txn, entry, lambda before, o: _updated_on_loop(before, o, evaluated))
@@ -211,8 +227,8 @@ def _update(txn: Txn, entry: OplogEntry, ts: int, changed: UpdateFunction) -> by
 
 
 def _command(txn: Txn, entry: OplogEntry, ts: int, changed: UpdateFunction) -> None:
-    """create, drop, dropDatabase and a transaction's applyOps. The others are not made by any version that this one can
-    replicate from.
+    """create, drop, dropDatabase, those of indexes and a transaction's applyOps. The others are not made by any version
+    that this one can replicate from.
     """
     o = entry.o
     name = o.first_key
@@ -226,6 +242,10 @@ def _command(txn: Txn, entry: OplogEntry, ts: int, changed: UpdateFunction) -> N
         case "applyOps":
             for operation in entry.operations:
                 apply_effect(txn, operation, ts, changed)
+        case name if name in index_ops.NAMES:
+            coll = _collection(txn, entry)
+            if coll is not None:
+                index_ops.apply_index_entry(txn, entry, coll, ts)
         case "dropDatabase":
             for coll in list(txn.catalog.by_ns.values()):
                 if coll.database == entry.database and coll.created_ts < entry.optime.ts:

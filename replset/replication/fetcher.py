@@ -22,9 +22,10 @@ from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.oplog_entry import OplogEntry
 from replset.oplog_row import CHAIN_START, chain_after
 from replset.query.diff import apply_update_bytes
-from replset.replication.applier import EvaluatedUpdate, LargeUpdateError, apply_batch
+from replset.replication.applier import EvaluatedUpdate, LargeUpdateError, UnfinishedBuildError, apply_batch
 from replset.replication.context import MemberContext
 from replset.replication.disk_space import retry_while_disk_full
+from replset.replication.index_builder import write_slice
 from replset.replication.ports import MemberClient
 from replset.replication.protocol import FetchReply, FetchRequest
 
@@ -308,6 +309,15 @@ class Fetcher:
                 )
             except LargeUpdateError as large:
                 evaluated.append(await self._evaluate(large))
+            except UnfinishedBuildError as unfinished:
+                await self._finish_build(unfinished)
+
+    async def _finish_build(self, unfinished: UnfinishedBuildError) -> None:
+        """Fill the indexes that the next entry makes ready."""
+        more = True
+        while more:
+            more = await write_slice(self._context, unfinished.coll, unfinished.build)
+            await asyncio.sleep(0)
 
     async def _evaluate(self, large: LargeUpdateError) -> EvaluatedUpdate:
         """Compute in a thread what the entry makes of the document. RemoteProtocolError when the entry is malformed."""

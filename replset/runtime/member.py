@@ -73,6 +73,7 @@ from replset.replication.chain_check import compare_chains
 from replset.replication.context import Identity, MemberContext
 from replset.replication.copy_transfer import InitialSyncOptions
 from replset.replication.fetcher import Fetcher, FetchOptions
+from replset.replication.index_builder import IndexBuilder
 from replset.replication.initial_sync import InitialSync
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.ports import Clock, Network, SetMemberClient, Workers
@@ -285,6 +286,9 @@ class RunningMember:
         self.shell = Shell(self.node, self, self.clock, self._threads, self._break)
         self._writer = Writer(self.context, self.node, self.rng, self._on_committed)
         self._housekeeper = Housekeeper(self.context, self._on_disk_space, self.on_damage)
+        self.index_builder = IndexBuilder(
+            self.context, busy=self._housekeeper.busy, leads_in=lambda: self._writer.term, write=self._writer.write
+        )
         self.snapshots = SnapshotServer(self.context, self.node, self.rng)
         self.dispatcher = Dispatcher(self)
         self.peer = Transport(ports.network, self.clock, self.host, keys, self.rng)
@@ -337,6 +341,7 @@ class RunningMember:
             self.durability.run(),
             self._progress.run(),
             self._housekeeper.run(),
+            self.index_builder.run(),
             self._refresh(),
             self._mark.run(),
         ):
@@ -486,6 +491,8 @@ class RunningMember:
                 self._on_topology_changed()
             case AcceptWrites(accept, term):
                 self._writer.accept(term if accept else None)
+                if not accept:
+                    self.index_builder.on_stepdown()
                 self._on_topology_changed()
             case CommitPointAdvanced(commit_point):
                 self.store.set_commit_point(min(commit_point, self.store.last_applied))

@@ -67,6 +67,11 @@ class Writer:
         """Take clients' writes in `term`; None: refuse them from here on, those in the queue included."""
         self._term = term
 
+    @property
+    def term(self) -> int | None:
+        """The term in which clients' writes are taken; None while they are not."""
+        return self._term
+
     def close(self) -> None:
         """Refuse everything from here on."""
         self._closed = True

@@ -46,6 +46,12 @@ class Collection:
         return self.ns.partition(".")[0]
 
     @property
+    def builds(self) -> list[bytes]:
+        """The UUIDs of the index builds under way. A collection that is dropped has none."""
+        unready = [] if self.dropped_ts is not None else [index for index in self.indexes if not index.ready]
+        return list(dict.fromkeys(index.build or b"" for index in unready))
+
+    @property
     def name(self) -> str:
         """The part of `ns` after the first dot."""
         return self.ns.partition(".")[2]
@@ -80,16 +86,21 @@ class Catalog:
     def __init__(self, collections: list[Collection]) -> None:
         self.by_ns: dict[str, Collection] = {c.ns: c for c in collections if c.dropped_ts is None}
         self.by_uuid: dict[bytes, Collection] = {c.uuid: c for c in (SESSIONS, *collections)}
+        self.building: set[bytes] = {c.uuid for c in collections if c.builds}
+        """The UUIDs of collections with an index under build."""
 
     def put(self, collection: Collection) -> None:
         """Add or replace, by UUID."""
         self.forget(collection.uuid)
         self.by_uuid[collection.uuid] = collection
+        if collection.builds:
+            self.building.add(collection.uuid)
         if collection.dropped_ts is None:
             self.by_ns[collection.ns] = collection
 
     def forget(self, uuid: bytes) -> None:
         known = self.by_uuid.pop(uuid, None)
+        self.building.discard(uuid)
         if known is not None and self.by_ns.get(known.ns) is known:
             del self.by_ns[known.ns]
 

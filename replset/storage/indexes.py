@@ -27,6 +27,8 @@ from replset.storage.sqlite import first_row, rows_of
 
 KEYS_MAX = 100_000
 """Keys of one document in one index, as MongoDB's indexMaxNumGeneratedKeysPerDocument."""
+REFUSALS = (CannotBuildIndexKeysError, CannotIndexParallelArraysError, DuplicateKeyError)
+"""Why a document cannot be in an index."""
 TO_THE_END = b"\xff"
 """Behind every keystring."""
 _COMPLEMENT = bytes(range(255, -1, -1))
@@ -173,7 +175,7 @@ def _keystring(index: Index, values: list[object]) -> bytes:
     return b"".join(parts)
 
 
-def _duplicate(index: Index, ns: str, document: bytes, keystring: bytes) -> DuplicateKeyError:
+def duplicate_of(index: Index, ns: str, document: bytes, keystring: bytes) -> DuplicateKeyError:
     """MongoDB's 11000, with the values of the key that is taken."""
     values = _values_for(index, document) or {}
     row = next((row for row in value_lists(values, index.paths) if _keystring(index, row) == keystring), [])
@@ -220,7 +222,7 @@ def write_entries(
         if unique_in is not None and after is not None and index.unique:
             for keystring in sorted(added):
                 if _other_owner(connection, index, keystring, key):
-                    raise _duplicate(index, unique_in, after, keystring)
+                    raise duplicate_of(index, unique_in, after, keystring)
         if added or old != new:
             changes.append((index, old - new, added, multikey & ~index.multikey_fields))
     for index, gone, added, multikey in changes:
@@ -236,6 +238,11 @@ def _known_keys(index: Index, document: bytes | None) -> tuple[set[bytes], int]:
         return _keys(index, document)
     except ReplError:
         return set(), 0
+
+
+def has_entry(connection: apsw.Connection, index: Index, keystring: bytes, key: bytes) -> bool:
+    sql = f"SELECT 1 FROM {index.table} WHERE keystring = ? AND key = ?"
+    return first_row(connection, sql, (keystring, key)) is not None
 
 
 def _other_owner(connection: apsw.Connection, index: Index, keystring: bytes, key: bytes) -> bool:

@@ -26,7 +26,7 @@ from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_row import OplogRow
 from replset.storage import natural_order, oplog
 from replset.storage.catalog import SESSIONS, Collection, load_collection
-from replset.storage.indexes import Index, scan_index
+from replset.storage.indexes import Index, has_entry, scan_index
 from replset.storage.sqlite import PAGE_ROWS, page_of, rows_of, storage_error
 from replset.storage.txn import Meta, read_meta
 
@@ -289,12 +289,20 @@ class Snapshot:
         high: None for no end. backwards: the greatest first. Keystrings of whole values are no prefixes of each other:
         all that begin with `p` lie from p to p + TO_THE_END. QueryPlanKilledError when the index is gone.
         """
-        coll = self._known(index.coll)
-        if coll is None or not any((index.id, index.spec) == (known.id, known.spec) for known in coll.indexes):
-            raise QueryPlanKilledError(f"query plan killed :: caused by :: index '{index.name}' dropped")
+        self._check_index(index)
         return self._query(
             lambda: scan_index(self.connection, index, low, high, after=after, limit=limit, backwards=backwards)
         )
+
+    def has_index_entry(self, index: Index, keystring: bytes, key: bytes) -> bool:
+        """Whether the index holds this very entry. QueryPlanKilledError when the index is gone."""
+        self._check_index(index)
+        return self._query(lambda: has_entry(self.connection, index, keystring, key))
+
+    def _check_index(self, index: Index) -> None:
+        coll = self._known(index.coll)
+        if coll is None or not any((index.id, index.spec) == (known.id, known.spec) for known in coll.indexes):
+            raise QueryPlanKilledError(f"query plan killed :: caused by :: index '{index.name}' dropped")
 
     # --- oplog
 

@@ -292,6 +292,11 @@ class Store:
         found = self._catalog.by_ns.values()
         return sorted((c for c in found if database is None or c.database == database), key=lambda c: c.ns)
 
+    def index_builds(self) -> list[tuple[Collection, bytes]]:
+        """The index builds under way: the collection and the UUID of the build."""
+        building = [self._catalog.by_uuid[uuid] for uuid in sorted(self._catalog.building)]
+        return [(coll, build) for coll in building for build in coll.builds]
+
     def dropped_collections(self) -> list[Collection]:
         """Those that are dropped and not yet removed, the oldest drop first."""
         return self._catalog.dropped()

@@ -224,6 +224,9 @@ class Txn:
     def create_index(self, coll: Collection, spec: RawDocument, *, build: bytes | None = None, ts: int) -> Index:
         """Make an index: ready at once with build=None, for an empty collection; else under build."""
         is_whole = build is None
+        if is_whole:
+            row = first_row(self.connection, f"SELECT 1 FROM {coll.table} LIMIT 1")
+            invariant(row is None, "only the index of an empty collection is ready at once")
         id_ = insert_index(self.connection, coll.uuid, spec, build, is_whole=is_whole)
         self._undo.append((ts, len(self._undo), INDEX, coll.uuid, None, state_before_creation(id_), None))
         self.catalog.reload_indexes(self.connection, coll.uuid)

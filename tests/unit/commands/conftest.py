@@ -29,10 +29,12 @@ from replset.core.write_concern import WriteConcern
 from replset.errors import HostUnreachableError, MaxTimeMSExpiredError, NotWritablePrimaryError
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
 from replset.key_file import Keys
+from replset.replication.index_builder import IndexBuilder
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_progress import RollbackProgress
 from replset.replication.write_ops import WriteGroup
+from replset.replication.write_queue import WriteQueue
 from replset.runtime.admission import Admission
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
@@ -141,6 +143,15 @@ class FakeMember:
     on_change: Callable[[], None] | None = None
     write_waiters: WaiterList = field(default_factory=WaiterList)
 
+    def __post_init__(self) -> None:
+        context: Any = SimpleNamespace(clock=self.clock, store=self.store, write_queue=WriteQueue())
+        self.index_builder = EagerBuilder(
+            context,
+            busy=asyncio.Lock(),
+            leads_in=lambda: self.node.term if self.node.writable else None,
+            write=self.write,
+        )
+
     async def write(self, operation: Callable[[WriteGroup], T]) -> T:
         await asyncio.sleep(0)
         if not self.node.writable or (self.step_down_after is not None and self.groups >= self.step_down_after):
@@ -191,6 +202,14 @@ class FakeMember:
 
     def set_wall_clock_ahead(self, ahead_ms: int) -> None:
         self.clock.set_wall_ahead(ahead_ms)
+
+
+class EagerBuilder(IndexBuilder):
+    """Begins to work as soon as somebody waits: no task runs it."""
+
+    def result(self, build: bytes) -> asyncio.Future[OpTime]:
+        self.task = asyncio.get_running_loop().create_task(self.work())
+        return super().result(build)
 
 
 class Client:

@@ -1,0 +1,125 @@
+"""Fills the indexes that are under build, in slices, and checks what indexes hold.
+
+Every document up to an index's position is in it. Documents are taken in the order of their keys, and each slice moves
+the position on in the transaction that writes its entries. So a build goes on where it was after a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import apsw
+
+from replset.errors import DuplicateKeyError
+from replset.storage.catalog import Collection
+from replset.storage.indexes import Index, duplicate_of, keys_of, scan_index, set_index, write_entries
+from replset.storage.snapshot import Snapshot
+from replset.storage.sqlite import first_row
+from replset.storage.txn import Txn
+
+_CHECK_TIME_EVERY = 8
+_KEPT = 100
+VERIFY_ROWS = 2000
+"""Entries of a slice that looks for duplicates: about two milliseconds."""
+
+
+def fill_slice(txn: Txn, uuid: bytes, build: bytes, is_time_up: Callable[[], bool], *, refuses: bool = False) -> bool:
+    """Put some more documents of the collection into the indexes of a build. True: call again.
+
+    refuses: as on a primary, raise DuplicateKeyError, and what `keys_of` raises, for a document that cannot be in an
+    index. Without it the entry that commits or aborts the build decides.
+    """
+    coll = txn.catalog.by_uuid.get(uuid)
+    indexes = [] if coll is None else indexes_of_build(coll, build)
+    if coll is None or not indexes or indexes[0].position is None:
+        return False
+    position = indexes[0].position  # one for all of a build
+    as_if_whole = tuple(replace(index, position=None) for index in indexes)
+    more = False
+    for count, (key, doc) in enumerate(txn.scan(coll, position), 1):
+        write_entries(txn.connection, as_if_whole, key, None, doc, unique_in=coll.ns if refuses else None)
+        position = key
+        if count % _CHECK_TIME_EVERY == 0 and is_time_up():
+            more = True
+            break
+    for index in indexes:
+        set_index(txn.connection, index, "position", position if more else None)
+    txn.catalog.reload_indexes(txn.connection, uuid)
+    return more
+
+
+def indexes_of_build(coll: Collection, build: bytes) -> list[Index]:
+    """The indexes of a build that is under way."""
+    return [index for index in coll.indexes if index.build == build and not index.ready]
+
+
+def duplicate_in(
+    connection: apsw.Connection, coll: Collection, index: Index, after: tuple[bytes, bytes]
+) -> tuple[DuplicateKeyError | None, tuple[bytes, bytes] | None]:
+    """Look for two documents with one key in the next slice of a unique index.
+
+    Returns the error for them, and where the next slice begins; None at the end.
+    """
+    rows = scan_index(connection, index, b"", None, after=after, limit=VERIFY_ROWS, backwards=False)
+    previous = after[0]
+    for keystring, key in rows:
+        if keystring == previous:
+            row = first_row(connection, coll.sql_get, (key,))
+            return duplicate_of(index, coll.ns, b"" if row is None else row[0], keystring), None
+        previous = keystring
+    return None, rows[-1] if len(rows) == VERIFY_ROWS else None
+
+
+# --- checking ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class IndexCheck:
+    """Compares an index with the documents, slice by slice. missing, extra: entries that the documents have and the
+    index has not, and the other way; the first `_KEPT` of each.
+
+    Between two slices writes go on, so each slice takes a snapshot of its own.
+    """
+
+    coll: Collection
+    index: Index
+    documents: int = 0
+    entries: int = 0
+    missing: list[tuple[bytes, bytes]] = field(default_factory=list)
+    extra: list[tuple[bytes, bytes]] = field(default_factory=list)
+    _after_key: bytes | None = b""
+    _after_entry: tuple[bytes, bytes] | None = None
+
+    def next_slice(self, snapshot: Snapshot, limit: int) -> bool:
+        """Compare so many documents, or when these are done entries. True: call again. QueryPlanKilledError."""
+        if self._after_key is not None:
+            self._after_key = self._check_documents(snapshot, self._after_key, limit)
+            return True
+        return self._check_entries(snapshot, limit)
+
+    def _check_documents(self, snapshot: Snapshot, after: bytes, limit: int) -> bytes | None:
+        count, key = 0, after
+        for key, doc in snapshot.scan(self.coll, after_key=after, limit=limit):
+            count += 1
+            if self.index.position is None or key <= self.index.position:
+                for keystring in keys_of(self.index, doc):
+                    if not snapshot.has_index_entry(self.index, keystring, key):
+                        self._note(self.missing, (keystring, key))
+        self.documents += count
+        return key if count == limit else None
+
+    def _check_entries(self, snapshot: Snapshot, limit: int) -> bool:
+        rows = snapshot.index_scan(self.index, b"", None, after=self._after_entry, limit=limit)
+        for keystring, key in rows:
+            doc = snapshot.get(self.coll, key)
+            if doc is None or keystring not in keys_of(self.index, doc):
+                self._note(self.extra, (keystring, key))
+        self.entries += len(rows)
+        self._after_entry = rows[-1] if rows else None
+        return len(rows) == limit
+
+    @staticmethod
+    def _note(found: list[tuple[bytes, bytes]], entry: tuple[bytes, bytes]) -> None:
+        if len(found) < _KEPT:
+            found.append(entry)

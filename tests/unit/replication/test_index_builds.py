@@ -1,0 +1,318 @@
+"""Index builds on a primary and a secondary: while writes go on, over crashes, rollbacks and changes of the primary."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from replset.bson import RawDocument, encode
+from replset.errors import (
+    DuplicateKeyError,
+    IndexBuildAbortedError,
+    InterruptedDueToReplStateChangeError,
+    MaxTimeMSExpiredError,
+    NotWritablePrimaryError,
+)
+from replset.ids import OpTime
+from replset.oplog_entry import OplogEntry
+from replset.replication.applier import UnfinishedBuildError, apply_batch
+from replset.replication.index_builder import IndexBuilder
+from replset.replication.index_ops import do_create_index, do_drop_index, do_start_build
+from replset.replication.write_ops import WriteGroup, do_insert
+from replset.storage.index_build import IndexCheck, fill_slice
+from replset.storage.store import Store
+from replset.storage.undo import undo_step
+from tests.unit.replication.kit import OPTIONS, Member, Network, copy_log, key_of, run, until
+
+T = TypeVar("T")
+NS = "app.orders"
+
+
+class Builds:
+    """A member with its index builder, and the writes of a primary."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.leads = True
+        self.builder = IndexBuilder(
+            member.context,
+            busy=asyncio.Lock(),
+            leads_in=lambda: member.node.term if self.leads else None,
+            write=self.write,
+        )
+
+    async def write(self, operation: Callable[[WriteGroup], T]) -> T:
+        await asyncio.sleep(0)
+        if not self.leads:
+            raise NotWritablePrimaryError(primary=None)
+        return self.do(operation)
+
+    def do(self, operation: Callable[[WriteGroup], T]) -> T:
+        member = self.member
+        with member.store.group() as txn:
+            result = operation(WriteGroup(txn, member.node.term, member.clock.wall_ms(), member.rng))
+        member.moved()
+        return result
+
+    def start(self, **options: object) -> bytes:
+        return self.do(lambda group: do_start_build(group, self.coll(group), [spec(**options)]))
+
+    def coll(self, group: WriteGroup) -> Any:
+        return group.txn.catalog.by_ns[NS]
+
+
+def spec(field: str = "a", **options: object) -> RawDocument:
+    return RawDocument(encode({"v": 2, "key": {field: 1}, "name": f"{field}_1", **options}))
+
+
+def is_sound(store: Store) -> bool:
+    """Whether each index holds exactly what the documents, up to its position, say."""
+    for coll in store.collections():
+        for index in coll.indexes:
+            check = IndexCheck(coll, index)
+            with store.read() as snapshot:
+                while check.next_slice(snapshot, 7):
+                    pass
+            if check.missing or check.extra:
+                return False
+    return True
+
+
+def indexes(store: Store) -> dict[str, bool]:
+    coll = store.collection(NS)
+    return {} if coll is None else {index.name: index.ready for index in coll.indexes}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Member:
+    member = Member("source:1", tmp_path, Network())
+    member.create(NS)
+    member.insert(NS, *[{"_id": n, "a": n % 7, "b": n} for n in range(40)])
+    return member
+
+
+def test_a_build_beside_writes_and_a_secondary_that_follows(source: Member, tmp_path: Path) -> None:
+    mine = Member("mine:1", tmp_path, source.network)
+    copy_log(source, mine)
+    builds = Builds(source)
+    rng = random.Random(1)
+
+    async def test() -> None:
+        mine.fetcher.start(source.host)
+        source.clock.now = lambda: next(ticks)  # type: ignore[method-assign]
+        result = builds.builder.result(builds.start())
+        work = asyncio.create_task(builds.builder.work())
+        while not result.done():
+            key = rng.randrange(60)
+            if key in source.documents(NS):
+                source.delete(NS, key) if rng.random() < 0.5 else source.replace(NS, {"_id": key, "a": [key, "x"]})
+            else:
+                source.insert(NS, {"_id": key, "a": "new"})
+            await asyncio.sleep(0)
+        await work
+        assert (await result).ts <= source.store.last_applied.ts
+        await until(lambda: mine.store.last_applied == source.store.last_applied)
+        mine.fetcher.stop()
+
+    ticks = iter(range(0, 1_000_000, 3))  # each look at the clock takes 3 ms: a slice is a few documents
+    run(test)
+    for member in (source, mine):
+        assert indexes(member.store) == {"a_1": True}
+        assert is_sound(member.store)
+        assert member.store.collection(NS).indexes[0].multikey  # type: ignore[union-attr]
+    assert mine.everything() == source.everything()
+
+
+def test_the_commit_waits_for_a_secondary_that_has_not_finished(source: Member, tmp_path: Path) -> None:
+    mine = Member("mine:1", tmp_path, source.network)
+    builds = Builds(source)
+    builds.start()
+    run(builds.builder.work)
+    log = source.oplog()
+    done = 0
+    while done < len(log) - 1:
+        done += apply_batch(mine.store, log, done, len(log), lambda: False)
+    assert indexes(mine.store) == {"a_1": False}
+    with pytest.raises(UnfinishedBuildError):
+        apply_batch(mine.store, log, done, len(log), lambda: False)
+    mine.apply(log[-1])  # one entry by itself is applied whole
+    assert indexes(mine.store) == {"a_1": True}
+    assert is_sound(mine.store)
+
+
+def test_a_start_goes_on_where_the_build_was(source: Member) -> None:
+    builds = Builds(source)
+    build = builds.start()
+    coll = source.store.collection(NS)
+    assert coll is not None
+    with source.store.group() as txn:
+        assert fill_slice(txn, coll.uuid, build, lambda: True)
+    source.store.close()
+    source.context.store = Store.open(source.disk, source.dbpath, OPTIONS)
+    (index,) = source.store.collection(NS).indexes  # type: ignore[union-attr]
+    assert index.position not in (None, b"")
+    assert is_sound(source.store)
+    source.delete(NS, 0)
+    source.delete(NS, 39)
+    run(builds.builder.work)
+    assert indexes(source.store) == {"a_1": True}
+    assert is_sound(source.store)
+
+
+def test_a_former_primarys_duplicate_ends_a_unique_build(source: Member) -> None:
+    """A write that the former primary took may break the part that this member had filled."""
+    builds = Builds(source)
+    builds.leads = False
+    builds.start(unique=True, key={"b": 1})
+    run(builds.builder.work)
+    assert indexes(source.store) == {"a_1": False}
+    source.insert(NS, {"_id": 100, "b": 5})
+    builds.leads = True
+    run(builds.builder.work)
+    assert indexes(source.store) == {}
+    assert OplogEntry(source.oplog()[-1]).o.first_key == "abortIndexBuild"
+
+
+def test_a_duplicate_is_refused_while_a_build_runs(source: Member) -> None:
+    builds = Builds(source)
+    build = builds.start(unique=True, key={"b": 1})
+    coll = source.store.collection(NS)
+    assert coll is not None
+    with source.store.group() as txn:
+        assert fill_slice(txn, coll.uuid, build, lambda: True, refuses=True)
+    document = encode({"_id": -1, "b": 0})
+    with pytest.raises(DuplicateKeyError):
+        builds.do(lambda group: do_insert(group, builds.coll(group), key_of(-1), document))
+    run(builds.builder.work)
+    assert indexes(source.store) == {"a_1": True}
+
+
+@pytest.mark.parametrize("unique", [False, True])
+def test_who_waits_is_answered(source: Member, unique: bool) -> None:
+    builds = Builds(source)
+
+    async def outcome(act: Callable[[bytes], object]) -> OpTime:
+        result = builds.builder.result(build := builds.start(unique=unique))
+        act(build)
+        await builds.builder.work()
+        return await result
+
+    async def test() -> None:
+        with pytest.raises(InterruptedDueToReplStateChangeError):
+            await outcome(lambda _: builds.builder.on_stepdown())
+        builds.do(lambda group: [do_drop_index(group, builds.coll(group), i) for i in builds.coll(group).indexes])
+        with pytest.raises(MaxTimeMSExpiredError):
+            await outcome(lambda build: builds.builder.abort(build, MaxTimeMSExpiredError("over")))
+        assert indexes(source.store) == {}
+        if unique:
+            with pytest.raises(DuplicateKeyError):
+                await outcome(lambda _: None)
+        else:
+            assert await outcome(lambda _: None) == source.store.last_applied
+            builds.do(lambda group: [do_drop_index(group, builds.coll(group), i) for i in builds.coll(group).indexes])
+        with pytest.raises(IndexBuildAbortedError):
+            await outcome(lambda _: source.drop(NS))
+
+    run(test)
+
+
+def test_a_secondary_builds_and_leaves_the_end_to_the_primary(source: Member) -> None:
+    builds = Builds(source)
+    builds.leads = False
+    builds.start()
+    run(builds.builder.work)
+    (index,) = source.store.collection(NS).indexes  # type: ignore[union-attr]
+    assert (index.ready, index.position) == (False, None)
+
+
+# --- random histories -------------------------------------------------------------------------------------------
+
+
+class History:
+    """Random writes and changes of indexes on one member, and what there was after each entry."""
+
+    def __init__(self, builds: Builds, rng: random.Random) -> None:
+        self.builds, self.member, self.rng = builds, builds.member, rng
+        self.seen: list[tuple[OpTime, dict[str, bool], dict[object, dict[str, object]]]] = []
+
+    def note(self) -> None:
+        self.seen.append((self.member.store.last_applied, indexes(self.member.store), self.member.documents(NS)))
+
+    def step(self) -> None:
+        rng, store = self.rng, self.member.store
+        coll = store.collection(NS)
+        assert coll is not None
+        kind = rng.choices(["write", "start", "slice", "end", "drop", "create"], [60, 8, 25, 10, 6, 3])[0]
+        if kind == "slice" and coll.builds:
+            with store.group() as txn:
+                fill_slice(txn, coll.uuid, rng.choice(coll.builds), lambda: rng.random() < 0.3)
+        elif kind == "start" and len(coll.indexes) < 3:
+            field = rng.choice([name for name in "abc" if f"{name}_1" not in indexes(store)])
+            options: dict[str, object] = rng.choice(
+                [{}, {"sparse": True}, {"partialFilterExpression": {"b": {"$gt": 3}}}]
+            )
+            self.builds.do(lambda group: do_start_build(group, self.builds.coll(group), [spec(field, **options)]))
+        elif kind == "end" and coll.builds:
+            build = rng.choice(coll.builds)
+            if rng.random() < 0.5:
+                self.builds.builder.abort(build, IndexBuildAbortedError("drawn"))
+            run(self.builds.builder.work)
+        elif kind == "drop" and any(indexes(store).values()):
+            index = rng.choice([index for index in coll.indexes if index.ready])
+            self.builds.do(lambda group: do_drop_index(group, self.builds.coll(group), index))
+        elif kind == "create" and not self.member.documents(NS) and not coll.indexes:
+            self.builds.do(lambda group: do_create_index(group, self.builds.coll(group), spec("a")))
+        elif kind == "write":
+            self.write()
+        self.note()
+
+    def write(self) -> None:
+        rng, known = self.rng, self.member.documents(NS)
+        key = rng.randrange(12)
+        document: dict[str, object] = {"_id": key}
+        for name in "abc":
+            value = rng.choice([None, rng.randrange(4), [1, rng.randrange(4)], [], "text", {"b": 1}])
+            if rng.random() < 0.8:
+                document[name] = value
+        if key not in known:
+            self.member.insert(NS, document)
+        elif rng.random() < 0.4:
+            self.member.delete(NS, key)
+        else:
+            self.member.replace(NS, document)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_histories_with_undo(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    member = Member("source:1", tmp_path, Network())
+    member.create(NS)
+    builds = Builds(member)
+    for _ in range(4):
+        history = History(builds, rng)
+        history.note()
+        for _ in range(60):
+            history.step()
+            assert is_sound(member.store)
+        common, names, documents = rng.choice(history.seen)
+        while undo_step(member.store, common, stem="s", limit=rng.choice([3, 500])):
+            assert is_sound(member.store)
+        assert is_sound(member.store)
+        assert member.documents(NS) == documents
+        assert indexes(member.store) == names
+        if rng.random() < 0.5:
+            member.store.close()
+            member.context.store = Store.open(member.disk, member.dbpath, OPTIONS)
+            assert is_sound(member.store)
+            assert indexes(member.store) == names
+    mine = Member("mine:1", tmp_path, Network())
+    copy_log(member, mine)
+    assert mine.everything() == member.everything()
+    assert indexes(mine.store) == indexes(member.store)
+    run(Builds(mine).builder.work)
+    assert is_sound(mine.store)
