@@ -36,6 +36,7 @@ from replset.wire.framing import FrameReader, WireMessage, encode_reply
 
 log = logging.getLogger("replset.server")
 
+EMPTY = encode({})
 MAX_QUEUED = 64
 """Commands of one connection that wait behind the running one. Above this number nothing more is read."""
 MAX_QUEUED_BYTES = 1 << 20
@@ -78,6 +79,7 @@ class WireServer:
         self.connections: set[WireConnection] = set()
         self.connection_ids = count(1)
         self.reply_ids = count(1)
+        self.one_checksum = asyncio.Lock()
         self._network = network
         self._listening: Listener | None = None
 
@@ -317,6 +319,11 @@ class WireConnection(asyncio.Protocol):
             self._reply(message, self._overloaded())
             return
         try:
+            if message.unverified is not None:
+                # One at a time: the checksums of many clients together must not hold the event loop.
+                async with self._server.one_checksum:
+                    for _ in message.verify():
+                        await asyncio.sleep(0)
             for _ in message.cut():
                 await asyncio.sleep(0)
         except RemoteProtocolError as error:
@@ -413,7 +420,7 @@ class WireConnection(asyncio.Protocol):
                 return
             await self._wait_until_sent()
             await asyncio.sleep(0)
-            message = WireMessage(reply_id, 0, body, exhaust_allowed=True)
+            message = WireMessage(reply_id, 0, body, exhaust_allowed=True, has_checksum=message.has_checksum)
             reply = await self._run(message)
         self.end()
 
@@ -423,8 +430,9 @@ def _next_of_stream(body: RawDocument, reply: RawDocument) -> RawDocument | None
     if reply.get("ok") != 1:
         return None
     if body.first_key == "getMore":
-        cursor = reply.get_raw("cursor")
-        return None if cursor is None or not RawDocument(cursor).get("id") else body
+        cursor = RawDocument(reply.get_raw("cursor") or EMPTY)
+        # A tailing cursor at its end has nothing to send. Its client asks again; a stream would never rest.
+        return body if cursor.get("id") and cursor.get_raw("nextBatch") != EMPTY else None
     if body.first_key in HELLO_COMMANDS and _is_awaitable(body):
         return RawDocument(encode({**decode(body.raw), "topologyVersion": reply.get("topologyVersion")}))
     return None

@@ -14,6 +14,7 @@ from typing import Final
 from replset.bson import InvalidBSONError, RawDocument, encode
 from replset.bson.limits import MAX_MESSAGE_SIZE, MAX_WRITE_BATCH
 from replset.errors import BadValueError, ErrorCode, LocalProtocolError, RemoteProtocolError
+from replset.wire.checksum import SLICE_BYTES, crc32c, crc32c_in_slices
 
 OP_REPLY, OP_QUERY, OP_COMPRESSED, OP_MSG = 1, 2004, 2012, 2013
 CHECKSUM_PRESENT, MORE_TO_COME, EXHAUST_ALLOWED = 1, 2, 1 << 16
@@ -41,6 +42,8 @@ class WireMessage:
 
     uncut: where the documents of a large message's sequences are; `cut` puts them into `sequences`.
     admitted: its bytes if it had to be admitted, else 0. refused: it was not admitted, and only its header was read.
+    has_checksum: its reply has one too. unverified: the buffer with such a message, where the message begins, and where
+    its checksum stands; None: verified.
     """
 
     request_id: int
@@ -54,6 +57,19 @@ class WireMessage:
     admitted: int = 0
     refused: bool = False
     uncut: list[tuple[list[RawDocument], bytes, int, int]] = field(default_factory=list)
+    has_checksum: bool = False
+    unverified: tuple[bytes, int, int] | None = field(default=None, compare=False)
+
+    def verify(self) -> Iterator[None]:
+        """Compare the checksum in slices, and yield after each. RemoteProtocolError: it is not the message's."""
+        if self.unverified is None:
+            return
+        (buffer, start, end), self.unverified = self.unverified, None
+        (given,) = _UINT32.unpack_from(buffer, end)
+        for found in crc32c_in_slices(buffer, start, end):
+            if found is not None and found != given:
+                raise RemoteProtocolError("OP_MSG checksum does not match contents")
+            yield
 
     def cut(self) -> Iterator[None]:
         """Separate the documents of a large message, and yield after each slice, for there may be millions of them.
@@ -161,8 +177,10 @@ def _parse_msg(buffer: bytes, start: int, end: int, request_id: int, response_to
     (flags,) = _UINT32.unpack_from(buffer, start)
     if flags & _REQUIRED_BITS & ~_KNOWN_REQUIRED:
         raise RemoteProtocolError(f"unknown required flag bits {flags & _REQUIRED_BITS:#x}")
+    unverified = None
     if flags & CHECKSUM_PRESENT:
-        end -= 4  # TCP has a checksum of its own
+        end -= 4
+        unverified = (buffer, start - HEADER_SIZE, end)
     at, is_large = start + 4, end - start > LARGE_BYTES
     body: RawDocument | None = None
     sequences: dict[str, list[RawDocument]] = {}
@@ -196,7 +214,9 @@ def _parse_msg(buffer: bytes, start: int, end: int, request_id: int, response_to
     if body is None:
         raise RemoteProtocolError("a message without a body")
     more_to_come, exhaust_allowed = bool(flags & MORE_TO_COME), bool(flags & EXHAUST_ALLOWED)
-    return WireMessage(request_id, response_to, body, sequences, more_to_come, exhaust_allowed, uncut=uncut)
+    message = WireMessage(request_id, response_to, body, sequences, more_to_come, exhaust_allowed, uncut=uncut)
+    message.has_checksum, message.unverified = unverified is not None, unverified
+    return message
 
 
 def _cut(documents: list[RawDocument], buffer: bytes, at: int, stop: int, most: int = LARGE_BYTES) -> int:
@@ -253,10 +273,19 @@ def encode_request(
 
 
 def encode_reply(request_id: int, to: WireMessage, document: bytes, *, more_to_come: bool = False) -> bytes:
-    """Return the reply in the form of its request: OP_MSG, or OP_REPLY to an OP_QUERY."""
+    """Return the reply in the form of its request: OP_MSG, or OP_REPLY to an OP_QUERY.
+
+    The reply to a message with a checksum has one too, unless it is so long that it takes the event loop too much time.
+    """
     if to.legacy_query:
         return encode_legacy_reply(request_id, to.request_id, [document])
-    return encode_msg(request_id, to.request_id, document, flags=MORE_TO_COME if more_to_come else 0)
+    flags = MORE_TO_COME if more_to_come else 0
+    if not to.has_checksum or len(document) > SLICE_BYTES:
+        return encode_msg(request_id, to.request_id, document, flags=flags)
+    head = _MSG_HEAD.pack(
+        HEADER_SIZE + 5 + len(document) + 4, request_id, to.request_id, OP_MSG, flags | CHECKSUM_PRESENT, 0
+    )
+    return head + document + _UINT32.pack(crc32c(head + document))
 
 
 def encode_legacy_reply(request_id: int, response_to: int, documents: Iterable[bytes]) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from replset.bson import Int64, InvalidBSONError, InvalidValueError, Timestamp, encode
+from replset.bson import Int64, InvalidBSONError, InvalidValueError, ObjectId, Timestamp, encode
 from replset.bson.raw import RawDocument
 from replset.commands.command import GENERIC_FIELDS
 from replset.commands.table import COMMANDS
@@ -58,6 +58,19 @@ TEMPLATES: list[tuple[str, dict[str, Any]]] = [
     ("test", {"listCollections": 1, "filter": {"name": "c"}, "nameOnly": True, "cursor": {"batchSize": 1}}),
     ("admin", {"listDatabases": 1, "filter": {"name": {"$regex": "t"}}}),
     ("admin", {"hello": 1, "topologyVersion": {"processId": "x", "counter": Int64(1)}, "maxAwaitTimeMS": 5}),
+    (
+        "admin",
+        {"hello": 1, "topologyVersion": {"processId": ObjectId(bytes(12)), "counter": Int64(0)}, "maxAwaitTimeMS": 5},
+    ),
+    (
+        "admin",
+        {
+            "configureFailPoint": "failCommand",
+            "mode": {"times": 1},
+            "data": {"failCommands": ["find"], "errorCode": 91, "errorLabels": ["x"], "appName": "y"},
+        },
+    ),
+    ("test", {"ping": 1, "apiVersion": "1", "apiStrict": True, "apiDeprecationErrors": True, "maxTimeMSOpOnly": 5}),
     ("admin", {"hello": 1, "client": {"driver": {"name": "x"}}, "hostInfo": "x", "compression": []}),
     ("admin", {"replSetInitiate": CONFIG}),
     ("admin", {"replSetReconfig": CONFIG, "force": True}),
@@ -221,6 +234,7 @@ def check(one: OneMember, commands: list[tuple[str, dict[str, Any]]]) -> str:
         else:
             reply = one.ask(body, database, source="http" if len(body) % 5 == 0 else "wire")
         outcome = "not answered in time" if reply is None else known(reply, command)
+    one.member.fail_points.active.clear()
     one.is_well()
     return outcome
 

@@ -1,4 +1,7 @@
-"""Bytes to a connection of a real member: OP_MSG and OP_QUERY that are nearly right, in portions of any size."""
+"""Bytes to a connection of a real member: OP_MSG and OP_QUERY that are nearly right, in portions of any size.
+
+Some have a checksum, some ask for a stream of replies; what the member writes has whole frames and right checksums.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ from contextlib import contextmanager
 from hypothesis import strategies as st
 
 from replset.bson import decode, encode
+from replset.wire.checksum import crc32c
 from replset.wire.framing import (
+    CHECKSUM_PRESENT,
     EXHAUST_ALLOWED,
     MORE_TO_COME,
     OP_COMPRESSED,
@@ -28,11 +33,8 @@ from tools.fuzz.member import OneMember, known, one_member
 
 HEADER = struct.Struct("<iiii")
 PING_ID = 77
-QUIET_COMMANDS = [
-    (database, command)
-    for database, command in TEMPLATES
-    if next(iter(command)) not in ("replSetStepDown", "replSetResync", "replSetReconfig", "replSetTestCut")
-]
+NOT_QUIET = {"replSetStepDown", "replSetResync", "replSetReconfig", "replSetTestCut", "configureFailPoint"}
+QUIET_COMMANDS = [(database, command) for database, command in TEMPLATES if next(iter(command)) not in NOT_QUIET]
 
 
 @st.composite
@@ -53,6 +55,8 @@ def frames(draw: st.DrawFn) -> bytes:
             draw(st.sampled_from([{"hello": 1}, {"ismaster": 1}, {"isMaster": 1, "helloOk": True}, {"ping": 1}]))
         )
         whole = bytearray(HEADER.pack(16 + len(rest), 1, 0, OP_QUERY) + rest)
+    if draw(st.booleans()) and whole[12:16] == OP_MSG.to_bytes(4, "little"):
+        whole[18] |= EXHAUST_ALLOWED >> 16
     match draw(st.integers(0, 8)):
         case 0:
             flags = draw(st.sampled_from([MORE_TO_COME, EXHAUST_ALLOWED, 1, 3, 4, 1 << 15, 0xFFFFFFFF]))
@@ -64,6 +68,9 @@ def frames(draw: st.DrawFn) -> bytes:
                 )
             )
             whole[0:4] = length.to_bytes(4, "little", signed=True)
+        case 3 | 4:
+            whole[0:4], whole[16] = (len(whole) + 4).to_bytes(4, "little"), whole[16] | CHECKSUM_PRESENT
+            whole += crc32c(bytes(whole)).to_bytes(4, "little")
         case 2:
             opcode = draw(st.sampled_from([OP_REPLY, OP_QUERY, OP_COMPRESSED, OP_MSG, 0, 2010]))
             whole[12:16] = opcode.to_bytes(4, "little")
@@ -102,6 +109,7 @@ def check(one: OneMember, value: tuple[bytes, list[int], bool]) -> str:
     one.cluster.run(talk())
     outcome = "nothing said"
     for message in FrameReader().feed(wire.written):
+        list(message.verify())
         document = decode(message.body.raw)
         outcome = known(document, data)
     other = one.connect()

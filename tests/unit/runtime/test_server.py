@@ -15,7 +15,8 @@ from replset.bson import MAX_MESSAGE_SIZE, Int64, ObjectId, RawDocument, encode
 from replset.commands.ports import CommandRequest, Reply
 from replset.errors import InvariantError
 from replset.runtime.server import MAX_QUEUED, MAX_QUEUED_BYTES, TURN
-from replset.wire.framing import EXHAUST_ALLOWED, MORE_TO_COME, OP_QUERY, encode_msg
+from replset.wire.checksum import crc32c
+from replset.wire.framing import CHECKSUM_PRESENT, EXHAUST_ALLOWED, MORE_TO_COME, OP_QUERY, encode_msg
 from tests.unit.runtime.served import (
     HELLO,
     OTHER,
@@ -505,6 +506,19 @@ def test_an_exhaust_get_more_streams_until_its_cursor_ends(flags: int) -> None:
 
 
 @on_sockets
+async def test_a_tailing_cursor_at_its_end_does_not_stream() -> None:
+    async with serving() as served:
+
+        async def get_more(_: CommandRequest) -> Reply:
+            return {"cursor": {"nextBatch": [], "id": Int64(7), "ns": "a.b"}, "ok": 1.0}
+
+        served.dispatcher.answers["getMore"] = get_more
+        client = await served.client()
+        client.send({"getMore": Int64(7), "$db": "a"}, flags=EXHAUST_ALLOWED)
+        assert not (await client.receive()).more_to_come
+
+
+@on_sockets
 async def test_an_error_ends_a_stream_and_a_client_that_leaves_too() -> None:
     async with serving() as served:
         asked = 0
@@ -514,7 +528,7 @@ async def test_an_error_ends_a_stream_and_a_client_that_leaves_too() -> None:
             asked += 1
             if asked == 3:
                 return {"ok": 0.0, "code": 43}
-            return {"cursor": {"nextBatch": [], "id": Int64(7), "ns": "a.b"}, "ok": 1.0}
+            return {"cursor": {"nextBatch": [{}], "id": Int64(7), "ns": "a.b"}, "ok": 1.0}
 
         served.dispatcher.answers["getMore"] = get_more
         client = await served.client()
@@ -525,6 +539,25 @@ async def test_an_error_ends_a_stream_and_a_client_that_leaves_too() -> None:
         await client.receive()
         client.writer.transport.abort()
         await asyncio.wait_for(until(lambda: not served.server.connection_count), PATIENCE_S)
+
+
+# --- checksums --------------------------------------------------------------------------------------------------
+
+
+@on_sockets
+async def test_a_checksum_is_verified_and_given_back() -> None:
+    async with serving() as served:
+        client, other = await served.client(), await served.client()
+        for padding in ("", "x" * 100_000):
+            frame = encode_msg(9, 0, encode({**ping(5), "padding": padding}) + bytes(4), flags=CHECKSUM_PRESENT)[:-4]
+            client.writer.write(frame + struct.pack("<I", crc32c(frame)))
+            answer = await client.receive()
+            assert (answer.body.get("n"), answer.has_checksum) == (5, True)
+            list(answer.verify())
+        client.writer.write(frame + struct.pack("<I", crc32c(frame) ^ 1))
+        assert await client.is_closed()
+        assert (await other.ask(ping(1)))["n"] == 1
+        assert len(served.dispatcher.asked) == 3, "the damaged command is not run"
 
 
 # --- fail points ------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from replset.bson import RawDocument, decode, encode
 from replset.bson.limits import MAX_MESSAGE_SIZE, MAX_WRITE_BATCH
 from replset.errors import BadValueError, LocalProtocolError, RemoteProtocolError
+from replset.wire.checksum import SLICE_BYTES, crc32c
 from replset.wire.framing import (
     CHECKSUM_PRESENT,
     EXHAUST_ALLOWED,
@@ -127,8 +128,47 @@ def test_an_old_query_names_its_database() -> None:
     assert message.body.first_key == "ismaster"
 
 
-def test_a_checksum_is_left_off() -> None:
-    assert only(TAKEN["a-checksum"]).body.raw == PING
+def checked(document: bytes) -> bytes:
+    """A message with its checksum."""
+    whole = msg(body_section(document), flags=CHECKSUM_PRESENT, tail=bytes(4))[:-4]
+    return whole + struct.pack("<I", crc32c(whole))
+
+
+@pytest.mark.parametrize(
+    ("data", "checksum"),
+    [(b"", 0), (b"123456789", 0xE3069283), (bytes(32), 0x8A9136AA), (b"\xff" * 32, 0x62A8AB43)],
+)
+def test_known_checksums(data: bytes, checksum: int) -> None:
+    """The last two are of RFC 3720, appendix B.4."""
+    assert crc32c(data) == checksum
+
+
+@pytest.mark.parametrize("size", [0, SLICE_BYTES - 100, SLICE_BYTES, 3 * SLICE_BYTES + 7])
+def test_a_checksum_is_verified_in_slices(size: int) -> None:
+    data = checked(encode({"ping": 1, "padding": "x" * size}))
+    message = FrameReader().feed(b"".join([TAKEN["a-request"], data]))[1]
+    assert message.has_checksum
+    slices = len(list(message.verify()))
+    assert slices == -(-(len(data) - 4) // SLICE_BYTES)
+    assert list(message.verify()) == [], "once is enough"
+
+
+def test_a_wrong_checksum() -> None:
+    message = only(TAKEN["a-checksum"])
+    assert message.body.raw == PING
+    with pytest.raises(RemoteProtocolError, match="checksum does not match"):
+        list(message.verify())
+
+
+@pytest.mark.parametrize("more_to_come", [False, True])
+def test_a_reply_has_a_checksum_where_the_request_had_one(more_to_come: bool) -> None:
+    request, reply = only(checked(PING)), encode({"ok": 1.0})
+    answer = only(encode_reply(5, request, reply, more_to_come=more_to_come))
+    assert (answer.has_checksum, answer.more_to_come, answer.body.raw) == (True, more_to_come, reply)
+    list(answer.verify())
+    long = only(encode_reply(5, request, encode({"ok": 1.0, "padding": "x" * SLICE_BYTES})))
+    assert not long.has_checksum
+    assert not only(encode_reply(5, only(TAKEN["a-request"]), reply)).has_checksum
 
 
 REFUSED = {
