@@ -14,7 +14,7 @@ from replset.commands.ports import CommandRequest, MemberPort, Reply
 from replset.commands.read_concern import check_readable
 from replset.commands.replies import add_retry_labels, error_reply, finish, label_concern_error, replace_labels
 from replset.commands.session_table import SessionTable
-from replset.commands.sessions import SESSION_FIELDS, SessionRequest, parse_session
+from replset.commands.sessions import SESSION_FIELDS, SessionRequest, check_cluster_time, parse_session
 from replset.commands.stable_api import check_api
 from replset.commands.table import COMMANDS
 from replset.commands.unbuilt import unknown_command
@@ -106,6 +106,9 @@ class Dispatcher:
             deadline = self._deadline(request, name)
         elif command.known is None and not command.private:
             check_api(body, name)
+        cluster_time = body.get_raw("$clusterTime")
+        if cluster_time is not None:
+            check_cluster_time(cluster_time, self.member.clock.wall_ms())
         session = self._session(command, body)
         for sequence in request.sequences:
             if command.known is not None and sequence not in command.known:

@@ -21,7 +21,7 @@ _BY_PLACE: Final = {
     " collectionUUID $_passthroughToShard encryptionInformation $_externalDataSources sampleId"
     " $_isClusterQueryWithoutShardKeyCmd $_requestResumeToken $_resumeAfter",
     "aggregate.cursor": "batchSize",
-    "appendOplogNote": "data",
+    "appendOplogNote": "data maxClusterTime",
     "applyOps": "alwaysUpsert oplogApplicationMode preCondition prepare partialTxn count allowAtomic",
     "buildInfo": "",
     "cloneCollectionAsCapped": "toCollection size temp",

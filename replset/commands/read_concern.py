@@ -6,7 +6,10 @@ after the read, in the term in which the read began. So no other primary had beg
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
 from replset.bson import RawDocument, Timestamp
@@ -30,8 +33,9 @@ from replset.errors import (
     ReplError,
     TypeMismatchError,
 )
-from replset.ids import OPTIME_NULL, OpTime, pack_ts
+from replset.ids import OPTIME_NULL, Millis, OpTime, pack_ts
 from replset.oplog_entry import noop_entry
+from replset.optime import timestamp
 from replset.replication.write_ops import WriteGroup
 
 Level: TypeAlias = Literal["local", "majority", "linearizable"]
@@ -43,8 +47,11 @@ _LEVELS: dict[str, Level] = {
 }
 _NOT_BUILT = frozenset({"snapshot"})
 _PROOF = {"msg": "linearizable read"}
+_NOTE = {"msg": "afterClusterTime"}
 CLOCK_SLACK_S = 3600
 """How far afterClusterTime may lie ahead of everything that this member knows (its oplog, its wall clock)."""
+ASK_AFTER_MS, ASK_EVERY_MS = 100, 1_000
+"""When a secondary asks the primary for an entry at the time that a read waits for, and when again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +105,7 @@ def read_concern_of(ctx: CommandContext) -> ReadConcern:
     if not isinstance(after, Timestamp):
         raise TypeMismatchError("readConcern.afterClusterTime must be a timestamp")
     ts = pack_ts(after.time, after.inc)
-    _check_reachable(ctx, ts)
+    check_reachable(ctx.member, ts)
     return ReadConcern(_LEVELS[level], ts)
 
 
@@ -112,12 +119,12 @@ def refuse_linearizable(concern: ReadConcern, ns: str) -> None:
         raise InvalidOptionsError(f"readConcern level 'linearizable' is not for {ns}")
 
 
-def _check_reachable(ctx: CommandContext, ts: int) -> None:
+def check_reachable(member: MemberPort, ts: int, name: str = "readConcern afterClusterTime value") -> None:
     """Refuse a cluster time that no member can have reached: the read would wait for ever (map K6)."""
-    newest = ctx.member.store.last_applied.ts
-    horizon = pack_ts(ctx.member.clock.wall_ms() // 1000 + CLOCK_SLACK_S, 0)
+    newest = member.store.last_applied.ts
+    horizon = pack_ts(member.clock.wall_ms() // 1000 + CLOCK_SLACK_S, 0)
     if ts > max(newest, horizon):
-        raise InvalidOptionsError("readConcern afterClusterTime value must not be greater than the current clusterTime")
+        raise InvalidOptionsError(f"{name} must not be greater than the current clusterTime")
 
 
 async def read_point(ctx: CommandContext, concern: ReadConcern) -> OpTime | None:
@@ -130,6 +137,7 @@ async def read_point(ctx: CommandContext, concern: ReadConcern) -> OpTime | None
     member, node = ctx.member, ctx.member.node
     if concern.level == "local" and concern.after is None:
         return None
+    ask_at = Millis(member.clock.now() + ASK_AFTER_MS)
     while True:
         if concern.level == "linearizable" and node.state is not MemberState.PRIMARY:
             raise NotWritablePrimaryError(
@@ -143,10 +151,42 @@ async def read_point(ctx: CommandContext, concern: ReadConcern) -> OpTime | None
         left_ms = None if ctx.deadline is None else ctx.deadline - member.clock.now()
         if left_ms is not None and left_ms <= 0:
             raise MaxTimeMSExpiredError("operation exceeded time limit while waiting for the read concern")
+        if concern.after is not None and member.store.last_applied.ts < concern.after:
+            if node.writable:
+                await member.write(partial(append_at_least, after=concern.after))
+                continue
+            if member.clock.now() >= ask_at:
+                await _ask_for_entry(member, concern.after)
+                ask_at = Millis(member.clock.now() + ASK_EVERY_MS)
+                continue
+            until_ask_ms = max(1, ask_at - member.clock.now())
+            left_ms = until_ask_ms if left_ms is None else min(left_ms, until_ask_ms)
         await member.wait_for_change(left_ms)
     if concern.level == "linearizable":
         ctx.linearizable_term = node.term
     return point if concern.level == "majority" else None
+
+
+def append_at_least(group: WriteGroup, after: int, note: Mapping[str, object] = _NOTE) -> None:
+    """Write a no-op at the timestamp `after`, if the newest entry is older.
+
+    A session may have read this time from a primary whose newest entries were rolled back since. If the set is idle
+    then, nothing else reaches that time soon.
+    """
+    if group.txn.last.ts >= after:
+        return
+    optime = OpTime(group.term, max(after, group.next_optime().ts))
+    group.txn.append(noop_entry(note, optime, group.wall_ms), optime, op="n", ns="", wall_ms=group.wall_ms)
+
+
+async def _ask_for_entry(member: MemberPort, after: int) -> None:
+    """Ask the primary for an entry at the timestamp `after`. A failure is passed over: the read goes on waiting."""
+    primary = member.node.primary_host
+    if primary is None or primary == member.host:
+        return
+    command = {"appendOplogNote": 1, "maxClusterTime": timestamp(after), "data": _NOTE}
+    with suppress(ReplError):
+        await member.peer.call(primary, command, timeout_ms=Millis(ASK_EVERY_MS))
 
 
 def newest_readable(member: MemberPort, level: Level) -> OpTime | None:

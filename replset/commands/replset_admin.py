@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
+from replset.bson import Timestamp
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.ports import Reply
+from replset.commands.read_concern import append_at_least, check_reachable
 from replset.commands.write_concern import store_default, stored_default, write_and_wait
 from replset.config import ReplSetConfig, parse_host
 from replset.core.messages import (
@@ -29,7 +32,7 @@ from replset.errors import (
     ReplError,
     UnknownFieldError,
 )
-from replset.ids import HostPort
+from replset.ids import HostPort, pack_ts
 from replset.replication.write_ops import do_noop
 
 DEFAULT_STEP_DOWN_S = 60
@@ -208,12 +211,20 @@ async def test_clock(ctx: CommandContext) -> Reply:
 
 
 async def append_oplog_note(ctx: CommandContext) -> Reply:
-    """Write a no-op entry with `data` into the oplog."""
+    """Write a no-op entry with `data` into the oplog; with `maxClusterTime` only if the newest entry is older."""
     data = fields.document(ctx.body, "data", ctx.name)
     if data is None:
         raise fields.missing(ctx.name, "data")
     note = data.decode()
-    _, reply = await write_and_wait(ctx, lambda group: do_noop(group, note))
+    at_least = ctx.body.get("maxClusterTime")
+    if at_least is None:
+        _, reply = await write_and_wait(ctx, lambda group: do_noop(group, note))
+        return reply
+    if not isinstance(at_least, Timestamp):
+        raise fields.wrong_type(ctx.name, "maxClusterTime", ctx.body.type_of("maxClusterTime"), "timestamp")
+    ts = pack_ts(at_least.time, at_least.inc)
+    check_reachable(ctx.member, ts, "maxClusterTime")
+    _, reply = await write_and_wait(ctx, partial(append_at_least, after=ts, note=note))
     return reply
 
 
@@ -232,7 +243,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "appendOplogNote",
         append_oplog_note,
-        frozenset({"data"}),
+        frozenset({"data", "maxClusterTime"}),
         where=Where.PRIMARY,
         admin_only=True,
         write_concern=True,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from replset.bson import Binary, RawDocument, encode, encode_key
+from replset.bson import Binary, RawDocument, Timestamp, encode, encode_key
 from replset.commands import fields
 from replset.errors import ErrorCode, InvalidOptionsError, ReplError
 
@@ -19,6 +19,7 @@ NOBODY = Binary(hashlib.sha256(b"").digest())
 """`uid` of every session: clients are not told apart by users."""
 SESSION_MINUTES = 30
 """A session that writes nothing for so long is forgotten."""
+YEAR_S = 365 * 24 * 3600
 SESSION_FIELDS = ("lsid", "txnNumber", "autocommit", "startTransaction")
 _PLACE = "OperationSessionInfo"
 
@@ -107,6 +108,21 @@ def parse_session(
         )
     key, lsid = parse_lsid(raw)
     return SessionRequest(key, lsid, txn_number, bool(starts), autocommit)
+
+
+def check_cluster_time(raw: bytes, wall_ms: int) -> None:
+    """Check the `$clusterTime` that a client passes on. 205: it lies more than a year ahead of this member's clock.
+
+    Nothing else is done with it. A read that must see a time names it in `afterClusterTime`, and then it is waited for.
+    """
+    value = RawDocument(raw).get("clusterTime")
+    if not isinstance(value, Timestamp):
+        raise fields.wrong_type("$clusterTime", "clusterTime", RawDocument(raw).type_of("clusterTime"), "timestamp")
+    if value.time > wall_ms // 1000 + YEAR_S:
+        raise ReplError(
+            f"New cluster time, {value.time}, is too far from this node's wall clock time, {wall_ms // 1000}.",
+            code=ErrorCode.CLUSTER_TIME_FAILS_RATE_LIMITER,
+        )
 
 
 def statement_ids(body: RawDocument, command: str, size: int) -> Sequence[int]:

@@ -216,12 +216,16 @@ def test_a_new_primary_s_majority_read_waits_for_an_entry_of_its_own_term() -> N
     with_rig(scenario, new_primary)
 
 
-def test_a_read_after_a_cluster_time_waits_for_it() -> None:
+def test_an_idle_primary_writes_an_entry_for_a_read_after_a_cluster_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(rig: Rig) -> None:
-        local, majority = rig.read("local", NEXT.ts), rig.read("majority", NEXT.ts)
+        async def write(operation: Any) -> None:
+            assert operation.keywords == {"after": NEXT.ts}
+            rig.apply(NEXT)
+
         assert await rig.read("majority") == at(2)
         assert await rig.read("local") is None
-        rig.apply(NEXT)
+        monkeypatch.setattr(rig, "write", write)
+        local, majority = rig.read("local", NEXT.ts), rig.read("majority", NEXT.ts)
         await settle()
         assert (local.done(), majority.done()) == (True, False)
         rig.sync()

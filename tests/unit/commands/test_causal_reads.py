@@ -1,0 +1,94 @@
+"""Causal reads: `afterClusterTime` is waited for, and an idle set reaches it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from replset.bson import RawDocument, Timestamp, encode
+from replset.core.member_state import MemberState
+from replset.errors import HostUnreachableError
+from replset.ids import HostPort, Millis, OpTime, pack_ts
+from replset.optime import timestamp
+from replset.replication.write_ops import WriteGroup, do_noop
+from tests.unit.commands.conftest import Client, FakeMember
+
+
+def after(ts: int) -> dict[str, object]:
+    return {"find": "c", "readConcern": {"afterClusterTime": timestamp(ts)}, "$readPreference": {"mode": "nearest"}}
+
+
+@pytest.fixture
+def ahead(client: Client) -> int:
+    """A time ten seconds ahead of the newest entry."""
+    client.ok({"insert": "c", "documents": [{"_id": 1}]})
+    return client.member.store.last_applied.ts + pack_ts(10, 0)
+
+
+def test_an_idle_primary_writes_the_entry(client: Client, ahead: int) -> None:
+    client.ok(after(ahead))
+    newest = client.entries()[-1]
+    assert (newest["ts"], newest["o"]) == (timestamp(ahead), {"msg": "afterClusterTime"})
+    client.ok(after(ahead))
+    assert client.entries()[-1] == newest
+    client.ok({"insert": "c", "documents": [{"_id": 2}]})
+    assert client.entries()[-1]["ts"] > newest["ts"]
+
+
+def test_a_secondary_asks_the_primary(client: Client, member: FakeMember, ahead: int) -> None:
+    member.node.state, member.node.writable = MemberState.SECONDARY, False
+    member.node.primary_host = HostPort("localhost:27018")
+    asked: list[Mapping[str, Any]] = []
+
+    class Primary:
+        """Fails the first time."""
+
+        async def call(self, host: HostPort, command: Mapping[str, object], *, timeout_ms: Millis) -> RawDocument:
+            assert host == "localhost:27018"
+            asked.append(command)
+            if len(asked) == 1:
+                raise HostUnreachableError("no")
+            with member.store.group() as txn:
+                txn_group = WriteGroup(txn, 1, 0, member.rng)
+                txn.last = OpTime(1, ahead - 1)
+                do_noop(txn_group, {"msg": "replicated"})
+            return RawDocument(encode({"ok": 1}))
+
+    member.peer = Primary()  # type: ignore[assignment]
+    began = member.clock.now()
+    client.ok(after(ahead))
+    assert [command["maxClusterTime"] for command in asked] == [timestamp(ahead)] * 2
+    assert member.clock.now() - began == 1_100
+
+
+def test_the_time_of_a_note(client: Client, ahead: int) -> None:
+    note = {"appendOplogNote": 1, "data": {"msg": "x"}}
+    client.ok({**note, "maxClusterTime": timestamp(ahead)}, "admin")
+    client.ok({**note, "maxClusterTime": timestamp(ahead)}, "admin")
+    assert [entry["o"] for entry in client.entries() if entry["op"] == "n"] == [{"msg": "x"}]
+    assert client.code({**note, "maxClusterTime": Timestamp(1 << 31, 1)}, "admin") == 72
+    assert client.code({**note, "maxClusterTime": 1}, "admin") == 14
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ({"clusterTime": Timestamp(1, 1)}, None),
+        ({"clusterTime": Timestamp(1_700_000_000 + 300 * 24 * 3600, 1), "signature": {}}, None),
+        ({"clusterTime": Timestamp(1_700_000_000 + 366 * 24 * 3600, 1)}, 205),
+        ({"clusterTime": 1}, 14),
+        ({}, 14),
+    ],
+)
+def test_the_cluster_time_that_a_client_passes_on_is_bounded(client: Client, given: Any, code: int | None) -> None:
+    assert client.run({"ping": 1, "$clusterTime": given}).get("code") == code
+
+
+def test_every_reply_has_the_times(client: Client, ahead: int) -> None:
+    for command in ({"ping": 1}, {"find": "c"}, {"insert": "c", "documents": [{}]}, {"nonsense": 1}, {"count": 1}):
+        reply = client.run(command)
+        assert reply["operationTime"] == client.entries()[-1]["ts"]
+        assert reply["$clusterTime"]["clusterTime"] == reply["operationTime"]
+        assert reply["$clusterTime"]["signature"]["keyId"] == 0
