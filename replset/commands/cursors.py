@@ -180,6 +180,14 @@ class CursorTable:
                 cursor.killed = True
                 self._forget(cursor_id, cursor)
 
+    def end_sessions(self, keys: frozenset[bytes] | None) -> None:
+        """Close the cursors of these sessions, None: of all sessions."""
+        for cursor_id, cursor in list(self._open.items()):
+            session = cursor.opener.session
+            if session is not None and (keys is None or session in keys):
+                cursor.killed = True
+                self._forget(cursor_id, cursor)
+
     def has_of(self, owner: Owner) -> bool:
         return any(cursor.owner == owner for cursor in self._open.values())
 

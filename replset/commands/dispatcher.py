@@ -49,6 +49,7 @@ class Dispatcher:
         self.member = member
         self.cursors = CursorTable(member.clock, member.rng, member.admission)
         self.sessions = SessionTable()
+        self.sessions.on_end.append(self.cursors.end_sessions)
         self.counts: dict[str, int] = {}
         self.failures: dict[int, int] = {}
         self._commands: dict[str, Command] = {}

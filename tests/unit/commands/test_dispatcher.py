@@ -174,14 +174,6 @@ def test_server_status(client: Client) -> None:
     assert (reply["uptime"], reply["uptimeMillis"]) == (61, 61_999), "mongostat reads it as a whole number"
 
 
-def test_sessions_begin_and_end(client: Client) -> None:
-    lsid = client.ok({"startSession": 1})["id"]
-    assert lsid["id"].subtype == 4
-    for name in ("endSessions", "refreshSessions", "killSessions", "killAllSessions"):
-        client.ok({name: [lsid]})
-        assert client.code({name: 1}) == 14
-
-
 PRIVATE_NAMES = sorted(command.name for command in COMMANDS.values() if command.private)
 
 

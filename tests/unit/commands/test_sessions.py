@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -97,3 +98,68 @@ def test_the_numbers_of_statements(given: dict[str, Any], expected: list[int] | 
     with pytest.raises(ReplError) as refused:
         statement_ids(body, "insert", 3)
     assert refused.value.code == expected
+
+
+ENDS = [
+    ({"endSessions": [LSID]}, [True, False, False]),
+    ({"killSessions": [LSID]}, [True, False, False]),
+    ({"refreshSessions": [LSID]}, [False, False, False]),
+    ({"killAllSessions": []}, [True, True, False]),
+    ({"killAllSessions": [{"user": "u", "db": "d"}]}, [False, False, False]),
+    ({"killAllSessionsByPattern": []}, [True, True, False]),
+    ({"killAllSessionsByPattern": [{"lsid": {**LSID, "uid": NOBODY}}]}, [True, False, False]),
+    ({"killAllSessionsByPattern": [{"uid": NOBODY}]}, [True, True, False]),
+    ({"killAllSessionsByPattern": [{"users": [{"user": "u", "db": "d"}]}]}, [False, False, False]),
+]
+
+
+@pytest.mark.parametrize(("command", "closed"), ENDS)
+def test_the_end_of_a_session_ends_its_cursors(client: Client, command: dict[str, Any], closed: list[bool]) -> None:
+    client.ok({"insert": "c", "documents": [{"_id": i} for i in range(5)]})
+    owners: list[dict[str, Any]] = [{"lsid": LSID}, {"lsid": client.ok({"startSession": 1})["id"]}, {}]
+    cursors = [client.ok({"find": "c", "batchSize": 1, **owner})["cursor"]["id"] for owner in owners]
+    client.ok(command)
+    for cursor, owner, is_closed in zip(cursors, owners, closed, strict=True):
+        reply = client.run({"getMore": cursor, "collection": "c", **owner})
+        assert reply.get("code") == (43 if is_closed else None)
+
+
+@pytest.mark.parametrize("name", sorted({next(iter(command)) for command, _ in ENDS}))
+def test_what_is_no_session(client: Client, name: str) -> None:
+    assert client.code({name: 1}) == 14
+    assert client.code({name: [1]}) == 14
+    if not name.startswith("killAll"):
+        assert client.code({name: [{}]}) == 40414
+
+
+def test_a_killed_session_gives_up_who_waits_for_it(client: Client) -> None:
+    async def scenario() -> None:
+        sessions = client.dispatcher.sessions
+        key, _ = session_id(UUID)
+        await sessions.check_out(key, None)
+        first, second = (asyncio.ensure_future(sessions.check_out(key, None)) for _ in range(2))
+        await asyncio.sleep(0)
+        sessions.end([key])
+        for waiting in (first, second):
+            with pytest.raises(ReplError, match="killed"):
+                await waiting
+        sessions.check_in(key)
+        assert not sessions.is_checked_out(key)
+
+    client.loop.run_until_complete(scenario())
+
+
+def test_a_turn_that_nobody_takes_goes_to_the_next(client: Client) -> None:
+    async def scenario() -> None:
+        sessions = client.dispatcher.sessions
+        await sessions.check_out(b"s", None)
+        first, second = (asyncio.ensure_future(sessions.check_out(b"s", None)) for _ in range(2))
+        await asyncio.sleep(0)
+        sessions.check_in(b"s")
+        first.cancel()
+        await asyncio.wait([first])
+        await second
+        sessions.check_in(b"s")
+        assert not sessions.is_checked_out(b"s")
+
+    client.loop.run_until_complete(scenario())
