@@ -105,11 +105,14 @@ class ErrorCode(IntEnum):
     NOT_IMPLEMENTED = 238, "NotImplemented"
     SNAPSHOT_TOO_OLD = 239, "SnapshotTooOld"
     SNAPSHOT_UNAVAILABLE = 246, "SnapshotUnavailable"
+    NO_SUCH_TRANSACTION = 251, "NoSuchTransaction"
+    TRANSACTION_COMMITTED = 256, "TransactionCommitted"
     TRANSACTION_TOO_LARGE = 257, "TransactionTooLarge"
     EXCEEDED_TIME_LIMIT = 262, "ExceededTimeLimit"
     OPERATION_NOT_SUPPORTED_IN_TRANSACTION = 263, "OperationNotSupportedInTransaction"
     REPAIRED_CONFIG = 270
     INDEX_BUILD_ABORTED = 276, "IndexBuildAborted"
+    TRANSACTION_EXCEEDED_LIFETIME = 290, "TransactionExceededLifetimeLimitSeconds"
     SORT_EXCEEDED_MEMORY_LIMIT = 292, "QueryExceededMemoryLimitNoDiskUseAllowed"
     CONFIG_NOT_COMMITTED_YET = 308, "CurrentConfigNotCommittedYet"
     API_VERSION_ERROR = 322, "APIVersionError"
@@ -343,6 +346,20 @@ class QueryPlanKilledError(ReplError):
     """The index or the collection that a query reads is gone (175)."""
 
     code = ErrorCode.QUERY_PLAN_KILLED
+
+
+class WriteConflictError(ReplError):
+    """Another operation wrote the same document meanwhile. Run the whole transaction again (112)."""
+
+    code = ErrorCode.WRITE_CONFLICT
+
+
+class DocumentHeldError(WriteConflictError):
+    """An open transaction has written the document: wait until it no longer holds `place`, then write (112)."""
+
+    def __init__(self, place: tuple[bytes, bytes]) -> None:
+        super().__init__("an open transaction has written this document")
+        self.place = place
 
 
 class CursorNotFoundError(ReplError):

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from replset.bson import RawDocument
 from replset.commands import fields
 from replset.commands.cursors import CursorTable
 from replset.commands.ports import CommandRequest, ConnectionContext, MemberPort, Reply
-from replset.errors import MaxTimeMSExpiredError
+from replset.errors import DocumentHeldError, MaxTimeMSExpiredError
 from replset.ids import Millis
+from replset.replication.write_ops import WriteGroup
 
 if TYPE_CHECKING:
     from replset.commands.session_table import SessionTable
     from replset.commands.sessions import SessionRequest
+    from replset.commands.transactions import Transaction
+
+T = TypeVar("T")
 
 GENERIC_FIELDS = frozenset(
     {"$db", "$clusterTime", "$readPreference", "$configServerState", "$configTime", "$topologyTime", "$audit"}
@@ -46,7 +51,7 @@ class CommandContext:
     maxTimeMS, on the member's clock.
     linearizable_term: of a linearizable read, the primary's term when it began. It must be confirmed in that term.
     session: None when the command names none. sessions: those in use on this member. has_written: set when the command
-    fails after a part of it was committed.
+    fails after a part of it was committed. transaction: that the command is part of.
     """
 
     member: MemberPort
@@ -60,6 +65,27 @@ class CommandContext:
     sessions: SessionTable
     linearizable_term: int | None = None
     has_written: bool = False
+    transaction: Transaction | None = None
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether the command says that it is part of a transaction."""
+        return self.session is not None and self.session.autocommit is False
+
+    async def write(self, operation: Callable[[WriteGroup], T]) -> T:
+        """Run a write operation in the command's transaction, or as `MemberPort.write` in the next group.
+
+        Outside of a transaction it waits for documents that one holds. MaxTimeMSExpiredError.
+        """
+        member = self.member
+        if self.transaction is not None:
+            await asyncio.sleep(0)
+            return member.transactions.write(self.transaction, operation)
+        while True:
+            try:
+                return await member.write(operation)
+            except DocumentHeldError as held:
+                await member.transactions.wait_until_free(held.place, self.deadline)
 
     @property
     def body(self) -> RawDocument:

@@ -126,9 +126,12 @@ async def distinct(ctx: CommandContext) -> Reply:
                 raise ReplError("distinct too big, 16mb cap", code=ErrorCode.DISTINCT_TOO_LARGE)
             return False
 
-        await _walk(ctx, Scan(ctx.member, coll, at, found.keys, add, weight), on_slice)
+        own = None if ctx.transaction is None else ctx.transaction.write_set
+        await _walk(ctx, Scan(ctx.member, coll, at, found.keys, add, weight, own=own), on_slice)
     await confirm_linearizable(ctx)
     reply = _at({"values": values.values}, at)
+    if at is not None and ctx.transaction is None and read_concern_of(ctx).level == "snapshot":
+        reply["atClusterTime"] = timestamp(at.ts)
     return reply if len(values.values) <= SMALL_REPLY else await large_reply(ctx.member, reply)
 
 

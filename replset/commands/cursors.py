@@ -16,7 +16,7 @@ from replset.bson import MAX_BSON_SIZE
 from replset.commands.ports import MemoryCounter, Owner
 from replset.commands.stable_api import NO_API, ApiParameters
 from replset.errors import CursorNotFoundError, ErrorCode, OverloadedError, ReplError
-from replset.ids import Millis
+from replset.ids import Millis, OpTime
 from replset.replication.ports import Clock
 
 FIRST_BATCH = 101
@@ -92,6 +92,8 @@ class Cursor(ABC):
         """A getMore without documents waits for some."""
         self.linearizable = False
         """Each batch must be confirmed before it is answered (read_concern.confirm_linearizable)."""
+        self.snapshot_at: OpTime | None = None
+        """Of read concern snapshot outside of a transaction: told with each batch."""
         self.left_ms: int | None = None
         """What its batches have left of find's maxTimeMS; None: no limit."""
 
@@ -241,6 +243,11 @@ class CursorTable:
                 self._forget(cursor_id, cursor)
                 killed.append(cursor_id)
         return killed, missing
+
+    def end(self, cursor_id: int, cursor: Cursor) -> None:
+        """Close this cursor: its transaction has ended."""
+        cursor.killed = True
+        self._forget(cursor_id, cursor)
 
     def close_all(self) -> None:
         """Close all cursors, because the data is replaced or the member stops. Every later getMore answers 43."""

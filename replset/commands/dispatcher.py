@@ -17,11 +17,11 @@ from replset.commands.session_table import SessionTable
 from replset.commands.sessions import SESSION_FIELDS, SessionRequest, check_cluster_time, parse_session
 from replset.commands.stable_api import check_api
 from replset.commands.table import COMMANDS
+from replset.commands.transactions import add_transaction_label, run_in_transaction
 from replset.commands.unbuilt import unknown_command
 from replset.errors import (
     CommandNotFoundError,
     ErrorCode,
-    IllegalOperationError,
     InvalidOptionsError,
     InvariantError,
     NotWritablePrimaryError,
@@ -49,6 +49,7 @@ class Dispatcher:
         self.member = member
         self.cursors = CursorTable(member.clock, member.rng, member.admission)
         self.sessions = SessionTable()
+        self.sessions.on_end.append(member.transactions.abort_sessions)
         self.sessions.on_end.append(self.cursors.end_sessions)
         self.counts: dict[str, int] = {}
         self.failures: dict[int, int] = {}
@@ -122,21 +123,35 @@ class Dispatcher:
         try:
             reply = await self._carry_out(ctx)
         except ReplError as error:
-            add_retry_labels(error, has_written=ctx.has_written)
+            add_retry_labels(error, has_written=ctx.has_written or command.ends_transaction)
             raise
         if isinstance(reply, dict) and "writeConcernError" in reply:
             label_concern_error(reply)
         return reply
 
     async def _carry_out(self, ctx: CommandContext) -> Reply:
-        command = ctx.command
+        command, session = ctx.command, ctx.session
+        if ctx.in_transaction:
+            return await self._carry_out_inside(ctx)
         if self.member.fail_points.active:
             await fail_command(ctx)
+        if session is not None and session.txn_number is not None:
+            self.member.transactions.check_retryable_write(session.key, session.txn_number)
         if command.where is Where.READABLE:
             check_readable(ctx)
         elif command.where is Where.PRIMARY and not self.member.node.writable:
             raise NotWritablePrimaryError(primary=self.member.node.primary_host)
         return await command.run(ctx)
+
+    async def _carry_out_inside(self, ctx: CommandContext) -> Reply:
+        """Carry out a command of a transaction."""
+        try:
+            if self.member.fail_points.active:
+                await fail_command(ctx)
+            return await run_in_transaction(ctx)
+        except ReplError as error:
+            add_transaction_label(ctx, error)
+            raise
 
     def _is_hidden(self, command: Command, request: CommandRequest) -> bool:
         """Whether this member answers that it does not know the command."""
@@ -150,7 +165,7 @@ class Dispatcher:
                 raise fields.unknown_field(command.name, name)
         if not command.write_concern and "writeConcern" in body:
             raise InvalidOptionsError(f"Command {command.name} does not support writeConcern")
-        if not command.read_concern and "readConcern" in body:
+        if not command.read_concern and "readConcern" in body and "startTransaction" not in body:
             concern = body.get("readConcern")
             if not isinstance(concern, dict) or concern.get("level", "local") != "local":
                 raise InvalidOptionsError(f"Command {command.name} does not support this readConcern")
@@ -159,12 +174,9 @@ class Dispatcher:
         """Return the command's session. hello and commands between members take none."""
         if command.known is None or not any([name in body for name in SESSION_FIELDS]):
             return None
-        session = parse_session(
+        return parse_session(
             body, command.name, is_retryable=command.retryable, ends_transaction=command.ends_transaction
         )
-        if session is not None and session.autocommit is not None:
-            raise IllegalOperationError("transactions are not built yet")
-        return session
 
     def _deadline(self, request: CommandRequest, name: str) -> Millis | None:
         """Return when maxTimeMS is over; maxTimeMSOpOnly, which drivers' proxies send, may end it earlier."""

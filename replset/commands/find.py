@@ -39,6 +39,7 @@ from replset.optime import timestamp
 from replset.query.order import equals
 from replset.query.projection import Projection, compile_projection
 from replset.query.sort import SORT_RUN, Sort, compile_sort, sort_by_key
+from replset.replication.write_set import WriteSet
 from replset.storage.catalog import Collection
 from replset.storage.store import Pin
 
@@ -137,7 +138,13 @@ class FindCursor(Cursor):
     """Documents of one collection that match, in the order of their `_id` or sorted in memory."""
 
     def __init__(
-        self, member: MemberPort, table: CursorTable, coll: Collection, at: OpTime | None, query: Query
+        self,
+        member: MemberPort,
+        table: CursorTable,
+        coll: Collection,
+        at: OpTime | None,
+        query: Query,
+        own: WriteSet | None = None,
     ) -> None:
         super().__init__(coll.ns, keep_forever=query.keep_forever)
         self._member = member
@@ -148,8 +155,8 @@ class FindCursor(Cursor):
         self._left: int | None = query.limit or None
         self._waiting: list[bytes] = []
         keys, weight = query.compiled.keys, query.weight
-        self._scan = Scan(member, coll, at, keys, self._shown_if_matched, weight, query.backwards)
-        self._to_sort = None if query.sort is None else Scan(member, coll, at, keys, self._keyed, weight)
+        self._scan = Scan(member, coll, at, keys, self._shown_if_matched, weight, query.backwards, own)
+        self._to_sort = None if query.sort is None else Scan(member, coll, at, keys, self._keyed, weight, own=own)
         self._ordered: list[bytes] | None = None
         """Of a sorted find: what is still to be shown, the first document last."""
 
@@ -308,9 +315,16 @@ async def open_cursor(ctx: CommandContext, query: Query) -> tuple[Cursor, OpTime
     if query.tailable:
         raise BadValueError(f"error processing query: tailable cursor requested on non capped collection {ns}")
     coll, at = await open_collection(ctx, name, concern)
+    snapshot_at = at if concern.level == "snapshot" and ctx.transaction is None else None
     if coll is None:
-        return DocumentsCursor(ns, []), at
-    return FindCursor(ctx.member, ctx.cursors, coll, at, query), at
+        documents = DocumentsCursor(ns, [])
+        documents.snapshot_at = snapshot_at
+        return documents, at
+    cursor = FindCursor(
+        ctx.member, ctx.cursors, coll, at, query, None if ctx.transaction is None else ctx.transaction.write_set
+    )
+    cursor.snapshot_at = snapshot_at
+    return cursor, at
 
 
 async def first_batch(
@@ -331,7 +345,9 @@ async def first_batch(
         cursor.opener = _opener(ctx)
         cursor.left_ms = _left_ms(ctx)
         cursor_id = ctx.cursors.add(cursor, ctx.connection.owner)
-    return _cursor_reply(cursor_id, cursor.ns, "firstBatch", documents, at)
+        if ctx.transaction is not None:
+            ctx.transaction.on_end.append(partial(ctx.cursors.end, cursor_id, cursor))
+    return _cursor_reply(cursor_id, cursor.ns, "firstBatch", documents, at, cursor.snapshot_at)
 
 
 async def _confirmed_batch(ctx: CommandContext, cursor: Cursor, limit: int | None, await_ms: int | None) -> list[bytes]:
@@ -356,8 +372,18 @@ def _left_ms(ctx: CommandContext) -> int | None:
     return None if ctx.deadline is None else max(0, ctx.deadline - ctx.member.clock.now())
 
 
-def _cursor_reply(cursor_id: int, ns: str, batch: str, documents: list[bytes], at: OpTime | None) -> dict[str, object]:
-    cursor = {batch: [RawDocument(raw) for raw in documents], "id": Int64(cursor_id), "ns": ns}
+def _cursor_reply(
+    cursor_id: int,
+    ns: str,
+    batch: str,
+    documents: list[bytes],
+    at: OpTime | None,
+    snapshot_at: OpTime | None,
+) -> dict[str, object]:
+    cursor: dict[str, object] = {batch: [RawDocument(raw) for raw in documents]}
+    if snapshot_at is not None:
+        cursor["atClusterTime"] = timestamp(snapshot_at.ts)
+    cursor |= {"id": Int64(cursor_id), "ns": ns}
     reply: dict[str, object] = {"cursor": cursor}
     if at is not None:
         reply["operationTime"] = timestamp(at.ts)
@@ -402,7 +428,7 @@ async def get_more(ctx: CommandContext) -> Reply:
         ctx.cursors.give_back(cursor_id, cursor)
         raise
     is_open = ctx.cursors.give_back(cursor_id, cursor)
-    return _cursor_reply(cursor_id if is_open else 0, ns, "nextBatch", documents, None)
+    return _cursor_reply(cursor_id if is_open else 0, ns, "nextBatch", documents, None, cursor.snapshot_at)
 
 
 async def kill_cursors(ctx: CommandContext) -> Reply:

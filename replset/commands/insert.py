@@ -14,7 +14,13 @@ from replset.commands.ports import MemberPort, Reply
 from replset.commands.retryable import Executed
 from replset.commands.scan import pause
 from replset.commands.write_batch import GROUP_BYTES, GROUP_MS, GROUP_STATEMENTS, Batch, read_statements, run_batch
-from replset.errors import BadValueError, DuplicateKeyError, ErrorCode, ReplError
+from replset.errors import (
+    BadValueError,
+    DocumentHeldError,
+    DuplicateKeyError,
+    ErrorCode,
+    ReplError,
+)
 from replset.ids import OpTime
 from replset.replication.write_ops import WriteGroup, do_insert
 from replset.storage import indexes
@@ -151,10 +157,12 @@ class InsertBatch(Batch):
                 self.failed(ready)
                 continue
             key, doc = ready
-            if coll is None:
-                coll = self.collection(group)
             try:
+                coll = coll or self.collection(group)
                 written: OpTime | None = do_insert(group, coll, key, doc)
+            except DocumentHeldError as held:
+                self.blocked_by = held.place
+                return
             except indexes.REFUSALS as error:
                 self.failed(error)
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 
 from replset.bson import ObjectId, RawDocument
 from replset.commands.fail_points import FailPoints
@@ -22,6 +22,9 @@ from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_progress import RollbackProgress
 from replset.replication.write_ops import WriteGroup
 from replset.storage.store import Store
+
+if TYPE_CHECKING:
+    from replset.commands.transactions import TransactionTable
 
 T = TypeVar("T")
 
@@ -205,6 +208,11 @@ class MemberPort(Protocol):
     @property
     def index_builder(self) -> IndexBuilder:
         """Fills the indexes under build, and ends each build on a primary."""
+        ...
+
+    @property
+    def transactions(self) -> TransactionTable:
+        """The open transactions, which live in this member's memory while it is primary."""
         ...
 
     @property

@@ -25,12 +25,12 @@ from replset.errors import (
     InvalidOptionsError,
     LinearizableReadConcernError,
     MaxTimeMSExpiredError,
-    NotBuiltError,
     NotPrimaryNoSecondaryOkError,
     NotPrimaryOrSecondaryError,
     NotWritablePrimaryError,
     PrimarySteppedDownError,
     ReplError,
+    SnapshotTooOldError,
     TypeMismatchError,
 )
 from replset.ids import OPTIME_NULL, Millis, OpTime, pack_ts
@@ -38,14 +38,16 @@ from replset.oplog_entry import noop_entry
 from replset.optime import timestamp
 from replset.replication.write_ops import WriteGroup
 
-Level: TypeAlias = Literal["local", "majority", "linearizable"]
+Level: TypeAlias = Literal["local", "majority", "linearizable", "snapshot"]
 _LEVELS: dict[str, Level] = {
     "local": "local",
     "available": "local",
     "majority": "majority",
     "linearizable": "linearizable",
+    "snapshot": "snapshot",
 }
-_NOT_BUILT = frozenset({"snapshot"})
+_WITH_SNAPSHOT = frozenset({"find", "aggregate", "distinct"})
+"""The commands that take level snapshot outside of a transaction."""
 _PROOF = {"msg": "linearizable read"}
 _NOTE = {"msg": "afterClusterTime"}
 CLOCK_SLACK_S = 3600
@@ -56,10 +58,11 @@ ASK_AFTER_MS, ASK_EVERY_MS = 100, 1_000
 
 @dataclass(frozen=True, slots=True)
 class ReadConcern:
-    """after: a packed timestamp (as OpTime.ts) that the read must cover."""
+    """after: a packed timestamp (as OpTime.ts) that the read must cover. at: of level snapshot, the one to read at."""
 
     level: Level = "local"
     after: int | None = None
+    at: int | None = None
 
 
 def check_readable(ctx: CommandContext) -> None:
@@ -86,27 +89,41 @@ def read_concern_of(ctx: CommandContext) -> ReadConcern:
     if kind != 3:
         raise wrong_type(ctx.name, "readConcern", kind, "object")
     document = RawDocument(body.get_raw("readConcern") or b"").decode()
-    level, after = document.get("level", "local"), document.get("afterClusterTime")
+    level = document.get("level", "local")
     for name in document:
-        if name not in ("level", "afterClusterTime", "provenance"):
+        if name not in ("level", "afterClusterTime", "atClusterTime", "provenance"):
             raise unknown_field("readConcern", name)
     if not isinstance(level, str):
         raise TypeMismatchError("readConcern.level must be a string")
-    if level in _NOT_BUILT:
-        raise NotBuiltError(f"readConcern level '{level}' is not built yet")
     if level not in _LEVELS:
         raise FailedToParseError(
-            f"readConcern.level must be local, available, majority or linearizable, not '{level:.80}'"
+            f"readConcern.level must be local, available, majority, linearizable or snapshot, not '{level:.80}'"
         )
-    if after is None:
-        return ReadConcern(_LEVELS[level])
-    if level == "linearizable":
+    after, at = (_cluster_time(ctx, document, name) for name in ("afterClusterTime", "atClusterTime"))
+    if level == "linearizable" and after is not None:
         raise InvalidOptionsError("readConcern afterClusterTime does not go with level 'linearizable'")
-    if not isinstance(after, Timestamp):
-        raise TypeMismatchError("readConcern.afterClusterTime must be a timestamp")
-    ts = pack_ts(after.time, after.inc)
-    check_reachable(ctx.member, ts)
-    return ReadConcern(_LEVELS[level], ts)
+    if level == "snapshot" and ctx.command.name not in _WITH_SNAPSHOT and not ctx.in_transaction:
+        raise InvalidOptionsError(f"Command {ctx.name} does not support readConcern level 'snapshot'")
+    if at is not None and level != "snapshot":
+        raise InvalidOptionsError("readConcern atClusterTime needs level 'snapshot'")
+    if at is not None and after is not None:
+        raise InvalidOptionsError("readConcern afterClusterTime does not go with atClusterTime")
+    return ReadConcern(_LEVELS[level], after if at is None else at, at)
+
+
+def _cluster_time(ctx: CommandContext, document: dict[str, object], name: str) -> int | None:
+    """A field that is a cluster time, packed; None when it is absent.
+
+    InvalidOptionsError for one that no member can have reached: the read would wait for ever (map K6).
+    """
+    value = document.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, Timestamp):
+        raise TypeMismatchError(f"readConcern.{name} must be a timestamp")
+    ts = pack_ts(value.time, value.inc)
+    check_reachable(ctx.member, ts, f"readConcern {name} value")
+    return ts
 
 
 _LOCAL = ReadConcern()
@@ -128,7 +145,8 @@ def check_reachable(member: MemberPort, ts: int, name: str = "readConcern afterC
 
 
 async def read_point(ctx: CommandContext, concern: ReadConcern) -> OpTime | None:
-    """Wait until the read may begin; return the point to read at for majority, None (the newest state) for the others.
+    """Wait until the read may begin; return the point to read at for majority and snapshot, None (the newest state) for
+    the others.
 
     A linearizable read begins on a primary that takes writes, once an entry of its term is committed. Raises
     MaxTimeMSExpiredError at the deadline, NotPrimaryOrSecondaryError when the member becomes unreadable meanwhile, and
@@ -164,7 +182,11 @@ async def read_point(ctx: CommandContext, concern: ReadConcern) -> OpTime | None
         await member.wait_for_change(left_ms)
     if concern.level == "linearizable":
         ctx.linearizable_term = node.term
-    return point if concern.level == "majority" else None
+    if concern.at is not None:
+        if concern.at < member.store.pruned_through:
+            raise SnapshotTooOldError("Read timestamp is older than the oldest available timestamp.")
+        return OpTime(point.term, concern.at)
+    return point if concern.level in ("majority", "snapshot") else None
 
 
 def append_at_least(group: WriteGroup, after: int, note: Mapping[str, object] = _NOTE) -> None:

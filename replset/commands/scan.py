@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from replset.bson import encode_key
@@ -22,6 +22,7 @@ from replset.ids import OpTime
 from replset.query.match import Matcher, compile_filter
 from replset.query.order import MISSING
 from replset.query.sort import sort_by_key
+from replset.replication.write_set import WriteSet
 from replset.storage.catalog import Collection
 
 T = TypeVar("T")
@@ -75,11 +76,13 @@ class Scan(Generic[T]):
         read: Callable[[bytes], T | None],
         weight: int,
         backwards: bool = False,
+        own: WriteSet | None = None,
     ) -> None:
         """keys: see Filter. read: what the caller wants of a document, None when it does not look for this one; it
         decodes and matches. weight: of what `read` evaluates; 0 for nothing, then documents are not even decoded.
         backwards: the last document first.
         """
+        self._own = own
         self._member = member
         self._rollback_id = member.store.rollback_id
         self._coll = coll
@@ -138,7 +141,11 @@ class Scan(Generic[T]):
         size = 0
         with store.read() as snapshot:
             for number, key in enumerate(wanted_keys):
-                raw = snapshot.get(self._coll, key, self.at)
+                raw = (
+                    snapshot.get(self._coll, key, self.at)
+                    if self._own is None
+                    else self._own.get_from(snapshot, self._coll, key)
+                )
                 if raw is not None:
                     fetched.append((key, raw))
                     size += len(raw)
@@ -152,9 +159,12 @@ class Scan(Generic[T]):
         fetched: list[tuple[bytes, bytes]] = []
         size = 0
         with self._member.store.read() as snapshot:
-            for pair in snapshot.scan(
-                self._coll, self.at, after_key=self._after, limit=limit, backwards=self._backwards
-            ):
+            pairs = (
+                snapshot.scan(self._coll, self.at, after_key=self._after, limit=limit, backwards=self._backwards)
+                if self._own is None
+                else self._own.scan_from(snapshot, self._coll, self._after or b"", limit)
+            )
+            for pair in pairs:
                 fetched.append(pair)
                 size += len(pair[1])
                 if size > SLICE_BYTES:
@@ -167,13 +177,17 @@ async def open_collection(
 ) -> tuple[Collection | None, OpTime | None]:
     """Wait until the read may begin: the collection (None: there is none) and the point to read at (None: now)."""
     ns = namespace(ctx.database, name)
+    if ctx.transaction is not None:
+        return ctx.transaction.write_set.collection(ns), ctx.transaction.at
     at = await read_point(ctx, concern)
     while at is not None:
         try:
             with ctx.member.store.read() as snapshot:
                 return snapshot.collection(ns, at), at
         except CatalogChangedError as changed:
-            at = await read_point(ctx, ReadConcern("majority", changed.until))
+            if concern.at is not None:
+                raise
+            at = await read_point(ctx, replace(concern, after=changed.until))
     return ctx.member.store.collection(ns), None
 
 

@@ -19,6 +19,7 @@ from replset.commands import (
     rollbacks,
     server_status,
     session_commands,
+    transactions,
     update,
     write_concern,
 )
@@ -42,6 +43,7 @@ FAMILIES = (
     rollbacks.COMMANDS,
     server_status.COMMANDS,
     session_commands.COMMANDS,
+    transactions.COMMANDS,
     update.COMMANDS,
     write_concern.COMMANDS,
 )

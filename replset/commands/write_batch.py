@@ -26,17 +26,20 @@ from replset.commands.scan import SLICE_BYTES, SLICE_DECODED, Filter, pause
 from replset.commands.write_concern import wait_for_write_concern, write_concern_of
 from replset.errors import (
     BadValueError,
+    DocumentHeldError,
     ErrorCode,
     NotWritablePrimaryError,
     OutOfDiskSpaceError,
     PrimarySteppedDownError,
     ReplError,
     StorageError,
+    WriteConflictError,
 )
 from replset.ids import OPTIME_NULL, OpTime
 from replset.optime import optime_document
 from replset.query.projection import Projection
 from replset.query.sort import Sort
+from replset.replication.held_keys import NOTHING_HELD, Place
 from replset.replication.write_ops import WriteGroup, do_create
 from replset.storage.catalog import Collection
 from replset.storage.txn import Txn
@@ -88,6 +91,8 @@ class Batch(ABC):
         self.committed: Committed | None = None
         session = ctx.session
         self.retry = RetryableWrite(ctx, session, size) if session and session.is_retryable_write else None
+        self.blocked_by: Place | None = None
+        """The document of a transaction at which the last group had to stop."""
         self.thread_work: Callable[[], None] | None = None
         """What has to be evaluated before the next group: it takes longer than a group has."""
 
@@ -106,6 +111,7 @@ class Batch(ABC):
         self.term = group.term
         if self.retry is not None and not self.retry.begin(group):
             return False
+        self.blocked_by = None
         try:
             self.run(group)
         finally:
@@ -173,13 +179,16 @@ async def run_groups(batch: Batch) -> None:
 
 
 async def _run_groups(batch: Batch) -> None:
-    member, retry = batch.ctx.member, batch.retry
-    while not await member.write(batch):
+    ctx, member, retry = batch.ctx, batch.ctx.member, batch.retry
+    while not await ctx.write(batch):
         if retry is not None and retry.unread is not None:
             await retry.read_chain()
             continue
-        batch.note_committed()
-        batch.ctx.check_deadline()
+        if batch.index or not batch.blocked_by:
+            batch.note_committed()
+        ctx.check_deadline()
+        if batch.blocked_by is not None:
+            await member.transactions.wait_until_free(batch.blocked_by, ctx.deadline)
         work, batch.thread_work = batch.thread_work, None
         if work is not None:
             await run_in_thread(member, work)
@@ -377,6 +386,7 @@ class SearchingBatch(Batch):
         self.refusal: ReplError | None = None
         self.matched = False
         self.budget = 0  # documents that this group may still look at
+        self.held = NOTHING_HELD
         self.time_slice = TimeSlice(ctx.member.clock)
 
     @property
@@ -406,6 +416,7 @@ class SearchingBatch(Batch):
         """Work on the statement for this group's time; `search.is_done` at its end."""
 
     def run(self, group: WriteGroup) -> None:
+        self.held = group.held
         self.budget = GROUP_DOCUMENTS
         self.time_slice = TimeSlice(self.ctx.member.clock, GROUP_MS)
         for _ in range(GROUP_STATEMENTS):
@@ -427,11 +438,20 @@ class SearchingBatch(Batch):
                 self.proceed(group, search)
             except (StorageError, OutOfDiskSpaceError):
                 raise
+            except DocumentHeldError as held:  # by an upsert: once the other one is there, it may match
+                group.txn.revert_to(mark)
+                self.end()
+                self.blocked_by = held.place
+                return
+            except WriteConflictError:  # inside of a transaction, which is over
+                raise
             except ReplError as error:
                 group.txn.revert_to(mark)
                 self.end()
                 self.failed(error)
                 continue
+            if self.blocked_by is not None:
+                return
             if search.is_done and self.thread_work is None:
                 self.end()
                 self.index += 1
@@ -531,6 +551,10 @@ class SearchingBatch(Batch):
                     self.thread_work = partial(self._evaluate_in_thread, search, documents, evaluate, only_one)
                     return
                 result = evaluate(search, raw)
+            is_held = self.held and (only_one or self.multi) and self.held.is_held((coll.uuid, key))
+            if is_held and raw is not None and result is not None:
+                self.blocked_by = coll.uuid, key
+                return
             search.advance_past(key)
             self.budget -= 1
             if raw is not None and result is not None:

@@ -170,10 +170,13 @@ def _stepped_down(member: MemberPort) -> WriteConcernFailure:
 async def wait_for_write_concern(
     ctx: CommandContext, optime: OpTime, concern: WriteConcern
 ) -> dict[str, object] | None:
-    """Wait until the entry at `optime` meets `concern`; return the reply's writeConcernError when it does not."""
+    """Wait until the entry at `optime` meets `concern`; return the reply's writeConcernError when it does not.
+
+    Inside of a transaction only its commit waits.
+    """
     if ctx.member.fail_points.active and (replaced := replaced_write_concern_error(ctx)) is not None:
         return replaced
-    if (concern.w == 1 and not concern.j) or concern.w == 0:
+    if (concern.w == 1 and not concern.j) or concern.w == 0 or ctx.transaction is not None:
         return None
     failure = await wait_until_met(ctx.member, optime, concern, ctx.deadline)
     return None if failure is None else _error_document(failure, concern)
@@ -206,7 +209,7 @@ async def write_and_wait(ctx: CommandContext, operation: Callable[[WriteGroup], 
     def run(group: WriteGroup) -> tuple[T, OpTime, int]:
         return operation(group), group.txn.last, group.term
 
-    result, optime, term = await ctx.member.write(run)
+    result, optime, term = await ctx.write(run)
     failure = await wait_for_write_concern(ctx, optime, concern)
     reply: dict[str, object] = {} if failure is None else {"writeConcernError": failure}
     return result, reply | write_times(optime, term)

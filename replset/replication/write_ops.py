@@ -17,6 +17,7 @@ from replset.bson.decoding import FIXED_SIZE, value_end
 from replset.ids import OpTime
 from replset.oplog_entry import command_entry, delete_entry, insert_entry, noop_entry, update_entry
 from replset.query.diff import update_entry_object
+from replset.replication.held_keys import NOTHING_HELD, HeldKeys
 from replset.replication.session_write import SessionWrite
 from replset.storage.catalog import Collection
 from replset.storage.txn import Txn
@@ -31,10 +32,14 @@ class WriteGroup:
     The member runs each operation behind a savepoint: an exception undoes that operation alone and goes to its caller.
     """
 
-    __slots__ = ("rng", "session_write", "term", "txn", "wall_ms")
+    __slots__ = ("held", "rng", "session_write", "term", "txn", "wall_ms")
 
-    def __init__(self, txn: Txn, term: int, wall_ms: int, rng: random.Random) -> None:
-        """term: the primary's. wall_ms: the wall clock of all entries of this operation. rng: for new ids."""
+    def __init__(self, txn: Txn, term: int, wall_ms: int, rng: random.Random, held: HeldKeys = NOTHING_HELD) -> None:
+        """term: the primary's. wall_ms: the wall clock of all entries of this operation. rng: for new ids.
+
+        held: documents that may not be written now; each write of one raises DocumentHeldError.
+        """
+        self.held = held
         self.txn = txn
         txn.refuses_duplicates = True
         self.term = term
@@ -62,6 +67,8 @@ def id_document(doc: bytes) -> bytes:
 def do_insert(group: WriteGroup, coll: Collection, key: bytes, doc: bytes) -> OpTime | None:
     """Insert; None, and nothing is done, when the key is there already. key: encode_key of the `_id`."""
     txn, wall_ms = group.txn, group.wall_ms
+    if group.held:
+        group.held.check(coll.uuid, key)
     optime = group.next_optime()
     if not txn.insert_new(coll, key, doc, optime.ts):
         return None
@@ -93,6 +100,8 @@ def do_update(
 ) -> OpTime:
     """Replace `before` by `after`. o: of the entry, from `update_object`."""
     txn, ns, wall_ms, session = group.txn, coll.ns, group.wall_ms, group.session_write
+    if group.held:
+        group.held.check(coll.uuid, key)
     optime = group.next_optime()
     extra = b"" if session is None else session.extra(has_image=True)
     entry = update_entry(ns, coll.uuid, id_document(before), o, optime, wall_ms, extra)
@@ -106,6 +115,8 @@ def do_update(
 def do_delete(group: WriteGroup, coll: Collection, key: bytes, before: bytes) -> OpTime:
     """Delete the document, whose bytes are `before`."""
     txn, ns, wall_ms, session = group.txn, coll.ns, group.wall_ms, group.session_write
+    if group.held:
+        group.held.check(coll.uuid, key)
     optime = group.next_optime()
     txn.remove(coll, key, ts=optime.ts, before=before)
     extra = b"" if session is None else session.extra(has_image=True)
@@ -119,6 +130,8 @@ def do_delete(group: WriteGroup, coll: Collection, key: bytes, before: bytes) ->
 def do_create(group: WriteGroup, ns: str, options: Mapping[str, object] | None = None) -> Collection:
     """Create the collection. NamespaceExistsError when the namespace is taken."""
     txn = group.txn
+    if group.held:
+        group.held.check(b"", ns.encode())
     database, _, name = ns.partition(".")
     given = dict(options or {})
     coll_uuid = group.new_uuid()

@@ -20,6 +20,7 @@ from replset.commands.dispatcher import Dispatcher
 from replset.commands.fail_points import FailPoints
 from replset.commands.messages import parse_reply, request_document
 from replset.commands.snapshot_server import SnapshotServer
+from replset.commands.transactions import TransactionTable
 from replset.commands.waiters import Notifier, WaiterList
 from replset.commands.write_concern import stored_default
 from replset.config import ReplSetConfig
@@ -59,6 +60,7 @@ from replset.core.messages import (
 from replset.core.node import Node
 from replset.core.state import NodeState
 from replset.errors import (
+    ErrorCode,
     NotPrimaryOrSecondaryError,
     OutOfDiskSpaceError,
     PrimarySteppedDownError,
@@ -284,7 +286,8 @@ class RunningMember:
 
         # What runs the core and serves clients
         self.shell = Shell(self.node, self, self.clock, self._threads, self._break)
-        self._writer = Writer(self.context, self.node, self.rng, self._on_committed)
+        self.transactions = TransactionTable(self)
+        self._writer = Writer(self.context, self.node, self.rng, self._on_committed, self.transactions.held)
         self._housekeeper = Housekeeper(self.context, self._on_disk_space, self.on_damage)
         self.index_builder = IndexBuilder(
             self.context, busy=self._housekeeper.busy, leads_in=lambda: self._writer.term, write=self._writer.write
@@ -373,6 +376,7 @@ class RunningMember:
         """Close everything in order; what is committed is synced by the store's closing checkpoint."""
         self._is_stopping = True
         self._writer.close()
+        self.transactions.abort_all(lambda: ShutdownInProgressError("the member is shutting down"))
         self._fetcher.stop()
         await self.shell.close()
         self._tasks.cancel()
@@ -485,6 +489,7 @@ class RunningMember:
             case StateChanged(state=state):
                 if state is not MemberState.PRIMARY:
                     self.write_waiters.fail_all(lambda: PrimarySteppedDownError("the primary stepped down"))
+                    self.transactions.abort_all(_interrupted_by_stepdown)
                 self._on_topology_changed()
                 self._changes.notify()
             case ConfigInstalled():
@@ -493,6 +498,7 @@ class RunningMember:
                 self._writer.accept(term if accept else None)
                 if not accept:
                     self.index_builder.on_stepdown()
+                    self.transactions.abort_all(_interrupted_by_stepdown)
                 self._on_topology_changed()
             case CommitPointAdvanced(commit_point):
                 self.store.set_commit_point(min(commit_point, self.store.last_applied))
@@ -621,6 +627,10 @@ class RunningMember:
 
     def http_address_of(self, host: HostPort) -> str | None:
         return self.node.http_address_of(host)
+
+
+def _interrupted_by_stepdown() -> ReplError:
+    return ReplError("the primary stepped down", code=ErrorCode.INTERRUPTED_BY_STATE_CHANGE)
 
 
 def _ignore(*_: object) -> None:

@@ -28,6 +28,7 @@ from replset.errors import (
 )
 from replset.oplog_entry import noop_entry
 from replset.replication.context import MemberContext
+from replset.replication.held_keys import HeldKeys
 from replset.replication.write_ops import WriteGroup
 
 T = TypeVar("T")
@@ -52,8 +53,10 @@ class Writer:
         node: Node,
         rng: random.Random,
         on_committed: Callable[[], None],
+        held: HeldKeys,
     ) -> None:
-        """on_committed: called after each group that wrote entries."""
+        """on_committed: called after each group that wrote entries. held: by open transactions."""
+        self._held = held
         self._context = context
         self._node = node
         self._rng = rng
@@ -177,7 +180,7 @@ class Writer:
         """
         outcomes: list[tuple[Any, Exception | None]] = []
         with self._context.store.group() as txn:
-            group = WriteGroup(txn, term, self._context.clock.wall_ms(), self._rng)
+            group = WriteGroup(txn, term, self._context.clock.wall_ms(), self._rng, self._held)
             until = self._context.clock.now() + GROUP_MS
             for operation, _ in queue[:GROUP_OPERATIONS]:
                 if txn.appended_bytes > GROUP_BYTES or (outcomes and self._context.clock.now() >= until):

@@ -177,6 +177,11 @@ class Snapshot:
         rows = self._execute(coll.sql_get, (key,))
         return rows[0][0] if rows else None
 
+    def is_written_after(self, coll: Collection, key: bytes, at: OpTime) -> bool:
+        """Whether an entry after `at` wrote the document. `at` must be pinned."""
+        sql = "SELECT 1 FROM undo WHERE coll = ? AND key = ? AND ts > ? LIMIT 1"
+        return bool(self._execute(sql, (coll.uuid, key, at.ts)))
+
     def scan(
         self,
         coll: Collection,

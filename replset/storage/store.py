@@ -287,6 +287,10 @@ class Store:
         """Also one that is dropped but not yet removed."""
         return self._catalog.by_uuid.get(uuid)
 
+    def copy_catalog(self) -> Catalog:
+        """The collections as they are now, for a transaction."""
+        return Catalog(list(self._catalog.by_uuid.values()))
+
     def collections(self, database: str | None = None) -> list[Collection]:
         """In the order of their names."""
         found = self._catalog.by_ns.values()

@@ -19,6 +19,7 @@ from replset.commands.dispatcher import Dispatcher
 from replset.commands.fail_points import FailPoints
 from replset.commands.ports import CommandRequest, ConnectionContext, Source
 from replset.commands.snapshot_server import SnapshotServer
+from replset.commands.transactions import TransactionTable
 from replset.commands.waiters import WaiterList
 from replset.commands.write_concern import WriteConcernFailure
 from replset.config import ReplSetConfig
@@ -142,8 +143,10 @@ class FakeMember:
     step_down_after: int | None = None
     on_change: Callable[[], None] | None = None
     write_waiters: WaiterList = field(default_factory=WaiterList)
+    transactions: TransactionTable = field(init=False)
 
     def __post_init__(self) -> None:
+        self.transactions = TransactionTable(self)
         context: Any = SimpleNamespace(clock=self.clock, store=self.store, write_queue=WriteQueue())
         self.index_builder = EagerBuilder(
             context,
@@ -159,7 +162,8 @@ class FakeMember:
         with self.store.group() as txn:
             self.groups += 1
             with txn.savepoint():
-                return operation(WriteGroup(txn, self.node.term, self.clock.wall_ms(), self.rng))
+                held = self.transactions.held
+                return operation(WriteGroup(txn, self.node.term, self.clock.wall_ms(), self.rng, held))
 
     async def wait_until_met(
         self, optime: OpTime, concern: WriteConcern, deadline: Millis | None

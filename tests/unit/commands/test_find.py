@@ -145,7 +145,6 @@ def test_a_collection_that_is_not_there_is_empty(client: Client) -> None:
         ({"find": "c", "let": {"a": 1}}, 238),
         ({"find": "c", "nonsense": 1}, 40415),
         ({"find": "c", "writeConcern": {"w": 1}}, 72),
-        ({"find": "c", "readConcern": {"level": "snapshot"}}, 238),
         ({"find": "c", "readConcern": {"level": "best"}}, 9),
         ({"find": "c", "readConcern": {"level": 1}}, 14),
         ({"find": "c", "readConcern": {"x": 1}}, 40415),

@@ -22,6 +22,7 @@ from replset.errors import (
     StorageError,
 )
 from replset.ids import OPTIME_NULL, Millis, OpTime
+from replset.replication.held_keys import HeldKeys
 from replset.replication.write_ops import WriteGroup, do_create, do_insert
 from replset.runtime import writer
 from replset.runtime.writer import Writer
@@ -52,7 +53,7 @@ class Rig:
         self.node = FakeNode()
         self.context = context_of(self.store, clock, on_broken=self.broken.append)
         self.write_queue = self.context.write_queue
-        self.writer = Writer(self.context, self.node, random.Random(1), self._committed)  # type: ignore[arg-type]
+        self.writer = Writer(self.context, self.node, random.Random(1), self._committed, HeldKeys())  # type: ignore[arg-type]
         with self.store.group() as txn:
             do_create(WriteGroup(txn, 1, clock.wall_ms(), random.Random(2)), NS)
         self.writer.accept(1)
