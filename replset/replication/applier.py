@@ -16,7 +16,7 @@ from replset.errors import OutOfDiskSpaceError, RemoteProtocolError, ReplError, 
 from replset.oplog_entry import COMMAND, INSERT, InsertReader, OplogEntry
 from replset.query.diff import apply_update_bytes
 from replset.replication import index_ops
-from replset.replication.session_write import image_of_entry, record_applied
+from replset.replication.session_write import expire_applied, image_of_entry, record_applied
 from replset.storage.catalog import Collection
 from replset.storage.store import Store
 from replset.storage.txn import Txn
@@ -176,6 +176,7 @@ def apply_effect(txn: Txn, entry: OplogEntry, ts: int, changed: UpdateFunction =
             _command(txn, entry, ts, changed)
             return None
         case "n":
+            expire_applied(txn, entry.o, ts)
             return None
         case _:
             raise RemoteProtocolError(f"oplog entry {entry.optime} has op {entry.op!r}, which is not known here")

@@ -8,6 +8,7 @@ record keeps that document, so that no entry grows by it (map X3).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from struct import Struct
 from typing import Literal, TypeAlias
 
@@ -18,6 +19,7 @@ from replset.storage.catalog import SESSIONS
 from replset.storage.sessions import SessionRecord, encode_record
 from replset.storage.txn import Txn
 
+EXPIRED = "sessions expired"
 Image: TypeAlias = Literal["preImage", "postImage"]
 """The document that the retry of a findAndModify answers: as it was before the change, or after it."""
 _INC_MASK = (1 << 31) - 1
@@ -104,3 +106,20 @@ def image_of_entry(entry: OplogEntry) -> Image | None:
 
 def _put(txn: Txn, key: bytes, document: bytes, optime: OpTime) -> None:
     txn.put(SESSIONS, key, document, ts=optime.ts, before=txn.get(SESSIONS, key))
+
+
+def expiry_note(txn: Txn, records: Sequence[tuple[bytes, bytes]], ts: int) -> dict[str, object]:
+    """Remove these records, (key, document) each, and return the `o` of the no-op entry at `ts` that says so."""
+    for key, document in records:
+        txn.remove(SESSIONS, key, ts=ts, before=document)
+    return {"msg": EXPIRED, "sessions": [RawDocument(document).get("_id") for _, document in records]}
+
+
+def expire_applied(txn: Txn, o: RawDocument, ts: int) -> None:
+    """Remove the records that a no-op entry names, if it is one of `expiry_note`."""
+    sessions = o.get("sessions") if o.get("msg") == EXPIRED else None
+    for lsid in sessions if isinstance(sessions, list) else ():
+        key = encode_key(lsid)
+        document = txn.get(SESSIONS, key)
+        if document is not None:
+            txn.remove(SESSIONS, key, ts=ts, before=document)

@@ -97,6 +97,7 @@ from replset.runtime.housekeeping import Housekeeper
 from replset.runtime.machine import LimitedWorkers, TrackedWorkers
 from replset.runtime.options import MONGODB_LAYOUT, MemberOptions
 from replset.runtime.server import WireServer
+from replset.runtime.session_expiry import SESSION_TIMEOUT_MS, SessionExpiry
 from replset.runtime.shell import Shell
 from replset.runtime.transport import Transport
 from replset.runtime.writer import Writer
@@ -129,11 +130,15 @@ class MemberPorts:
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """Limits the work of one step. The simulator makes the limits small, so that a short run has several steps."""
+    """Limits the work of one step. The simulator makes the limits small, so that a short run has several steps.
+
+    session_timeout_ms: after which a session that writes nothing is forgotten.
+    """
 
     store: StoreOptions = field(default_factory=StoreOptions)
     fetch: FetchOptions = field(default_factory=FetchOptions)
     initial_sync: InitialSyncOptions = field(default_factory=InitialSyncOptions)
+    session_timeout_ms: Millis = SESSION_TIMEOUT_MS
 
 
 class RunningMember:
@@ -294,6 +299,9 @@ class RunningMember:
         )
         self.snapshots = SnapshotServer(self.context, self.node, self.rng)
         self.dispatcher = Dispatcher(self)
+        self._session_expiry = SessionExpiry(
+            self.context, self.node, self._writer, self.dispatcher.sessions, steps.session_timeout_ms
+        )
         self.peer = Transport(ports.network, self.clock, self.host, keys, self.rng)
         self._server = WireServer(
             ports.network,
@@ -344,6 +352,7 @@ class RunningMember:
             self.durability.run(),
             self._progress.run(),
             self._housekeeper.run(),
+            self._session_expiry.run(),
             self.index_builder.run(),
             self._refresh(),
             self._mark.run(),

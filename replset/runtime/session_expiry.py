@@ -1,0 +1,100 @@
+"""Forgets sessions that have written nothing for 30 minutes: the primary removes their records by an entry.
+
+Every member notes now and then how far its oplog is. What lies behind a note of 30 minutes ago is at least that old, on
+any clock: neither a wall clock that jumps nor one of another member makes a session end early. After a start, and after
+a rollback, the notes begin anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from replset.commands.session_table import SessionTable
+from replset.core.node import Node
+from replset.errors import ReplError
+from replset.ids import Millis
+from replset.replication.context import MemberContext
+from replset.replication.session_write import expiry_note
+from replset.replication.write_ops import WriteGroup, do_noop
+from replset.runtime.writer import Writer
+from replset.storage.catalog import SESSIONS
+from replset.storage.sessions import read_record
+from replset.storage.sqlite import rows_of
+
+log = logging.getLogger("replset.sessions")
+
+SESSION_TIMEOUT_MS: Final = Millis(30 * 60_000)
+NOTES: Final = 30
+"""Notes within the timeout: so exact is the age of a session."""
+SLICE: Final = 200
+PAUSE_S: Final = 0.02
+"""Between two slices: some ten thousand records are looked at in a second."""
+
+
+class SessionExpiry:
+    """Runs as a task of its own on every member; only a primary removes records."""
+
+    def __init__(
+        self, context: MemberContext, node: Node, writer: Writer, sessions: SessionTable, timeout_ms: Millis
+    ) -> None:
+        self._context = context
+        self._node = node
+        self._writer = writer
+        self._sessions = sessions
+        self._timeout_ms = timeout_ms
+        self._notes: deque[tuple[int, int]] = deque()
+        self._rollback_id = 0
+        self._through = 0
+        """All entries up to this ts are older than the timeout."""
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        while True:
+            await asyncio.sleep(self._timeout_ms / NOTES / 1000)
+            self.take_note()
+            if self._through and self._node.writable:
+                try:
+                    await self.forget()
+                except ReplError as error:  # the next round, or the next primary, goes on
+                    log.info("sessions are not forgotten now: %s", error.message)
+
+    def take_note(self) -> None:
+        """Note how far the oplog is now."""
+        store, now = self._context.store, self._context.clock.now()
+        if store.rollback_id != self._rollback_id:
+            self._rollback_id = store.rollback_id
+            self._notes.clear()
+            self._through = 0
+        self._notes.append((now, store.last_applied.ts))
+        while self._notes[0][0] <= now - self._timeout_ms:
+            self._through = self._notes.popleft()[1]
+
+    async def forget(self) -> None:
+        """Remove the records of sessions that have written nothing for so long."""
+        through, after, more = self._through, b"", True
+        while more:
+            page = self._page(after)
+            more = len(page) == SLICE
+            old = [key for key, document in page if read_record(document).optime.ts <= through]
+            if old:
+                is_used: Callable[[bytes], bool] = self._sessions.is_checked_out
+                await self._writer.write(partial(_remove, keys=old, through=through, is_used=is_used))
+            if more:
+                after = page[-1][0]
+                await asyncio.sleep(PAUSE_S)
+
+    def _page(self, after: bytes) -> Sequence[tuple[bytes, bytes]]:
+        sql = f"SELECT key, doc FROM {SESSIONS.table} WHERE key > ? ORDER BY key LIMIT {SLICE}"
+        return self._context.store.query(lambda connection: list(rows_of(connection, sql, (after,))))
+
+
+def _remove(group: WriteGroup, *, keys: Sequence[bytes], through: int, is_used: Callable[[bytes], bool]) -> None:
+    found = [(key, group.txn.get(SESSIONS, key)) for key in keys if not is_used(key)]
+    records = [(key, document) for key, document in found if document and read_record(document).optime.ts <= through]
+    if records:
+        do_noop(group, expiry_note(group.txn, records, group.next_optime().ts))

@@ -1,0 +1,146 @@
+"""Sessions that write nothing any more are forgotten by an entry; nothing else makes one end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replset.bson import Binary, Int64
+from replset.commands.sessions import session_id
+from replset.ids import OPTIME_NULL, Millis
+from replset.replication.applier import apply_batch
+from replset.runtime import session_expiry
+from replset.runtime.session_expiry import SessionExpiry
+from replset.storage.catalog import SESSIONS
+from replset.storage.disk import RealDisk
+from replset.storage.store import Store, StoreOptions
+from replset.storage.undo import undo_step
+from tests.unit.commands.conftest import Client, FakeMember, fake_member
+
+TIMEOUT_MS = Millis(30_000)
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    with fake_member(tmp_path / "m") as member:
+        client = Client(member)
+        yield client
+        client.close()
+
+
+@pytest.fixture
+def expiry(client: Client) -> SessionExpiry:
+    member: Any = client.member
+    return SessionExpiry(member, member.node, member, client.dispatcher.sessions, TIMEOUT_MS)
+
+
+def write(client: Client, session: int) -> bytes:
+    """A retryable write; returns the key of its session."""
+    lsid = {"id": Binary(bytes([session]) * 16, 4)}
+    client.ok({"insert": "c", "documents": [{}], "lsid": lsid, "txnNumber": Int64(client.member.clock.time)})
+    return session_id(bytes([session]) * 16)[0]
+
+
+def known(member: FakeMember) -> int:
+    return len(member.store.query(lambda connection: list(connection.execute(f"SELECT key FROM {SESSIONS.table}"))))
+
+
+def pass_time(client: Client, expiry: SessionExpiry, ms: int) -> None:
+    client.member.clock.time = Millis(client.member.clock.time + ms)
+    expiry.take_note()
+    client.loop.run_until_complete(expiry.forget())
+
+
+def test_a_session_that_writes_nothing_is_forgotten(client: Client, expiry: SessionExpiry, tmp_path: Path) -> None:
+    write(client, 1)
+    kept = write(client, 2)
+    expiry.take_note()
+    pass_time(client, expiry, TIMEOUT_MS - 1)
+    assert known(client.member) == 2
+    write(client, 2)
+    before = client.member.store.last_applied
+    pass_time(client, expiry, 1)
+    assert known(client.member) == 1
+    assert client.member.store.get(SESSIONS, kept) is not None
+    note = client.entries()[-1]
+    assert (note["op"], note["o"]["msg"]) == ("n", "sessions expired")
+    assert [row["id"] for row in note["o"]["sessions"]] == [Binary(b"\1" * 16, 4)]
+
+    entries = [row.entry for row in client.member.store.oplog_after(OPTIME_NULL, limit=100, max_bytes=1 << 20)]
+    secondary = Store.open(RealDisk(), tmp_path / "s", StoreOptions(min_free_bytes=0))
+    apply_batch(secondary, entries, 0, len(entries), lambda: False)
+    assert len(secondary.query(lambda connection: list(connection.execute(f"SELECT key FROM {SESSIONS.table}")))) == 1
+    secondary.close()
+
+    undo_step(client.member.store, before, stem="x")
+    assert known(client.member) == 2, "a rollback brings the session back"
+
+
+def test_a_wall_clock_that_jumps_ends_no_session(client: Client, expiry: SessionExpiry) -> None:
+    write(client, 1)
+    expiry.take_note()
+    client.member.clock.set_wall_ahead(86_400_000)
+    write(client, 2)
+    pass_time(client, expiry, 1_000)
+    assert known(client.member) == 2
+
+
+def test_a_session_in_use_is_kept(client: Client, expiry: SessionExpiry) -> None:
+    key = write(client, 1)
+    expiry.take_note()
+    client.loop.run_until_complete(client.dispatcher.sessions.check_out(key, None))
+    pass_time(client, expiry, TIMEOUT_MS)
+    assert known(client.member) == 1
+    client.dispatcher.sessions.check_in(key)
+    pass_time(client, expiry, 0)
+    assert known(client.member) == 0
+
+
+def test_the_time_begins_anew_after_a_rollback(client: Client, expiry: SessionExpiry) -> None:
+    write(client, 1)
+    point = client.member.store.last_applied
+    write(client, 2)
+    expiry.take_note()
+    undo_step(client.member.store, point, stem="x")
+    pass_time(client, expiry, TIMEOUT_MS)
+    assert known(client.member) == 1
+    pass_time(client, expiry, TIMEOUT_MS)
+    assert known(client.member) == 0
+
+
+def test_many_sessions_go_in_slices(client: Client, expiry: SessionExpiry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_expiry, "SLICE", 3)
+    monkeypatch.setattr(session_expiry, "PAUSE_S", 0)
+    for number in range(8):
+        write(client, number)
+    expiry.take_note()
+    pass_time(client, expiry, TIMEOUT_MS)
+    assert known(client.member) == 0
+    assert [len(entry["o"]["sessions"]) for entry in client.entries() if entry["op"] == "n"] == [3, 3, 2]
+
+
+def test_only_a_primary_forgets(client: Client) -> None:
+    member: Any = client.member
+    expiry = SessionExpiry(member, member.node, member, client.dispatcher.sessions, Millis(30))
+    write(client, 1)
+
+    async def run_until(done: int) -> None:
+        task = asyncio.ensure_future(expiry.run())
+        for _ in range(500):
+            await asyncio.sleep(0.001)
+            member.clock.time = Millis(member.clock.time + 10)
+            if known(member) == done:
+                break
+        task.cancel()
+        await asyncio.wait([task])
+
+    member.node.writable = False
+    client.loop.run_until_complete(asyncio.wait_for(run_until(0), 30))
+    assert known(member) == 1
+    member.node.writable = True
+    client.loop.run_until_complete(asyncio.wait_for(run_until(0), 30))
+    assert known(member) == 0
