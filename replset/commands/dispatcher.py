@@ -12,7 +12,14 @@ from replset.commands.cursors import CursorTable
 from replset.commands.fail_command import fail_command
 from replset.commands.ports import CommandRequest, MemberPort, Reply
 from replset.commands.read_concern import check_readable
-from replset.commands.replies import add_retry_labels, error_reply, finish, label_concern_error, replace_labels
+from replset.commands.replies import (
+    add_retry_labels,
+    add_topology_version,
+    error_reply,
+    finish,
+    label_concern_error,
+    replace_labels,
+)
 from replset.commands.session_table import SessionTable
 from replset.commands.sessions import SESSION_FIELDS, SessionRequest, check_cluster_time, parse_session
 from replset.commands.stable_api import check_api
@@ -74,6 +81,9 @@ class Dispatcher:
             reply = error_reply(ReplError(f"internal error: {type(error).__name__}: {error}"), member)
         if isinstance(reply, bytes):
             return reply
+        failure = reply.get("writeConcernError")
+        if isinstance(failure, dict):
+            add_topology_version(reply, failure.get("code"), member)
         if request.error_labels is not None:
             replace_labels(reply, request.error_labels)
         return finish(reply, member.store.last_applied.ts)

@@ -11,25 +11,28 @@ from replset.errors import ErrorCode, ReplError
 from replset.ids import OpTime
 from replset.optime import optime_document, timestamp
 
-# Replies with these codes tell the client that the member's role changed (map W5): they carry topologyVersion.
-TOPOLOGY_CODES = frozenset(
+SHUTDOWN_CODES = frozenset({ErrorCode.SHUTDOWN_IN_PROGRESS, ErrorCode.INTERRUPTED_AT_SHUTDOWN})
+ROLE_CODES = frozenset(
     {
-        ErrorCode.SHUTDOWN_IN_PROGRESS,
         ErrorCode.PRIMARY_STEPPED_DOWN,
         ErrorCode.NOT_WRITABLE_PRIMARY,
-        ErrorCode.INTERRUPTED_AT_SHUTDOWN,
         ErrorCode.INTERRUPTED_BY_STATE_CHANGE,
         ErrorCode.NOT_PRIMARY_NO_SECONDARY_OK,
         ErrorCode.NOT_PRIMARY_OR_SECONDARY,
     }
 )
-RETRYABLE_CODES = TOPOLOGY_CODES | {
-    ErrorCode.HOST_UNREACHABLE,
-    ErrorCode.HOST_NOT_FOUND,
-    ErrorCode.NETWORK_TIMEOUT,
-    ErrorCode.EXCEEDED_TIME_LIMIT,
-    ErrorCode.SOCKET_EXCEPTION,
-}
+"""Errors that tell of a changed role (map W5)."""
+RETRYABLE_CODES = (
+    ROLE_CODES
+    | SHUTDOWN_CODES
+    | {
+        ErrorCode.HOST_UNREACHABLE,
+        ErrorCode.HOST_NOT_FOUND,
+        ErrorCode.NETWORK_TIMEOUT,
+        ErrorCode.EXCEEDED_TIME_LIMIT,
+        ErrorCode.SOCKET_EXCEPTION,
+    }
+)
 """After these a driver sends a retryable write once more (map B4)."""
 RETRYABLE, NOTHING_WRITTEN = "RetryableWriteError", "NoWritesPerformed"
 _NO_SIGNATURE: dict[str, object] = {"hash": Binary(bytes(20)), "keyId": Int64(0)}
@@ -67,9 +70,18 @@ def error_reply(error: ReplError, member: MemberPort) -> dict[str, object]:
     }
     if error.labels:
         reply["errorLabels"] = list(error.labels)
-    if error.code in TOPOLOGY_CODES:
-        reply["topologyVersion"] = topology_version(member)
+    add_topology_version(reply, error.code, member)
     return reply
+
+
+def add_topology_version(reply: dict[str, object], code: object, member: MemberPort) -> None:
+    """Add topologyVersion to a failure that tells of a changed role, or of a shutdown that has begun.
+
+    A driver passes over an error whose version it knows already. The version grows when a role changes and when a
+    shutdown begins, not for a shutdown error that a fail point made up.
+    """
+    if code in ROLE_CODES or (code in SHUTDOWN_CODES and member.shutting_down):
+        reply["topologyVersion"] = topology_version(member)
 
 
 def replace_labels(reply: dict[str, object], labels: list[str]) -> None:

@@ -71,6 +71,16 @@ def test_other_commands_do_not_use_it_up(client: Client) -> None:
     client.ok({"insert": "c", "documents": [{"_id": 1}]})
 
 
+def test_only_a_change_of_the_member_is_told_as_one(client: Client, member: FakeMember) -> None:
+    set_point(client, "alwaysOn", failCommands=["ping"], errorCode=91)
+    assert "topologyVersion" not in client.run({"ping": 1})
+    member.shutting_down = True
+    assert client.run({"ping": 1})["topologyVersion"]["counter"] == 6
+    member.shutting_down = False
+    set_point(client, "alwaysOn", failCommands=["insert"], writeConcernError={"code": 189, "errmsg": "moved"})
+    assert client.run({"insert": "c", "documents": [{"_id": 1}]})["topologyVersion"]["counter"] == 6
+
+
 @pytest.mark.parametrize(
     ("data", "is_hit"),
     [
