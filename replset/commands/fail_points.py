@@ -18,9 +18,14 @@ FAIL_GET_MORE = "failGetMoreAfterCursorCheckout"
 FAIL_TRANSACTIONAL_WRITE = "onPrimaryTransactionalWrite"
 MAX_TIME_ALWAYS_RUNS_OUT = "maxTimeAlwaysTimeOut"
 MAX_TIME_NEVER_RUNS_OUT = "maxTimeNeverTimeOut"
-NAMES = frozenset(
-    {FAIL_COMMAND, FAIL_GET_MORE, FAIL_TRANSACTIONAL_WRITE, MAX_TIME_ALWAYS_RUNS_OUT, MAX_TIME_NEVER_RUNS_OUT}
-)
+STOPS_REPLICATION = frozenset({"rsSyncApplyStop", "stopReplProducer"})
+NAMES = STOPS_REPLICATION | {
+    FAIL_COMMAND,
+    FAIL_GET_MORE,
+    FAIL_TRANSACTIONAL_WRITE,
+    MAX_TIME_ALWAYS_RUNS_OUT,
+    MAX_TIME_NEVER_RUNS_OUT,
+}
 _MOST = (1 << 31) - 1
 
 
@@ -60,6 +65,11 @@ class FailPoints:
         else:
             self.active[name] = FailPoint(*parsed, data)
         return self._entered.get(name, 0)
+
+    @property
+    def stops_replication(self) -> bool:
+        """Whether this member takes nothing more from its sync source."""
+        return bool(self.active) and not STOPS_REPLICATION.isdisjoint(self.active)
 
     def hit(self, name: str, applies: Callable[[dict[str, object]], bool]) -> dict[str, object] | None:
         """Return the data of the fail point if it is hit. Only what it applies to uses up its `times` and `skip`."""

@@ -73,13 +73,18 @@ class Fetcher:
         peer: MemberClient,
         node: Node,
         on_applied: Callable[[], None],
+        is_paused: Callable[[], bool] = lambda: False,
         options: FetchOptions | None = None,
     ) -> None:
-        """on_applied: called after each committed group, when the store's newest entry moved on."""
+        """on_applied: called after each committed group, when the store's newest entry moved on.
+
+        is_paused: whether a fail point holds back what is fetched.
+        """
         self._context = context
         self._peer = peer
         self._node = node
         self._on_applied = on_applied
+        self._is_paused = is_paused
         self._options = options or FetchOptions()
         self._session: _Session | None = None
 
@@ -161,6 +166,8 @@ class Fetcher:
                 session.page_taken.clear()
                 await session.page_taken.wait()
             page = await self._fetch_page(session, wait_ms)
+            while self._is_paused():  # noqa: ASYNC110 - in tests only
+                await asyncio.sleep(0.01)
             session.buffer.append(page)
             session.page_arrived.set()
             if isinstance(page, SourceFailed):

@@ -317,7 +317,12 @@ class RunningMember:
         # Replication
         set_peer = SetMemberClient(self.peer, lambda: self.node.set_id)
         self._fetcher = Fetcher(
-            self.context, peer=set_peer, node=self.node, on_applied=self._on_committed, options=steps.fetch
+            self.context,
+            peer=set_peer,
+            node=self.node,
+            on_applied=self._on_committed,
+            is_paused=lambda: self.fail_points.stops_replication,
+            options=steps.fetch,
         )
         self._progress = ProgressReporter(
             clock=self.clock,

@@ -94,6 +94,16 @@ def test_fail_points(make_set: MakeSet) -> None:
                 orders.find_one(max_time_ms=20)
 
 
+def test_a_secondary_that_takes_nothing_more(make_set: MakeSet) -> None:
+    local = make_set()
+    primary = local.wait_for_primary()
+    secondary = next(member for member in local.members if member is not primary)
+    insert: dict[str, object] = {"insert": "orders", "documents": [{}], "writeConcern": {"w": 3, "wtimeout": 300}}
+    with fail_point(secondary, "alwaysOn", "stopReplProducer"):
+        assert run(primary, insert)["writeConcernError"]["code"] == 64
+    assert "writeConcernError" not in run(primary, {**insert, "writeConcern": {"w": 3, "wtimeout": 20_000}})
+
+
 def test_exhaust_cursors(make_set: MakeSet) -> None:
     local = make_set(members=1)
     with connect(local) as client:
