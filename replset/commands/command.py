@@ -17,6 +17,7 @@ from replset.ids import Millis
 from replset.replication.write_ops import WriteGroup
 
 if TYPE_CHECKING:
+    from replset.commands.operations import OperationTable
     from replset.commands.session_table import SessionTable
     from replset.commands.sessions import SessionRequest
     from replset.commands.transactions import Transaction
@@ -51,7 +52,8 @@ class CommandContext:
     maxTimeMS, on the member's clock.
     linearizable_term: of a linearizable read, the primary's term when it began. It must be confirmed in that term.
     session: None when the command names none. sessions: those in use on this member. has_written: set when the command
-    fails after a part of it was committed. transaction: that the command is part of.
+    fails after a part of it was committed. transaction: that the command is part of. operations: those that run on this
+    member. opened_by: of a getMore, the command that opened its cursor.
     """
 
     member: MemberPort
@@ -63,9 +65,11 @@ class CommandContext:
     deadline: Millis | None
     session: SessionRequest | None
     sessions: SessionTable
+    operations: OperationTable
     linearizable_term: int | None = None
     has_written: bool = False
     transaction: Transaction | None = None
+    opened_by: RawDocument | None = None
 
     @property
     def in_transaction(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from random import Random
 
-from replset.bson import MAX_BSON_SIZE
+from replset.bson import MAX_BSON_SIZE, RawDocument
 from replset.commands.ports import MemoryCounter, Owner
 from replset.commands.stable_api import NO_API, ApiParameters
 from replset.errors import CursorNotFoundError, ErrorCode, OverloadedError, ReplError
@@ -88,6 +88,8 @@ class Cursor(ABC):
         self.owner: Owner | None = None
         self.used_at = Millis(0)
         self.opener = NOBODY
+        self.command: RawDocument | None = None
+        """What opened it, unless that is large: currentOp shows it, with its comment."""
         self.await_data = False
         """A getMore without documents waits for some."""
         self.linearizable = False

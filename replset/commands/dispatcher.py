@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 
@@ -10,6 +11,7 @@ from replset.commands import fields
 from replset.commands.command import GENERIC_FIELDS, PROVE, Command, CommandContext, Where
 from replset.commands.cursors import CursorTable
 from replset.commands.fail_command import fail_command
+from replset.commands.operations import OperationTable
 from replset.commands.ports import CommandRequest, MemberPort, Reply
 from replset.commands.read_concern import check_readable
 from replset.commands.replies import (
@@ -58,6 +60,7 @@ class Dispatcher:
         self.sessions = SessionTable()
         self.sessions.on_end.append(member.transactions.abort_sessions)
         self.sessions.on_end.append(self.cursors.end_sessions)
+        self.operations = OperationTable(member.clock)
         self.counts: dict[str, int] = {}
         self.failures: dict[int, int] = {}
         self._commands: dict[str, Command] = {}
@@ -126,18 +129,43 @@ class Dispatcher:
             if command.known is not None and sequence not in command.known:
                 raise fields.unknown_field(command.name, sequence)
         ctx = CommandContext(
-            self.member, self.cursors, self.counts, request, command, name, deadline, session, self.sessions
+            self.member,
+            self.cursors,
+            self.counts,
+            request,
+            command,
+            name,
+            deadline,
+            session,
+            self.sessions,
+            self.operations,
         )
         if session is None or not (session.is_retryable_write or command.ends_transaction):
-            return await self._carry_out(ctx)
+            return await self._operate(ctx)
         try:
-            reply = await self._carry_out(ctx)
+            reply = await self._operate(ctx)
         except ReplError as error:
             add_retry_labels(error, has_written=ctx.has_written or command.ends_transaction)
             raise
         if isinstance(reply, dict) and "writeConcernError" in reply:
             label_concern_error(reply)
         return reply
+
+    async def _operate(self, ctx: CommandContext) -> Reply:
+        """Carry the command out, and show it in currentOp meanwhile. Interrupted (11601): killOp ended it."""
+        task = asyncio.current_task()
+        if task is None or ctx.command.private:
+            return await self._carry_out(ctx)
+        operation = self.operations.begin(ctx, task)
+        try:
+            return await self._carry_out(ctx)
+        except asyncio.CancelledError:
+            if not operation.is_killed:
+                raise
+            task.uncancel()
+            raise ReplError("operation was interrupted", code=ErrorCode.INTERRUPTED) from None
+        finally:
+            self.operations.end(operation)
 
     async def _carry_out(self, ctx: CommandContext) -> Reply:
         command, session = ctx.command, ctx.session

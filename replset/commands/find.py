@@ -22,6 +22,7 @@ from replset.commands.evaluation import compiled, evaluate, read_statement, run_
 from replset.commands.fail_command import check_max_time, fail_get_more
 from replset.commands.hint import hint_of
 from replset.commands.namespaces import OPLOG, collection_field, namespace
+from replset.commands.operations import SHOWN_BYTES
 from replset.commands.oplog_cursor import OplogCursor
 from replset.commands.ports import MemberPort, Reply
 from replset.commands.read_concern import (
@@ -344,6 +345,7 @@ async def first_batch(
     else:
         cursor.opener = _opener(ctx)
         cursor.left_ms = _left_ms(ctx)
+        cursor.command = ctx.body if len(ctx.body.raw) <= SHOWN_BYTES else None
         cursor_id = ctx.cursors.add(cursor, ctx.connection.owner)
         if ctx.transaction is not None:
             ctx.transaction.on_end.append(partial(ctx.cursors.end, cursor_id, cursor))
@@ -413,6 +415,7 @@ async def get_more(ctx: CommandContext) -> Reply:
     except ReplError:
         ctx.cursors.give_back(cursor_id, cursor)
         raise
+    ctx.opened_by = cursor.command
     waits = cursor.left_ms is None or cursor.await_data
     ctx.deadline = None if waits else Millis(ctx.member.clock.now() + (cursor.left_ms or 0))
     try:

@@ -1,0 +1,197 @@
+"""Keeps the commands that run now, and what each collection was used for. Holds currentOp, killOp and top.
+
+A command that is killed ends at its next await, as if its client had left, and answers 11601.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from itertools import count
+
+from replset.bson import DateTime, Int64, InvalidBSONError, RawDocument
+from replset.commands import fields
+from replset.commands.command import Command, CommandContext
+from replset.commands.evaluation import large_reply, read_statement, run_in_thread
+from replset.commands.ports import Reply
+from replset.ids import Millis
+from replset.query.match import compile_filter
+from replset.replication.ports import Clock
+
+KINDS = {
+    "find": "queries",
+    "getMore": "getmore",
+    "insert": "insert",
+    "update": "update",
+    "delete": "remove",
+    "aggregate": "commands",
+    "count": "commands",
+    "distinct": "commands",
+    "findAndModify": "commands",
+}
+"""The commands that `top` counts, by what it calls them."""
+WRITES = frozenset({"insert", "update", "delete", "findAndModify"})
+_OPS = {"find": "query", "getMore": "getmore", "insert": "insert", "update": "update", "delete": "remove"}
+MAX_USED = 10_000
+"""Collections and kinds of use that are counted; a client may name any number of collections."""
+SHOWN_BYTES = 4 << 10
+"""A command above this size is cut in currentOp."""
+_OPTIONS = frozenset({"$all", "$ownOps", "$truncateOps", "$db", "$clusterTime", "$readPreference", "lsid", "comment"})
+
+
+@dataclass(slots=True)
+class Operation:
+    """A command that runs now."""
+
+    id: int
+    ctx: CommandContext
+    began: Millis
+    task: asyncio.Task[object]
+    is_killed: bool = False
+
+
+class OperationTable:
+    """The running commands of clients, by their id; and count and milliseconds by (database, collection, command)."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ids = count(1)
+        self.running: dict[int, Operation] = {}
+        self.used: dict[tuple[str, str, str], list[int]] = {}
+
+    def begin(self, ctx: CommandContext, task: asyncio.Task[object]) -> Operation:
+        """Note that `task` runs this command; `end` must follow."""
+        operation = Operation(next(self._ids), ctx, self._clock.now(), task)
+        self.running[operation.id] = operation
+        return operation
+
+    def end(self, operation: Operation) -> None:
+        """Forget the command, and add what it took."""
+        del self.running[operation.id]
+        ctx = operation.ctx
+        name = ctx.command.name
+        if name not in KINDS:
+            return
+        collection = ctx.body.get("collection" if name == "getMore" else ctx.name)
+        if not isinstance(collection, str):
+            return
+        key = (ctx.request.database, collection, name)
+        used = self.used.get(key)
+        if used is None:
+            if len(self.used) >= MAX_USED:
+                return
+            used = self.used[key] = [0, 0]
+        used[0] += 1
+        used[1] += self._clock.now() - operation.began
+
+    def kill(self, operation_id: int) -> None:
+        """End a command. An unknown id, and the caller's own command, are passed over."""
+        operation = self.running.get(operation_id)
+        if operation is not None and not operation.is_killed and operation.task is not asyncio.current_task():
+            operation.is_killed = True
+            operation.task.cancel()
+
+
+def describe(operation: Operation, now: Millis) -> dict[str, object]:
+    """A row of currentOp."""
+    ctx = operation.ctx
+    connection, body, name = ctx.connection, ctx.body, ctx.command.name
+    ran_ms = now - operation.began
+    field = "collection" if name == "getMore" else ctx.name
+    collection = body.get(field) if body.type_of(field) == 2 else "$cmd"
+    row: dict[str, object] = {
+        "type": "op",
+        "host": str(ctx.member.host),
+        "desc": f"conn{connection.id}",
+        "connectionId": connection.id,
+        "client": connection.peer,
+        "appName": connection.app_name,
+        "active": True,
+        "currentOpTime": DateTime(ctx.member.clock.wall_ms()),
+        "opid": operation.id,
+        "secs_running": Int64(ran_ms // 1000),
+        "microsecs_running": Int64(ran_ms * 1000),
+        "op": _OPS.get(name, "command"),
+        "ns": f"{ctx.database}.{collection}",
+        "command": _shown(body),
+        "killPending": operation.is_killed,
+        "numYields": 0,
+        "waitingForLock": False,
+        "locks": {},
+        "lockStats": {},
+    }
+    if connection.metadata is not None:
+        row["clientMetadata"] = connection.metadata.decode()
+    if body.type_of("lsid") == 3:
+        row["lsid"] = body.get("lsid")
+    if ctx.opened_by is not None:
+        row["cursor"] = {"originatingCommand": _shown(ctx.opened_by)}
+    return row
+
+
+def _shown(command: RawDocument) -> dict[str, object]:
+    """The command; if it is large or malformed, only its name."""
+    try:
+        if len(command.raw) <= SHOWN_BYTES:
+            return command.decode()
+    except InvalidBSONError:
+        pass
+    return {str(command.first_key): 1, "$truncated": f"{len(command.raw)} bytes"}
+
+
+async def current_operations(ctx: CommandContext, query: dict[str, object]) -> list[dict[str, object]]:
+    """What runs now and matches, the caller's own command included; with `$ownOps` that of this client alone."""
+    now, mine = ctx.member.clock.now(), ctx.connection.owner
+    own = fields.boolean(ctx.body, "$ownOps", ctx.name)
+    operations = [op for op in ctx.operations.running.values() if not own or op.ctx.connection.owner == mine]
+
+    def work() -> list[dict[str, object]]:
+        matcher = compile_filter(query)
+        rows = [describe(operation, now) for operation in operations]
+        return [row for row in rows if matcher.matches(row)]
+
+    return await run_in_thread(ctx.member, work)
+
+
+async def current_op(ctx: CommandContext) -> Reply:
+    """What runs now; all other fields of the command are a filter on it."""
+    body = ctx.body
+
+    def read() -> dict[str, object]:
+        return {name: value for name, value in body.items() if name not in _OPTIONS and name != ctx.name}
+
+    query = await read_statement(ctx.member, body, read)
+    return await large_reply(ctx.member, {"inprog": await current_operations(ctx, query)})
+
+
+async def kill_op(ctx: CommandContext) -> Reply:
+    """End the command with this opid. It is answered 11601 when it next waits."""
+    if "op" not in ctx.body:
+        raise fields.missing(ctx.name, "op")
+    ctx.operations.kill(fields.whole(ctx.body, "op", ctx.name))
+    return {"info": "attempting to kill op"}
+
+
+async def top(ctx: CommandContext) -> Reply:
+    """How often, and for how long, each collection was used since the start. `time` is in microseconds."""
+    collections = {coll.ns for coll in ctx.member.store.collections()}
+    totals: dict[str, dict[str, dict[str, Int64]]] = {ns: _no_use() for ns in sorted(collections)}
+    for (database, collection, name), (times, ran_ms) in sorted(ctx.operations.used.items()):
+        uses = totals.get(f"{database}.{collection}")
+        if uses is not None:
+            for kind in ("total", "writeLock" if name in WRITES else "readLock", KINDS[name]):
+                use = uses[kind]
+                uses[kind] = {"time": Int64(use["time"] + ran_ms * 1000), "count": Int64(use["count"] + times)}
+    return {"totals": {"note": "all times in microseconds", **totals}}
+
+
+def _no_use() -> dict[str, dict[str, Int64]]:
+    kinds = ("total", "readLock", "writeLock", "queries", "getmore", "insert", "update", "remove", "commands")
+    return {kind: {"time": Int64(0), "count": Int64(0)} for kind in kinds}
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("currentOp", current_op, None, admin_only=True),
+    Command("killOp", kill_op, frozenset({"op"}), admin_only=True),
+    Command("top", top, admin_only=True),
+)

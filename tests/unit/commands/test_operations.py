@@ -1,0 +1,148 @@
+"""currentOp shows what runs, killOp ends it, top counts what it took."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from replset.bson import Int64, RawDocument, decode, encode
+from replset.commands import fail_command
+from replset.commands.ports import CommandRequest, ConnectionContext
+from tests.unit.commands.conftest import Client, FakeMember
+
+
+def start(client: Client, command: dict[str, object], connection: ConnectionContext) -> asyncio.Task[Any]:
+    request = CommandRequest("test", RawDocument(encode({**command, "$db": "test"})), {}, connection)
+    task = client.loop.create_task(client.dispatcher.run(request))
+    client.loop.run_until_complete(asyncio.sleep(0))
+    return task
+
+
+@pytest.fixture
+def slow(client: Client) -> asyncio.Task[Any]:
+    """A find that blocks until it is killed, of a client of its own."""
+    data = {"failCommands": ["find"], "blockConnection": True, "blockTimeMS": 60_000}
+    client.ok({"configureFailPoint": "failCommand", "mode": "alwaysOn", "data": data}, "admin")
+    connection = ConnectionContext(9, "127.0.0.1:9999", app_name="slow")
+    return start(client, {"find": "c", "filter": {"a": 1}, "comment": "mine"}, connection)
+
+
+def rows(client: Client, **query: object) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = client.ok({"currentOp": 1, **query}, "admin")["inprog"]
+    return found
+
+
+def test_what_runs_is_shown_and_killed(client: Client, slow: asyncio.Task[Any]) -> None:
+    (row,) = rows(client, **{"command.comment": "mine"})
+    assert row["op"] == "query"
+    assert row["ns"] == "test.c"
+    assert row["appName"] == "slow"
+    assert row["command"]["filter"] == {"a": 1}
+    assert isinstance(row["secs_running"], Int64)
+    assert len(rows(client)) == 2, "currentOp runs too"
+    assert [other["op"] for other in rows(client, **{"$ownOps": True})] == ["command"]
+    client.ok({"killOp": 1, "op": row["opid"]}, "admin")
+    reply = decode(encode(client.loop.run_until_complete(slow)))
+    assert (reply["code"], reply["codeName"]) == (11601, "Interrupted")
+    assert len(rows(client)) == 1
+    assert not client.dispatcher.operations.running
+
+
+def test_a_killed_command_leaves_its_task_usable(client: Client, slow: asyncio.Task[Any]) -> None:
+    async def main() -> object:
+        waiting = asyncio.ensure_future(twice())
+        await asyncio.sleep(0)
+        for operation_id in list(client.dispatcher.operations.running):
+            client.dispatcher.operations.kill(operation_id)
+        return await waiting
+
+    async def twice() -> object:
+        connection = ConnectionContext(9, "127.0.0.1:9999")
+        find = CommandRequest("test", RawDocument(encode({"find": "c", "$db": "test"})), {}, connection)
+        first = await client.dispatcher.run(find)
+        assert isinstance(first, dict)
+        assert first["code"] == 11601
+        await asyncio.sleep(0)
+        return await client.dispatcher.run(CommandRequest("test", RawDocument(encode({"ping": 1}))))
+
+    reply = client.loop.run_until_complete(main())
+    assert isinstance(reply, dict)
+    assert reply["ok"] == 1.0
+    client.loop.run_until_complete(slow)
+
+
+def test_a_client_that_leaves_ends_its_command_without_an_answer(client: Client, slow: asyncio.Task[Any]) -> None:
+    slow.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        client.loop.run_until_complete(slow)
+    assert not client.dispatcher.operations.running
+
+
+def test_killing_what_is_not_there(client: Client) -> None:
+    assert client.ok({"killOp": 1, "op": 12345}, "admin")["info"] == "attempting to kill op"
+    assert client.code({"killOp": 1}, "admin") == 40414
+    assert client.code({"killOp": 1, "op": "x"}, "admin") == 14
+    assert client.code({"killOp": 1, "op": 1}) == 13
+
+
+def test_nobody_kills_itself(client: Client) -> None:
+    async def main() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        operation = client.dispatcher.operations.begin(object(), task)  # type: ignore[arg-type]
+        client.dispatcher.operations.kill(operation.id)
+        await asyncio.sleep(0)
+        assert not operation.is_killed
+
+    client.loop.run_until_complete(main())
+
+
+def test_a_get_more_shows_what_opened_its_cursor(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.ok({"insert": "c", "documents": [{"_id": i} for i in range(5)]})
+    cursor_id = client.ok({"find": "c", "batchSize": 2, "comment": "from find"})["cursor"]["id"]
+    seen: list[dict[str, Any]] = []
+
+    def look(ctx: fail_command.CommandContext) -> None:
+        from replset.commands.operations import describe
+
+        seen.extend(describe(operation, client.member.clock.now()) for operation in ctx.operations.running.values())
+
+    client.ok({"configureFailPoint": "maxTimeNeverTimeOut", "mode": "alwaysOn"}, "admin")
+    monkeypatch.setattr("replset.commands.find.fail_get_more", look)
+    client.ok({"getMore": Int64(cursor_id), "collection": "c"})
+    (row,) = seen
+    assert (row["op"], row["ns"]) == ("getmore", "test.c")
+    assert row["cursor"]["originatingCommand"]["comment"] == "from find"
+
+
+def test_a_large_or_malformed_command_is_cut(client: Client) -> None:
+    data = {"failCommands": ["find"], "blockConnection": True, "blockTimeMS": 60_000}
+    client.ok({"configureFailPoint": "failCommand", "mode": "alwaysOn", "data": data}, "admin")
+    connection = ConnectionContext(9, "127.0.0.1:9999")
+    tasks = [start(client, {"find": "c", "filter": {"a": "x" * 5000}}, connection)]
+    shown = rows(client, op="query")
+    assert [row["command"]["find"] for row in shown] == [1]
+    assert "bytes" in shown[0]["command"]["$truncated"]
+    for task in tasks:
+        task.cancel()
+
+
+def test_top(client: Client, member: FakeMember) -> None:
+    client.ok({"insert": "c", "documents": [{"_id": 1}]})
+    client.ok({"find": "c"})
+    client.ok({"find": "never"})
+    client.ok({"distinct": "c", "key": "_id"})
+    totals = client.ok({"top": 1}, "admin")["totals"]
+    assert set(totals) == {"note", "test.c"}
+    uses = totals["test.c"]
+    assert {kind: use["count"] for kind, use in uses.items() if use["count"]} == {
+        "total": 3,
+        "readLock": 2,
+        "writeLock": 1,
+        "queries": 1,
+        "insert": 1,
+        "commands": 1,
+    }
+    assert all(isinstance(use["time"], Int64) for use in uses.values())
