@@ -24,12 +24,14 @@ from tests.simulation.kit.cluster import FORGED_TERMS
 from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.operations import ClientOperation
+from tests.simulation.kit.retries import COUNTERS_NS, RetriedWrite
 from tests.simulation.kit.workload import COLLECTION, DATABASE, UNSYNCED, History, Read, Write
 
 if TYPE_CHECKING:
     from tests.simulation.kit.cluster import Machine, RunningNode, SimCluster
 
 NAMESPACE = f"{DATABASE}.{COLLECTION}"
+SESSIONS_NS, SESSIONS_TABLE = "config.transactions", "5e5510005e5540008000000000000001"
 _TOKEN = re.compile(rb"token-\d+-")
 _NEVER = 1 << 63
 _DAMAGED = "not the one that was written"
@@ -98,6 +100,7 @@ class Checkers:
         self.cluster = cluster
         self.history = history or History()
         self.operations = [] if operations is None else operations
+        self.retried: list[RetriedWrite] = []
         self.mirrors = {name: Mirror() for name, m in cluster.machines.items() if not m.arbiter}
         self.known: dict[OpTime, Entry] = {}
         self.primaries: dict[int, str] = {}  # term -> the process that was primary in it
@@ -453,6 +456,7 @@ class Checkers:
         self.majority_writes_are_on(primary)
         self.reads_were_right(primary)
         self.promise(primary)
+        self.each_is_applied_once(primary)
         self.documents_are_the_oplog()
         self.members_are_equal()
 
@@ -528,6 +532,23 @@ class Checkers:
             if entry.marks[0] not in recorded:
                 self.fail("4", f"undone, and in no rollback file: {entry.body}")
 
+    def each_is_applied_once(self, primary: str) -> None:
+        """Invariant 13: a write that was sent several times is in the history at most once, once if a majority
+        acknowledged it, and its answer is that of its entry.
+        """
+        values = counted(self.mirrors[primary].entries)
+        for write in self.retried:
+            if write.wrong:
+                self.fail("13", f"{write}")
+            for token in write.tokens:
+                found = values.get(token, [])
+                if len(found) > 1:
+                    self.fail("13", f"applied {len(found)} times: {write}")
+                if write.is_certain and not found:
+                    self.fail("13", f"acknowledged, and not applied: {write}")
+                if write.is_certain and write.value is not None and found != [write.value]:
+                    self.fail("13", f"answered {write.value}, and applied as {found}: {write}")
+
     def documents_are_the_oplog(self) -> None:
         """Invariant 5."""
         for name, mirror in self.mirrors.items():
@@ -564,6 +585,21 @@ def kind_of_entry(body: Mapping[str, Any]) -> str:
             return {"i": "insert", "d": "delete", "n": "note"}[op]
 
 
+def counted(entries: list[Entry]) -> dict[str, list[int]]:
+    """Of each token of a retried write, the `n` of the document that each of its entries made."""
+    documents: dict[str, dict[str, Any]] = {}
+    found: dict[str, list[int]] = {}
+    for entry in entries:
+        body, o = entry.body, entry.body["o"]
+        if body["ns"] != COUNTERS_NS or body["op"] not in ("i", "u"):
+            continue
+        key = repr(body["o2"]["_id"] if body["op"] == "u" else o["_id"])
+        documents[key] = changed(documents[key], o) if o.get("$v") == 2 else o
+        document = documents[key]
+        found.setdefault(str(document.get("last", document["_id"])), []).append(int(document.get("n", 0)))
+    return found
+
+
 Documents = dict[str, dict[str, dict[str, Any]]]
 """Namespace -> text of _id -> document."""
 
@@ -575,9 +611,14 @@ def documents_of(disk: SimDisk) -> Documents | None:
         return None
     found: Documents = {}
     for uuid, ns in connection.execute("SELECT uuid, ns FROM catalog WHERE dropped_ts IS NULL").fetchall():
-        rows = connection.execute(f"SELECT doc FROM d_{uuid.hex()}").fetchall()
-        found[ns] = {repr(document["_id"]): document for document in (decode(raw) for (raw,) in rows)}
+        found[ns] = _documents_in(connection, uuid.hex())
+    found[SESSIONS_NS] = _documents_in(connection, SESSIONS_TABLE)
     return found
+
+
+def _documents_in(connection: apsw.Connection, table: str) -> dict[str, dict[str, Any]]:
+    rows = connection.execute(f"SELECT doc FROM d_{table}").fetchall()
+    return {repr(document["_id"]): document for document in (decode(raw) for (raw,) in rows)}
 
 
 def moments_of(entries: list[Entry]) -> dict[frozenset[tuple[int, str]], int]:
@@ -611,7 +652,7 @@ def _apply_token(held: dict[int, str], entry: Entry) -> None:
 
 def replay(entries: list[Entry]) -> Documents:
     """The oplog applied from its beginning, in a few plain lines."""
-    documents: Documents = {}
+    documents: Documents = {SESSIONS_NS: {}}
     for entry in entries:
         body = entry.body
         op, ns, o = body["op"], body["ns"], body["o"]
@@ -628,7 +669,29 @@ def replay(entries: list[Entry]) -> Documents:
         elif op == "u":
             key = repr(body["o2"]["_id"])
             documents[ns][key] = changed(documents[ns][key], o) if o.get("$v") == 2 else o
+        _replay_session(documents, body)
     return documents
+
+
+def _replay_session(documents: Documents, body: Mapping[str, Any]) -> None:
+    """What the entry makes of its session's record, or which records it forgets."""
+    sessions, o = documents[SESSIONS_NS], body["o"]
+    if body["op"] == "n" and o.get("msg") == "sessions expired":
+        for lsid in o["sessions"]:
+            sessions.pop(repr(lsid), None)
+    if "txnNumber" not in body:
+        return
+    record = {
+        "_id": body["lsid"],
+        "txnNum": body["txnNumber"],
+        "lastWriteOpTime": {"ts": body["ts"], "t": body["t"]},
+        "lastWriteDate": body["wall"],
+    }
+    if body["op"] == "c":
+        record["state"] = "committed"
+    if body.get("needsRetryImage") == "postImage":
+        record["image"] = documents[body["ns"]][repr(body["o2"]["_id"])]
+    sessions[repr(body["lsid"])] = record
 
 
 def changed(document: dict[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:

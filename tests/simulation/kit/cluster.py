@@ -26,7 +26,7 @@ from replset.core.member_state import MemberState
 from replset.core.node import Node
 from replset.core.state import NodeState
 from replset.errors import CorruptDataError
-from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
+from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
 from replset.key_file import Keys
 from replset.replication import rollback
 from replset.replication.copy_transfer import InitialSyncOptions
@@ -161,6 +161,8 @@ class Environment:
 
 
 DEFAULT_ENVIRONMENT = Environment()
+SESSION_TIMEOUT_MS = Millis(45_000)
+"""Three times as long as a client sends a write again, and shorter than a run."""
 
 
 def step_sizes(environment: Environment) -> StepSizes:
@@ -170,6 +172,7 @@ def step_sizes(environment: Environment) -> StepSizes:
         StoreOptions(checkpoint_bytes=size, wal_limit_bytes=8 * size),
         FetchOptions(max_bytes=environment.page_bytes),
         InitialSyncOptions(chunk_bytes=environment.chunk_bytes),
+        session_timeout_ms=SESSION_TIMEOUT_MS,
     )
 
 

@@ -49,6 +49,7 @@ from tests.simulation.kit.kinds import CORE_ALONE, ROLLBACK_RUNS
 from tests.simulation.kit.many import run_many
 from tests.simulation.kit.member_mutants import MEMBER_MUTANTS
 from tests.simulation.kit.mutant import Mutant
+from tests.simulation.kit.session_mutants import SESSION_MUTANTS
 from tests.simulation.kit.wiring import WIRING
 from tests.simulation.kit.wiring_mutants import WIRING_MUTANTS
 
@@ -355,6 +356,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(leads_on_in_an_old_term, (2, 1, 0), "invariant 1"),
     *CORE_MUTANTS,
     *MEMBER_MUTANTS,
+    *SESSION_MUTANTS,
     *(Mutant(break_rule, (number,), "wiring: ", WIRING) for break_rule, number in WIRING_MUTANTS),
 )
 WITHIN = 500

@@ -17,6 +17,7 @@ from tests.simulation.kit.faults import NO_FAULTS, FaultMix, Faults, draw_mix, d
 from tests.simulation.kit.linearizability import violation
 from tests.simulation.kit.operations import OperationMix, Operations
 from tests.simulation.kit.registers import RegisterMix, Registers
+from tests.simulation.kit.retries import RetryingClients, RetryMix
 from tests.simulation.kit.workload import ALL_CONCERNS, OLD_CONCERNS, Mix, Workload
 
 FAULTS_S = 40.0
@@ -40,7 +41,8 @@ ROLLBACK_FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run is made of; what happens in it is drawn from the seed. registers, operations: None runs without.
+    """What a run is made of; what happens in it is drawn from the seed. registers, operations, retries: None runs
+    without.
 
     options: of members in the configuration. spare: one more machine, for the fault that adds a member.
     journal_default: where it is False, what a majority acknowledged need not be on disks, and nobody loses power.
@@ -55,6 +57,7 @@ class Plan:
     load: Mix = field(default_factory=Mix)
     registers: RegisterMix | None = None
     operations: OperationMix | None = None
+    retries: RetryMix | None = None
     options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     spare: bool = False
     journal_default: bool = True
@@ -118,6 +121,7 @@ def draw_plan(seed: int) -> Plan:
         faults,
         Mix(*rng.choice(((4, 2), (2, 1), (2, 1), (1, 1))), pause_ms=rng.choice(((50, 350), (100, 700), (100, 1_500)))),
         RegisterMix(*rng.choice(((3, 1), (3, 2), (2, 2)))),
+        retries=RetryMix(random.Random(f"{seed} retries").choice((1, 2))),
     )
     load = random.Random(f"{seed} load")
     concerns = load.choice((OLD_CONCERNS, ALL_CONCERNS, ALL_CONCERNS))
@@ -158,7 +162,17 @@ def rollback_plan(seed: int) -> Plan:
     faults = replace(NO_FAULTS, **ROLLBACK_FAULTS, pause_s=rng.choice(((1.0, 5.0), (2.0, 8.0))))
     load = Mix(1, 1, pause_ms=(300, 1_500))
     operations = OperationMix(rng.choice((2, 3)))
-    return Plan(members, arbiters, environment, faults, load, operations=operations, faults_s=25.0, option=ROLLBACKS)
+    return Plan(
+        members,
+        arbiters,
+        environment,
+        faults,
+        load,
+        operations=operations,
+        retries=RetryMix(1),
+        faults_s=25.0,
+        option=ROLLBACKS,
+    )
 
 
 def run_rollbacks(seed: int) -> Outcome:
@@ -223,7 +237,13 @@ class _Run:
         if plan.operations is not None:
             rng = cluster.random_for("deeds")
             self.operations = Operations(cluster.loop, hosts, rng, cluster.client, plan.operations)
+        self.retries: RetryingClients | None = None
+        if plan.retries is not None:
+            rng = cluster.random_for("retries")
+            self.retries = RetryingClients(cluster.loop, hosts, rng, cluster.client, plan.retries)
         self.checkers = Checkers(cluster, self.workload.history, self.operations.history if self.operations else None)
+        if self.retries is not None:
+            self.checkers.retried = self.retries.history
         self.workload.on_acknowledged = self.checkers.note_acknowledged
         self.faults = Faults(cluster, plan.faults, hosts)
         self.healed_ms = self.well_ms = 0
@@ -247,7 +267,7 @@ class _Run:
     async def _faulty(self) -> None:
         """Load and faults together."""
         self.workload.start()
-        for clients in (self.registers, self.operations):
+        for clients in (self.registers, self.operations, self.retries):
             if clients is not None:
                 clients.start()
         await self.faults.run(self.plan.faults_s)
@@ -256,7 +276,7 @@ class _Run:
         """The load goes on for a while on the healed set."""
         await asyncio.sleep(3)
         await self.workload.stop()
-        for clients in (self.registers, self.operations):
+        for clients in (self.registers, self.operations, self.retries):
             if clients is not None:
                 await clients.stop()
 
@@ -329,6 +349,11 @@ class _Run:
         if self.registers is not None:
             for kind, n in self.registers.answered.items():
                 counts[f"register {kind}"] = n
+        if self.retries is not None:
+            sent = self.retries.history
+            counts["retryable writes"] = len(sent)
+            counts["retryable writes, sent again"] = sum(write.attempts > 1 for write in sent)
+            counts["retryable writes, certain"] = sum(write.is_certain for write in sent)
         if self.operations is not None:
             counts.update(f"undone {kind_of_entry(entry.body)}" for entry in checkers.undone.values())
             counts.update(

@@ -1,0 +1,87 @@
+"""Rules of retryable writes, each broken on purpose. See `mutants.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import apsw
+import pytest
+
+from replset.commands.retryable import RetryableWrite
+from replset.ids import Millis
+from replset.replication import applier
+from replset.replication.session_write import SessionWrite
+from replset.runtime.session_expiry import SessionExpiry
+from replset.storage import copies, txn, undo
+from replset.storage.schema import SESSIONS_UUID, collection_table
+from tests.simulation.kit.kinds import ROLLBACK_RUNS
+from tests.simulation.kit.mutant import Mutant
+
+
+def session_record_not_undone(patch: pytest.MonkeyPatch) -> None:
+    """A rollback leaves the records of sessions as they are: a retry is answered by a write that is gone."""
+    real = txn.revert
+
+    def revert(connection: apsw.Connection, catalog: Any, kind: str, coll: bytes, *rest: Any) -> None:
+        if coll != SESSIONS_UUID:
+            real(connection, catalog, kind, coll, *rest)
+
+    patch.setattr(undo, "revert", revert)
+
+
+def session_records_not_copied(patch: pytest.MonkeyPatch) -> None:
+    """An initial sync leaves the records of sessions behind."""
+    real = copies.write_meta
+
+    def write_meta(connection: apsw.Connection, name: str, value: Any) -> None:
+        real(connection, name, value)
+        connection.execute(f"DELETE FROM {collection_table(SESSIONS_UUID)}")
+
+    patch.setattr(copies, "write_meta", write_meta)
+
+
+def session_record_not_derived(patch: pytest.MonkeyPatch) -> None:
+    """A secondary applies a retryable write without its session's record: the next primary applies a retry again."""
+    patch.setattr(applier, "record_applied", lambda *_: None)
+
+
+def sessions_forgotten_early(patch: pytest.MonkeyPatch) -> None:
+    """Sessions end while their clients still send writes again."""
+    real = SessionExpiry.__init__
+
+    def init(self: SessionExpiry, context: Any, node: Any, writer: Any, sessions: Any, timeout_ms: Millis) -> None:
+        real(self, context, node, writer, sessions, Millis(300))
+
+    patch.setattr(SessionExpiry, "__init__", init)
+
+
+def trimmed_history_is_none(patch: pytest.MonkeyPatch) -> None:
+    """A retry whose first attempt's entries are trimmed away is taken for a first attempt."""
+    real = RetryableWrite.read_chain
+
+    async def read_chain(self: RetryableWrite) -> None:
+        await real(self)
+        self._is_complete = True
+
+    patch.setattr(RetryableWrite, "read_chain", read_chain)
+
+
+def image_not_recorded(patch: pytest.MonkeyPatch) -> None:
+    """The record does not keep what a findAndModify answered."""
+    real = SessionWrite.record
+
+    def record(self: SessionWrite, *args: Any, **images: Any) -> None:
+        real(self, *args)
+
+    patch.setattr(SessionWrite, "record", record)
+
+
+WRITES = "tests/unit/commands/test_retryable_writes.py"
+SESSION_MUTANTS = (
+    Mutant(session_record_not_undone, (11, 2), "invariant", ROLLBACK_RUNS),
+    Mutant(session_records_not_copied, (2, 1), "invariant"),
+    Mutant(session_record_not_derived, (0, 1), "invariant"),
+    Mutant(sessions_forgotten_early, (0, 1), "invariant 13"),
+    Mutant(trimmed_history_is_none, test=f"{WRITES}::test_history_that_is_trimmed_away_is_an_error"),
+    Mutant(image_not_recorded, (0, 1), "invariant"),
+)
