@@ -9,6 +9,7 @@ from replset.commands.evaluation import run_in_thread
 from replset.commands.lists import list_reply
 from replset.commands.namespaces import check_database, collection_field, writable_namespace
 from replset.commands.ports import Reply
+from replset.commands.statistics import sizes_of
 from replset.commands.write_concern import write_and_wait
 from replset.errors import (
     BadValueError,
@@ -112,22 +113,21 @@ def _plain(options: object) -> object:
 
 
 async def list_databases(ctx: CommandContext) -> Reply:
-    """The databases that hold a collection, and `local` with the oplog."""
+    """The databases that hold a collection, and the three that every member has."""
     store = ctx.member.store
     name_only = fields.boolean(ctx.body, "nameOnly", ctx.name)
-    names = sorted({*store.databases(), "local"})
+    names = sorted({*store.databases(), "admin", "config", "local"})
     rows: list[dict[str, object]] = [{"name": name} for name in names]
-    total = store.data_bytes()
-    if not name_only:
-        for row in rows:
-            # All collections share one file; only the size of the oplog is known by itself.
-            row["sizeOnDisk"] = Int64(store.oplog_bytes if row["name"] == "local" else 0)
-            row["empty"] = False
+    if name_only:
+        return {"databases": await _filtered(ctx, rows)}
+    for row, name in zip(rows, names, strict=True):
+        sizes = await sizes_of(ctx, store.collections(name))
+        size = sum(one.table + sum(one.indexes.values()) for one in sizes)
+        row["sizeOnDisk"] = Int64(size + (store.oplog_bytes if name == "local" else 0))
+        row["empty"] = False
     rows = await _filtered(ctx, rows)
-    reply: dict[str, object] = {"databases": rows}
-    if not name_only:
-        reply |= {"totalSize": Int64(total), "totalSizeMb": Int64(total >> 20)}
-    return reply
+    total = store.data_bytes()
+    return {"databases": rows, "totalSize": Int64(total), "totalSizeMb": Int64(total >> 20)}
 
 
 COMMANDS: tuple[Command, ...] = (

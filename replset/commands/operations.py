@@ -54,14 +54,14 @@ class OperationTable:
     """The running commands of clients, by their id; and count and milliseconds by (database, collection, command)."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self._now = clock.now
         self._ids = count(1)
         self.running: dict[int, Operation] = {}
         self.used: dict[tuple[str, str, str], list[int]] = {}
 
     def begin(self, ctx: CommandContext, task: asyncio.Task[object]) -> Operation:
         """Note that `task` runs this command; `end` must follow."""
-        operation = Operation(next(self._ids), ctx, self._clock.now(), task)
+        operation = Operation(next(self._ids), ctx, self._now(), task)
         self.running[operation.id] = operation
         return operation
 
@@ -82,7 +82,7 @@ class OperationTable:
                 return
             used = self.used[key] = [0, 0]
         used[0] += 1
-        used[1] += self._clock.now() - operation.began
+        used[1] += self._now() - operation.began
 
     def kill(self, operation_id: int) -> None:
         """End a command. An unknown id, and the caller's own command, are passed over."""

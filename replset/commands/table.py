@@ -20,6 +20,7 @@ from replset.commands import (
     rollbacks,
     server_status,
     session_commands,
+    statistics,
     transactions,
     update,
     write_concern,
@@ -46,6 +47,7 @@ FAMILIES = (
     server_status.COMMANDS,
     session_commands.COMMANDS,
     transactions.COMMANDS,
+    statistics.COMMANDS,
     update.COMMANDS,
     write_concern.COMMANDS,
 )

@@ -9,6 +9,7 @@ place that was seen.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -34,6 +35,16 @@ _ABSENT = object()
 _ABOVE_ALL = b"\xff"
 """No key begins so (bson/keystring.py): it is behind them all."""
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a collection takes: documents, their bytes, the bytes of its table's pages and of each index's."""
+
+    count: int
+    data: int
+    table: int
+    indexes: dict[str, int]
 
 
 class Snapshot:
@@ -267,6 +278,20 @@ class Snapshot:
                 total += was - is_now
             previous = key
         return total
+
+    def sizes(self, coll: Collection) -> Sizes:
+        """What the collection and its indexes take. Walks them: for a worker."""
+        self._prepare(coll, None)
+        ((count, data),) = self._execute(f"SELECT count(*), total(length(doc)) FROM {coll.table}", ())
+        known = self._known(coll.uuid) or coll
+        indexes = {"_id_": self._bytes_of(f"sqlite_autoindex_{coll.table}_1")}
+        indexes |= {index.name: self._bytes_of(index.table) for index in known.indexes if index.ready}
+        return Sizes(count, int(data), self._bytes_of(coll.table), indexes)
+
+    def _bytes_of(self, tree: str) -> int:
+        """The bytes of all pages of a table or an index of SQLite."""
+        rows = self._execute("SELECT pgsize FROM dbstat WHERE name = ? AND aggregate = 1", (tree,))
+        return int(rows[0][0] or 0) if rows else 0
 
     def digest(self, coll: Collection, at: OpTime | None = None) -> str:
         """xxh3_64 over all keys and documents in order, as hex digits: equal on members that hold the same."""

@@ -57,7 +57,7 @@ def test_list_collections(client: Client) -> None:
 def test_list_databases(client: Client) -> None:
     client.ok({"create": "a"}, "z")
     reply = client.ok({"listDatabases": 1}, "admin")
-    assert [row["name"] for row in reply["databases"]] == ["local", "z"]
+    assert [row["name"] for row in reply["databases"]] == ["admin", "config", "local", "z"]
     assert reply["totalSize"] > 0
     reply = client.ok({"listDatabases": 1, "nameOnly": True, "filter": {"name": "z"}}, "admin")
     assert reply["databases"] == [{"name": "z"}]

@@ -1,0 +1,99 @@
+"""Sizes, hashes and checks of collections."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from replset.bson import Int64, encode
+from tests.unit.commands.conftest import Client, FakeMember
+
+DOCUMENTS = [{"_id": number, "a": number % 3, "text": "x" * 100} for number in range(50)]
+SIZE = sum(len(encode(document)) for document in DOCUMENTS)
+
+
+@pytest.fixture
+def filled(client: Client) -> Client:
+    client.ok({"insert": "c", "documents": list(reversed(DOCUMENTS))})
+    client.ok({"createIndexes": "c", "indexes": [{"key": {"a": 1}, "name": "a_1"}]})
+    return client
+
+
+@pytest.mark.parametrize("name", ["collStats", "collstats"])
+def test_coll_stats(filled: Client, name: str) -> None:
+    stats = filled.ok({name: "c"})
+    assert (stats["ns"], stats["count"], stats["size"], stats["avgObjSize"]) == ("test.c", 50, SIZE, SIZE // 50)
+    assert set(stats["indexSizes"]) == {"_id_", "a_1"}
+    assert all(size >= 4096 for size in stats["indexSizes"].values())
+    assert stats["totalIndexSize"] == sum(stats["indexSizes"].values())
+    assert stats["storageSize"] >= SIZE
+    assert stats["totalSize"] == stats["storageSize"] + stats["totalIndexSize"]
+    assert (stats["nindexes"], stats["capped"], stats["scaleFactor"]) == (2, False, 1)
+    assert filled.ok({name: "c", "scale": 1024})["size"] == SIZE // 1024
+
+
+def test_a_collection_that_is_not_there_has_no_size(client: Client) -> None:
+    stats = client.ok({"collStats": "none"})
+    assert (stats["count"], stats["size"], stats["storageSize"], stats["nindexes"]) == (0, 0, 0, 0)
+    assert "avgObjSize" not in stats
+    assert client.code({"collStats": "none", "scale": 0}) == 51024
+
+
+def test_the_oplog_has_a_size_and_a_limit(filled: Client, member: FakeMember) -> None:
+    stats = filled.ok({"collStats": "oplog.rs"}, "local")
+    assert stats["count"] == len(filled.entries())
+    assert stats["size"] == member.store.oplog_bytes
+    assert (stats["capped"], stats["maxSize"]) == (True, 990 << 20)
+
+
+def test_db_stats(filled: Client) -> None:
+    filled.ok({"insert": "d", "documents": [{"_id": 1}]})
+    filled.ok({"insert": "e", "documents": [{"_id": 1}]}, "other")
+    stats = filled.ok({"dbStats": 1})
+    assert (stats["collections"], stats["objects"], stats["indexes"]) == (2, 51, 3)
+    assert stats["dataSize"] == SIZE + len(encode({"_id": 1}))
+    assert stats["totalSize"] == stats["storageSize"] + stats["indexSize"]
+    assert isinstance(stats["objects"], Int64)
+    assert isinstance(stats["dataSize"], float)
+    assert filled.ok({"dbstats": 1}, "empty")["objects"] == 0
+
+
+def test_list_databases_has_sizes_and_the_three_that_are_always_there(filled: Client) -> None:
+    rows = {row["name"]: row for row in filled.ok({"listDatabases": 1}, "admin")["databases"]}
+    assert set(rows) == {"admin", "config", "local", "test"}
+    assert rows["test"]["sizeOnDisk"] >= SIZE
+    assert [row["name"] for row in filled.ok({"listDatabases": 1, "nameOnly": True}, "admin")["databases"]] == [*rows]
+
+
+def test_db_hash_is_an_md5_in_the_order_of_ids(filled: Client) -> None:
+    reply = filled.ok({"dbHash": 1})
+    assert reply["collections"] == {
+        "c": hashlib.md5(b"".join(map(encode, DOCUMENTS)), usedforsecurity=False).hexdigest()
+    }
+    filled.ok({"insert": "d", "documents": [{"_id": 1}]})
+    both = filled.ok({"dbHash": 1})
+    assert set(both["collections"]) == set(both["uuids"]) == {"c", "d"}
+    assert both["collections"]["c"] == reply["collections"]["c"]
+    assert both["md5"] != reply["md5"]
+    assert set(filled.ok({"dbhash": 1, "collections": ["d"]})["collections"]) == {"d"}
+
+
+def test_validate(filled: Client, member: FakeMember) -> None:
+    report = filled.ok({"validate": "c", "full": True})
+    assert (report["valid"], report["nrecords"], report["nIndexes"], report["errors"]) == (True, 50, 2, [])
+    assert report["keysPerIndex"] == {"_id_": 50, "a_1": 50}
+    coll = member.store.collection("test.c")
+    assert coll is not None
+    (index,) = coll.indexes
+    with member.store.group() as txn:
+        txn.connection.execute(f"DELETE FROM {index.table} WHERE key IN (SELECT key FROM {index.table} LIMIT 1)")
+        txn.connection.execute(f"UPDATE {coll.table} SET doc = ? WHERE rowid = 1", (encode({"_id": "other"}),))
+    report = filled.ok({"validate": "c"})
+    assert not report["valid"]
+    assert report["nInvalidDocuments"] == 1
+    assert report["indexDetails"]["a_1"] == {"valid": False}
+    assert report["missingIndexEntries"]
+    assert len(report["errors"]) == 2
+    assert filled.code({"validate": "none"}) == 26
+    assert filled.code({"validate": "c", "repair": True}) == 238
