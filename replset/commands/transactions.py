@@ -199,8 +199,12 @@ class TransactionTable:
             self._end(transaction, State.ABORTED, failure)
 
     def committed(self, transaction: Transaction, optime: OpTime) -> None:
+        """Note that its entry is in the oplog. A stepdown may have ended the transaction since."""
         transaction.optime = optime
-        self._end(transaction, State.COMMITTED)
+        if transaction in self._open:
+            self._end(transaction, State.COMMITTED)
+        else:
+            transaction.state = State.COMMITTED
 
     def abort_of(self, key: bytes) -> None:
         """Abort the session's open transaction, if there is one: the session ends or goes on with something else."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from replset.bson import Binary, Int64, RawDocument, Timestamp, decode, encode
 from replset.commands.ports import CommandRequest
 from replset.errors import ErrorCode
+from replset.replication.write_ops import WriteGroup
 from replset.storage.catalog import SESSIONS
 from tests.unit.commands.conftest import Client
 
@@ -395,6 +396,23 @@ def test_a_commit_is_known_from_the_record_alone(filled: Client) -> None:
     other.is_begun = True
     reply = other.run({"commitTransaction": 1}, "admin")
     assert (reply["code"], reply["errorLabels"]) == (NO_SUCH, ["TransientTransactionError"])
+
+
+def test_a_stepdown_just_after_the_entry_was_written(filled: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, write = Session(filled), filled.member.write
+
+    async def write_and_step_down(operation: Callable[[WriteGroup], Any]) -> Any:
+        result = await write(operation)
+        filled.member.transactions.abort_all(lambda: ValueError())  # type: ignore[arg-type,return-value]
+        return result
+
+    session.ok(insert({"_id": 9}))
+    monkeypatch.setattr(filled.member, "write", write_and_step_down)
+    session.commit()
+    monkeypatch.undo()
+    session.commit()
+    assert batch(filled.ok(find({"_id": 9}))) == [{"_id": 9}]
+    assert filled.member.transactions.open_count == 0
 
 
 def test_an_error_aborts(filled: Client) -> None:
