@@ -84,6 +84,7 @@ class ErrorCode(IntEnum):
     CONFLICTING_OPERATION_IN_PROGRESS = 117, "ConflictingOperationInProgress"
     INVALID_SYNC_SOURCE = 119, "InvalidSyncSource"
     OPLOG_START_MISSING = 120, "OplogStartMissing"
+    DOCUMENT_VALIDATION_FAILURE = 121, "DocumentValidationFailure"
     COMMAND_FAILED = 125, "CommandFailed"
     UNRECOVERABLE_ROLLBACK = 127, "UnrecoverableRollbackError"
     READ_PREFERENCE_NOT_SATISFIED = 133, "FailedToSatisfyReadPreference"
@@ -129,6 +130,7 @@ class ErrorCode(IntEnum):
     INTERRUPTED = 11601, "Interrupted"
     INTERRUPTED_BY_STATE_CHANGE = 11602, "InterruptedDueToReplStateChange"
     BACKGROUND_OPERATION_IN_PROGRESS = 12587, "BackgroundOperationInProgressForNamespace"
+    DATABASE_DIFFER_CASE = 13297, "DatabaseDifferCase"
     NOT_PRIMARY_NO_SECONDARY_OK = 13435, "NotPrimaryNoSecondaryOk"
     NOT_PRIMARY_OR_SECONDARY = 13436, "NotPrimaryOrSecondary"
     OUT_OF_DISK_SPACE = 14031, "OutOfDiskSpace"
@@ -298,6 +300,12 @@ class NotBuiltError(ReplError):
     """A command, option or operator that MongoDB 7.0 has and this product does not (238); the message names it."""
 
     code = ErrorCode.NOT_IMPLEMENTED
+
+
+class DocumentValidationError(ReplError):
+    """A document that the validator of its collection does not accept (121). `details` hold errInfo."""
+
+    code = ErrorCode.DOCUMENT_VALIDATION_FAILURE
 
 
 class DuplicateKeyError(ReplError):

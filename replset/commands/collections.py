@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from replset.bson import Binary, Int64, RawDocument
+from replset.bson import Binary, Int64, RawDocument, encode, to_ejson
 from replset.commands import fields
+from replset.commands.collection_options import CREATE_FIELDS, options_of
 from replset.commands.command import Command, CommandContext, Where
-from replset.commands.evaluation import run_in_thread
+from replset.commands.evaluation import read_statement, run_in_thread
 from replset.commands.lists import list_reply
 from replset.commands.namespaces import check_database, collection_field, writable_namespace
 from replset.commands.ports import Reply
@@ -14,6 +15,7 @@ from replset.commands.write_concern import write_and_wait
 from replset.errors import (
     BadValueError,
     IllegalOperationError,
+    NamespaceExistsError,
 )
 from replset.query.match import compile_filter
 from replset.replication.write_ops import ID_INDEX, WriteGroup, do_create, do_drop
@@ -24,16 +26,21 @@ OPLOG_UUID_NAME = "oplog.rs"
 
 async def create(ctx: CommandContext) -> Reply:
     """Create an empty collection; one that is there with the same options is no error."""
-    fields.check_collation(ctx.body, ctx.name)
     ns = writable_namespace(ctx.database, collection_field(ctx.body, ctx.name))
-
-    def operation(group: WriteGroup) -> None:
-        # As in MongoDB 7.0, the same options again are no error; and none are built.
-        if ns not in group.txn.catalog.by_ns:
-            do_create(group, ns)
-
-    _, reply = await write_and_wait(ctx, operation)
+    options = await read_statement(ctx.member, ctx.body, lambda: options_of(ctx.body, ctx.name))
+    _, reply = await write_and_wait(ctx, lambda group: create_in(group, ns, options))
     return reply
+
+
+def create_in(group: WriteGroup, ns: str, options: dict[str, object], uuid: bytes | None = None) -> None:
+    """As `create`, in an open group. NamespaceExistsError when the collection is there with other options."""
+    coll = group.txn.catalog.by_ns.get(ns)
+    if coll is None:
+        do_create(group, ns, options, uuid)
+    elif coll.options.raw != encode(options):
+        raise NamespaceExistsError(
+            f"namespace {ns} already exists, but with different options: {to_ejson(coll.options.decode()):.300}"
+        )
 
 
 async def drop(ctx: CommandContext) -> Reply:
@@ -134,7 +141,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "create",
         create,
-        frozenset({"idIndex", "collation"}),
+        CREATE_FIELDS,
         where=Where.PRIMARY,
         write_concern=True,
     ),

@@ -5,14 +5,15 @@ from __future__ import annotations
 from functools import partial
 from struct import Struct
 
-from replset.bson import MAX_BSON_SIZE, InvalidBSONError, ObjectId, RawDocument, encode_key, validate, walk
+from replset.bson import MAX_BSON_SIZE, InvalidBSONError, ObjectId, RawDocument, decode, encode_key, validate, walk
 from replset.bson.decoding import read_value
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
-from replset.commands.evaluation import TimeSlice, read_statement
+from replset.commands.evaluation import TimeSlice, is_small, read_statement
 from replset.commands.ports import MemberPort, Reply
 from replset.commands.retryable import Executed
 from replset.commands.scan import pause
+from replset.commands.validators import Validator
 from replset.commands.write_batch import GROUP_BYTES, GROUP_MS, GROUP_STATEMENTS, Batch, read_statements, run_batch
 from replset.errors import (
     BadValueError,
@@ -143,6 +144,9 @@ class InsertBatch(Batch):
     def __init__(self, ctx: CommandContext, size: int) -> None:
         super().__init__(ctx, size)
         self.ready: list[Ready] = []
+        self.validator: Validator | None = None
+        self.verdicts: dict[int, ReplError | None] = {}
+        """What the validator said of documents, by index."""
 
     def run(self, group: WriteGroup) -> None:
         coll = None
@@ -158,13 +162,20 @@ class InsertBatch(Batch):
                 continue
             key, doc = ready
             try:
-                coll = coll or self.collection(group)
-                written: OpTime | None = do_insert(group, coll, key, doc)
+                if coll is None:
+                    coll = self.collection(group)
+                    self._use(self.validator_of(coll))
+                refusal = self._refusal_of(doc)
+                if self.thread_work is not None:
+                    return
+                written: OpTime | None = None if refusal else do_insert(group, coll, key, doc)
             except DocumentHeldError as held:
                 self.blocked_by = held.place
                 return
             except indexes.REFUSALS as error:
-                self.failed(error)
+                refusal = error
+            if refusal is not None:
+                self.failed(refusal)
                 continue
             if written is None:
                 self.failed(duplicate_key(self.ns, read_value(doc, doc[4], 9, len(doc) - 1)))
@@ -173,11 +184,45 @@ class InsertBatch(Batch):
             self.n += 1
             self.index += 1
 
+    def _use(self, validator: Validator | None) -> None:
+        if validator != self.validator:
+            self.validator, self.verdicts = validator, {}
+
+    def _refusal_of(self, doc: bytes) -> ReplError | None:
+        """What the validator says of the document at `index`; None also when the thread must look first."""
+        if self.validator is None:
+            return None
+        if self.index not in self.verdicts:
+            if not is_small(self.validator.weight, len(doc)):
+                self.thread_work = partial(self._validate_some, self.validator)
+                return None
+            self.verdicts[self.index] = _verdict(self.validator, doc)
+        return self.verdicts[self.index]
+
+    def _validate_some(self, validator: Validator) -> None:
+        """Validate the next documents, in the thread."""
+        time_slice = TimeSlice(self.ctx.member.clock)
+        for index in range(self.index, len(self.ready)):
+            ready = self.ready[index]
+            if not isinstance(ready, ReplError):
+                self.verdicts[index] = _verdict(validator, ready[1])
+            if time_slice.is_over():
+                return
+
     def answer(self, executed: Executed) -> None:
         self.n += 1
 
     def counters(self) -> tuple[tuple[str, int], ...]:
         return (("n", self.n),)
+
+
+def _verdict(validator: Validator, doc: bytes) -> ReplError | None:
+    """Why the document is not valid, None when it is."""
+    try:
+        validator.check(decode(doc))
+    except ReplError as error:
+        return error
+    return None
 
 
 async def insert(ctx: CommandContext) -> Reply:

@@ -22,7 +22,8 @@ _BY_PLACE: Final = {
     " $_isClusterQueryWithoutShardKeyCmd $_requestResumeToken $_resumeAfter",
     "aggregate.cursor": "batchSize",
     "appendOplogNote": "data maxClusterTime",
-    "applyOps": "alwaysUpsert oplogApplicationMode preCondition prepare partialTxn count allowAtomic",
+    "applyOps": "bypassDocumentValidation alwaysUpsert oplogApplicationMode preCondition prepare partialTxn count"
+    " allowAtomic",
     "buildInfo": "",
     "cloneCollectionAsCapped": "toCollection size temp",
     "collMod": f"index {_OPTIONS} recordPreImages timeseries isTimeseriesNamespace dryRun"
@@ -111,6 +112,8 @@ HARMLESS: Final = {
     "authorizedCollections": "there are no users, so everything is authorized",
     "authorizedDatabases": "there are no users, so everything is authorized",
     "count.fields": "a projection says nothing about a count",
+    "indexOptionDefaults": "about another storage engine",
+    "storageEngine": "about another storage engine",
     "flags": "about a storage engine that MongoDB removed",
     "fromMongos": "there is no router",
     "includeBuildUUIDs": "a build has no id of its own",

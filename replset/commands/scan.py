@@ -128,6 +128,8 @@ class Scan(Generic[T]):
             known = store.collection_by_uuid(self._coll.uuid)
             if known is None or known.dropped_ts is not None:
                 raise ReplError(f"collection dropped: {self._coll.ns}", code=ErrorCode.QUERY_PLAN_KILLED)
+            if known.ns != self._coll.ns:
+                raise ReplError(f"collection renamed: {self._coll.ns}", code=ErrorCode.QUERY_PLAN_KILLED)
 
     def _by_keys(self, keys: list[bytes], want: int | None) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
         """Return (key, document) of those that exist, and the keys that were looked up."""

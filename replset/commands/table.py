@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from replset.commands import (
+    apply_ops,
+    collection_changes,
     collections,
     count_distinct,
     delete,
@@ -29,6 +31,8 @@ from replset.commands.command import Command, CommandContext
 from replset.commands.ports import Reply
 
 FAMILIES = (
+    apply_ops.COMMANDS,
+    collection_changes.COMMANDS,
     collections.COMMANDS,
     count_distinct.COMMANDS,
     find.COMMANDS,

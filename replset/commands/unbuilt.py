@@ -10,14 +10,14 @@ SEARCH_INDEX_COMMANDS: Final = frozenset(
     {"createSearchIndexes", "dropSearchIndex", "listSearchIndexes", "updateSearchIndex"}
 )
 _NOT_BUILT = (
-    "authenticate cloneCollectionAsCapped compact connPoolStats createRole createUser dropAllRolesFromDatabase"
-    " dropAllUsersFromDatabase dropConnections dropRole dropUser filemd5 getAuditConfig getClusterParameter"
-    " getDiagnosticData grantPrivilegesToRole grantRolesToRole grantRolesToUser invalidateUserCache lockInfo logout"
-    " mapReduce planCacheClear planCacheClearFilters planCacheListFilters planCacheSetFilter"
-    " replSetResizeOplog replSetSyncFrom revokePrivilegesFromRole revokeRolesFromRole revokeRolesFromUser rolesInfo"
-    " rotateCertificates saslContinue saslStart setAuditConfig setClusterParameter setFeatureCompatibilityVersion"
-    " setIndexCommitQuorum setUserWriteBlockMode splitVector updateRole updateUser usersInfo validateDBMetadata"
-    " waitForFailPoint whatsmysid"
+    "authenticate cloneCollectionAsCapped compact connPoolStats convertToCapped createRole createUser"
+    " dropAllRolesFromDatabase dropAllUsersFromDatabase dropConnections dropRole dropUser filemd5 getAuditConfig"
+    " getClusterParameter getDiagnosticData grantPrivilegesToRole grantRolesToRole grantRolesToUser"
+    " invalidateUserCache lockInfo logout mapReduce planCacheClear planCacheClearFilters planCacheListFilters"
+    " planCacheSetFilter replSetResizeOplog replSetSyncFrom revokePrivilegesFromRole revokeRolesFromRole"
+    " revokeRolesFromUser rolesInfo rotateCertificates saslContinue saslStart setAuditConfig setClusterParameter"
+    " setFeatureCompatibilityVersion setIndexCommitQuorum setUserWriteBlockMode splitVector updateRole updateUser"
+    " usersInfo validateDBMetadata waitForFailPoint whatsmysid"
 )
 NOT_BUILT: Final = frozenset(_NOT_BUILT.split())
 

@@ -15,6 +15,7 @@ from replset.commands.insert import KEEP_TIMESTAMPS, check_id_document, duplicat
 from replset.commands.ports import Reply
 from replset.commands.retryable import Executed, refuse_retryable
 from replset.commands.scan import filter_of
+from replset.commands.validators import Validator
 from replset.commands.write_batch import (
     Match,
     ReturnedDocument,
@@ -96,6 +97,11 @@ class UpdateBatch(SearchingBatch):
         self.made: tuple[object, bytes, bytes] | None = None
         """What an upsert inserts, if it was made in the thread."""
         self.now, self.stamp = DateTime(0), Timestamp(0, 0)
+        self.validator: Validator | None = None
+
+    @property
+    def weight(self) -> int:
+        return super().weight + (0 if self.validator is None else self.validator.weight)
 
     def begin(self) -> Search:
         statement = self.statements[self.index]
@@ -119,7 +125,11 @@ class UpdateBatch(SearchingBatch):
             return Match()
         after_bytes = encode_result(after)
         o = update_object(before, after, after_bytes)
-        return Match() if o is None else Match(after_bytes, o)
+        if o is None:
+            return Match()
+        if self.validator is not None:
+            self.validator.check(after, before)
+        return Match(after_bytes, o)
 
     def _compiled(self) -> Update:
         if self.update is None:
@@ -130,6 +140,9 @@ class UpdateBatch(SearchingBatch):
         statement = self.statements[self.index]
         self.now, self.stamp = DateTime(group.wall_ms), timestamp(group.next_optime().ts)
         coll = group.txn.catalog.by_ns.get(self.ns)
+        validator = self.validator_of(coll)
+        if validator != self.validator:  # what was evaluated in the thread was so by another validator
+            self.validator, self.made, search.evaluated = validator, None, {}
         matched = modified = 0
         if coll is None:
             search.is_done = True
@@ -167,6 +180,8 @@ class UpdateBatch(SearchingBatch):
         check_id(value)
         check_id_document(value)
         raw = encode_result(made)
+        if self.validator is not None:
+            self.validator.check(made)
         if self.returned is not None and self.returned.is_new:
             self.returned.value = self.returned.shown(raw)
         return value, encode_key(value), raw

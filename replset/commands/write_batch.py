@@ -23,6 +23,7 @@ from replset.commands.ports import Reply
 from replset.commands.replies import encode_write_reply, write_times
 from replset.commands.retryable import Executed, RetryableWrite
 from replset.commands.scan import SLICE_BYTES, SLICE_DECODED, Filter, pause
+from replset.commands.validators import Validator, validator_of
 from replset.commands.write_concern import wait_for_write_concern, write_concern_of
 from replset.errors import (
     BadValueError,
@@ -80,6 +81,7 @@ class Batch(ABC):
         self.ctx = ctx
         self.ns = writable_namespace(ctx.database, collection_field(body, name))
         self.ordered = fields.boolean(body, "ordered", name, True)
+        self.validates = not fields.boolean(body, "bypassDocumentValidation", name)
         self.size = size
         self.index = 0
         self.n = 0
@@ -154,6 +156,10 @@ class Batch(ABC):
         self.index += 1
         if self.ordered:
             self.stopped = True
+
+    def validator_of(self, coll: Collection | None) -> Validator | None:
+        """What documents that this command writes into the collection must satisfy."""
+        return validator_of(coll) if self.validates else None
 
     def collection(self, group: WriteGroup) -> Collection:
         """The collection, created now if it is not there."""

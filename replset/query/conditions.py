@@ -29,7 +29,7 @@ from replset.query.time_limit import check_time
 
 NOT_BUILT = frozenset(
     {
-        *("$expr", "$where", "$text", "$jsonSchema", "$sampleRate", "$rand"),
+        *("$expr", "$where", "$text", "$sampleRate", "$rand"),
         *(
             "$near",
             "$nearSphere",
@@ -118,7 +118,7 @@ def parse(operators: Mapping[str, object], path: str, item_filter: ItemFilter) -
                 present = ValueCondition(lambda value: value is not MISSING)
                 conditions.append(present if is_true(operand) else ConditionGroup((present,), negated=True))
             case "$type":
-                conditions.append(ValueCondition(_type(operand)))
+                conditions.append(ValueCondition(type_predicate(operand)))
             case "$size":
                 conditions.append(ValueCondition(_size(operand), into_array=False))
             case "$all":
@@ -199,7 +199,8 @@ def _in(operand: object, name: str) -> Predicate:
     return is_in
 
 
-def _type(operand: object) -> Predicate:
+def type_predicate(operand: object) -> Predicate:
+    """Return the test of `$type`."""
     wanted: set[int] = set()
     operands = operand if type(operand) is list else [operand]
     if not operands:

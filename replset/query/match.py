@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from replset.bson import Regex, Undefined, encode_key
 from replset.query.conditions import (
@@ -21,6 +22,9 @@ from replset.query.errors import BadValueError, not_built, show
 from replset.query.order import MISSING, Predicate, is_true
 from replset.query.paths import split_path, values_at
 from replset.query.time_limit import check_time
+
+if TYPE_CHECKING:
+    from replset.query.json_schema import Schema
 
 Document = Mapping[str, object]
 Found = list[int]
@@ -101,6 +105,10 @@ def _tests(query: Document) -> list[Test]:
                     raise BadValueError(f"{name} must be an integer value of 1, but found: {show(value)}")
                 if name == "$alwaysFalse":
                     tests.append(lambda doc, found: False)
+            case "$jsonSchema":
+                from replset.query.json_schema import Schema  # few filters need it
+
+                tests.append(_schema_test(Schema(value)))
             case "$expr":
                 tests.append(_whole_document(value))
             case _ if name in NOT_BUILT:
@@ -111,6 +119,10 @@ def _tests(query: Document) -> list[Test]:
                     "consider using $getField or $setField."
                 )
     return tests
+
+
+def _schema_test(schema: Schema) -> Test:
+    return lambda doc, found: schema.matches(doc)
 
 
 def _whole_document(value: object) -> Test:

@@ -82,10 +82,10 @@ def is_time_slice_over() -> bool:
 
 
 def contains_regex(value: object) -> bool:
-    """Return True if a decoded filter or update holds a regular expression anywhere."""
+    """Return True if a decoded filter or update holds a regular expression anywhere, or a schema, which may."""
     kind = type(value)
     if kind is dict:
-        return "$regex" in value or any(map(contains_regex, value.values()))  # type: ignore[operator, attr-defined]
+        return "$regex" in value or "$jsonSchema" in value or any(map(contains_regex, value.values()))  # type: ignore[operator, attr-defined]
     if kind is list:
         return any(map(contains_regex, value))  # type: ignore[call-overload]
     return kind is Regex

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from replset.bson import RawDocument, encode_key
+from replset.bson import Binary, RawDocument, encode, encode_key
 from replset.bson.decoding import read_value
 from replset.errors import OutOfDiskSpaceError, RemoteProtocolError, ReplError, StorageError
 from replset.oplog_entry import COMMAND, INSERT, InsertReader, OplogEntry
 from replset.query.diff import apply_update_bytes
 from replset.replication import index_ops
 from replset.replication.session_write import expire_applied, image_of_entry, record_applied
+from replset.replication.write_ops import changed_options, changed_spec
 from replset.storage.catalog import Collection
 from replset.storage.store import Store
 from replset.storage.txn import Txn
@@ -228,8 +229,8 @@ def _update(txn: Txn, entry: OplogEntry, ts: int, changed: UpdateFunction) -> by
 
 
 def _command(txn: Txn, entry: OplogEntry, ts: int, changed: UpdateFunction) -> None:
-    """create, drop, dropDatabase, those of indexes and a transaction's applyOps. The others are not made by any version
-    that this one can replicate from.
+    """Commands on collections and indexes, and a transaction's applyOps. The others are not made by any version that
+    this one can replicate from.
     """
     o = entry.o
     name = o.first_key
@@ -240,6 +241,10 @@ def _command(txn: Txn, entry: OplogEntry, ts: int, changed: UpdateFunction) -> N
             coll = _collection(txn, entry)
             if coll is not None:
                 txn.drop_collection(coll, ts=ts)
+        case "renameCollection":
+            _rename(txn, entry, o, ts)
+        case "collMod":
+            _coll_mod(txn, entry, o, ts)
         case "applyOps":
             for operation in entry.operations:
                 apply_effect(txn, operation, ts, changed)
@@ -265,3 +270,33 @@ def _create(txn: Txn, entry: OplogEntry, o: RawDocument, ts: int) -> None:
     if uuid not in txn.catalog.by_uuid and ns not in txn.catalog.by_ns:
         options = {name: value for name, value in o.items() if name not in ("create", "idIndex")}
         txn.create_collection(ns, uuid, options, ts=ts)
+
+
+def _rename(txn: Txn, entry: OplogEntry, o: RawDocument, ts: int) -> None:
+    coll = _collection(txn, entry)
+    to = o.get("to")
+    if not isinstance(to, str):
+        raise RemoteProtocolError(f"oplog entry {entry.optime} renames a collection without its new name")
+    if coll is None or coll.ns == to:
+        return
+    taken, dropped = txn.catalog.by_ns.get(to), o.get("dropTarget")
+    if taken is not None:
+        if not (isinstance(dropped, Binary) and bytes(dropped) == taken.uuid):
+            return  # applied before, and a later entry gave the name to another collection
+        txn.drop_collection(taken, ts=ts)
+    txn.rename_collection(coll, to, ts=ts)
+
+
+def _coll_mod(txn: Txn, entry: OplogEntry, o: RawDocument, ts: int) -> None:
+    coll = _collection(txn, entry)
+    if coll is None:
+        return
+    changes = {name: value for name, value in o.decode().items() if name != "collMod"}
+    index_changes = changes.pop("index", None)
+    if isinstance(index_changes, dict):
+        name = index_changes.pop("name", None)
+        for index in coll.indexes:
+            if index.name == name:
+                txn.change_index(index, changed_spec(index, index_changes), ts=ts)
+    if changes:
+        txn.set_options(coll, RawDocument(encode(changed_options(coll.options.decode(), changes))), ts=ts)

@@ -142,31 +142,41 @@ class RollbackFiles:
 
     def _current_documents(self, snapshot: Snapshot, writer: RollbackWriter) -> None:
         """For an export that begins before the undo log does: the documents' state at the common point is not known."""
+        seen, renamed = self._from_commands(snapshot)
         place: tuple[str, bytes] | None = None
         while written := snapshot.written_after(self.common.ts, place, WRITTEN_PAGE):
             for ns, key in written:
-                coll = snapshot.collection(ns)
-                now = None if coll is None else snapshot.get(coll, key)
-                if coll is not None and now is not None:
-                    self._add(writer, FileKind.DOCUMENTS, ns, UUID(bytes=coll.uuid), now)
-                    self.progress.documents += 1
+                self._current_document(snapshot, writer, ns, key, renamed)
             place = written[-1]
-        self._documents_of_transactions(snapshot, writer)
+        for ns, key_of_one in seen:
+            if key_of_one is not None:
+                self._current_document(snapshot, writer, ns, key_of_one, renamed)
 
-    def _documents_of_transactions(self, snapshot: Snapshot, writer: RollbackWriter) -> None:
-        """As `_current_documents`: the row of a transaction's entry names none of its documents."""
-        after, seen = self.common, set[tuple[str, bytes | None]]()
+    def _current_document(
+        self, snapshot: Snapshot, writer: RollbackWriter, ns: str, key: bytes, renamed: dict[str, bytes]
+    ) -> None:
+        coll = snapshot.collection(ns) or snapshot.collection_by_uuid(renamed.get(ns, b""))
+        now = None if coll is None or coll.dropped_ts is not None else snapshot.get(coll, key)
+        if coll is not None and now is not None:
+            self._add(writer, FileKind.DOCUMENTS, coll.ns, UUID(bytes=coll.uuid), now)
+            self.progress.documents += 1
+
+    def _from_commands(self, snapshot: Snapshot) -> tuple[set[tuple[str, bytes | None]], dict[str, bytes]]:
+        """(namespace, key) of the documents of transactions, which no row names; and the UUIDs of collections that were
+        renamed, by their old names.
+        """
+        after, seen, renamed = self.common, set[tuple[str, bytes | None]](), dict[str, bytes]()
         while rows := snapshot.oplog_after(after, limit=PAGE_ENTRIES, max_bytes=PAGE_BYTES, op=COMMAND):
             after = rows[-1].optime
             for row in rows:
-                sound = OplogEntry(row.entry).operations if entry_hash(row.entry) == row.hash else []
-                seen.update((one.ns, one.key()) for one in sound)
-        for ns, key in seen:
-            coll = snapshot.collection(ns)
-            now = None if coll is None or key is None else snapshot.get(coll, key)
-            if coll is not None and now is not None:
-                self._add(writer, FileKind.DOCUMENTS, ns, UUID(bytes=coll.uuid), now)
-                self.progress.documents += 1
+                if entry_hash(row.entry) != row.hash:
+                    continue
+                entry = OplogEntry(row.entry)
+                seen.update((one.ns, one.key()) for one in entry.operations)
+                old = entry.o.get("renameCollection")
+                if isinstance(old, str) and entry.ui is not None:
+                    renamed[old] = entry.ui
+        return seen, renamed
 
     def _add(self, writer: RollbackWriter, kind: FileKind, ns: str, uuid: UUID | None, document: bytes) -> None:
         writer.add(kind, ns, uuid, document)

@@ -12,17 +12,21 @@ import uuid
 from collections.abc import Mapping
 from struct import Struct
 
-from replset.bson import encode
+from replset.bson import Binary, RawDocument, encode
 from replset.bson.decoding import FIXED_SIZE, value_end
+from replset.errors import ErrorCode, ReplError
 from replset.ids import OpTime
 from replset.oplog_entry import command_entry, delete_entry, insert_entry, noop_entry, update_entry
 from replset.query.diff import update_entry_object
 from replset.replication.held_keys import NOTHING_HELD, HeldKeys
 from replset.replication.session_write import SessionWrite
-from replset.storage.catalog import Collection
+from replset.storage.catalog import Catalog, Collection
+from replset.storage.indexes import Index
 from replset.storage.txn import Txn
 
 ID_INDEX: dict[str, object] = {"v": 2, "key": {"_id": 1}, "name": "_id_"}
+MOST_REMOVED = 200
+"""Documents that one insert into a capped collection removes."""
 _int32 = Struct("<i").pack
 
 
@@ -79,7 +83,28 @@ def do_insert(group: WriteGroup, coll: Collection, key: bytes, doc: bytes) -> Op
     )
     if session is not None:
         session.record(txn, optime, wall_ms)
+    if coll.capped is not None:
+        _remove_oldest(group, coll, *coll.capped)
     return optime
+
+
+def _remove_oldest(group: WriteGroup, coll: Collection, most_bytes: int, most_documents: int) -> None:
+    """Delete the oldest documents of a capped collection that has become too large, each by an entry of its own.
+
+    So every member deletes the same ones, whatever it holds. The newest stays. One insert removes a bounded number, so
+    that a large document does not hold the event loop; the inserts after it remove the rest.
+    """
+    documents, size = group.txn.capped_size(coll)
+    session, group.session_write = group.session_write, None  # the deletes are not the client's
+    try:
+        for _ in range(MOST_REMOVED):
+            if documents <= 1 or (size <= most_bytes and not 0 < most_documents < documents):
+                break
+            _, key, raw = next(group.txn.natural_scan(coll))
+            do_delete(group, coll, key, raw)
+            documents, size = documents - 1, size - len(raw)
+    finally:
+        group.session_write = session
 
 
 def update_object(before: dict[str, object], after: dict[str, object], after_bytes: bytes) -> bytes | None:
@@ -127,19 +152,37 @@ def do_delete(group: WriteGroup, coll: Collection, key: bytes, before: bytes) ->
     return optime
 
 
-def do_create(group: WriteGroup, ns: str, options: Mapping[str, object] | None = None) -> Collection:
-    """Create the collection. NamespaceExistsError when the namespace is taken."""
+def do_create(
+    group: WriteGroup, ns: str, options: Mapping[str, object] | None = None, uuid: bytes | None = None
+) -> Collection:
+    """Create the collection. uuid: None for a new one. NamespaceExistsError when the namespace is taken, 13297 when
+    there is a database whose name differs in case only.
+    """
     txn = group.txn
+    check_case(txn.catalog, ns.partition(".")[0])
     if group.held:
         group.held.check(b"", ns.encode())
     database, _, name = ns.partition(".")
     given = dict(options or {})
-    coll_uuid = group.new_uuid()
+    coll_uuid = uuid or group.new_uuid()
     optime = group.next_optime()
     coll = txn.create_collection(ns, coll_uuid, given, ts=optime.ts)
     o = {"create": name, **given, "idIndex": ID_INDEX}
     _append_command(group, database, coll_uuid, o, optime)
     return coll
+
+
+def check_case(catalog: Catalog, database: str) -> None:
+    """Refuse a new database whose name another one has, but for the case of its letters (13297)."""
+    known = {"admin", "config", "local", *(coll.database for coll in catalog.by_ns.values())}
+    if database in known:
+        return
+    for name in sorted(known):
+        if name.casefold() == database.casefold():
+            raise ReplError(
+                f"db already exists with different case already have: [{name}] trying to create [{database}]",
+                code=ErrorCode.DATABASE_DIFFER_CASE,
+            )
 
 
 def do_drop(group: WriteGroup, coll: Collection) -> OpTime:
@@ -150,6 +193,67 @@ def do_drop(group: WriteGroup, coll: Collection) -> OpTime:
     return optime
 
 
+def do_rename(group: WriteGroup, coll: Collection, ns: str, target: Collection | None = None) -> OpTime:
+    """Rename within a database. target: the collection that has the name now, and is dropped by the same entry."""
+    optime = group.next_optime()
+    o: dict[str, object] = {"renameCollection": coll.ns, "to": ns, "stayTemp": False}
+    if target is not None:
+        o["dropTarget"] = Binary(target.uuid, 4)
+        group.txn.drop_collection(target, ts=optime.ts)
+    group.txn.rename_collection(coll, ns, ts=optime.ts)
+    _append_command(group, coll.database, coll.uuid, o, optime)
+    return optime
+
+
+OPTION_ORDER = ("capped", "size", "max", "validator", "validationLevel", "validationAction")
+"""Of the options that a collection may have, so that equal ones are equal bytes."""
+COLL_MOD_NAMES = {"cappedSize": "size", "cappedMax": "max"}
+"""What collMod calls an option, where that differs."""
+
+
+def changed_options(options: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
+    """The options of a collection after a collMod. An empty validator is none."""
+    merged = {**options, **{COLL_MOD_NAMES.get(name, name): value for name, value in changes.items()}}
+    if not merged.get("validator", True):
+        del merged["validator"]
+    known = {name: merged.pop(name) for name in OPTION_ORDER if name in merged}
+    return {**known, **merged}
+
+
+def do_set_options(group: WriteGroup, coll: Collection, changes: Mapping[str, object]) -> OpTime:
+    """Change options of a collection, as collMod names them."""
+    optime = group.next_optime()
+    before = coll.options
+    after = changed_options(before.decode(), changes)
+    group.txn.set_options(coll, RawDocument(encode(after)), ts=optime.ts)
+    _append_command(
+        group, coll.database, coll.uuid, {"collMod": coll.name, **changes}, optime, o2={"collectionOptions_old": before}
+    )
+    return optime
+
+
+def do_change_index(group: WriteGroup, coll: Collection, index: Index, changes: Mapping[str, object]) -> OpTime:
+    """Change options of an index that leave its entries as they are."""
+    optime = group.next_optime()
+    old = {name: index.spec.get(name) for name in changes if name in index.spec}
+    group.txn.change_index(index, changed_spec(index, changes), ts=optime.ts)
+    _append_command(
+        group,
+        coll.database,
+        coll.uuid,
+        {"collMod": coll.name, "index": {"name": index.name, **changes}},
+        optime,
+        o2={"indexOptions_old": old},
+    )
+    return optime
+
+
+def changed_spec(index: Index, changes: Mapping[str, object]) -> RawDocument:
+    """The index's spec with these options; one that is false is left out, as it means nothing."""
+    spec = {name: value for name, value in {**index.spec.decode(), **changes}.items() if value is not False}
+    return RawDocument(encode(spec))
+
+
 def do_noop(group: WriteGroup, o: Mapping[str, object]) -> OpTime:
     """Write a no-op entry with this `o`."""
     txn, wall_ms = group.txn, group.wall_ms
@@ -158,6 +262,14 @@ def do_noop(group: WriteGroup, o: Mapping[str, object]) -> OpTime:
     return optime
 
 
-def _append_command(group: WriteGroup, database: str, uuid: bytes, o: Mapping[str, object], optime: OpTime) -> None:
-    entry = command_entry(database, uuid, o, optime, group.wall_ms)
+def _append_command(
+    group: WriteGroup,
+    database: str,
+    uuid: bytes,
+    o: Mapping[str, object],
+    optime: OpTime,
+    *,
+    o2: Mapping[str, object] | None = None,
+) -> None:
+    entry = command_entry(database, uuid, o, optime, group.wall_ms, o2=o2)
     group.txn.append(entry, optime, op="c", ns=f"{database}.$cmd", wall_ms=group.wall_ms)

@@ -25,7 +25,7 @@ from replset.ids import OpTime, invariant
 from replset.oplog_entry import operation_of, transaction_entry
 from replset.replication.held_keys import HeldKeys
 from replset.replication.write_ops import WriteGroup
-from replset.storage.catalog import Collection
+from replset.storage.catalog import Collection, is_same
 from replset.storage.indexes import Index, duplicate_of, keys_of
 from replset.storage.snapshot import Snapshot
 from replset.storage.store import Store
@@ -180,6 +180,12 @@ class WriteSet(Txn):
 
     def _write(self, coll: Collection, key: bytes, before: bytes | None, after: bytes | None) -> None:
         coll = self.catalog.by_uuid[coll.uuid]
+        if coll.capped is not None:
+            raise ReplError(
+                f"Collection '{coll.ns}' is a capped collection. Writes in transactions are not allowed on capped"
+                " collections.",
+                code=ErrorCode.OPERATION_NOT_SUPPORTED_IN_TRANSACTION,
+            )
         if coll.indexes and after is not None:
             self._check_indexes(coll, key, before, after)
         own = self._documents.setdefault(coll.uuid, {})
@@ -226,8 +232,8 @@ class WriteSet(Txn):
 
     def _check_unchanged(self, coll: Collection, key: bytes) -> None:
         now = self._store.collection_by_uuid(coll.uuid)
-        if now is None or now.dropped_ts is not None:
-            raise WriteConflictError(f"{coll.ns} was dropped after the transaction began")
+        if now is None or not is_same(now, coll):
+            raise WriteConflictError(f"{coll.ns} was dropped or changed after the transaction began")
         if self._reading().is_written_after(coll, key, self.at):
             raise WriteConflictError(f"a document of {coll.ns} was written after the transaction began")
 
@@ -296,8 +302,8 @@ def _do_again(txn: Txn, change: _Change, ts: int) -> None:
         txn.create_collection(coll.ns, coll.uuid, coll.options, ts=ts)
         return
     now = txn.catalog.by_uuid.get(coll.uuid)
-    if now is None or now.dropped_ts is not None:
-        raise WriteConflictError(f"{coll.ns} was dropped after the transaction began")
+    if now is None or not is_same(now, coll):
+        raise WriteConflictError(f"{coll.ns} was dropped or changed after the transaction began")
     if after is None:
         assert before is not None  # only a document that is there is deleted
         txn.remove(now, key, ts=ts, before=before)

@@ -26,6 +26,9 @@ class Collection:
     created_ts: int = 0
     dropped_ts: int | None = None
     indexes: tuple[Index, ...] = field(default=(), compare=False)
+    capped: tuple[int, int] | None = field(init=False, compare=False, repr=False)
+    """Of a capped collection: how many bytes and how many documents it holds at most; 0 documents: any number."""
+    has_validator: bool = field(init=False, compare=False, repr=False)
     table: str = field(init=False, compare=False, repr=False)
     sql_get: str = field(init=False, compare=False, repr=False)
     sql_insert: str = field(init=False, compare=False, repr=False)
@@ -35,6 +38,8 @@ class Collection:
     def __post_init__(self) -> None:
         table = collection_table(self.uuid)
         put = object.__setattr__
+        put(self, "capped", _limits(self.options))
+        put(self, "has_validator", "validator" in self.options)
         put(self, "table", table)
         put(self, "sql_get", f"SELECT doc FROM {table} WHERE key = ?")
         put(self, "sql_insert", f"INSERT INTO {table} (key, doc) VALUES (?, ?)")
@@ -57,8 +62,20 @@ class Collection:
         return self.ns.partition(".")[2]
 
 
+def _limits(options: RawDocument) -> tuple[int, int] | None:
+    size, documents = options.get("size"), options.get("max")
+    if options.get("capped") is not True or not isinstance(size, int):
+        return None
+    return size, documents if isinstance(documents, int) else 0
+
+
 SESSIONS = Collection("config.transactions", SESSIONS_UUID)
 """The records of sessions. Every member has it from the start, and it is in no list of collections (sessions.py)."""
+
+
+def is_same(now: Collection, before: Collection) -> bool:
+    """Whether the collection is still there under its name and with its options."""
+    return (now.ns, now.options.raw, now.dropped_ts) == (before.ns, before.options.raw, None)
 
 
 def load_catalog(connection: apsw.Connection) -> list[Collection]:

@@ -51,6 +51,7 @@ def _prune(store: Store) -> bool:
         within = limit if nth is None else min(limit, nth[0])
         (through,) = first_row(connection, "SELECT max(ts) FROM undo WHERE ts <= ?", (within,))
         connection.execute("DELETE FROM undo WHERE ts <= ?", (through,))
+        connection.execute("DELETE FROM name_changes WHERE ts <= ?", (through,))
         write_meta(connection, "pruned_through", through)
     store.pruned_through = through
     return True
@@ -97,6 +98,7 @@ def _remove_dropped(store: Store) -> bool:
         if connection.changes() < _ROWS:
             connection.execute(f"DROP TABLE {table}")
             connection.execute("DELETE FROM catalog WHERE uuid = ?", (uuid,))
+            connection.execute("DELETE FROM capped WHERE coll = ?", (uuid,))
             connection.execute("UPDATE indexes SET dropped_ts = 0 WHERE coll = ?", (uuid,))
             txn.catalog.forget(uuid)
     return True

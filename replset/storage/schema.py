@@ -109,9 +109,14 @@ def _session_records(db: Database) -> None:
     db.execute(collection_table_sql(SESSIONS_UUID))
 
 
+def _renames_and_capped(db: Database) -> None:
+    db.table("name_changes").create({"ns": str, "ts": int}, pk=("ns", "ts"))  # a rename: both names
+    db.table("capped").create({"coll": bytes, "documents": int, "bytes": int}, pk="coll")
+
+
 DATA_SCHEMA = Schema(
     application_id=DATA_APPLICATION_ID,
-    steps=(_oplog_and_documents, _indexes, _session_records, _places_of_deleted_documents),
+    steps=(_oplog_and_documents, _indexes, _session_records, _places_of_deleted_documents, _renames_and_capped),
 )
 MEMBER_SCHEMA = Schema(application_id=0x72706C6D, steps=(_vote_config_and_journal,))
 

@@ -111,8 +111,12 @@ class Snapshot:
         return self._newest
 
     def collection(self, ns: str, at: OpTime | None = None) -> Collection | None:
-        """The collection of that name. CatalogChangedError when it was created or dropped after `at`."""
+        """The collection of that name. CatalogChangedError when it was created, dropped or renamed after `at`."""
         found = SESSIONS if ns == SESSIONS.ns else None
+        if at is not None:
+            ((renamed,),) = self._execute("SELECT max(ts) FROM name_changes WHERE ns = ?", (ns,))
+            if renamed is not None and renamed > at.ts:
+                raise CatalogChangedError(f"{ns} was renamed after {at}", until=renamed)
         for uuid, created, dropped in self._execute(
             "SELECT uuid, created_ts, dropped_ts FROM catalog WHERE ns = ?", (ns,)
         ):

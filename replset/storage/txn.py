@@ -19,6 +19,13 @@ from replset.ids import OPTIME_NULL, OpTime, invariant, pack_ts
 from replset.oplog_row import OplogRow, UnchainedRow, chained_rows
 from replset.storage import natural_order
 from replset.storage.catalog import Catalog, Collection
+from replset.storage.collection_changes import (
+    capped_size,
+    count_from_now_on,
+    rename_collection,
+    set_options,
+    undo_rename,
+)
 from replset.storage.indexes import (
     Index,
     insert_index,
@@ -32,7 +39,7 @@ from replset.storage.indexes import (
 from replset.storage.schema import collection_table, collection_table_sql
 from replset.storage.sqlite import PAGE_ROWS, first_row, page_of, rows_of
 
-DOC, CREATE, DROP, INDEX = "doc", "create", "drop", "index"
+DOC, CREATE, DROP, INDEX, RENAME, COLL_MOD = "doc", "create", "drop", "index", "rename", "collMod"
 UndoRow = tuple[int, int, str, bytes, bytes | None, bytes | None, int | None]
 """ts, seq, kind, coll, key, before, place. place: of a deleted document, its rowid."""
 Meta = int | str | bytes | None
@@ -78,10 +85,15 @@ def revert(
     elif kind == CREATE:
         connection.execute("DELETE FROM catalog WHERE uuid = ?", (coll,))
         connection.execute(f"DROP TABLE {collection_table(coll)}")
+        connection.execute("DELETE FROM capped WHERE coll = ?", (coll,))
         catalog.forget(coll)
     elif kind == INDEX:
         restore_state(connection, before or b"")
         catalog.reload_indexes(connection, coll)
+    elif kind == RENAME:
+        undo_rename(connection, catalog, coll, RawDocument(before or b""))
+    elif kind == COLL_MOD:
+        set_options(connection, catalog, coll, RawDocument(before or b""))
     else:
         invariant(kind == DROP, f"undo knows no {kind!r}")
         connection.execute("UPDATE catalog SET dropped_ts = NULL WHERE uuid = ?", (coll,))
@@ -280,9 +292,25 @@ class Txn:
             "INSERT INTO catalog (uuid, ns, options, created_ts) VALUES (?, ?, ?, ?)", (uuid, ns, coll.options.raw, ts)
         )
         self.connection.execute(collection_table_sql(uuid))
+        if coll.capped is not None:
+            count_from_now_on(self.connection, coll)
         self.catalog.put(coll)
         self._undo.append((ts, len(self._undo), CREATE, uuid, None, None, None))
         return coll
+
+    def rename_collection(self, coll: Collection, ns: str, *, ts: int) -> None:
+        """Give the collection another name. NamespaceExistsError when it is taken."""
+        before = rename_collection(self.connection, self.catalog, coll.uuid, ns, ts)
+        self._undo.append((ts, len(self._undo), RENAME, coll.uuid, None, before, None))
+
+    def set_options(self, coll: Collection, options: RawDocument, *, ts: int) -> None:
+        """Give the collection other options. Whether it is capped stays as it is."""
+        before = set_options(self.connection, self.catalog, coll.uuid, options)
+        self._undo.append((ts, len(self._undo), COLL_MOD, coll.uuid, None, before, None))
+
+    def capped_size(self, coll: Collection) -> tuple[int, int]:
+        """See collection_changes.capped_size, of this group's state."""
+        return capped_size(self.connection, coll)
 
     def drop_collection(self, coll: Collection, *, ts: int) -> None:
         """Hide the collection. Its documents are removed once the drop is committed (retention.py)."""

@@ -24,7 +24,7 @@ CLASSIC = (
     20080,  # of two voters one was too stale and copied anew, which took its vote; then the primary died
 )
 ROLLBACKS = range(1, 9)
-KINDS = {"insert", "update", "replace", "delete", "create", "drop"}
+KINDS = {"insert", "update", "replace", "delete", "create", "drop", "renameCollection", "collMod"}
 ROOT = Path(__file__).parents[2]
 
 

@@ -662,6 +662,8 @@ def replay(entries: list[Entry]) -> Documents:
                 documents[f"{database}.{o['create']}"] = {}
             elif "drop" in o:
                 documents.pop(f"{database}.{o['drop']}", None)
+            elif "renameCollection" in o:
+                documents[o["to"]] = documents.pop(o["renameCollection"])
         elif op == "i":
             documents[ns][repr(o["_id"])] = o
         elif op == "d":

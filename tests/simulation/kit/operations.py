@@ -70,10 +70,11 @@ class Operations(Clients):
         target = rng.choice(self._hosts)
         while not self._stopped:
             await self._pause(rng)
-            kind, command = draw_command(rng)
+            database = rng.choice(DATABASES)
+            kind, command = draw_command(rng, database)
             operation = ClientOperation(kind, rng.choice(DRAWN_CONCERNS), target)
             self.history.append(operation)
-            if not await self._carry_out(client, operation, rng.choice(DATABASES), command):
+            if not await self._carry_out(client, operation, "admin" if kind == "rename" else database, command):
                 target = rng.choice(self._hosts)
         client.close()
 
@@ -99,11 +100,13 @@ def optime_of(reply: Mapping[str, Any]) -> OpTime:
     return OpTime(int(optime["t"]), pack_ts(optime["ts"].time, optime["ts"].inc))
 
 
-def draw_command(rng: random.Random) -> tuple[str, dict[str, object]]:
+def draw_command(rng: random.Random, database: str) -> tuple[str, dict[str, object]]:
     """The kind of an operation, and its command without a concern; each kind of entry comes often enough to be lost."""
     name = f"c{rng.randrange(COLLECTIONS)}"
     key, number = rng.randrange(DOCUMENTS), rng.randrange(1_000)
     several = [{"_id": rng.randrange(DOCUMENTS), "n": number + n, "padding": "x" * 40} for n in range(3)]
+    other = f"c{rng.randrange(COLLECTIONS)}"
+    validator: dict[str, object] = rng.choice([{}, {"n": {"$not": {"$gt": 990}}}])
     some: dict[str, object] = {"n": {"$gte": number}}
     commands: dict[str, tuple[int, dict[str, object]]] = {
         "insert": (4, {"insert": name, "documents": several[:1]}),
@@ -114,7 +117,10 @@ def draw_command(rng: random.Random) -> tuple[str, dict[str, object]]:
         "replace": (3, _update(name, {"_id": key}, {"n": number, "whole": [number, {"new": True}]}, upsert=True)),
         "delete": (3, {"delete": name, "deletes": [{"q": {"_id": key}, "limit": 1}]}),
         "delete several": (1, {"delete": name, "deletes": [{"q": some, "limit": 0}]}),
-        "create": (2, {"create": name}),
+        "create": (1, {"create": name}),
+        "create capped": (1, {"create": name, "capped": True, "size": 4096, "max": 4}),
+        "rename": (2, {"renameCollection": f"{database}.{name}", "to": f"{database}.{other}", "dropTarget": True}),
+        "modify": (3, {"collMod": name, "validator": validator, "validationLevel": "moderate"}),
         "drop": (1, {"drop": name}),
         "drop database": (1, {"dropDatabase": 1}),
     }

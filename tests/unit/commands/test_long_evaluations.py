@@ -157,6 +157,9 @@ NESTED: Document = {"a": 1}
 for _ in range(90):
     NESTED = {"$and": [NESTED]}
 FILTERS["deep"] = NESTED
+FILTERS["$jsonSchema"] = {
+    "$jsonSchema": {"properties": {"a": {"items": {"bsonType": "int"}}, "d": {"uniqueItems": True}}}
+}
 
 UPDATES: dict[str, Document] = {
     "$set": {"$set": {"a.19999": "x", "new": MANY}},

@@ -268,7 +268,7 @@ REFUSED: list[tuple[Doc, int, str]] = [
     ({"$expr": {"$eq": ["$$ROOT", {"a": 1}]}}, 238, "$expr"),
     ({"$where": "1"}, 238, "$where"),
     ({"$text": {"$search": "x"}}, 238, "$text"),
-    ({"$jsonSchema": {}}, 238, "$jsonSchema"),
+    ({"$jsonSchema": {"a": 1}}, 9, "Unknown $jsonSchema keyword"),
     ({"a": {"$near": [1, 1]}}, 238, "$near"),
     ({"a": {"$geoWithin": {}}}, 238, "$geoWithin"),
     ({"a": {"$bitsAllSet": 1}}, 238, "$bitsAllSet"),

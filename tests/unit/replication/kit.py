@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from replset.bson import Int64, RawDocument, decode, encode, encode_key
+from replset.bson import Binary, Int64, RawDocument, decode, encode, encode_key
 from replset.commands.oplog_fetch import oplog_fetch, oplog_probe
 from replset.commands.snapshot_server import SnapshotOptions, SnapshotServer
 from replset.core.member_state import MemberState
@@ -268,6 +268,18 @@ class Member:
         database, _, name = ns.partition(".")
         uuid = self._uuid(ns)
         return self._write(lambda at, wall: command_entry(database, uuid, {"drop": name}, at, wall), term)
+
+    def rename(self, ns: str, to: str, *, drop_target: bool = False, term: int | None = None) -> OpTime:
+        uuid = self._uuid(ns)
+        o: dict[str, object] = {"renameCollection": ns, "to": to, "stayTemp": False}
+        if drop_target:
+            o["dropTarget"] = Binary(self._uuid(to), 4)
+        return self._write(lambda at, wall: command_entry(ns.partition(".")[0], uuid, o, at, wall), term)
+
+    def coll_mod(self, ns: str, changes: Mapping[str, object], term: int | None = None) -> OpTime:
+        database, _, name = ns.partition(".")
+        uuid = self._uuid(ns)
+        return self._write(lambda at, wall: command_entry(database, uuid, {"collMod": name, **changes}, at, wall), term)
 
     def drop_database(self, database: str, term: int | None = None) -> OpTime:
         return self._write(lambda at, wall: command_entry(database, None, {"dropDatabase": 1}, at, wall), term)

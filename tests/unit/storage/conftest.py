@@ -28,6 +28,10 @@ def doc_of(number: int, text: str) -> bytes:
     return encode({"_id": number, "text": text})
 
 
+CAPPED = "db.b"
+"""Is capped when it is created under this name; nothing is removed from it here."""
+
+
 class Driver:
     """Runs operations on a store and remembers the whole state after each entry: ns -> key -> document."""
 
@@ -48,7 +52,9 @@ class Driver:
         return self.store
 
     def apply(self, *operations: tuple[object, ...]) -> None:
-        """All in one group: (create | drop, ns), (put, ns, number, text), (delete, ns, number), (noop,)."""
+        """All in one group: (create | drop, ns), (rename, ns, to), (put, ns, number, text), (delete, ns, number),
+        (noop,).
+        """
         with self.store.group() as txn:
             for operation in operations:
                 self.run(txn, *operation)
@@ -65,7 +71,8 @@ class Driver:
     def _create(self, txn: Txn, optime: OpTime, ns: str) -> None:
         self._uuids += 1
         uuid = self._uuids.to_bytes(16, "big")
-        txn.create_collection(ns, uuid, {}, ts=optime.ts)
+        options = {"capped": True, "size": 1 << 20} if ns == CAPPED else {}
+        txn.create_collection(ns, uuid, options, ts=optime.ts)
         entry = command_entry("db", uuid, {"create": ns}, optime, self.wall_ms)
         txn.append(entry, optime, op="c", ns="db.$cmd", wall_ms=self.wall_ms)
         self.state[ns] = {}
@@ -76,6 +83,13 @@ class Driver:
         entry = command_entry("db", coll.uuid, {"drop": ns}, optime, self.wall_ms)
         txn.append(entry, optime, op="c", ns="db.$cmd", wall_ms=self.wall_ms)
         del self.state[ns]
+
+    def _rename(self, txn: Txn, optime: OpTime, ns: str, to: str) -> None:
+        coll = self.coll(ns)
+        txn.rename_collection(coll, to, ts=optime.ts)
+        entry = command_entry("db", coll.uuid, {"renameCollection": ns, "to": to}, optime, self.wall_ms)
+        txn.append(entry, optime, op="c", ns="db.$cmd", wall_ms=self.wall_ms)
+        self.state[to] = self.state.pop(ns)
 
     def _put(self, txn: Txn, optime: OpTime, ns: str, number: int, text: str) -> None:
         coll, key, doc = self.coll(ns), key_of(number), doc_of(number, text)

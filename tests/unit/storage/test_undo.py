@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from replset.bson import RawDocument, encode
 from replset.errors import (
     CatalogChangedError,
     NamespaceNotFoundError,
@@ -22,6 +23,7 @@ from replset.errors import (
     UnrecoverableRollbackError,
 )
 from replset.ids import OPTIME_NULL, OpTime
+from replset.oplog_entry import noop_entry
 from replset.storage.catalog import Collection
 from replset.storage.retention import remove_old_data
 from replset.storage.snapshot import Snapshot
@@ -40,6 +42,7 @@ operations = st.lists(
         ),
         st.tuples(st.just("delete"), st.sampled_from(NAMESPACES), st.integers(0, 5)),
         st.tuples(st.sampled_from(["create", "drop"]), st.sampled_from(NAMESPACES)),
+        st.tuples(st.just("rename"), st.sampled_from(NAMESPACES), st.sampled_from(NAMESPACES)),
         st.just(("noop",)),
         st.just(("term",)),
         st.just(("reopen",)),
@@ -67,6 +70,9 @@ def play(driver: Driver, script: list[Operation]) -> None:
             driver.reopen()
         elif name == "create" and exists:
             continue
+        elif name == "rename":
+            if exists and operation[2] not in driver.state:
+                driver.apply(operation)
         elif name in ("put", "delete", "drop") and not exists:
             driver.apply(("create", operation[1]))
             driver.apply(operation)
@@ -107,6 +113,7 @@ def test_undo_restores_exactly_the_state_at_any_point(script: list[Operation], d
                 driver.reopen()
         assert driver.documents() == state
         assert in_natural_order(driver) == {ns: list(documents.items()) for ns, documents in state.items()}
+        check_capped(driver)
         assert state_in_oplog(driver) == kept
         assert (driver.store.last_applied, driver.store.rollback_id) == (point, before + 1)
         assert rollback_in_progress(driver.store) is None
@@ -123,6 +130,15 @@ def test_undo_restores_exactly_the_state_at_any_point(script: list[Operation], d
             len(row.entry) for row in driver.store.oplog_after(OPTIME_NULL, limit=1000, max_bytes=1 << 30)
         )
         check_terms(driver)
+
+
+def check_capped(driver: Driver) -> None:
+    """The triggers count what is there."""
+    for coll in driver.store.collections():
+        if coll.capped is not None:
+            documents = driver.documents()[coll.ns].values()
+            with driver.store.maintenance() as txn:
+                assert txn.capped_size(coll) == (len(documents), sum(map(len, documents)))
 
 
 def check_terms(driver: Driver) -> None:
@@ -311,6 +327,44 @@ def test_a_read_before_a_catalog_change_names_when_to_retry(driver: Driver) -> N
     coll = driver.coll("db.d")
     with driver.store.read() as snapshot, pytest.raises(CatalogChangedError):
         snapshot.get(coll, key_of(1), optimes[5])
+
+
+def test_a_read_before_a_rename_names_when_to_retry(driver: Driver) -> None:
+    driver.apply(("create", "db.c"), ("put", "db.c", 1, "x"), ("noop",), ("rename", "db.c", "db.d"), ("noop",))
+    optimes = [optime for optime, _ in driver.history]
+    with driver.store.read() as snapshot:
+        for ns in ("db.c", "db.d"):
+            with pytest.raises(CatalogChangedError) as caught:
+                snapshot.collection(ns, optimes[3])
+            assert caught.value.until == optimes[4].ts
+        assert snapshot.collection("db.c", optimes[4]) is None
+        found = snapshot.collection("db.d", optimes[4])
+        assert found is not None
+        assert snapshot.get(found, key_of(1), optimes[2]) is not None
+    driver.store.set_commit_point(driver.store.last_applied)
+    driver.store.options = StoreOptions(min_free_bytes=0, snapshot_history_s=0)
+    while remove_old_data(driver.store, driver.wall_ms):
+        pass
+    assert driver.store.query(lambda connection: connection.execute("SELECT * FROM name_changes").fetchall()) == []
+
+
+def test_undo_restores_options_and_a_dropped_target(driver: Driver) -> None:
+    driver.apply(("create", "db.c"), ("create", "db.d"), ("put", "db.d", 1, "x"))
+    point, before = driver.store.last_applied, driver.documents()
+    coll, target = driver.coll("db.c"), driver.coll("db.d")
+    with driver.store.group() as txn:
+        optime = txn.next_optime(1, driver.wall_ms)
+        txn.set_options(coll, RawDocument(encode({"validator": {"a": 1}})), ts=optime.ts)
+        txn.drop_collection(target, ts=optime.ts)
+        txn.rename_collection(coll, "db.d", ts=optime.ts)
+        txn.append(noop_entry({}, optime, 0), optime, op="n", ns="", wall_ms=0)
+    driver.reopen()
+    assert driver.coll("db.d").has_validator
+    assert driver.store.collection("db.c") is None
+    while undo_step(driver.store, point, stem="rollback-x"):
+        pass
+    assert driver.documents() == before
+    assert (driver.coll("db.c"), driver.coll("db.d")) == (coll, target)
 
 
 def test_a_snapshot_sees_nothing_that_commits_later(driver: Driver) -> None:

@@ -1,0 +1,135 @@
+"""applyOps: operations of an oplog as normal writes, once and again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from replset.bson import Binary, Timestamp
+from tests.unit.commands.conftest import Client
+
+Document = dict[str, Any]
+UUID = Binary(bytes(range(16)), 4)
+
+
+def op(kind: str, o: Document, o2: Document | None = None, ns: str = "test.c", **more: object) -> Document:
+    return {"op": kind, "ns": ns, "o": o, **({} if o2 is None else {"o2": o2}), **more}
+
+
+def command(o: Document, **more: object) -> Document:
+    return op("c", o, ns="test.$cmd", **more)
+
+
+def documents(client: Client, name: str = "c") -> list[Document]:
+    return list(client.ok({"find": name, "sort": {"_id": 1}})["cursor"]["firstBatch"])
+
+
+HISTORY: Sequence[Document] = (
+    command({"create": "c", "idIndex": {"v": 2, "key": {"_id": 1}, "name": "_id_"}}),
+    op("i", {"_id": 1, "a": 1, "t": Timestamp(0, 0)}),
+    op("i", {"_id": 2, "a": 1, "big": "x" * 20_000}),
+    op("i", {"_id": 3}),
+    op("u", {"$v": 2, "diff": {"u": {"a": 2}, "i": {"b": [1, 2]}}}, {"_id": 1}),
+    op("u", {"$v": 2, "diff": {"sb": {"a": True, "u1": 9}}}, {"_id": 1}),
+    op("u", {"$v": 1, "$set": {"a": 5}, "$unset": {"big": True}}, {"_id": 2}),
+    op("u", {"_id": 3, "whole": True}, {"_id": 3}),
+    op("i", {"_id": 4}),
+    op("d", {"_id": 4}),
+    op("n", {"msg": "x"}, ns=""),
+    command({"create": "gone"}),
+    op("i", {"_id": 1}, ns="test.gone"),
+    command({"renameCollection": "test.gone", "to": "test.went", "stayTemp": False}),
+    command({"drop": "went"}),
+    command({"collMod": "c", "validator": {"_id": {"$lt": 10}}}),
+    command({"applyOps": [op("i", {"_id": 5}), command({"applyOps": [op("i", {"_id": 6})]})]}),
+)
+RESULT = [
+    {"_id": 1, "a": 2, "t": Timestamp(0, 0), "b": [1, 9]},
+    {"_id": 2, "a": 5},
+    {"_id": 3, "whole": True},
+    {"_id": 5},
+    {"_id": 6},
+]
+
+
+def test_a_history_gives_the_same_once_and_twice(client: Client) -> None:
+    total = len(HISTORY) + 1  # the last one holds two
+    reply = client.ok({"applyOps": list(HISTORY)}, "admin")
+    assert (reply["applied"], reply["results"]) == (total, [True] * total)
+    assert documents(client) == RESULT
+    assert [entry["op"] for entry in client.entries()] == list("ciiiuuuuidcicc" + "cii")
+    for one in HISTORY:
+        client.ok({"applyOps": [one]}, "admin")
+    assert documents(client) == RESULT
+
+
+def test_each_entry_is_a_plain_one(client: Client) -> None:
+    client.ok({"applyOps": [HISTORY[0], HISTORY[1]]}, "admin")
+    create, insert = client.entries()
+    assert create["o"] == {"create": "c", "idIndex": {"v": 2, "key": {"_id": 1}, "name": "_id_"}}
+    assert (insert["op"], insert["ns"], insert["ui"], insert["o"]) == ("i", "test.c", create["ui"], HISTORY[1]["o"])
+
+
+def test_a_uuid_is_kept(client: Client) -> None:
+    client.ok({"applyOps": [command({"create": "c"}, ui=UUID), op("i", {"_id": 1}, ui=UUID)]}, "admin")
+    (found,) = client.ok({"listCollections": 1})["cursor"]["firstBatch"]
+    assert found["info"]["uuid"] == UUID
+    assert client.code({"applyOps": [op("i", {"_id": 1}, ui=Binary(bytes(16), 4))]}, "admin") == 26
+
+
+def test_updates_of_what_is_not_there(client: Client) -> None:
+    client.ok({"create": "c"})
+    difference = op("u", {"$v": 2, "diff": {"u": {"a": 2}}}, {"_id": 1})
+    replacement = op("u", {"a": 1}, {"_id": 1})
+    client.ok({"applyOps": [difference, op("d", {"_id": 9}), op("d", {"_id": 9}, ns="test.none")]}, "admin")
+    client.ok({"applyOps": [replacement], "alwaysUpsert": False}, "admin")
+    assert documents(client) == []
+    client.ok({"applyOps": [replacement]}, "admin")
+    assert documents(client) == [{"_id": 1, "a": 1}]
+
+
+def test_the_first_failure_ends_it(client: Client) -> None:
+    client.ok({"create": "c", "validator": {"_id": {"$lt": 9}}})
+    operations = [op("i", {"_id": 1}), op("i", {"_id": 10}), op("i", {"_id": 2})]
+    reply = client.run({"applyOps": operations}, "admin")
+    assert (reply["code"], reply["applied"], reply["results"]) == (121, 2, [True, False])
+    assert documents(client) == [{"_id": 1}]
+    client.ok({"applyOps": operations, "bypassDocumentValidation": True}, "admin")
+    assert [document["_id"] for document in documents(client)] == [1, 2, 10]
+
+
+@pytest.mark.parametrize(
+    ("operations", "code"),
+    [
+        (1, 14),
+        ([1], 14),
+        ([{"op": "i", "ns": "test.c"}], 40414),
+        ([op("i", {"a": 1})], 2),
+        ([op("u", {"$v": 2, "diff": {}})], 40414),
+        ([op("x", {"_id": 1})], 9),
+        ([op("i", {"_id": 1}, ns="test.none")], 26),
+        ([op("i", {"_id": 1}, ns="local.oplog.rs")], 73),
+        ([op("i", {"_id": [1]})], 53),
+        ([command({"nonsense": 1})], 238),
+        ([command({"create": "d", "nonsense": 1})], 40415),
+        ([command({"create": "d", "viewOn": "c"})], 238),
+        ([command({"renameCollection": "test.c", "to": "other.c"})], 238),
+        ([op("u", {"$v": 2, "diff": {"x": 1}}, {"_id": 1})], 4728000),
+    ],
+)
+def test_refusals(client: Client, operations: object, code: int) -> None:
+    client.ok({"insert": "c", "documents": [{"_id": 1}]})
+    reply = client.run({"applyOps": operations}, "admin")
+    assert reply["ok"] == 0.0
+    assert reply["code"] == code or code == 4728000, reply
+    assert reply["code"] != 1
+
+
+def test_nesting_has_an_end(client: Client) -> None:
+    client.ok({"create": "c"})
+    nested = op("i", {"_id": 1})
+    for _ in range(20):
+        nested = command({"applyOps": [nested]})
+    assert client.code({"applyOps": [nested]}, "admin") == 9
