@@ -172,6 +172,7 @@ async def run(options: MemberOptions, keys: Keys | None, writer: LogWriter) -> i
         return refuse(error.message, writer)
     except OSError as error:
         return refuse(f"{error.filename or options.listen}: {reason_of(error)}", writer)
+    member.recent_log = writer.recent
     app = create_app(member, options.allowed_hosts)
     http = HttpServer(app, options.http_listen, http_slots, member.admission, backlog)
     try:

@@ -1,15 +1,15 @@
-"""Commands about the process: ping, buildInfo, hostInfo, getParameter, getLog, serverStatus and their kind."""
+"""Commands about the process: ping, buildInfo, hostInfo, getLog and their kind."""
 
 from __future__ import annotations
 
 import platform
 from importlib.metadata import version
 
-from replset.bson import MAX_BSON_SIZE, DateTime, to_ejson
+from replset.bson import MAX_BSON_SIZE, DateTime, Int64, to_ejson
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext
 from replset.commands.ports import Reply
-from replset.errors import BadValueError, InvalidOptionsError
+from replset.errors import BadValueError
 
 SERVER_VERSION = "7.0.14"
 VERSION_ARRAY = [7, 0, 14, 0]
@@ -52,36 +52,13 @@ async def connection_status(ctx: CommandContext) -> Reply:
     return {"authInfo": info}
 
 
-def _parameters(ctx: CommandContext) -> dict[str, object]:
-    return {
-        "enableTestCommands": ctx.member.test_commands,
-        "requireApiVersion": False,
-        "acceptApiVersion2": False,
-        "authenticationMechanisms": [],
-        "featureCompatibilityVersion": {"version": "7.0"},
-        "quiet": False,
-        "logLevel": 0,
-    }
-
-
-async def get_parameter(ctx: CommandContext) -> Reply:
-    """`*` gives all; otherwise each field of the command that names one. InvalidOptionsError (72) when none does."""
-    known = _parameters(ctx)
-    if ctx.body.get(ctx.name) == "*":
-        return known
-    found: dict[str, object] = {name: known[name] for name in ctx.body.keys() if name in known}  # noqa: SIM118
-    if not found:
-        raise InvalidOptionsError("no option found to get")
-    return found
-
-
 async def get_cmd_line_opts(ctx: CommandContext) -> Reply:
     argv, parsed = ctx.member.command_line
     return {"argv": list(argv), "parsed": parsed}
 
 
 async def get_log(ctx: CommandContext) -> Reply:
-    """No log is kept in memory but for what is doubtful about the start; mongosh shows that to who connects."""
+    """The newest lines of the log; or what is doubtful about the start, which mongosh shows to who connects."""
     name = ctx.body.get(ctx.name)
     if name == "*":
         return {"names": list(LOGS)}
@@ -89,8 +66,11 @@ async def get_log(ctx: CommandContext) -> Reply:
         raise fields.wrong_type(ctx.name, ctx.name, ctx.body.type_of(ctx.name), "string")
     if name not in LOGS:
         raise BadValueError(f"No log named '{name:.80}'")
-    lines = _warning_lines(ctx) if name == "startupWarnings" else []
-    return {"totalLinesWritten": len(lines), "log": lines}
+    if name == "startupWarnings":
+        lines = _warning_lines(ctx)
+        return {"totalLinesWritten": len(lines), "log": lines}
+    log = ctx.member.recent_log
+    return {"totalLinesWritten": Int64(log.total), "log": list(log.lines.copy())}
 
 
 def _warning_lines(ctx: CommandContext) -> list[str]:
@@ -119,7 +99,6 @@ COMMANDS: tuple[Command, ...] = (
     Command("buildInfo", build_info, aliases=("buildinfo",)),
     Command("whatsmyuri", whats_my_uri),
     Command("connectionStatus", connection_status, frozenset({"showPrivileges"})),
-    Command("getParameter", get_parameter, None, admin_only=True),
     Command("getCmdLineOpts", get_cmd_line_opts, admin_only=True),
     Command("getLog", get_log, admin_only=True),
     Command("hostInfo", host_info, admin_only=True),

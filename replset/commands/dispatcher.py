@@ -159,6 +159,9 @@ class Dispatcher:
         operation = self.operations.begin(ctx, task)
         try:
             return await self._carry_out(ctx)
+        except ReplError:
+            self.operations.failed += 1
+            raise
         except asyncio.CancelledError:
             if not operation.is_killed:
                 raise

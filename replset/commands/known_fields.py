@@ -80,6 +80,7 @@ _BY_PLACE: Final = {
     "listIndexes": "cursor includeBuildUUIDs includeIndexBuildInfo isTimeseriesNamespace",
     "listIndexes.cursor": "batchSize",
     "ping": "",
+    "profile": "slowms sampleRate filter",
     "reIndex": "",
     "refreshSessions": "",
     "renameCollection": "to dropTarget stayTemp collectionUUID",

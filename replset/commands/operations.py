@@ -51,11 +51,15 @@ class Operation:
 
 
 class OperationTable:
-    """The running commands of clients, by their id; and count and milliseconds by (database, collection, command)."""
+    """The running commands of clients, by their id; and count and milliseconds by (database, collection, command).
+
+    failed: how many were answered with an error.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._now = clock.now
         self._ids = count(1)
+        self.failed = 0
         self.running: dict[int, Operation] = {}
         self.used: dict[tuple[str, str, str], list[int]] = {}
 

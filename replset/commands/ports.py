@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from replset.commands.transactions import TransactionTable
 
 T = TypeVar("T")
+LONGEST_LINE = 2_000
 
 Reply: TypeAlias = dict[str, object] | bytes
 """What a command answers: a document, or for the hot commands its bytes."""
@@ -44,6 +46,28 @@ class MemoryCounter(Protocol):
 
 Owner: TypeAlias = tuple[str, bytes]
 """A client: its machine and the metadata of its first hello."""
+
+
+@dataclass(slots=True)
+class RecentLog:
+    """The newest lines of the process's log. total: how many there were."""
+
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=1024))
+    total: int = 0
+
+    def add(self, line: str) -> None:
+        self.total += 1
+        self.lines.append(line[:LONGEST_LINE])
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What passed the wire port since the start."""
+
+    bytes_in: int = 0
+    bytes_out: int = 0
+    connections: int = 0
+
 
 # --- requests --------------------------------------------------------------------------------------------------
 
@@ -191,6 +215,15 @@ class MemberPort(Protocol):
 
     @property
     def connection_count(self) -> int: ...
+
+    @property
+    def most_connections(self) -> int: ...
+
+    @property
+    def traffic(self) -> Traffic: ...
+
+    @property
+    def recent_log(self) -> RecentLog: ...
 
     @property
     def initial_sync_progress(self) -> InitialSyncProgress:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from resource import RUSAGE_SELF, getrusage
 
 from replset.bson import DateTime, Int64
 from replset.commands.command import Command, CommandContext
 from replset.commands.diagnostics import SERVER_VERSION
 from replset.commands.hello import set_fields
+from replset.commands.operations import KINDS, WRITES
 from replset.commands.ports import Reply
 from replset.optime import optime_document
 
@@ -25,8 +27,18 @@ async def server_status(ctx: CommandContext) -> Reply:
         "pid": Int64(os.getpid()),
         "uptime": float(uptime_ms // 1000),
         "uptimeMillis": Int64(uptime_ms),
+        "uptimeEstimate": Int64(uptime_ms // 1000),
         "localTime": DateTime(member.clock.wall_ms()),
-        "connections": {"current": member.connection_count},
+        "asserts": _asserts(ctx),
+        "connections": _connections(ctx),
+        "extra_info": {"note": "fields vary by platform", "page_faults": Int64(getrusage(RUSAGE_SELF).ru_majflt)},
+        "globalLock": _global_lock(ctx, uptime_ms),
+        "mem": _memory(),
+        "network": {
+            "bytesIn": Int64(member.traffic.bytes_in),
+            "bytesOut": Int64(member.traffic.bytes_out),
+            "numRequests": Int64(sum(ctx.counts.values())),
+        },
         "opcounters": _opcounters(ctx),
         "storageEngine": {
             "name": "sqlite",
@@ -35,12 +47,49 @@ async def server_status(ctx: CommandContext) -> Reply:
             "persistent": True,
             "readOnly": False,
         },
-        "repl": {**set_fields(member, legacy=False), "rbid": store.rollback_id},
+        "repl": {**set_fields(member, legacy=False), "ismaster": member.node.writable, "rbid": store.rollback_id},
         "oplog": {"latestOptime": optime_document(store.last_applied), "earliestOptime": optime_document(store.oldest)},
         "metrics": {"cursor": {"open": {"total": Int64(len(ctx.cursors))}}},
     }
     left_out = {name for name in ctx.body.keys() if name in sections and not ctx.body.get(name)}  # noqa: SIM118
     return {name: section for name, section in sections.items() if name not in left_out}
+
+
+def _asserts(ctx: CommandContext) -> dict[str, object]:
+    """Commands that failed, as MongoDB counts them: all of them are the clients'."""
+    return {"regular": 0, "warning": 0, "msg": 0, "user": ctx.operations.failed, "tripwire": 0, "rollovers": 0}
+
+
+def _connections(ctx: CommandContext) -> dict[str, object]:
+    member = ctx.member
+    return {
+        "current": member.connection_count,
+        "available": max(0, member.most_connections - member.connection_count),
+        "totalCreated": Int64(member.traffic.connections),
+        "active": len(ctx.operations.running),
+    }
+
+
+def _global_lock(ctx: CommandContext, uptime_ms: int) -> dict[str, object]:
+    """Who reads and writes now; nobody queues for a lock here."""
+    names = [operation.ctx.command.name for operation in ctx.operations.running.values()]
+    writers = sum(name in WRITES for name in names)
+    readers = sum(name in KINDS for name in names) - writers
+    return {
+        "totalTime": Int64(uptime_ms * 1000),
+        "currentQueue": {"total": 0, "readers": 0, "writers": 0},
+        "activeClients": {"total": readers + writers, "readers": readers, "writers": writers},
+    }
+
+
+def _memory() -> dict[str, object]:
+    """What the process takes, in MiB."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            virtual, resident = (int(pages) * os.sysconf("SC_PAGE_SIZE") >> 20 for pages in file.read().split()[:2])
+    except (OSError, ValueError):  # not Linux: the most that it ever took
+        virtual = resident = getrusage(RUSAGE_SELF).ru_maxrss >> 10
+    return {"bits": 64, "resident": resident, "virtual": virtual, "supported": True}
 
 
 def _opcounters(ctx: CommandContext) -> dict[str, object]:

@@ -16,6 +16,8 @@ import time
 from collections import deque
 from typing import Final
 
+from replset.commands.ports import RecentLog
+
 FORMAT: Final = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s"
 MAX_LINES: Final = 10_000
 MAX_BYTES: Final = 4 << 20
@@ -41,11 +43,14 @@ class LogWriter(logging.Handler):
         self._writing = False
         self.dropped = 0
         self._told = 0
+        self.recent = RecentLog()
         threading.Thread(target=self._run, name="replset-log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self.write(self.format(record))
+            line = self.format(record)
+            self.recent.add(line)
+            self.write(line)
         except Exception:  # a record that cannot be formatted must not hurt who logs it
             self.write(f"a line of the log could not be written: {record.name}")
 

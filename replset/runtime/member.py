@@ -19,6 +19,7 @@ from replset.bson import ObjectId
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.fail_points import FailPoints
 from replset.commands.messages import parse_reply, request_document
+from replset.commands.ports import RecentLog, Traffic
 from replset.commands.snapshot_server import SnapshotServer
 from replset.commands.transactions import TransactionTable
 from replset.commands.waiters import Notifier, WaiterList
@@ -226,6 +227,7 @@ class RunningMember:
         self.started_at = ports.clock.now()
         self.topology_counter = 0
         self.shutting_down = False
+        self.recent_log = RecentLog()
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.admission = Admission()
 
@@ -597,6 +599,14 @@ class RunningMember:
     @property
     def connection_count(self) -> int:
         return self._server.connection_count
+
+    @property
+    def most_connections(self) -> int:
+        return self._server.slots.most
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._server.traffic
 
     @property
     def rollback_progress(self) -> RollbackProgress:

@@ -18,7 +18,7 @@ from replset.bson import InvalidBSONError, RawDocument, decode, encode
 from replset.commands.command import PROVE
 from replset.commands.cursors import CursorTable
 from replset.commands.dispatcher import Dispatcher
-from replset.commands.ports import CommandRequest, ConnectionContext, Owner
+from replset.commands.ports import CommandRequest, ConnectionContext, Owner, Traffic
 from replset.errors import (
     BadValueError,
     ErrorCode,
@@ -80,6 +80,7 @@ class WireServer:
         self.connection_ids = count(1)
         self.reply_ids = count(1)
         self.one_checksum = asyncio.Lock()
+        self.traffic = Traffic()
         self._network = network
         self._listening: Listener | None = None
 
@@ -153,6 +154,7 @@ class WireConnection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self._context.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")
         self._server.connections.add(self)
+        self._server.traffic.connections += 1
         self._task = asyncio.get_running_loop().create_task(self._serve())
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -211,6 +213,7 @@ class WireConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received_at = asyncio.get_running_loop().time()
+        self._server.traffic.bytes_in += len(data)
         try:
             messages = self._reader.feed(data)
         except RemoteProtocolError as error:
@@ -406,6 +409,7 @@ class WireConnection(asyncio.Protocol):
             frame = encode_reply(reply_id, message, _refusal(error, ErrorCode.DOCUMENT_TOO_LARGE))
         if self._transport is not None:
             self._transport.write(frame)
+            self._server.traffic.bytes_out += len(frame)
         return reply_id
 
     async def _stream(self, message: WireMessage, reply: bytes) -> None:

@@ -17,7 +17,7 @@ from replset.bson import ObjectId, RawDocument, decode, encode
 from replset.commands import read_concern, write_concern
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.fail_points import FailPoints
-from replset.commands.ports import CommandRequest, ConnectionContext, Source
+from replset.commands.ports import CommandRequest, ConnectionContext, RecentLog, Source, Traffic
 from replset.commands.snapshot_server import SnapshotServer
 from replset.commands.transactions import TransactionTable
 from replset.commands.waiters import WaiterList
@@ -129,6 +129,9 @@ class FakeMember:
     shutting_down: bool = False
     started_at: Millis = START
     connection_count: int = 1
+    most_connections: int = 100
+    traffic: Traffic = field(default_factory=Traffic)
+    recent_log: RecentLog = field(default_factory=RecentLog)
     initial_sync_progress: InitialSyncProgress = field(default_factory=InitialSyncProgress)
     rollback_progress: RollbackProgress = field(default_factory=RollbackProgress)
     process_id: ObjectId = field(default_factory=lambda: ObjectId("0123456789abcdef01234567"))

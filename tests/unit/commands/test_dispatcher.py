@@ -146,6 +146,45 @@ def test_parameters(client: Client) -> None:
     reply = client.ok({"getParameter": 1, "featureCompatibilityVersion": 1}, "admin")
     assert reply["featureCompatibilityVersion"] == {"version": "7.0"}
     assert client.code({"getParameter": 1, "nonsense": 1}, "admin") == 72
+    detailed = client.ok({"getParameter": {"allParameters": True, "showDetails": True}}, "admin")
+    assert detailed["logLevel"] == {"value": 0, "settableAtRuntime": True, "settableAtStartup": False}
+    assert client.ok({"getParameter": {"showDetails": True}, "quiet": 1}, "admin")["quiet"]["value"] is False
+
+
+def test_the_log_is_made_more_detailed(client: Client) -> None:
+    level = logging.getLogger("replset").level
+    try:
+        assert client.ok({"setParameter": 1, "logLevel": 2}, "admin")["was"] == 0
+        assert client.ok({"getParameter": 1, "logComponentVerbosity": 1}, "admin")["logComponentVerbosity"] == {
+            "verbosity": 1
+        }
+        command = {"setParameter": 1, "logComponentVerbosity": {"verbosity": 0}}
+        assert client.ok(command, "admin")["was"] == {"verbosity": 1}
+        assert client.ok({"getParameter": 1, "logLevel": 1}, "admin")["logLevel"] == 0
+    finally:
+        logging.getLogger("replset").setLevel(level)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ({"setParameter": 1}, 72),
+        ({"setParameter": 1, "nonsense": 1}, 72),
+        ({"setParameter": 1, "enableTestCommands": 1}, 20),
+        ({"setParameter": 1, "logLevel": 9}, 51024),
+        ({"setParameter": 1, "logLevel": "x"}, 14),
+        ({"setParameter": 1, "logComponentVerbosity": {"storage": {"verbosity": 1}}}, 238),
+        ({"profile": 1}, 238),
+        ({"profile": "x"}, 14),
+    ],
+)
+def test_parameters_that_are_refused(client: Client, command: dict[str, object], code: int) -> None:
+    assert client.code(command, "admin") == code
+
+
+def test_nothing_is_profiled(client: Client) -> None:
+    reply = client.ok({"profile": -1})
+    assert (reply["was"], reply["slowms"], reply["sampleRate"]) == (0, 100, 1.0)
 
 
 def test_process(client: Client) -> None:
@@ -155,6 +194,10 @@ def test_process(client: Client) -> None:
     (line,) = client.ok({"getLog": "startupWarnings"}, "admin")["log"]
     assert json.loads(line)["msg"] == "insecure"
     assert client.ok({"getLog": "global"}, "admin")["log"] == []
+    for number in range(1100):
+        client.member.recent_log.add(f"line {number}")
+    found = client.ok({"getLog": "global"}, "admin")
+    assert (found["totalLinesWritten"], len(found["log"]), found["log"][-1]) == (1100, 1024, "line 1099")
     assert client.ok({"getLog": "*"}, "admin")["names"] == ["global", "startupWarnings"]
     assert client.code({"getLog": "x"}, "admin") == 2
     assert client.code({"getLog": 1}, "admin") == 14
@@ -169,6 +212,11 @@ def test_server_status(client: Client) -> None:
     assert reply["repl"]["setName"] == "rs0"
     assert reply["oplog"]["latestOptime"]["ts"] == client.entries()[-1]["ts"]
     assert "repl" not in client.ok({"serverStatus": 1, "repl": 0})
+    assert reply["network"]["numRequests"] == 2
+    assert (reply["connections"]["active"], reply["asserts"]["user"]) == (1, 0)
+    assert reply["mem"]["resident"] > 0
+    client.code({"getMore": Int64(1), "collection": "c"})
+    assert client.ok({"serverStatus": 1})["asserts"]["user"] == 1
     client.member.clock.time = Millis(61_999)
     reply = client.ok({"serverStatus": 1})
     assert (reply["uptime"], reply["uptimeMillis"]) == (61, 61_999), "mongostat reads it as a whole number"
