@@ -21,6 +21,7 @@ from replset.commands.replies import RETRYABLE_CODES
 from replset.commands.sessions import SessionRequest
 from replset.commands.waiters import Notifier
 from replset.commands.write_concern import wait_for_write_concern, write_concern_of
+from replset.core.write_concern import WriteConcern
 from replset.errors import (
     ErrorCode,
     InvalidOptionsError,
@@ -378,6 +379,8 @@ def add_transaction_label(ctx: CommandContext, error: ReplError) -> None:
     """
     code, ends = error.code, ctx.command.ends_transaction
     is_transient = code in _ALWAYS_TRANSIENT or (not ends and code in RETRYABLE_CODES)
+    if "writeConcernError" in error.details:
+        is_transient = False  # not known to be gone: see commit_transaction
     if is_transient and TRANSIENT not in error.labels:
         error.labels = (*error.labels, TRANSIENT)
 
@@ -386,19 +389,37 @@ def add_transaction_label(ctx: CommandContext, error: ReplError) -> None:
 
 
 async def commit_transaction(ctx: CommandContext) -> Reply:
-    """Commit the transaction and wait for the write concern; again after an answer that was lost."""
-    session, table = _session_of(ctx), ctx.member.transactions
-    concern = write_concern_of(ctx)
-    number = number_of(session)
-    if not _was_committed(ctx.member, session.key, number):
-        transaction = table.find(session, number)
-        if transaction.state is not State.COMMITTED:
-            transaction.check_open()
-            await _commit(ctx.member, transaction)
-    # A commit that is repeated waits for everything that this member has, and so for the transaction's entry. That
-    # one may be of an earlier term, which this primary cannot wait for.
+    """Commit the transaction and wait for the write concern; again after an answer that was lost.
+
+    A commit that is repeated waits for everything that this member has, and so for the transaction's entry. That one
+    may be of an earlier term, which this primary cannot wait for. Where there is no such transaction the wait tells
+    whether it can still come: an entry of it on a member that was primary before is rolled back once a majority has
+    the entries of this one.
+    """
+    session, concern, missing = _session_of(ctx), write_concern_of(ctx), None
+    try:
+        await _commit_once(ctx, session)
+    except ReplError as error:
+        if error.code != ErrorCode.NO_SUCH_TRANSACTION:
+            raise
+        missing = error
     failure = await wait_for_write_concern(ctx, ctx.member.store.last_applied, concern)
-    return {} if failure is None else {"writeConcernError": failure}
+    reply: dict[str, object] = {} if failure is None else {"writeConcernError": failure}
+    if missing is None:
+        return reply
+    missing.details |= reply
+    raise missing
+
+
+async def _commit_once(ctx: CommandContext, session: SessionRequest) -> None:
+    """Commit the transaction unless it is committed. 251 when it was aborted or is not known."""
+    member, number = ctx.member, number_of(session)
+    if _was_committed(member, session.key, number):
+        return
+    transaction = member.transactions.find(session, number)
+    if transaction.state is not State.COMMITTED:
+        transaction.check_open()
+        await _commit(member, transaction)
 
 
 def _session_of(ctx: CommandContext) -> SessionRequest:
@@ -441,14 +462,15 @@ async def _commit(member: MemberPort, transaction: Transaction) -> None:
 async def abort_transaction(ctx: CommandContext) -> Reply:
     """Abort the transaction: what it wrote is forgotten."""
     session, table = _session_of(ctx), ctx.member.transactions
-    write_concern_of(ctx)
+    write_concern_of(ctx)  # is checked, and nothing is waited for: an abort writes nothing
     number = number_of(session)
     if _was_committed(ctx.member, session.key, number):
         raise ReplError(f"Transaction {number} has been committed.", code=ErrorCode.TRANSACTION_COMMITTED)
     transaction = table.find(session, number)
     transaction.check_open()
     table.abort(transaction)
-    return {}
+    failure = await wait_for_write_concern(ctx, ctx.member.store.last_applied, WriteConcern(1))
+    return {} if failure is None else {"writeConcernError": failure}
 
 
 COMMANDS: tuple[Command, ...] = (
