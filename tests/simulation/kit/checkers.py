@@ -9,6 +9,7 @@ import json
 import os
 import re
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.operations import ClientOperation
 from tests.simulation.kit.retries import COUNTERS_NS, RetriedWrite
+from tests.simulation.kit.transfers import ACCOUNTS, Transfers
 from tests.simulation.kit.workload import COLLECTION, DATABASE, UNSYNCED, History, Read, Write
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 NAMESPACE = f"{DATABASE}.{COLLECTION}"
 SESSIONS_NS, SESSIONS_TABLE = "config.transactions", "5e5510005e5540008000000000000001"
 _TOKEN = re.compile(rb"token-\d+-")
+_MOVE = re.compile(rb"move-\d+-")
 _NEVER = 1 << 63
 _DAMAGED = "not the one that was written"
 _MEMBER_ONLY = {"member.db"}
@@ -56,6 +59,8 @@ def marks_of_entry(body: Mapping[str, Any], raw: bytes) -> tuple[str, ...]:
     own = mark_of_optime(OpTime(int(body["t"]), pack_ts(body["ts"].time, body["ts"].inc)))
     if body["op"] == "d":
         return (own, f"d {int(body['o']['_id'])}") if body["ns"] == NAMESPACE else (own,)
+    if body["op"] == "c" and (move := _MOVE.search(raw)):
+        return own, f"t {move.group().decode()}"
     found = _TOKEN.search(raw) if body["op"] in ("i", "u") else None
     return (own, f"w {found.group().decode()}") if found else (own,)
 
@@ -95,8 +100,13 @@ class Checkers:
     """Attach to a cluster; a broken invariant raises SimulationError out of the run, with its number."""
 
     def __init__(
-        self, cluster: SimCluster, history: History | None = None, operations: list[ClientOperation] | None = None
+        self,
+        cluster: SimCluster,
+        history: History | None = None,
+        operations: list[ClientOperation] | None = None,
+        transfers: Transfers | None = None,
     ) -> None:
+        self.transfers = transfers
         self.cluster = cluster
         self.history = history or History()
         self.operations = [] if operations is None else operations
@@ -457,6 +467,7 @@ class Checkers:
         self.reads_were_right(primary)
         self.promise(primary)
         self.each_is_applied_once(primary)
+        self.transactions_are_whole(primary)
         self.documents_are_the_oplog()
         self.members_are_equal()
 
@@ -548,6 +559,36 @@ class Checkers:
                     self.fail("13", f"acknowledged, and not applied: {write}")
                 if write.is_certain and write.value is not None and found != [write.value]:
                     self.fail("13", f"answered {write.value}, and applied as {found}: {write}")
+
+    def transactions_are_whole(self, primary: str) -> None:
+        """Invariant 14: a transaction is there as a whole or not at all, none overlapped with another that wrote the
+        same, and every read inside, or at level snapshot, saw one moment.
+        """
+        if self.transfers is None:
+            return
+        moments = balances_of(self.mirrors[primary].entries)
+        for ts, balances in moments:
+            if sum(balances.values()):
+                self.fail("14", f"after {ts} the sum is {sum(balances.values())}: {balances}")
+        for read in self.transfers.reads:
+            if sum(read.found.values()):
+                self.fail("14", f"a read saw two moments: {read}")
+            at = bisect_right(moments, read.ts, key=lambda row: row[0]) - 1
+            expected = moments[at][1] if at >= 0 else {}
+            if read.ts and read.found != expected:
+                self.fail("14", f"{read}, where there was {expected}")
+        kept = self.mirrors[primary].marks
+        files = {mark for machine in self.cluster.machines.values() for mark in rolled_back_marks(machine.disk)}
+        for move in self.transfers.history:
+            mark = f"t {move.token}"
+            if move.outcome == "fail" and mark in kept:
+                self.fail("14", f"aborted, and yet applied: {move}")
+            if not move.acknowledged or mark in kept:
+                continue
+            if move.concern == "majority":
+                self.fail("14", f"the primary {primary} lacks {move}")
+            if mark not in files and mark not in self.lost_in_crashes | self.erased_by_hand:
+                self.fail("14", f"neither in the set nor in a rollback file: {move}")
 
     def documents_are_the_oplog(self) -> None:
         """Invariant 5."""
@@ -653,8 +694,7 @@ def _apply_token(held: dict[int, str], entry: Entry) -> None:
 def replay(entries: list[Entry]) -> Documents:
     """The oplog applied from its beginning, in a few plain lines."""
     documents: Documents = {SESSIONS_NS: {}}
-    for entry in entries:
-        body = entry.body
+    for entry, body in operations_of(entries):
         op, ns, o = body["op"], body["ns"], body["o"]
         if op == "c":
             database = ns.partition(".")[0]
@@ -671,7 +711,7 @@ def replay(entries: list[Entry]) -> Documents:
         elif op == "u":
             key = repr(body["o2"]["_id"])
             documents[ns][key] = changed(documents[ns][key], o) if o.get("$v") == 2 else o
-        _replay_session(documents, body)
+        _replay_session(documents, entry.body)
     return documents
 
 
@@ -694,6 +734,31 @@ def _replay_session(documents: Documents, body: Mapping[str, Any]) -> None:
     if body.get("needsRetryImage") == "postImage":
         record["image"] = documents[body["ns"]][repr(body["o2"]["_id"])]
     sessions[repr(body["lsid"])] = record
+
+
+def operations_of(entries: list[Entry]) -> Iterator[tuple[Entry, Mapping[str, Any]]]:
+    """Each entry with its body; a transaction's with the body of each of its operations."""
+    for entry in entries:
+        body = entry.body
+        is_transaction = body["op"] == "c" and "applyOps" in body["o"]
+        for operation in body["o"]["applyOps"] if is_transaction else (body,):
+            yield entry, operation
+
+
+def balances_of(entries: list[Entry]) -> list[tuple[int, dict[str, int]]]:
+    """(ts, balance of each account) after each entry that changes one, in order."""
+    moments: list[tuple[int, dict[str, int]]] = []
+    ns = f"{DATABASE}.{ACCOUNTS}"
+    documents: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        changes = [body for _, body in operations_of([entry]) if body["ns"] == ns]
+        for body in changes:
+            o = body["o"]
+            name = str(body.get("o2", o)["_id"])
+            documents[name] = changed(documents[name], o) if o.get("$v") == 2 else o
+        if changes:
+            moments.append((entry.optime.ts, {name: int(doc.get("n", 0)) for name, doc in documents.items()}))
+    return moments
 
 
 def changed(document: dict[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:

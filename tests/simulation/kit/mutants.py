@@ -50,6 +50,7 @@ from tests.simulation.kit.many import run_many
 from tests.simulation.kit.member_mutants import MEMBER_MUTANTS
 from tests.simulation.kit.mutant import Mutant
 from tests.simulation.kit.session_mutants import SESSION_MUTANTS
+from tests.simulation.kit.transaction_mutants import TRANSACTION_MUTANTS
 from tests.simulation.kit.wiring import WIRING
 from tests.simulation.kit.wiring_mutants import WIRING_MUTANTS
 
@@ -357,6 +358,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *CORE_MUTANTS,
     *MEMBER_MUTANTS,
     *SESSION_MUTANTS,
+    *TRANSACTION_MUTANTS,
     *(Mutant(break_rule, (number,), "wiring: ", WIRING) for break_rule, number in WIRING_MUTANTS),
 )
 WITHIN = 500

@@ -18,6 +18,7 @@ from tests.simulation.kit.linearizability import violation
 from tests.simulation.kit.operations import OperationMix, Operations
 from tests.simulation.kit.registers import RegisterMix, Registers
 from tests.simulation.kit.retries import RetryingClients, RetryMix
+from tests.simulation.kit.transfers import TransferMix, Transfers
 from tests.simulation.kit.workload import ALL_CONCERNS, OLD_CONCERNS, Mix, Workload
 
 FAULTS_S = 40.0
@@ -41,8 +42,8 @@ ROLLBACK_FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run is made of; what happens in it is drawn from the seed. registers, operations, retries: None runs
-    without.
+    """What a run is made of; what happens in it is drawn from the seed. registers, operations, retries, transfers: None
+    runs without.
 
     options: of members in the configuration. spare: one more machine, for the fault that adds a member.
     journal_default: where it is False, what a majority acknowledged need not be on disks, and nobody loses power.
@@ -58,6 +59,7 @@ class Plan:
     registers: RegisterMix | None = None
     operations: OperationMix | None = None
     retries: RetryMix | None = None
+    transfers: TransferMix | None = None
     options: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     spare: bool = False
     journal_default: bool = True
@@ -126,6 +128,7 @@ def draw_plan(seed: int) -> Plan:
     load = random.Random(f"{seed} load")
     concerns = load.choice((OLD_CONCERNS, ALL_CONCERNS, ALL_CONCERNS))
     several, cursors, local = load.choice((0.0, 0.15)), load.choice((0.0, 0.5)), load.choice((0.0, 0.3))
+    transfers = TransferMix(*random.Random(f"{seed} transfers").choice(((3, 1), (2, 2), (4, 1, 6))))
     shape = random.Random(f"{seed} shape")
     options = draw_options(shape, members)
     if any("secondaryDelaySecs" in row for row in options.values()):  # it waits for its own wall clock
@@ -133,6 +136,7 @@ def draw_plan(seed: int) -> Plan:
     return replace(
         plan,
         load=replace(plan.load, concerns=concerns, several=several, cursors=cursors, local=local),
+        transfers=transfers if seed % 2 else None,
         options=options,
         spare=shape.random() < 0.3,
         journal_default=shape.random() >= 0.12,
@@ -162,6 +166,7 @@ def rollback_plan(seed: int) -> Plan:
     faults = replace(NO_FAULTS, **ROLLBACK_FAULTS, pause_s=rng.choice(((1.0, 5.0), (2.0, 8.0))))
     load = Mix(1, 1, pause_ms=(300, 1_500))
     operations = OperationMix(rng.choice((2, 3)))
+    transfers = TransferMix(2, 1)
     return Plan(
         members,
         arbiters,
@@ -170,6 +175,7 @@ def rollback_plan(seed: int) -> Plan:
         load,
         operations=operations,
         retries=RetryMix(1),
+        transfers=transfers,
         faults_s=25.0,
         option=ROLLBACKS,
     )
@@ -241,7 +247,12 @@ class _Run:
         if plan.retries is not None:
             rng = cluster.random_for("retries")
             self.retries = RetryingClients(cluster.loop, hosts, rng, cluster.client, plan.retries)
-        self.checkers = Checkers(cluster, self.workload.history, self.operations.history if self.operations else None)
+        self.transfers: Transfers | None = None
+        if plan.transfers is not None:
+            rng = cluster.random_for("transfers")
+            self.transfers = Transfers(cluster.loop, hosts, rng, cluster.client, plan.transfers)
+        operations = self.operations.history if self.operations else None
+        self.checkers = Checkers(cluster, self.workload.history, operations, self.transfers)
         if self.retries is not None:
             self.checkers.retried = self.retries.history
         self.workload.on_acknowledged = self.checkers.note_acknowledged
@@ -267,7 +278,7 @@ class _Run:
     async def _faulty(self) -> None:
         """Load and faults together."""
         self.workload.start()
-        for clients in (self.registers, self.operations, self.retries):
+        for clients in (self.registers, self.operations, self.retries, self.transfers):
             if clients is not None:
                 clients.start()
         await self.faults.run(self.plan.faults_s)
@@ -276,7 +287,7 @@ class _Run:
         """The load goes on for a while on the healed set."""
         await asyncio.sleep(3)
         await self.workload.stop()
-        for clients in (self.registers, self.operations, self.retries):
+        for clients in (self.registers, self.operations, self.retries, self.transfers):
             if clients is not None:
                 await clients.stop()
 
@@ -345,6 +356,10 @@ class _Run:
         counts["reads"] = len(reads)
         counts["reads by cursor"] = sum(read.asked_ms >= 0 for read in reads)
         counts["local reads"] = sum(read.level == "local" for read in reads)
+        if self.transfers is not None:
+            counts["transactions"] = sum(move.acknowledged for move in self.transfers.history)
+            counts["transactions aborted"] = sum(move.outcome == "fail" for move in self.transfers.history)
+            counts["snapshot reads"] = len(self.transfers.reads)
         counts["ms until well"] = max(0, self.well_ms - self.healed_ms)
         if self.registers is not None:
             for kind, n in self.registers.answered.items():
