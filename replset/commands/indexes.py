@@ -78,7 +78,7 @@ async def create_indexes(ctx: CommandContext) -> Reply:
         raise BadValueError("Must specify at least one index to create")
     created = False
     while True:
-        plan = await ctx.member.write(lambda group: _begin(ctx, group, ns, [spec for spec in specs if spec]))
+        plan = await ctx.write(lambda group: _begin(ctx, group, ns, [spec for spec in specs if spec]))
         created = created or plan.created
         if plan.waits_for is None:
             break

@@ -49,7 +49,7 @@ MAX_ENDED: Final = 10_000
 TRANSIENT: Final = "TransientTransactionError"
 COMMANDS_INSIDE: Final = frozenset(
     {"find", "getMore", "killCursors", "insert", "update", "delete", "findAndModify", "distinct", "aggregate"}
-    | {"create", "commitTransaction", "abortTransaction"}
+    | {"create", "createIndexes", "commitTransaction", "abortTransaction"}
 )
 _ALWAYS_TRANSIENT = frozenset(
     {
@@ -57,6 +57,8 @@ _ALWAYS_TRANSIENT = frozenset(
         ErrorCode.SNAPSHOT_TOO_OLD,
         ErrorCode.SNAPSHOT_UNAVAILABLE,
         ErrorCode.NO_SUCH_TRANSACTION,
+        24,  # LockTimeout and, next, PreparedTransactionInProgress: only fail points give them here
+        267,
     }
 )
 

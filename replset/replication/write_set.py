@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Final, NamedTuple, TypeVar
 
 from replset.bson import MAX_INTERNAL_SIZE, RawDocument, encode
@@ -45,8 +46,9 @@ _OPERATION_BYTES: Final = 200
 
 
 class _Change(NamedTuple):
-    """One change of a document, or with the key None the creation of a collection. kept: whether the write set had the
-    document before.
+    """One change of a document; with the key None the creation of a collection, or of the index `spec` in it.
+
+    kept: whether the write set had the document before.
     """
 
     coll: Collection
@@ -54,6 +56,7 @@ class _Change(NamedTuple):
     before: bytes | None
     after: bytes | None
     kept: bool
+    spec: RawDocument | None = None
 
 
 class WriteSet(Txn):
@@ -251,6 +254,19 @@ class WriteSet(Txn):
         self._changes.append(_Change(coll, None, None, None, False))
         return coll
 
+    def create_index(self, coll: Collection, spec: RawDocument, *, build: bytes | None = None, ts: int) -> Index:
+        """Make an index of a collection that the transaction itself makes, and that is empty so far. 263."""
+        if build is not None or not self.is_created(coll):
+            raise ReplError(
+                f"Cannot create new indexes on existing collection {coll.ns} in a multi-document transaction.",
+                code=ErrorCode.OPERATION_NOT_SUPPORTED_IN_TRANSACTION,
+            )
+        made = self.catalog.by_uuid[coll.uuid]
+        index = Index(-len(self._changes), coll.uuid, spec, None, None, True, 0)
+        self.catalog.put(replace(made, indexes=(*made.indexes, index)))
+        self._changes.append(_Change(coll, None, None, None, False, spec))
+        return index
+
     def drop_collection(self, coll: Collection, *, ts: int) -> None:
         raise ReplError("a transaction drops nothing", code=ErrorCode.OPERATION_NOT_SUPPORTED_IN_TRANSACTION)
 
@@ -260,8 +276,11 @@ class WriteSet(Txn):
     def revert_to(self, mark: tuple[int, int, int, OpTime]) -> None:
         """Take back everything since `mark`. What was held stays held."""
         changes, operations, self.appended_bytes, _ = mark
-        for coll, key, before, _, kept in reversed(self._changes[changes:]):
-            if key is None:
+        for coll, key, before, _, kept, spec in reversed(self._changes[changes:]):
+            if spec is not None:
+                made = self.catalog.by_uuid[coll.uuid]
+                self.catalog.put(replace(made, indexes=made.indexes[:-1]))
+            elif key is None:
                 self.catalog.forget(coll.uuid)
                 self._created.discard(coll.uuid)
             elif kept:
@@ -297,14 +316,17 @@ class WriteSet(Txn):
 
 def _do_again(txn: Txn, change: _Change, ts: int) -> None:
     """Make the change in a group. The document is as the transaction saw it, since it is held."""
-    coll, key, before, after, _ = change
-    if key is None:
+    coll, key, before, after, _, spec = change
+    if key is None and spec is None:
         txn.create_collection(coll.ns, coll.uuid, coll.options, ts=ts)
         return
     now = txn.catalog.by_uuid.get(coll.uuid)
     if now is None or not is_same(now, coll):
         raise WriteConflictError(f"{coll.ns} was dropped or changed after the transaction began")
-    if after is None:
+    if key is None:
+        assert spec is not None
+        txn.create_index(now, spec, ts=ts)
+    elif after is None:
         assert before is not None  # only a document that is there is deleted
         txn.remove(now, key, ts=ts, before=before)
     elif before is None:

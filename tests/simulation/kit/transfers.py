@@ -102,7 +102,7 @@ class Transfers(Clients):
         while not self._stopped:
             await self._pause(rng)
             target = self._primary if self._primary and rng.random() < 0.8 else rng.choice(self._hosts)
-            if rng.random() < 0.1:
+            if rng.random() < 0.25:
                 await self._note(client, target, rng)
             else:
                 await self._move(client, target, rng)
@@ -153,6 +153,7 @@ class Transfers(Clients):
             for statement in statements:
                 await transaction.run({"update": ACCOUNTS, "updates": [statement]})
                 await asyncio.sleep(rng.choice((0.0, 0.05)) * rng.random())
+        await asyncio.sleep(rng.choice((0.0, 0.0, 0.5)) * rng.random())
         if rng.random() < 0.3:
             self.reads.append(BalanceRead(move.target, await transaction.find({}, batch_size=rng.choice((2, 100)))))
 

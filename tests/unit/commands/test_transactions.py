@@ -331,6 +331,22 @@ def test_unique_indexes_hold_inside_and_at_the_commit(filled: Client) -> None:
     assert {key: value for key, value in read(filled).items() if key in (1, 2)} == {1: 2, 2: 1}
 
 
+def test_indexes_are_made_with_their_collection(filled: Client) -> None:
+    spec = {"key": {"n": 1}, "name": "n_1", "unique": True}
+    session = Session(filled)
+    session.ok({"createIndexes": "made", "indexes": [spec]})
+    session.ok(insert({"_id": 1, "n": 1}, name="made"))
+    session.commit()
+    assert [row["name"] for row in batch(filled.ok({"listIndexes": "made"}))] == ["_id_", "n_1"]
+    assert filled.ok(insert({"_id": 2, "n": 1}, name="made"))["writeErrors"][0]["code"] == 11000
+    session = Session(filled, number=2)
+    session.ok({"create": "other"})
+    session.ok({"createIndexes": "other", "indexes": [spec]})
+    session.ok(insert({"_id": 1, "n": 1}, name="other"))
+    assert session.run(insert({"_id": 2, "n": 1}, name="other"))["writeErrors"][0]["code"] == 11000
+    assert Session(filled, number=3).code({"createIndexes": "c", "indexes": [spec]}) == 263
+
+
 # --- errors
 
 
