@@ -1,0 +1,199 @@
+"""What each real client does while members come and go, and what must be true of the data afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pymongo
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.client_session import ClientSession
+
+from tests.integration.clients.install import installed, node
+
+HERE = Path(__file__).parent
+DATABASE = "clients"
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a client was told. counts: successes by step; inserted: ids that a majority acknowledged."""
+
+    name: str
+    rounds: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    inserted: list[str] = field(default_factory=list)
+    moved: int = 0
+    errors: list[str] = field(default_factory=list)
+
+    @classmethod
+    def from_json(cls, text: str) -> Tally:
+        fields = json.loads(text.strip().splitlines()[-1])
+        return cls(**{**fields, "counts": Counter(fields["counts"])})
+
+    def note(self, what: str, error: Exception) -> None:
+        self.errors.append(f"{time.monotonic():.1f} round {self.rounds}, {what}: {error!r}")
+
+
+class SyncClient(threading.Thread):
+    """PyMongo in a thread."""
+
+    def __init__(self, uri: str, name: str, stop_file: Path) -> None:
+        super().__init__(name=name, daemon=True)
+        self.tally = Tally(name)
+        self._uri, self._stop_file = uri, stop_file
+
+    def run(self) -> None:
+        with pymongo.MongoClient[dict[str, Any]](self._uri, w="majority") as client:
+            while not self._stop_file.exists():
+                self._round(client)
+                self.tally.rounds += 1
+
+    def finish(self, within_s: float) -> Tally:
+        self.join(within_s)
+        assert not self.is_alive(), f"{self.name} hangs in round {self.tally.rounds}"
+        return self.tally
+
+    def _round(self, client: pymongo.MongoClient[dict[str, Any]]) -> None:
+        data, name, id = client[DATABASE], self.name, f"{self.name}-{self.tally.rounds}"
+        if self._step("insert", lambda: data.documents.insert_one({"_id": id})):
+            self.tally.inserted.append(id)
+        self._step("update", lambda: data.counters.update_one({"_id": name}, _add("update"), upsert=True))
+        self._step("find", lambda: data.counters.find_one_and_update({"_id": name}, _add("find")))
+        self._step("bulk", lambda: data.counters.bulk_write([pymongo.UpdateOne({"_id": name}, _add("bulk"))]))
+        if self._step("bulkInsert", lambda: data.documents.bulk_write([pymongo.InsertOne({"_id": f"{id}-bulk"})])):
+            self.tally.inserted.append(f"{id}-bulk")
+
+        def move(session: ClientSession) -> None:
+            data.accounts.update_one({"_id": f"{name}-from"}, _sum(-1), upsert=True, session=session)
+            data.accounts.update_one({"_id": f"{name}-to"}, _sum(1), upsert=True, session=session)
+            data.moves.insert_one({"_id": id}, session=session)
+
+        with client.start_session() as session:
+            self.tally.moved += self._step("transaction", lambda: session.with_transaction(move))
+
+    def _step(self, what: str, action: Callable[[], object]) -> bool:
+        try:
+            action()
+        except Exception as error:
+            self.tally.note(what, error)
+            return False
+        self.tally.counts[what] += 1
+        return True
+
+
+class AsyncClient(threading.Thread):
+    """PyMongo's asyncio client, on an event loop in a thread."""
+
+    def __init__(self, uri: str, name: str, stop_file: Path) -> None:
+        super().__init__(name=name, daemon=True)
+        self.tally = Tally(name)
+        self._uri, self._stop_file = uri, stop_file
+
+    def run(self) -> None:
+        asyncio.run(self._run())
+
+    def finish(self, within_s: float) -> Tally:
+        self.join(within_s)
+        assert not self.is_alive(), f"{self.name} hangs in round {self.tally.rounds}"
+        return self.tally
+
+    async def _run(self) -> None:
+        async with pymongo.AsyncMongoClient[dict[str, Any]](self._uri, w="majority") as client:
+            while not self._stop_file.exists():
+                await self._round(client)
+                self.tally.rounds += 1
+
+    async def _round(self, client: pymongo.AsyncMongoClient[dict[str, Any]]) -> None:
+        data, name, id = client[DATABASE], self.name, f"{self.name}-{self.tally.rounds}"
+        if await self._step("insert", lambda: data.documents.insert_one({"_id": id})):
+            self.tally.inserted.append(id)
+        await self._step("update", lambda: data.counters.update_one({"_id": name}, _add("update"), upsert=True))
+        await self._step("find", lambda: data.counters.find_one_and_update({"_id": name}, _add("find")))
+        await self._step("bulk", lambda: data.counters.bulk_write([pymongo.UpdateOne({"_id": name}, _add("bulk"))]))
+        if await self._step(
+            "bulkInsert", lambda: data.documents.bulk_write([pymongo.InsertOne({"_id": f"{id}-bulk"})])
+        ):
+            self.tally.inserted.append(f"{id}-bulk")
+
+        async def move(session: AsyncClientSession) -> None:
+            await data.accounts.update_one({"_id": f"{name}-from"}, _sum(-1), upsert=True, session=session)
+            await data.accounts.update_one({"_id": f"{name}-to"}, _sum(1), upsert=True, session=session)
+            await data.moves.insert_one({"_id": id}, session=session)
+
+        async with client.start_session() as session:
+            self.tally.moved += await self._step("transaction", lambda: session.with_transaction(move))
+
+    async def _step(self, what: str, action: Callable[[], Awaitable[object]]) -> bool:
+        try:
+            await action()
+        except Exception as error:
+            self.tally.note(what, error)
+            return False
+        self.tally.counts[what] += 1
+        return True
+
+
+class NodeClient:
+    """A program of node's: the driver's workload, or mongosh with one."""
+
+    def __init__(self, command: list[object], name: str, output: Path, environment: dict[str, str]) -> None:
+        self.name = name
+        self._output = output
+        with output.open("w") as out, output.with_suffix(".err").open("w") as err:
+            arguments = [str(word) for word in command]
+            self._process = subprocess.Popen(arguments, stdout=out, stderr=err, cwd=installed(), env=environment)
+
+    def finish(self, within_s: float) -> Tally:
+        try:
+            status = self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise
+        assert status == 0, self._output.with_suffix(".err").read_text()
+        return Tally.from_json(self._output.read_text())
+
+
+def start_driver(uri: str, name: str, stop_file: Path, folder: Path) -> NodeClient:
+    program = installed() / "workload.mjs"  # node looks for the driver beside the program
+    program.write_bytes((HERE / "workload.mjs").read_bytes())
+    return NodeClient([node(), program, uri, name, stop_file], name, folder / f"{name}.json", {})
+
+
+def start_mongosh(uri: str, name: str, stop_file: Path, folder: Path) -> NodeClient:
+    shell = installed() / "node_modules" / "mongosh" / "bin" / "mongosh.js"
+    environment = {"HOME": str(folder), "CLIENT_NAME": name, "CLIENT_STOP": str(stop_file)}
+    command = [node(), shell, "--quiet", "--norc", uri, HERE / "workload.js"]
+    return NodeClient(command, name, folder / f"{name}.json", environment)
+
+
+def check(tallies: list[Tally], database: Any) -> None:
+    """No error reached a client, no acknowledged write is lost, and each was applied once."""
+    errors = [f"{tally.name}: {error}" for tally in tallies for error in tally.errors]
+    assert not errors, "\n".join(errors)
+    for tally in tallies:
+        own = {"_id": {"$gte": f"{tally.name}-", "$lt": f"{tally.name}."}}
+        there = {one["_id"] for one in database.documents.find(own)}
+        assert there == set(tally.inserted), (tally.name, there ^ set(tally.inserted))
+        counter = database.counters.find_one({"_id": tally.name}, {"_id": 0})
+        expected = {step: tally.counts[step] for step in ("update", "find", "bulk")}
+        assert counter == expected, (tally.name, counter, expected)
+        sums = [database.accounts.find_one({"_id": f"{tally.name}-{side}"})["sum"] for side in ("from", "to")]
+        moves = len(list(database.moves.find(own)))
+        assert [*sums, moves] == [-tally.moved, tally.moved, tally.moved], (tally.name, sums, moves, tally.moved)
+
+
+def _add(what: str) -> dict[str, Any]:
+    return {"$inc": {what: 1}}
+
+
+def _sum(change: int) -> dict[str, Any]:
+    return {"$inc": {"sum": change}}

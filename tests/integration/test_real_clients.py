@@ -1,0 +1,121 @@
+"""Real clients, unmodified, against four members and an arbiter, while primaries step down, die, hang and restart.
+
+PyMongo (with threads and with asyncio), the Node driver and mongosh do the same things at the same time: inserts,
+updates, findAndModify, bulk writes and transactions. What they do is in `clients/workload.*`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pymongo
+import pytest
+
+from replset.cli.local_set import LocalMember, LocalSet, wait_until
+from tests.integration.clients.workload import (
+    DATABASE,
+    AsyncClient,
+    NodeClient,
+    SyncClient,
+    check,
+    start_driver,
+    start_mongosh,
+)
+from tests.integration.conftest import MakeSet
+from tests.integration.talk import all_counted
+
+pytestmark = pytest.mark.slow
+HANGS_FOR_S = 5.0
+CALM_S = 1.0
+"""How long the clients work undisturbed after each fault: drivers try a write again once only."""
+
+
+def uri_of(local: LocalSet, **options: object) -> str:
+    hosts = ",".join(member.host for member in local.members)
+    return "&".join([f"mongodb://{hosts}/?replicaSet={local.name}", *(f"{name}={options[name]}" for name in options)])
+
+
+def pymongo_uri(local: LocalSet) -> str:
+    """Let PyMongo notice a member that hangs: it looks every half second and waits two for an answer."""
+    return uri_of(local, heartbeatFrequencyMS=500, connectTimeoutMS=2000)
+
+
+def node_uri(local: LocalSet) -> str:
+    """Let the Node driver learn of a failure from its commands.
+
+    If its monitor is first, it clears the pool. The commands on connections of a cleared pool then fail without the
+    labels that lead to another try (`decorateCommandError` of the driver), whatever the server is.
+    """
+    return uri_of(local, serverMonitoringMode="poll", serverSelectionTimeoutMS=30_000)
+
+
+def others_of(local: LocalSet, member: LocalMember) -> list[LocalMember]:
+    return [other for other in local.members if other is not member]
+
+
+def steps_down(local: LocalSet) -> None:
+    old = local.wait_for_primary()
+    old.command({"replSetStepDown": 10, "secondaryCatchUpPeriodSecs": 5})
+    local.wait_for_primary(among=others_of(local, old))
+
+
+def is_killed(local: LocalSet) -> None:
+    old = local.wait_for_primary()
+    local.kill(old)
+    local.wait_for_primary()
+    local.start(old)
+
+
+def hangs(local: LocalSet) -> None:
+    """Stop the primary without ending it; it wakes up among members that have elected another one."""
+    old = local.wait_for_primary()
+    os.kill(old.pid, signal.SIGSTOP)
+    try:
+        local.wait_for_primary(among=others_of(local, old))
+        time.sleep(HANGS_FOR_S)
+    finally:
+        os.kill(old.pid, signal.SIGCONT)
+
+
+def restarts_one_by_one(local: LocalSet) -> None:
+    for member in local.members:
+        local.stop(member)
+        local.start(member)
+        all_counted(local)
+        time.sleep(CALM_S)
+
+
+FAULTS: tuple[Callable[[LocalSet], None], ...] = (steps_down, is_killed, hangs, restarts_one_by_one)
+
+
+def test_no_write_is_lost_or_applied_twice(make_set: MakeSet, tmp_path: Path) -> None:
+    local = make_set(members=4, arbiters=1)
+    stop = tmp_path / "stop"
+    threads = [SyncClient(pymongo_uri(local), "pymongo", stop), AsyncClient(pymongo_uri(local), "asyncio", stop)]
+    for thread in threads:
+        thread.start()
+    clients: list[SyncClient | AsyncClient | NodeClient] = [
+        *threads,
+        start_driver(node_uri(local), "node", stop, tmp_path),
+        start_mongosh(node_uri(local), "mongosh", stop, tmp_path),
+    ]
+    try:
+        with pymongo.MongoClient(uri_of(local), w="majority") as watcher:
+            data = watcher[DATABASE]
+            wait_until(lambda: data.documents.find_one({"_id": "mongosh-0"}), 60, "the slowest client to begin")
+            for fault in FAULTS:
+                print(f"{time.monotonic():.1f} the primary {fault.__name__}")  # errors of clients have the time too
+                fault(local)
+                all_counted(local)
+                time.sleep(CALM_S)
+    finally:
+        stop.touch()
+        tallies = [client.finish(60) for client in clients]
+    assert all(tally.rounds > 5 for tally in tallies), [(tally.name, tally.rounds) for tally in tallies]
+    all_counted(local)
+    with pymongo.MongoClient(uri_of(local), readConcernLevel="majority") as reader:
+        check(tallies, reader[DATABASE])
