@@ -84,6 +84,7 @@ from replset.replication.progress import ProgressReporter
 from replset.replication.rollback import Rollback
 from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_progress import RollbackProgress
+from replset.replication.ttl import TtlMonitor
 from replset.replication.write_ops import WriteGroup
 from replset.replication.write_queue import WriteQueue
 from replset.runtime.admission import Admission
@@ -299,6 +300,7 @@ class RunningMember:
         self.index_builder = IndexBuilder(
             self.context, busy=self._housekeeper.busy, leads_in=lambda: self._writer.term, write=self._writer.write
         )
+        self.ttl = TtlMonitor(self.context, leads_in=lambda: self._writer.term, write=self._writer.write)
         self.snapshots = SnapshotServer(self.context, self.node, self.rng)
         self.dispatcher = Dispatcher(self)
         self._session_expiry = SessionExpiry(
@@ -361,6 +363,7 @@ class RunningMember:
             self._housekeeper.run(),
             self._session_expiry.run(),
             self.index_builder.run(),
+            self.ttl.run(),
             self._refresh(),
             self._mark.run(),
         ):
