@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from replset.bson import MAX_BSON_SIZE, decode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
-from replset.commands.evaluation import compiled, large_reply, read_statement, weight_of
+from replset.commands.evaluation import SMALL_STATEMENT, compiled, large_reply, read_statement, weight_of
+from replset.commands.filters import Filter, filter_of
 from replset.commands.hint import hint_of
 from replset.commands.namespaces import OPLOG, collection_field, namespace
+from replset.commands.plan import ByIndex, choose_plan
 from replset.commands.ports import Reply
 from replset.commands.read_concern import confirm_linearizable, read_concern_of
-from replset.commands.scan import Filter, Scan, filter_of, open_collection, pause
+from replset.commands.scan import Scan, open_collection, pause
 from replset.errors import BadValueError, ErrorCode, NotBuiltError, ReplError, SnapshotCutError
 from replset.ids import OpTime
 from replset.optime import timestamp
 from replset.query.distinct import Distinct
 from replset.storage.catalog import Collection
+from replset.storage.snapshot import Snapshot
 
 SMALL_REPLY = 1000
 
@@ -27,22 +31,25 @@ async def count(ctx: CommandContext) -> Reply:
     """How many documents match."""
     body, name = ctx.body, ctx.name
     fields.check_collation(body, name)
-    hint_of(body, name)
+    hint = hint_of(body, name)
     found, weight = await _filter(ctx)
     skip = fields.whole(body, "skip", name, least=0)
     limit = abs(fields.whole(body, "limit", name))
     coll, at = await _open(ctx)
+    plan = None if coll is None else choose_plan(coll, found, None, hint).plan
     total = 0
-    if coll is not None and found.matcher is None:
-        total = await _count_all(ctx, coll, at)
-    elif coll is not None:
+    if coll is not None and found.matcher is None and not isinstance(plan, ByIndex):
+        total = await _count_in_worker(ctx, partial(Snapshot.count, coll=coll, at=at))
+    elif isinstance(plan, ByIndex) and plan.is_exact and at is None:
+        total = await _count_in_worker(ctx, partial(_count_entries, plan=plan))
+    elif coll is not None and plan is not None:
 
         def on_slice(matched: int) -> bool:
             nonlocal total
             total += matched
             return limit > 0 and total >= skip + limit
 
-        scan = Scan(ctx.member, coll, at, found.keys, lambda raw: found.matches(decode(raw)) or None, weight)
+        scan = Scan(ctx.member, coll, at, plan, lambda raw: found.matches(decode(raw)) or None, weight)
         await _walk(ctx, scan, on_slice)
     await confirm_linearizable(ctx)
     total = max(0, total - skip)
@@ -54,7 +61,14 @@ async def _filter(ctx: CommandContext) -> tuple[Filter, int]:
     body = ctx.body
     query = await read_statement(ctx.member, body, lambda: fields.decoded(body, "query", ctx.name))
     weight = weight_of(len(body.raw), query)
-    return await compiled(ctx.member, weight, lambda: filter_of(query)), weight
+
+    def compile_() -> Filter:
+        found = filter_of(query)
+        if weight > SMALL_STATEMENT:
+            _ = found.bounds
+        return found
+
+    return await compiled(ctx.member, weight, compile_), weight
 
 
 async def _open(ctx: CommandContext) -> tuple[Collection | None, OpTime | None]:
@@ -87,13 +101,13 @@ def _at(reply: dict[str, object], at: OpTime | None) -> dict[str, object]:
     return reply
 
 
-async def _count_all(ctx: CommandContext, coll: Collection, at: OpTime | None) -> int:
-    """In a worker, since it walks all keys; again when a checkpoint cut the read off."""
+async def _count_in_worker(ctx: CommandContext, count_: Callable[[Snapshot], int]) -> int:
+    """Again when a checkpoint cut the read off."""
     store = ctx.member.store
 
     def work() -> int:
         with store.read() as snapshot:
-            return snapshot.count(coll, at)
+            return count_(snapshot)
 
     while True:
         try:
@@ -102,11 +116,16 @@ async def _count_all(ctx: CommandContext, coll: Collection, at: OpTime | None) -
             await pause(ctx)
 
 
+def _count_entries(snapshot: Snapshot, plan: ByIndex) -> int:
+    """The documents of a plan whose entries are exactly those that match."""
+    return sum(snapshot.index_count(plan.index, low, high) for low, high in plan.ranges)
+
+
 async def distinct(ctx: CommandContext) -> Reply:
     """The different values of a field in the documents that match; 17217 over 16 MiB."""
     body, name = ctx.body, ctx.name
     fields.check_collation(body, name)
-    hint_of(body, name)
+    hint = hint_of(body, name)
     key = fields.text(body, "key", name)
     if not key or "\0" in key:
         raise BadValueError("distinct.key must be the path of a field")
@@ -127,7 +146,8 @@ async def distinct(ctx: CommandContext) -> Reply:
             return False
 
         own = None if ctx.transaction is None else ctx.transaction.write_set
-        await _walk(ctx, Scan(ctx.member, coll, at, found.keys, add, weight, own=own), on_slice)
+        plan = choose_plan(coll, found, None, hint, in_transaction=own is not None).plan
+        await _walk(ctx, Scan(ctx.member, coll, at, plan, add, weight, own), on_slice)
     await confirm_linearizable(ctx)
     reply = _at({"values": values.values}, at)
     if at is not None and ctx.transaction is None and read_concern_of(ctx).level == "snapshot":

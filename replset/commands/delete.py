@@ -6,10 +6,10 @@ from replset.bson import RawDocument, decode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import weight_of
-from replset.commands.hint import check_hint, given_hint
+from replset.commands.filters import filter_of
+from replset.commands.hint import hint_of
 from replset.commands.ports import Reply
 from replset.commands.retryable import refuse_retryable
-from replset.commands.scan import filter_of
 from replset.commands.write_batch import (
     Match,
     Search,
@@ -36,7 +36,7 @@ def parse_delete(document: RawDocument, place: str) -> SearchStatement:
     if limit not in (0, 1):
         raise FailedToParseError(f"The limit field in delete objects must be 0 or 1. Got {limit}")
     query = fields.decoded(document, "q", place)
-    return SearchStatement(query, limit == 0, given_hint(document, place), weight_of(len(document.raw), query))
+    return SearchStatement(query, limit == 0, hint_of(document, place), weight_of(len(document.raw), query))
 
 
 class DeleteBatch(SearchingBatch):
@@ -46,8 +46,7 @@ class DeleteBatch(SearchingBatch):
         statement = self.statements[self.index]
         if statement.multi:
             refuse_retryable(self.retry, "limit=0")
-        check_hint(statement.hint)
-        return Search(filter_of(statement.query))
+        return Search(filter_of(statement.query), statement.hint)
 
     def evaluate(self, search: Search, raw: bytes) -> Match | None:
         return Match() if search.filter.matcher is None or search.filter.matches(decode(raw)) else None

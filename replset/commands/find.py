@@ -18,12 +18,14 @@ from replset.commands.cursors import (
     Opener,
     Pause,
 )
-from replset.commands.evaluation import compiled, evaluate, read_statement, run_in_thread, weight_of
+from replset.commands.evaluation import SMALL_STATEMENT, compiled, evaluate, read_statement, run_in_thread, weight_of
 from replset.commands.fail_command import check_max_time, fail_get_more
-from replset.commands.hint import hint_of
+from replset.commands.filters import Filter, filter_of
+from replset.commands.hint import Hint, hint_of
 from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.operations import SHOWN_BYTES
 from replset.commands.oplog_cursor import OplogCursor
+from replset.commands.plan import choose_plan, natural_direction
 from replset.commands.ports import MemberPort, Reply
 from replset.commands.read_concern import (
     LINEARIZABLE,
@@ -32,12 +34,11 @@ from replset.commands.read_concern import (
     read_point,
     refuse_linearizable,
 )
-from replset.commands.scan import SLICE_DECODED, Filter, Scan, filter_of, open_collection, pause
+from replset.commands.scan import SLICE_DECODED, Scan, open_collection, pause
 from replset.commands.stable_api import NO_API, api_parameters
 from replset.errors import BadValueError, ErrorCode, NotBuiltError, NotPrimaryOrSecondaryError, ReplError
 from replset.ids import Millis, OpTime
 from replset.optime import timestamp
-from replset.query.order import equals
 from replset.query.projection import Projection, compile_projection
 from replset.query.sort import SORT_RUN, Sort, compile_sort, sort_by_key
 from replset.replication.write_set import WriteSet
@@ -67,16 +68,13 @@ _FIELDS = frozenset(
 
 @dataclass(slots=True)
 class Query:
-    """A find command, parsed and compiled. limit 0: none.
-
-    sort: None where documents come as they are stored, with `backwards` the last one first. weight: see evaluation.py.
-    """
+    """A find command, parsed and compiled. limit 0: none. weight: see evaluation.py."""
 
     filter: dict[str, object]
     compiled: Filter
     projection: Projection | None
     sort: Sort | None
-    backwards: bool
+    hint: Hint | None
     weight: int
     skip: int
     limit: int
@@ -117,26 +115,20 @@ async def make_query(
     """Compile the parts of a query; the hint is that of the command."""
     hint = hint_of(ctx.body, ctx.name)
     weight = weight_of(len(ctx.body.raw), filter_, projection)
-    direction = _direction(sort) if sort else hint
 
     def compile_() -> tuple[Filter, Projection | None, Sort | None]:
-        return filter_of(filter_), compile_projection(projection), None if direction else compile_sort(sort)
+        found = filter_of(filter_)
+        if weight > SMALL_STATEMENT:
+            _ = found.bounds
+        return found, compile_projection(projection), compile_sort(sort) if sort else None
 
     found, shown, order = await compiled(ctx.member, weight, compile_)
-    weight = weight if filter_ or projection or order else 0
-    return Query(filter_, found, shown, order, direction < 0, weight, skip, limit)
-
-
-def _direction(sort: dict[str, object]) -> int:
-    """1 or -1 for the order in which documents are stored, that of their `_id`, or backwards; 0: they are sorted."""
-    if list(sort) not in (["_id"], ["$natural"]):
-        return 0
-    compile_sort(sort)  # refuses a direction that is none
-    return 1 if equals(1)(*sort.values()) else -1
+    is_sorted = order is not None and not order.natural
+    return Query(filter_, found, shown, order, hint, weight if filter_ or projection or is_sorted else 0, skip, limit)
 
 
 class FindCursor(Cursor):
-    """Documents of one collection that match, in the order of their `_id` or sorted in memory."""
+    """Documents of one collection that match, in the order of their plan or sorted in memory."""
 
     def __init__(
         self,
@@ -155,9 +147,9 @@ class FindCursor(Cursor):
         self._skip = query.skip
         self._left: int | None = query.limit or None
         self._waiting: list[bytes] = []
-        keys, weight = query.compiled.keys, query.weight
-        self._scan = Scan(member, coll, at, keys, self._shown_if_matched, weight, query.backwards, own)
-        self._to_sort = None if query.sort is None else Scan(member, coll, at, keys, self._keyed, weight, own=own)
+        plan, is_sorted = choose_plan(coll, query.compiled, query.sort, query.hint, in_transaction=own is not None)
+        self._scan = Scan(member, coll, at, plan, self._shown_if_matched, query.weight, own)
+        self._to_sort = None if is_sorted else Scan(member, coll, at, plan, self._keyed, query.weight, own)
         self._ordered: list[bytes] | None = None
         """Of a sorted find: what is still to be shown, the first document last."""
 
@@ -298,7 +290,7 @@ async def open_cursor(ctx: CommandContext, query: Query) -> tuple[Cursor, OpTime
     concern = read_concern_of(ctx)
     if ns == OPLOG:
         refuse_linearizable(concern, ns)
-        if query.sort is not None:
+        if query.sort is not None and not query.sort.natural:
             raise NotBuiltError("sorting the oplog other than by $natural is not built yet")
         oplog = OplogCursor(
             ctx.member,
@@ -308,7 +300,7 @@ async def open_cursor(ctx: CommandContext, query: Query) -> tuple[Cursor, OpTime
             query.weight,
             tailable=query.tailable,
             await_data=query.await_data,
-            backwards=query.backwards,
+            backwards=natural_direction(query.sort, query.hint) < 0,
             skip=query.skip,
             limit=query.limit,
         )

@@ -11,7 +11,7 @@ from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.delete import DeleteBatch
 from replset.commands.evaluation import UNBOUNDED, compiled, read_statement, weight_of
-from replset.commands.hint import given_hint
+from replset.commands.hint import hint_of
 from replset.commands.insert import KEEP_TIMESTAMPS
 from replset.commands.ports import Reply
 from replset.commands.replies import write_times
@@ -46,7 +46,7 @@ async def find_and_modify(ctx: CommandContext) -> Reply:
         weight,
         lambda: ReturnedDocument(compile_sort(sort) if sort else None, compile_projection(projection), is_new),
     )
-    hint = given_hint(body, name)
+    hint = hint_of(body, name)
     batch: UpdateBatch | DeleteBatch
     if fields.boolean(body, "remove", name):
         batch = DeleteBatch(ctx, [SearchStatement(query, False, hint, weight)], returned)

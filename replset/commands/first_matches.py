@@ -50,6 +50,10 @@ class FirstMatches:
             self._bound = self._order[-1]
             self.forget((self._bound[1],))
 
+    def end_behind(self, sort_key: bytes, key: bytes) -> None:
+        """Note that matches behind this one are not known: the search stopped there."""
+        self._bound = (sort_key, key + b"\0")
+
     def forget(self, keys: Iterable[bytes]) -> None:
         """Drop the documents with these keys: they changed, or they are gone."""
         for key in keys:

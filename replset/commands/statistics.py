@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 from replset.bson import Binary, Int64, InvalidBSONError, decode, encode_key
@@ -21,6 +22,7 @@ from replset.errors import NamespaceNotFoundError, NotBuiltError, SnapshotCutErr
 from replset.storage.catalog import Collection
 from replset.storage.index_build import IndexCheck
 from replset.storage.snapshot import Sizes, Snapshot
+from replset.storage.txn import next_key
 
 T = TypeVar("T")
 INDEX_SLICE = 500
@@ -52,7 +54,7 @@ async def each_document(ctx: CommandContext, coll: Collection, take: Callable[[b
     def read(snapshot: Snapshot) -> tuple[list[tuple[bytes, bytes]], bool]:
         rows: list[tuple[bytes, bytes]] = []
         size = 0
-        for row in snapshot.scan(coll, at, after_key=after, limit=SLICE_RAW):
+        for row in islice(snapshot.scan(coll, at, low=next_key(after)), SLICE_RAW):
             rows.append(row)
             size += len(row[1])
             if size > SLICE_BYTES:

@@ -10,11 +10,11 @@ from replset.bson import MAX_BSON_SIZE, DateTime, RawDocument, Timestamp, decode
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import UNBOUNDED, is_small, weight_of
-from replset.commands.hint import check_hint, given_hint
+from replset.commands.filters import filter_of
+from replset.commands.hint import hint_of
 from replset.commands.insert import KEEP_TIMESTAMPS, check_id_document, duplicate_key, new_id
 from replset.commands.ports import Reply
 from replset.commands.retryable import Executed, refuse_retryable
-from replset.commands.scan import filter_of
 from replset.commands.validators import Validator
 from replset.commands.write_batch import (
     Match,
@@ -58,7 +58,7 @@ def parse_update(document: RawDocument, place: str) -> UpdateStatement:
     filters = [] if fields.is_absent(document, "arrayFilters") else fields.values(document, "arrayFilters", place)
     weight = UNBOUNDED if may_lengthen_array(change) else weight_of(len(document.raw), query, change, filters)
     upsert, multi = fields.boolean(document, "upsert", place), fields.boolean(document, "multi", place)
-    return UpdateStatement(query, multi, given_hint(document, place), weight, change, upsert, filters)
+    return UpdateStatement(query, multi, hint_of(document, place), weight, change, upsert, filters)
 
 
 def may_lengthen_array(change: object) -> bool:
@@ -107,8 +107,7 @@ class UpdateBatch(SearchingBatch):
         statement = self.statements[self.index]
         if statement.multi:
             refuse_retryable(self.retry, "multi=true")
-        check_hint(statement.hint)
-        search = Search(filter_of(statement.query))
+        search = Search(filter_of(statement.query), statement.hint)
         self.update = compile_update(
             statement.change, array_filters=statement.array_filters, fills_timestamps=self.fills_timestamps
         )

@@ -7,7 +7,7 @@ again in later groups until all statements are done. A statement that fails beco
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -17,12 +17,16 @@ from replset.bson import MAX_WRITE_BATCH, RawDocument, decode, encode
 from replset.commands import fields
 from replset.commands.command import CommandContext
 from replset.commands.evaluation import SMALL_STATEMENT, TimeSlice, is_small, large_reply, read_statement, run_in_thread
+from replset.commands.filters import Filter
 from replset.commands.first_matches import FirstMatches
+from replset.commands.hint import Hint
 from replset.commands.namespaces import collection_field, writable_namespace
+from replset.commands.plan import AnyOf, ByIndex, choose_plan
 from replset.commands.ports import Reply
 from replset.commands.replies import encode_write_reply, write_times
 from replset.commands.retryable import Executed, RetryableWrite
-from replset.commands.scan import SLICE_BYTES, SLICE_DECODED, Filter, pause
+from replset.commands.scan import SLICE_BYTES, SLICE_DECODED, pause
+from replset.commands.sources import Candidate, KeySource, Source, source_of, view_of
 from replset.commands.validators import Validator, validator_of
 from replset.commands.write_concern import wait_for_write_concern, write_concern_of
 from replset.errors import (
@@ -42,6 +46,7 @@ from replset.query.projection import Projection
 from replset.query.sort import Sort
 from replset.replication.held_keys import NOTHING_HELD, Place
 from replset.replication.write_ops import WriteGroup, do_create
+from replset.replication.write_set import WriteSet
 from replset.storage.catalog import Collection
 from replset.storage.txn import Txn
 
@@ -289,50 +294,59 @@ class ReturnedDocument:
 
 
 class Search:
-    """Where an update or delete statement looks: a few keys, or all documents behind `after`.
+    """Where an update or delete statement looks, and how far it is.
 
     evaluated: by key, the bytes of a document that was evaluated in the thread, and the result. sorted: of a search for
     the first document of an order.
     """
 
-    __slots__ = ("after", "evaluated", "filter", "is_done", "keys", "sorted")
-
-    def __init__(self, found: Filter) -> None:
+    def __init__(
+        self, found: Filter, hint: Hint | None = None, sort: Sort | None = None, keys: Iterable[bytes] | None = None
+    ) -> None:
+        """keys: the only documents to look at. sort: an order that the plan gives if it can."""
         self.filter = found
-        self.keys = None if found.keys is None else list(found.keys)
-        self.after = b""
+        self.hint = hint
+        self.sort = sort
+        self.keys = None if keys is None else KeySource(sorted(keys))
         self.evaluated: dict[bytes, tuple[bytes, Match | ReplError | None]] = {}
         self.is_done = False
+        self.is_sorted = False
         self.sorted: SortedSearch | None = None
+        self.taken: set[bytes] | None = None
+        """Of a search through an index, where a change may move a document ahead: those that are done with."""
+        self._source: Source | None = self.keys
+        self._coll = b""
 
-    def candidates(self, txn: Txn, coll: Collection) -> Iterator[tuple[bytes, bytes | None]]:
-        """(key, document) from where the last group stopped; None for a key that is not there."""
-        if self.keys is None:
-            yield from txn.scan(coll, self.after)
-            return
-        for key in reversed(self.keys):
-            yield key, txn.get(coll, key)
+    def candidates(self, txn: Txn, coll: Collection) -> Iterator[Candidate]:
+        """Those from where the last group stopped."""
+        if self.keys is not None:
+            return self.keys.candidates(view_of(txn, coll))
+        if self._source is None or self._coll != coll.uuid:
+            in_transaction = isinstance(txn, WriteSet)
+            plan, self.is_sorted = choose_plan(coll, self.filter, self.sort, self.hint, in_transaction=in_transaction)
+            self._source, self._coll = source_of(plan), coll.uuid
+            self.taken = set() if isinstance(plan, ByIndex | AnyOf) else None
+        return self._source.candidates(view_of(txn, coll))
 
-    def advance_past(self, key: bytes) -> None:
-        """The document with this key is done with."""
-        if self.keys is None:
-            self.after = key
-            return
-        while self.keys and self.keys[-1] <= key:
-            self.keys.pop()
+    def advance(self, candidate: Candidate) -> None:
+        """This one is done with."""
+        if self._source is not None:
+            self._source.advance(candidate)
 
 
 class SortedSearch:
     """What a search for the first document of an order knows by now.
 
-    coll: the collection's UUID. changes: looks again at what was changed since the group before.
+    coll: the collection's UUID. changes: looks again at what was changed since the group before. is_ended: the search
+    went in this order, and has found a match.
     """
 
-    __slots__ = ("_filter", "_seen_ts", "_target", "changes", "coll", "matches")
+    __slots__ = ("_filter", "_seen_ts", "_target", "changes", "coll", "is_ended", "matches")
 
     def __init__(self, coll: bytes, found: Filter) -> None:
         self.coll = coll
         self.matches = FirstMatches()
+        self.is_ended = False
         self._filter = found
         self._seen_ts: int | None = None
         self.changes = self._search_of(set())
@@ -344,7 +358,8 @@ class SortedSearch:
         self._seen_ts = txn.last.ts
         if changed:
             self.matches.forget(changed)
-            before, self.changes = self.changes, self._search_of(changed | set(self.changes.keys or ()))
+            left = self.changes.keys.left if self.changes.keys else ()
+            before, self.changes = self.changes, self._search_of(changed.union(left))
             self.changes.evaluated = before.evaluated
 
     def target(self) -> Search:
@@ -355,7 +370,7 @@ class SortedSearch:
         return self._target[1]
 
     def _search_of(self, keys: set[bytes]) -> Search:
-        return Search(replace(self._filter, keys=sorted(keys, reverse=True)))
+        return Search(self._filter, keys=keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +382,7 @@ class SearchStatement:
 
     query: dict[str, object]
     multi: bool
-    hint: object
+    hint: Hint | None
     weight: int
 
 
@@ -476,6 +491,7 @@ class SearchingBatch(Batch):
     def _begin_in_thread(self) -> None:
         try:
             self.search = self.begin()
+            _ = self.search.filter.bounds
         except ReplError as error:
             self.refusal = error
 
@@ -520,6 +536,7 @@ class SearchingBatch(Batch):
         Groups of other clients run between those of a long search. What they change is looked at again.
         """
         if search.sorted is None:
+            search.sort = sort
             search.sorted = SortedSearch(coll.uuid, search.filter)
         state = search.sorted
         if state.matches.is_exhausted or state.coll != coll.uuid:
@@ -532,8 +549,14 @@ class SearchingBatch(Batch):
             return Match(after=sort(document)) if search.filter.matches(document) else None
 
         for part in (state.changes, search):
+            if part is search and state.is_ended:
+                continue
             for key, _, match in self._walk(txn, coll, part, rank, False):
                 state.matches.add(match.after, key)
+                if part.is_sorted:
+                    state.matches.end_behind(match.after, key)
+                    part.is_done = state.is_ended = True
+                    break
             if not part.is_done:
                 return None
         search.is_done = False  # the document is found, but not yet changed
@@ -549,7 +572,10 @@ class SearchingBatch(Batch):
     ) -> Iterator[tuple[bytes, bytes, Match]]:
         """As `matches`. evaluate: what is done to a document. only_one: the caller takes one match."""
         candidates = search.candidates(txn, coll)
-        for key, raw in candidates:
+        for candidate in candidates:
+            _, key, raw = candidate
+            if search.taken is not None and key in search.taken:
+                raw = None
             seen, result = search.evaluated.pop(key, (None, None))
             if raw is not None and seen != raw:
                 if not is_small(self.weight, len(raw)):
@@ -561,11 +587,13 @@ class SearchingBatch(Batch):
             if is_held and raw is not None and result is not None:
                 self.blocked_by = coll.uuid, key
                 return
-            search.advance_past(key)
+            search.advance(candidate)
             self.budget -= 1
             if raw is not None and result is not None:
                 if isinstance(result, ReplError):
                     raise result
+                if search.taken is not None and not only_one:
+                    search.taken.add(key)
                 yield key, raw, result
             if self.budget <= 0 or self.time_slice.is_over():
                 return
@@ -595,11 +623,11 @@ class SearchingBatch(Batch):
         self.matched = False
 
 
-def _some(first: tuple[bytes, bytes], rest: Iterator[tuple[bytes, bytes | None]]) -> list[tuple[bytes, bytes]]:
+def _some(first: tuple[bytes, bytes], rest: Iterator[Candidate]) -> list[tuple[bytes, bytes]]:
     """The first of some documents and those behind it, as many as are evaluated at once."""
     documents = [first]
     size = len(first[1])
-    for key, raw in islice(rest, SLICE_DECODED):
+    for _, key, raw in islice(rest, SLICE_DECODED):
         if size > SLICE_BYTES:
             break
         if raw is not None:

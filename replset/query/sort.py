@@ -42,6 +42,14 @@ class Sort:
         self._reversed = is_reversed
         self.natural = natural
 
+    @property
+    def fields(self) -> tuple[tuple[str, int], ...]:
+        """The paths, with 1 or -1."""
+        return tuple(
+            (".".join(path), -1 if is_reversed else 1)
+            for path, is_reversed in zip(self._paths, self._reversed, strict=True)
+        )
+
     def __call__(self, doc: Mapping[str, object]) -> bytes:
         """Return the document's key. BadValueError when the paths go through two different arrays of the document."""
         values: list[object] = []

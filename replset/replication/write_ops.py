@@ -100,7 +100,7 @@ def _remove_oldest(group: WriteGroup, coll: Collection, most_bytes: int, most_do
         for _ in range(MOST_REMOVED):
             if documents <= 1 or (size <= most_bytes and not 0 < most_documents < documents):
                 break
-            _, key, raw = next(group.txn.natural_scan(coll))
+            _, key, raw = next(group.txn.natural_scan(coll, rows=1))
             do_delete(group, coll, key, raw)
             documents, size = documents - 1, size - len(raw)
     finally:

@@ -8,9 +8,8 @@ into one group, with one oplog entry. Until then nothing is on disk, so an abort
 
 from __future__ import annotations
 
-import heapq
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple, TypeVar
 
@@ -37,8 +36,6 @@ Documents = Mapping[bytes, bytes | None]
 """Of one collection, by key, in the order of the first write; None: deleted."""
 ADMIN_NS: Final = "admin.$cmd"
 _NO_DOCUMENTS: Documents = {}
-_OWN_PLACES: Final = 1 << 62
-"""From here on are the places of the transaction's own inserts: behind all others."""
 _ENTRY_OVERHEAD: Final = 16 << 10
 """Bytes of the commit's entry beside its operations, at most."""
 _OPERATION_BYTES: Final = 200
@@ -73,8 +70,6 @@ class WriteSet(Txn):
         self._documents: dict[bytes, dict[bytes, bytes | None]] = {}
         self._changes: list[_Change] = []
         self._created: set[bytes] = set()
-        self._inserted: dict[bytes, dict[bytes, None]] = {}
-        """By collection, the keys of documents that were not there at `at`, in their order."""
         self._keystrings: dict[tuple[int, bytes], set[bytes]] = {}
         """Of unique indexes: which documents of the transaction have or had the keystring."""
         self._operations: list[bytes] = []
@@ -112,45 +107,13 @@ class WriteSet(Txn):
         own = self._documents.get(coll.uuid)
         if own is not None and key in own:
             return own[key]
-        return None if self.is_created(coll) else self._reading().get(coll, key, self.at)
+        return None if self.is_created(coll) else self.snapshot.get(coll, key, self.at)
 
-    def scan(self, coll: Collection, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        own = dict(self._documents.get(coll.uuid, {}))
-        mine = sorted((key, doc) for key, doc in own.items() if doc is not None and key > after)
-        base = iter(()) if self.is_created(coll) else self._reading().scan(coll, self.at, after_key=after)
-        return heapq.merge(((key, doc) for key, doc in base if key not in own), mine)
-
-    def natural_scan(
-        self, coll: Collection, after: int | None = None, *, backwards: bool = False
-    ) -> Iterator[tuple[int, bytes, bytes]]:
-        own = dict(self._documents.get(coll.uuid, {}))
-        inserted = enumerate(self._inserted.get(coll.uuid, ()), _OWN_PLACES)
-        mine = [(place, key, doc) for place, key in inserted if (doc := own.get(key)) is not None]
-        if backwards:
-            yield from reversed([row for row in mine if after is None or row[0] < after])
-        if not self.is_created(coll) and (backwards or after is None or after < _OWN_PLACES):
-            behind = None if after is None or after >= _OWN_PLACES else after
-            for place, key, doc in self._reading().natural_scan(coll, self.at, after=behind, backwards=backwards):
-                now = own.get(key, doc)
-                if now is not None:
-                    yield place, key, now
-        if not backwards:
-            yield from (row for row in mine if after is None or row[0] > after)
-
-    def _reading(self) -> Snapshot:
+    @property
+    def snapshot(self) -> Snapshot:
         invariant(self._snapshot is not None, "a transaction reads inside of run")
         assert self._snapshot is not None  # for the type checker
         return self._snapshot
-
-    def get_from(self, snapshot: Snapshot, coll: Collection, key: bytes) -> bytes | None:
-        self._snapshot = snapshot
-        return self.get(coll, key)
-
-    def scan_from(self, snapshot: Snapshot, coll: Collection, after: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-        self._snapshot = snapshot
-        import itertools
-
-        return list(itertools.islice(self.scan(coll, after), limit))
 
     def changed_keys(self, coll: Collection, after_ts: int) -> set[bytes]:
         """None: nothing that the transaction sees is changed by others."""
@@ -197,8 +160,6 @@ class WriteSet(Txn):
             self._hold(coll.uuid, key)
             if not self.is_created(coll):
                 self._check_unchanged(coll, key)
-            if before is None:
-                self._inserted.setdefault(coll.uuid, {})[key] = None
         own[key] = after
         self._changes.append(_Change(coll, key, before, after, kept))
         self.size += len(before or b"") + len(after or b"") + _OPERATION_BYTES
@@ -230,14 +191,14 @@ class WriteSet(Txn):
         own = self._keystrings.get((index.id, keystring), set())
         if self.is_created(coll):
             return set(own)
-        found = self._reading().index_scan(index, keystring, keystring + b"\0", limit=2)
+        found = self.snapshot.index_scan(index, keystring, keystring + b"\0", limit=2)
         return own | {key for _, key in found}
 
     def _check_unchanged(self, coll: Collection, key: bytes) -> None:
         now = self._store.collection_by_uuid(coll.uuid)
         if now is None or not is_same(now, coll):
             raise WriteConflictError(f"{coll.ns} was dropped or changed after the transaction began")
-        if self._reading().is_written_after(coll, key, self.at):
+        if self.snapshot.is_written_after(coll, key, self.at):
             raise WriteConflictError(f"a document of {coll.ns} was written after the transaction began")
 
     def create_collection(
@@ -287,7 +248,6 @@ class WriteSet(Txn):
                 self._documents[coll.uuid][key] = before
             else:
                 del self._documents[coll.uuid][key]
-                self._inserted.get(coll.uuid, {}).pop(key, None)
         del self._changes[changes:], self._operations[operations:]
 
     # --- the end

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import apsw
 
@@ -16,7 +17,7 @@ from replset.storage.catalog import Collection
 from replset.storage.indexes import Index, duplicate_of, keys_of, scan_index, set_index, write_entries
 from replset.storage.snapshot import Snapshot
 from replset.storage.sqlite import first_row
-from replset.storage.txn import Txn
+from replset.storage.txn import Txn, next_key
 
 _CHECK_TIME_EVERY = 8
 _KEPT = 100
@@ -37,7 +38,7 @@ def fill_slice(txn: Txn, uuid: bytes, build: bytes, is_time_up: Callable[[], boo
     position = indexes[0].position  # one for all of a build
     as_if_whole = tuple(replace(index, position=None) for index in indexes)
     more = False
-    for count, (key, doc) in enumerate(txn.scan(coll, position), 1):
+    for count, (key, doc) in enumerate(txn.scan(coll, low=next_key(position)), 1):
         write_entries(txn.connection, as_if_whole, key, None, doc, unique_in=coll.ns if refuses else None)
         position = key
         if count % _CHECK_TIME_EVERY == 0 and is_time_up():
@@ -100,7 +101,7 @@ class IndexCheck:
 
     def _check_documents(self, snapshot: Snapshot, after: bytes, limit: int) -> bytes | None:
         count, key = 0, after
-        for key, doc in snapshot.scan(self.coll, after_key=after, limit=limit):
+        for key, doc in islice(snapshot.scan(self.coll, low=next_key(after)), limit):
             count += 1
             if self.index.position is None or key <= self.index.position:
                 for keystring in keys_of(self.index, doc):

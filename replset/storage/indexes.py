@@ -273,14 +273,16 @@ def scan_index(
     backwards: bool,
 ) -> list[tuple[bytes, bytes]]:
     """(keystring, key) with low <= keystring < high, in order, on from `after`; see Snapshot.index_scan."""
-    beyond, order = ("<", "DESC") if backwards else (">", "ASC")
-    sql = f"SELECT keystring, key FROM {index.table} WHERE keystring >= ? AND keystring < ?"
-    values: tuple[object, ...] = (low, TO_THE_END if high is None else high)
-    if after is not None:
-        sql += f" AND (keystring, key) {beyond} (?, ?)"
-        values += after
-    sql += f" ORDER BY keystring {order}, key {order} LIMIT ?"
-    return list(rows_of(connection, sql, (*values, limit)))
+    order = "DESC" if backwards else "ASC"
+    where = ["keystring >= ?", "keystring < ?"]
+    values: list[tuple[bytes, ...]] = [(low,), (TO_THE_END if high is None else high,)]
+    if after is not None:  # in place of the bound before it: with both, SQLite would begin at the bound each time
+        where[backwards], values[backwards] = f"(keystring, key) {'<' if backwards else '>'} (?, ?)", after
+    sql = (
+        f"SELECT keystring, key FROM {index.table} WHERE {' AND '.join(where)}"
+        f" ORDER BY keystring {order}, key {order} LIMIT ?"
+    )
+    return list(rows_of(connection, sql, (*values[0], *values[1], limit)))
 
 
 # --- definitions ------------------------------------------------------------------------------------------------

@@ -21,26 +21,32 @@ _LATER_OF_ROW = "FROM undo WHERE coll = ? AND key = d.key AND ts > ?"
 _EARLIEST = "ORDER BY ts, seq LIMIT 1"
 
 
-def documents(connection: apsw.Connection, coll: Collection, after: int | None, backwards: bool) -> Iterator[Row]:
+def documents(
+    connection: apsw.Connection, coll: Collection, after: int | None, backwards: bool, rows: int
+) -> Iterator[Row]:
     """(place, key, document) as they are now, behind the place `after`. backwards: the last one first."""
-    for page in pages(connection, coll, None, after, backwards):
+    for page in pages(connection, coll, None, after, backwards, rows):
         yield from page
 
 
 def pages(
-    connection: apsw.Connection, coll: Collection, since: int | None, after: int | None, backwards: bool
+    connection: apsw.Connection,
+    coll: Collection,
+    since: int | None,
+    after: int | None,
+    backwards: bool,
+    rows: int = PAGE_ROWS,
 ) -> Iterator[list[Row]]:
-    """As `documents`, in pages of a few MiB; as they were at the ts `since`, None for now."""
+    """As `documents`, in pages of at most `rows`, a few MiB; as they were at the ts `since`, None for now."""
     beyond, order = ("<", "DESC") if backwards else (">", "ASC")
     changed, values = ("", ()) if since is None else (f"EXISTS (SELECT 1 {_LATER_OF_ROW}), ", (coll.uuid, since))
     sql = (
-        f"SELECT {changed}rowid, key, doc FROM {coll.table} AS d"
-        f" WHERE rowid {beyond} ? ORDER BY rowid {order} LIMIT {PAGE_ROWS}"
+        f"SELECT {changed}rowid, key, doc FROM {coll.table} AS d WHERE rowid {beyond} ? ORDER BY rowid {order} LIMIT ?"
     )
     place = (_LAST if backwards else _FIRST) if after is None else after
     more = True
     while more:
-        page, more = page_of(connection, sql, (*values, place))
+        page, more = page_of(connection, sql, (*values, place), rows)
         if since is not None:
             view = _Earlier(connection, coll, since)
             page, more, place = view.page(page, more, place, backwards)

@@ -9,7 +9,7 @@ place that was seen.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -29,9 +29,12 @@ from replset.storage import natural_order, oplog
 from replset.storage.catalog import SESSIONS, Collection, load_collection
 from replset.storage.indexes import Index, has_entry, scan_index
 from replset.storage.sqlite import PAGE_ROWS, page_of, rows_of, storage_error
-from replset.storage.txn import Meta, read_meta
+from replset.storage.txn import Meta, key_sql, next_key, read_meta
 
 _ABSENT = object()
+_CHANGES = 1000
+"""Writes that one call of `changed_documents` looks at."""
+_LAST = (1 << 63) - 1
 _ABOVE_ALL = b"\xff"
 """No key begins so (bson/keystring.py): it is behind them all."""
 T = TypeVar("T")
@@ -202,53 +205,49 @@ class Snapshot:
         coll: Collection,
         at: OpTime | None = None,
         *,
-        after_key: bytes | None = None,
-        limit: int | None = None,
+        low: bytes = b"",
+        high: bytes | None = None,
         backwards: bool = False,
+        rows: int = PAGE_ROWS,
     ) -> Iterator[tuple[bytes, bytes]]:
-        """(key, document) in the order of keys, after `after_key`, at most `limit`; backwards: the greatest first."""
+        """(key, document) with low <= key < high in the order of keys; high: None for no end.
+
+        backwards: the greatest first. To go on behind a key, begin at `next_key` of it, or backwards end at it.
+        rows: that are read at once.
+        """
         since = self._prepare(coll, at)
-        return self._scan(coll, since, after_key or (_ABOVE_ALL if backwards else b""), limit, backwards)
+        return self._scan(coll, since, low, _ABOVE_ALL if high is None else high, backwards, rows)
 
     def _scan(
-        self, coll: Collection, since: int | None, after: bytes, limit: int | None, backwards: bool
+        self, coll: Collection, since: int | None, low: bytes, high: bytes, backwards: bool, rows: int
     ) -> Iterator[tuple[bytes, bytes]]:
-        beyond, order = ("<", "DESC") if backwards else (">", "ASC")
-        sql = f"SELECT key, doc FROM {coll.table} WHERE key {beyond} ? ORDER BY key {order} LIMIT {PAGE_ROWS}"
-        left = limit
-        while True:
-            page, more = self._query(lambda: page_of(self.connection, sql, (after,)))  # noqa: B023  # runs at once
-            end = page[-1][0] if page else after
+        sql = key_sql(coll, backwards)
+        more = True
+        while more:
+            page, more = self._query(lambda: page_of(self.connection, sql, (low, high), rows))  # noqa: B023 - runs at once
+            begin, end = low, high
+            if more and backwards:
+                begin = high = page[-1][0]
+            elif more:
+                end = low = next_key(page[-1][0])
             if since is not None:
-                page = self._overlay(coll, since, after, end if more else None, page, backwards)
-            for pair in page:
-                if left is not None:
-                    if left == 0:
-                        return
-                    left -= 1
-                yield pair
-            if not more:
-                return
-            after = end
+                page = self._overlay(coll, since, begin, end, page, backwards)
+            yield from page
 
     def _overlay(
         self,
         coll: Collection,
         since: int,
-        after: bytes,
-        end: bytes | None,
+        low: bytes,
+        high: bytes,
         page: list[tuple[bytes, bytes]],
         backwards: bool,
     ) -> list[tuple[bytes, bytes]]:
-        """The page (keys behind `after` up to `end`, as the scan goes) as it was at `since`."""
+        """The documents with low <= key < high as they were at `since`. page: those that are there now."""
         earliest: dict[bytes, bytes | None] = {}
-        beyond, up_to = ("<", ">=") if backwards else (">", "<=")
-        bound, values = (
-            ("", (coll.uuid, after, since)) if end is None else (f" AND key {up_to} ?", (coll.uuid, after, since, end))
-        )
         for key, before in self._execute(
-            f"SELECT key, before FROM undo WHERE coll = ? AND key {beyond} ? AND ts > ?{bound} ORDER BY key, ts, seq",
-            values,
+            "SELECT key, before FROM undo WHERE coll = ? AND key >= ? AND key < ? AND ts > ? ORDER BY key, ts, seq",
+            (coll.uuid, low, high, since),
         ):
             earliest.setdefault(key, before)
         if not earliest:
@@ -257,11 +256,17 @@ class Snapshot:
         return [(key, doc) for key, doc in sorted(merged.items(), reverse=backwards) if doc is not None]
 
     def natural_scan(
-        self, coll: Collection, at: OpTime | None = None, *, after: int | None = None, backwards: bool = False
+        self,
+        coll: Collection,
+        at: OpTime | None = None,
+        *,
+        after: int | None = None,
+        backwards: bool = False,
+        rows: int = PAGE_ROWS,
     ) -> Iterator[tuple[int, bytes, bytes]]:
         """(place, key, document) in the order in which they were inserted, behind the place `after`."""
         since = self._prepare(coll, at)
-        pages = natural_order.pages(self.connection, coll, since, after, backwards)
+        pages = natural_order.pages(self.connection, coll, since, after, backwards, rows)
         while (page := self._query(lambda: next(pages, None))) is not None:
             yield from page
 
@@ -307,6 +312,43 @@ class Snapshot:
         return hashed.hexdigest()
 
     # --- indexes
+
+    def with_indexes(self, coll: Collection, at: OpTime) -> Collection:
+        """The collection without its indexes if one of them was made, changed or dropped after `at`.
+
+        Documents of that time may be such that the index does not find them.
+        """
+        sql = "SELECT 1 FROM undo WHERE coll = ? AND key IS NULL AND ts > ? LIMIT 1"
+        if coll.indexes and self._execute(sql, (coll.uuid, at.ts)):
+            return replace(coll, indexes=())
+        return coll
+
+    def index_count(self, index: Index, low: bytes, high: bytes) -> int:
+        """How many entries there are with low <= keystring < high. For a worker."""
+        sql = f"SELECT count(*) FROM {index.table} WHERE keystring >= ? AND keystring < ?"
+        return int(self._execute(sql, (low, high))[0][0])
+
+    def changed_documents(
+        self, coll: Collection, at: OpTime, after: tuple[int, int] | None
+    ) -> tuple[list[tuple[bytes, bytes]], tuple[int, int], bool]:
+        """(key, document as it was at `at`) of some documents written since, how far this call looked, and whether
+        there is more.
+
+        Each once, in the order of their first writes, without those that were not there. after: how far the call before
+        looked, maybe in an older snapshot.
+        """
+        begin = after or (at.ts, _LAST)
+        last = self._execute(
+            f"SELECT ts, seq FROM undo WHERE (ts, seq) > (?, ?) ORDER BY ts, seq LIMIT 1 OFFSET {_CHANGES}", begin
+        )
+        end: tuple[int, int] = last[0] if last else (self.newest.ts, _LAST)
+        rows = self._execute(
+            "SELECT key, before FROM undo AS u WHERE (ts, seq) > (?, ?) AND (ts, seq) <= (?, ?) AND coll = ?"
+            " AND key IS NOT NULL AND before IS NOT NULL AND NOT EXISTS (SELECT 1 FROM undo AS e WHERE e.coll = u.coll"
+            " AND e.key = u.key AND e.ts > ? AND e.ts <= u.ts AND (e.ts, e.seq) < (u.ts, u.seq)) ORDER BY ts, seq",
+            (*begin, *end, coll.uuid, at.ts),
+        )
+        return rows, end, bool(last)
 
     def index_scan(
         self,

@@ -68,19 +68,21 @@ def first_row(connection: apsw.Connection, sql: str, values: tuple[Any, ...] = (
     return next(connection.execute(sql, values), None)
 
 
-def page_of(connection: apsw.Connection, sql: str, values: tuple[Any, ...]) -> tuple[list[Any], bool]:
-    """One page of rows, the document as the last column, from a SELECT with LIMIT PAGE_ROWS at its end; and whether
-    there may be more.
+def page_of(
+    connection: apsw.Connection, sql: str, values: tuple[Any, ...], rows: int = PAGE_ROWS
+) -> tuple[list[Any], bool]:
+    """One page of rows, the document as the last column, from a SELECT with `LIMIT ?` at its end; and whether there may
+    be more.
 
     Ends early after a few MiB, so that large documents do not pile up in memory.
     """
     page: list[Any] = []
     size = 0
-    cursor = rows_of(connection, sql, values)
+    cursor = rows_of(connection, sql, (*values, rows))
     for row in cursor:
         page.append(row)
         size += len(row[-1])
         if size > PAGE_BYTES:
             cursor.close(True)
             return page, True
-    return page, len(page) == PAGE_ROWS
+    return page, len(page) == rows

@@ -27,6 +27,7 @@ from replset.storage.collection_changes import (
     undo_rename,
 )
 from replset.storage.indexes import (
+    TO_THE_END,
     Index,
     insert_index,
     restore_state,
@@ -156,22 +157,26 @@ class Txn:
         row = first_row(self.connection, coll.sql_get, (key,))
         return None if row is None else row[0]
 
-    def scan(self, coll: Collection, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """(key, document) in the order of the keys, from behind `after` on; documents behind the current key may be
-        written meanwhile.
-        """
-        sql = f"SELECT key, doc FROM {coll.table} WHERE key > ? ORDER BY key LIMIT {PAGE_ROWS}"
+    def scan(
+        self, coll: Collection, *, low: bytes = b"", high: bytes | None = None, backwards: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """As Snapshot.scan. Documents may be written meanwhile."""
+        sql = key_sql(coll, backwards)
+        high = TO_THE_END if high is None else high
         more = True
         while more:
-            page, more = page_of(self.connection, sql, (after,))
+            page, more = page_of(self.connection, sql, (low, high))
             yield from page
-            after = page[-1][0] if page else after
+            if page and backwards:
+                high = page[-1][0]
+            elif page:
+                low = next_key(page[-1][0])
 
     def natural_scan(
-        self, coll: Collection, after: int | None = None, *, backwards: bool = False
+        self, coll: Collection, after: int | None = None, *, backwards: bool = False, rows: int = PAGE_ROWS
     ) -> Iterator[tuple[int, bytes, bytes]]:
         """See natural_order.documents. Documents may be written meanwhile."""
-        return natural_order.documents(self.connection, coll, after, backwards)
+        return natural_order.documents(self.connection, coll, after, backwards, rows)
 
     def changed_keys(self, coll: Collection, after_ts: int) -> set[bytes]:
         """The keys of the documents that were written after `after_ts`, in this group or before. The undo must reach
@@ -386,6 +391,17 @@ class Txn:
                 self.connection.execute("UPDATE terms SET last_ts = ? WHERE term = ?", (previous.ts, previous.term))
                 self.connection.execute("INSERT INTO terms (term, first_ts) VALUES (?, ?)", (row.term, row.ts))
             previous = row.optime
+
+
+def key_sql(coll: Collection, backwards: bool) -> str:
+    """The statement for a page of (key, document) in the order of keys, from one key to before another."""
+    order = "DESC" if backwards else "ASC"
+    return f"SELECT key, doc FROM {coll.table} WHERE key >= ? AND key < ? ORDER BY key {order} LIMIT ?"
+
+
+def next_key(key: bytes) -> bytes:
+    """The first string of bytes behind this one."""
+    return key + b"\0"
 
 
 def read_meta(connection: apsw.Connection, name: str) -> Meta:

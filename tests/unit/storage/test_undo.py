@@ -189,7 +189,6 @@ def test_a_natural_scan_in_small_pages_goes_on_where_it_was(
 ) -> None:
     with fresh_driver() as driver, pytest.MonkeyPatch.context() as patch:
         patch.setattr("replset.storage.natural_order.PAGE_ROWS", rows)
-        patch.setattr("replset.storage.sqlite.PAGE_ROWS", rows)
         play(driver, [("put", "db.a", number, "x") for number in range(4)])
         point, state = driver.history[-1]
         backwards = data.draw(st.booleans())
@@ -199,7 +198,7 @@ def test_a_natural_scan_in_small_pages_goes_on_where_it_was(
         rest = [operation for operation in script if operation[0] in ("put", "delete", "reopen")]
         for _ in range(5):
             with driver.store.read() as snapshot:
-                scan = snapshot.natural_scan(driver.coll("db.a"), point, after=place, backwards=backwards)
+                scan = snapshot.natural_scan(driver.coll("db.a"), point, after=place, backwards=backwards, rows=rows)
                 page = list(islice(scan, pages))
             seen += [(key, doc) for _, key, doc in page]
             place = page[-1][0] if page else place
@@ -387,7 +386,7 @@ def test_a_scan_goes_on_after_a_key_at_the_same_point_while_documents_change(dri
     round_ = 0
     while True:
         with driver.store.read() as snapshot:
-            page = list(snapshot.scan(coll, point, after_key=seen[-1][0] if seen else None, limit=150))
+            page = list(islice(snapshot.scan(coll, point, low=seen[-1][0] + b"\0" if seen else b""), 150))
         if not page:
             break
         seen += page

@@ -1,0 +1,44 @@
+"""A compiled filter, and what it tells a plan (plan.py) about the documents that match."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from replset.bson import encode_key
+from replset.query.bounds import FilterBounds, bounds_of
+from replset.query.match import Matcher, compile_filter
+from replset.query.order import MISSING
+from replset.query.sort import sort_by_key
+
+
+@dataclass(frozen=True)
+class Filter:
+    """matcher: None for the empty filter, which every document matches undecoded.
+
+    keys: those of the only documents that can match, in order; None when the filter does not name them.
+    """
+
+    matcher: Matcher | None
+    keys: list[bytes] | None
+    query: dict[str, object] = field(default_factory=dict)
+
+    def matches(self, document: dict[str, object]) -> bool:
+        return self.matcher is None or self.matcher.matches(document)
+
+    @cached_property
+    def bounds(self) -> FilterBounds:
+        """Found when they are first asked for. That takes about as long as to compile the filter."""
+        return bounds_of(self.query)
+
+
+def filter_of(query: dict[str, object]) -> Filter:
+    """Raises what compile_filter raises."""
+    if not query:
+        return Filter(None, None)
+    matcher = compile_filter(query)
+    if matcher.id_equality is not MISSING:
+        return Filter(matcher, [encode_key(matcher.id_equality)], query)
+    if matcher.id_in is None:
+        return Filter(matcher, None, query)
+    return Filter(matcher, sort_by_key([(key, key) for key in {encode_key(value) for value in matcher.id_in}]), query)

@@ -1,0 +1,301 @@
+"""Finds which values the documents that match a filter can have: for each path the intervals of their keys.
+
+An index on the path then has to be read within these intervals only. They may hold too much, never too little: the
+filter is always applied again. A condition without bounds (`$ne`, `$size`, …) is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+from replset.bson import Regex, Undefined, encode_key
+from replset.query.conditions import is_operators
+from replset.query.errors import shell_text
+from replset.query.order import is_true
+from replset.query.paths import array_index
+
+_COMPLEMENT: Final = bytes(range(255, -1, -1))
+_LITERAL = re.compile(r"(?:[^\\^$.|?*+()\[\]{}]|\\[^\w\s])+")
+_NUMBERS = range(31, 34)
+
+
+class Text(str):
+    """A value that only explain needs, as it is shown."""
+
+
+class Cut(NamedTuple):
+    """A place between keys: before all that begin with `prefix`, or behind them. value: for explain."""
+
+    prefix: bytes
+    is_behind: bool
+    value: object
+
+    @property
+    def place(self) -> bytes:
+        """Comparable bytes: the first that do not begin with the prefix, or the prefix. No key begins with ff."""
+        if not self.is_behind:
+            return self.prefix
+        begin = self.prefix.rstrip(b"\xff")
+        return begin[:-1] + bytes((begin[-1] + 1,))
+
+    @property
+    def reverse(self) -> Cut:
+        """The same place among complemented keys, which have the opposite order."""
+        return Cut(self.prefix.translate(_COMPLEMENT), not self.is_behind, self.value)
+
+
+class Interval(NamedTuple):
+    """The keys between two cuts."""
+
+    low: Cut
+    high: Cut
+
+    @property
+    def is_point(self) -> bool:
+        """Whether it holds one key alone."""
+        return self.low.prefix == self.high.prefix and not self.low.is_behind and self.high.is_behind
+
+    @property
+    def reverse(self) -> Interval:
+        return Interval(self.high.reverse, self.low.reverse)
+
+    @property
+    def text(self) -> str:
+        """As MongoDB's explain shows it."""
+        begin, end = "(" if self.low.is_behind else "[", "]" if self.high.is_behind else ")"
+        low, high = (
+            cut.value if isinstance(cut.value, Text) else shell_text(cut.value) for cut in (self.low, self.high)
+        )
+        return f"{begin}{low}, {high}{end}"
+
+
+Intervals = tuple[Interval, ...]
+"""In order, none touches another one."""
+EVERYTHING: Final = Interval(Cut(b"\x0a", False, Text("MinKey")), Cut(b"\xf0", True, Text("MaxKey")))
+FULL: Final[Intervals] = (EVERYTHING,)
+NULL_KEY: Final = encode_key(None)
+
+
+@dataclass(frozen=True, slots=True)
+class PathBounds:
+    """One condition on a path: one of the document's keys lies in `intervals`.
+
+    is_exact: and every document without arrays that has such a key meets the condition. has_value: the path exists.
+    """
+
+    path: str
+    intervals: Intervals
+    is_exact: bool
+    has_value: bool
+
+    @property
+    def is_equality(self) -> bool:
+        return all(interval.is_point for interval in self.intervals)
+
+
+@dataclass(slots=True)
+class FilterBounds:
+    """All of `conditions` hold, and of each of `alternatives` one. is_whole: they are the whole filter."""
+
+    conditions: list[PathBounds] = field(default_factory=list)
+    alternatives: list[list[FilterBounds]] = field(default_factory=list)
+    is_whole: bool = True
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a document without arrays that has keys in all intervals matches."""
+        return self.is_whole and not self.alternatives and all(one.is_exact for one in self.conditions)
+
+
+def bounds_of(query: Mapping[str, Any]) -> FilterBounds:
+    """`query` is a filter that compiles."""
+    found = FilterBounds()
+    _collect(query, "", found)
+    return found
+
+
+def _collect(query: Mapping[str, Any], prefix: str, found: FilterBounds) -> None:
+    for name, value in query.items():
+        if name == "$and" or (name == "$or" and len(value) == 1):
+            for branch in value:
+                _collect(branch, prefix, found)
+        elif name == "$or" and not prefix:
+            found.alternatives.append([bounds_of(branch) for branch in value])
+        elif name.startswith("$"):
+            found.is_whole = found.is_whole and name == "$comment"
+        else:
+            _collect_path(prefix + name, value, found)
+
+
+def _collect_path(path: str, value: Any, found: FilterBounds) -> None:
+    if any(array_index(part) is not None for part in path.split(".")):
+        found.is_whole = False  # a number names a field or an item of an array
+        return
+    if not is_operators(value):
+        found.conditions.append(_bounds(path, *_equal(value)))
+        return
+    operators: Mapping[str, Any] = value
+    for name, operand in operators.items():
+        match name:
+            case "$eq":
+                found.conditions.append(_bounds(path, *_equal_to(operand)))
+            case "$in":
+                parts = [_equal(one) for one in operand]
+                found.conditions.append(
+                    _bounds(path, [one for part, _ in parts for one in part], all(exact for _, exact in parts))
+                )
+            case "$gt" | "$gte" | "$lt" | "$lte":
+                found.conditions.append(_bounds(path, *_compared(name, operand)))
+            case "$regex":
+                pattern, options = (operand.pattern, operand.options) if type(operand) is Regex else (operand, "")
+                found.conditions.append(_bounds(path, _matched(pattern, operators.get("$options", options)), False))
+            case "$exists":
+                wanted = is_true(operand)
+                intervals = FULL if wanted else (_point(None),)
+                found.conditions.append(PathBounds(path, intervals, is_exact=False, has_value=wanted))
+            case "$all" if operand:
+                for one in operand:
+                    if isinstance(one, Mapping) and "$elemMatch" in one:
+                        _collect_items(path, one["$elemMatch"], found)
+                    else:
+                        found.conditions.append(_bounds(path, *_equal(one)))
+                found.is_whole = False
+            case "$elemMatch":
+                _collect_items(path, operand, found)
+            case "$options" | "$comment":
+                pass
+            case _:
+                found.is_whole = False
+
+
+def _collect_items(path: str, operand: Any, found: FilterBounds) -> None:
+    """$elemMatch: one item meets all conditions, so its own key lies in all their intervals."""
+    found.is_whole = False
+    inner = FilterBounds()
+    if not is_operators(operand) or next(iter(operand)).startswith(("$and", "$or", "$nor")):
+        _collect(operand, f"{path}.", inner)
+        found.conditions += [replace(one, is_exact=False) for one in inner.conditions]
+        return
+    _collect_path(path, {name: one for name, one in operand.items() if name not in ("$elemMatch", "$exists")}, inner)
+    if inner.conditions:
+        intervals = inner.conditions[0].intervals
+        for condition in inner.conditions[1:]:
+            intervals = intersect(intervals, condition.intervals)
+        found.conditions.append(_bounds(path, intervals, False))
+
+
+def _bounds(path: str, intervals: Iterable[Interval], is_exact: bool) -> PathBounds:
+    united = unite(intervals)
+    has_value = not any(one.low.place <= NULL_KEY < one.high.place for one in united)
+    return PathBounds(path, united, is_exact, has_value)
+
+
+# --- intervals --------------------------------------------------------------------------------------------------
+
+
+def unite(intervals: Iterable[Interval]) -> Intervals:
+    found: list[Interval] = []
+    for one in sorted(intervals, key=lambda interval: interval.low.place):
+        if one.low.place >= one.high.place:
+            continue
+        if found and one.low.place <= found[-1].high.place:
+            if one.high.place > found[-1].high.place:
+                found[-1] = Interval(found[-1].low, one.high)
+            continue
+        found.append(one)
+    return tuple(found)
+
+
+def intersect(a: Intervals, b: Intervals) -> Intervals:
+    found: list[Interval] = []
+    i = j = 0
+    while i < len(a) and j < len(b):
+        low = max(a[i].low, b[j].low, key=lambda cut: cut.place)
+        high = min(a[i].high, b[j].high, key=lambda cut: cut.place)
+        if low.place < high.place:
+            found.append(Interval(low, high))
+        if a[i].high.place < b[j].high.place:
+            i += 1
+        else:
+            j += 1
+    return tuple(found)
+
+
+def contains(outer: Intervals, inner: Intervals) -> bool:
+    """Whether all of `inner` lies in `outer`."""
+    return all(
+        any(wide.low.place <= one.low.place and one.high.place <= wide.high.place for wide in outer) for one in inner
+    )
+
+
+def _point(value: object) -> Interval:
+    key = encode_key(value)
+    return Interval(Cut(key, False, value), Cut(key, True, value))
+
+
+def _equal(value: object) -> tuple[list[Interval], bool]:
+    """For `{field: value}`, where a regular expression searches."""
+    return (_matched(value.pattern, value.options), False) if type(value) is Regex else _equal_to(value)
+
+
+def _equal_to(value: object) -> tuple[list[Interval], bool]:
+    if value is None:
+        return [_point(None), _point(Undefined())], True
+    if type(value) is list:  # an item, or the whole array, of which only the items have keys
+        return [_point(value), _point(value[0] if value else Undefined())], False
+    return [_point(value)], type(value) is not Undefined
+
+
+def _compared(name: str, operand: object) -> tuple[Iterable[Interval], bool]:
+    """Values of the operand's class of types. MinKey and MaxKey compare with all, an array with whole arrays only."""
+    key = encode_key(operand)
+    if key[0] in (EVERYTHING.low.prefix[0], EVERYTHING.high.prefix[0]) or type(operand) is list:
+        return FULL, False
+    if operand is None:
+        return _equal_to(None) if name in ("$gte", "$lte") else ([], True)
+    if key[0] in _NUMBERS:
+        begin = Cut(encode_key(float("-inf")), False, Text("-inf.0"))
+        end = Cut(encode_key(float("inf")), True, Text("inf.0"))
+    else:
+        begin, end = Cut(key[:1], False, _first_of(operand)), Cut(bytes((key[0] + 1,)), False, _behind(operand))
+    match name:
+        case "$gt":
+            return [Interval(Cut(key, True, operand), end)], True
+        case "$gte":
+            return [Interval(Cut(key, False, operand), end)], True
+        case "$lt":
+            return [Interval(begin, Cut(key, False, operand))], True
+    return [Interval(begin, Cut(key, True, operand))], True
+
+
+def _first_of(operand: object) -> Text:
+    return Text('""' if isinstance(operand, str) else f"first {type(operand).__name__}")
+
+
+def _behind(operand: object) -> Text:
+    return Text("{}" if isinstance(operand, str) else f"after last {type(operand).__name__}")
+
+
+def _matched(pattern: str, options: str) -> list[Interval]:
+    """Strings with the literal text that an anchored expression begins with, and the same expression as a value."""
+    text = "" if set(options) & set("imx") or "|" in pattern or "(?" in pattern else _literal_begin(pattern)
+    same = _point(Regex(pattern, options))
+    if not text:
+        return [Interval(Cut(encode_key("")[:1], False, Text('""')), Cut(encode_key({})[:1], False, Text("{}"))), same]
+    key = encode_key(text)[:-1]  # without the end of the string
+    return [Interval(Cut(key, False, text), Cut(Cut(key, True, "").place, False, Text(f'"{text}…"'))), same]
+
+
+def _literal_begin(pattern: str) -> str:
+    if not pattern.startswith("^") or not pattern.isprintable():
+        return ""
+    found = _LITERAL.match(pattern, 1)
+    if found is None:
+        return ""
+    text = found[0]
+    if pattern[found.end() : found.end() + 1] in ("*", "?", "+", "{"):  # it repeats the last character, or omits it
+        text = text[:-2] if text[-2:-1] == "\\" else text[:-1]
+    return text.replace("\\", "") if "\\\\" not in text else ""
