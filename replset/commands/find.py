@@ -29,6 +29,7 @@ from replset.commands.plan import choose_plan, natural_direction
 from replset.commands.ports import MemberPort, Reply
 from replset.commands.read_concern import (
     LINEARIZABLE,
+    ReadConcern,
     confirm_linearizable,
     read_concern_of,
     read_point,
@@ -36,7 +37,15 @@ from replset.commands.read_concern import (
 )
 from replset.commands.scan import SLICE_DECODED, Scan, open_collection, pause
 from replset.commands.stable_api import NO_API, api_parameters
-from replset.errors import BadValueError, ErrorCode, NotBuiltError, NotPrimaryOrSecondaryError, ReplError
+from replset.commands.tailing import CappedCursor, Wanted
+from replset.errors import (
+    BadValueError,
+    ErrorCode,
+    InvalidOptionsError,
+    NotBuiltError,
+    NotPrimaryOrSecondaryError,
+    ReplError,
+)
 from replset.ids import Millis, OpTime
 from replset.optime import timestamp
 from replset.query.projection import Projection, compile_projection
@@ -292,22 +301,13 @@ async def open_cursor(ctx: CommandContext, query: Query) -> tuple[Cursor, OpTime
         refuse_linearizable(concern, ns)
         if query.sort is not None and not query.sort.natural:
             raise NotBuiltError("sorting the oplog other than by $natural is not built yet")
-        oplog = OplogCursor(
-            ctx.member,
-            query.filter,
-            query.compiled.matcher,
-            query.projection,
-            query.weight,
-            tailable=query.tailable,
-            await_data=query.await_data,
-            backwards=natural_direction(query.sort, query.hint) < 0,
-            skip=query.skip,
-            limit=query.limit,
-        )
-        return oplog, None
-    if query.tailable:
-        raise BadValueError(f"error processing query: tailable cursor requested on non capped collection {ns}")
+        backwards = natural_direction(query.sort, query.hint) < 0
+        return OplogCursor(ctx.member, query.filter, _wanted(query), backwards=backwards), None
+    if query.tailable and (ctx.transaction is not None or concern.level not in ("local", "majority")):
+        raise InvalidOptionsError("a tailable cursor has read concern local, available or majority")
     coll, at = await open_collection(ctx, name, concern)
+    if query.tailable and coll is not None:
+        return _tail_of(ctx, coll, query, concern), at
     snapshot_at = at if concern.level == "snapshot" and ctx.transaction is None else None
     if coll is None:
         documents = DocumentsCursor(ns, [])
@@ -318,6 +318,29 @@ async def open_cursor(ctx: CommandContext, query: Query) -> tuple[Cursor, OpTime
     )
     cursor.snapshot_at = snapshot_at
     return cursor, at
+
+
+def _tail_of(ctx: CommandContext, coll: Collection, query: Query, concern: ReadConcern) -> CappedCursor:
+    """The cursor that tails a capped collection. BadValueError for other collections and other orders."""
+    if coll.capped is None:
+        raise BadValueError(f"error processing query: tailable cursor requested on non capped collection {coll.ns}")
+    is_sorted = query.sort is not None and not query.sort.natural
+    if is_sorted or natural_direction(query.sort, query.hint) < 0:
+        raise BadValueError("cannot use tailable option with a sort other than {$natural: 1}")
+    return CappedCursor(ctx.member, coll, _wanted(query), is_majority=concern.level == "majority")
+
+
+def _wanted(query: Query) -> Wanted:
+    return Wanted(
+        query.compiled.matcher,
+        query.projection,
+        query.weight,
+        query.tailable,
+        query.await_data,
+        query.skip,
+        query.limit,
+        query.keep_forever,
+    )
 
 
 async def first_batch(

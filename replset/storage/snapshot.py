@@ -270,6 +270,11 @@ class Snapshot:
         while (page := self._query(lambda: next(pages, None))) is not None:
             yield from page
 
+    def place_of(self, coll: Collection, key: bytes) -> int | None:
+        """The place of the document with this key, as it is now; None when there is none."""
+        rows = self._execute(f"SELECT rowid FROM {coll.table} WHERE key = ?", (key,))
+        return rows[0][0] if rows else None
+
     def count(self, coll: Collection, at: OpTime | None = None) -> int:
         """How many documents there are. Walks the keys: not for the event loop when the collection is large."""
         since = self._prepare(coll, at)

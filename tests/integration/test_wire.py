@@ -104,6 +104,22 @@ def test_a_secondary_that_takes_nothing_more(make_set: MakeSet) -> None:
     assert "writeConcernError" not in run(primary, {**insert, "writeConcern": {"w": 3, "wtimeout": 20_000}})
 
 
+def test_a_capped_collection_is_tailed(make_set: MakeSet) -> None:
+    local = make_set(members=1)
+    with connect(local) as client:
+        log = client.shop.create_collection("log", capped=True, size=1 << 16)
+        log.insert_one({"_id": 1})
+        tail = log.find(cursor_type=CursorType.TAILABLE_AWAIT).max_await_time_ms(5_000)
+        assert next(tail) == {"_id": 1}
+        later = threading.Timer(0.3, lambda: log.insert_one({"_id": 2}))
+        later.start()
+        began = time.monotonic()
+        assert next(tail) == {"_id": 2}
+        assert time.monotonic() - began < 4, "it was told at once"
+        later.join()
+        tail.close()
+
+
 def test_exhaust_cursors(make_set: MakeSet) -> None:
     local = make_set(members=1)
     with connect(local) as client:

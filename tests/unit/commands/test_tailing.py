@@ -1,0 +1,128 @@
+"""Tailable and awaitData cursors on capped collections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from replset.bson import Int64, encode, encode_key
+from replset.ids import Millis
+from replset.replication.write_ops import WriteGroup, do_insert
+from tests.unit.commands.conftest import Client, FakeMember
+
+TAIL: dict[str, Any] = {"tailable": True}
+AWAIT: dict[str, Any] = {"tailable": True, "awaitData": True}
+
+
+@pytest.fixture
+def capped(client: Client) -> Client:
+    client.ok({"create": "log", "capped": True, "size": 100_000, "max": 5})
+    return client
+
+
+def insert(client: Client, *ids: int) -> None:
+    client.ok({"insert": "log", "documents": [{"_id": number, "even": number % 2 == 0} for number in ids]})
+
+
+def tail(client: Client, **options: Any) -> tuple[int, list[int]]:
+    cursor = client.ok({"find": "log", **TAIL, **options})["cursor"]
+    return cursor["id"], [row["_id"] for row in cursor["firstBatch"]]
+
+
+def more(client: Client, cursor_id: int, **options: Any) -> list[int]:
+    cursor = client.ok({"getMore": Int64(cursor_id), "collection": "log", **options})["cursor"]
+    assert cursor["id"] == cursor_id
+    return [row["_id"] for row in cursor["nextBatch"]]
+
+
+def test_a_tail_goes_on_with_what_is_inserted_in_its_order(capped: Client) -> None:
+    insert(capped, 9, 3)
+    cursor_id, first = tail(capped)
+    assert first == [9, 3]
+    assert more(capped, cursor_id) == []
+    insert(capped, 7, 1)
+    assert more(capped, cursor_id, batchSize=1) == [7]
+    assert more(capped, cursor_id) == [1]
+    assert more(capped, cursor_id) == []
+
+
+def test_an_empty_collection_is_tailed_too(capped: Client) -> None:
+    cursor_id, first = tail(capped)
+    assert (cursor_id != 0, first) == (True, [])
+    insert(capped, 1)
+    assert more(capped, cursor_id) == [1]
+
+
+def test_filter_projection_skip_and_limit(capped: Client) -> None:
+    insert(capped, 0, 1, 2)
+    cursor_id, first = tail(capped, filter={"even": True}, projection={"_id": 1}, skip=1, limit=2)
+    assert first == [2]
+    insert(capped, 3, 4)
+    cursor = capped.ok({"getMore": Int64(cursor_id), "collection": "log"})["cursor"]
+    assert cursor["nextBatch"] == [{"_id": 4}]
+    assert cursor["id"] == 0, "the limit is reached"
+
+
+def test_a_tail_whose_document_is_removed_is_lost(capped: Client) -> None:
+    insert(capped, 1, 2)
+    cursor_id, _ = tail(capped)
+    insert(capped, *range(3, 20))
+    assert capped.code({"getMore": Int64(cursor_id), "collection": "log"}) == 136
+    assert capped.code({"getMore": Int64(cursor_id), "collection": "log"}) == 43
+
+
+def test_await_data_waits_for_documents(capped: Client, member: FakeMember) -> None:
+    insert(capped, 1)
+    cursor_id, _ = tail(capped, **AWAIT)
+    before = member.clock.time
+    assert more(capped, cursor_id, maxTimeMS=500) == []
+    assert member.clock.time == Millis(before + 500)
+    coll = member.store.collection("test.log")
+    assert coll is not None
+
+    def write() -> None:
+        member.on_change = None
+        with member.store.group() as txn:
+            do_insert(WriteGroup(txn, 1, 0, member.rng), coll, encode_key(2), encode({"_id": 2}))
+
+    member.on_change = write
+    assert more(capped, cursor_id, maxTimeMS=500) == [2]
+
+
+def test_a_drop_ends_a_tail(capped: Client) -> None:
+    insert(capped, 1)
+    cursor_id, _ = tail(capped)
+    capped.ok({"drop": "log"})
+    assert capped.code({"getMore": Int64(cursor_id), "collection": "log"}) == 175
+
+
+def test_a_majority_tail_sees_only_what_is_committed(capped: Client, member: FakeMember) -> None:
+    insert(capped, 1)
+    member.node.commit_point = member.store.last_applied
+    member.store.set_commit_point(member.store.last_applied)
+    cursor_id, first = tail(capped, readConcern={"level": "majority"})
+    assert first == [1]
+    insert(capped, 2)
+    assert more(capped, cursor_id) == []
+    member.node.commit_point = member.store.last_applied
+    assert more(capped, cursor_id) == [2]
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ({"find": "plain", **TAIL}, 2),
+        ({"find": "log", "awaitData": True}, 9),
+        ({"find": "log", **TAIL, "sort": {"a": 1}}, 2),
+        ({"find": "log", **TAIL, "sort": {"$natural": -1}}, 2),
+        ({"find": "log", **TAIL, "readConcern": {"level": "linearizable"}}, 72),
+    ],
+)
+def test_refusals(capped: Client, command: dict[str, Any], code: int) -> None:
+    capped.ok({"create": "plain"})
+    assert capped.code(command) == code
+
+
+def test_a_collection_that_is_not_there_has_no_tail(client: Client) -> None:
+    assert tail(client) == (0, [])
