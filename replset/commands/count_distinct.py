@@ -13,10 +13,12 @@ from replset.commands.evaluation import SMALL_STATEMENT, compiled, large_reply, 
 from replset.commands.filters import Filter, filter_of
 from replset.commands.hint import hint_of
 from replset.commands.namespaces import OPLOG, collection_field, namespace
+from replset.commands.oplog_cursor import OplogCursor
 from replset.commands.plan import ByIndex, choose_plan
 from replset.commands.ports import Reply
-from replset.commands.read_concern import confirm_linearizable, read_concern_of
+from replset.commands.read_concern import confirm_linearizable, read_concern_of, refuse_linearizable
 from replset.commands.scan import Scan, open_collection, pause
+from replset.commands.tailing import Wanted
 from replset.errors import BadValueError, ErrorCode, NotBuiltError, ReplError, SnapshotCutError
 from replset.ids import OpTime
 from replset.optime import timestamp
@@ -35,6 +37,9 @@ async def count(ctx: CommandContext) -> Reply:
     found, weight = await _filter(ctx)
     skip = fields.whole(body, "skip", name, least=0)
     limit = abs(fields.whole(body, "limit", name))
+    if namespace(ctx.database, collection_field(body, name)) == OPLOG:
+        total = max(0, await _count_oplog(ctx, found, weight) - skip)
+        return {"n": min(total, limit) if limit else total}
     coll, at = await _open(ctx)
     plan = None if coll is None else choose_plan(coll, found, None, hint).plan
     total = 0
@@ -54,6 +59,18 @@ async def count(ctx: CommandContext) -> Reply:
     await confirm_linearizable(ctx)
     total = max(0, total - skip)
     return _at({"n": min(total, limit) if limit else total}, at)
+
+
+async def _count_oplog(ctx: CommandContext, found: Filter, weight: int) -> int:
+    refuse_linearizable(read_concern_of(ctx), OPLOG)
+    if found.matcher is None:
+        return await _count_in_worker(ctx, lambda snapshot: snapshot.entries_after(0))
+    query = fields.decoded(ctx.body, "query", ctx.name) if weight <= SMALL_STATEMENT else {}
+    cursor = OplogCursor(ctx.member, query, Wanted(found.matcher, None, weight), backwards=False)
+    total = 0
+    while not cursor.finished:
+        total += len(await cursor.batch(partial(pause, ctx), SMALL_REPLY, None))
+    return total
 
 
 async def _filter(ctx: CommandContext) -> tuple[Filter, int]:

@@ -35,11 +35,11 @@ class Wanted:
     matcher: Matcher | None
     projection: Projection | None
     weight: int
-    tailable: bool
-    await_data: bool
-    skip: int
-    limit: int
-    keep_forever: bool
+    tailable: bool = False
+    await_data: bool = False
+    skip: int = 0
+    limit: int = 0
+    keep_forever: bool = False
 
 
 class TailingCursor(Cursor):

@@ -126,3 +126,13 @@ def test_refusals(capped: Client, command: dict[str, Any], code: int) -> None:
 
 def test_a_collection_that_is_not_there_has_no_tail(client: Client) -> None:
     assert tail(client) == (0, [])
+
+
+def test_the_entries_of_the_oplog_are_counted(capped: Client) -> None:
+    insert(capped, *range(5))
+    entries = capped.entries()
+    assert capped.ok({"count": "oplog.rs"}, "local")["n"] == len(entries)
+    inserts = {"op": "i", "ts": {"$gte": entries[1]["ts"]}}
+    assert capped.ok({"count": "oplog.rs", "query": inserts}, "local")["n"] == 5
+    assert capped.ok({"count": "oplog.rs", "query": {"op": "i"}, "skip": 1, "limit": 3}, "local")["n"] == 3
+    assert capped.code({"distinct": "oplog.rs", "key": "op"}, "local") == 238
