@@ -143,23 +143,27 @@ class InsertReader:
         self.ui = entry.ui or b""
         self._head = _head(INSERT, self.ns, self.ui)
 
-    def read(self, raw: bytes) -> tuple[bytes, OpTime, int] | None:
-        """(document, optime, wall_ms) when `raw` is such an insert, else None."""
+    def read(self, raw: bytes) -> tuple[bytes, OpTime, int, bytes] | None:
+        """(document, optime, wall_ms, extra) when `raw` is such an insert, else None. extra: see `extra_fields`."""
         at = 4 + len(self._head)
         if raw[4:at] != self._head or len(raw) < at + 5 + _TAIL_SIZE:
             return None
         (length,), (size,) = _read_int32(raw, 0), _read_int32(raw, at)
         end = at + size
-        tail = read_tail(raw, end)
+        tail = _tail_at(raw, end)
         if tail is None or length != len(raw) or size < 5 or raw[end - 1]:
             return None
         ts, term, wall_ms = tail
-        return raw[at:end], OpTime(term, ts), wall_ms
+        return raw[at:end], OpTime(term, ts), wall_ms, raw[end + _TAIL_SIZE : -1]
 
 
 def read_tail(raw: bytes, at: int) -> tuple[int, int, int] | None:
     """(ts, term, wall_ms) when the entry ends, from `at` on, with the fields that a primary puts last, and no more."""
-    if len(raw) != at + _TAIL_SIZE + 1 or raw[-1]:
+    return _tail_at(raw, at) if len(raw) == at + _TAIL_SIZE + 1 else None
+
+
+def _tail_at(raw: bytes, at: int) -> tuple[int, int, int] | None:
+    if len(raw) <= at + _TAIL_SIZE or raw[-1]:
         return None
     ts_name, increment, seconds, t_name, term, v_wall, wall_ms = _read_tail(raw, at)
     if ts_name != _TS or t_name != _T or v_wall != _V_WALL:

@@ -23,7 +23,7 @@ from replset.commands.replies import (
     replace_labels,
 )
 from replset.commands.session_table import SessionTable
-from replset.commands.sessions import SESSION_FIELDS, SessionRequest, check_cluster_time, parse_session
+from replset.commands.sessions import SessionRequest, check_cluster_time, parse_session, plain_session
 from replset.commands.stable_api import check_api
 from replset.commands.table import COMMANDS
 from replset.commands.transactions import add_transaction_label, run_in_transaction
@@ -114,7 +114,8 @@ class Dispatcher:
         if len(body.raw) > LARGEST_GENERIC:
             refuse_large(body, name)
         deadline = None
-        if command.known is not None and not command.plain.issuperset(body.keys()):
+        is_plain = command.known is None or command.plain.issuperset(body.keys())
+        if command.known is not None and not is_plain:
             check_api(body, name)
             fields.check_fields(body, command.known, command.name)
             self._check_generic(command, request)
@@ -124,7 +125,7 @@ class Dispatcher:
         cluster_time = body.get_raw("$clusterTime")
         if cluster_time is not None:
             check_cluster_time(cluster_time, self.member.clock.wall_ms())
-        session = self._session(command, body)
+        session = plain_session(body) if is_plain else self._session(command, body)
         for sequence in request.sequences:
             if command.known is not None and sequence not in command.known:
                 raise fields.unknown_field(command.name, sequence)
@@ -212,9 +213,6 @@ class Dispatcher:
                 raise InvalidOptionsError(f"Command {command.name} does not support this readConcern")
 
     def _session(self, command: Command, body: RawDocument) -> SessionRequest | None:
-        """Return the command's session. hello and commands between members take none."""
-        if command.known is None or not any([name in body for name in SESSION_FIELDS]):
-            return None
         return parse_session(
             body, command.name, is_retryable=command.retryable, ends_transaction=command.ends_transaction
         )

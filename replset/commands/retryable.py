@@ -70,7 +70,7 @@ class RetryableWrite:
 
         TransactionTooOld (225): the session has used a greater number since.
         """
-        document = group.txn.get(SESSIONS, self.key)
+        document = group.txn.session(self.key)
         record = None if document is None else read_record(document)
         if record is not None and record.txn_number > self.number:
             raise ReplError(

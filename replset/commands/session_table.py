@@ -17,7 +17,8 @@ class SessionTable:
     """Which sessions are checked out, by key. on_end: called with the keys of sessions that end, None for all."""
 
     def __init__(self) -> None:
-        self._waiting: dict[bytes, deque[asyncio.Future[None]]] = {}
+        self._waiting: dict[bytes, deque[asyncio.Future[None]] | None] = {}
+        """Of each session that is checked out, who waits for it; None: nobody ever did."""
         self.on_end: list[Callable[[frozenset[bytes] | None], None]] = []
 
     def is_checked_out(self, key: bytes) -> bool:
@@ -29,10 +30,12 @@ class SessionTable:
         A retry that overtakes its first attempt waits here until that one is committed or has failed: it can never be
         applied beside it. Raises MaxTimeMSExpiredError, and 11601 when the session is killed meanwhile.
         """
-        queue = self._waiting.get(key)
-        if queue is None:
-            self._waiting[key] = deque()
+        if key not in self._waiting:
+            self._waiting[key] = None
             return
+        queue = self._waiting[key]
+        if queue is None:
+            queue = self._waiting[key] = deque()
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue.append(turn)
         try:
@@ -58,7 +61,7 @@ class SessionTable:
         """End these sessions, None: all: fail the commands that wait for them, and tell `on_end`."""
         ended = None if keys is None else frozenset(keys)
         for key in list(self._waiting) if ended is None else sorted(ended & self._waiting.keys()):
-            for turn in self._waiting[key]:
+            for turn in self._waiting[key] or ():
                 if not turn.done():
                     turn.set_exception(ReplError("the session was killed", code=ErrorCode.INTERRUPTED))
         for on_end in self.on_end:

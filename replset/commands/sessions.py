@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from replset.bson import Binary, RawDocument, Timestamp, encode, encode_key
+from replset.bson import Binary, Int64, RawDocument, Timestamp, encode, encode_key
 from replset.commands import fields
 from replset.errors import ErrorCode, InvalidOptionsError, ReplError
 
@@ -20,7 +20,6 @@ NOBODY = Binary(hashlib.sha256(b"").digest())
 SESSION_MINUTES = 30
 """A session that writes nothing for so long is forgotten."""
 YEAR_S = 365 * 24 * 3600
-SESSION_FIELDS = ("lsid", "txnNumber", "autocommit", "startTransaction")
 _PLACE = "OperationSessionInfo"
 
 
@@ -65,6 +64,16 @@ def parse_lsid(raw: bytes) -> tuple[bytes, RawDocument]:
     if document.get("uid") not in (None, NOBODY):
         raise ReplError("Unauthorized to set user digest in LogicalSessionId", code=ErrorCode.UNAUTHORIZED)
     return session_id(bytes(value))
+
+
+def plain_session(body: RawDocument) -> SessionRequest | None:
+    """As `parse_session`, of a command that has no `autocommit` and `startTransaction`, and may have a `txnNumber`."""
+    raw, number = body.get_raw("lsid"), body.get("txnNumber")
+    if raw is None and number is None and "lsid" not in body:
+        return None
+    if raw is None or not (number is None or (type(number) is Int64 and number >= 0)):
+        return parse_session(body, "", is_retryable=True, ends_transaction=False)
+    return SessionRequest(*parse_lsid(raw), None if number is None else int(number))
 
 
 def parse_session(
@@ -127,6 +136,8 @@ def check_cluster_time(raw: bytes, wall_ms: int) -> None:
 
 def statement_ids(body: RawDocument, command: str, size: int) -> Sequence[int]:
     """The number of each statement of a write: `stmtIds`, or counted from `stmtId` (0 when absent). 16, 72."""
+    if "stmtId" not in body and "stmtIds" not in body:
+        return range(size)
     first, given = not fields.is_absent(body, "stmtId"), not fields.is_absent(body, "stmtIds")
     if first and given:
         raise InvalidOptionsError("May not specify both stmtId and stmtIds in write command")

@@ -16,7 +16,7 @@ from replset.errors import OutOfDiskSpaceError, RemoteProtocolError, ReplError, 
 from replset.oplog_entry import COMMAND, INSERT, InsertReader, OplogEntry
 from replset.query.diff import apply_update_bytes
 from replset.replication import index_ops
-from replset.replication.session_write import expire_applied, image_of_entry, record_applied
+from replset.replication.session_write import expire_applied, image_of_entry, read_extra, record_applied, record_insert
 from replset.replication.write_ops import changed_options, changed_spec
 from replset.storage.catalog import Collection
 from replset.storage.store import Store
@@ -112,13 +112,18 @@ def _apply_insert(txn: Txn, run: InsertReader, raw: bytes) -> bool:
     found = run.read(raw)
     if found is None:
         return False
-    doc, optime, wall_ms = found
+    doc, optime, wall_ms, extra = found
+    session = read_extra(extra) if extra else None
+    if extra and session is None:
+        return False
     coll = txn.catalog.by_uuid.get(run.ui)
     if coll is None or coll.dropped_ts is not None or optime.ts <= txn.last.ts or doc[5:9] != _ID_FIRST:
         return False
     key = document_key(doc)
     if not txn.insert_new(coll, key, doc, optime.ts):
         return False
+    if session is not None:
+        record_insert(txn, session, optime, wall_ms)
     txn.append(raw, optime, op=INSERT, ns=run.ns, key=key, wall_ms=wall_ms)
     return True
 

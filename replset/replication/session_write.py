@@ -9,13 +9,13 @@ record keeps that document, so that no entry grows by it (map X3).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from struct import Struct
 from typing import Literal, TypeAlias
 
-from replset.bson import RawDocument, encode_key
+from replset.bson import RawDocument, decode, encode_key
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import OplogEntry, extra_fields
-from replset.storage.catalog import SESSIONS
 from replset.storage.sessions import SessionRecord, encode_record
 from replset.storage.txn import Txn
 
@@ -25,8 +25,13 @@ Image: TypeAlias = Literal["preImage", "postImage"]
 _INC_MASK = (1 << 31) - 1
 _FIRST = OpTime(-1, 0)
 """prevOpTime of the first entry of a `txnNumber`."""
+_LSID, _TXN_NUMBER, _STMT_ID = b"\x03lsid\0", b"\x12txnNumber\0", b"\x10stmtId\0"
 # stmtId, prevOpTime {ts, t}
-_tail = Struct("<8si12sI4sII3sqx").pack
+_tail_fields = Struct("<8si12sI4sII3sqx")
+_tail = _tail_fields.pack
+_TXN_AT = len(_LSID) + 72  # an lsid {id, uid} has 72 bytes
+_NUMBER_AT = _TXN_AT + len(_TXN_NUMBER)
+_EXTRA_SIZE = _NUMBER_AT + 8 + _tail_fields.size
 _image_fields = {image: extra_fields({"needsRetryImage": image}) for image in ("preImage", "postImage")}
 
 
@@ -47,7 +52,7 @@ class SessionWrite:
         self.stmt_id = 0
         self.image: Image | None = None
         self._lsid = lsid
-        self._head = b"".join((b"\x03lsid\0", lsid, b"\x12txnNumber\0", txn_number.to_bytes(8, "little")))
+        self._head = b"".join((_LSID, lsid, _TXN_NUMBER, txn_number.to_bytes(8, "little")))
 
     def extra(self, *, has_image: bool = False) -> bytes:
         """The fields of the next entry, as the builders in `oplog_entry` take them. has_image: it changes a document
@@ -55,7 +60,7 @@ class SessionWrite:
         """
         term, ts = self.previous if self.previous.ts else _FIRST
         tail = _tail(
-            b"\x10stmtId\0",
+            _STMT_ID,
             self.stmt_id,
             b"\x03prevOpTime\0",
             28,
@@ -72,13 +77,30 @@ class SessionWrite:
     ) -> None:
         """Write the session's record: the entry at `optime` is its newest. before, after: see `image`."""
         image = None if self.image is None else before if self.image == "preImage" else after
-        _put(
-            txn,
-            self.key,
-            encode_record(self._lsid, SessionRecord(self.txn_number, optime, wall_ms), image=image),
-            optime,
-        )
+        record = encode_record(self._lsid, SessionRecord(self.txn_number, optime, wall_ms), image=image)
+        txn.put_session(self.key, record, ts=optime.ts)
         self.previous = optime
+
+
+def read_extra(extra: bytes) -> tuple[bytes, int] | None:
+    """(lsid, txnNumber) of the extra fields that `SessionWrite` gives an insert; None for any others."""
+    if len(extra) != _EXTRA_SIZE or extra[:6] != _LSID or extra[_TXN_AT:_NUMBER_AT] != _TXN_NUMBER:
+        return None
+    if extra[_NUMBER_AT + 8 : _NUMBER_AT + 16] != _STMT_ID:
+        return None
+    return extra[6:_TXN_AT], int.from_bytes(extra[_NUMBER_AT : _NUMBER_AT + 8], "little")
+
+
+def record_insert(txn: Txn, session: tuple[bytes, int], optime: OpTime, wall_ms: int) -> None:
+    """As `record_applied`, of an insert. session: see `read_extra`."""
+    lsid, txn_number = session
+    txn.put_session(session_key(lsid), encode_record(lsid, SessionRecord(txn_number, optime, wall_ms)), ts=optime.ts)
+
+
+@lru_cache(maxsize=4096)
+def session_key(lsid: bytes) -> bytes:
+    """The key of a session's record. lsid: bytes of {id, uid}."""
+    return encode_key(decode(lsid))
 
 
 def record_applied(txn: Txn, entry: OplogEntry, image: bytes | None = None) -> None:
@@ -89,7 +111,7 @@ def record_applied(txn: Txn, entry: OplogEntry, image: bytes | None = None) -> N
     lsid, txn_number = session
     record = SessionRecord(txn_number, entry.optime, entry.wall_ms)
     document = encode_record(lsid.raw, record, is_committed=entry.op == "c", image=image)
-    _put(txn, encode_key(lsid.decode()), document, entry.optime)
+    txn.put_session(session_key(lsid.raw), document, ts=entry.optime.ts)
 
 
 def session_of(entry: OplogEntry) -> tuple[RawDocument, int] | None:
@@ -104,14 +126,10 @@ def image_of_entry(entry: OplogEntry) -> Image | None:
     return value if value == "preImage" or value == "postImage" else None
 
 
-def _put(txn: Txn, key: bytes, document: bytes, optime: OpTime) -> None:
-    txn.put(SESSIONS, key, document, ts=optime.ts, before=txn.get(SESSIONS, key))
-
-
 def expiry_note(txn: Txn, records: Sequence[tuple[bytes, bytes]], ts: int) -> dict[str, object]:
     """Remove these records, (key, document) each, and return the `o` of the no-op entry at `ts` that says so."""
-    for key, document in records:
-        txn.remove(SESSIONS, key, ts=ts, before=document)
+    for key, _ in records:
+        txn.put_session(key, None, ts=ts)
     return {"msg": EXPIRED, "sessions": [RawDocument(document).get("_id") for _, document in records]}
 
 
@@ -120,6 +138,5 @@ def expire_applied(txn: Txn, o: RawDocument, ts: int) -> None:
     sessions = o.get("sessions") if o.get("msg") == EXPIRED else None
     for lsid in sessions if isinstance(sessions, list) else ():
         key = encode_key(lsid)
-        document = txn.get(SESSIONS, key)
-        if document is not None:
-            txn.remove(SESSIONS, key, ts=ts, before=document)
+        if txn.session(key) is not None:
+            txn.put_session(key, None, ts=ts)

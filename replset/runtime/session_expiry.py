@@ -94,7 +94,7 @@ class SessionExpiry:
 
 
 def _remove(group: WriteGroup, *, keys: Sequence[bytes], through: int, is_used: Callable[[bytes], bool]) -> None:
-    found = [(key, group.txn.get(SESSIONS, key)) for key in keys if not is_used(key)]
+    found = [(key, group.txn.session(key)) for key in keys if not is_used(key)]
     records = [(key, document) for key, document in found if document and read_record(document).optime.ts <= through]
     if records:
         do_noop(group, expiry_note(group.txn, records, group.next_optime().ts))

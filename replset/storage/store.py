@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -39,6 +39,8 @@ T = TypeVar("T")
 RECHECK_ROWS, RECHECK_BYTES = 200, 256 << 10
 """A slice of the oplog that is compared with its hashes anew: about a millisecond."""
 _SAVE_SIZE_EVERY = 64 << 20
+SESSIONS_IN_MEMORY, LARGEST_SESSION = 10_000, 1_000
+"""How many records of sessions are kept in memory, and how large one of them may be, in bytes."""
 
 
 def lock_dbpath(disk: Disk, dbpath: str | os.PathLike[str]) -> Lock:
@@ -102,6 +104,7 @@ class Store:
         self.undone_entries = 0
         self._newest = NewestEntry()
         self._catalog = Catalog([])
+        self._sessions: dict[bytes, bytes] = {}
         self._in_group = False
         self._closed = False
         self._pins: set[Pin] = set()
@@ -169,6 +172,7 @@ class Store:
         saved = read_meta(connection, "commit_point")
         self._saved_commit_point = OPTIME_NULL if saved is None else OpTime.parse(str(saved))
         self.tail.clear()
+        self._sessions.clear()
         counted_to = self._int_meta("oplog_counted_to", 0)
         later = first_row(connection, "SELECT total(length(entry)) FROM oplog WHERE ts > ?", (counted_to,))[0]
         self._saved_oplog_bytes = self._int_meta("oplog_bytes", 0)
@@ -235,7 +239,7 @@ class Store:
         except apsw.Error as error:
             raise storage_error(error, self.path) from error
         self._in_group = True
-        txn = Txn(self._connection, self._catalog, self._newest)
+        txn = Txn(self._connection, self._catalog, self._newest, self._sessions)
         try:
             yield txn
         except BaseException as error:
@@ -253,6 +257,19 @@ class Store:
         self._in_group = False
         if rows:
             self._add_rows(rows)
+        if txn.sessions:
+            self._keep_sessions(txn.sessions)
+
+    def _keep_sessions(self, records: Mapping[bytes, bytes | None]) -> None:
+        """Keep committed records in memory: a session that writes once will write again."""
+        kept = self._sessions
+        if len(kept) + len(records) > SESSIONS_IN_MEMORY:
+            kept.clear()
+        for key, record in records.items():
+            if record is None or len(record) > LARGEST_SESSION:
+                kept.pop(key, None)
+            else:
+                kept[key] = record
 
     def _add_rows(self, rows: list[OplogRow]) -> None:
         newest = rows[-1]

@@ -18,7 +18,7 @@ from replset.errors import ErrorCode, NamespaceExistsError, ReplError, StorageEr
 from replset.ids import OPTIME_NULL, OpTime, invariant, pack_ts
 from replset.oplog_row import OplogRow, UnchainedRow, chained_rows
 from replset.storage import natural_order
-from replset.storage.catalog import Catalog, Collection
+from replset.storage.catalog import SESSIONS, Catalog, Collection
 from replset.storage.collection_changes import (
     capped_size,
     count_from_now_on,
@@ -106,6 +106,7 @@ class Txn:
 
     __slots__ = (
         "_base",
+        "_known_sessions",
         "_meta_before",
         "_oplog",
         "_undo",
@@ -114,10 +115,21 @@ class Txn:
         "connection",
         "last",
         "refuses_duplicates",
+        "sessions",
     )
 
-    def __init__(self, connection: apsw.Connection, catalog: Catalog, newest: NewestEntry) -> None:
+    def __init__(
+        self,
+        connection: apsw.Connection,
+        catalog: Catalog,
+        newest: NewestEntry,
+        known_sessions: Mapping[bytes, bytes] | None = None,
+    ) -> None:
+        """known_sessions: committed records of sessions, by key, as far as they are in memory."""
         self.connection = connection
+        self._known_sessions = known_sessions or {}
+        self.sessions: dict[bytes, bytes | None] = {}
+        """Records that this group writes, None: removes. They reach their table at its end, each once."""
         self.catalog = catalog
         self._base = newest
         self.last: OpTime = newest.optime
@@ -281,6 +293,20 @@ class Txn:
         """As Snapshot.index_scan, of this group's state."""
         return scan_index(self.connection, index, low, high, after=after, limit=limit, backwards=backwards)
 
+    # --- records of sessions
+
+    def session(self, key: bytes) -> bytes | None:
+        """The record of a session (sessions.py); None when there is none."""
+        if key in self.sessions:
+            return self.sessions[key]
+        return self._known_sessions.get(key) or self.get(SESSIONS, key)
+
+    def put_session(self, key: bytes, record: bytes | None, *, ts: int) -> None:
+        """Write or, with None, remove the record of a session."""
+        undo = self._undo
+        undo.append((ts, len(undo), DOC, SESSIONS.uuid, key, self.session(key), None))
+        self.sessions[key] = record
+
     # --- collections
 
     def collection(self, ns: str) -> Collection | None:
@@ -355,7 +381,10 @@ class Txn:
             raise StorageError("SQLite gave the transaction up after an error")
         undo, oplog, meta, last = mark
         for _ts, _seq, kind, coll, key, before, place in reversed(self._undo[undo:]):
-            revert(self.connection, self.catalog, kind, coll, key, before, place)
+            if coll == SESSIONS.uuid:
+                self.sessions[key or b""] = before
+            else:
+                revert(self.connection, self.catalog, kind, coll, key, before, place)
         for name, value in reversed(self._meta_before[meta:]):
             write_meta(self.connection, name, value)
         del self._undo[undo:], self._oplog[oplog:], self._meta_before[meta:]
@@ -380,7 +409,18 @@ class Txn:
             self._note_terms(rows)
         if self._undo:
             self.connection.executemany("INSERT INTO undo VALUES (?, ?, ?, ?, ?, ?, ?)", self._undo)
+        if self.sessions:
+            self._write_sessions()
         return rows
+
+    def _write_sessions(self) -> None:
+        written = [row for row in self.sessions.items() if row[1] is not None]
+        removed = [(key,) for key, record in self.sessions.items() if record is None]
+        upsert = f"{SESSIONS.sql_insert} ON CONFLICT (key) DO UPDATE SET doc = excluded.doc"
+        delete = f"DELETE FROM {SESSIONS.table} WHERE key = ?"
+        for sql, values in ((upsert, written), (delete, removed)):
+            if values:
+                self.connection.executemany(sql, values)
 
     def _note_terms(self, rows: list[OplogRow]) -> None:
         previous = self._base.optime

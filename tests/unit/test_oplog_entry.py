@@ -154,8 +154,11 @@ def test_a_run_of_inserts_reads_what_the_long_way_reads() -> None:
         doc = encode({"_id": number, "v": [1, 2]})
         raw = insert_entry("shop.orders", ui, doc, OpTime(4, pack_ts(2**32 - 1, 9)), -3)
         entry = OplogEntry(raw)
-        assert run.read(raw) == (doc, OpTime(4, pack_ts(2**32 - 1, 9)), -3)
-        assert run.read(raw) == (entry.o.raw, entry.optime, entry.wall_ms)
+        assert run.read(raw) == (doc, OpTime(4, pack_ts(2**32 - 1, 9)), -3, b"")
+        assert run.read(raw) == (entry.o.raw, entry.optime, entry.wall_ms, b"")
+        extra = extra_fields({"stmtId": 1})
+        with_extra = insert_entry("shop.orders", ui, doc, OpTime(4, pack_ts(2**32 - 1, 9)), -3, extra)
+        assert run.read(with_extra) == (doc, OpTime(4, pack_ts(2**32 - 1, 9)), -3, extra)
 
 
 def test_a_run_of_inserts_leaves_every_other_entry_alone() -> None:
@@ -167,7 +170,6 @@ def test_a_run_of_inserts_leaves_every_other_entry_alone() -> None:
     others = [
         insert_entry("shop.other", ui, doc, optime, 5),
         insert_entry("shop.orders", bytes(16), doc, optime, 5),
-        insert_entry("shop.orders", ui, doc, optime, 5, extra_fields({"stmtId": 1})),
         delete_entry("shop.orders", ui, doc, optime, 5),
         noop_entry({"msg": "x"}, optime, 5),
         good[:-1] + b"\x01",

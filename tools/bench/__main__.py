@@ -15,10 +15,11 @@ from rich.table import Table
 
 from replset.cli.local_set import HTTP_OFFSET, LocalMember, free_ports, running_set, wait_until
 from tools.bench import bson, endure, spark, storage
-from tools.bench.load import HttpClient, Result, WireClient, run_load
+from tools.bench.load import HttpClient, Result, RetryableClient, WireClient, run_load
 
 ROWS: dict[str, tuple[type[WireClient] | type[HttpClient], dict[str, object], int]] = {
     "wire-w1": (WireClient, {"w": 1}, 8000),
+    "wire-retryable": (RetryableClient, {"w": 1}, 6000),
     "wire-majority": (WireClient, {"w": "majority"}, 4000),
     "http-majority": (HttpClient, {"w": "majority"}, 2000),
 }

@@ -5,13 +5,14 @@ from __future__ import annotations
 import abc
 import asyncio
 import json
+import os
 import struct
 import time
 from dataclasses import dataclass, field
 from itertools import count
 from typing import cast
 
-from replset.bson import ObjectId, RawDocument, encode
+from replset.bson import Binary, Int64, ObjectId, RawDocument, decode, encode
 
 PAYLOAD = "x" * 190
 """Makes the document 256 bytes long with its fields."""
@@ -111,6 +112,22 @@ class WireClient(_Client):
 
     def good(self, answer: bytes) -> bool:
         return b"\x10n\x00\x01\x00\x00\x00" in answer and b"writeConcernError" not in answer
+
+
+class RetryableClient(WireClient):
+    """As WireClient, with a session and a transaction number, as drivers send it."""
+
+    def __init__(self, concern: dict[str, object], numbers: count[int], result: Result, done: asyncio.Event) -> None:
+        super().__init__(concern, numbers, result, done)
+        session = {"lsid": {"id": Binary(os.urandom(16), 4)}, "txnNumber": Int64(0)}
+        self._before = b"\x00\x00\x00\x00\x00" + encode({**decode(self._before[5:]), **session})
+        self._number_at = self._before.index(b"\x12txnNumber\x00") + 11
+        self._numbers = count(1)
+
+    def request(self, number: int) -> bytes:
+        at, before = self._number_at, self._before
+        self._before = b"".join((before[:at], next(self._numbers).to_bytes(8, "little"), before[at + 8 :]))
+        return super().request(number)
 
 
 class HttpClient(_Client):

@@ -15,7 +15,9 @@ from replset.commands.sessions import NOBODY, session_id
 from replset.commands.write_concern import WriteConcernFailure
 from replset.errors import NotWritablePrimaryError
 from replset.ids import OPTIME_NULL
+from replset.oplog_entry import extra_fields
 from replset.replication.applier import apply_batch
+from replset.replication.session_write import SessionWrite, read_extra
 from replset.storage.catalog import SESSIONS
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
@@ -259,3 +261,15 @@ def test_a_failed_group_leaves_no_record(client: Client, member: FakeMember, mon
     monkeypatch.undo()
     assert "retriedStmtIds" not in client.ok(command)
     assert client.ok(command)["retriedStmtIds"] == [0]
+
+
+def test_the_session_of_an_insert_is_read_from_its_place() -> None:
+    _, lsid = session_id(bytes(16))
+    write = SessionWrite(b"key", lsid.raw, (1 << 62) + 5)
+    write.stmt_id = 7
+    assert read_extra(write.extra()) == (lsid.raw, (1 << 62) + 5)
+    write.image = "preImage"
+    assert read_extra(write.extra(has_image=True)) is None
+    assert read_extra(extra_fields({"stmtId": 1})) is None
+    assert read_extra(b"") is None
+    assert read_extra(bytes(len(write.extra()))) is None
