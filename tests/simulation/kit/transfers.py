@@ -92,6 +92,7 @@ class Transfers(Clients):
     def start(self) -> None:
         for _ in range(self._mix.clients):
             self._launch(self._mover)
+        self._launch(self._noter)
         for _ in range(self._mix.readers):
             self._launch(self._reader)
 
@@ -102,15 +103,19 @@ class Transfers(Clients):
         while not self._stopped:
             await self._pause(rng)
             target = self._primary if self._primary and rng.random() < 0.8 else rng.choice(self._hosts)
-            if rng.random() < 0.25:
-                await self._note(client, target, rng)
-            else:
-                await self._move(client, target, rng)
+            await self._move(client, target, rng)
+        client.close()
+
+    async def _noter(self, rng: random.Random) -> None:
+        client = self._new_client()
+        while not self._stopped:
+            await self._pause(rng)
+            await self._note(client, self._primary or rng.choice(self._hosts), rng)
         client.close()
 
     async def _note(self, client: SimClient, target: HostPort, rng: random.Random) -> None:
-        """A write outside of transactions, which must neither be lost nor hide one."""
-        statement = {"q": {"_id": rng.choice(self._names)}, "u": {"$set": {"note": next(self._numbers)}}}
+        """Add a field outside of transactions, a new one each time, so that it is missing if a transaction hides it."""
+        statement = {"q": {"_id": rng.choice(self._names)}, "u": {"$set": {f"note{next(self._numbers)}": 1}}}
         command = {"update": ACCOUNTS, "updates": [statement], "writeConcern": {"w": 1}, "maxTimeMS": 3_000}
         try:
             reply = await client.call(target, DATABASE, command)
