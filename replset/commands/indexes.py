@@ -15,6 +15,7 @@ from replset.commands.lists import list_reply
 from replset.commands.namespaces import collection_field, namespace, writable_namespace
 from replset.commands.ports import Reply
 from replset.commands.replies import write_times
+from replset.commands.sources import view_of
 from replset.commands.write_concern import MAX_W, wait_for_write_concern, write_and_wait, write_concern_of
 from replset.core.write_concern import WriteConcern
 from replset.errors import (
@@ -109,7 +110,7 @@ def _begin(ctx: CommandContext, group: WriteGroup, ns: str, specs: list[RawDocum
     if coll is None:
         coll = do_create(group, ns)
     plan = _Plan(len(coll.indexes) + 1, created, group.term, txn.last)
-    is_empty = next(txn.scan(coll), None) is None
+    is_empty = next(view_of(txn, coll).by_key(b"", None, False), None) is None
     wanted: list[RawDocument] = []
     for spec in specs:
         same = existing_index(ns, [*[index.spec for index in coll.indexes], *wanted], spec)

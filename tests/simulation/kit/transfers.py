@@ -187,6 +187,9 @@ class Transfers(Clients):
         while not self._stopped:
             await self._pause(rng)
             try:
+                if rng.random() < 0.4:
+                    await self._read_inside(client, rng)
+                    continue
                 first = await self._read(client, rng, None)
                 if rng.random() < 0.5:
                     await asyncio.sleep(rng.random())
@@ -194,6 +197,16 @@ class Transfers(Clients):
             except (_RefusedError, NoAnswerError):
                 continue
         client.close()
+
+    async def _read_inside(self, client: SimClient, rng: random.Random) -> None:
+        """All documents in a transaction that only reads, in two commands with a pause between them."""
+        target, half = self._primary or rng.choice(self._hosts), len(self._names) // 2
+        transaction, found = _Transaction(client, target, rng), {}
+        for names in (self._names[:half], self._names[half:]):
+            found |= await transaction.find({"_id": {"$in": names}})
+            await asyncio.sleep(rng.random())
+        await transaction.commit("w1")
+        self.reads.append(BalanceRead(target, found))
 
     async def _read(self, client: SimClient, rng: random.Random, ts: int | None) -> BalanceRead:
         """All documents at one moment: at `ts`, or at the newest that the member can show."""

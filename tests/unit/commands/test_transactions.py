@@ -347,6 +347,22 @@ def test_indexes_are_made_with_their_collection(filled: Client) -> None:
     assert Session(filled, number=3).code({"createIndexes": "c", "indexes": [spec]}) == 263
 
 
+def test_an_index_finds_the_documents_as_the_transaction_sees_them(filled: Client) -> None:
+    filled.ok({"createIndexes": "c", "indexes": [{"key": {"n": 1}, "name": "n_1"}]})
+    session = Session(filled)
+    session.ok(find())
+    filled.ok(update({"_id": 3}, {"$set": {"n": 50}}))
+    filled.ok(insert({"_id": 60, "n": 2}))
+    session.ok(update({"n": 1}, {"$set": {"n": 3}}))
+    session.ok(insert({"_id": 9, "n": 3}))
+    session.ok(delete({"n": 4}))
+    for hint in ({}, {"hint": {"n": 1}}, {"hint": {"$natural": 1}}):
+        found = {doc["_id"] for doc in batch(session.ok(find({"n": {"$gte": 2, "$lt": 60}}, **hint)))}
+        assert found == {1, 2, 3, 9}
+    assert [doc["n"] for doc in batch(session.ok(find({}, sort={"n": -1})))] == [3, 3, 3, 2]
+    assert conflict(session.run(update({"n": 3}, {"$inc": {"n": 1}}, multi=True)))
+
+
 # --- errors
 
 
