@@ -54,6 +54,7 @@ from replset.replication.write_set import WriteSet
 from replset.storage.catalog import Collection
 from replset.storage.store import Pin
 
+REPLSET_CONFIG = "local.system.replset"
 SORT_BYTES = 100 << 20
 PAIR_BYTES, ROW_BYTES = 130, 41
 """What Python adds to a document and its key, and to a document alone."""
@@ -303,6 +304,8 @@ async def open_cursor(ctx: CommandContext, query: Query) -> tuple[Cursor, OpTime
             raise NotBuiltError("sorting the oplog other than by $natural is not built yet")
         backwards = natural_direction(query.sort, query.hint) < 0
         return OplogCursor(ctx.member, query.filter, _wanted(query), backwards=backwards), None
+    if ns == REPLSET_CONFIG:
+        return DocumentsCursor(ns, await _configuration(ctx.member, query)), None
     if query.tailable and (ctx.transaction is not None or concern.level not in ("local", "majority")):
         raise InvalidOptionsError("a tailable cursor has read concern local, available or majority")
     coll, at = await open_collection(ctx, name, concern)
@@ -318,6 +321,22 @@ async def open_cursor(ctx: CommandContext, query: Query) -> tuple[Cursor, OpTime
     )
     cursor.snapshot_at = snapshot_at
     return cursor, at
+
+
+async def _configuration(member: MemberPort, query: Query) -> list[bytes]:
+    """The configuration as MongoDB keeps it, if it matches: the only document of local.system.replset."""
+    config = member.node.config
+    if config is None or query.skip:
+        return []
+
+    def shown(raw: bytes) -> bytes | None:
+        document = decode(raw)
+        if not query.compiled.matches(document):
+            return None
+        return encode(document if query.projection is None else query.projection(document))
+
+    found, _ = await evaluate(member, query.weight, [encode(config.document())], shown)
+    return found
 
 
 def _tail_of(ctx: CommandContext, coll: Collection, query: Query, concern: ReadConcern) -> CappedCursor:

@@ -29,6 +29,9 @@ _UNSTABLE: Final = {
     ),
 }
 """Fields that are not part of version 1, of commands that are."""
+_UNSTABLE_STAGES: Final = frozenset(
+    {"$currentOp", "$indexStats", "$listLocalSessions", "$listSessions", "$planCacheStats", "$search", "$searchMeta"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,13 @@ def _check_strict(body: RawDocument, command: str) -> None:
             code=ErrorCode.API_STRICT_ERROR,
         )
     _check_stable(body, command)
+    if command == "aggregate" and body.type_of("pipeline") == 4:
+        for stage in fields.documents(body, {}, "pipeline", command):
+            if stage.first_key in _UNSTABLE_STAGES:
+                raise ReplError(
+                    f"stage {stage.first_key} is not allowed with 'apiStrict: true' in API Version 1",
+                    code=ErrorCode.API_STRICT_ERROR,
+                )
     if command == "createIndexes" and body.type_of("indexes") == 4:
         for index in fields.documents(body, {}, "indexes", command):
             _check_stable(index, f"{command}.indexes")

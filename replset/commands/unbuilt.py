@@ -10,8 +10,9 @@ SEARCH_INDEX_COMMANDS: Final = frozenset(
     {"createSearchIndexes", "dropSearchIndex", "listSearchIndexes", "updateSearchIndex"}
 )
 _NOT_BUILT = (
-    "authenticate cloneCollectionAsCapped compact connPoolStats convertToCapped createRole createUser"
-    " dropAllRolesFromDatabase dropAllUsersFromDatabase dropConnections dropRole dropUser filemd5 getAuditConfig"
+    "authenticate cloneCollectionAsCapped compact connPoolStats convertToCapped createRole createUser dataSize"
+    " dropAllRolesFromDatabase dropAllUsersFromDatabase dropConnections dropRole dropUser filemd5 fsync fsyncUnlock"
+    " getAuditConfig"
     " getClusterParameter getDiagnosticData grantPrivilegesToRole grantRolesToRole grantRolesToUser"
     " invalidateUserCache lockInfo logout mapReduce planCacheClear planCacheClearFilters planCacheListFilters"
     " planCacheSetFilter replSetResizeOplog replSetSyncFrom revokePrivilegesFromRole revokeRolesFromRole"

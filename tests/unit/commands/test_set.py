@@ -519,3 +519,17 @@ def test_a_default_that_does_not_reach_a_majority_says_so(client: Client, member
     member.concern_failure = WriteConcernFailure(64, "waiting for replication timed out", True)
     reply = client.ok({"setDefaultRWConcern": 1, "defaultWriteConcern": {"w": 1}}, "admin")
     assert reply["writeConcernError"]["code"] == 64
+
+
+def test_the_configuration_is_read_as_a_document(client: Client, member: FakeMember) -> None:
+    def found(**query: object) -> list[dict[str, Any]]:
+        reply = client.ok({"find": "system.replset", **query}, "local")
+        batch: list[dict[str, Any]] = reply["cursor"]["firstBatch"]
+        return batch
+
+    (config,) = found()
+    assert (config["_id"], len(config["members"])) == ("rs0", len(CONFIG.members))
+    assert found(filter={"_id": "rs0"}, projection={"version": 1}) == [{"_id": "rs0", "version": config["version"]}]
+    assert found(filter={"_id": "other"}) == []
+    member.node.config = None
+    assert found() == []

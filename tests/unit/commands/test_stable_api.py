@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from replset.bson import Binary, Int64
+from replset.bson import Binary, Int64, RawDocument, encode
+from replset.commands.stable_api import check_api
+from replset.errors import ReplError
 from tests.unit.commands.conftest import Client, FakeMember
 
 V1: dict[str, Any] = {"apiVersion": "1"}
@@ -45,6 +47,15 @@ ERRORS: dict[str, Any] = {**V1, "apiDeprecationErrors": True}
 )
 def test_what_is_in_version_1(client: Client, command: dict[str, object], code: int | None) -> None:
     assert client.run(command).get("code") == code
+
+
+def test_stages_that_are_not_in_version_1() -> None:
+    pipeline: list[dict[str, object]] = [{"$match": {}}, {"$listLocalSessions": {}}]
+    check_api(RawDocument(encode({"aggregate": 1, "pipeline": pipeline[:1], **STRICT})), "aggregate")
+    check_api(RawDocument(encode({"aggregate": 1, "pipeline": pipeline, **V1})), "aggregate")
+    with pytest.raises(ReplError, match="listLocalSessions is not allowed") as refused:
+        check_api(RawDocument(encode({"aggregate": 1, "pipeline": pipeline, **STRICT})), "aggregate")
+    assert refused.value.code == 323
 
 
 def test_the_test_commands_are_for_tests(client: Client, member: FakeMember) -> None:
