@@ -34,7 +34,7 @@ async def count(ctx: CommandContext) -> Reply:
     body, name = ctx.body, ctx.name
     fields.check_collation(body, name)
     hint = hint_of(body, name)
-    found, weight = await _filter(ctx)
+    found, weight = await command_filter(ctx)
     skip = fields.whole(body, "skip", name, least=0)
     limit = abs(fields.whole(body, "limit", name))
     if namespace(ctx.database, collection_field(body, name)) == OPLOG:
@@ -73,7 +73,7 @@ async def _count_oplog(ctx: CommandContext, found: Filter, weight: int) -> int:
     return total
 
 
-async def _filter(ctx: CommandContext) -> tuple[Filter, int]:
+async def command_filter(ctx: CommandContext) -> tuple[Filter, int]:
     """The command's filter, and what its evaluation weighs."""
     body = ctx.body
     query = await read_statement(ctx.member, body, lambda: fields.decoded(body, "query", ctx.name))
@@ -146,7 +146,7 @@ async def distinct(ctx: CommandContext) -> Reply:
     key = fields.text(body, "key", name)
     if not key or "\0" in key:
         raise BadValueError("distinct.key must be the path of a field")
-    found, weight = await _filter(ctx)
+    found, weight = await command_filter(ctx)
     values = Distinct(key)
 
     def add(raw: bytes) -> None:

@@ -42,6 +42,10 @@ class Cut(NamedTuple):
         return begin[:-1] + bytes((begin[-1] + 1,))
 
     @property
+    def text(self) -> str:
+        return self.value if isinstance(self.value, Text) else shell_text(self.value)
+
+    @property
     def reverse(self) -> Cut:
         """The same place among complemented keys, which have the opposite order."""
         return Cut(self.prefix.translate(_COMPLEMENT), not self.is_behind, self.value)
@@ -66,10 +70,13 @@ class Interval(NamedTuple):
     def text(self) -> str:
         """As MongoDB's explain shows it."""
         begin, end = "(" if self.low.is_behind else "[", "]" if self.high.is_behind else ")"
-        low, high = (
-            cut.value if isinstance(cut.value, Text) else shell_text(cut.value) for cut in (self.low, self.high)
-        )
-        return f"{begin}{low}, {high}{end}"
+        return f"{begin}{self.low.text}, {self.high.text}{end}"
+
+    @property
+    def text_backwards(self) -> str:
+        """As `text`, of a scan from the end to the beginning."""
+        begin, end = "[" if self.high.is_behind else "(", ")" if self.low.is_behind else "]"
+        return f"{begin}{self.high.text}, {self.low.text}{end}"
 
 
 Intervals = tuple[Interval, ...]
@@ -154,7 +161,7 @@ def _collect_path(path: str, value: Any, found: FilterBounds) -> None:
                 found.conditions.append(_bounds(path, _matched(pattern, operators.get("$options", options)), False))
             case "$exists":
                 wanted = is_true(operand)
-                intervals = FULL if wanted else (_point(None),)
+                intervals = FULL if wanted else (point(None),)
                 found.conditions.append(PathBounds(path, intervals, is_exact=False, has_value=wanted))
             case "$all" if operand:
                 for one in operand:
@@ -231,7 +238,8 @@ def contains(outer: Intervals, inner: Intervals) -> bool:
     )
 
 
-def _point(value: object) -> Interval:
+def point(value: object) -> Interval:
+    """The key of one value."""
     key = encode_key(value)
     return Interval(Cut(key, False, value), Cut(key, True, value))
 
@@ -243,10 +251,10 @@ def _equal(value: object) -> tuple[list[Interval], bool]:
 
 def _equal_to(value: object) -> tuple[list[Interval], bool]:
     if value is None:
-        return [_point(None), _point(Undefined())], True
+        return [point(None), point(Undefined())], True
     if type(value) is list:  # an item, or the whole array, of which only the items have keys
-        return [_point(value), _point(value[0] if value else Undefined())], False
-    return [_point(value)], type(value) is not Undefined
+        return [point(value), point(value[0] if value else Undefined())], False
+    return [point(value)], type(value) is not Undefined
 
 
 def _compared(name: str, operand: object) -> tuple[Iterable[Interval], bool]:
@@ -282,7 +290,7 @@ def _behind(operand: object) -> Text:
 def _matched(pattern: str, options: str) -> list[Interval]:
     """Strings with the literal text that an anchored expression begins with, and the same expression as a value."""
     text = "" if set(options) & set("imx") or "|" in pattern or "(?" in pattern else _literal_begin(pattern)
-    same = _point(Regex(pattern, options))
+    same = point(Regex(pattern, options))
     if not text:
         return [Interval(Cut(encode_key("")[:1], False, Text('""')), Cut(encode_key({})[:1], False, Text("{}"))), same]
     key = encode_key(text)[:-1]  # without the end of the string
