@@ -183,7 +183,7 @@ async def drop_indexes(ctx: CommandContext) -> Reply:
     if given is None:
         raise fields.missing(ctx.name, "index")
     names = given if isinstance(given, list) else [given]
-    if not isinstance(given, str | list | dict) or not (given is names[0] or all(isinstance(n, str) for n in names)):
+    if not isinstance(given, str | list | dict) or (names is given and not all(isinstance(n, str) for n in names)):
         raise TypeMismatchError("BSON field 'dropIndexes.index' has to be a name, a list of names, or a key")
 
     def operation(group: WriteGroup) -> int:

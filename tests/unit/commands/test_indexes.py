@@ -214,6 +214,7 @@ def test_no_commit_quorum(client: Client, quorum: object) -> None:
         (["a_1", "c_1"], ["b_1"]),
         ({"b": 1.0}, ["a_1", "c_1"]),
         ("*", []),
+        ([], ["a_1", "b_1", "c_1"]),
     ],
 )
 def test_drop_indexes(client: Client, given: object, left: list[str]) -> None:
