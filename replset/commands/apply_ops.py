@@ -158,12 +158,11 @@ class ApplyOps:
                 raise FailedToParseError(f"applyOps: invalid op type {one.op!r:.20}")
 
     def _collection(self, group: WriteGroup, one: Operation) -> Collection | None:
+        """By UUID, else by name: a collection may have another UUID here (see `_on_collection`)."""
         database, _, name = one.ns.partition(".")
         ns = writable_namespace(database, name)
-        if one.ui is None:
-            return group.txn.catalog.by_ns.get(ns)
-        coll = group.txn.catalog.by_uuid.get(one.ui)
-        return None if coll is None or coll.dropped_ts is not None else coll
+        coll = None if one.ui is None else group.txn.catalog.by_uuid.get(one.ui)
+        return group.txn.catalog.by_ns.get(ns) if coll is None or coll.dropped_ts is not None else coll
 
     def _write(self, group: WriteGroup, one: Operation) -> None:
         """An insert or an update."""
@@ -237,6 +236,7 @@ class ApplyOps:
         if name == "create":
             fields.check_fields(one.o, CREATE_FIELDS | {name}, name)
             if ns not in by_ns:
+                # A dropped collection keeps its UUID until its documents are removed.
                 known = one.ui is not None and one.ui in group.txn.catalog.by_uuid
                 create_in(group, ns, options_of(one.o, name), None if known else one.ui)
         elif name == "collMod":

@@ -76,7 +76,11 @@ def test_a_uuid_is_kept(client: Client) -> None:
     client.ok({"applyOps": [command({"create": "c"}, ui=UUID), op("i", {"_id": 1}, ui=UUID)]}, "admin")
     (found,) = client.ok({"listCollections": 1})["cursor"]["firstBatch"]
     assert found["info"]["uuid"] == UUID
-    assert client.code({"applyOps": [op("i", {"_id": 1}, ui=Binary(bytes(16), 4))]}, "admin") == 26
+    client.ok({"applyOps": [command({"drop": "c"}), command({"create": "c"}, ui=UUID)]}, "admin")
+    (again,) = client.ok({"listCollections": 1})["cursor"]["firstBatch"]
+    assert again["info"]["uuid"] != UUID  # the dropped one has it still
+    client.ok({"applyOps": [op("i", {"_id": 2}, ui=UUID)]}, "admin")
+    assert documents(client) == [{"_id": 2}]
 
 
 def test_updates_of_what_is_not_there(client: Client) -> None:
