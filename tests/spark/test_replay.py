@@ -226,3 +226,19 @@ def test_as_text_and_as_a_bson_file(spark: SparkSession, past: Past, tmp_path: P
     assert file.read_bytes() == b"".join(expected)
     with pytest.raises(FileExistsError):
         write_bson(documents, file)
+
+
+def test_a_renamed_collection_is_found_under_the_name_that_it_had(tmp_path: Path) -> None:
+    store = Store.open(RealDisk(), tmp_path / "a", OPTIONS)
+    commands: list[dict[str, object]] = [{"create": "old"}, {"renameCollection": "app.old", "to": "app.new"}]
+    for number, o in enumerate(commands, 1):
+        with store.group() as txn:
+            apply_entry(txn, OplogEntry(command_entry("app", UUID, o, OpTime(1, pack_ts(T0, number)), 0)))
+    store.close()
+    base = DbpathBase("a", str(tmp_path / "a/replset.db"))
+    created, renamed = (OpTime(1, pack_ts(T0, number)) for number in (1, 2))
+    assert base.collections(created) == {"app.old": UUID}
+    assert base.collections(renamed) == {"app.new": UUID}
+    assert base.find("app.old", created).uuid == UUID
+    assert not base.find("app.new", created).exists
+    assert base.find("app.new", renamed).uuid == UUID

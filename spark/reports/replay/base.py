@@ -130,14 +130,9 @@ class DbpathBase:
                     f"its documents are as of {newest}, and what was before {OpTime(at.term, pruned)} cannot be undone",
                 )
             point = at.ts if undone else newest.ts
-            rows = _rows(
-                connection,
-                "SELECT uuid FROM catalog WHERE ns = ? AND created_ts <= ? AND (dropped_ts IS NULL OR dropped_ts > ?)",
-                (ns, point, point),
-            )
-            if not rows:
+            uuid = _catalog_at(connection, point).get(ns)
+            if uuid is None:
                 return Start(at if undone else newest, False, undone=undone)
-            uuid = bytes(rows[0][0])
             if undone:
                 return Start(at, True, uuid, (_WHOLE,), True)
             ((first, last),) = _rows(connection, f"SELECT min(rowid), max(rowid) FROM {_table(uuid)}")
@@ -153,12 +148,7 @@ class DbpathBase:
                     f"its documents cannot be taken back to {at}: what was before {OpTime(at.term, pruned)} cannot be"
                     " undone any more (--snapshot-history-secs of that member)",
                 )
-            rows = _rows(
-                connection,
-                "SELECT ns, uuid FROM catalog WHERE created_ts <= ? AND (dropped_ts IS NULL OR dropped_ts > ?)",
-                (at.ts, at.ts),
-            )
-            return {str(ns): bytes(uuid) for ns, uuid in rows}
+            return _catalog_at(connection, at.ts)
 
     def as_of(self, ns: str, uuid: bytes, at: OpTime) -> Iterator[pa.RecordBatch]:
         """The documents of one of the `collections` as of `at`, wherever the file is by now."""
@@ -289,6 +279,23 @@ def _stream(connection: dbapi.Connection, sql: str, values: tuple[object, ...]) 
         for batch in cursor.fetch_record_batch():
             if batch.num_rows:
                 yield pa.RecordBatch.from_arrays([a.cast(pa.binary()) for a in batch.columns], schema=SCHEMA)
+
+
+def _catalog_at(connection: dbapi.Connection, ts: int) -> dict[str, bytes]:
+    """The uuids of the collections at `ts`, by the names that they had then."""
+    names = {
+        bytes(uuid): str(ns)
+        for uuid, ns in _rows(
+            connection,
+            "SELECT uuid, ns FROM catalog WHERE created_ts <= ? AND (dropped_ts IS NULL OR dropped_ts > ?)",
+            (ts, ts),
+        )
+    }
+    renames = "SELECT coll, before FROM undo WHERE kind = 'rename' AND ts > ? ORDER BY ts DESC, seq DESC"
+    for uuid, before in _rows(connection, renames, (ts,)):
+        if bytes(uuid) in names:
+            names[bytes(uuid)] = str(RawDocument(bytes(before)).get("ns"))
+    return {ns: uuid for uuid, ns in names.items()}
 
 
 def _rows(connection: dbapi.Connection, sql: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
