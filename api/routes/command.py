@@ -14,7 +14,10 @@ from api.openapi import answers
 from replset.commands.table import PRIVATE
 from replset.runtime.member import RunningMember
 
-WRITES = frozenset({"insert", "update", "delete", "findAndModify", "bulkWrite", "create", "drop", "dropDatabase"})
+WRITES = frozenset(
+    {"insert", "update", "delete", "findAndModify", "bulkWrite", "applyOps", "create", "drop", "dropDatabase"}
+    | {"renameCollection", "collMod", "createIndexes", "dropIndexes"}
+)
 BODY = {
     "required": True,
     "content": {

@@ -147,14 +147,17 @@ class LiveSet:
 
     def _note(self, entry: OplogEntry, wanted: frozenset[DocumentKey]) -> None:
         if entry.op == COMMAND:
-            target = entry.o.get("drop")
+            target, *renamed = (entry.o.get(name) for name in ("drop", "renameCollection", "to"))
             if isinstance(target, str):
                 self._dropped[f"{entry.database}.{target}"] = entry.optime
+            for ns in renamed:
+                if isinstance(ns, str):  # what had the name before has another one, or is dropped
+                    self._dropped[ns] = entry.optime
         elif entry.op != NOOP and (key := entry.key()) is not None and (entry.ns, key) in wanted:
             self._last_entries[entry.ns, key] = entry.optime
 
     def last_entry(self, key: DocumentKey) -> OpTime | None:
-        """The last scanned entry about this document, or the drop of its collection; None if there is none."""
+        """The last scanned entry about this document, or about the name of its collection; None if there is none."""
         found = [at for at in (self._last_entries.get(key), self._dropped.get(key[0])) if at is not None]
         return max(found, default=None)
 

@@ -51,6 +51,27 @@ TEMPLATES: list[tuple[str, dict[str, Any]]] = [
     ("test", {"count": "c", "query": {"a": {"$exists": True}}, "limit": 1, "skip": 1}),
     ("test", {"distinct": "c", "key": "a.b", "query": {"a": {"$type": "int"}}}),
     ("test", {"create": "e"}),
+    ("test", {"create": "e", "capped": True, "size": 4096, "max": 3, "validator": {"a": {"$gt": 1}}}),
+    (
+        "test",
+        {"create": "v", "validator": {"$jsonSchema": {"required": ["a"], "properties": {"a": {"bsonType": "int"}}}}},
+    ),
+    (
+        "test",
+        {"collMod": "c", "validator": {"b": {"$ne": 5}}, "validationLevel": "moderate", "validationAction": "warn"},
+    ),
+    ("test", {"collMod": "c", "index": {"keyPattern": {"a": 1}, "expireAfterSeconds": 5, "hidden": True}}),
+    ("admin", {"renameCollection": "test.e", "to": "test.f", "dropTarget": True}),
+    (
+        "admin",
+        {
+            "applyOps": [
+                {"op": "i", "ns": "test.c", "o": {"_id": 9}},
+                {"op": "u", "ns": "test.c", "o": {"$v": 2, "diff": {"u": {"a": 1}}}, "o2": {"_id": 9}},
+                {"op": "c", "ns": "test.$cmd", "o": {"applyOps": [{"op": "d", "ns": "test.c", "o": {"_id": 9}}]}},
+            ]
+        },
+    ),
     ("test", {"drop": "e"}),
     ("test", {"dropDatabase": 1}),
     ("test", {"createIndexes": "c", "indexes": [{"key": {"_id": 1}, "name": "_id_"}]}),

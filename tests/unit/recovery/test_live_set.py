@@ -215,7 +215,10 @@ def test_a_scan_notes_last_entries_and_goes_on_where_it_stopped(member: FakeMemb
         log.append(insert_entry(NS, UUID_OF_ORDERS, one, at(6), 0))
         live.scan(at(1), wanted)
         assert live.last_entry((NS, encode_key(1))) == at(6)
-    assert member.asked[-1]["filter"] == {"ts": {"$gt": Timestamp(100, 5)}}
+        log.append(command_entry("shop", UUID_OF_ORDERS, {"renameCollection": NS, "to": "shop.parts"}, at(7), 0))
+        live.scan(at(1), wanted)
+        assert live.last_entry((NS, encode_key(1))) == live.last_entry(("shop.parts", encode_key(1))) == at(7)
+    assert member.asked[-1]["filter"] == {"ts": {"$gt": Timestamp(100, 6)}}
 
 
 def test_an_oplog_that_begins_later_is_not_complete(member: FakeMember) -> None:
