@@ -7,8 +7,10 @@ from typing import Any
 
 import apsw
 
+from replset.bson import InvalidBSONError
 from replset.errors import CappedPositionLostError, CorruptDataError, DamagedEntryError
 from replset.ids import OpTime
+from replset.oplog_entry import OplogEntry
 from replset.oplog_row import COLUMNS, OplogRow, TermSpan, entry_hash, first_damaged, next_chain
 from replset.storage.sqlite import first_row, rows_of
 
@@ -64,11 +66,14 @@ def rows_after(
     ns: str | None = None,
     op: str | None = None,
 ) -> list[OplogRow]:
-    """Rows with ts > after_ts, oldest first, until `limit` rows or `max_bytes` of entries; the first one always."""
+    """Rows with ts > after_ts, oldest first, until `limit` rows or `max_bytes` of entries; the first one always.
+
+    ns: only entries of this namespace, and transactions that write in it.
+    """
     conditions: list[str] = ["ts > ?"]
     values: list[object] = [after_ts]
     if ns is not None:
-        conditions.append("ns = ?")
+        conditions.append("(ns = ? OR op = 'c' AND ns = 'admin.$cmd')")
         values.append(ns)
     if op is not None:
         conditions.append("op = ?")
@@ -76,15 +81,25 @@ def rows_after(
     sql = f"SELECT {COLUMNS} FROM oplog WHERE {' AND '.join(conditions)} ORDER BY ts LIMIT ?"
     rows: list[OplogRow] = []
     size = 0
-    cursor = rows_of(connection, sql, (*values, limit))
+    cursor = rows_of(connection, sql, (*values, limit if ns is None else -1))
     for values_of_row in cursor:
         row = OplogRow._make(values_of_row)
+        if ns is not None and row.ns != ns and not _writes_in(row.entry, ns):
+            continue
         size += len(row.entry)
-        if rows and size > max_bytes:
+        if rows and (size > max_bytes or len(rows) == limit):
             cursor.close(True)
             break
         rows.append(row)
     return rows
+
+
+def _writes_in(entry: bytes, ns: str) -> bool:
+    """Whether the entry is a transaction's, and one of its operations is in this namespace."""
+    try:
+        return any(operation.ns == ns for operation in OplogEntry(entry).operations)
+    except InvalidBSONError:
+        return False
 
 
 def undamaged(connection: apsw.Connection, path: str, rows: list[OplogRow]) -> list[OplogRow]:

@@ -224,7 +224,7 @@ class Transfers(Clients):
         reply = _answered(await client.call(target, DATABASE, command))
         when = reply["cursor"]["atClusterTime"]
         documents = await _rest(client, target, reply["cursor"], {}, rng.choice((0.0, 0.3)))
-        read = BalanceRead(target, documents, pack_ts(when.time, when.inc))
+        read = BalanceRead(target, documents, pack_ts(when.time, when.inc) if ts is None else ts)
         self.reads.append(read)
         return read
 

@@ -11,7 +11,7 @@ import pytest
 from replset.bson import Binary, RawDocument, decode, encode, encode_key, from_ejson_value
 from replset.errors import CappedPositionLostError, SnapshotCutError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
-from replset.oplog_entry import insert_entry, noop_entry
+from replset.oplog_entry import insert_entry, noop_entry, operation_of, transaction_entry
 from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
 from tests.unit.api.kit import Api
@@ -204,3 +204,23 @@ def test_what_the_store_refuses(api: Api, error: Exception, status: int) -> None
     api.member.store = Trimmed()
     response = api.get("/v1/replset/oplog?after=1:1:1")
     assert (response.status_code, response.json()["code"]) == (status, 136 if status == 400 else 246)
+
+
+def transaction(store: Store, *namespaces: str) -> OpTime:
+    with store.group() as txn:
+        optime = txn.next_optime(1, WALL)
+        rows = [insert_entry(ns, bytes(16), encode({"_id": 1}), optime, WALL) for ns in namespaces]
+        entry = transaction_entry([operation_of(row) for row in rows], optime, WALL, b"")
+        txn.append(entry, optime, op="c", ns="admin.$cmd", key=None, wall_ms=WALL)
+    return optime
+
+
+def test_a_namespace_shows_the_transactions_that_write_there(api: Api, store: Store) -> None:
+    wanted = [insert(store, "app.a", {"_id": 1})]
+    insert(store, "app.b", {"_id": 1})
+    wanted.append(transaction(store, "app.b", "app.a"))
+    transaction(store, "app.b")
+    wanted.append(insert(store, "app.a", {"_id": 2}))
+    for limit in (1, 2, 10):
+        found = [row["optime"] for page in pages(api, limit, "&ns=app.a") for row in page]
+        assert found == [str(optime) for optime in wanted]
