@@ -60,6 +60,11 @@ class OplogEntry:
         return OpTime(int(term), pack_ts(ts.time, ts.inc))
 
     @property
+    def is_in_transaction(self) -> bool:
+        """Whether it is an operation of a transaction, and no entry of its own."""
+        return self._within is not None
+
+    @property
     def operations(self) -> list[OplogEntry]:
         """The operations of a committed transaction, in order; of any other entry the entry itself."""
         if self.op != COMMAND or self._within is not None or self.o.first_key != APPLY_OPS:

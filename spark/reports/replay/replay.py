@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from replset.bson import RawDocument, decode, encode, to_ejson
+from replset.bson import InvalidBSONError, RawDocument, decode, encode, to_ejson
 from replset.errors import ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import COMMAND, DELETE, INSERT, UPDATE, OplogEntry
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 BASE = "b"
 _COMMANDS_SCHEMA = "ts bigint, entry binary"
-_STEPS = schema_of("key ts op data", key=pa.binary(), op=pa.string(), data=pa.binary())
+_STEPS = schema_of("key ts n op data", key=pa.binary(), op=pa.string(), data=pa.binary())
 _STEPS_SCHEMA = ddl_of(_STEPS)
 _DOCUMENTS = schema_of("key id document", key=pa.binary(), id=pa.string(), document=pa.binary())
 DOCUMENTS_SCHEMA = ddl_of(_DOCUMENTS)
@@ -87,7 +87,7 @@ def replay(
     if life.from_base and base is not None and begin is not None and begin.parts:
         steps = _base_steps(spark, base, begin, ns, until).unionByName(steps)
     # All steps of a key in one partition, in order; then the few that are left, by key over all partitions.
-    ordered = steps.repartition("key").sortWithinPartitions("key", "ts")
+    ordered = steps.repartition("key").sortWithinPartitions("key", "ts", "n")
     return ordered.mapInArrow(_folder(oplog.name, ns), DOCUMENTS_SCHEMA).orderBy("key")
 
 
@@ -120,10 +120,11 @@ class CollectionStart:
 
 
 class Step(NamedTuple):
-    """One change of one document. data: the entry, or with op `b` the document itself."""
+    """One change of one document. n: its place in a transaction. data: the entry; with op `b` the document itself."""
 
     key: bytes
     ts: int
+    n: int
     op: str
     data: bytes
 
@@ -138,17 +139,15 @@ def collection_at(commands: Iterable[OplogEntry], ns: str, base: Start | None, o
     for entry in commands:
         o = entry.o
         name = o.first_key
-        if entry.ns == _ADMIN and name == "applyOps":
-            if ns in _namespaces_of(o.get("applyOps")):
-                raise OplogError(oplog, f"{entry.optime} is a transaction on {ns}, which is not replayed")
-        elif name == "renameCollection":
+        if name == "renameCollection":
             if ns in (o.get("renameCollection"), o.get("to")):
                 raise OplogError(oplog, f"{entry.optime} renames {ns}, which is not replayed")
         elif entry.database != database:
             continue
         elif name == "create" and o.get("create") == collection:
             if life is None:
-                life = CollectionStart(entry.ui, entry.optime.ts, False)
+                # What the same transaction writes has the optime of the creation.
+                life = CollectionStart(entry.ui, entry.optime.ts - entry.is_in_transaction, False)
             elif life.uuid is None:
                 life = CollectionStart(entry.ui, life.after_ts, life.from_base)
         elif name == "drop" and o.get("drop") == collection:
@@ -184,7 +183,7 @@ class DocumentFold:
 
     def take(self, steps: Iterable[Step]) -> Iterator[tuple[bytes, bytes]]:
         """(key, document) of the documents that these steps finish."""
-        for key, _, op, data in steps:
+        for key, _, _, op, data in steps:
             if key != self._key:
                 yield from self.end()
                 self._key = key
@@ -215,15 +214,23 @@ class DocumentFold:
     def _o_of(self, op: str, data: bytes) -> bytes:
         """The entry's `o`."""
         at = self._heads.start_of_o(data, op, self._ns)
-        return data[at : at + int.from_bytes(data[at : at + 4], "little")] if at else OplogEntry(data).o.raw
+        if at:
+            return data[at : at + int.from_bytes(data[at : at + 4], "little")]
+        o = RawDocument(data).get_raw("o")
+        if o is None:
+            raise InvalidBSONError("no oplog entry: it needs the document o")
+        return o
 
 
-def _namespaces_of(operations: object) -> set[object]:
-    return (
-        {operation.get("ns") for operation in operations if isinstance(operation, dict)}
-        if isinstance(operations, list)
-        else set()
-    )
+def steps_of(ns: str, rows: Iterable[tuple[bytes | None, int, str, bytes]]) -> Iterator[Step]:
+    """The changes of documents of `ns` in these rows: key, ts, op, entry. A transaction's are taken apart."""
+    for key, ts, op, entry in rows:
+        if op != COMMAND:
+            yield Step(key or b"", ts, 0, op, entry)
+            continue
+        for n, operation in enumerate(OplogEntry(entry).operations):
+            if operation.ns == ns and operation.op != COMMAND:
+                yield Step(operation.key() or b"", ts, n, operation.op, operation.raw)
 
 
 # --- in Spark --------------------------------------------------------------------------------------------------
@@ -269,31 +276,42 @@ def _is_whole(oplog: Oplog, bounds: Bounds) -> bool:
 
 
 def _commands(spark: SparkSession, oplog: Oplog, ns: str, span: Span) -> list[OplogEntry]:
-    """The commands on the database, in order: creations and drops, few beside the writes."""
+    """The commands on the database, in order: creations and drops, few beside the writes; those in transactions too."""
     wanted = EntryFilter(ns=tuple(sorted({f"{ns.partition('.')[0]}.$cmd", _ADMIN})), op=(COMMAND,))
-    found = map_spans(
-        spark, [oplog], ("ts", "entry"), lambda _, batches: batches, _COMMANDS_SCHEMA, span=span, only=wanted
-    )
-    return [OplogEntry(bytes(row["entry"])) for row in found.orderBy("ts").collect()]
+    found = map_spans(spark, [oplog], ("ts", "entry"), _with_commands, _COMMANDS_SCHEMA, span=span, only=wanted)
+    entries = [OplogEntry(bytes(row["entry"])) for row in found.orderBy("ts").collect()]
+    return [operation for entry in entries for operation in entry.operations if operation.op == COMMAND]
+
+
+def _with_commands(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Leave out the transactions that only write documents: they may be many and large."""
+    for batch in batches:
+        entries = [OplogEntry(entry) for entry in batch.column(1).to_pylist()]
+        kept = [any(operation.op == COMMAND for operation in entry.operations) for entry in entries]
+        yield batch.filter(pa.array(kept, pa.bool_()))
 
 
 def _entries(spark: SparkSession, oplog: Oplog, ns: str, span: Span, rows_per_task: int) -> DataFrame:
-    wanted = EntryFilter(ns=(ns,), op=(INSERT, UPDATE, DELETE))
+    wanted = EntryFilter(ns=(ns, _ADMIN), op=(INSERT, UPDATE, DELETE, COMMAND))
     columns = ("key", "ts", "op", "entry")
-    return map_spans(
-        spark, [oplog], columns, _renamed, _STEPS_SCHEMA, span=span, only=wanted, rows_per_task=rows_per_task
-    )
 
+    def steps(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if COMMAND in batch.column(2).to_pylist():
+                rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+                yield batch_from(list(steps_of(ns, rows)), _STEPS)
+            else:
+                key, ts, op, entry = batch.columns
+                yield pa.RecordBatch.from_arrays([key, ts, repeated(0, batch.num_rows), op, entry], schema=_STEPS)
 
-def _renamed(_member: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        yield pa.RecordBatch.from_arrays(batch.columns, schema=_STEPS)
+    return map_spans(spark, [oplog], columns, steps, _STEPS_SCHEMA, span=span, only=wanted, rows_per_task=rows_per_task)
 
 
 def _base_steps(spark: SparkSession, base: Base, begin: Start, ns: str, until: OpTime) -> DataFrame:
     def read(number: int) -> Iterator[pa.RecordBatch]:
         for found in base.read(begin, begin.parts[number], ns, until):
-            columns = [found.column(0), repeated(-1, found.num_rows), repeated(BASE, found.num_rows), found.column(1)]
+            rows = found.num_rows
+            columns = [found.column(0), repeated(-1, rows), repeated(0, rows), repeated(BASE, rows), found.column(1)]
             yield pa.RecordBatch.from_arrays(columns, schema=_STEPS)
 
     return map_numbers(spark, len(begin.parts), read, _STEPS_SCHEMA)

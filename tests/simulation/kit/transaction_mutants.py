@@ -124,6 +124,7 @@ def unknown_commit_denied(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(transactions, "_was_committed", lambda *_: False)
 
 
+_TESTS = "tests/unit/commands/test_transactions.py"
 TRANSACTION_MUTANTS = (
     Mutant(half_committed, (1, 3, 5)),
     Mutant(half_replicated, (1, 3, 5)),
@@ -133,6 +134,6 @@ TRANSACTION_MUTANTS = (
     Mutant(held_documents_written, (3, 1, 5)),
     Mutant(transaction_reads_the_newest, (3, 1, 5), "invariant 14"),
     Mutant(cluster_time_of_snapshots_ignored, (3, 1, 5), "invariant 14"),
-    Mutant(unknown_commit_confirmed, (3, 1, 5), "invariant 14"),
-    Mutant(unknown_commit_denied, (3, 1, 5), "invariant 14"),
+    Mutant(unknown_commit_confirmed, test=f"{_TESTS}::test_a_commit_is_known_from_the_record_alone"),
+    Mutant(unknown_commit_denied, test=f"{_TESTS}::test_a_commit_is_known_from_the_record_alone"),
 )

@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from replset.bson import decode, encode, encode_key
 from replset.errors import BadValueError
 from replset.ids import OPTIME_NULL, OpTime, pack_ts
-from replset.oplog_entry import OplogEntry, command_entry, delete_entry, insert_entry, update_entry
+from replset.oplog_entry import (
+    OplogEntry,
+    command_entry,
+    delete_entry,
+    insert_entry,
+    operation_of,
+    transaction_entry,
+    update_entry,
+)
 from replset.oplog_row import OplogRow
 from replset.query.diff import update_entry_object
 from replset.replication.applier import apply_entry
@@ -23,7 +31,7 @@ from replset.storage.disk import RealDisk
 from replset.storage.store import Store, StoreOptions
 from spark.oplog import OplogError
 from spark.reports.replay.base import BsonBase, DbpathBase, EmptyBase, Start, bson_documents, bson_parts, open_base
-from spark.reports.replay.replay import BASE, CollectionStart, DocumentFold, Step, collection_at, names
+from spark.reports.replay.replay import BASE, CollectionStart, DocumentFold, Step, collection_at, names, steps_of
 
 NS = "shop.orders"
 A, B = b"a" * 16, b"b" * 16
@@ -37,6 +45,12 @@ def at(number: int, term: int = 1) -> OpTime:
 
 def command(number: int, o: dict[str, object], *, uuid: bytes | None = None, database: str = "shop") -> OplogEntry:
     return OplogEntry(command_entry(database, uuid, o, at(number), (T0 + number) * 1000))
+
+
+def in_transaction(*entries: OplogEntry) -> list[OplogEntry]:
+    """The operations of a transaction that holds these entries."""
+    optime = entries[0].optime
+    return OplogEntry(transaction_entry([operation_of(entry.raw) for entry in entries], optime, 1_000, b"")).operations
 
 
 CREATE_A = command(1, {"create": "orders"}, uuid=A)
@@ -81,12 +95,7 @@ NO_BASE = Start(at(0), False)
             CollectionStart(A, at(0).ts, True),
             id="other-database",
         ),
-        pytest.param(
-            [command(2, {"applyOps": [{"op": "i", "ns": "shop.users"}]}, database="admin")],
-            BASE_A,
-            CollectionStart(A, at(0).ts, True),
-            id="transaction-elsewhere",
-        ),
+        pytest.param(in_transaction(CREATE_A), None, CollectionStart(A, at(1).ts - 1, False), id="in-a-transaction"),
     ],
 )
 def test_life_at(commands: list[OplogEntry], base: Start | None, life: CollectionStart | None) -> None:
@@ -99,7 +108,6 @@ def test_life_at(commands: list[OplogEntry], base: Start | None, life: Collectio
         (command(2, {"renameCollection": NS, "to": "shop.old"}), "renames shop.orders"),
         (command(2, {"renameCollection": "shop.new", "to": NS}), "renames shop.orders"),
         (command(2, {"emptycapped": "orders"}), "'emptycapped' on shop.orders"),
-        (command(2, {"applyOps": [{"op": "i", "ns": NS}]}, database="admin"), "is a transaction on shop.orders"),
     ],
 )
 def test_what_is_not_replayed_is_refused(entry: OplogEntry, reason: str) -> None:
@@ -163,7 +171,7 @@ def history(operations: Sequence[tuple[str, int, dict[str, object]]]) -> list[by
 
 def folded(steps: Sequence[Step], step_size: int) -> dict[bytes, bytes]:
     """The steps folded, handed over in batches of `step_size`."""
-    ordered = sorted(steps, key=lambda step: (step.key, step.ts))
+    ordered = sorted(steps, key=lambda step: (step.key, step.ts, step.n))
     folding = DocumentFold(NS)
     found: list[tuple[bytes, bytes]] = []
     for begin in range(0, len(ordered), step_size):
@@ -174,19 +182,47 @@ def folded(steps: Sequence[Step], step_size: int) -> dict[bytes, bytes]:
 
 
 def steps_after(rows: Sequence[OplogRow], after_ts: int, until: OpTime) -> list[Step]:
-    return [
-        Step(row.key, row.ts, row.op, row.entry)
-        for row in rows
-        if row.key is not None and row.ns == NS and after_ts < row.ts <= until.ts
-    ]
+    wanted = [row for row in rows if row.ns in (NS, "admin.$cmd") and after_ts < row.ts <= until.ts]
+    return list(steps_of(NS, [(row.key, row.ts, row.op, row.entry) for row in wanted]))
+
+
+def in_transactions(entries: Sequence[bytes], size: int) -> list[OplogEntry]:
+    """The entries, up to `size` of them together in a transaction; a drop stands alone."""
+    found: list[OplogEntry] = []
+    waiting: list[OplogEntry] = []
+
+    def end() -> None:
+        if len(waiting) > 1:
+            optime = waiting[-1].optime
+            rows = [operation_of(entry.raw) for entry in waiting]
+            found.append(OplogEntry(transaction_entry(rows, optime, waiting[-1].wall_ms, b"")))
+        else:
+            found.extend(waiting)
+        waiting.clear()
+
+    for entry in map(OplogEntry, entries):
+        is_drop = entry.o.first_key == "drop"
+        if is_drop or len(waiting) == size:
+            end()
+        waiting.append(entry)
+        if is_drop:
+            end()
+    end()
+    return found
 
 
 @settings(max_examples=60)
-@given(operations=OPERATIONS, step_size=st.integers(1, 7), base_from=st.integers(0, 30), base_to=st.integers(0, 30))
+@given(
+    operations=OPERATIONS,
+    size=st.integers(1, 4),
+    step_size=st.integers(1, 7),
+    base_from=st.integers(0, 30),
+    base_to=st.integers(0, 30),
+)
 def test_replay_equals_a_members_documents_at_every_optime(
-    operations: list[tuple[str, int, dict[str, object]]], step_size: int, base_from: int, base_to: int
+    operations: list[tuple[str, int, dict[str, object]]], size: int, step_size: int, base_from: int, base_to: int
 ) -> None:
-    entries = [OplogEntry(raw) for raw in history(operations)]
+    entries = in_transactions(history(operations), size)
     documents: list[dict[bytes, bytes]] = []
     alive: list[bytes | None] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -200,7 +236,7 @@ def test_replay_equals_a_members_documents_at_every_optime(
                 documents.append({} if coll is None else dict(snapshot.scan(coll)))
         rows = store.oplog_after(OPTIME_NULL, limit=1000, max_bytes=1 << 30)
         store.close()
-    commands = [entry for entry in entries if entry.op == "c"]
+    commands = [operation for entry in entries for operation in entry.operations if operation.op == "c"]
     for number, (entry, expected) in enumerate(zip(entries, documents, strict=True)):
         until = entry.optime
         life = collection_at([c for c in commands if c.optime <= until], NS, None, "a")
@@ -217,7 +253,7 @@ def test_replay_equals_a_members_documents_at_every_optime(
             continue
         steps = steps_after(rows, life.after_ts, until)
         if life.from_base and alive[begin] == alive[end]:
-            steps += [Step(key, -1, BASE, document) for key, document in documents[end].items()]
+            steps += [Step(key, -1, 0, BASE, document) for key, document in documents[end].items()]
             assert folded(steps, step_size) == expected
 
 
