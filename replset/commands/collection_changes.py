@@ -61,7 +61,9 @@ def whole_namespace(ns: str) -> str:
 
 
 def rename(group: WriteGroup, source: str, to: str, drop_target: bool) -> None:
-    """Raises 20 for the same name, 238 for another database, 26 without the source, 48 for a name that is taken."""
+    """Raises 20 for the same name, 238 for another database, 26 without the source, 48 for a name that is taken, 12587
+    while an index is being built.
+    """
     if source == to:
         raise IllegalOperationError("Can't rename a collection to itself")
     if source.partition(".")[0] != to.partition(".")[0]:
@@ -72,6 +74,11 @@ def rename(group: WriteGroup, source: str, to: str, drop_target: bool) -> None:
         raise NamespaceNotFoundError(f"Source collection {source} does not exist")
     if target is not None and not drop_target:
         raise NamespaceExistsError("target namespace exists")
+    if any(not index.ready for index in coll.indexes):
+        raise ReplError(
+            f"cannot perform operation: an index build is currently running for collection '{source}'",
+            code=ErrorCode.BACKGROUND_OPERATION_IN_PROGRESS,
+        )
     do_rename(group, coll, to, target)
 
 

@@ -165,9 +165,11 @@ class InsertBatch(Batch):
                 if coll is None:
                     coll = self.collection(group)
                     self._use(self.validator_of(coll))
-                refusal = self._refusal_of(doc)
-                if self.thread_work is not None:
-                    return
+                refusal: ReplError | None = None
+                if self.validator is not None:
+                    refusal = self._refusal_of(self.validator, doc)
+                    if self.thread_work is not None:
+                        return
                 written: OpTime | None = None if refusal else do_insert(group, coll, key, doc)
             except DocumentHeldError as held:
                 self.blocked_by = held.place
@@ -188,15 +190,13 @@ class InsertBatch(Batch):
         if validator != self.validator:
             self.validator, self.verdicts = validator, {}
 
-    def _refusal_of(self, doc: bytes) -> ReplError | None:
+    def _refusal_of(self, validator: Validator, doc: bytes) -> ReplError | None:
         """What the validator says of the document at `index`; None also when the thread must look first."""
-        if self.validator is None:
-            return None
         if self.index not in self.verdicts:
-            if not is_small(self.validator.weight, len(doc)):
-                self.thread_work = partial(self._validate_some, self.validator)
+            if not is_small(validator.weight, len(doc)):
+                self.thread_work = partial(self._validate_some, validator)
                 return None
-            self.verdicts[self.index] = _verdict(self.validator, doc)
+            self.verdicts[self.index] = _verdict(validator, doc)
         return self.verdicts[self.index]
 
     def _validate_some(self, validator: Validator) -> None:

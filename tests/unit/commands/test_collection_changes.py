@@ -181,6 +181,18 @@ def test_refused_renames(client: Client, command: Document, db: str, code: int) 
     assert client.code(command, db) == code
 
 
+def test_no_rename_during_an_index_build(client: Client) -> None:
+    client.ok({"create": "c"})
+    coll = client.member.store.collection("test.c")
+    assert coll is not None
+    with client.member.store.group() as txn:
+        optime = txn.next_optime(1, 0)
+        spec = RawDocument(encode({"v": 2, "key": {"a": 1}, "name": "a_1"}))
+        txn.create_index(coll, spec, build=bytes(16), ts=optime.ts)
+        txn.append(noop_entry({}, optime, 0), optime, op="n", ns="", wall_ms=0)
+    assert client.code(rename("test.c", "test.d"), "admin") == 12587
+
+
 def test_a_cursor_does_not_survive_a_rename(client: Client) -> None:
     client.ok({"insert": "c", "documents": [{} for _ in range(5)]})
     cursor = client.ok({"find": "c", "batchSize": 2})["cursor"]["id"]
