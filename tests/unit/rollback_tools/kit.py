@@ -11,7 +11,15 @@ from uuid import UUID
 from replset.bson import decode, encode, encode_key
 from replset.errors import HostUnreachableError
 from replset.ids import OpTime, pack_ts
-from replset.oplog_entry import command_entry, delete_entry, insert_entry, noop_entry, update_entry
+from replset.oplog_entry import (
+    command_entry,
+    delete_entry,
+    insert_entry,
+    noop_entry,
+    operation_of,
+    transaction_entry,
+    update_entry,
+)
 from replset.recovery.live_set import DocumentKey, LiveSet, Write, WriteResult
 from replset.replication.rollback_files import RollbackWriter
 from replset.replication.rollback_manifest import OPLOG_NS, FileKind, Manifest, RollbackState, utc_text
@@ -161,6 +169,12 @@ class LostHistory:
 
     def command(self, o: Doc, uuid: bytes | None) -> None:
         self.entries.append(command_entry("shop", uuid, o, self._next("c"), WALL_MS))
+
+    def into_transaction(self, extra: bytes = b"") -> None:
+        """Make one transaction of all that was done so far."""
+        rows = [operation_of(entry) for entry in self.entries]
+        self.entries, self.operations = [], {}
+        self.entries.append(transaction_entry(rows, self._next("c"), WALL_MS, extra))
 
     def noop(self) -> None:
         self.entries.append(noop_entry({"msg": "x"}, self._next("n"), WALL_MS))

@@ -12,6 +12,7 @@ import pytest
 from replset.bson import Binary, encode_key
 from replset.oplog_entry import extra_fields
 from replset.recovery.live_set import Write
+from replset.recovery.lost_entries import lost_entries
 from replset.replication.rollback_manifest import RollbackState, list_manifests
 from rollback_tools import diff, main, manifest_source, restore
 from tests.unit.rollback_tools.kit import (
@@ -178,6 +179,30 @@ def test_commands_are_put_back_and_a_drop_only_when_asked(live: FakeSet, tmp_pat
 
 
 # --- dry runs, records, second runs -------------------------------------------------------------------------------
+
+
+def test_a_lost_transaction_is_put_back_document_by_document(live: FakeSet, tmp_path: Path, capsys: Capture) -> None:
+    lost = LostHistory(BEFORE)
+    lost.insert({"_id": 10, "new": True})
+    lost.update({**BEFORE[2], "a": 2})
+    lost.update({**BEFORE[2], "a": 3})
+    lost.delete(5)
+    lsid = {"id": SESSION, "uid": Binary(b"x")}
+    lost.into_transaction(extra_fields({"lsid": lsid, "txnNumber": 7}))
+    manifest = lost.write(tmp_path)
+    assert run("verify", manifest) == 0
+    capsys.readouterr()
+    page = lost_entries(manifest.parent, list_manifests(tmp_path)[0], limit=10)
+    assert [(row["op"], row["_id"], row["txnNumber"]) for row in page.rows] == [
+        ("i", 10, 7),
+        ("u", 2, 7),
+        ("u", 2, 7),
+        ("d", 5, 7),
+    ]
+    assert run("restore", "--policy", "overwrite", manifest, "--json") == 0
+    found = rows(capsys)
+    assert set(found) == {2, 5, 10}
+    assert {row["_id"]: row.get("a") for row in live.rows() if row["_id"] in (2, 5, 10)} == {2: 3, 10: None}
 
 
 def test_a_dry_run_says_what_the_run_does_and_writes_nothing(live: FakeSet, manifest: Path, capsys: Capture) -> None:
