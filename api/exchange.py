@@ -82,6 +82,10 @@ class RequestMemory:
         return http_error(self._admission.refusal())
 
 
+IDEMPOTENCY_KEY = b"idempotency-key"
+LONGEST_KEY = 255
+
+
 class HttpRequest:
     """One HTTP request: its headers, its client, and the form that the client wants the response in."""
 
@@ -114,10 +118,21 @@ class HttpRequest:
             forward = value == "true"
         return forward
 
+    @property
+    def idempotency_key(self) -> bytes | None:
+        """The header Idempotency-Key. HttpError 400 when it is empty or too long."""
+        key = self.headers.get(IDEMPOTENCY_KEY)
+        if key is not None and not 1 <= len(key) <= LONGEST_KEY:
+            raise failure(ErrorCode.BAD_VALUE, f"the header Idempotency-Key has 1 to {LONGEST_KEY} characters")
+        return key
+
     def refuse_idempotency_key(self) -> None:
         """Refuse the header Idempotency-Key (238). A client that sends it expects no write to be applied twice."""
-        if b"idempotency-key" in self.headers:
-            raise failure(ErrorCode.NOT_IMPLEMENTED, "the header Idempotency-Key is not built yet")
+        if IDEMPOTENCY_KEY in self.headers:
+            raise failure(
+                ErrorCode.NOT_IMPLEMENTED,
+                "Idempotency-Key is for actions; a command takes lsid and txnNumber",
+            )
 
 
 @dataclass(slots=True)

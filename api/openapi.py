@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from api.actions import ACTIONS, NOT_BUILT_ACTIONS, ActionType, FieldKind
 from api.content import BSON, EJSON, JSON
+from api.exchange import LONGEST_KEY
 
 Schema: TypeAlias = dict[str, Any]
 _DOCUMENT: Schema = {"type": "object", "additionalProperties": True}
@@ -95,6 +96,7 @@ _TEXTS = {
     409: "duplicate key; or the same is being done already",
     413: "a document over 16 MiB, or a body over 48 MB",
     415: f"the body is neither {JSON} nor {EJSON} nor {BSON}",
+    422: "the Idempotency-Key was used for another request",
     503: "nothing was applied: no primary, overload, a full disk or the end of this process; see Retry-After",
     504: "applied without its write concern, or the outcome is unknown: `applied` and x-replset-applied say which",
 }
@@ -156,12 +158,14 @@ def _operation(action: ActionType) -> dict[str, Any]:
     fields = {"type": "object", "required": sorted(action.required), "properties": properties}
     names = _ANSWERS[action.name]
     result = {"type": "object", "required": list(names), "properties": {name: _RESULTS[name] for name in names}}
-    statuses = (202, 307, 400, 404, 405, 409, 413, 415, 503, 504) if action.is_write else (400, 404, 405, 413, 415, 503)
+    statuses: tuple[int, ...] = (400, 404, 405, 413, 415, 503)
+    if action.is_write:
+        statuses += (202, 307, 409, 422, 504)
     operation = {
         "summary": action.summary,
         "tags": ["data"],
         "operationId": action.name,
-        "parameters": [_FORWARD] if action.is_write else [],
+        "parameters": [_FORWARD, _KEY] if action.is_write else [],
         "requestBody": {
             "required": True,
             "content": {JSON: {"schema": {**fields, "additionalProperties": False}}},
@@ -191,6 +195,15 @@ _FORWARD: dict[str, Any] = {
     "required": False,
     "description": "false: 307 to the primary instead of forwarding",
     "schema": {"type": "string", "enum": ["true", "false"]},
+}
+
+
+_KEY: dict[str, Any] = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "the same request under the same key is applied once and gets the same answer",
+    "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST_KEY},
 }
 
 

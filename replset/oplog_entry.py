@@ -222,9 +222,9 @@ def transaction_entry(operations: Sequence[bytes], optime: OpTime, wall_ms: int,
     return _finish(_head(COMMAND, "admin.$cmd", None), body, optime, wall_ms, extra)
 
 
-def noop_entry(o: Mapping[str, object], optime: OpTime, wall_ms: int) -> bytes:
+def noop_entry(o: Mapping[str, object], optime: OpTime, wall_ms: int, extra: bytes = b"") -> bytes:
     """{op: "n", ns: ""}: o is {msg: ...} and what goes with it."""
-    return _finish(_head(NOOP, "", None), encode(o), optime, wall_ms, b"")
+    return _finish(_head(NOOP, "", None), encode(o), optime, wall_ms, extra)
 
 
 def extra_fields(fields: Mapping[str, object]) -> bytes:

@@ -18,6 +18,7 @@ from api.content import LARGE_BYTES, MAX_ANSWER_BYTES, DocumentList, parse_field
 from api.errors import HttpError, failure
 from api.exchange import App, HttpAnswer, HttpRequest, Receive, Scope, Send, error_answer, read_body, send_answer
 from api.guard import check_content_type
+from api.idempotency import KeyedWrite
 from replset.bson import ObjectId
 from replset.errors import ErrorCode, ReplError
 from replset.runtime.member import RunningMember
@@ -46,11 +47,17 @@ class ActionRoutes:
     async def _answer(self, scope: Scope, request: HttpRequest, receive: Receive) -> HttpAnswer:
         action = _find_action(request)
         check_content_type(scope)
-        request.refuse_idempotency_key()
+        key = request.idempotency_key if action.is_write else None
         data = await read_body(request, receive)
 
         def build() -> ActionCommand:
-            return build_command(action, parse_fields(request.content_type, data), self._new_id)
+            fields = parse_fields(request.content_type, data)
+            if key is None:
+                return build_command(action, fields, self._new_id)
+            write = KeyedWrite(key, action.name, data)
+            command = build_command(action, fields, write.new_id)
+            command.body |= write.fields
+            return command
 
         command = await self._member.workers.run(build) if len(data) > LARGE_BYTES else build()
         if action.is_write:

@@ -6,6 +6,7 @@ The session's record names the newest entry of its newest `txnNumber`, and the e
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from replset.bson import RawDocument
@@ -20,7 +21,7 @@ from replset.optime import parse_optime
 from replset.replication.session_write import SessionWrite
 from replset.replication.write_ops import WriteGroup
 from replset.storage.catalog import SESSIONS
-from replset.storage.sessions import image_of, read_record
+from replset.storage.sessions import answer_of, image_of, read_record
 
 SLICE_ENTRIES = 200
 """Entries of a chain that are read at once; each costs some 10 microseconds."""
@@ -37,9 +38,13 @@ class Executed(NamedTuple):
     image: RawDocument | None = None
 
 
+def _other_request() -> ReplError:
+    return ReplError("this Idempotency-Key was used for another request", code=ErrorCode.TRANSACTION_TOO_OLD)
+
+
 def refuse_retryable(retry: RetryableWrite | None, what: str) -> None:
     """Refuse a statement that may change several documents in a retryable write (72)."""
-    if retry is not None:
+    if retry is not None and not retry.is_keyed:
         raise InvalidOptionsError(f"Cannot use (or request) retryable writes with {what}")
 
 
@@ -56,7 +61,12 @@ class RetryableWrite:
         """The numbers of the statements that were answered from the chain."""
         self.unread: OpTime | None = None
         """The newest entry of a chain that must be read before the next group (`read_chain`)."""
+        self.is_keyed = session.is_keyed
+        """Whether it has an Idempotency-Key: then its answer is recorded, and it may change many documents."""
+        self.answer: dict[str, object] | None = None
+        """What an earlier attempt answered; only with a key."""
         self._ctx = ctx
+        self._keys: dict[int, set[bytes]] = {}
         self._executed: dict[int, Executed] = {}
         self._is_complete = True
 
@@ -72,12 +82,18 @@ class RetryableWrite:
         """
         document = group.txn.session(self.key)
         record = None if document is None else read_record(document)
-        if record is not None and record.txn_number > self.number:
+        if record is not None and record.txn_number > self.number and not self.is_keyed:
             raise ReplError(
                 f"Retryable write with txnNumber {self.number} is prohibited on session because a newer retryable"
                 f" write with txnNumber {record.txn_number} has already started on this session.",
                 code=ErrorCode.TRANSACTION_TOO_OLD,
             )
+        if self.is_keyed and record is not None and document is not None:
+            if record.txn_number != self.number:
+                raise _other_request()
+            self.answer = answer_of(document)
+            if self.answer is not None:
+                return True
         newest = OPTIME_NULL if record is None or record.txn_number < self.number else record.optime
         if newest != self.write.previous:
             self.unread = newest
@@ -117,10 +133,21 @@ class RetryableWrite:
         else:
             executed = Executed(entry.op, image=image)
         self._executed.setdefault(int(statement), executed)
+        key = entry.key() if self.is_keyed else None
+        if key is not None:
+            self._keys.setdefault(int(statement), set()).add(key)
         try:
             return parse_optime(previous)
         except RemoteProtocolError:
             return OPTIME_NULL  # {ts: 0, t: -1}: the first one
+
+    def keys_of(self, index: int) -> set[bytes]:
+        """The keys of the documents that statement `index` changed before it was interrupted; only with a key."""
+        return self._keys.get(self.ids[index], set())
+
+    def record_answer(self, group: WriteGroup, answer: Mapping[str, object]) -> None:
+        """Keep the answer of the whole command, in the group of its last write."""
+        self.write.record_answer(group.txn, answer, group.next_optime(), group.wall_ms)
 
     def executed(self, index: int) -> Executed | None:
         """Return what statement `index` did when it was executed before; None: it was not, and comes now.

@@ -17,6 +17,8 @@ from replset.errors import ErrorCode, InvalidOptionsError, ReplError
 
 NOBODY = Binary(hashlib.sha256(b"").digest())
 """`uid` of every session: clients are not told apart by users."""
+KEYED = Binary(hashlib.sha256(b"Idempotency-Key").digest())
+"""`uid` of the session of one Idempotency-Key. It has one `txnNumber`, made of the request's body."""
 SESSION_MINUTES = 30
 """A session that writes nothing for so long is forgotten."""
 YEAR_S = 365 * 24 * 3600
@@ -39,13 +41,18 @@ class SessionRequest:
     autocommit: bool | None = None
 
     @property
+    def is_keyed(self) -> bool:
+        """Whether the session is that of an Idempotency-Key."""
+        return self.lsid.raw[-33:-1] == KEYED
+
+    @property
     def is_retryable_write(self) -> bool:
         return self.txn_number is not None and self.autocommit is None
 
 
-def session_id(session: bytes) -> tuple[bytes, RawDocument]:
+def session_id(session: bytes, uid: Binary = NOBODY) -> tuple[bytes, RawDocument]:
     """(key, lsid) of the session whose `id` is this UUID of 16 bytes."""
-    lsid = {"id": Binary(session, 4), "uid": NOBODY}
+    lsid = {"id": Binary(session, 4), "uid": uid}
     return encode_key(lsid), RawDocument(encode(lsid))
 
 
@@ -61,9 +68,10 @@ def parse_lsid(raw: bytes) -> tuple[bytes, RawDocument]:
         raise fields.missing(f"{_PLACE}.lsid", "id")
     if not isinstance(value, Binary) or value.subtype != 4 or len(value) != 16:
         raise fields.wrong_type(f"{_PLACE}.lsid", "id", document.type_of("id"), "UUID")
-    if document.get("uid") not in (None, NOBODY):
+    uid = document.get("uid")
+    if uid not in (None, NOBODY, KEYED):
         raise ReplError("Unauthorized to set user digest in LogicalSessionId", code=ErrorCode.UNAUTHORIZED)
-    return session_id(bytes(value))
+    return session_id(bytes(value), KEYED if uid == KEYED else NOBODY)
 
 
 def plain_session(body: RawDocument) -> SessionRequest | None:

@@ -196,6 +196,11 @@ class UpdateBatch(SearchingBatch):
         super().end()
         self.update = self.made = None
 
+    def count_changed(self, number: int) -> None:
+        super().count_changed(number)
+        self.modified += number
+        self.matched = self.matched or number > 0
+
     def answer(self, executed: Executed) -> None:
         super().answer(executed)
         if executed.op == "i":

@@ -103,6 +103,12 @@ class Batch(ABC):
         self.thread_work: Callable[[], None] | None = None
         """What has to be evaluated before the next group: it takes longer than a group has."""
 
+    def outcome(self) -> Committed:
+        """What the whole command did, now or in an earlier attempt whose answer is kept."""
+        if self.retry is not None and self.retry.answer is not None:
+            return Committed(self.size, (), self.retry.answer, [], self.optime)
+        return Committed(self.index, self.counters(), self.extra(), self.errors, self.optime)
+
     def note_committed(self) -> None:
         """A group of this command is committed: what is done so far stays, whatever becomes of the next one."""
         self.committed = Committed(self.index, self.counters(), self.extra(), list(self.errors), self.optime)
@@ -120,11 +126,28 @@ class Batch(ABC):
             return False
         self.blocked_by = None
         try:
-            self.run(group)
+            return self._go_on(group)
         finally:
             group.session_write = None
             self.optime = group.txn.last
-        return self.stopped or self.index >= self.size
+
+    def _go_on(self, group: WriteGroup) -> bool:
+        retry = self.retry
+        if retry is not None and retry.answer is not None:
+            return True
+        self.run(group)
+        is_done = self.stopped or self.index >= self.size
+        if is_done and retry is not None and retry.is_keyed and self.keeps_answer:
+            errors = {"writeErrors": self.errors} if self.errors else {}
+            answer = {**dict(self.counters()), **self.extra(), **errors}
+            answer.pop("retriedStmtIds", None)
+            retry.record_answer(group, answer)
+        return is_done
+
+    @property
+    def keeps_answer(self) -> bool:
+        """Whether the counters are the whole answer, which can then be kept for retries."""
+        return True
 
     @abstractmethod
     def run(self, group: WriteGroup) -> None:
@@ -227,7 +250,7 @@ async def run_batch(batch: Batch) -> Reply:
             ) from error
         done.errors.append({"index": done.index, "code": error.code, "errmsg": error.message})
     else:
-        done = Committed(batch.index, batch.counters(), batch.extra(), batch.errors, batch.optime)
+        done = batch.outcome()
     errors = done.errors
     failure = await wait_for_write_concern(ctx, done.optime, concern)
     if failure is None and not errors and not done.extra:
@@ -401,6 +424,8 @@ class SearchingBatch(Batch):
         super().__init__(ctx, len(statements))
         self.statements = statements
         self.returned = returned
+        self.changed_before: set[bytes] = set()
+        """Keys of the documents that an interrupted attempt of the statement changed."""
         if returned is not None and self.retry is not None:
             self.retry.write.image = "postImage" if returned.is_new else "preImage"
         self.search: Search | None = None
@@ -418,6 +443,25 @@ class SearchingBatch(Batch):
     @property
     def multi(self) -> bool:
         return self.statements[self.index].multi
+
+    @property
+    def keeps_answer(self) -> bool:
+        return self.returned is None
+
+    def was_executed(self) -> bool:
+        """As in `Batch`. A statement over many documents, which only an Idempotency-Key makes retryable, goes on with
+        the documents that an interrupted attempt has not changed.
+        """
+        if self.retry is None or not self.multi:
+            return super().was_executed()
+        if not self.changed_before and self.retry.executed(self.index) is not None:
+            self.changed_before = self.retry.keys_of(self.index)
+            self.count_changed(len(self.changed_before))
+        return False
+
+    def count_changed(self, number: int) -> None:
+        """Count documents that an interrupted attempt changed."""
+        self.n += number
 
     def answer(self, executed: Executed) -> None:
         self.n += 1
@@ -506,7 +550,8 @@ class SearchingBatch(Batch):
         Sets `search.is_done` behind the last document, `thread_work` if something must be evaluated in the thread.
         """
         if self.returned is None:
-            return self._walk(txn, coll, search, self.evaluate, not self.multi)
+            found = self._walk(txn, coll, search, self.evaluate, not self.multi)
+            return found if not self.changed_before else (row for row in found if row[0] not in self.changed_before)
         return self._one_match(txn, coll, search, self.returned)
 
     def _one_match(
@@ -621,6 +666,7 @@ class SearchingBatch(Batch):
         """The statement is over, one way or the other."""
         self.search = self.refusal = None
         self.matched = False
+        self.changed_before = set()
 
 
 def _some(first: tuple[bytes, bytes], rest: Iterator[Candidate]) -> list[tuple[bytes, bytes]]:

@@ -8,18 +8,19 @@ record keeps that document, so that no entry grows by it (map X3).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
 from typing import Literal, TypeAlias
 
-from replset.bson import RawDocument, decode, encode_key
+from replset.bson import RawDocument, decode, encode, encode_key
 from replset.ids import OPTIME_NULL, OpTime
-from replset.oplog_entry import OplogEntry, extra_fields
+from replset.oplog_entry import OplogEntry, extra_fields, noop_entry
 from replset.storage.sessions import SessionRecord, encode_record
 from replset.storage.txn import Txn
 
-EXPIRED = "sessions expired"
+EXPIRED, ANSWERED = "sessions expired", "answer"
+NO_STATEMENT = -1
 Image: TypeAlias = Literal["preImage", "postImage"]
 """The document that the retry of a findAndModify answers: as it was before the change, or after it."""
 _INC_MASK = (1 << 31) - 1
@@ -81,6 +82,15 @@ class SessionWrite:
         txn.put_session(self.key, record, ts=optime.ts)
         self.previous = optime
 
+    def record_answer(self, txn: Txn, answer: Mapping[str, object], optime: OpTime, wall_ms: int) -> None:
+        """End the command: write a no-op entry with its answer, which the record keeps for all retries."""
+        self.stmt_id = NO_STATEMENT
+        entry = noop_entry({"msg": ANSWERED, "answer": answer}, optime, wall_ms, self.extra())
+        txn.append(entry, optime, op="n", ns="", wall_ms=wall_ms)
+        newest = SessionRecord(self.txn_number, optime, wall_ms)
+        txn.put_session(self.key, encode_record(self._lsid, newest, answer=encode(answer)), ts=optime.ts)
+        self.previous = optime
+
 
 def read_extra(extra: bytes) -> tuple[bytes, int] | None:
     """(lsid, txnNumber) of the extra fields that `SessionWrite` gives an insert; None for any others."""
@@ -110,7 +120,8 @@ def record_applied(txn: Txn, entry: OplogEntry, image: bytes | None = None) -> N
         return
     lsid, txn_number = session
     record = SessionRecord(txn_number, entry.optime, entry.wall_ms)
-    document = encode_record(lsid.raw, record, is_committed=entry.op == "c", image=image)
+    answer = entry.o.get_raw("answer") if entry.op == "n" else None
+    document = encode_record(lsid.raw, record, is_committed=entry.op == "c", image=image, answer=answer)
     txn.put_session(session_key(lsid.raw), document, ts=entry.optime.ts)
 
 

@@ -37,17 +37,24 @@ class SessionRecord(NamedTuple):
 
 
 def encode_record(
-    lsid: bytes, record: SessionRecord, *, is_committed: bool = False, image: bytes | None = None
+    lsid: bytes,
+    record: SessionRecord,
+    *,
+    is_committed: bool = False,
+    image: bytes | None = None,
+    answer: bytes | None = None,
 ) -> bytes:
     """The document. lsid: bytes of {id, uid}. is_committed: the entry is the commit of a transaction.
 
-    image: the document that the retry of a findAndModify answers; None: there is none.
+    image: the document that the retry of a findAndModify answers. answer: that of a whole command, for all its retries.
     """
     number, (term, ts), wall_ms = record
     fields = _fields.pack(_TXN, number, _OPTIME, 28, _TS, ts & _INC_MASK, ts >> 31, _T, term, _DATE, wall_ms)
     more = _COMMITTED if is_committed else b""
     if image is not None:
         more += b"\x03image\0" + image
+    if answer is not None:
+        more += b"\x03answer\0" + answer
     return b"".join((_int32.pack(10 + len(lsid) + len(fields) + len(more)), _ID, lsid, fields, more, b"\0"))
 
 
@@ -72,3 +79,9 @@ def image_of(document: bytes) -> RawDocument | None:
     """The document that the retry of a findAndModify answers; None when there is none."""
     raw = RawDocument(document).get_raw("image")
     return None if raw is None else RawDocument(raw)
+
+
+def answer_of(document: bytes) -> dict[str, object] | None:
+    """The answer that all retries of the command get; None when it is not done, or none is kept."""
+    raw = RawDocument(document).get_raw("answer")
+    return None if raw is None else RawDocument(raw).decode()

@@ -10,6 +10,7 @@ import pytest
 from api.actions import ACTIONS, NOT_BUILT_ACTIONS
 from replset.bson import Binary, Int64, ObjectId, RawDocument, Timestamp, encode, from_ejson
 from replset.commands.replies import encode_write_reply
+from replset.commands.sessions import KEYED, parse_session
 from replset.ids import OpTime, pack_ts
 from tests.unit.api.kit import NEWEST, Api, plain, refused
 
@@ -478,8 +479,23 @@ def test_unknown_actions(api: Api, name: str) -> None:
     refused(api.post(f"/v1/action/{name}", {}), 404, 59, "countDocuments")
 
 
-def test_an_idempotency_key_is_refused_by_its_name(api: Api) -> None:
-    refused(api.act("insertOne", document={}, headers={"Idempotency-Key": "x"}), 400, 238, "Idempotency-Key")
+def test_an_idempotency_key_names_a_session(api: Api) -> None:
+    def sent(key: str, **document: object) -> dict[str, Any]:
+        api.act("insertOne", document=document, headers={"Idempotency-Key": key})
+        return api.dispatcher.requests[-1].body.decode()
+
+    first, again, other_body, other_key = sent("k", a=1), sent("k", a=1), sent("k", a=2), sent("l", a=1)
+    assert first == again, "the generated _id too"
+    assert first["lsid"]["uid"] == KEYED
+    assert (other_body["lsid"], other_body["txnNumber"] != first["txnNumber"]) == (first["lsid"], True)
+    assert other_key["lsid"]["id"] != first["lsid"]["id"]
+    assert other_key["documents"][0]["_id"] != first["documents"][0]["_id"]
+    parse_session(RawDocument(encode(first)), "insert", is_retryable=True, ends_transaction=False)
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256])
+def test_an_idempotency_key_of_the_wrong_length_is_refused(api: Api, key: str) -> None:
+    refused(api.act("insertOne", document={}, headers={"Idempotency-Key": key}), 400, 2, "Idempotency-Key")
     assert api.dispatcher.requests == []
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from replset.bson import Binary, Int64, RawDocument, Timestamp, decode, encode
 from replset.commands.ports import CommandRequest
-from replset.commands.sessions import NOBODY, session_id
+from replset.commands.sessions import KEYED, NOBODY, session_id
 from replset.commands.write_concern import WriteConcernFailure
 from replset.errors import NotWritablePrimaryError
 from replset.ids import OPTIME_NULL
@@ -197,11 +197,11 @@ def test_a_secondary_derives_the_record(client: Client, member: FakeMember, tmp_
     assert_same_record_on_a_secondary(member, tmp_path)
 
 
-def assert_same_record_on_a_secondary(member: FakeMember, tmp_path: Path) -> None:
+def assert_same_record_on_a_secondary(member: FakeMember, tmp_path: Path, uid: Binary = NOBODY) -> None:
     entries = [row.entry for row in member.store.oplog_after(OPTIME_NULL, limit=1000, max_bytes=1 << 20)]
     secondary = Store.open(RealDisk(), tmp_path / "secondary", StoreOptions(min_free_bytes=0))
     apply_batch(secondary, entries, 0, len(entries), lambda: False)
-    key, _ = session_id(bytes(range(16)))
+    key, _ = session_id(bytes(range(16)), uid)
     assert secondary.get(SESSIONS, key) == member.store.get(SESSIONS, key) != None  # noqa: E711
     secondary.close()
 
@@ -273,3 +273,73 @@ def test_the_session_of_an_insert_is_read_from_its_place() -> None:
     assert read_extra(extra_fields({"stmtId": 1})) is None
     assert read_extra(b"") is None
     assert read_extra(bytes(len(write.extra()))) is None
+
+
+KEY = {"id": Binary(bytes(range(16)), 4), "uid": KEYED}
+
+
+def keyed(command: Mapping[str, object], number: int = 77) -> dict[str, object]:
+    return {**command, "lsid": KEY, "txnNumber": Int64(number)}
+
+
+SEVERAL: list[dict[str, object]] = [
+    *(command for command, _ in COMMANDS),
+    {"update": "c", "updates": [{"q": {}, "u": INC, "multi": True}]},
+    {"update": "c", "updates": [{"q": {"x": 1}, "u": INC, "multi": True, "upsert": True}]},
+    {"update": "c", "updates": [{"q": {"_id": 99}, "u": INC}]},
+    {"delete": "c", "deletes": [{"q": {"_id": {"$gt": 1}}, "limit": 0}]},
+    {"insert": "c", "documents": [{"_id": 8}, {"_id": 1}, {"_id": 9}], "ordered": False},
+    {"insert": "c", "documents": [{"_id": 8}, {"_id": 1}, {"_id": 9}]},
+]
+
+
+@pytest.mark.parametrize("command", SEVERAL)
+def test_under_an_idempotency_key_every_write_has_one_answer(
+    client: Client, member: FakeMember, command: dict[str, object], tmp_path: Path
+) -> None:
+    client.ok({"insert": "c", "documents": [{"_id": 1}, {"_id": 2}, {"_id": 3}]})
+    first = client.ok(keyed(command))
+    client.ok({"insert": "c", "documents": [{"_id": 50}, {"_id": 99}]})
+    client.ok({"delete": "c", "deletes": [{"q": {"_id": 1}, "limit": 1}]})
+    written = client.entries()
+    with member.store.maintenance() as txn:
+        txn.connection.execute("DELETE FROM oplog WHERE ts < ?", (member.store.last_applied.ts,))
+    assert answer(client.ok(keyed(command))) == answer(first)
+    assert client.entries() == written[-1:]
+    reply = client.run(keyed(command, 78))
+    assert (reply["code"], reply["errmsg"]) == (225, "this Idempotency-Key was used for another request")
+    assert client.run(keyed(command, 76))["code"] == 225
+
+
+def test_a_secondary_derives_the_answer_under_a_key(client: Client, member: FakeMember, tmp_path: Path) -> None:
+    client.ok({"insert": "c", "documents": ONE})
+    client.ok(keyed(SEVERAL[-1]))
+    assert_same_record_on_a_secondary(member, tmp_path, KEYED)
+
+
+@pytest.mark.parametrize("name", ["update", "delete"])
+def test_an_interrupted_write_of_many_documents_goes_on(client: Client, member: FakeMember, name: str) -> None:
+    client.ok({"insert": "c"}, documents=[{"_id": i} for i in range(500)])
+    member.groups, member.step_down_after = 0, 1
+    commands: dict[str, dict[str, object]] = {
+        "update": {"update": "c", "updates": [{"q": {"n": {"$ne": 5}}, "u": {"$set": {"n": 1}}, "multi": True}]},
+        "delete": {"delete": "c", "deletes": [{"q": {}, "limit": 0}]},
+    }
+    reply = client.run(keyed(commands[name]))
+    assert (reply["code"], 0 < reply["n"] < 500) == (189, True)
+    member.step_down_after = None
+    member.node.term = 2
+    client.ok({"update": "c", "updates": [{"q": {"_id": 0}, "u": {"$set": {"n": 7}}, "upsert": True}]})
+    again = client.ok(keyed(commands[name]))
+    assert again["n"] == 500
+    assert client.ok(keyed(commands[name]))["n"] == 500
+    assert client.ok({"find": "c", "filter": {"_id": 0}})["cursor"]["firstBatch"] == [{"_id": 0, "n": 7}]
+    touched = [entry["key"] if "key" in entry else entry["o"] for entry in changes(client) if entry["op"] == name[0]]
+    assert len(touched) == (501 if name == "update" else 500)
+
+
+def test_find_and_modify_under_a_key(client: Client) -> None:
+    client.ok({"insert": "c", "documents": [{"_id": 1, "n": 5}]})
+    first = client.ok(keyed(UPDATE))
+    assert client.ok(keyed(UPDATE))["value"] == first["value"]
+    assert client.code(keyed(UPDATE, 78)) == 225
