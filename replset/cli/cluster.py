@@ -27,7 +27,7 @@ def up(
     ] = None,
     folder: Folder = DEFAULT_FOLDER,
     name: Annotated[str | None, typer.Option(help="the set's name (rs0)")] = None,
-    test_commands: Annotated[bool, typer.Option("--enable-test-commands", help="open replSetTestCut")] = False,
+    test_commands: Annotated[bool, typer.Option("--enable-test-commands", help="open fail points and cuts")] = False,
 ) -> None:
     """Start a set, restart what `down` stopped, or continue where an earlier `up` failed."""
     if (folder / "set.json").exists():
