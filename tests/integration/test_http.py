@@ -43,10 +43,12 @@ def ask(
 
 
 def act(
-    member: LocalMember, name: str, query: str = "", **fields: object
+    member: LocalMember, name: str, query: str = "", *, key: str = "", **fields: object
 ) -> tuple[int, Mapping[str, str], dict[str, Any]]:
+    """Run an action. key: an Idempotency-Key."""
     body = json.dumps({"database": "shop", "collection": "orders", **fields}).encode()
-    status, headers, answer = ask(member, "POST", f"/v1/action/{name}{query}", body)
+    sent = {**JSON, "idempotency-key": key} if key else JSON
+    status, headers, answer = ask(member, "POST", f"/v1/action/{name}{query}", body, sent)
     return status, headers, json.loads(answer)
 
 
@@ -204,3 +206,26 @@ def test_generated_requests_find_no_server_error(make_set: MakeSet, tmp_path: Pa
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert member.is_running()
     assert act(member, "countDocuments")[0] == 200
+
+
+def test_a_write_under_a_key_is_applied_once_by_whomever(make_set: MakeSet) -> None:
+    local = make_set()
+    primary, secondary = local.wait_for_primary(), a_secondary(local)
+    majority = {"writeConcern": {"w": "majority"}}
+    insert = {"documents": [{"n": 1}, {"n": 1}], **majority}
+    change = {"filter": {"n": {"$gt": 0}}, "update": {"$inc": {"n": 1}}, **majority}
+
+    def both(member: LocalMember) -> list[Any]:
+        answers = [act(member, "insertMany", key="a", **insert), act(member, "updateMany", key="b", **change)]
+        return [(status, answer.get("insertedIds"), answer.get("modifiedCount")) for status, _, answer in answers]
+
+    first = both(secondary)
+    assert [(status, modified) for status, _, modified in first] == [(201, None), (200, 2)]
+    assert both(primary) == first
+    local.kill(primary)
+    there = local.wait_for_primary(among=[member for member in local.members if member is not primary])
+    assert wait_until(lambda: both(there) == first, 30, "the new primary's answers")
+    status, _, refused = act(there, "updateMany", key="b", **{**change, "filter": {}})
+    assert (status, refused["code"]) == (422, 225)
+    _, _, found = act(there, "find", filter={})
+    assert [document["n"] for document in found["documents"]] == [2, 2]
