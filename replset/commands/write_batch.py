@@ -330,6 +330,8 @@ class Search:
         self.filter = found
         self.hint = hint
         self.sort = sort
+        if keys is None and hint is None:
+            keys = found.keys
         self.keys = None if keys is None else KeySource(sorted(keys))
         self.evaluated: dict[bytes, tuple[bytes, Match | ReplError | None]] = {}
         self.is_done = False

@@ -346,9 +346,10 @@ class Snapshot:
         last = self._execute(
             f"SELECT ts, seq FROM undo WHERE (ts, seq) > (?, ?) ORDER BY ts, seq LIMIT 1 OFFSET {_CHANGES}", begin
         )
+        # The plus keeps SQLite from the index by collection, which would read all undo of the collection.
         end: tuple[int, int] = last[0] if last else (self.newest.ts, _LAST)
         rows = self._execute(
-            "SELECT key, before FROM undo AS u WHERE (ts, seq) > (?, ?) AND (ts, seq) <= (?, ?) AND coll = ?"
+            "SELECT key, before FROM undo AS u WHERE (ts, seq) > (?, ?) AND (ts, seq) <= (?, ?) AND +coll = ?"
             " AND key IS NOT NULL AND before IS NOT NULL AND NOT EXISTS (SELECT 1 FROM undo AS e WHERE e.coll = u.coll"
             " AND e.key = u.key AND e.ts > ? AND e.ts <= u.ts AND (e.ts, e.seq) < (u.ts, u.seq)) ORDER BY ts, seq",
             (*begin, *end, coll.uuid, at.ts),
