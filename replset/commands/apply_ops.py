@@ -26,6 +26,7 @@ from replset.commands.write_batch import GROUP_MS, GROUP_STATEMENTS
 from replset.commands.write_concern import wait_for_write_concern, write_concern_of
 from replset.errors import (
     BadValueError,
+    DocumentHeldError,
     ErrorCode,
     FailedToParseError,
     NamespaceNotFoundError,
@@ -39,6 +40,7 @@ from replset.ids import OPTIME_NULL
 from replset.optime import timestamp
 from replset.query.diff import apply_update_bytes
 from replset.query.update import compile_update
+from replset.replication.held_keys import Place
 from replset.replication.write_ops import WriteGroup, do_delete, do_drop, do_insert, do_update, update_object
 from replset.storage.catalog import Collection
 
@@ -116,12 +118,14 @@ class ApplyOps:
         self.term = 0
         self.failure: ReplError | None = None
         self.thread_work: Callable[[], None] | None = None
+        self.blocked_by: Place | None = None
+        """The document of a transaction at which the last group had to stop."""
 
     def __call__(self, group: WriteGroup) -> bool:
         """Go on in this group; True once all is done or one failed. Raises 10107 in a later term than before."""
         if self.term not in (0, group.term):
             raise NotWritablePrimaryError(primary=None)
-        self.term, self.thread_work = group.term, None
+        self.term, self.thread_work, self.blocked_by = group.term, None, None
         time_slice = TimeSlice(self.ctx.member.clock, GROUP_MS)
         last = min(len(self.operations), self.index + GROUP_STATEMENTS)
         while self.index < last and not time_slice.is_over():
@@ -130,6 +134,10 @@ class ApplyOps:
                 self._apply(group, self.operations[self.index])
             except (StorageError, OutOfDiskSpaceError):
                 raise
+            except DocumentHeldError as held:
+                group.txn.revert_to(mark)
+                self.blocked_by = held.place
+                break
             except ReplError as error:
                 group.txn.revert_to(mark)
                 self.failure = error
@@ -287,6 +295,8 @@ async def apply_ops(ctx: CommandContext) -> Reply:
     work = ApplyOps(ctx, operations, validates)
     while not await ctx.member.write(work):
         ctx.check_deadline()
+        if work.blocked_by is not None:
+            await ctx.member.transactions.wait_until_free(work.blocked_by, ctx.deadline)
         if work.thread_work is not None:
             await run_in_thread(ctx.member, work.thread_work)
     return await _reply(ctx, work, concern)

@@ -78,11 +78,12 @@ class TtlMonitor:
         if all((index.id, index.spec) != (known.id, known.spec) for known in coll.indexes):
             return False  # dropped or changed meanwhile
         rows = txn.index_scan(index, low, high, limit=SLICE_ENTRIES)
+        deleted = self.deleted
         for key in dict.fromkeys(key for _, key in rows):
             before = txn.get(coll, key)
-            if before is not None:
+            if before is not None and not group.held.is_held((uuid, key)):  # what a transaction holds waits its turn
                 do_delete(group, coll, key, before)
                 self.deleted += 1
             if clock.now() >= until:
                 break
-        return bool(rows)
+        return self.deleted > deleted

@@ -130,7 +130,7 @@ TRANSACTION_MUTANTS = (
     Mutant(half_replicated, (1, 3, 5)),
     Mutant(half_undone, (1, 3, 5), kind=ROLLBACK_RUNS),
     Mutant(conflict_with_a_transaction_missed, (3, 1, 5)),
-    Mutant(conflict_with_an_older_write_missed, (3, 1, 5), "invariant 14"),
+    Mutant(conflict_with_an_older_write_missed, (3, 1, 5)),
     Mutant(held_documents_written, (3, 1, 5)),
     Mutant(transaction_reads_the_newest, (3, 1, 5), "invariant 14"),
     Mutant(cluster_time_of_snapshots_ignored, (3, 1, 5), "invariant 14"),

@@ -267,6 +267,12 @@ def test_a_collection_dropped_before_the_commit_is_a_conflict(filled: Client) ->
         pytest.param(update({"_id": 9}, {"$inc": {"n": 1}}, upsert=True), "abort", {9: 1}, id="upsert-behind-abort"),
         pytest.param(delete({}), "commit", {}, id="delete"),
         pytest.param(insert({"_id": 8}, {"_id": 9, "n": 1}), "abort", {8: None, 9: 1}, id="insert"),
+        pytest.param(
+            {"applyOps": [{"op": op, "ns": "test.c", "o": {"_id": 7 if op == "i" else 1}} for op in "id"]},
+            "commit",
+            {7: None, 2: 2},
+            id="applyOps",
+        ),
         pytest.param({"drop": "c"}, "abort", {}, id="drop-does-not-wait"),
     ],
 )
@@ -276,7 +282,7 @@ def test_a_plain_write_waits_for_the_end(filled: Client, plain: Doc, end: str, e
     session.ok(insert({"_id": 9, "n": 9}))
 
     async def both() -> Doc:
-        waiting = asyncio.ensure_future(send(filled, plain))
+        waiting = asyncio.ensure_future(send(filled, plain, "admin" if "applyOps" in plain else "test"))
         for _ in range(20):
             await asyncio.sleep(0)
         assert waiting.done() == ("drop" in plain)
@@ -290,6 +296,8 @@ def test_a_plain_write_waits_for_the_end(filled: Client, plain: Doc, end: str, e
     assert {key: found.get(key) for key in expected} == expected
     if not expected:
         assert found == {}
+    elif "applyOps" in plain:
+        assert 1 not in found
 
 
 def test_a_plain_write_waits_no_longer_than_max_time_ms(filled: Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 
 from replset.bson import DateTime
 from replset.ids import OPTIME_NULL
+from replset.replication.held_keys import HeldKeys
 from replset.replication.index_ops import do_create_index, do_drop_index, do_start_build
 from replset.replication.ttl import TtlMonitor
-from tests.unit.replication.kit import WALL_MS, Member, Network, run
+from replset.replication.write_ops import WriteGroup
+from tests.unit.replication.kit import WALL_MS, Member, Network, key_of, run
 from tests.unit.replication.test_index_builds import NS, Builds, is_sound, spec
 
 
@@ -61,6 +64,29 @@ def test_what_expires(builds: Builds, direction: int) -> None:
     builds.member.clock.ms = 1000
     run(monitor(builds).work)
     assert left(builds) == [5, 6, 7, 8, 9, 11]
+
+
+def test_what_a_transaction_holds_stays_for_now(builds: Builds) -> None:
+    builds.do(lambda group: do_create_index(group, builds.coll(group), spec(expireAfterSeconds=10)))
+    builds.member.insert(NS, *DOCUMENTS)
+    held = HeldKeys()
+
+    async def write(operation: Callable[[WriteGroup], bool]) -> bool:
+        def holding(group: WriteGroup) -> bool:
+            group.held = held
+            return operation(group)
+
+        return await builds.write(holding)
+
+    coll = builds.member.store.collection(NS)
+    assert coll is not None
+    held.hold(coll.uuid, key_of(1), "a transaction")
+    waiting = TtlMonitor(builds.member.context, leads_in=lambda: 1, write=write)
+    run(waiting.work)
+    assert left(builds) == [1, 3, 5, 6, 7, 8, 9, 11]
+    held.release([(coll.uuid, key_of(1))])
+    run(waiting.work)
+    assert left(builds) == [3, 5, 6, 7, 8, 9, 11]
 
 
 def test_a_partial_index_expires_only_its_documents(builds: Builds) -> None:
