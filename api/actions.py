@@ -27,7 +27,7 @@ from replset.bson.types import type_name
 from replset.errors import ErrorCode, code_name
 from replset.optime import optime_or_none
 
-NOT_BUILT_ACTIONS = ("bulkWrite", "aggregate")
+NOT_BUILT_ACTIONS = ("bulkWrite",)
 BATCH_SIZE = 100_000
 """Documents in one batch of a find. A batch ends at 16 MiB anyway."""
 Fields: TypeAlias = dict[str, Any]
@@ -263,6 +263,10 @@ def _count(body: Fields, _new_id: NewId) -> ActionCommand:
     return _command("count", body, "limit", "skip", query=body.get("filter", EMPTY))
 
 
+def _aggregate(body: Fields, _new_id: NewId) -> ActionCommand:
+    return _command("aggregate", body, "pipeline", cursor={"batchSize": BATCH_SIZE})
+
+
 def _distinct(body: Fields, _new_id: NewId) -> ActionCommand:
     return _command("distinct", body, "key", query=body.get("filter", EMPTY))
 
@@ -361,6 +365,14 @@ ACTIONS: dict[str, ActionType] = {
         ),
         ActionType(
             "find", "All documents that match.", _READ | _FIND | {"limit": _K.NUMBER}, _required(), _find, _found
+        ),
+        ActionType(
+            "aggregate",
+            "What a pipeline makes of the documents.",
+            _READ | {"pipeline": _K.ARRAY},
+            _required("pipeline"),
+            _aggregate,
+            _found,
         ),
         ActionType(
             "countDocuments",

@@ -39,6 +39,7 @@ _FIELDS: dict[str, Schema] = {
     "sort": {**_DOCUMENT, "example": {"qty": -1}},
     "projection": {**_DOCUMENT, "example": {"qty": 1}},
     "returnNewDocument": {"type": "boolean", "description": "true: return the document as the write leaves it"},
+    "pipeline": {"type": "array", "items": _DOCUMENT, "example": [{"$match": {"qty": {"$gt": 2}}}, {"$count": "n"}]},
     "key": {"type": "string", "minLength": 1, "example": "item"},
     "writeConcern": {**_DOCUMENT, "example": {"w": "majority", "wtimeout": 5000}},
     "readConcern": {**_DOCUMENT, "example": {"level": "majority"}},
@@ -56,6 +57,7 @@ _RESULTS: dict[str, Schema] = {
     "deletedCount": {"type": "integer"},
 }
 _ANSWERS: dict[str, tuple[str, ...]] = {
+    "aggregate": ("documents",),
     "findOne": ("document",),
     "find": ("documents",),
     "countDocuments": ("count",),

@@ -83,7 +83,7 @@ class ActionRoutes:
         """Return the documents of all batches. An answer is complete, or an error says that it is too large."""
         cursor, documents = read_cursor(reply, "firstBatch")
         size = sum(len(document.raw) for document in documents)
-        collection, database = command.body["find"], command.database
+        collection, database = next(iter(command.body.values())), command.database
         try:
             while cursor:
                 more = {"getMore": cursor, "collection": collection}

@@ -44,9 +44,9 @@ async def count(ctx: CommandContext) -> Reply:
     plan = None if coll is None else choose_plan(coll, found, None, hint).plan
     total = 0
     if coll is not None and found.matcher is None and not isinstance(plan, ByIndex):
-        total = await _count_in_worker(ctx, partial(Snapshot.count, coll=coll, at=at))
+        total = await count_in_worker(ctx, partial(Snapshot.count, coll=coll, at=at))
     elif isinstance(plan, ByIndex) and plan.is_exact and at is None:
-        total = await _count_in_worker(ctx, partial(_count_entries, plan=plan))
+        total = await count_in_worker(ctx, partial(_count_entries, plan=plan))
     elif coll is not None and plan is not None:
 
         def on_slice(matched: int) -> bool:
@@ -64,7 +64,7 @@ async def count(ctx: CommandContext) -> Reply:
 async def _count_oplog(ctx: CommandContext, found: Filter, weight: int) -> int:
     refuse_linearizable(read_concern_of(ctx), OPLOG)
     if found.matcher is None:
-        return await _count_in_worker(ctx, lambda snapshot: snapshot.entries_after(0))
+        return await count_in_worker(ctx, lambda snapshot: snapshot.entries_after(0))
     query = fields.decoded(ctx.body, "query", ctx.name) if weight <= SMALL_STATEMENT else {}
     cursor = OplogCursor(ctx.member, query, Wanted(found.matcher, None, weight), backwards=False)
     total = 0
@@ -118,7 +118,7 @@ def _at(reply: dict[str, object], at: OpTime | None) -> dict[str, object]:
     return reply
 
 
-async def _count_in_worker(ctx: CommandContext, count_: Callable[[Snapshot], int]) -> int:
+async def count_in_worker(ctx: CommandContext, count_: Callable[[Snapshot], int]) -> int:
     """Again when a checkpoint cut the read off."""
     store = ctx.member.store
 

@@ -44,7 +44,7 @@ LARGEST_FIELD = 256 << 10
 LARGEST_GENERIC = 16 << 10
 """Bytes of a field that is read on the event loop, and of one that every command takes."""
 ANY_SIZE = frozenset(
-    {"documents", "updates", "deletes", "filter", "query", "projection", "sort"}
+    {"documents", "updates", "deletes", "filter", "query", "projection", "sort", "update", "fields", "pipeline"}
     | {"applyOps", "comment", "endSessions", "refreshSessions", "killSessions", "killAllSessions"}
 )
 """Fields that are read in a thread where they are large (evaluation.py), or not read at all."""

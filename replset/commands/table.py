@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from replset.commands import (
+    aggregate,
     apply_ops,
     collection_changes,
     collections,
@@ -33,6 +34,7 @@ from replset.commands.command import Command, CommandContext
 from replset.commands.ports import Reply
 
 FAMILIES = (
+    aggregate.COMMANDS,
     apply_ops.COMMANDS,
     collection_changes.COMMANDS,
     collections.COMMANDS,

@@ -69,6 +69,16 @@ COMMANDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"count": "orders", "limit": 5, "skip": 1, "query": {"a": 1}},
     ),
     "count-everything": ("countDocuments", {}, {"count": "orders", "query": {}}),
+    "aggregate": (
+        "aggregate",
+        {"pipeline": [{"$match": {"a": 1}}, {"$count": "n"}], "readConcern": {"level": "majority"}},
+        {
+            "aggregate": "orders",
+            "pipeline": [{"$match": {"a": 1}}, {"$count": "n"}],
+            "cursor": {"batchSize": 100_000},
+            "readConcern": {"level": "majority"},
+        },
+    ),
     "distinct": (
         "distinct",
         {"key": "item", "filter": {"a": 1}},
@@ -143,7 +153,7 @@ COMMANDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("name", "fields", "command"), COMMANDS.values(), ids=COMMANDS)
 def test_an_action_becomes_a_command(api: Api, name: str, fields: dict[str, Any], command: dict[str, Any]) -> None:
-    api.dispatcher.answers = {"find": cursor(), "distinct": {"ok": 1.0, "values": []}}
+    api.dispatcher.answers = {"find": cursor(), "aggregate": cursor(), "distinct": {"ok": 1.0, "values": []}}
     assert api.act(name, **fields).status_code in (200, 201)
     assert api.dispatcher.command == command
     (request,) = api.dispatcher.requests
@@ -216,6 +226,7 @@ ANSWERS: dict[str, tuple[str, dict[str, Any], Any, int, dict[str, Any]]] = {
         200,
         {"matchedCount": 0, "modifiedCount": 0, "upsertedId": EJSON_ID},
     ),
+    "aggregate": ("aggregate", {"pipeline": []}, cursor({"n": 3}), 200, {"documents": [{"n": 3}]}),
     "find-one-and-delete": (
         "findOneAndDelete",
         {"filter": {}},

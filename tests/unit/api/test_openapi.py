@@ -81,7 +81,11 @@ def test_the_example_of_an_action_is_accepted(api: Api, name: str) -> None:
     body = {field: part["example"] for field, part in schema["properties"].items() if "example" in part}
     assert set(schema["required"]) <= set(body)
     cursor = {"cursor": {"id": 0, "ns": "shop.orders", "firstBatch": []}}
-    api.dispatcher.answers = {"find": {"ok": 1.0, **cursor}, "distinct": {"ok": 1.0, "values": []}}
+    api.dispatcher.answers = {
+        "find": {"ok": 1.0, **cursor},
+        "aggregate": {"ok": 1.0, **cursor},
+        "distinct": {"ok": 1.0, "values": []},
+    }
     response = api.post(f"/v1/action/{name}", body)
     answer = operation["responses"][str(response.status_code)]["content"]["application/json"]["schema"]
     assert set(answer["required"]) <= set(response.json())

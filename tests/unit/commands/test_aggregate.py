@@ -1,0 +1,180 @@
+"""aggregate: the same answers as the stages one by one, whatever part a query does; batches, counts and refusals."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from replset.bson import Int64, decode, encode
+from replset.commands import aggregate as module
+from replset.commands.aggregate import split_pipeline
+from replset.query.pipeline import Chain, compile_pipeline
+from tests.unit.commands.conftest import Client, FakeMember
+
+DOCS: list[dict[str, Any]] = [{"_id": i, "a": i % 4, "n": (i * 37) % 50, "s": "x" * (i % 7)} for i in range(400)]
+
+
+@pytest.fixture(autouse=True)
+def _some_documents(client: Client) -> None:
+    client.ok({"insert": "c", "documents": DOCS})
+
+
+def aggregate(client: Client, *stages: dict[str, Any], batch_size: int | None = None, **more: Any) -> list[Any]:
+    """All batches."""
+    cursor: dict[str, Any] = {} if batch_size is None else {"batchSize": batch_size}
+    found = client.ok({"aggregate": "c", "pipeline": list(stages), "cursor": cursor, **more})["cursor"]
+    assert found["ns"] == "test.c"
+    documents = list(found["firstBatch"])
+    while found["id"]:
+        more_size = {"batchSize": batch_size} if batch_size else {}
+        found = client.ok({"getMore": Int64(found["id"]), "collection": "c", **more_size})["cursor"]
+        documents += found["nextBatch"]
+    return documents
+
+
+STAGES: list[dict[str, Any]] = [
+    {"$match": {"a": {"$in": [1, 2]}}},
+    {"$match": {"n": {"$gt": 10}}},
+    {"$sort": {"n": -1, "_id": 1}},
+    {"$sort": {"s": 1, "_id": -1}},
+    {"$skip": 3},
+    {"$limit": 40},
+    {"$limit": 100},
+    {"$project": {"n": 1, "a": 1}},
+    {"$group": {"_id": "$a", "n": {"$sum": "$n"}}},
+    {"$count": "n"},
+]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_pipeline_is_its_stages_one_by_one(client: Client, seed: int) -> None:
+    rng = random.Random(seed)
+    stages = [rng.choice(STAGES) for _ in range(rng.randrange(6))]
+    documents = DOCS
+    for stage in stages:
+        chain = Chain(compile_pipeline([stage]))
+        found = [raw for document in documents for raw in chain.take(encode(document)) or []]
+        documents = [decode(raw) for raw in found + chain.end()]
+    assert aggregate(client, *stages, batch_size=rng.choice([None, 1, 7, 200])) == documents
+
+
+SPLITS: list[tuple[list[dict[str, Any]], dict[str, Any], int]] = [
+    ([], {}, 0),
+    ([{"$match": {"a": 1}}, {"$match": {"n": 2}}], {"filter": {"$and": [{"a": 1}, {"n": 2}]}}, 0),
+    (
+        [{"$match": {"a": 1}}, {"$sort": {"n": 1}}, {"$skip": 1}, {"$limit": 2}, {"$project": {"n": 1}}],
+        {"filter": {"a": 1}, "sort": {"n": 1}, "skip": 1, "limit": 2, "projection": {"n": 1}},
+        0,
+    ),
+    ([{"$limit": 2}, {"$skip": 1}], {"limit": 2}, 1),
+    ([{"$skip": 1}, {"$match": {"a": 1}}], {"skip": 1}, 1),
+    ([{"$project": {"n": 1}}, {"$match": {"a": 1}}], {"projection": {"n": 1}}, 1),
+    ([{"$sort": {"n": 1}}, {"$sort": {"a": 1}}], {"sort": {"n": 1}}, 1),
+    ([{"$match": {}}, {"$group": {"_id": 1}}, {"$match": {"a": 1}}], {}, 2),
+]
+
+
+@pytest.mark.parametrize(("stages", "query", "rest"), SPLITS)
+def test_what_a_query_does(stages: list[dict[str, Any]], query: dict[str, Any], rest: int) -> None:
+    part = split_pipeline(compile_pipeline(stages))
+    shown = {name: getattr(part, name) for name in ("filter", "sort", "skip", "limit", "projection")}
+    assert {name: value for name, value in shown.items() if value} == query
+    assert len(part.rest) == rest
+
+
+def test_count_documents(client: Client) -> None:
+    count = {"$group": {"_id": 1, "n": {"$sum": 1}}}
+    assert aggregate(client, {"$match": {}}, count) == [{"_id": 1, "n": 400}]
+    assert aggregate(client, {"$match": {"a": 1}}, count) == [{"_id": 1, "n": 100}]
+    assert aggregate(client, {"$match": {"a": 1}}, {"$skip": 20}, {"$limit": 30}, count) == [{"_id": 1, "n": 30}]
+    assert aggregate(client, {"$match": {"a": 9}}, count) == []
+    assert aggregate(client, {"$count": "n"}, {"$project": {"m": 1}}) == [{}]
+
+
+def test_without_a_collection(client: Client) -> None:
+    for stages in ([], [{"$match": {}}, {"$count": "n"}], [{"$match": {"a": 1}}, {"$group": {"_id": None}}]):
+        cursor = client.ok({"aggregate": "missing", "pipeline": stages, "cursor": {}})["cursor"]
+        assert cursor == {"firstBatch": [], "id": 0, "ns": "test.missing"}
+
+
+def test_coll_stats(client: Client) -> None:
+    (document,) = aggregate(client, {"$collStats": {"count": {}}}, {"$project": {"localTime": 0}})
+    assert document == {"ns": "test.c", "host": "localhost:27017", "count": 400}
+    stats = {"pipeline": [{"$collStats": {"count": {}}}, {"$group": {"_id": 1, "n": {"$sum": "$count"}}}], "cursor": {}}
+    assert client.ok({"aggregate": "c", **stats})["cursor"]["firstBatch"] == [{"_id": 1, "n": 400}]
+    assert client.code({"aggregate": "missing", **stats}) == 26
+
+
+def test_what_mongosh_asks(client: Client) -> None:
+    (document,) = aggregate(client, {"$collStats": {"storageStats": {"scale": 1}}})
+    assert document["storageStats"]["count"] == 400
+    stages = [{"$currentOp": {"allUsers": True, "idleConnections": False}}, {"$match": {"type": "op"}}]
+    cursor = client.ok({"aggregate": 1, "pipeline": stages, "cursor": {}}, "admin")["cursor"]
+    assert cursor["ns"] == "admin.$cmd.aggregate"
+    assert cursor["firstBatch"][0]["type"] == "op"
+
+
+def test_the_oplog_can_be_counted(client: Client) -> None:
+    command = {"aggregate": "oplog.rs", "pipeline": [{"$match": {"op": "i"}}, {"$count": "n"}], "cursor": {}}
+    assert client.ok(command, "local")["cursor"]["firstBatch"] == [{"n": 400}]
+    command["pipeline"] = [{"$count": "n"}]
+    assert client.ok(command, "local")["cursor"]["firstBatch"] == [{"n": len(client.entries())}]
+
+
+def test_a_majority_read_sees_its_point(client: Client, member: FakeMember) -> None:
+    store = member.store
+    member.node.commit_point = store.last_applied
+    store.commit_point = store.last_applied
+    client.ok({"insert": "c", "documents": [{"_id": "later"}]})
+    for stages in ([{"$count": "n"}], [{"$match": {"a": {"$exists": True}}}, {"$count": "n"}]):
+        assert aggregate(client, *stages, readConcern={"level": "majority"}) == [{"n": 400}]
+
+
+def test_an_open_cursor_holds_memory_until_it_ends(client: Client, member: FakeMember) -> None:
+    cursor = client.ok({"aggregate": "c", "pipeline": STAGES[8:9], "cursor": {"batchSize": 1}})["cursor"]
+    assert len(client.dispatcher.cursors) == 1
+    assert client.ok({"killCursors": "c", "cursors": [Int64(cursor["id"])]})["cursorsKilled"] == [cursor["id"]]
+    assert client.code({"getMore": Int64(cursor["id"]), "collection": "c"}) == 43
+
+
+def test_large_results_end_in_the_thread(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SMALL_END", 0)
+    assert len(aggregate(client, {"$group": {"_id": "$_id"}})) == 400
+
+
+REFUSALS: list[tuple[dict[str, Any], int]] = [
+    ({"aggregate": "c", "pipeline": []}, 9),
+    ({"aggregate": "c", "cursor": {}}, 40414),
+    ({"aggregate": "c", "pipeline": {}, "cursor": {}}, 14),
+    ({"aggregate": "c", "pipeline": [], "cursor": 1}, 14),
+    ({"aggregate": "c", "pipeline": [], "cursor": {"nonsense": 1}}, 40415),
+    ({"aggregate": "c", "pipeline": [], "cursor": {"batchSize": -1}}, 51024),
+    ({"aggregate": "c", "pipeline": [], "cursor": {}, "nonsense": 1}, 40415),
+    ({"aggregate": "c", "pipeline": [], "cursor": {}, "explain": True}, 238),
+    ({"aggregate": "c", "pipeline": [], "cursor": {}, "let": {"x": 1}}, 238),
+    ({"aggregate": "c", "pipeline": [], "cursor": {}, "collation": {"locale": "de"}}, 238),
+    ({"aggregate": "c", "pipeline": [], "cursor": {}, "hint": "nonsense"}, 2),
+    ({"aggregate": "c", "pipeline": [], "cursor": {}, "writeConcern": {"w": 1}}, 72),
+    ({"aggregate": "c", "pipeline": [{"$out": "d"}], "cursor": {}}, 238),
+    ({"aggregate": "c", "pipeline": [{"$nonsense": 1}], "cursor": {}}, 40324),
+    ({"aggregate": 1, "pipeline": [{"$documents": []}], "cursor": {}}, 238),
+    ({"aggregate": 1, "pipeline": [{"$currentOp": {}}], "cursor": {}}, 73),
+    ({"aggregate": "c", "pipeline": [{"$currentOp": {}}], "cursor": {}}, 73),
+    ({"aggregate": "c", "pipeline": [{"$listSearchIndexes": {}}], "cursor": {}}, 31082),
+    ({"aggregate": 1, "pipeline": [{"$match": {}}], "cursor": {}}, 73),
+    ({"aggregate": 1.0, "pipeline": [], "cursor": {}}, 73),
+    ({"aggregate": 2, "pipeline": [], "cursor": {}}, 9),
+    ({"aggregate": "", "pipeline": [], "cursor": {}}, 73),
+]
+
+
+@pytest.mark.parametrize(("command", "code"), REFUSALS)
+def test_refusals(client: Client, command: dict[str, Any], code: int) -> None:
+    assert client.code(command) == code
+
+
+def test_what_is_given_empty_is_not_refused(client: Client) -> None:
+    options = {"let": {}, "collation": {"locale": "simple"}, "allowDiskUse": True, "hint": "_id_", "maxTimeMS": 9000}
+    assert len(aggregate(client, **options)) == 400
