@@ -154,12 +154,19 @@ class Dispatcher:
 
     async def _operate(self, ctx: CommandContext) -> Reply:
         """Carry the command out, and show it in currentOp meanwhile. Interrupted (11601): killOp ended it."""
-        task = asyncio.current_task()
+        task = ctx.connection.task or asyncio.current_task()
         if task is None or ctx.command.private:
-            return await self._carry_out(ctx)
+            if self.member.fail_points.active:
+                await fail_command(ctx)
+            return await ctx.command.run(ctx)
         operation = self.operations.begin(ctx, task)
         try:
-            return await self._carry_out(ctx)
+            if ctx.in_transaction:
+                return await self._carry_out_inside(ctx)
+            if self.member.fail_points.active:
+                await fail_command(ctx)
+            self._check_may_run(ctx)
+            return await ctx.command.run(ctx)
         except ReplError:
             self.operations.failed += 1
             raise
@@ -171,19 +178,15 @@ class Dispatcher:
         finally:
             self.operations.end(operation)
 
-    async def _carry_out(self, ctx: CommandContext) -> Reply:
+    def _check_may_run(self, ctx: CommandContext) -> None:
+        """Raise ReplError if this member, in its state, does not carry the command out now."""
         command, session = ctx.command, ctx.session
-        if ctx.in_transaction:
-            return await self._carry_out_inside(ctx)
-        if self.member.fail_points.active:
-            await fail_command(ctx)
         if session is not None and session.txn_number is not None:
             self.member.transactions.check_retryable_write(session.key, session.txn_number)
         if command.where is Where.READABLE:
             check_readable(ctx)
         elif command.where is Where.PRIMARY and not self.member.node.writable:
             raise NotWritablePrimaryError(primary=self.member.node.primary_host)
-        return await command.run(ctx)
 
     async def _carry_out_inside(self, ctx: CommandContext) -> Reply:
         """Carry out a command of a transaction."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 from replset.bson import DateTime, Int64, InvalidBSONError, RawDocument
 from replset.commands import fields
@@ -46,7 +47,7 @@ class Operation:
     id: int
     ctx: CommandContext
     began: Millis
-    task: asyncio.Task[object]
+    task: asyncio.Task[Any]
     is_killed: bool = False
 
 
@@ -63,10 +64,10 @@ class OperationTable:
         self.running: dict[int, Operation] = {}
         self.used: dict[tuple[str, str, str], list[int]] = {}
 
-    def begin(self, ctx: CommandContext, task: asyncio.Task[object]) -> Operation:
+    def begin(self, ctx: CommandContext, task: asyncio.Task[Any]) -> Operation:
         """Note that `task` runs this command; `end` must follow."""
-        operation = Operation(next(self._ids), ctx, self._now(), task)
-        self.running[operation.id] = operation
+        operation_id = next(self._ids)
+        operation = self.running[operation_id] = Operation(operation_id, ctx, self._now(), task)
         return operation
 
     def end(self, operation: Operation) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -79,7 +80,7 @@ class ConnectionContext:
     id: shown as connectionId. peer: `host:port` of the client. member: the member that sends. With a key
     file it is the one that has proved itself (`replSetProve`), else the one that its hello names (`replsetMember`).
     handshake: of a proof that has begun. metadata: `client` of the first hello. app_name: the application's name in it.
-    is_to_close: a fail point closes the connection instead of the reply.
+    is_to_close: a fail point closes the connection instead of the reply. task: that runs the commands of a connection.
     """
 
     id: int = 0
@@ -89,6 +90,7 @@ class ConnectionContext:
     metadata: RawDocument | None = None
     app_name: str = ""
     is_to_close: bool = False
+    task: asyncio.Task[None] | None = None
 
     @property
     def is_member(self) -> bool:

@@ -155,7 +155,7 @@ class WireConnection(asyncio.Protocol):
         self._context.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")
         self._server.connections.add(self)
         self._server.traffic.connections += 1
-        self._task = asyncio.get_running_loop().create_task(self._serve())
+        self._task = self._context.task = asyncio.get_running_loop().create_task(self._serve())
 
     def connection_lost(self, exc: Exception | None) -> None:
         rest = [*self._queue] if self._current is None else [self._current, *self._queue]
@@ -178,6 +178,7 @@ class WireConnection(asyncio.Protocol):
         if self.owner is not None:
             self._server.client_left(self.owner)
         task, self._task = self._task, None
+        self._context.task = None
         if task is not None:
             task.cancel()
         return task

@@ -11,7 +11,7 @@ from typing import Any
 import pymongo
 import pytest
 from pymongo.cursor import CursorType
-from pymongo.errors import AutoReconnect, ExecutionTimeout, NotPrimaryError
+from pymongo.errors import AutoReconnect, ExecutionTimeout, NotPrimaryError, OperationFailure
 
 from replset.cli.local_set import LocalMember, LocalSet
 from tests.integration.conftest import MakeSet
@@ -130,3 +130,29 @@ def test_exhaust_cursors(make_set: MakeSet) -> None:
         next(left)
         left.close()  # in the middle of its stream: the connection is closed, and the client goes on with another one
         assert client.shop.orders.find_one({"_id": 5}) == {"_id": 5}
+
+
+def test_an_operation_is_seen_and_killed(make_set: MakeSet) -> None:
+    local = make_set(members=1)
+    (member,) = local.members
+    with connect(local, appname="slow") as client, connect(local) as other:
+        client.shop.orders.insert_one({"_id": 1})
+        with fail_point(member, "alwaysOn", failCommands=["find"], blockConnection=True, blockTimeMS=60_000):
+            failures: list[OperationFailure] = []
+
+            def find() -> None:
+                try:
+                    client.shop.orders.find_one(comment="kill me")
+                except OperationFailure as error:
+                    failures.append(error)
+
+            finding = threading.Thread(target=find)
+            finding.start()
+            rows: list[dict[str, Any]] = []
+            while not rows:
+                rows = other.admin.command({"currentOp": 1, "command.comment": "kill me"})["inprog"]
+            assert (rows[0]["ns"], rows[0]["appName"]) == ("shop.orders", "slow")
+            other.admin.command("killOp", op=rows[0]["opid"])
+            finding.join()
+            assert [failure.code for failure in failures] == [11601]
+        assert client.shop.orders.find_one() == {"_id": 1}
