@@ -95,6 +95,11 @@ def test_it_reads_its_own_writes_and_nobody_else_does(filled: Client) -> None:
     inside = {doc["_id"]: doc["n"] for doc in batch(session.ok(find()))}
     assert inside == {1: 110, 3: 3, 4: 104, 5: 105}
     assert batch(session.ok(find({"_id": 5}))) == [{"_id": 5, "n": 105}]
+    for first in ([], [{"$match": {"n": {"$gt": 3}}}]):
+        counted = session.ok(
+            {"aggregate": "c", "pipeline": [*first, {"$group": {"_id": 1, "n": {"$sum": 1}}}], "cursor": {}}
+        )
+        assert batch(counted) == [{"_id": 1, "n": 3 if first else 4}]
     assert batch(session.ok(find({"_id": 2}))) == []
     assert session.ok({"distinct": "c", "key": "n"})["values"] == [110, 3, 104, 105]
     assert read(filled) == {1: 1, 2: 2, 3: 3, 4: 4}
@@ -524,6 +529,9 @@ def test_snapshot_reads_at_a_cluster_time(filled: Client) -> None:
     assert {doc["_id"]: doc["n"] for doc in batch(filled.ok({**find(), **concern}))} == {1: 1, 2: 2, 3: 3, 4: 4}
     reply = filled.ok({"distinct": "c", "key": "n", **concern})
     assert (reply["values"], reply["atClusterTime"]) == ([1, 2, 3, 4], when)
+    count = {"aggregate": "c", "pipeline": [{"$group": {"_id": 1, "n": {"$sum": 1}}}], "cursor": {}}
+    cursor = filled.ok({**count, **concern})["cursor"]
+    assert (cursor["firstBatch"], cursor["atClusterTime"]) == ([{"_id": 1, "n": 4}], when)
     first = filled.ok({**find(batchSize=2), **concern})["cursor"]
     assert member.store.oldest_pin == at
     more = filled.ok({"getMore": Int64(first["id"]), "collection": "c"})["cursor"]
