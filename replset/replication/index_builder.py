@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from replset.errors import (
     IndexBuildAbortedError,
@@ -34,15 +35,27 @@ INTERVAL_S = 0.1
 FULL_DISK_PAUSE_S = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class IndexBuildOptions:
+    """slice_documents: at most so many in a slice. pause_s: between two slices."""
+
+    slice_documents: int = 2000
+    pause_s: float = 0.0
+
+
 async def write_slice(
-    context: MemberContext, uuid: bytes, build: bytes, refuses: Callable[[], bool] = lambda: False
+    context: MemberContext,
+    uuid: bytes,
+    build: bytes,
+    limit: int | None = None,
+    refuses: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Put some more documents into the indexes of a build. True: call again. refuses: see `fill_slice`."""
 
     def write() -> bool:
         until = context.clock.now() + SLICE_MS
         with context.store.group() as txn:
-            return fill_slice(txn, uuid, build, lambda: context.clock.now() >= until, refuses=refuses())
+            return fill_slice(txn, uuid, build, lambda: context.clock.now() >= until, limit=limit, refuses=refuses())
 
     return await context.write_queue.write(write)
 
@@ -57,6 +70,7 @@ class IndexBuilder:
         busy: asyncio.Lock,
         leads_in: Callable[[], int | None],
         write: Callable[[Callable[[WriteGroup], OpTime | None]], Awaitable[OpTime | None]],
+        options: IndexBuildOptions | None = None,
     ) -> None:
         """busy: who replaces the store takes it first. leads_in: the term in which this member accepts writes.
         write: see MemberPort.write.
@@ -65,6 +79,7 @@ class IndexBuilder:
         self._busy = busy
         self._leads_in = leads_in
         self._write = write
+        self._options = options or IndexBuildOptions()
         self._wanted = asyncio.Event()
         self._waiting: dict[bytes, list[asyncio.Future[OpTime]]] = {}
         self._aborts: dict[bytes, ReplError] = {}
@@ -133,8 +148,9 @@ class IndexBuilder:
         more = True
         while more and build not in self._aborts:
             async with self._busy:
-                more = await write_slice(self._context, uuid, build, lambda: self._leads_in() is not None)
-            await asyncio.sleep(0)
+                limit = self._options.slice_documents
+                more = await write_slice(self._context, uuid, build, limit, lambda: self._leads_in() is not None)
+            await asyncio.sleep(self._options.pause_s)
 
     async def _find_duplicate(self, uuid: bytes, build: bytes) -> ReplError | None:
         """Look through the unique indexes of a build. Since this member leads, its own writes were checked."""

@@ -76,7 +76,7 @@ from replset.replication.chain_check import compare_chains
 from replset.replication.context import Identity, MemberContext
 from replset.replication.copy_transfer import InitialSyncOptions
 from replset.replication.fetcher import Fetcher, FetchOptions
-from replset.replication.index_builder import IndexBuilder
+from replset.replication.index_builder import IndexBuilder, IndexBuildOptions
 from replset.replication.initial_sync import InitialSync
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.ports import Clock, Network, SetMemberClient, Workers
@@ -141,6 +141,7 @@ class StepSizes:
     fetch: FetchOptions = field(default_factory=FetchOptions)
     initial_sync: InitialSyncOptions = field(default_factory=InitialSyncOptions)
     session_timeout_ms: Millis = SESSION_TIMEOUT_MS
+    index_build: IndexBuildOptions = field(default_factory=IndexBuildOptions)
 
 
 class RunningMember:
@@ -298,7 +299,11 @@ class RunningMember:
         self._writer = Writer(self.context, self.node, self.rng, self._on_committed, self.transactions.held)
         self._housekeeper = Housekeeper(self.context, self._on_disk_space, self.on_damage)
         self.index_builder = IndexBuilder(
-            self.context, busy=self._housekeeper.busy, leads_in=lambda: self._writer.term, write=self._writer.write
+            self.context,
+            busy=self._housekeeper.busy,
+            leads_in=lambda: self._writer.term,
+            write=self._writer.write,
+            options=steps.index_build,
         )
         self.ttl = TtlMonitor(self.context, leads_in=lambda: self._writer.term, write=self._writer.write)
         self.snapshots = SnapshotServer(self.context, self.node, self.rng)

@@ -25,8 +25,16 @@ VERIFY_ROWS = 2000
 """Entries of a slice that looks for duplicates: about two milliseconds."""
 
 
-def fill_slice(txn: Txn, uuid: bytes, build: bytes, is_time_up: Callable[[], bool], *, refuses: bool = False) -> bool:
-    """Put some more documents of the collection into the indexes of a build. True: call again.
+def fill_slice(
+    txn: Txn,
+    uuid: bytes,
+    build: bytes,
+    is_time_up: Callable[[], bool],
+    *,
+    limit: int | None = None,
+    refuses: bool = False,
+) -> bool:
+    """Put some more documents of the collection, `limit` at most, into the indexes of a build. True: call again.
 
     refuses: as on a primary, raise DuplicateKeyError, and what `keys_of` raises, for a document that cannot be in an
     index. Without it the entry that commits or aborts the build decides.
@@ -41,7 +49,7 @@ def fill_slice(txn: Txn, uuid: bytes, build: bytes, is_time_up: Callable[[], boo
     for count, (key, doc) in enumerate(txn.scan(coll, low=next_key(position)), 1):
         write_entries(txn.connection, as_if_whole, key, None, doc, unique_in=coll.ns if refuses else None)
         position = key
-        if count % _CHECK_TIME_EVERY == 0 and is_time_up():
+        if count == limit or (count % _CHECK_TIME_EVERY == 0 and is_time_up()):
             more = True
             break
     for index in indexes:

@@ -24,6 +24,7 @@ from replset.ids import OPTIME_NULL, OpTime, pack_ts
 from tests.simulation.kit.cluster import FORGED_TERMS
 from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.errors import SimulationError
+from tests.simulation.kit.index_model import definitions_of, index_fault_on
 from tests.simulation.kit.operations import ClientOperation
 from tests.simulation.kit.retries import COUNTERS_NS, RetriedWrite
 from tests.simulation.kit.transfers import ACCOUNTS, Transfers
@@ -437,6 +438,7 @@ class Checkers:
         expected = replay(mine)
         if found != expected:
             self.fail("5", f"{row.name} in {row.node_state.state.name}: {first_difference(expected, found)}")
+        self._check_indexes(row.name, mine)
         places = {entry.optime: place for place, entry in enumerate(mine)}
         for other, mirror in self.mirrors.items():
             theirs = mirror.entries
@@ -597,6 +599,14 @@ class Checkers:
             found = self._documents(name)
             if found != expected:
                 self.fail("5", f"{name}: {first_difference(expected, found)}")
+            self._check_indexes(name, mirror.entries)
+
+    def _check_indexes(self, name: str, entries: list[Entry]) -> None:
+        """Invariant 15."""
+        expected = definitions_of(body for _, body in operations_of(entries))
+        fault = index_fault_on(self.cluster.machines[name].disk, expected)
+        if fault is not None:
+            self.fail("15", f"{name}: {fault}")
 
     def _documents(self, name: str) -> Documents:
         found = documents_of(self.cluster.machines[name].disk)

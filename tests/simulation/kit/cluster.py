@@ -31,6 +31,7 @@ from replset.key_file import Keys
 from replset.replication import rollback
 from replset.replication.copy_transfer import InitialSyncOptions
 from replset.replication.fetcher import FetchOptions
+from replset.replication.index_builder import IndexBuildOptions
 from replset.runtime.member import MemberPorts, RunningMember, StepSizes
 from replset.runtime.options import MemberOptions
 from replset.storage import member_file, store
@@ -173,6 +174,7 @@ def step_sizes(environment: Environment) -> StepSizes:
         FetchOptions(max_bytes=environment.page_bytes),
         InitialSyncOptions(chunk_bytes=environment.chunk_bytes),
         session_timeout_ms=SESSION_TIMEOUT_MS,
+        index_build=IndexBuildOptions(slice_documents=2, pause_s=0.05),
     )
 
 

@@ -34,6 +34,7 @@ from tests.simulation.kit.checkers import (
     documents_of,
     first_difference,
     manifests,
+    operations_of,
     read_entry,
     replay,
 )
@@ -42,6 +43,7 @@ from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.disk import _RecordingFile as RecordingFile
 from tests.simulation.kit.disk import _RecordingVFS as RecordingVFS
 from tests.simulation.kit.errors import SimulationError
+from tests.simulation.kit.index_model import definitions_of, index_fault_on
 from tests.simulation.kit.loop import current_process
 
 T = TypeVar("T")
@@ -144,6 +146,8 @@ class CrashImages:
                 assert trimmed, f"the entry {optime} is neither in the oplog nor in a rollback's files"
         found, expected = documents_of(disk), replay(entries)
         assert found == expected, first_difference(expected, found)
+        fault = index_fault_on(disk, definitions_of(body for _, body in operations_of(entries)))
+        assert fault is None, fault
         store.close()
         file.close()
         check_database(disk, store.path, ALL_ENTRIES)

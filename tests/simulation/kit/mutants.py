@@ -45,6 +45,7 @@ from replset.storage.txn import Txn
 from tests.simulation.core_kit.mutants import CORE_MUTANTS
 from tests.simulation.kit import scenarios
 from tests.simulation.kit.disk import SimDisk
+from tests.simulation.kit.index_mutants import INDEX_MUTANTS
 from tests.simulation.kit.kinds import CORE_ALONE, ROLLBACK_RUNS
 from tests.simulation.kit.many import run_many
 from tests.simulation.kit.member_mutants import MEMBER_MUTANTS
@@ -359,6 +360,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *MEMBER_MUTANTS,
     *SESSION_MUTANTS,
     *TRANSACTION_MUTANTS,
+    *INDEX_MUTANTS,
     *(Mutant(break_rule, (number,), "wiring: ", WIRING) for break_rule, number in WIRING_MUTANTS),
 )
 WITHIN = 500

@@ -20,6 +20,13 @@ from tests.simulation.kit.workload import CONCERNS
 DATABASES = ("deeds", "deeds", "deeds", "others")
 COLLECTIONS = 3
 DOCUMENTS = 12
+INDEXES: tuple[dict[str, object], ...] = (
+    {"key": {"n": 1}, "name": "n_1"},
+    {"key": {"n": 1}, "name": "unique", "unique": True},
+    {"key": {"whole": 1, "n": -1}, "name": "whole"},
+    {"key": {"whole.new": 1}, "name": "sparse", "sparse": True},
+    {"key": {"changes": -1}, "name": "partial", "partialFilterExpression": {"n": {"$gt": 500}}},
+)
 DRAWN_CONCERNS = ("w1", "journaled", "journaled", "majority")
 """What a primary that is cut off acknowledges comes more often than what it cannot."""
 
@@ -121,6 +128,8 @@ def draw_command(rng: random.Random, database: str) -> tuple[str, dict[str, obje
         "create capped": (1, {"create": name, "capped": True, "size": 4096, "max": 4}),
         "rename": (2, {"renameCollection": f"{database}.{name}", "to": f"{database}.{other}", "dropTarget": True}),
         "modify": (3, {"collMod": name, "validator": validator, "validationLevel": "moderate"}),
+        "create index": (3, {"createIndexes": name, "indexes": [rng.choice(INDEXES)]}),
+        "drop index": (2, {"dropIndexes": name, "index": "*"}),
         "drop": (1, {"drop": name}),
         "drop database": (1, {"dropDatabase": 1}),
     }

@@ -37,6 +37,13 @@ NOT_APPLIED = frozenset({10107, 13435, 13436, 11600, 94, 14031})
 """Error codes that say that nothing was done."""
 
 
+INDEXES: tuple[dict[str, object], ...] = (
+    {"key": {"n": -1, "_id": 1}, "name": "by n"},
+    {"key": {"token": 1}, "name": "by token", "unique": True},
+)
+"""Of a scratch collection, and of the one whose writes are judged: no two of its documents have one token."""
+
+
 @dataclass(slots=True)
 class Write:
     """One write. token: unique in its oplog entry. outcome: ok | fail (not applied, for sure) | unknown."""
@@ -156,6 +163,9 @@ class Workload(Clients):
             {"update": name, "updates": [{"q": {"n": {"$gte": 1}}, "u": {"$inc": {"n": 2}}, "multi": True}]},
             {"delete": name, "deletes": [{"q": {"n": 0}, "limit": 0}]},
             {"drop": name},
+            {"createIndexes": name, "indexes": [INDEXES[0]]},
+            {"createIndexes": COLLECTION, "indexes": [INDEXES[1]]},
+            {"dropIndexes": rng.choice((name, COLLECTION)), "index": "*"},
         )
         with suppress(NoAnswerError):
             await client.call(target, DATABASE, {**rng.choice(commands), "writeConcern": {"w": 1}})
