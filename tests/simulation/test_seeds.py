@@ -24,7 +24,9 @@ CLASSIC = (
     20080,  # of two voters one was too stale and copied anew, which took its vote; then the primary died
 )
 ROLLBACKS = range(1, 9)
-KINDS = {"insert", "update", "replace", "delete", "create", "drop", "renameCollection", "collMod"}
+KINDS = {"insert", "update", "replace", "delete", "create", "drop", "renameCollection", "collMod"} | {
+    *("createIndexes", "dropIndexes", "startIndexBuild", "commitIndexBuild"),
+}
 ROOT = Path(__file__).parents[2]
 
 
