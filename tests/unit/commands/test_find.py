@@ -275,8 +275,11 @@ def test_a_majority_read_of_a_younger_collection_waits_for_its_creation(client: 
 
 def test_after_cluster_time_is_waited_for(client: Client, member: FakeMember) -> None:
     later = {"afterClusterTime": Timestamp(1_700_000_009, 7)}
-    assert client.code({"find": "c", "limit": 1, "readConcern": later, "maxTimeMS": 200}) == 50
-    assert member.changes_waited_for == 1
+    member.node.state, member.node.writable, member.node.primary_host = MemberState.SECONDARY, False, None
+    nearest = {"mode": "nearest"}
+    find = {"find": "c", "limit": 1, "readConcern": later, "maxTimeMS": 200, "$readPreference": nearest}
+    assert client.code(find) == 50
+    assert member.changes_waited_for == 2
 
 
 # --- count and distinct -----------------------------------------------------------------------------------------
