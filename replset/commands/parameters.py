@@ -46,6 +46,10 @@ def _set_component_verbosity(ctx: CommandContext, name: str) -> None:
         _set_verbosity(fields.whole(document, "verbosity", name, most=MOST_VERBOSE))
 
 
+def _set_lifetime(ctx: CommandContext, name: str) -> None:
+    ctx.member.transactions.lifetime_s = fields.whole(ctx.body, name, ctx.name, least=1, most=(1 << 31) - 1)
+
+
 def _fixed(value: object) -> Parameter:
     return Parameter(lambda _ctx: value)
 
@@ -59,6 +63,7 @@ PARAMETERS: dict[str, Parameter] = {
     "logLevel": Parameter(_log_level, _set_log_level),
     "quiet": _fixed(False),
     "requireApiVersion": _fixed(False),
+    "transactionLifetimeLimitSeconds": Parameter(lambda ctx: int(ctx.member.transactions.lifetime_s), _set_lifetime),
 }
 
 

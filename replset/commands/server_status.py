@@ -49,6 +49,7 @@ async def server_status(ctx: CommandContext) -> Reply:
         },
         "repl": {**set_fields(member, legacy=False), "ismaster": member.node.writable, "rbid": store.rollback_id},
         "oplog": {"latestOptime": optime_document(store.last_applied), "earliestOptime": optime_document(store.oldest)},
+        "transactions": {"currentOpen": Int64(member.transactions.open_count)},
         "metrics": {"cursor": {"open": {"total": Int64(len(ctx.cursors))}}},
     }
     left_out = {name for name in ctx.body.keys() if name in sections and not ctx.body.get(name)}  # noqa: SIM118

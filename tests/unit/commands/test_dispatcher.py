@@ -182,6 +182,13 @@ def test_parameters_that_are_refused(client: Client, command: dict[str, object],
     assert client.code(command, "admin") == code
 
 
+def test_the_lifetime_of_transactions_is_set(client: Client) -> None:
+    assert client.ok({"setParameter": 1, "transactionLifetimeLimitSeconds": 5}, "admin")["was"] == 60
+    name = "transactionLifetimeLimitSeconds"
+    assert client.ok({"getParameter": 1, name: 1}, "admin")[name] == 5
+    assert client.ok({"serverStatus": 1})["transactions"]["currentOpen"] == 0
+
+
 def test_nothing_is_profiled(client: Client) -> None:
     reply = client.ok({"profile": -1})
     assert (reply["was"], reply["slowms"], reply["sampleRate"]) == (0, 100, 1.0)
