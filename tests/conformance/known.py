@@ -1,7 +1,7 @@
 """Why tests do not pass: written by hand, one cause for all tests that fail for it.
 
-`test_unified.py` holds this table against a run: a failure that no row names and a row whose tests all pass are both
-errors. Skipped tests carry their own reason, which the runner finds in the file.
+`test_unified.py` holds this table against a run: a failure that no row names and a test that passes though a row names
+it are both errors. Skipped tests carry their own reason, which the runner finds in the file.
 """
 
 from __future__ import annotations
@@ -12,16 +12,86 @@ from fnmatch import fnmatchcase
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A reason and the tests that fail for it. tests: patterns of `SUITE/FILE: TEST`, with `*` and `?`."""
+    """A reason and the tests that fail for it. tests: patterns of `SUITE/FILE: TEST`, as `fnmatch` reads them."""
 
     reason: str
     tests: tuple[str, ...]
 
     def covers(self, name: str) -> bool:
-        return any(fnmatchcase(name, pattern.replace("[", "[[]")) for pattern in self.tests)
+        return any(fnmatchcase(name, pattern) for pattern in self.tests)
 
 
-CAUSES: tuple[Cause, ...] = (Cause("Change streams are not built yet.", ("change-streams/*",)),)
+_DOTS = "crud/*-dots_and_dollars: Updating document to set "
+
+CAUSES: tuple[Cause, ...] = (
+    Cause(
+        "Change streams are not built yet; refused by name.",
+        (
+            "change-streams/*",
+            "retryable-reads/changeStreams-*: * succeeds *",
+        ),
+    ),
+    Cause(
+        "An update by an aggregation pipeline is not built yet; refused with 238.",
+        (
+            *(f"{_DOTS}*{where}" for where in ("key on 5.0+ server", "in embedded doc on 5.0+ server")),
+            "crud/*-pipeline: *",
+            "crud/findOneAndUpdate-comment: findOneAndUpdate with string comment",
+            "crud/findOneAndUpdate-comment: findOneAndUpdate with document comment",
+        ),
+    ),
+    Cause(
+        "$out and $merge are not built yet; refused with 238.",
+        (
+            "crud/aggregate-out: *",
+            *(f"crud/aggregate-out-readConcern: readConcern {level} *" for level in ("majority", "local", "available")),
+            "crud/aggregate-merge*",
+            "crud/*: * with $out *",
+            "crud/*: * with $merge *",
+            "retryable-writes/aggregate-out-merge: *",
+            "read-write-concern/default-write-concern-*: Aggregate with *",
+        ),
+    ),
+    Cause(
+        "The stage $listLocalSessions is not built yet; refused with 238.",
+        ("crud/db-aggregate: *", "versioned-api/crud-api-version-1: aggregate on database *"),
+    ),
+    Cause(
+        "collMod's `prepareUnique` is not built yet; refused with 238.",
+        ("collection-management/modifyCollection-errorResponse: *",),
+    ),
+    Cause("`let`, which needs $expr, is not built yet; refused with 238.", ("crud/*-let: *",)),
+    Cause("A collation other than simple is not built yet; refused with 238.", ("crud/*-collation: *",)),
+    Cause("Views are not built yet; refused with 238.", ("crud/estimatedDocumentCount: * on views",)),
+    Cause(
+        "Clustered collections are not built yet; refused with 238.", ("collection-management/clustered-indexes: *",)
+    ),
+    Cause("Time series are not built yet; refused with 238.", ("collection-management/timeseries-collection: *",)),
+    Cause(
+        "`changeStreamPreAndPostImages` comes with change streams; refused with 238.",
+        ("collection-management/*-pre_and_post_images: *",),
+    ),
+    Cause(
+        "find's `min`, `max`, `returnKey` and `showRecordId` are not built yet; refused with 238.",
+        ("command-monitoring/find: A successful find with options", "command-monitoring/find: * showRecordId *"),
+    ),
+    Cause(
+        "$where is not built; refused with 238.",
+        ("server-discovery-and-monitoring/interruptInUse-pool-clear: Error returned *",),
+    ),
+    Cause(
+        "PyMongo sends another filter than the file expects: {_id: {$eq: ...}}.",
+        ("retryable-reads/gridfs-download: *", "retryable-reads/gridfs-download-serverErrors: *"),
+    ),
+    Cause(
+        "PyMongo gives no partial result with an error of the connection (PYTHON-4597; skipped in its own suite).",
+        ("retryable-writes/bulkWrite: * is never committed",),
+    ),
+    Cause(
+        "PyMongo extends the monitor's timeout before it streams (PYTHON-5966; skipped in its own suite).",
+        ("server-discovery-and-monitoring/interruptInUse-pool-clear: Connection pool clear uses *",),
+    ),
+)
 
 
 def cause_of(name: str) -> Cause | None:

@@ -30,7 +30,6 @@ _ROWS = {
     "listCollections": "list_collections",
     "listCollectionObjects": "list_collections",
     "listIndexes": "list_indexes",
-    "listSearchIndexes": "list_search_indexes",
 }
 _PLAIN = {
     "insertOne", "insertMany", "updateOne", "updateMany", "replaceOne", "deleteOne", "deleteMany",
@@ -192,6 +191,12 @@ def _create_search_indexes(target: Collection[Any], models: list[Mapping[str, An
 
 def _search_model(model: Mapping[str, Any]) -> SearchIndexModel:
     return SearchIndexModel(**model)
+
+
+def _list_search_indexes(
+    target: Collection[Any], name: str | None = None, aggregation_options: Mapping[str, Any] | None = None
+) -> list[Any]:
+    return list(target.list_search_indexes(name, **(aggregation_options or {})))
 
 
 def _create_change_stream(target: Any, **arguments: Any) -> Any:

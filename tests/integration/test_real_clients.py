@@ -22,6 +22,8 @@ from tests.integration.clients.workload import (
     NodeClient,
     SyncClient,
     check,
+    failures_of_driver,
+    failures_of_mongosh,
     start_driver,
     start_mongosh,
 )
@@ -119,3 +121,9 @@ def test_no_write_is_lost_or_applied_twice(make_set: MakeSet, tmp_path: Path) ->
     all_counted(local)
     with pymongo.MongoClient(uri_of(local), readConcernLevel="majority") as reader:
         check(tallies, reader[DATABASE])
+
+
+def test_what_users_of_node_and_mongosh_do(make_set: MakeSet, tmp_path: Path) -> None:
+    local = make_set(members=4, arbiters=1)
+    assert failures_of_driver(uri_of(local)) == []
+    assert failures_of_mongosh(uri_of(local), tmp_path) == []

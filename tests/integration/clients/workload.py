@@ -163,16 +163,43 @@ class NodeClient:
 
 
 def start_driver(uri: str, name: str, stop_file: Path, folder: Path) -> NodeClient:
-    program = installed() / "workload.mjs"  # node looks for the driver beside the program
-    program.write_bytes((HERE / "workload.mjs").read_bytes())
-    return NodeClient([node(), program, uri, name, stop_file], name, folder / f"{name}.json", {})
+    return NodeClient([*_driver("workload.mjs"), uri, name, stop_file], name, folder / f"{name}.json", {})
 
 
 def start_mongosh(uri: str, name: str, stop_file: Path, folder: Path) -> NodeClient:
-    shell = installed() / "node_modules" / "mongosh" / "bin" / "mongosh.js"
     environment = {"HOME": str(folder), "CLIENT_NAME": name, "CLIENT_STOP": str(stop_file)}
-    command = [node(), shell, "--quiet", "--norc", uri, HERE / "workload.js"]
-    return NodeClient(command, name, folder / f"{name}.json", environment)
+    return NodeClient([*_mongosh(uri), HERE / "workload.js"], name, folder / f"{name}.json", environment)
+
+
+def failures_of_driver(uri: str) -> list[list[str]]:
+    """Do one by one what users of the Node driver do; return (thing, why) of what fails."""
+    return _failures([*_driver("things.mjs"), uri], {})
+
+
+def failures_of_mongosh(uri: str, home: Path) -> list[list[str]]:
+    """Call the usual helpers of mongosh one by one; return (helper, why) of those that fail."""
+    return _failures([*_mongosh(uri), HERE / "helpers.js"], {"HOME": str(home)})
+
+
+def _failures(command: list[object], environment: dict[str, str]) -> list[list[str]]:
+    arguments = [str(word) for word in command]
+    ended = subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads(ended.stdout.strip().splitlines()[-1])
+    assert result["ok"] > 0
+    failed: list[list[str]] = result["failed"]
+    return failed
+
+
+def _driver(program: str) -> list[object]:
+    """Copy a program beside the packages, where node looks for the driver."""
+    copy = installed() / program
+    copy.write_bytes((HERE / program).read_bytes())
+    return [node(), copy]
+
+
+def _mongosh(uri: str) -> list[object]:
+    return [node(), installed() / "node_modules" / "mongosh" / "bin" / "mongosh.js", "--quiet", "--norc", uri]
 
 
 def check(tallies: list[Tally], database: Any) -> None:
