@@ -31,6 +31,8 @@ all the same.
 """
 Entry: TypeAlias = tuple[bytes, bytes]
 """keystring, key."""
+_FIRSTS = 10_000
+"""Documents of a multikey index whose first key is kept."""
 _BEHIND_ALL = 1 << 62
 """Natural places from here on are those of the documents that a transaction has inserted."""
 
@@ -296,6 +298,8 @@ class _IndexOrder(Source):
         self._changes: Any = None
         self._moved: list[Entry] = []
         """Places of documents that were changed since the point of the read."""
+        self._firsts: dict[bytes, tuple[int, bytes | None]] = {}
+        """Of a multikey index: by key, a document's hash and the first of its keys. It may have thousands of them."""
 
     def advance(self, candidate: Candidate) -> None:
         if candidate[0] is not None:
@@ -314,11 +318,21 @@ class _IndexOrder(Source):
                 continue
             key = place[1]
             doc = None if view.is_changed(key) else view.get(key)
-            if doc is not None and index.multikey and first_key(index, self._ranges, doc, self._backwards) != place[0]:
+            if doc is not None and index.multikey and self._first_of(index, key, doc) != place[0]:
                 doc = None
             yield place, key, doc
         while moved:
             yield _candidate(view, moved.pop())
+
+    def _first_of(self, index: Index, key: bytes, doc: bytes) -> bytes | None:
+        version = hash(doc)
+        known, first = self._firsts.get(key, (None, None))
+        if known != version:
+            first = first_key(index, self._ranges, doc, self._backwards)
+            if len(self._firsts) >= _FIRSTS:
+                self._firsts.clear()
+            self._firsts[key] = version, first
+        return first
 
     def _note_changed(self, view: View, index: Index) -> Iterator[Candidate]:
         """Find the places of the documents that were changed since the last slice."""

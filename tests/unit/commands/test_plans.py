@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from replset.bson import DateTime, Int64, MaxKey, MinKey, ObjectId, Regex, Undefined, encode_key
+from replset.bson import Binary, DateTime, Int64, MaxKey, MinKey, ObjectId, Regex, Undefined, encode_key
 from replset.storage.undo import undo_step
 
 from .conftest import Client, FakeMember
@@ -98,9 +98,9 @@ def fill(client: Client, draw: Draw) -> None:
         client.run({"insert": "c", "documents": [draw.document(number)]})  # refused if an index cannot take its arrays
 
 
-def change(client: Client, draw: Draw, times: int = 8) -> None:
+def change(client: Client, draw: Draw, times: int = 8, numbers: range = range(45)) -> None:
     for _ in range(times):
-        number = draw.rng.randrange(45)
+        number = draw.rng.choice(numbers)
         match draw.rng.randrange(4):
             case 0:
                 client.run({"delete": "c", "deletes": [{"q": {"_id": number}, "limit": 1}]})
@@ -187,6 +187,47 @@ def test_a_cursor_at_a_point_sees_no_change(
         assert sorted(found) == sorted(expected), command
         if "_id" in command.get("sort", {}):
             assert found == expected, command
+
+
+class InTransaction:
+    """The client's commands, inside of one transaction after the other: an error ends one."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.number = 0
+        self.is_begun = False
+
+    def run(self, command: dict[str, Any]) -> dict[str, Any]:
+        starts = {} if self.is_begun else {"startTransaction": True}
+        self.number += not self.is_begun
+        lsid = {"lsid": {"id": Binary(b"1" * 16, 4)}, "txnNumber": Int64(self.number), "autocommit": False}
+        reply = self.client.run({**command, **lsid, **starts})
+        self.is_begun = reply["ok"] == 1.0 and "writeErrors" not in reply
+        return reply
+
+    def ok(self, command: dict[str, Any]) -> dict[str, Any]:
+        reply = self.run(command)
+        assert reply["ok"] == 1.0, reply
+        return reply
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_transaction_finds_its_own_documents_through_indexes(client: Client, seed: int) -> None:
+    draw = Draw(200 + seed)
+    fill(client, draw)
+    inside: Any = InTransaction(client)
+    for command in commands(draw, 40):
+        change(inside, draw, 2, range(0, 45, 2))
+        natural = inside.run({"find": "c", **command, **NATURAL})
+        if natural["ok"] != 1.0 or not inside.is_begun:
+            continue
+        expected = found_by(inside, {**command, **NATURAL})
+        found = found_by(inside, {**command, "batchSize": 3})
+        assert sorted(found) == sorted(expected), command
+        if "_id" in command.get("sort", {}):
+            assert found == expected, command
+        change(client, draw, 1, range(1, 45, 2))  # outside: the transaction does not see it
+        assert found_by(inside, {**command, **NATURAL}) == expected
 
 
 def numbers(client: Client, count: int = 30) -> None:
