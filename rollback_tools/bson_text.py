@@ -72,26 +72,45 @@ def indented(text: str) -> str:
     return "".join(parts)
 
 
-def debug_lines(raw: bytes, depth: int = 0) -> Iterator[bytes]:
+def debug_lines(raw: bytes) -> Iterator[bytes]:
     """The debug form: for each element its type, and its size with type byte, name, NUL and value.
 
-    It reads only lengths. Raises InvalidBSONError after the last element whose length is sound.
+    It reads only lengths, of a whole document before its first element is printed. So a document with an unsound length
+    raises InvalidBSONError behind its own size. However deep, every level is printed.
     """
+    yield _debug_head(len(raw), 0)
+    levels = [_debug_elements(raw, 4, len(raw) - 1)]
+    while levels:
+        element = next(levels[-1], None)
+        if element is None:
+            levels.pop()
+            continue
+        kind, name, start, end = element
+        depth = 3 * (len(levels) - 1)
+        tabs = b"\t" * depth
+        yield tabs + b"\t\t" + name + b"\n"
+        size = end - start + len(name) + 2
+        yield tabs + b"\t\t\ttype: %4d size: %d\n" % (SIGNED_TYPE.get(kind, kind), size)
+        if kind in (DOCUMENT, ARRAY):
+            yield _debug_head(end - start, depth + 3)
+            levels.append(_debug_elements(raw, start + 4, end - 1))
+
+
+def _debug_head(size: int, depth: int) -> bytes:
     tabs = b"\t" * depth
-    yield tabs + b"--- new object ---\n"
-    yield tabs + b"\tsize : %d\n" % len(raw)
-    pos, last = 4, len(raw) - 1
+    return tabs + b"--- new object ---\n" + tabs + b"\tsize : %d\n" % size
+
+
+def _debug_elements(raw: bytes, pos: int, last: int) -> Iterator[tuple[int, bytes, int, int]]:
+    """(type byte, name, start and end of the value) of the elements, all of whose lengths are sound."""
+    elements: list[tuple[int, bytes, int, int]] = []
     while pos < last:
         kind = raw[pos]
         start = name_end(raw, pos + 1, last) + 1
         end = value_end(raw, kind, start, last, pos)
-        yield tabs + b"\t\t" + raw[pos + 1 : start - 1] + b"\n"
-        yield tabs + b"\t\t\ttype: %4d size: %d\n" % (SIGNED_TYPE.get(kind, kind), end - pos)
-        if kind in (DOCUMENT, ARRAY):
-            if depth >= 3 * MAX_DEPTH:
-                raise InvalidBSONError(f"more than {MAX_DEPTH} levels of nesting", offset=start)
-            yield from debug_lines(raw[start:end], depth + 3)
+        elements.append((kind, raw[pos + 1 : start - 1], start, end))
         pos = end
+    return iter(elements)
 
 
 def _double_text(value: float) -> str:

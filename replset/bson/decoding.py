@@ -243,7 +243,8 @@ def _date(data: bytes, pos: int, last: int, depth: int) -> tuple[object, int]:
 def _regex(data: bytes, pos: int, last: int, depth: int) -> tuple[object, int]:
     middle = name_end(data, pos, last)
     end = name_end(data, middle + 1, last)
-    return Regex(data[pos:middle].decode(), data[middle + 1 : end].decode()), end + 1
+    options = "".join(sorted(data[middle + 1 : end].decode()))
+    return Regex(data[pos:middle].decode(), options), end + 1
 
 
 def _db_pointer(data: bytes, pos: int, last: int, depth: int) -> tuple[object, int]:

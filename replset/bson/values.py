@@ -203,7 +203,7 @@ class Binary(bytes):
 
 @dataclass(frozen=True, slots=True)
 class Regex:
-    """A regular expression as text. The options keep their order."""
+    """A regular expression as text. Decoding sorts the options, as MongoDB's drivers do."""
 
     pattern: str
     options: str = ""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from replset.bson import MAX_BSON_SIZE, DateTime, RawDocument, Timestamp, decode, encode, encode_key
+from replset.bson.repeated import with_repeated_names
 from replset.commands import fields
 from replset.commands.command import Command, CommandContext, Where
 from replset.commands.evaluation import UNBOUNDED, is_small, weight_of
@@ -119,6 +120,7 @@ class UpdateBatch(SearchingBatch):
         before = decode(raw)
         if not search.filter.matches(before):
             return None
+        before = with_repeated_names(before, raw)
         after = self._compiled().apply(before, now=self.now, timestamp=self.stamp, matcher=search.filter.matcher)
         if after is before:
             return Match()

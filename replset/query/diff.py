@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
-from replset.bson import InvalidBSONError, RawDocument, decode, encode
+from replset.bson import InvalidBSONError, RawDocument, encode
+from replset.bson.repeated import decode_whole
 from replset.errors import ErrorCode, FailedToParseError, ReplError
 from replset.query.order import identical
 from replset.query.paths import array_index
@@ -63,8 +64,8 @@ def apply_update_bytes(before: bytes, o: RawDocument) -> bytes:
     """Return the bytes of the document after an update entry with this `o`; see apply_update_object."""
     if o.type_of("$v") is None:
         return o.raw
-    change = o.decode()
-    return encode(apply_update_object(decode(before), change)) if is_diff(change) else o.raw
+    change = decode_whole(o.raw)
+    return encode(apply_update_object(decode_whole(before), change)) if is_diff(change) else o.raw
 
 
 def apply_diff(doc: dict[str, object], diff: Mapping[str, object]) -> dict[str, object]:

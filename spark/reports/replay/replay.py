@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from replset.bson import InvalidBSONError, RawDocument, decode, encode, to_ejson
+from replset.bson import InvalidBSONError, RawDocument, encode, to_ejson
+from replset.bson.repeated import decode_whole
 from replset.errors import ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.oplog_entry import COMMAND, DELETE, INSERT, UPDATE, OplogEntry
@@ -209,7 +210,9 @@ class DocumentFold:
             self._document = o.raw
             return
         before = self._document
-        self._document = apply_update_object(decode(before) if isinstance(before, bytes) else before or {}, change)
+        self._document = apply_update_object(
+            decode_whole(before) if isinstance(before, bytes) else before or {}, change
+        )
 
     def _o_of(self, op: str, data: bytes) -> bytes:
         """The entry's `o`."""

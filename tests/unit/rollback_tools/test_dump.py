@@ -272,12 +272,21 @@ def test_debug_does_not_notice_what_lengths_do_not_show(dump: Dump, damage: str)
 
 
 @pytest.mark.parametrize("damage", ["type byte", "string length"])
-def test_debug_prints_what_it_can(dump: Dump, damage: str) -> None:
+def test_debug_prints_no_element_of_a_bad_document(dump: Dump, damage: str) -> None:
     outcome = dump(BAD[damage] + GOOD, "--type=debug")
-    first = f"--- new object ---\n\tsize : {len(BAD[damage])}\n\t\ta\n\t\t\ttype:   16 size: 7\n"
+    first = f"--- new object ---\n\tsize : {len(BAD[damage])}\n"
     assert outcome.status == 0
     assert outcome.out == first + dump(GOOD, "--type=debug").out
     assert outcome.err[-1] == "2 objects found"
+
+
+def test_debug_prints_every_level(dump: Dump) -> None:
+    nested = encode({})
+    for _ in range(1500):
+        nested = raw(b"\x03a\0" + nested)
+    outcome = dump(nested, "--type=debug")
+    assert outcome.err == ["1 objects found"]
+    assert outcome.out.count("--- new object ---") == 1501
 
 
 @pytest.mark.parametrize("mode", MODES)
