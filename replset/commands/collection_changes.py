@@ -115,6 +115,8 @@ def coll_mod_of(body: RawDocument, place: str) -> Callable[[WriteGroup, str], di
         told: dict[str, object] = {}
         if find_index is not None:
             found = find_index(coll)
+            if coll.capped is not None and "expireAfterSeconds" in index_changes:
+                raise InvalidOptionsError("TTL indexes are not supported for capped collections.")
             told = _told(found, index_changes)
             if told:
                 do_change_index(group, coll, found, index_changes)

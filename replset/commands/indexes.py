@@ -20,6 +20,7 @@ from replset.commands.write_concern import MAX_W, wait_for_write_concern, write_
 from replset.core.write_concern import WriteConcern
 from replset.errors import (
     BadValueError,
+    CannotCreateIndexError,
     ErrorCode,
     FailedToParseError,
     IllegalOperationError,
@@ -118,6 +119,8 @@ def _begin(ctx: CommandContext, group: WriteGroup, ns: str, specs: list[RawDocum
             wanted.append(spec)
         elif plan.waits_for is None:
             plan.waits_for = next((i.build for i in coll.indexes if i.spec is same and not i.ready), None)
+    if coll.capped is not None and any("expireAfterSeconds" in spec for spec in wanted):
+        raise CannotCreateIndexError("Cannot create TTL index on a capped collection")
     if plan.waits_for is None:
         plan.wanted = len(wanted)
         if is_empty:

@@ -76,7 +76,7 @@ def undone_from_the_beginning(patch: pytest.MonkeyPatch) -> None:
     """A rollback restores a document's versions in the order in which they were written, the newest one last."""
 
     def undo_above(txn: Txn, floor: int) -> None:
-        sql = "SELECT kind, coll, key, before FROM undo WHERE ts > ? ORDER BY ts, seq"
+        sql = "SELECT kind, coll, key, before, place FROM undo WHERE ts > ? ORDER BY ts, seq"
         for row in list(rows_of(txn.connection, sql, (floor,))):
             revert(txn.connection, txn.catalog, *row)
         txn.connection.execute("DELETE FROM undo WHERE ts > ?", (floor,))
@@ -106,6 +106,17 @@ def undo_keeps_the_new_document(patch: pytest.MonkeyPatch) -> None:
             self._undo[-1] = (*self._undo[-1][:-1], doc)
 
     patch.setattr(Txn, "put", put)
+
+
+def renames_cannot_be_undone(patch: pytest.MonkeyPatch) -> None:
+    """A rename writes no undo row."""
+    real = Txn.rename_collection
+
+    def rename(self: Txn, coll: Collection, ns: str, *, ts: int) -> None:
+        real(self, coll, ns, ts=ts)
+        self._undo.pop()
+
+    patch.setattr(Txn, "rename_collection", rename)
 
 
 def drops_cannot_be_undone(patch: pytest.MonkeyPatch) -> None:
@@ -272,6 +283,7 @@ MEMBER_MUTANTS = (
     Mutant(deletes_cannot_be_undone, (2, 14), "invariant", ROLLBACK_RUNS),
     Mutant(undo_keeps_the_new_document, (2, 3), "invariant"),
     Mutant(drops_cannot_be_undone, (7, 6, 0), "invariant", ROLLBACK_RUNS),
+    Mutant(renames_cannot_be_undone, (6, 1), "invariant", ROLLBACK_RUNS),
     Mutant(undo_in_progress_unmarked, test=f"{UNDO}::test_the_first_step_marks_the_rollback_and_raises_the_id_once"),
     Mutant(rollback_id_stays, test=f"{UNDO}::test_the_first_step_marks_the_rollback_and_raises_the_id_once"),
     Mutant(manifest_stays_planned, (0, 1), "invariant 4", ROLLBACK_RUNS),

@@ -242,6 +242,14 @@ def test_refused_coll_mods(client: Client, given: Document, code: int) -> None:
     assert len(client.entries()) == 1
 
 
+def test_no_ttl_index_on_a_capped_collection(client: Client) -> None:
+    client.ok({"create": "c", "capped": True, "size": 4096})
+    spec = {"key": {"a": 1}, "name": "a_1"}
+    assert client.code({"createIndexes": "c", "indexes": [{**spec, "expireAfterSeconds": 5}]}) == 67
+    client.ok({"createIndexes": "c", "indexes": [spec]})
+    assert client.code({"collMod": "c", "index": {"name": "a_1", "expireAfterSeconds": 5}}) == 72
+
+
 def test_coll_mod_needs_a_collection(client: Client) -> None:
     assert client.code({"collMod": "c", "validator": {"a": 1}}) == 26
 
