@@ -101,7 +101,7 @@ _BY_PLACE: Final = {
     "update": f"updates let runtimeConstants {_WRITE} $_allowShardKeyUpdatesWithoutFullShardKeyInQuery",
     "update.updates": "q u c arrayFilters hint multi upsert upsertSupplied collation sampleId"
     " $_allowShardKeyUpdatesWithoutFullShardKeyInQuery",
-    "validate": "full background enforceFastCount checkBSONConformance metadata repair",
+    "validate": "full background enforceFastCount checkBSONConformance metadata repair scandata",
     "whatsmyuri": "",
 }
 KNOWN: Final = {place: frozenset(names.split()) for place, names in _BY_PLACE.items()}

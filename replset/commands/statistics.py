@@ -270,5 +270,5 @@ COMMANDS: tuple[Command, ...] = (
     Command("collStats", coll_stats, frozenset({"scale"}), aliases=("collstats",), where=Where.READABLE),
     Command("dbStats", db_stats, frozenset({"scale"}), aliases=("dbstats",), where=Where.READABLE),
     Command("dbHash", db_hash, frozenset({"collections"}), aliases=("dbhash",), where=Where.READABLE),
-    Command("validate", validate, frozenset({"full", "background"}), where=Where.READABLE),
+    Command("validate", validate, frozenset({"full", "background", "scandata"}), where=Where.READABLE),
 )
