@@ -159,8 +159,8 @@ class SimDisk:
     changed: set whenever SQLite wrote; whoever checks the stores resets it. written: into which of its databases, since
     the last reset. free: what free_bytes answers.
     is_full: no file grows any more (ENOSPC), SQLite's included. failing: what ends with EIO from now on, syncs, or
-    writes too; failed: names of files to which that happened. What a sync that failed should have made durable never
-    is, and the next one says nothing of it: the kernel has let go of those pages.
+    writes too; failed: names of files to which that happened; unsynced: those of them whose sync failed. What that
+    sync should have made durable never is, and the next one says nothing of it: the kernel has let go of those pages.
     """
 
     def __init__(self, folder: str, tree: FolderNode | None = None) -> None:
@@ -172,6 +172,7 @@ class SimDisk:
         self.is_full = False
         self.failing: frozenset[str] = frozenset()
         self.failed: set[str] = set()
+        self.unsynced: set[str] = set()
         self.syncs = 0
         self._vfs = _RecordingVFS(f"sim-{next(_numbers)}", self)
         self._connections: list[tuple[str, weakref.ref[apsw.Connection]]] = []
@@ -343,6 +344,8 @@ class SimDisk:
         if what not in self.failing:
             return False
         self.failed.add(os.path.basename(path))
+        if what == "sync":
+            self.unsynced.add(os.path.basename(path))
         return True
 
     # --- the record

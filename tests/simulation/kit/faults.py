@@ -525,7 +525,7 @@ class Faults:
             disk.failing = frozenset()
 
         def must_be_over() -> None:
-            if machine.process is process and "replset.db-wal" in disk.failed and not self._cluster.is_paused(name):
+            if machine.process is process and "replset.db-wal" in disk.unsynced and not self._cluster.is_paused(name):
                 raise SimulationError(f"{name} goes on after a sync of its WAL failed")
 
         self._later(self._rng.uniform(0.1, 3.0), works_again)
