@@ -21,7 +21,7 @@ from replset.optime import parse_optime
 from replset.replication.session_write import SessionWrite
 from replset.replication.write_ops import WriteGroup
 from replset.storage.catalog import SESSIONS
-from replset.storage.sessions import answer_of, image_of, read_record
+from replset.storage.sessions import SessionRecord, answer_of, image_of, read_record
 
 SLICE_ENTRIES = 200
 """Entries of a chain that are read at once; each costs some 10 microseconds."""
@@ -94,12 +94,21 @@ class RetryableWrite:
             self.answer = answer_of(document)
             if self.answer is not None:
                 return True
-        newest = OPTIME_NULL if record is None or record.txn_number < self.number else record.optime
+        newest = self._newest_of(record)
         if newest != self.write.previous:
             self.unread = newest
             return False
         group.session_write = self.write
         return True
+
+    def taken_back(self, group: WriteGroup) -> None:
+        """Go on behind the newest entry that is left: a statement failed, and its entries were taken back."""
+        document = group.txn.session(self.key)
+        self.write.previous = self._newest_of(None if document is None else read_record(document))
+
+    def _newest_of(self, record: SessionRecord | None) -> OpTime:
+        """The newest entry of this number, OPTIME_NULL before the first."""
+        return OPTIME_NULL if record is None or record.txn_number < self.number else record.optime
 
     async def read_chain(self) -> None:
         """Read what was executed under this number. Nobody else writes in the session meanwhile."""
@@ -154,7 +163,7 @@ class RetryableWrite:
 
         IncompleteTransactionHistory (217): it may have been; the entries that would say so are trimmed away.
         """
-        statement = self.ids[index]
+        statement = self.write.stmt_id = self.ids[index]
         done = self._executed.get(statement)
         if done is not None:
             self.retried.append(statement)
@@ -165,7 +174,6 @@ class RetryableWrite:
                 " back to all of its writes",
                 code=ErrorCode.INCOMPLETE_TRANSACTION_HISTORY,
             )
-        self.write.stmt_id = statement
         if self._ctx.member.fail_points.active:
             fail_transactional_write(self._ctx)
         return None

@@ -23,7 +23,7 @@ from replset.commands.hint import Hint
 from replset.commands.namespaces import collection_field, writable_namespace
 from replset.commands.plan import AnyOf, ByIndex, choose_plan
 from replset.commands.ports import Reply
-from replset.commands.replies import encode_write_reply, write_times
+from replset.commands.replies import SHUTDOWN_CODES, encode_write_reply, write_times
 from replset.commands.retryable import Executed, RetryableWrite
 from replset.commands.scan import SLICE_BYTES, SLICE_DECODED, pause
 from replset.commands.sources import Candidate, KeySource, Source, source_of, view_of
@@ -242,6 +242,8 @@ async def run_batch(batch: Batch) -> Reply:
     except ReplError as error:
         if batch.committed is None:
             raise
+        if batch.retry is not None and error.code in SHUTDOWN_CODES:
+            raise  # labelled, it makes the client go on with the rest
         done = batch.committed
         if isinstance(error, NotWritablePrimaryError):
             raise PrimarySteppedDownError(
@@ -456,7 +458,14 @@ class SearchingBatch(Batch):
         """
         if self.retry is None or not self.multi:
             return super().was_executed()
-        if not self.changed_before and self.retry.executed(self.index) is not None:
+        if self.changed_before:
+            return False
+        executed = self.retry.executed(self.index)
+        if executed is not None and executed.op == "i":  # an upsert is done at once
+            self.answer(executed)
+            self.index += 1
+            return True
+        if executed is not None:
             self.changed_before = self.retry.keys_of(self.index)
             self.count_changed(len(self.changed_before))
         return False
@@ -506,15 +515,13 @@ class SearchingBatch(Batch):
             except (StorageError, OutOfDiskSpaceError):
                 raise
             except DocumentHeldError as held:  # by an upsert: once the other one is there, it may match
-                group.txn.revert_to(mark)
-                self.end()
+                self._take_back(group, mark)
                 self.blocked_by = held.place
                 return
             except WriteConflictError:  # inside of a transaction, which is over
                 raise
             except ReplError as error:
-                group.txn.revert_to(mark)
-                self.end()
+                self._take_back(group, mark)
                 self.failed(error)
                 continue
             if self.blocked_by is not None:
@@ -522,6 +529,13 @@ class SearchingBatch(Batch):
             if search.is_done and self.thread_work is None:
                 self.end()
                 self.index += 1
+
+    def _take_back(self, group: WriteGroup, mark: tuple[int, int, int, OpTime]) -> None:
+        """Take back what the statement wrote in this group."""
+        group.txn.revert_to(mark)
+        if self.retry is not None:
+            self.retry.taken_back(group)
+        self.end()
 
     def _begun(self) -> Search | None:
         """Return the search of the statement at `index`; None when it must be compiled in the thread first."""

@@ -13,7 +13,7 @@ from replset.bson import Binary, Int64, RawDocument, Timestamp, decode, encode
 from replset.commands.ports import CommandRequest
 from replset.commands.sessions import KEYED, NOBODY, session_id
 from replset.commands.write_concern import WriteConcernFailure
-from replset.errors import NotWritablePrimaryError
+from replset.errors import NotWritablePrimaryError, ShutdownInProgressError
 from replset.ids import OPTIME_NULL
 from replset.oplog_entry import extra_fields
 from replset.replication.applier import apply_batch
@@ -343,3 +343,69 @@ def test_find_and_modify_under_a_key(client: Client) -> None:
     first = client.ok(keyed(UPDATE))
     assert client.ok(keyed(UPDATE))["value"] == first["value"]
     assert client.code(keyed(UPDATE, 78)) == 225
+
+
+def test_each_interrupted_statement_over_many_documents_goes_on_for_itself(client: Client, member: FakeMember) -> None:
+    """The second statement is interrupted twice: what it changed after the first time still counts as its own."""
+    client.ok({"insert": "c"}, documents=[{"_id": i, "n": 0, "m": 0} for i in range(700)])
+    updates = [
+        {"q": {"_id": {"$lt": 5}}, "u": INC, "multi": True},
+        {"q": {}, "u": {"$inc": {"m": 1}}, "multi": True},
+    ]
+    command = keyed({"update": "c", "updates": updates})
+    for term, groups in ((2, 1), (3, 3)):
+        member.groups, member.step_down_after = 0, groups
+        assert client.run(command)["code"] == 189
+        member.step_down_after = None
+        member.node.term = term
+    assert client.ok(command)["n"] == 705
+    found = client.ok({"find": "c", "batchSize": 1000})["cursor"]["firstBatch"]
+    assert [(row["n"], row["m"]) for row in found] == [(int(i < 5), 1) for i in range(700)]
+
+
+def test_an_interrupted_upsert_under_a_key_says_what_it_inserted(client: Client, member: FakeMember) -> None:
+    client.ok({"insert": "c"}, documents=[{"_id": i} for i in range(500)])
+    updates: list[dict[str, object]] = [
+        {"q": {"_id": 1000}, "u": INC, "multi": True, "upsert": True},
+        {"q": {}, "u": {"$set": {"m": 1}}, "multi": True},
+    ]
+    member.groups, member.step_down_after = 0, 1
+    assert client.run(keyed({"update": "c", "updates": updates}))["code"] == 189
+    member.step_down_after = None
+    member.node.term = 2
+    again = client.ok(keyed({"update": "c", "updates": updates}))
+    assert (again["n"], again["nModified"]) == (502, 501)
+    assert again["upserted"] == [{"index": 0, "_id": 1000}]
+
+
+def test_the_chain_passes_over_a_statement_that_was_taken_back(client: Client) -> None:
+    client.ok({"insert": "c", "documents": [{"_id": 1, "n": 1}, {"_id": 2, "n": "x"}, {"_id": 3, "n": 3}]})
+    updates: list[dict[str, object]] = [
+        {"q": {"_id": 3}, "u": INC},
+        {"q": {}, "u": INC, "multi": True},
+        {"q": {"_id": 1}, "u": INC},
+    ]
+    reply = client.ok(keyed({"update": "c", "updates": updates, "ordered": False}))
+    assert [row["index"] for row in reply["writeErrors"]] == [1]
+    rows = changes(client)[-3:]
+    assert [row["stmtId"] for row in rows] == [0, 2, -1]
+    assert [row["prevOpTime"] for row in rows[1:]] == [{"ts": row["ts"], "t": row["t"]} for row in rows[:-1]]
+
+
+def test_a_shutdown_in_the_midst_of_a_retryable_write_asks_for_a_retry(
+    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, calls = member.write, []
+
+    async def fails(operation: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 1:
+            raise ShutdownInProgressError("the member is shutting down")
+        return await write(operation)
+
+    monkeypatch.setattr(member, "write", fails)
+    documents = [{"_id": i} for i in range(1200)]
+    reply = client.run(numbered({"insert": "c"}), documents=documents)
+    assert (reply["code"], reply["errorLabels"]) == (91, ["RetryableWriteError"])
+    monkeypatch.undo()
+    assert client.ok(numbered({"insert": "c"}), documents=documents)["n"] == 1200
