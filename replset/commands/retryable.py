@@ -12,7 +12,7 @@ from typing import NamedTuple
 from replset.bson import RawDocument
 from replset.commands.command import CommandContext
 from replset.commands.fail_command import fail_transactional_write
-from replset.commands.scan import pause
+from replset.commands.scan import SLICE_BYTES, pause
 from replset.commands.sessions import SessionRequest, statement_ids
 from replset.errors import ErrorCode, InvalidOptionsError, RemoteProtocolError, ReplError
 from replset.ids import OPTIME_NULL, OpTime
@@ -68,6 +68,8 @@ class RetryableWrite:
         self._ctx = ctx
         self._keys: dict[int, set[bytes]] = {}
         self._executed: dict[int, Executed] = {}
+        self._wanted = self.ids if isinstance(self.ids, range) else frozenset(self.ids)
+        """A session may have written far more under this number: what other commands did is not kept."""
         self._is_complete = True
 
     @property
@@ -119,7 +121,7 @@ class RetryableWrite:
         self.unread = None
         document = store.get(SESSIONS, self.key)
         image = None if document is None else image_of(document)
-        entries = 0
+        entries = size = 0
         while at.ts:
             row = store.oplog_row_at(at)
             if row is None:
@@ -127,7 +129,9 @@ class RetryableWrite:
                 break
             at = self._note(OplogEntry(row.entry), image)
             entries += 1
-            if entries % SLICE_ENTRIES == 0:
+            size += len(row.entry)
+            if entries >= SLICE_ENTRIES or size > SLICE_BYTES:
+                entries = size = 0
                 await pause(self._ctx)
         self.write.previous = newest
 
@@ -136,19 +140,23 @@ class RetryableWrite:
         statement, previous = entry.get("stmtId"), entry.get("prevOpTime")
         if entry.op == "c" or not isinstance(statement, int):
             raise InvalidOptionsError(f"txnNumber {self.number} of this session was a transaction's")
+        if int(statement) in self._wanted:
+            self._keep(int(statement), entry, image)
+        try:
+            return parse_optime(previous)
+        except RemoteProtocolError:
+            return OPTIME_NULL  # {ts: 0, t: -1}: the first one
+
+    def _keep(self, statement: int, entry: OplogEntry, image: RawDocument | None) -> None:
         if entry.op == "i":
             document = entry.o
             executed = Executed("i", document.get("_id"), document if self.write.image == "postImage" else None)
         else:
             executed = Executed(entry.op, image=image)
-        self._executed.setdefault(int(statement), executed)
+        self._executed.setdefault(statement, executed)
         key = entry.key() if self.is_keyed else None
         if key is not None:
-            self._keys.setdefault(int(statement), set()).add(key)
-        try:
-            return parse_optime(previous)
-        except RemoteProtocolError:
-            return OPTIME_NULL  # {ts: 0, t: -1}: the first one
+            self._keys.setdefault(statement, set()).add(key)
 
     def keys_of(self, index: int) -> set[bytes]:
         """The keys of the documents that statement `index` changed before it was interrupted; only with a key."""

@@ -14,10 +14,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+import apsw
+
 from replset.commands.session_table import SessionTable
 from replset.core.node import Node
 from replset.errors import ReplError
-from replset.ids import Millis
+from replset.ids import Millis, OpTime
 from replset.replication.context import MemberContext
 from replset.replication.session_write import expiry_note
 from replset.replication.write_ops import WriteGroup, do_noop
@@ -32,6 +34,8 @@ SESSION_TIMEOUT_MS: Final = Millis(30 * 60_000)
 NOTES: Final = 30
 """Notes within the timeout: so exact is the age of a session."""
 SLICE: Final = 200
+SLICE_BYTES: Final = 1 << 20
+"""Of records that one slice reads, the last one on top: one with the image of a findAndModify has up to 16 MiB."""
 PAUSE_S: Final = 0.02
 """Between two slices: some ten thousand records are looked at in a second."""
 
@@ -78,9 +82,8 @@ class SessionExpiry:
         """Remove the records of sessions that have written nothing for so long."""
         through, after, more = self._through, b"", True
         while more:
-            page = self._page(after)
-            more = len(page) == SLICE
-            old = [key for key, document in page if read_record(document).optime.ts <= through]
+            page, more = self._page(after)
+            old = [key for key, optime in page if optime.ts <= through]
             if old:
                 is_used: Callable[[bytes], bool] = self._sessions.is_checked_out
                 await self._writer.write(partial(_remove, keys=old, through=through, is_used=is_used))
@@ -88,9 +91,21 @@ class SessionExpiry:
                 after = page[-1][0]
                 await asyncio.sleep(PAUSE_S)
 
-    def _page(self, after: bytes) -> Sequence[tuple[bytes, bytes]]:
+    def _page(self, after: bytes) -> tuple[list[tuple[bytes, OpTime]], bool]:
+        """The next records, each by its key and newest entry, and whether there may be more."""
+
+        def read(connection: apsw.Connection) -> tuple[list[tuple[bytes, OpTime]], bool]:
+            page: list[tuple[bytes, OpTime]] = []
+            size = 0
+            for key, document in rows_of(connection, sql, (after,)):
+                page.append((key, read_record(document).optime))
+                size += len(document)
+                if size > SLICE_BYTES:
+                    return page, True
+            return page, len(page) == SLICE
+
         sql = f"SELECT key, doc FROM {SESSIONS.table} WHERE key > ? ORDER BY key LIMIT {SLICE}"
-        return self._context.store.query(lambda connection: list(rows_of(connection, sql, (after,))))
+        return self._context.store.query(read)
 
 
 def _remove(group: WriteGroup, *, keys: Sequence[bytes], through: int, is_used: Callable[[bytes], bool]) -> None:

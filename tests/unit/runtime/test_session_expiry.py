@@ -123,6 +123,22 @@ def test_many_sessions_go_in_slices(client: Client, expiry: SessionExpiry, monke
     assert [len(entry["o"]["sessions"]) for entry in client.entries() if entry["op"] == "n"] == [3, 3, 2]
 
 
+def test_large_records_go_in_slices_of_their_own(
+    client: Client, expiry: SessionExpiry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_expiry, "SLICE_BYTES", 1000)
+    monkeypatch.setattr(session_expiry, "PAUSE_S", 0)
+    client.ok({"insert": "c", "documents": [{"_id": 1, "x": "x" * 2000}]})
+    for number in range(3):
+        lsid = {"id": Binary(bytes([number]) * 16, 4)}
+        change = {"findAndModify": "c", "query": {"_id": 1}, "update": {"$inc": {"n": 1}}}
+        client.ok({**change, "lsid": lsid, "txnNumber": Int64(1)})
+    expiry.take_note()
+    pass_time(client, expiry, TIMEOUT_MS)
+    assert known(client.member) == 0
+    assert [len(entry["o"]["sessions"]) for entry in client.entries() if entry["op"] == "n"] == [1, 1, 1]
+
+
 def test_only_a_primary_forgets(client: Client) -> None:
     member: Any = client.member
     expiry = SessionExpiry(member, member.node, member, client.dispatcher.sessions, Millis(30))
