@@ -28,7 +28,9 @@ from replset.errors import (
     MaxTimeMSExpiredError,
     NotWritablePrimaryError,
     OverloadedError,
+    QueryPlanKilledError,
     ReplError,
+    WriteConflictError,
 )
 from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.oplog_entry import OplogEntry, extra_fields
@@ -112,6 +114,9 @@ class Transaction:
         self._failure = failure if self.is_in_use else None
         self.write_set.end()
         self._pin.release()
+        self.close_cursors()
+
+    def close_cursors(self) -> None:
         callbacks, self.on_end = self.on_end, []
         for callback in callbacks:
             callback()
@@ -325,8 +330,11 @@ async def _run_inside(ctx: CommandContext, session: SessionRequest) -> Reply:
     try:
         reply = await ctx.command.run(ctx)
         transaction.check_open()
-    except BaseException:
+    except BaseException as error:
         table.abort(transaction)
+        transaction.close_cursors()  # one that was opened after the end
+        if isinstance(error, QueryPlanKilledError):
+            raise WriteConflictError(error.message) from error
         raise
     finally:
         transaction.is_in_use = False

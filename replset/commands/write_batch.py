@@ -36,6 +36,7 @@ from replset.errors import (
     NotWritablePrimaryError,
     OutOfDiskSpaceError,
     PrimarySteppedDownError,
+    QueryPlanKilledError,
     ReplError,
     StorageError,
     WriteConflictError,
@@ -240,7 +241,7 @@ async def run_batch(batch: Batch) -> Reply:
     try:
         await run_groups(batch)
     except ReplError as error:
-        if batch.committed is None:
+        if batch.committed is None or ctx.transaction is not None:  # a transaction ends with it
             raise
         if batch.retry is not None and error.code in SHUTDOWN_CODES:
             raise  # labelled, it makes the client go on with the rest
@@ -521,6 +522,8 @@ class SearchingBatch(Batch):
             except WriteConflictError:  # inside of a transaction, which is over
                 raise
             except ReplError as error:
+                if isinstance(error, QueryPlanKilledError) and isinstance(group.txn, WriteSet):
+                    raise
                 self._take_back(group, mark)
                 self.failed(error)
                 continue

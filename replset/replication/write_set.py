@@ -24,8 +24,8 @@ from replset.errors import (
 from replset.ids import OpTime, invariant
 from replset.oplog_entry import operation_of, transaction_entry
 from replset.replication.held_keys import HeldKeys
-from replset.replication.write_ops import WriteGroup
-from replset.storage.catalog import Collection, is_same
+from replset.replication.write_ops import WriteGroup, check_case
+from replset.storage.catalog import Catalog, Collection, is_same
 from replset.storage.indexes import Index, duplicate_of, keys_of
 from replset.storage.snapshot import Snapshot
 from replset.storage.store import Store
@@ -271,6 +271,7 @@ class WriteSet(Txn):
         """Release everything: committed or aborted."""
         self._held.release(self._holding)
         self._documents, self._changes, self._operations, self._holding = {}, [], [], []
+        self._keystrings, self.catalog = {}, Catalog([])
         self.size = 0
 
 
@@ -278,6 +279,7 @@ def _do_again(txn: Txn, change: _Change, ts: int) -> None:
     """Make the change in a group. The document is as the transaction saw it, since it is held."""
     coll, key, before, after, _, spec = change
     if key is None and spec is None:
+        check_case(txn.catalog, coll.database)
         txn.create_collection(coll.ns, coll.uuid, coll.options, ts=ts)
         return
     now = txn.catalog.by_uuid.get(coll.uuid)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from replset.bson import Binary, Int64, RawDocument, Timestamp, decode, encode
+from replset.commands.cursors import Pause
+from replset.commands.find import FindCursor
 from replset.commands.ports import CommandRequest
 from replset.errors import ErrorCode
 from replset.replication.write_ops import WriteGroup
@@ -342,6 +344,56 @@ def test_unique_indexes_hold_inside_and_at_the_commit(filled: Client) -> None:
     session.ok(update({"_id": 1}, {"$set": {"n": 2}}))
     session.commit()
     assert {key: value for key, value in read(filled).items() if key in (1, 2)} == {1: 2, 2: 1}
+
+
+@pytest.mark.parametrize("command", [find({"n": 3}), insert({"_id": 7, "n": 7}), update({"n": 3}, {"$set": {"x": 1}})])
+def test_an_index_dropped_meanwhile_is_a_conflict(filled: Client, command: Doc) -> None:
+    filled.ok({"createIndexes": "c", "indexes": [{"key": {"n": 1}, "name": "n_1", "unique": True}]})
+    session = Session(filled)
+    session.ok(find({"_id": 1}))
+    filled.ok({"dropIndexes": "c", "index": "n_1"})
+    reply = session.run(command)
+    assert (reply.get("code"), reply.get("errorLabels")) == (CONFLICT, ["TransientTransactionError"]), reply
+    assert not filled.member.transactions.held
+
+
+def test_a_conflict_in_a_later_group_is_the_command_s_error(filled: Client) -> None:
+    other, session = Session(filled, B), Session(filled)
+    other.ok(insert({"_id": 1_599}))
+    reply = session.run(insert(*({"_id": number} for number in range(1_000, 1_600))))
+    assert (reply.get("code"), reply.get("errorLabels")) == (CONFLICT, ["TransientTransactionError"]), reply
+    other.commit()
+
+
+def test_a_database_that_differs_in_case_is_not_made_by_a_commit(filled: Client) -> None:
+    session = Session(filled)
+    session.ok(insert({"_id": 1}), "Data")
+    filled.ok(insert({"_id": 1}), "data")
+    assert session.code({"commitTransaction": 1}, "admin") == ErrorCode.DATABASE_DIFFER_CASE
+    assert filled.member.store.collection("Data.c") is None
+
+
+def test_an_ended_transaction_keeps_no_memory_and_no_cursor(filled: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled.ok({"createIndexes": "c", "indexes": [{"key": {"n": 1}, "name": "n_1", "unique": True}]})
+    session = Session(filled)
+    session.ok(insert({"_id": 7, "n": 7}))
+    table = filled.member.transactions
+    ((_, transaction),) = table._newest.items()
+    batch_of = FindCursor.batch
+
+    async def expires_meanwhile(
+        cursor: FindCursor, pause: Pause, limit: int | None, await_ms: int | None
+    ) -> list[bytes]:
+        documents = await batch_of(cursor, pause, limit, await_ms)
+        table._expire(transaction)
+        return documents
+
+    monkeypatch.setattr(FindCursor, "batch", expires_meanwhile)
+    assert session.code(find(batchSize=1)) == ErrorCode.TRANSACTION_EXCEEDED_LIFETIME
+    assert not filled.dispatcher.cursors._open
+    assert filled.member.store.oldest_pin is None
+    assert not transaction.write_set._keystrings
+    assert not transaction.write_set.catalog.by_ns
 
 
 def test_indexes_are_made_with_their_collection(filled: Client) -> None:
