@@ -7,13 +7,14 @@ a collection that a later entry dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from replset.bson import Binary, RawDocument, encode, encode_key
 from replset.bson.decoding import read_value
-from replset.errors import OutOfDiskSpaceError, RemoteProtocolError, ReplError, StorageError
-from replset.oplog_entry import COMMAND, INSERT, InsertReader, OplogEntry
+from replset.errors import OutOfDiskSpaceError, RemoteProtocolError, ReplError, SnapshotCutError, StorageError
+from replset.oplog_entry import COMMAND, INSERT, UPDATE, InsertReader, OplogEntry
 from replset.query.diff import apply_update_bytes
 from replset.replication import index_ops
 from replset.replication.session_write import expire_applied, image_of_entry, read_extra, record_applied, record_insert
@@ -32,12 +33,16 @@ UpdateFunction = Callable[[bytes, RawDocument], bytes]
 
 
 class LargeUpdateError(Exception):
-    """The next entry changes a large document: the new document must be computed in a thread first."""
+    """The next entry changes a large document: the new document must be computed in a thread first.
+
+    entry: of the transaction whose operation it is; None for an entry of its own.
+    """
 
     def __init__(self, before: bytes, o: RawDocument) -> None:
         super().__init__("a large document is changed")
         self.before = before
         self.o = o
+        self.entry: OplogEntry | None = None
 
 
 class UnfinishedBuildError(Exception):
@@ -75,6 +80,7 @@ def apply_batch(
     this version cannot apply; nothing of the group was applied then. Storage's errors are passed on.
     """
     done = size = 0
+    known = {(update.o, update.before): update.after for update in evaluated}
     try:
         with store.group() as txn:
             run: InsertReader | None = None
@@ -89,9 +95,10 @@ def apply_batch(
                         break
                     mark = txn.mark()
                     try:
-                        apply_entry(txn, entry, lambda before, o: _updated_on_loop(before, o, evaluated))
-                    except LargeUpdateError:
+                        apply_entry(txn, entry, lambda before, o: _updated_on_loop(before, o, known))
+                    except LargeUpdateError as large:
                         if not done:
+                            large.entry = entry if entry.op == COMMAND else None
                             raise
                         txn.revert_to(mark)  # the operations of a transaction before the large one
                         break
@@ -128,14 +135,46 @@ def _apply_insert(txn: Txn, run: InsertReader, raw: bytes) -> bool:
     return True
 
 
-def _updated_on_loop(before: bytes, o: RawDocument, evaluated: Sequence[EvaluatedUpdate]) -> bytes:
+def _updated_on_loop(before: bytes, o: RawDocument, known: Mapping[tuple[bytes, bytes], bytes]) -> bytes:
     """As `apply_update_bytes`, on the event loop: LargeUpdateError for a large document not computed yet."""
-    for update in evaluated:
-        if update.o == o.raw and update.before == before:
-            return update.after
-    if max(len(before), len(o.raw)) > LARGE_DOCUMENT and o.type_of("$v") is not None:
+    if not _is_large(before, o):
+        return apply_update_bytes(before, o)
+    after = known.get((o.raw, before))
+    if after is None:
         raise LargeUpdateError(before, o)
-    return apply_update_bytes(before, o)
+    return after
+
+
+def _is_large(before: bytes, o: RawDocument) -> bool:
+    return max(len(before), len(o.raw)) > LARGE_DOCUMENT and o.type_of("$v") is not None
+
+
+def evaluate_large(store: Store, large: LargeUpdateError) -> list[EvaluatedUpdate]:
+    """Compute what the next entry makes of a large document, and of all others if it is a transaction's: for a thread.
+
+    One by one, each of them would have the operations before it applied and taken back again.
+    """
+    found = [EvaluatedUpdate(large.before, large.o.raw, apply_update_bytes(large.before, large.o))]
+    now: dict[tuple[bytes, bytes], bytes | None] = {}
+    with suppress(SnapshotCutError), store.read() as snapshot:
+        for operation in large.entry.operations if large.entry else ():
+            uuid, key = operation.ui, operation.key()
+            if uuid is None or key is None:
+                continue
+            place = uuid, key
+            if operation.op == UPDATE:
+                coll = snapshot.collection_by_uuid(uuid)
+                if coll is not None and place not in now:
+                    now[place] = snapshot.get(coll, key)
+                before = now.get(place)
+                if before is None or (coll is not None and coll.dropped_ts is not None):
+                    continue
+                now[place] = after = apply_update_bytes(before, operation.o)
+                if _is_large(before, operation.o):
+                    found.append(EvaluatedUpdate(before, operation.o.raw, after))
+            else:
+                now[place] = operation.o.raw if operation.op == INSERT else None
+    return found
 
 
 def apply_entry(txn: Txn, entry: OplogEntry, changed: UpdateFunction = apply_update_bytes) -> bool:

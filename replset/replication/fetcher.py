@@ -17,12 +17,17 @@ from dataclasses import dataclass, field
 from replset.core.messages import SourceBatch, SourceFailed, SourceProblem
 from replset.core.node import Node
 from replset.core.term_limits import is_plausible_term
-from replset.errors import HostUnreachableError, OutOfDiskSpaceError, RemoteProtocolError, ReplError
+from replset.errors import HostUnreachableError, OutOfDiskSpaceError, RemoteProtocolError, ReplError, StorageError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.oplog_entry import OplogEntry
 from replset.oplog_row import CHAIN_START, chain_after
-from replset.query.diff import apply_update_bytes
-from replset.replication.applier import EvaluatedUpdate, LargeUpdateError, UnfinishedBuildError, apply_batch
+from replset.replication.applier import (
+    EvaluatedUpdate,
+    LargeUpdateError,
+    UnfinishedBuildError,
+    apply_batch,
+    evaluate_large,
+)
 from replset.replication.context import MemberContext
 from replset.replication.disk_space import retry_while_disk_full
 from replset.replication.index_builder import write_slice
@@ -315,7 +320,7 @@ class Fetcher:
                     may_wait=lambda: not session.draining,
                 )
             except LargeUpdateError as large:
-                evaluated.append(await self._evaluate(large))
+                evaluated += await self._evaluate(large)
             except UnfinishedBuildError as unfinished:
                 await self._finish_build(unfinished)
 
@@ -326,12 +331,13 @@ class Fetcher:
             more = await write_slice(self._context, unfinished.coll, unfinished.build)
             await asyncio.sleep(0)
 
-    async def _evaluate(self, large: LargeUpdateError) -> EvaluatedUpdate:
-        """Compute in a thread what the entry makes of the document. RemoteProtocolError when the entry is malformed."""
-        before, o = large.before, large.o
+    async def _evaluate(self, large: LargeUpdateError) -> list[EvaluatedUpdate]:
+        """Compute in a thread what the entry makes of large documents. RemoteProtocolError when it is malformed."""
+        store = self._context.store
         try:
-            after = await self._context.workers.run(lambda: apply_update_bytes(before, o))
-            return EvaluatedUpdate(before, o.raw, after)
+            return await self._context.workers.run(lambda: evaluate_large(store, large))
+        except StorageError:
+            raise
         except ReplError as error:
             raise RemoteProtocolError(f"an update cannot be applied: {error.message}") from error
 

@@ -22,14 +22,13 @@ from replset.oplog_entry import (
     transaction_entry,
     update_entry,
 )
-from replset.query.diff import apply_update_bytes
 from replset.replication.applier import (
-    EvaluatedUpdate,
     LargeUpdateError,
     apply_batch,
     apply_effect,
     apply_entry,
     document_key,
+    evaluate_large,
 )
 from replset.storage.undo import undo_step
 from tests.unit.replication.kit import Member, Network, copy_log, key_of, numbered
@@ -300,12 +299,31 @@ def test_a_transaction_is_applied_and_undone_as_a_whole(two_collections: Member)
 
 def test_large_updates_of_one_transaction_are_computed_before_any_of_it_is_applied(two_collections: Member) -> None:
     mine = two_collections
-    before, raw, evaluated = mine.everything(), transaction_of(mine, "x" * 40_000), list[EvaluatedUpdate]()
-    for _ in range(2):
-        with pytest.raises(LargeUpdateError) as raised:
-            apply_batch(mine.store, [raw], 0, 1, lambda: False, evaluated)
-        large = raised.value
-        assert mine.everything() == before
-        evaluated.append(EvaluatedUpdate(large.before, large.o.raw, apply_update_bytes(large.before, large.o)))
+    before, raw = mine.everything(), transaction_of(mine, "x" * 40_000)
+    with pytest.raises(LargeUpdateError) as raised:
+        apply_batch(mine.store, [raw], 0, 1, lambda: False)
+    assert mine.everything() == before
+    evaluated = evaluate_large(mine.store, raised.value)
     assert apply_batch(mine.store, [raw], 0, 1, lambda: False, evaluated) == 1
     assert len(mine.documents(NS)[2]["text"]) == 40_000
+
+
+def test_a_chain_of_large_updates_is_computed_at_once(two_collections: Member) -> None:
+    mine = two_collections
+    mine.insert(NS, {"_id": "large", "text": "x" * 40_000, "n": 0})
+    coll, at = mine.store.collection(NS), OpTime(1, mine.store.last_applied.ts + 1)
+    assert coll is not None
+    new = encode({"_id": "new", "text": "y" * 40_000, "n": 0})
+    operations = [insert_entry(NS, coll.uuid, new, at, 1_000)]
+    for number in range(50):
+        o = encode({"$v": 2, "diff": {"u": {"n": number}}})
+        operations += [update_entry(NS, coll.uuid, encode({"_id": _id}), o, at, 1_000) for _id in ("large", "new")]
+    operations.append(delete_entry(NS, coll.uuid, encode({"_id": "new"}), at, 1_000))
+    operations.append(update_entry(NS, coll.uuid, encode({"_id": "new"}), o, at, 1_000))
+    raw = transaction_entry([operation_of(entry) for entry in operations], at, 1_000, b"")
+    with pytest.raises(LargeUpdateError) as raised:
+        apply_batch(mine.store, [raw], 0, 1, lambda: False)
+    evaluated = evaluate_large(mine.store, raised.value)
+    assert apply_batch(mine.store, [raw], 0, 1, lambda: False, evaluated) == 1
+    assert mine.documents(NS)["large"]["n"] == 49
+    assert "new" not in mine.documents(NS)

@@ -338,7 +338,6 @@ def test_updates_of_large_documents_are_evaluated_beside_the_loop(
         async def run(self, work: Callable[[], T]) -> T:
             return await asyncio.get_running_loop().run_in_executor(None, work)
 
-    monkeypatch.setattr(fetcher_module, "apply_update_bytes", noted)
     monkeypatch.setattr(applier_module, "apply_update_bytes", noted)
     monkeypatch.setattr(mine.context, "workers", Threads())
 
