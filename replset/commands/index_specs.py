@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from replset.bson import RawDocument, Regex, encode, encode_key, walk
+from replset.bson import Decimal128, RawDocument, Regex, encode, encode_key, walk
 from replset.commands import fields
 from replset.errors import (
     BadValueError,
@@ -133,7 +133,7 @@ def _key_pattern(key: bytes) -> dict[str, object]:
             raise bad(f"Unknown index plugin '{direction:.80}'")
         if isinstance(direction, str) or path.split(".")[-1] == "$**":
             raise NotBuiltError(f"a {direction if isinstance(direction, str) else 'wildcard'} index is not built yet")
-        if not is_number(direction):
+        if not is_number(direction) or isinstance(direction, Decimal128):
             raise bad(
                 "Values in v:2 index key pattern cannot be of another type. Only numbers > 0, numbers < 0, and strings"
                 " are allowed."

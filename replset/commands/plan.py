@@ -224,9 +224,20 @@ def _use(index: Index | None, bounds: FilterBounds, order: Fields) -> _Use:
     has_range = equalities < len(used) and used[equalities] != FULL
     told = {path for path, _ in fields[: equalities + has_range]}
     is_exact = bounds.is_exact and not multikey and all(one.path in told for one in bounds.conditions)
+    is_exact = is_exact and _has_all_ranges(used[: equalities + has_range])
     if index is not None and index.sparse:
         is_exact = is_exact and bool(bounds.conditions)
     return _Use(index, tuple(used), equalities, has_range, _direction(fields, multikey, used, order), is_exact)
+
+
+def _has_all_ranges(bounds: list[Intervals]) -> bool:
+    """Whether `ranges_of` leaves none of these bounds out: they are not too many."""
+    prefixes = 1
+    for intervals in bounds:
+        if prefixes > 1 and prefixes * len(intervals) > MAX_RANGES:
+            return False
+        prefixes *= len(intervals)
+    return True
 
 
 def _is_equality(intervals: Intervals) -> bool:

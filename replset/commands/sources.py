@@ -33,6 +33,8 @@ Entry: TypeAlias = tuple[bytes, bytes]
 """keystring, key."""
 _FIRSTS = 10_000
 """Documents of a multikey index whose first key is kept."""
+_EMPTY_RANGES = 50
+"""Ranges without entries that are looked at before others may get a turn: about a millisecond."""
 _BEHIND_ALL = 1 << 62
 """Natural places from here on are those of the documents that a transaction has inserted."""
 
@@ -261,7 +263,8 @@ class _NaturalOrder(Source):
         self._backwards = backwards
 
     def candidates(self, view: View) -> Iterator[Candidate]:
-        return view.natural(self._after, self._backwards)
+        for place, key, doc in view.natural(self._after, self._backwards):
+            yield place, key, doc or None
 
     def advance(self, candidate: Candidate) -> None:
         self._after = candidate[0]
@@ -340,7 +343,7 @@ class _IndexOrder(Source):
         while more:
             documents, self._changes, more = view.changed(self._changes)
             self._moved += self._places_ahead(index, documents)
-            if documents:
+            if documents or more:
                 yield None, b"", None
 
     def _places_ahead(self, index: Index, documents: Iterable[tuple[bytes, bytes]]) -> list[Entry]:
@@ -360,12 +363,17 @@ class _IndexOrder(Source):
         return sorted(places, reverse=not self._backwards)
 
     def _entries(self, view: View, index: Index) -> Iterator[Entry]:
-        after = self._after
-        for part in self._ranges[:: -1 if self._backwards else 1]:
-            if after is not None and (after[0] < part.low if self._backwards else after[0] >= part.high):
-                continue
+        """Those behind the position; now and then a place without an entry, when many ranges have none."""
+        after, ranges = self._after, self._ranges
+        if after is not None and self._backwards:
+            ranges = ranges[: bisect_right(ranges, after[0], key=lambda part: part.low)]
+        elif after is not None:
+            ranges = ranges[bisect_right(ranges, after[0], key=lambda part: part.high) :]
+        for number, part in enumerate(ranges[:: -1 if self._backwards else 1], 1):
             place = after if after is not None and part.low <= after[0] < part.high else None
             page = view.entries(index, part, place, self._backwards)
+            if not page and number % _EMPTY_RANGES == 0:
+                yield (part.low if self._backwards else part.high), b""
             while page:
                 yield from page
                 page = view.entries(index, part, page[-1], self._backwards) if len(page) >= PAGE_ROWS else []

@@ -150,6 +150,8 @@ class CappedCursor(TailingCursor):
             if self._place is not None and snapshot.place_of(self._coll, self._key) != self._place:
                 raise CappedPositionLostError("the document where the cursor stands was removed from the collection")
             for row in snapshot.natural_scan(self._coll, at, after=self._place):
+                if not row[2]:  # nothing that this read may see yet
+                    break
                 rows.append(row)
                 size += len(row[2])
                 if len(rows) == PAGE_DOCUMENTS or size > PAGE_BYTES:

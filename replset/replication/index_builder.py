@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from replset.errors import (
     IndexBuildAbortedError,
@@ -24,7 +25,7 @@ from replset.ids import OpTime
 from replset.replication.context import MemberContext
 from replset.replication.index_ops import do_abort_build, do_commit_build
 from replset.replication.write_ops import WriteGroup
-from replset.storage.index_build import duplicate_in, fill_slice, indexes_of_build
+from replset.storage.index_build import duplicate_in, fill_slice, indexes_of_build, refused_in
 from replset.storage.indexes import Index
 
 log = logging.getLogger("replset.index_builder")
@@ -134,8 +135,11 @@ class IndexBuilder:
         term = self._leads_in()
         failure: ReplError | None = None
         try:
+            was_begun = self._is_begun(uuid, build)
             await self._fill(uuid, build)
-            if term is not None and build not in self._aborts:
+            if term is not None and was_begun and build not in self._aborts:
+                failure = await self._find_refused(uuid, build)
+            if term is not None and failure is None and build not in self._aborts:
                 failure = await self._find_duplicate(uuid, build)
         except (StorageError, OutOfDiskSpaceError):
             raise
@@ -151,6 +155,26 @@ class IndexBuilder:
                 limit = self._options.slice_documents
                 more = await write_slice(self._context, uuid, build, limit, lambda: self._leads_in() is not None)
             await asyncio.sleep(self._options.pause_s)
+
+    def _is_begun(self, uuid: bytes, build: bytes) -> bool:
+        """Whether documents are in the indexes already: maybe this member did not lead then, and refused none."""
+        coll = self._context.store.collection_by_uuid(uuid)
+        return coll is not None and any(index.position != b"" for index in indexes_of_build(coll, build))
+
+    async def _find_refused(self, uuid: bytes, build: bytes) -> ReplError | None:
+        """Look through the documents for one that cannot be in an index of the build. As `_find_duplicate`."""
+        after: bytes | None = b""
+        while after is not None and build not in self._aborts:
+            async with self._busy:
+                store = self._context.store
+                coll = store.collection_by_uuid(uuid)
+                if coll is None or build not in coll.builds:
+                    return None  # it was dropped meanwhile
+                error, after = store.query(partial(refused_in, coll=coll, build=build, after=after))
+            if error is not None:
+                return error
+            await asyncio.sleep(0)
+        return None
 
     async def _find_duplicate(self, uuid: bytes, build: bytes) -> ReplError | None:
         """Look through the unique indexes of a build. Since this member leads, its own writes were checked."""

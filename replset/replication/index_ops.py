@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from replset.bson import Binary, RawDocument, encode
-from replset.errors import RemoteProtocolError, ReplError
+from replset.errors import CannotCreateIndexError, RemoteProtocolError, ReplError
 from replset.ids import OpTime
 from replset.oplog_entry import OplogEntry, command_entry
 from replset.replication.write_ops import WriteGroup
@@ -22,6 +22,7 @@ from replset.storage.txn import Txn
 
 CREATE, DROP = "createIndexes", "dropIndexes"
 START, COMMIT, ABORT = "startIndexBuild", "commitIndexBuild", "abortIndexBuild"
+SPEC_BYTES_MAX = 8 << 20
 NAMES = frozenset({CREATE, DROP, START, COMMIT, ABORT})
 
 
@@ -36,7 +37,11 @@ def do_create_index(group: WriteGroup, coll: Collection, spec: RawDocument) -> O
 
 
 def do_start_build(group: WriteGroup, coll: Collection, specs: Sequence[RawDocument]) -> bytes:
-    """Begin to build these indexes; return the UUID of the build."""
+    """Begin to build these indexes; return the UUID of the build. CannotCreateIndexError for huge ones: the entry that
+    ends the build is a little larger than the one that begins it, and has to fit too.
+    """
+    if sum(len(spec.raw) for spec in specs) > SPEC_BYTES_MAX:
+        raise CannotCreateIndexError(f"the indexes of one command are described in at most {SPEC_BYTES_MAX} bytes")
     build = group.new_uuid()
     optime = group.next_optime()
     for spec in specs:

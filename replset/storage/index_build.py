@@ -12,15 +12,27 @@ from itertools import islice
 
 import apsw
 
-from replset.errors import DuplicateKeyError
+from replset.errors import DuplicateKeyError, ReplError
 from replset.storage.catalog import Collection
-from replset.storage.indexes import Index, duplicate_of, keys_of, scan_index, set_index, write_entries
+from replset.storage.indexes import (
+    REFUSALS,
+    TO_THE_END,
+    Index,
+    duplicate_of,
+    keys_of,
+    scan_index,
+    set_index,
+    write_entries,
+)
 from replset.storage.snapshot import Snapshot
-from replset.storage.sqlite import first_row
-from replset.storage.txn import Txn, next_key
+from replset.storage.sqlite import first_row, page_of
+from replset.storage.txn import Txn, key_sql, next_key
 
 _CHECK_TIME_EVERY = 8
 _KEPT = 100
+_LARGE_DOCUMENT = 4096
+CHECK_ROWS = 100
+"""Documents of a slice that looks for those that cannot be in an index."""
 VERIFY_ROWS = 2000
 """Entries of a slice that looks for duplicates: about two milliseconds."""
 
@@ -49,13 +61,31 @@ def fill_slice(
     for count, (key, doc) in enumerate(txn.scan(coll, low=next_key(position)), 1):
         write_entries(txn.connection, as_if_whole, key, None, doc, unique_in=coll.ns if refuses else None)
         position = key
-        if count == limit or (count % _CHECK_TIME_EVERY == 0 and is_time_up()):
+        is_look_due = count % _CHECK_TIME_EVERY == 0 or len(doc) > _LARGE_DOCUMENT
+        if count == limit or (is_look_due and is_time_up()):
             more = True
             break
     for index in indexes:
         set_index(txn.connection, index, "position", position if more else None)
     txn.catalog.reload_indexes(txn.connection, uuid)
     return more
+
+
+def refused_in(
+    connection: apsw.Connection, coll: Collection, build: bytes, after: bytes
+) -> tuple[ReplError | None, bytes | None]:
+    """Look for a document that cannot be in an index of the build among the next ones behind the key `after`.
+
+    Returns why it cannot, and the key behind which the next slice begins; None at the end.
+    """
+    page, more = page_of(connection, key_sql(coll, False), (next_key(after), TO_THE_END), CHECK_ROWS)
+    for _, doc in page:
+        for index in indexes_of_build(coll, build):
+            try:
+                keys_of(index, doc)
+            except REFUSALS as error:
+                return error, None
+    return None, page[-1][0] if more else None
 
 
 def indexes_of_build(coll: Collection, build: bytes) -> list[Index]:

@@ -37,7 +37,10 @@ def pages(
     backwards: bool,
     rows: int = PAGE_ROWS,
 ) -> Iterator[list[Row]]:
-    """As `documents`, in pages of at most `rows`, a few MiB; as they were at the ts `since`, None for now."""
+    """As `documents`, in pages of at most `rows`, a few MiB; as they were at the ts `since`, None for now.
+
+    Where nothing was there at `since`, a page holds one place without a document (b""): the reader may pause there.
+    """
     beyond, order = ("<", "DESC") if backwards else (">", "ASC")
     changed, values = ("", ()) if since is None else (f"EXISTS (SELECT 1 {_LATER_OF_ROW}), ", (coll.uuid, since))
     sql = (
@@ -50,6 +53,8 @@ def pages(
         if since is not None:
             view = _Earlier(connection, coll, since)
             page, more, place = view.page(page, more, place, backwards)
+            if more and not page:
+                page = [(place, b"", b"")]
         elif page:
             place = page[-1][0]
         yield page

@@ -329,7 +329,10 @@ class Snapshot:
         return coll
 
     def index_count(self, index: Index, low: bytes, high: bytes) -> int:
-        """How many entries there are with low <= keystring < high. For a worker."""
+        """How many entries there are with low <= keystring < high. For a worker. QueryPlanKilledError when the index is
+        gone.
+        """
+        self._check_index(index)
         sql = f"SELECT count(*) FROM {index.table} WHERE keystring >= ? AND keystring < ?"
         return int(self._execute(sql, (low, high))[0][0])
 

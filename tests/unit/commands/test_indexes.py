@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from replset.bson import Binary, DateTime, RawDocument, encode_key
+from replset.bson import Binary, DateTime, Decimal128, RawDocument, encode_key
 from replset.storage.index_build import IndexCheck
 from tests.unit.commands.conftest import Client, FakeMember
 
@@ -268,3 +268,7 @@ def test_a_replaced_array_leaves_no_entries(client: Client, member: FakeMember) 
     assert entries == [(encode_key(DateTime(5)), encode_key(1))]
     assert coll.indexes[0].multikey
     assert isinstance(coll.indexes[0].spec, RawDocument)
+
+
+def test_a_direction_that_is_a_decimal_is_refused(client: Client) -> None:
+    assert create(client, {"key": {"a": Decimal128("1")}, "name": "a"})["code"] == 67

@@ -260,3 +260,38 @@ def test_a_delete_through_an_index_takes_all(client: Client, monkeypatch: pytest
     numbers(client)
     assert client.ok({"delete": "c", "deletes": [{"q": {"t": {"$gte": 1}}, "limit": 0}]})["n"] == 27
     assert client.ok({"count": "c"})["n"] == 3
+
+
+def test_count_does_not_trust_bounds_that_were_left_out(client: Client) -> None:
+    client.ok({"insert": "c", "documents": [{"_id": n, "a": n % 20, "b": n} for n in range(300)]})
+    client.ok({"createIndexes": "c", "indexes": [{"key": {"a": 1, "b": 1}, "name": "ab"}]})
+    query = {"a": {"$in": list(range(200))}, "b": {"$in": list(range(200))}}
+    assert client.ok({"count": "c", "query": query})["n"] == 200
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+def test_ranges_without_entries_end_a_slice_but_lose_nothing(
+    client: Client, monkeypatch: pytest.MonkeyPatch, direction: int
+) -> None:
+    monkeypatch.setattr("replset.commands.sources._EMPTY_RANGES", 2)
+    monkeypatch.setattr("replset.commands.scan.FETCH_MS", 0)
+    client.ok({"insert": "c", "documents": [{"_id": n, "a": n * 7 % 100} for n in range(0, 100, 3)]})
+    client.ok({"createIndexes": "c", "indexes": [{"key": {"a": direction}, "name": "a"}]})
+    command = {"find": "c", "filter": {"a": {"$in": list(range(-40, 200))}}, "batchSize": 3}
+    for sort in (1, -1):
+        found = found_by(client, {**command, "sort": {"a": sort}})
+        assert found == found_by(client, {**command, "sort": {"a": sort}, "hint": {"$natural": 1}})
+        assert len(found) == 34
+
+
+def test_a_read_in_natural_order_may_pause_among_documents_of_later(client: Client, member: FakeMember) -> None:
+    client.ok({"insert": "c", "documents": [{"_id": n} for n in range(5)]})
+    at = member.store.last_applied
+    client.ok({"insert": "c", "documents": [{"_id": n} for n in range(5, 100)]})
+    coll = member.store.collection("test.c")
+    assert coll is not None
+    for backwards in (False, True):
+        with member.store.read() as snapshot:
+            rows = list(snapshot.natural_scan(coll, at, backwards=backwards, rows=10))
+        assert len([doc for _, _, doc in rows if doc]) == 5
+        assert len([doc for _, _, doc in rows if not doc]) >= 8

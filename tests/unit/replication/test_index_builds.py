@@ -12,6 +12,8 @@ import pytest
 
 from replset.bson import RawDocument, encode
 from replset.errors import (
+    CannotCreateIndexError,
+    CannotIndexParallelArraysError,
     DuplicateKeyError,
     IndexBuildAbortedError,
     InterruptedDueToReplStateChangeError,
@@ -228,6 +230,32 @@ def test_a_secondary_builds_and_leaves_the_end_to_the_primary(source: Member) ->
     run(builds.builder.work)
     (index,) = source.store.collection(NS).indexes  # type: ignore[union-attr]
     assert (index.ready, index.position) == (False, None)
+
+
+def test_a_new_primary_looks_for_documents_that_it_did_not_refuse(source: Member) -> None:
+    source.insert(NS, {"_id": 100, "a": [1], "b": [2]})
+    builds = Builds(source)
+    builds.leads = False
+    of_both = RawDocument(encode({"v": 2, "key": {"a": 1, "b": 1}, "name": "both"}))
+    build = builds.do(lambda group: do_start_build(group, builds.coll(group), [of_both]))
+    run(builds.builder.work)
+    builds.leads = True
+
+    async def test() -> None:
+        result = builds.builder.result(build)
+        await builds.builder.work()
+        with pytest.raises(CannotIndexParallelArraysError):
+            await result
+
+    run(test)
+    assert indexes(source.store) == {}
+
+
+def test_a_build_whose_end_may_not_fit_an_entry_does_not_begin(source: Member) -> None:
+    builds = Builds(source)
+    with pytest.raises(CannotCreateIndexError):
+        builds.start(partialFilterExpression={"a": {"$gt": "x" * (9 << 20)}})
+    assert indexes(source.store) == {}
 
 
 # --- random histories -------------------------------------------------------------------------------------------
