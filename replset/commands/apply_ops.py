@@ -42,7 +42,7 @@ from replset.query.diff import apply_update_bytes
 from replset.query.update import compile_update
 from replset.replication.held_keys import Place
 from replset.replication.write_ops import WriteGroup, do_delete, do_drop, do_insert, do_update, update_object
-from replset.storage.catalog import Collection
+from replset.storage.catalog import SESSIONS, Collection
 
 MOST_NESTED = 10
 _DONE_ALREADY = {
@@ -170,7 +170,9 @@ class ApplyOps:
         database, _, name = one.ns.partition(".")
         ns = writable_namespace(database, name)
         coll = None if one.ui is None else group.txn.catalog.by_uuid.get(one.ui)
-        return group.txn.catalog.by_ns.get(ns) if coll is None or coll.dropped_ts is not None else coll
+        if coll is None or coll.dropped_ts is not None or coll == SESSIONS:
+            return group.txn.catalog.by_ns.get(ns)
+        return coll
 
     def _write(self, group: WriteGroup, one: Operation) -> None:
         """An insert or an update."""

@@ -33,6 +33,7 @@ from replset.errors import (
     UnknownFieldError,
 )
 from replset.ids import HostPort, pack_ts
+from replset.replication.session_write import EXPIRED
 from replset.replication.write_ops import do_noop
 
 DEFAULT_STEP_DOWN_S = 60
@@ -216,6 +217,8 @@ async def append_oplog_note(ctx: CommandContext) -> Reply:
     if data is None:
         raise fields.missing(ctx.name, "data")
     note = data.decode()
+    if note.get("msg") == EXPIRED:
+        raise BadValueError(f"a note with the msg {EXPIRED!r} is the primary's own")
     at_least = ctx.body.get("maxClusterTime")
     if at_least is None:
         _, reply = await write_and_wait(ctx, lambda group: do_noop(group, note))

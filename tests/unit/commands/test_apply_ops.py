@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from replset.bson import Binary, Timestamp
+from replset.bson import Binary, Int64, Timestamp
+from replset.storage.schema import SESSIONS_UUID
 from tests.unit.commands.conftest import Client
 
 Document = dict[str, Any]
@@ -137,3 +138,15 @@ def test_nesting_has_an_end(client: Client) -> None:
     for _ in range(20):
         nested = command({"applyOps": [nested]})
     assert client.code({"applyOps": [nested]}, "admin") == 9
+
+
+@pytest.mark.parametrize("kind", ["i", "u", "d"])
+def test_the_records_of_sessions_are_out_of_reach(client: Client, kind: str) -> None:
+    lsid = {"id": Binary(bytes(range(16)), 4)}
+    client.ok({"insert": "c", "documents": [{"_id": 1}], "lsid": lsid, "txnNumber": Int64(1)})
+    find = {"find": "transactions"}
+    (record,) = before = client.ok(find, "config")["cursor"]["firstBatch"]
+    about, uuid = {"_id": record["_id"]}, Binary(SESSIONS_UUID, 4)
+    made = op(kind, about, about if kind == "u" else None, ui=uuid, b=True)
+    client.ok({"applyOps": [made]}, "admin")
+    assert client.ok(find, "config")["cursor"]["firstBatch"] == before

@@ -494,6 +494,15 @@ def test_a_note_in_the_oplog(client: Client) -> None:
     assert reply["operationTime"] == entry["ts"]
 
 
+@pytest.mark.parametrize("more", [{}, {"maxClusterTime": Timestamp(1, 1)}])
+def test_a_note_does_not_pass_for_the_primary_s_own(client: Client, more: dict[str, object]) -> None:
+    """Secondaries would remove the records of these sessions, or could not apply the entry at all."""
+    note = {"appendOplogNote": 1, "data": {"msg": "sessions expired", "sessions": [{"id": 1}]}, **more}
+    before = client.entries()
+    assert client.code(note, "admin") == 2
+    assert client.entries() == before
+
+
 # --- default write concern --------------------------------------------------------------------------------------
 
 
