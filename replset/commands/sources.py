@@ -303,6 +303,8 @@ class _IndexOrder(Source):
         """Places of documents that were changed since the point of the read."""
         self._firsts: dict[bytes, tuple[int, bytes | None]] = {}
         """Of a multikey index: by key, a document's hash and the first of its keys. It may have thousands of them."""
+        self._own: dict[bytes, tuple[bytes, bytes | None]] = {}
+        """By key, a document of the reader's transaction, which may have many, and the first of its keys."""
 
     def advance(self, candidate: Candidate) -> None:
         if candidate[0] is not None:
@@ -359,8 +361,20 @@ class _IndexOrder(Source):
         own = view.own
         self._moved = [place for place in self._moved if self._is_ahead(place)]
         places = [place for place in self._moved if place[1] not in own]
-        places += self._places_ahead(index, [(key, doc) for key, doc in own.items() if doc is not None])
+        places += self._own_places(index, own)
         return sorted(places, reverse=not self._backwards)
+
+    def _own_places(self, index: Index, own: Mapping[bytes, bytes | None]) -> list[Entry]:
+        found = []
+        for key, doc in own.items():
+            if doc is None:
+                continue
+            known = self._own.get(key)
+            if known is None or known[0] is not doc:
+                known = self._own[key] = doc, first_key(index, self._ranges, doc, self._backwards)
+            if known[1] is not None and self._is_ahead((known[1], key)):
+                found.append((known[1], key))
+        return found
 
     def _entries(self, view: View, index: Index) -> Iterator[Entry]:
         """Those behind the position; now and then a place without an entry, when many ranges have none."""

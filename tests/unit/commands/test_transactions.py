@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from replset.bson import Binary, Int64, RawDocument, Timestamp, decode, encode
+from replset.commands import sources
 from replset.commands.cursors import Pause
 from replset.commands.find import FindCursor
+from replset.commands.plan import Range
 from replset.commands.ports import CommandRequest
 from replset.errors import ErrorCode
 from replset.replication.write_ops import WriteGroup
 from replset.storage.catalog import SESSIONS
+from replset.storage.indexes import Index
 from tests.unit.commands.conftest import Client
 
 Doc = dict[str, Any]
@@ -426,6 +429,26 @@ def test_an_index_finds_the_documents_as_the_transaction_sees_them(filled: Clien
         assert found == {1, 2, 3, 9}
     assert [doc["n"] for doc in batch(session.ok(find({}, sort={"n": -1})))] == [3, 3, 3, 2]
     assert conflict(session.run(update({"n": 3}, {"$inc": {"n": 1}}, multi=True)))
+
+
+def test_many_own_documents_are_placed_in_an_index_once(filled: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled.ok({"createIndexes": "c", "indexes": [{"key": {"n": 1}, "name": "n_1"}]})
+    session = Session(filled)
+    session.ok(insert(*({"_id": number, "n": -number} for number in range(1_000, 2_000))))
+    placed, first_key = list[bytes](), sources.first_key
+
+    def noted(index: Index, ranges: Sequence[Range], doc: bytes, backwards: bool) -> bytes | None:
+        placed.append(doc)
+        return first_key(index, ranges, doc, backwards)
+
+    monkeypatch.setattr(sources, "first_key", noted)
+    cursor = session.ok(find({"n": {"$lt": 0}}, sort={"n": 1}, batchSize=500))["cursor"]
+    assert len(placed) == 1_000
+    session.ok(update({"_id": {"$in": [1_999, 1_000]}}, {"$set": {"late": 1}}, multi=True))
+    more = session.ok({"getMore": Int64(cursor["id"]), "collection": "c", "batchSize": 1_000})["cursor"]["nextBatch"]
+    assert [doc["_id"] for doc in (*cursor["firstBatch"], *more)] == list(range(1_999, 999, -1))
+    assert more[-1]["late"] == 1
+    assert len(placed) == 1_002
 
 
 # --- errors
