@@ -56,6 +56,7 @@ _DONE_ALREADY = {
 class Made(NamedTuple):
     """The document that an operation leaves, and the `o` of an update's entry: None for one that changes nothing."""
 
+    key: bytes
     after: bytes
     o: bytes | None
 
@@ -166,7 +167,10 @@ class ApplyOps:
                 raise FailedToParseError(f"applyOps: invalid op type {one.op!r:.20}")
 
     def _collection(self, group: WriteGroup, one: Operation) -> Collection | None:
-        """By UUID, else by name: a collection may have another UUID here (see `_on_collection`)."""
+        """By UUID, else by name: a collection may have another UUID here (see `_on_collection`).
+
+        The records of sessions have a UUID too, which anybody may know; they are not to be written.
+        """
         database, _, name = one.ns.partition(".")
         ns = writable_namespace(database, name)
         coll = None if one.ui is None else group.txn.catalog.by_uuid.get(one.ui)
@@ -189,6 +193,8 @@ class ApplyOps:
         made = self._made(coll, one, before)
         if made is None:
             return
+        if made.key != key:
+            raise ReplError("applyOps: an update must not change the _id", code=ErrorCode.IMMUTABLE_FIELD)
         if before is None:
             if do_insert(group, coll, key, made.after) is None:
                 raise duplicate_key(coll.ns, about.get("_id"))
@@ -215,13 +221,13 @@ class ApplyOps:
         return None
 
     def _evaluate(self, coll: Collection, one: Operation, before: bytes | None) -> Made:
-        after = prepare(changed(before, one), self.ctx.member, keep_timestamps=True)[1]
+        key, after = prepare(changed(before, one), self.ctx.member, keep_timestamps=True)
         was = None if before is None else decode(before)
         o = None if was is None else update_object(was, decode(after), after)
         validator = validator_of(coll) if self.validates else None
         if validator is not None and after != before:
             validator.check(decode(after), was)
-        return Made(after, o)
+        return Made(key, after, o)
 
     def _command(self, group: WriteGroup, one: Operation) -> None:
         name = one.o.first_key or ""

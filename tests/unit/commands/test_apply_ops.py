@@ -150,3 +150,20 @@ def test_the_records_of_sessions_are_out_of_reach(client: Client, kind: str) -> 
     made = op(kind, about, about if kind == "u" else None, ui=uuid, b=True)
     client.ok({"applyOps": [made]}, "admin")
     assert client.ok(find, "config")["cursor"]["firstBatch"] == before
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        op("u", {"_id": 5, "a": 1}, {"_id": 1}),
+        op("u", {"_id": 5, "a": 1}, {"_id": 6}, b=True),
+        op("u", {"$v": 2, "diff": {"u": {"_id": 5}}}, {"_id": 1}),
+        op("u", {"$v": 2, "diff": {"d": {"_id": False}}}, {"_id": 1}),
+        op("u", {"$v": 1, "$set": {"_id": 5}}, {"_id": 1}),
+    ],
+)
+def test_an_id_is_never_changed(client: Client, one: Document) -> None:
+    client.ok({"insert": "c", "documents": [{"_id": 1}]})
+    assert client.run({"applyOps": [one]}, "admin")["code"] == 66
+    assert documents(client) == [{"_id": 1}]
+    assert client.ok({"validate": "c"})["valid"]
