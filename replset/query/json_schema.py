@@ -6,8 +6,9 @@ numbers, equality and types. The library is imported when the first schema is co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
+from operator import ge, le
 from typing import Any
 
 from replset.bson import encode_key
@@ -17,6 +18,7 @@ from replset.query.conditions import type_predicate
 from replset.query.errors import TypeMismatchError, show
 from replset.query.order import Comparison, compares, equals, is_number
 from replset.query.regex import regex_predicate
+from replset.query.time_limit import check_time
 
 Document = dict[str, Any]
 Fails = Callable[[Any, Any, Mapping[str, Any]], bool]
@@ -163,7 +165,10 @@ _classes: list[Any] = []
 
 
 def _library() -> Any:
-    """The library's class for our schemas, made once."""
+    """The library's class for our schemas, made once.
+
+    Its messages would hold the value, which may be large, so what makes one is replaced.
+    """
     if not _classes:
         from jsonschema import ValidationError, validators
         from jsonschema.validators import Draft4Validator
@@ -186,6 +191,34 @@ def _library() -> Any:
             }
         )
 
+        def any_of(validator: Any, schemas: Any, value: Any, _schema: Any) -> Iterator[Any]:
+            errors: list[Any] = []
+            for index, inner in enumerate(schemas):
+                found = list(validator.descend(value, inner, schema_path=index))
+                if not found:
+                    return
+                errors += found
+            yield ValidationError("", context=errors)
+
+        def one_of(validator: Any, schemas: Any, value: Any, schema: Any) -> Iterator[Any]:
+            if sum(validator.evolve(schema=inner).is_valid(value) for inner in schemas) > 1:
+                yield ValidationError("")
+            else:
+                yield from any_of(validator, schemas, value, schema)
+
+        def none_of(validator: Any, wanted: Any, value: Any, _schema: Any) -> Iterator[Any]:
+            if validator.evolve(schema=wanted).is_valid(value):
+                yield ValidationError("")
+
+        def limited(keyword: Any) -> Any:
+            """A document times a schema can take for ever, so each keyword checks the time."""
+
+            def check(*about: Any) -> Any:
+                check_time()
+                return keyword(*about)
+
+            return check
+
         def pattern_properties(validator: Any, patterns: Any, value: Any, _schema: Any) -> Iterator[Any]:
             for pattern, inner in patterns.items() if isinstance(value, Mapping) else ():
                 found = regex_predicate(pattern, "")
@@ -200,8 +233,10 @@ def _library() -> Any:
             elif more and not wanted:
                 yield ValidationError("")
 
-        rules = {name: rule(fails) for name, fails in _RULES.items()}
+        rules = {**Draft4Validator.VALIDATORS, **{name: rule(fails) for name, fails in _RULES.items()}}
         rules |= {"patternProperties": pattern_properties, "additionalProperties": additional_properties}
+        rules |= {"anyOf": any_of, "oneOf": one_of, "not": none_of}
+        rules = {name: limited(keyword) for name, keyword in rules.items()}
         _classes.append(validators.extend(Draft4Validator, rules, type_checker=checker))
     return _classes[0]
 
@@ -247,16 +282,42 @@ def _duplicate(items: Sequence[object]) -> int | None:
     return None
 
 
+_EXACT = Context(prec=13_000, Emax=MAX_EMAX, Emin=MIN_EMIN)
+"""A Decimal128 has exponents from -6176 to 6111."""
+
+
 def _no_multiple(wanted: object, value: object, _schema: Mapping[str, Any]) -> bool:
-    return is_number(value) and Decimal(str(value)) % Decimal(str(wanted)) != 0
+    if not is_number(value):
+        return False
+    number = Decimal(str(value))
+    return not number.is_finite() or _EXACT.remainder(number, Decimal(str(wanted))) != 0
+
+
+def _in_no_enum(wanted: Sequence[object], value: object, _schema: Mapping[str, Any]) -> bool:
+    for one in wanted:
+        check_time()
+        if equals(one)(value):
+            return False
+    return True
+
+
+def _size_is(kind: type[Sized], compare: Callable[[int, int], bool]) -> Fails:
+    """The rule that a value of this type has a size that compares so with the one that is wanted."""
+    return lambda wanted, value, _: isinstance(value, kind) and not compare(len(value), int(float(str(wanted))))
 
 
 _RULES: dict[str, Fails] = {
+    "minItems": _size_is(list, ge),
+    "maxItems": _size_is(list, le),
+    "minLength": _size_is(str, ge),
+    "maxLength": _size_is(str, le),
+    "minProperties": _size_is(dict, ge),
+    "maxProperties": _size_is(dict, le),
     "bsonType": _wrong_type,
     "type": _wrong_json_type,
     "minimum": _beyond("$gt", "$gte", "exclusiveMinimum"),
     "maximum": _beyond("$lt", "$lte", "exclusiveMaximum"),
-    "enum": lambda wanted, value, _: not any(equals(one)(value) for one in wanted),
+    "enum": _in_no_enum,
     "uniqueItems": _has_double,
     "multipleOf": _no_multiple,
     "pattern": lambda wanted, value, _: type(value) is str and not regex_predicate(wanted, "")(value),
@@ -275,7 +336,9 @@ def _rules(schema: Mapping[str, Any], errors: list[tuple[list[Any], Any]]) -> It
         if rule == "properties":
             yield {"operatorName": rule, "propertiesNotSatisfied": list(_properties(schema[rule], below))}
         elif rule in ("patternProperties", "items", "additionalProperties") and any(path for path, _ in below):
-            yield {"operatorName": rule, "details": _children(schema[rule], below)}
+            yield {"operatorName": rule, "details": _children(rule, schema[rule], below)}
+        elif rule == "allOf":
+            yield {"operatorName": rule, "schemasNotSatisfied": _numbered(schema[rule], below)}
         else:
             yield _rule(rule, schema[rule], below[0][1])
 
@@ -289,15 +352,21 @@ def _properties(schemas: Mapping[str, Any], errors: list[tuple[list[Any], Any]])
         yield {"propertyName": name, **about, "details": list(_rules(schemas[name], below))}
 
 
-def _children(schema: Any, errors: list[tuple[list[Any], Any]]) -> list[Document]:
+def _children(rule: str, schema: Any, errors: list[tuple[list[Any], Any]]) -> list[Document]:
     """Of a keyword that holds one schema, or one by pattern or index."""
+    is_keyed = rule == "patternProperties" or isinstance(schema, list)
     found: list[Document] = []
     for path, error in errors:
-        inner, rest = schema, path
-        while rest and rest[0] not in _FORMS:
-            inner, rest = inner[rest[0]], rest[1:]
-        found += _rules(inner, [(rest, error)]) if rest else [_rule(error.validator, error.validator_value, error)]
+        found += _rules(schema[path[0]], [(path[1:], error)]) if is_keyed else _rules(schema, [(path, error)])
     return found
+
+
+def _numbered(schemas: Sequence[Any], errors: list[tuple[list[Any], Any]]) -> list[Document]:
+    """Of a keyword that holds several schemas, those that are not satisfied."""
+    by_index: dict[int, list[tuple[list[Any], Any]]] = {}
+    for path, error in errors:
+        by_index.setdefault(path[0], []).append((path[1:], error))
+    return [{"index": index, "details": list(_rules(schemas[index], below))} for index, below in by_index.items()]
 
 
 def _rule(name: str, wanted: Any, error: Any) -> Document:
@@ -309,17 +378,11 @@ def _rule(name: str, wanted: Any, error: Any) -> Document:
         case "additionalProperties":
             more = _additional(value, error.schema)
             return {"operatorName": name, "specifiedAs": {name: wanted}, "additionalProperties": more}
-        case "allOf" | "anyOf" | "oneOf":
+        case "anyOf" | "oneOf":
             if not error.context:
                 return {"operatorName": name, "reason": "more than one subschema matched"}
-            by_index: dict[int, list[tuple[list[Any], Any]]] = {}
-            for child in error.context:
-                path = list(child.relative_schema_path)
-                by_index.setdefault(path[0], []).append((path[1:], child))
-            schemas = [
-                {"index": index, "details": list(_rules(wanted[index], below))} for index, below in by_index.items()
-            ]
-            return {"operatorName": name, "schemasNotSatisfied": schemas}
+            below = [(list(child.relative_schema_path), child) for child in error.context]
+            return {"operatorName": name, "schemasNotSatisfied": _numbered(wanted, below)}
     rule: Document = {"operatorName": name, "specifiedAs": {name: wanted}, "reason": _REASONS.get(name, name)}
     if name == "not":
         del rule["specifiedAs"]

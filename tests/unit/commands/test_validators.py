@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 
 from replset.bson import Decimal128, Int64
+from replset.errors import MaxTimeMSExpiredError
 from replset.query.json_schema import Schema
+from replset.query.time_limit import time_limit
 from tests.unit.commands.conftest import Client
 
 Document = dict[str, Any]
@@ -194,6 +197,25 @@ def test_what_the_refusal_says(client: Client, validator: Document, document: Do
         ({"dependencies": {"a": ["b"]}}, [{"a": 1, "b": 1}, {}], [{"a": 1}]),
         ({"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, [{"a": 1}], [{}, {"a": 1, "b": 1}]),
         ({"allOf": [{"required": ["a"]}], "not": {"required": ["b"]}}, [{"a": 1}], [{"a": 1, "b": 1}]),
+        (
+            {"properties": {"a": {"multipleOf": Decimal128("0.1")}}},
+            [{"a": Decimal128("1E+6000")}, {"a": 1e100}],
+            [{"a": math.inf}, {"a": Decimal128("NaN")}, {"a": Decimal128("1E-6000")}],
+        ),
+        (
+            {"properties": {"a": {"minItems": Decimal128("2"), "maxLength": Int64(1), "minProperties": 1.0}}},
+            [{"a": [1, 2]}, {"a": "x"}, {"a": {"b": 1}}],
+            [{"a": [1]}, {"a": "xx"}, {"a": {}}],
+        ),
+        (
+            {"allOf": [{"properties": {"x": {"items": {"oneOf": [{"required": ["q"]}, {"bsonType": "int"}]}}}}]},
+            [{"x": [{"q": 1}]}],
+            [{"x": [{"z": 1}]}],
+        ),
+        ({"patternProperties": {"required": {"bsonType": "int"}}}, [{"required": 1}], [{"required": "x"}]),
+        ({"items": {}, "properties": {"a": {"items": [{"allOf": [{"enum": [1]}]}]}}}, [{"a": [1]}], [{"a": [2]}]),
+        ({"oneOf": [{}, {"required": ["a"]}]}, [{}], [{"a": 1}]),
+        ({"additionalProperties": {"properties": {"not": {"enum": [1]}}}}, [{"a": {"not": 1}}], [{"a": {"not": 2}}]),
     ],
 )
 def test_keywords(schema: Document, valid: list[Document], invalid: list[Document]) -> None:
@@ -202,6 +224,20 @@ def test_keywords(schema: Document, valid: list[Document], invalid: list[Documen
     for document in invalid:
         assert not compiled.matches(document), document
         assert compiled.details(document)["schemaRulesNotSatisfied"]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"properties": {"a": {"uniqueItems": True}}}] * 100},
+        {"properties": {"a": {"items": {"allOf": [{"minimum": -1}] * 100}}}},
+        {"enum": [{"a": number} for number in range(500)]},
+    ],
+)
+def test_a_schema_times_a_document_ends_in_time(schema: Document) -> None:
+    compiled = Schema(schema)
+    with time_limit(0.1), pytest.raises(MaxTimeMSExpiredError):
+        compiled.matches({"a": list(range(20_000))})
 
 
 def test_a_filter_may_hold_a_schema(client: Client) -> None:
