@@ -171,9 +171,8 @@ class Dispatcher:
             self.operations.failed += 1
             raise
         except asyncio.CancelledError:
-            if not operation.is_killed:
+            if not operation.is_killed or task.uncancel():  # or the client has left, or the member stops, as well
                 raise
-            task.uncancel()
             raise ReplError("operation was interrupted", code=ErrorCode.INTERRUPTED) from None
         finally:
             self.operations.end(operation)

@@ -113,6 +113,6 @@ def _number(when: When, value: object) -> float:
         if not 0 <= value <= 1:
             raise BadValueError(f"activationProbability must be between 0.0 and 1.0; found {value}")
         return float(value)
-    if value != int(value) or not 0 <= value <= _MOST:
+    if not 0 <= value <= _MOST or value != int(value):
         raise BadValueError(f"'{when.value}' option to 'mode' must be a whole number from 0 to {_MOST}")
     return int(value)

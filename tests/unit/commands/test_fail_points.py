@@ -27,6 +27,8 @@ def set_point(client: Client, mode: object, name: str = "failCommand", **data: o
         ({"configureFailPoint": "failCommand", "mode": 1}, 14),
         ({"configureFailPoint": "failCommand", "mode": {"often": 1}}, 2),
         ({"configureFailPoint": "failCommand", "mode": {"times": -1}}, 2),
+        ({"configureFailPoint": "failCommand", "mode": {"times": float("inf")}}, 2),
+        ({"configureFailPoint": "failCommand", "mode": {"skip": float("nan")}}, 2),
         ({"configureFailPoint": "failCommand", "mode": {"times": "x"}}, 14),
         ({"configureFailPoint": "failCommand", "mode": {"skip": 1.5}}, 2),
         ({"configureFailPoint": "failCommand", "mode": {"activationProbability": 2}}, 2),

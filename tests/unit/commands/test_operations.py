@@ -73,6 +73,19 @@ def test_a_killed_command_leaves_its_task_usable(client: Client, slow: asyncio.T
     client.loop.run_until_complete(slow)
 
 
+def test_a_client_that_leaves_as_its_command_is_killed_ends_it(client: Client, slow: asyncio.Task[Any]) -> None:
+    """A connection that has ended would wait for ever for its next command."""
+
+    async def main() -> None:
+        (operation_id,) = client.dispatcher.operations.running
+        client.dispatcher.operations.kill(operation_id)
+        slow.cancel()  # before the task runs again
+        await asyncio.wait([slow])
+
+    client.loop.run_until_complete(main())
+    assert slow.cancelled()
+
+
 def test_a_client_that_leaves_ends_its_command_without_an_answer(client: Client, slow: asyncio.Task[Any]) -> None:
     slow.cancel()
     with pytest.raises(asyncio.CancelledError):
