@@ -442,7 +442,7 @@ def test_many_own_documents_are_placed_in_an_index_once(filled: Client, monkeypa
         return first_key(index, ranges, doc, backwards)
 
     monkeypatch.setattr(sources, "first_key", noted)
-    cursor = session.ok(find({"n": {"$lt": 0}}, sort={"n": 1}, batchSize=500))["cursor"]
+    cursor = session.ok(find({"n": {"$lt": 0}}, hint="n_1", batchSize=500))["cursor"]
     assert len(placed) == 1_000
     session.ok(update({"_id": {"$in": [1_999, 1_000]}}, {"$set": {"late": 1}}, multi=True))
     more = session.ok({"getMore": Int64(cursor["id"]), "collection": "c", "batchSize": 1_000})["cursor"]["nextBatch"]
