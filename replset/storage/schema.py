@@ -16,7 +16,7 @@ import apsw
 
 from replset.errors import CorruptDataError
 from replset.storage.file_names import DATA_APPLICATION_ID
-from replset.storage.sqlite import first_row, transaction
+from replset.storage.sqlite import first_row, rows_of, transaction
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -31,6 +31,8 @@ class Schema:
 
     application_id: int
     steps: tuple[Step, ...]
+    on_upgrade: Callable[[apsw.Connection, int], None] | None = None
+    """Changes the rows of a file that had so many of the steps, after the others were done."""
 
 
 def _oplog_and_documents(db: Database) -> None:
@@ -92,6 +94,26 @@ def _places_of_deleted_documents(db: Database) -> None:
     db.execute("CREATE INDEX undo_deletes_by_key ON undo (coll, key) WHERE place IS NOT NULL")
 
 
+def _give_places(connection: apsw.Connection, done: int) -> None:
+    """Give the documents that an older version deleted places in front of all others, each its own. Without one, a read
+    at a point before the delete would not find the document in natural order.
+    """
+    if done > _DATA_STEPS.index(_places_of_deleted_documents):
+        return
+    place = 0
+    for (uuid,) in list(rows_of(connection, "SELECT uuid FROM catalog")):
+        # A delete: the key's next change is an insert, or there is none and the document is not there.
+        deletes = (
+            "SELECT ts, seq FROM undo AS u WHERE coll = ? AND kind = 'doc' AND before IS NOT NULL AND place IS NULL"
+            " AND ifnull((SELECT before IS NULL FROM undo AS n WHERE n.coll = u.coll AND n.key = u.key"
+            " AND (n.ts, n.seq) > (u.ts, u.seq) ORDER BY n.ts, n.seq LIMIT 1),"
+            f" NOT EXISTS (SELECT 1 FROM {collection_table(uuid)} AS d WHERE d.key = u.key))"
+        )
+        for ts, seq in list(rows_of(connection, deletes, (uuid,))):
+            place -= 1
+            connection.execute("UPDATE undo SET place = ? WHERE ts = ? AND seq = ?", (place, ts, seq))
+
+
 def _vote_config_and_journal(db: Database) -> None:
     db.table("member").create({"name": str, "value": bytes}, pk="name")
     db.table("journal").create(
@@ -114,10 +136,8 @@ def _renames_and_capped(db: Database) -> None:
     db.table("capped").create({"coll": bytes, "documents": int, "bytes": int}, pk="coll")
 
 
-DATA_SCHEMA = Schema(
-    application_id=DATA_APPLICATION_ID,
-    steps=(_oplog_and_documents, _indexes, _session_records, _places_of_deleted_documents, _renames_and_capped),
-)
+_DATA_STEPS = (_oplog_and_documents, _indexes, _session_records, _places_of_deleted_documents, _renames_and_capped)
+DATA_SCHEMA = Schema(application_id=DATA_APPLICATION_ID, steps=_DATA_STEPS, on_upgrade=_give_places)
 MEMBER_SCHEMA = Schema(application_id=0x72706C6D, steps=(_vote_config_and_journal,))
 
 
@@ -192,6 +212,8 @@ def ensure_schema(connection: apsw.Connection, schema: Schema, path: str) -> boo
     with transaction(connection):
         for sql in statements:
             connection.execute(sql)
+        if done and schema.on_upgrade is not None:
+            schema.on_upgrade(connection, done)
         connection.execute(f"PRAGMA application_id = {schema.application_id}")
         connection.execute(f"PRAGMA user_version = {len(schema.steps)}")
     return True

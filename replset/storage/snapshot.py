@@ -264,7 +264,10 @@ class Snapshot:
         backwards: bool = False,
         rows: int = PAGE_ROWS,
     ) -> Iterator[tuple[int, bytes, bytes]]:
-        """(place, key, document) in the order in which they were inserted, behind the place `after`."""
+        """(place, key, document) in the order in which they were inserted, behind the place `after`.
+
+        With `at` also places without a document, b"": see natural_order.pages.
+        """
         since = self._prepare(coll, at)
         pages = natural_order.pages(self.connection, coll, since, after, backwards, rows)
         while (page := self._query(lambda: next(pages, None))) is not None:

@@ -12,7 +12,15 @@ from sqlite_utils import Database
 
 from replset.errors import CorruptDataError
 from replset.storage.disk import RealDisk
-from replset.storage.schema import DATA_SCHEMA, MEMBER_SCHEMA, Schema, ensure_schema, statements_of
+from replset.storage.schema import (
+    DATA_SCHEMA,
+    MEMBER_SCHEMA,
+    Schema,
+    collection_table,
+    collection_table_sql,
+    ensure_schema,
+    statements_of,
+)
 from replset.storage.store import Store, StoreOptions
 
 START = """
@@ -120,3 +128,30 @@ def test_making_a_file_loads_no_pandas(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "[]\n"
+
+
+def test_deletes_of_an_older_version_get_places() -> None:
+    connection = apsw.Connection(":memory:")
+    ensure_schema(connection, Schema(DATA_SCHEMA.application_id, DATA_SCHEMA.steps[:1]), "old.db")
+    uuid = b"u" * 16
+    connection.execute(collection_table_sql(uuid))
+    connection.execute("INSERT INTO catalog (uuid, ns, options, created_ts) VALUES (?, 'a.b', x'00', 1)", (uuid,))
+    connection.execute(f"INSERT INTO {collection_table(uuid)} (key, doc) VALUES (x'01', x'aa'), (x'02', x'bb')")
+    changes = [
+        (2, b"\1", None),  # inserted
+        (3, b"\1", b"old"),  # updated
+        (4, b"\2", b"old"),  # deleted
+        (5, b"\2", None),  # inserted again
+        (6, b"\3", b"old"),  # updated
+        (7, b"\3", b"new"),  # deleted
+    ]
+    for row in changes:
+        connection.execute(
+            "INSERT INTO undo (ts, seq, kind, coll, key, before) VALUES (?, 0, 'doc', ?, ?, ?)",
+            (row[0], uuid, *row[1:]),
+        )
+    assert ensure_schema(connection, DATA_SCHEMA, "old.db")
+    places = dict(connection.execute("SELECT ts, place FROM undo WHERE place IS NOT NULL"))
+    assert set(places) == {4, 7}
+    assert len({*places.values()}) == 2
+    assert max(places.values()) < 0
