@@ -43,7 +43,7 @@ async def end_sessions(ctx: CommandContext) -> Reply:
 
 async def kill_all_sessions(ctx: CommandContext) -> Reply:
     """End the cursors and transactions of all sessions; of users' sessions none, since there are no users."""
-    if not await _each(ctx, lambda user: user):
+    if not await _each(ctx, lambda user: True):
         ctx.sessions.end(None)
     return {}
 
@@ -68,16 +68,16 @@ def _pattern_key(pattern: RawDocument) -> bytes | None:
     return None if len(pattern.raw) == 5 or pattern.get("uid") == NOBODY else b""
 
 
-async def _each(ctx: CommandContext, read: Callable[[RawDocument], T]) -> list[T]:
-    """What `read` makes of each document in the command's array."""
+async def _each(ctx: CommandContext, read: Callable[[RawDocument], T]) -> frozenset[T]:
+    """What `read` makes of each document in the command's array, each once. All of it in the thread if it is long."""
 
-    def read_all() -> list[T]:
+    def read_all() -> frozenset[T]:
         found: list[T] = []
         for number, value in enumerate(fields.values(ctx.body, ctx.name, ctx.name)):
             if not isinstance(value, dict):
                 raise fields.wrong_type(ctx.name, f"{ctx.name}.{number}", None, "object")
             found.append(read(RawDocument(encode(value))))
-        return found
+        return frozenset(found)
 
     return await read_statement(ctx.member, ctx.body, read_all)
 

@@ -60,7 +60,7 @@ class SessionTable:
     def end(self, keys: Iterable[bytes] | None) -> None:
         """End these sessions, None: all: fail the commands that wait for them, and tell `on_end`."""
         ended = None if keys is None else frozenset(keys)
-        for key in list(self._waiting) if ended is None else sorted(ended & self._waiting.keys()):
+        for key in [key for key in self._waiting if ended is None or key in ended]:
             for turn in self._waiting[key] or ():
                 if not turn.done():
                     turn.set_exception(ReplError("the session was killed", code=ErrorCode.INTERRUPTED))

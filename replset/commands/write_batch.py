@@ -206,10 +206,13 @@ async def run_groups(batch: Batch) -> None:
         await _run_groups(batch)
         return
     await ctx.sessions.check_out(retry.key, ctx.left_ms)
+    ctx.has_written = True  # for who is killed from here on: the group under way may be committed
     try:
         await _run_groups(batch)
-    finally:
+    except ReplError:
         ctx.has_written = batch.committed is not None
+        raise
+    finally:
         ctx.sessions.check_in(retry.key)
 
 

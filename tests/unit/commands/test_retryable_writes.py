@@ -245,6 +245,22 @@ def test_labels_say_whether_to_retry(client: Client, member: FakeMember) -> None
     assert "errorLabels" not in client.ok({**write, "writeConcern": {"w": 2}})
 
 
+def test_a_write_killed_behind_its_commit_is_not_labelled_as_nothing(
+    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def is_killed(*_: object) -> None:
+        for operation in client.dispatcher.operations.running.values():
+            operation.is_killed = True
+            operation.task.cancel()
+        await asyncio.sleep(1)
+
+    monkeypatch.setattr(member, "wait_until_met", is_killed)
+    reply = client.run(numbered({"insert": "c", "documents": ONE}, writeConcern={"w": 2}))
+    assert (reply["code"], reply.get("errorLabels")) == (11601, None)
+    monkeypatch.undo()
+    assert client.ok(numbered({"insert": "c", "documents": ONE}))["retriedStmtIds"] == [0]
+
+
 def test_a_failed_group_leaves_no_record(client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch) -> None:
     write = member.write
 
