@@ -353,6 +353,7 @@ async def _begin(ctx: CommandContext, session: SessionRequest) -> Transaction:
     if concern.at is not None:
         raise InvalidOptionsError("atClusterTime is not for transactions here")
     await read_point(ctx, ReadConcern("local", concern.after))
+    _check_writable(ctx.member)  # it may have stepped down meanwhile, and ended all that were open then
     return ctx.member.transactions.begin(session, number_of(session))
 
 

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from replset.bson import Binary, Int64, RawDocument, Timestamp, decode, encode
-from replset.commands import sources
+from replset.commands import sources, transactions
+from replset.commands.command import CommandContext
 from replset.commands.cursors import Pause
 from replset.commands.find import FindCursor
 from replset.commands.plan import Range
 from replset.commands.ports import CommandRequest
+from replset.commands.read_concern import ReadConcern
 from replset.errors import ErrorCode
 from replset.replication.write_ops import WriteGroup
 from replset.storage.catalog import SESSIONS
@@ -557,6 +559,17 @@ def test_a_step_down_aborts_all(filled: Client) -> None:
     assert (reply["code"], reply["errorLabels"]) == (10107, ["TransientTransactionError"])
     reply = session.run({"commitTransaction": 1}, "admin")
     assert (reply["code"], reply["errorLabels"]) == (10107, ["RetryableWriteError"])
+
+
+def test_none_begins_after_a_step_down_during_the_wait(filled: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def steps_down(ctx: CommandContext, concern: ReadConcern) -> None:
+        ctx.member.node.writable = False  # type: ignore[misc]
+
+    monkeypatch.setattr(transactions, "read_point", steps_down)
+    reply = Session(filled).run(insert({"_id": 9}))
+    assert (reply.get("code"), reply.get("errorLabels")) == (10107, ["TransientTransactionError"]), reply
+    assert filled.member.transactions.open_count == 0
+    assert filled.member.store.oldest_pin is None
 
 
 def test_it_lives_a_limited_time(filled: Client) -> None:
