@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from replset.bson import Undefined, decode, encode_key
+from replset.bson import Int64, Undefined, decode, encode_key
 
 if TYPE_CHECKING:
     import apsw
@@ -29,7 +29,7 @@ def model_keys(spec: Mapping[str, Any], document: Mapping[str, Any]) -> set[byte
     for name, condition in spec.get("partialFilterExpression", {}).items():
         values = document.get(name)
         values = values if isinstance(values, list) else [values]
-        if not any(isinstance(v, int) and v > condition["$gt"] for v in values):
+        if not any(type(v) in (int, float, Int64) and v > condition["$gt"] for v in values):
             return set()
     keys = set()
     for row in model_rows(document, [path.split(".") for path in spec["key"]]):

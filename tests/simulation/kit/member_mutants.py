@@ -183,7 +183,12 @@ def pins_ignored(patch: pytest.MonkeyPatch) -> None:
 
 def old_point_shows_the_present(patch: pytest.MonkeyPatch) -> None:
     """A read at the commit point shows documents as they are now."""
-    patch.setattr(Snapshot, "_overlay", lambda _self, _coll, _since, _after, _end, page, *_: page)
+    prepare = Snapshot._prepare
+
+    def at_present(self: Snapshot, coll: Collection, at: OpTime | None) -> None:
+        prepare(self, coll, at)
+
+    patch.setattr(Snapshot, "_prepare", at_present)
 
 
 def drain_skipped(patch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,7 @@ PLANTED = {
     "term-falls": Planted(in_term(COUNT - 1, 1), COUNT - 1, "order", f"comes after {behind(SOUND, COUNT - 1)}"),
     "op-unknown": Planted(with_fields(NOOP, op="x"), NOOP, "entry", "the op 'x' is not known"),
     "no-op": Planted(with_fields(NOOP, op=None), NOOP, "entry", "needs op, ns, ts and t"),
-    "no-term": Planted(with_fields(INS, t=None), INS, "entry", "needs op, ns, ts and t"),
+    "no-term": Planted(with_fields(INS, t=None), INS, "entry", "needs ts and t"),
     "no-v": Planted(with_fields(INS, v=None), INS, "entry", "v is None, not 2"),
     "no-ui": Planted(with_fields(DEL, ui=None), DEL, "entry", "no collection by ui"),
     "ui-of-another-type": Planted(with_fields(INS, ui=Binary(UUID, 3)), INS, "entry", "no collection by ui"),
