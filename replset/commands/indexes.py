@@ -111,7 +111,7 @@ def _begin(ctx: CommandContext, group: WriteGroup, ns: str, specs: list[RawDocum
     if coll is None:
         coll = do_create(group, ns)
     plan = _Plan(len(coll.indexes) + 1, created, group.term, txn.last)
-    is_empty = next(view_of(txn, coll).by_key(b"", None, False), None) is None
+    is_empty = not any(doc for _, doc in view_of(txn, coll).by_key(b"", None, False))
     wanted: list[RawDocument] = []
     for spec in specs:
         same = existing_index(ns, [*[index.spec for index in coll.indexes], *wanted], spec)

@@ -49,7 +49,8 @@ class View(ABC):
     def get(self, key: bytes) -> bytes | None: ...
 
     @abstractmethod
-    def by_key(self, low: bytes, high: bytes | None, backwards: bool) -> Iterator[tuple[bytes, bytes]]: ...
+    def by_key(self, low: bytes, high: bytes | None, backwards: bool) -> Iterator[tuple[bytes, bytes]]:
+        """(key, document). At an earlier point also keys without a document (b""), where the reader may pause."""
 
     @abstractmethod
     def natural(self, after: int | None, backwards: bool) -> Iterator[tuple[int, bytes, bytes]]: ...
@@ -91,7 +92,9 @@ class SnapshotView(View):
         return self._snapshot.get(self.coll, key, self._at)
 
     def by_key(self, low: bytes, high: bytes | None, backwards: bool) -> Iterator[tuple[bytes, bytes]]:
-        return self._snapshot.scan(self.coll, self._at, low=low, high=high, backwards=backwards, rows=self._rows)
+        return self._snapshot.scan(
+            self.coll, self._at, low=low, high=high, backwards=backwards, rows=self._rows, pauses=True
+        )
 
     def natural(self, after: int | None, backwards: bool) -> Iterator[tuple[int, bytes, bytes]]:
         return self._snapshot.natural_scan(self.coll, self._at, after=after, backwards=backwards, rows=self._rows)
@@ -278,7 +281,7 @@ class _KeyOrder(Source):
     def candidates(self, view: View) -> Iterator[Candidate]:
         for low, high in self._left[::-1]:
             for key, doc in view.by_key(low, high, self._backwards):
-                yield key, key, doc
+                yield key, key, doc or None
 
     def advance(self, candidate: Candidate) -> None:
         key = candidate[1]

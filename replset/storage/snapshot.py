@@ -209,17 +209,18 @@ class Snapshot:
         high: bytes | None = None,
         backwards: bool = False,
         rows: int = PAGE_ROWS,
+        pauses: bool = False,
     ) -> Iterator[tuple[bytes, bytes]]:
         """(key, document) with low <= key < high in the order of keys; high: None for no end.
 
         backwards: the greatest first. To go on behind a key, begin at `next_key` of it, or backwards end at it.
-        rows: that are read at once.
+        rows: that are read at once. pauses: give a key without a document, b"", after many that came later than `at`.
         """
         since = self._prepare(coll, at)
-        return self._scan(coll, since, low, _ABOVE_ALL if high is None else high, backwards, rows)
+        return self._scan(coll, since, low, _ABOVE_ALL if high is None else high, backwards, rows, pauses)
 
     def _scan(
-        self, coll: Collection, since: int | None, low: bytes, high: bytes, backwards: bool, rows: int
+        self, coll: Collection, since: int | None, low: bytes, high: bytes, backwards: bool, rows: int, pauses: bool
     ) -> Iterator[tuple[bytes, bytes]]:
         sql = key_sql(coll, backwards)
         more = True
@@ -231,7 +232,10 @@ class Snapshot:
             elif more:
                 end = low = next_key(page[-1][0])
             if since is not None:
+                last = page[-1:]
                 page = self._overlay(coll, since, begin, end, page, backwards)
+                if pauses and more and not page:
+                    page = [(key, b"") for key, _ in last]
             yield from page
 
     def _overlay(

@@ -284,7 +284,7 @@ def test_ranges_without_entries_end_a_slice_but_lose_nothing(
         assert len(found) == 34
 
 
-def test_a_read_in_natural_order_may_pause_among_documents_of_later(client: Client, member: FakeMember) -> None:
+def test_a_read_at_a_point_may_pause_among_documents_of_later(client: Client, member: FakeMember) -> None:
     client.ok({"insert": "c", "documents": [{"_id": n} for n in range(5)]})
     at = member.store.last_applied
     client.ok({"insert": "c", "documents": [{"_id": n} for n in range(5, 100)]})
@@ -293,5 +293,7 @@ def test_a_read_in_natural_order_may_pause_among_documents_of_later(client: Clie
     for backwards in (False, True):
         with member.store.read() as snapshot:
             rows = list(snapshot.natural_scan(coll, at, backwards=backwards, rows=10))
-        assert len([doc for _, _, doc in rows if doc]) == 5
-        assert len([doc for _, _, doc in rows if not doc]) >= 8
+            by_key = list(snapshot.scan(coll, at, backwards=backwards, rows=10, pauses=True))
+        for found in ([doc for _, _, doc in rows], [doc for _, doc in by_key]):
+            assert len([doc for doc in found if doc]) == 5
+            assert len([doc for doc in found if not doc]) >= 8
