@@ -208,6 +208,9 @@ async def run_groups(batch: Batch) -> None:
     await ctx.sessions.check_out(retry.key, ctx.left_ms)
     ctx.has_written = True  # for who is killed from here on: the group under way may be committed
     try:
+        # Again: a transaction of the session may have begun while this write waited. Committed behind it, its older
+        # number would be the record's, and a retry of this write would be applied.
+        ctx.member.transactions.check_retryable_write(retry.key, retry.number)
         await _run_groups(batch)
     except ReplError:
         ctx.has_written = batch.committed is not None

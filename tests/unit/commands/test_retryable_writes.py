@@ -222,6 +222,28 @@ def test_a_retry_waits_for_the_attempt_under_way(client: Client, member: FakeMem
     assert client.ok({"find": "c"})["cursor"]["firstBatch"] == [{"_id": 1, "n": 1}]
 
 
+def test_a_write_ends_a_transaction_that_began_while_it_waited(client: Client) -> None:
+    """Both wait for the session. The older transaction must not commit over the record of the newer write."""
+    client.ok({"insert": "c", "documents": ONE})
+    key, _ = session_id(bytes(range(16)))
+    client.loop.run_until_complete(client.dispatcher.sessions.check_out(key, None))
+    inside = {"update": "c", "updates": [{"q": {"_id": 1}, "u": {"$set": {"x": 1}}}], "autocommit": False}
+    write = numbered({"update": "c", "updates": [{"q": {"_id": 1}, "u": INC}]}, 6)
+    bodies = [numbered({**inside, "startTransaction": True}, 5), write]
+
+    async def both() -> list[Any]:
+        requests = [CommandRequest("test", RawDocument(encode({**body, "$db": "test"}))) for body in bodies]
+        tasks = [asyncio.ensure_future(client.dispatcher.run(request)) for request in requests]
+        await asyncio.sleep(0)
+        client.dispatcher.sessions.check_in(key)
+        return await asyncio.wait_for(asyncio.gather(*tasks), 10)
+
+    client.loop.run_until_complete(both())
+    assert client.run(numbered({"commitTransaction": 1, "autocommit": False}, 5), "admin")["ok"] == 0
+    assert client.ok(write)["retriedStmtIds"] == [0]
+    assert client.ok({"find": "c"})["cursor"]["firstBatch"] == [{"_id": 1, "n": 1}]
+
+
 def test_a_retry_waits_no_longer_than_max_time(client: Client) -> None:
     key, _ = session_id(bytes(range(16)))
     client.loop.run_until_complete(client.dispatcher.sessions.check_out(key, None))
