@@ -40,6 +40,8 @@ _ENTRY_OVERHEAD: Final = 16 << 10
 """Bytes of the commit's entry beside its operations, at most."""
 _OPERATION_BYTES: Final = 200
 """What Python adds to an operation and a document."""
+_KEYSTRING_BYTES: Final = 400
+"""And to a key of a unique index. An array of small values takes far more there than in the document."""
 
 
 class _Change(NamedTuple):
@@ -185,6 +187,7 @@ class WriteSet(Txn):
                         if document is None and owner not in self._documents.get(coll.uuid, ()):
                             raise WriteConflictError(f"a document of {coll.ns} was written after the transaction began")
                 self._keystrings.setdefault((index.id, keystring), set()).add(key)
+                self.size += len(keystring) + _KEYSTRING_BYTES
 
     def _owners(self, coll: Collection, index: Index, keystring: bytes) -> set[bytes]:
         """The documents that have the keystring, and some that had it once."""

@@ -604,6 +604,16 @@ def test_all_together_take_limited_memory(filled: Client, monkeypatch: pytest.Mo
 # --- read concern snapshot outside of transactions
 
 
+def test_the_keys_of_unique_indexes_count_as_memory(filled: Client) -> None:
+    filled.ok({"createIndexes": "c", "indexes": [{"key": {"a": 1}, "name": "a_1", "unique": True, "sparse": True}]})
+    session = Session(filled)
+    session.ok(insert({"_id": 9, "a": list(range(1_000))}))
+    table = filled.member.transactions
+    assert table._memory_bytes > 400_000
+    session.abort()
+    assert table._memory_bytes == 0
+
+
 def test_snapshot_reads_at_a_cluster_time(filled: Client) -> None:
     member = filled.member
     member.node.commit_point = at = member.store.last_applied
