@@ -30,6 +30,10 @@ from replset.storage.txn import Txn, key_sql, next_key
 
 _CHECK_TIME_EVERY = 8
 _KEPT = 100
+_KEYS_IN_SLICE = 50_000
+_MANY_KEYS = 100
+_KEPT_DOCUMENTS = 4
+"""Of `IndexCheck`: keystrings that one slice makes, and documents with many of them that it remembers."""
 _LARGE_DOCUMENT = 4096
 CHECK_ROWS = 100
 """Documents of a slice that looks for those that cannot be in an index."""
@@ -129,6 +133,9 @@ class IndexCheck:
     extra: list[tuple[bytes, bytes]] = field(default_factory=list)
     _after_key: bytes | None = b""
     _after_entry: tuple[bytes, bytes] | None = None
+    _keys: dict[bytes, tuple[bytes, frozenset[bytes]]] = field(default_factory=dict)
+    """Of some documents their bytes and keystrings: a document may have entries all over the index."""
+    _keys_made: int = 0
 
     def next_slice(self, snapshot: Snapshot, limit: int) -> bool:
         """Compare so many documents, or when these are done entries. True: call again. QueryPlanKilledError."""
@@ -138,25 +145,49 @@ class IndexCheck:
         return self._check_entries(snapshot, limit)
 
     def _check_documents(self, snapshot: Snapshot, after: bytes, limit: int) -> bytes | None:
-        count, key = 0, after
+        count, key, keys = 0, after, 0
         for key, doc in islice(snapshot.scan(self.coll, low=next_key(after)), limit):
             count += 1
             if self.index.position is None or key <= self.index.position:
                 for keystring in keys_of(self.index, doc):
+                    keys += 1
                     if not snapshot.has_index_entry(self.index, keystring, key):
                         self._note(self.missing, (keystring, key))
+            if keys > _KEYS_IN_SLICE:
+                break
         self.documents += count
-        return key if count == limit else None
+        return key if count == limit or keys > _KEYS_IN_SLICE else None
 
     def _check_entries(self, snapshot: Snapshot, limit: int) -> bool:
         rows = snapshot.index_scan(self.index, b"", None, after=self._after_entry, limit=limit)
+        looked_up: dict[bytes, frozenset[bytes]] = {}
+        self._keys_made = 0
         for keystring, key in rows:
-            doc = snapshot.get(self.coll, key)
-            if doc is None or keystring not in keys_of(self.index, doc):
+            if key not in looked_up:
+                looked_up[key] = self._keys_in(snapshot, key)
+            if keystring not in looked_up[key]:
                 self._note(self.extra, (keystring, key))
-        self.entries += len(rows)
-        self._after_entry = rows[-1] if rows else None
+            self.entries += 1
+            self._after_entry = keystring, key
+            if self._keys_made > _KEYS_IN_SLICE:
+                return True
         return len(rows) == limit
+
+    def _keys_in(self, snapshot: Snapshot, key: bytes) -> frozenset[bytes]:
+        """The keystrings of a document; none when it is not there."""
+        doc = snapshot.get(self.coll, key)
+        if doc is None:
+            return frozenset()
+        known = self._keys.get(key)
+        if known is not None and known[0] == doc:
+            return known[1]
+        keys = frozenset(keys_of(self.index, doc))
+        self._keys_made += len(keys)
+        if len(keys) > _MANY_KEYS:
+            if len(self._keys) == _KEPT_DOCUMENTS:
+                self._keys.clear()
+            self._keys[key] = doc, keys
+        return keys
 
     @staticmethod
     def _note(found: list[tuple[bytes, bytes]], entry: tuple[bytes, bytes]) -> None:

@@ -27,6 +27,7 @@ from replset.storage.sqlite import first_row, rows_of
 
 KEYS_MAX = 100_000
 """Keys of one document in one index, as MongoDB's indexMaxNumGeneratedKeysPerDocument."""
+_LARGE = 4096
 REFUSALS = (CannotBuildIndexKeysError, CannotIndexParallelArraysError, DuplicateKeyError)
 """Why a document cannot be in an index."""
 TO_THE_END = b"\xff"
@@ -214,7 +215,7 @@ def write_entries(
     """
     changes: list[tuple[Index, set[bytes], set[bytes], int]] = []
     for index in indexes:
-        if index.position is not None and key > index.position:
+        if (index.position is not None and key > index.position) or _is_untouched(index, before, after):
             continue
         old = _known_keys(index, before)[0]
         new, multikey = (_keys if unique_in is not None and after is not None else _known_keys)(index, after or b"")
@@ -228,6 +229,18 @@ def write_entries(
     for index, gone, added, multikey in changes:
         _write(connection, index, key, gone, added, multikey)
     return any(multikey for _, _, _, multikey in changes)
+
+
+def _is_untouched(index: Index, before: bytes | None, after: bytes | None) -> bool:
+    """Whether a large document has the arrays that the index is about as before, so that no key is made of them."""
+    if before is None or after is None or len(after) < _LARGE or index.partial_filter is not None:
+        return False
+    was, becomes = RawDocument(before), RawDocument(after)
+    for path in index.paths:
+        kind, raw = was.type_of(path[0]), was.get_raw(path[0])  # raw: of documents and arrays only
+        if kind != becomes.type_of(path[0]) or raw != becomes.get_raw(path[0]) or (raw is None and kind is not None):
+            return False
+    return True
 
 
 def _known_keys(index: Index, document: bytes | None) -> tuple[set[bytes], int]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from replset.bson import Binary, DateTime, Decimal128, RawDocument, encode_key
+from replset.storage import indexes
 from replset.storage.index_build import IndexCheck
 from tests.unit.commands.conftest import Client, FakeMember
 
@@ -272,3 +273,30 @@ def test_a_replaced_array_leaves_no_entries(client: Client, member: FakeMember) 
 
 def test_a_direction_that_is_a_decimal_is_refused(client: Client) -> None:
     assert create(client, {"key": {"a": Decimal128("1")}, "name": "a"})["code"] == 67
+
+
+def test_keys_of_a_large_array_are_made_when_it_changes(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [f"item {number}" for number in range(1_000)]
+    specs = [{"key": key, "name": name} for name, key in (("a", {"a": 1}), ("ab", {"a": 1, "b": 1}), ("b", {"b": 1}))]
+    client.ok({"createIndexes": "c", "indexes": specs})
+    client.ok({"insert": "c", "documents": [{"_id": 1, "a": many, "b": 1}]})
+    made: list[str] = []
+    make = indexes._keys
+
+    def keys(index: indexes.Index, document: bytes) -> tuple[set[bytes], int]:
+        made.append(index.name)
+        return make(index, document)
+
+    monkeypatch.setattr(indexes, "_keys", keys)
+    for change, about in (
+        ({"$set": {"z": 1}}, {"ab", "b"}),
+        ({"$set": {"b": 2}}, {"ab", "b"}),
+        ({"$unset": {"b": 1}}, {"ab", "b"}),
+        ({"$set": {"z": 2}}, set()),
+        ({"$set": {"a.5": "other"}}, {"a", "ab"}),
+        ({"$set": {"b": [2]}}, None),
+    ):
+        made.clear()
+        client.run({"update": "c", "updates": [{"q": {"_id": 1}, "u": change}]})
+        assert about is None or set(made) == about, change
+        assert client.ok({"validate": "c"})["valid"]

@@ -7,6 +7,8 @@ import hashlib
 import pytest
 
 from replset.bson import Int64, encode
+from replset.storage import index_build
+from replset.storage.indexes import Index
 from tests.unit.commands.conftest import Client, FakeMember
 
 DOCUMENTS = [{"_id": number, "a": number % 3, "text": "x" * 100} for number in range(50)]
@@ -97,3 +99,22 @@ def test_validate(filled: Client, member: FakeMember) -> None:
     assert len(report["errors"]) == 2
     assert filled.code({"validate": "none"}) == 26
     assert filled.code({"validate": "c", "repair": True}) == 238
+
+
+def test_validate_of_documents_with_many_keys(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their keys are made once, not for each of their entries."""
+    many = [{"_id": number, "a": list(range(number, 3_000, 3))} for number in range(3)]
+    client.ok({"createIndexes": "c", "indexes": [{"key": {"a": 1}, "name": "a"}]})
+    client.ok({"insert": "c", "documents": [*many, {"_id": 9, "a": 5}]})
+    made: list[bytes] = []
+    make = index_build.keys_of
+
+    def keys_of(index: Index, document: bytes) -> list[bytes]:
+        made.append(document)
+        return make(index, document)
+
+    monkeypatch.setattr(index_build, "keys_of", keys_of)
+    monkeypatch.setattr(index_build, "_KEYS_IN_SLICE", 500)
+    report = client.ok({"validate": "c"})
+    assert (report["valid"], report["keysPerIndex"]) == (True, {"_id_": 4, "a": 3_001})
+    assert len(made) < 20
