@@ -221,6 +221,9 @@ async def run_groups(batch: Batch) -> None:
 
 async def _run_groups(batch: Batch) -> None:
     ctx, member, retry = batch.ctx, batch.ctx.member, batch.retry
+    coll = member.store.collection(batch.ns)
+    if coll is not None and coll.has_validator and len(coll.options.raw) > SMALL_STATEMENT:
+        await run_in_thread(member, partial(batch.validator_of, coll))  # compiles it, if that is to be done
     while not await ctx.write(batch):
         if retry is not None and retry.unread is not None:
             await retry.read_chain()

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from replset.bson import Decimal128, Int64
+from replset.commands import validators
 from replset.errors import MaxTimeMSExpiredError
 from replset.query.json_schema import Schema
+from replset.query.match import Matcher
 from replset.query.time_limit import time_limit
-from tests.unit.commands.conftest import Client
+from tests.unit.commands.conftest import Client, FakeMember
 
 Document = dict[str, Any]
 SCHEMA = {"$jsonSchema": {"required": ["a"], "properties": {"a": {"bsonType": "int", "minimum": 5}}}}
@@ -249,3 +251,35 @@ def test_the_library_is_imported_by_need() -> None:
     code = "import sys, replset.commands.table; print([name for name in sys.modules if name.startswith('jsonschema')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "[]\n"
+
+
+def test_a_large_validator_is_compiled_in_the_thread(
+    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is kept compiled, but not for ever: it may have to be done anew for any write."""
+    client.ok({"create": "c", "validator": {"$or": [{"a": {"$gte": number}} for number in range(1_500)]}})
+    compiled: list[str] = []
+    place = ["loop"]
+    run, compile_ = member.evaluations.run, validators.compile_filter
+
+    async def in_thread(work: Any) -> Any:
+        place[0] = "thread"
+        try:
+            return await run(work)
+        finally:
+            place[0] = "loop"
+
+    def compile_filter(query: Document) -> Matcher:
+        compiled.append(place[0])
+        return compile_(query)
+
+    monkeypatch.setattr(member.evaluations, "run", in_thread)
+    monkeypatch.setattr(validators, "compile_filter", compile_filter)
+    for command in (
+        {"insert": "c", "documents": [{"_id": 1, "a": 1}]},
+        {"update": "c", "updates": [{"q": {}, "u": {"$set": {"a": 2}}}]},
+        {"findAndModify": "c", "query": {}, "update": {"$set": {"a": 3}}},
+    ):
+        validators._compiled.cache_clear()
+        client.ok(command)
+    assert compiled == ["thread"] * 3
