@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 from replset.bson import Binary, DateTime, RawDocument, decode, encode, encode_key, walk
@@ -16,7 +17,7 @@ from replset.commands.collection_changes import coll_mod_of, rename, whole_names
 from replset.commands.collection_options import CREATE_FIELDS, options_of
 from replset.commands.collections import create_in
 from replset.commands.command import Command, CommandContext, Where
-from replset.commands.evaluation import SMALL_STATEMENT, TimeSlice, read_statement, run_in_thread
+from replset.commands.evaluation import SMALL_STATEMENT, TimeSlice, large_reply, read_statement, run_in_thread
 from replset.commands.insert import duplicate_key, prepare
 from replset.commands.known_fields import KNOWN
 from replset.commands.namespaces import check_database, writable_namespace
@@ -45,6 +46,8 @@ from replset.replication.write_ops import WriteGroup, do_delete, do_drop, do_ins
 from replset.storage.catalog import SESSIONS, Collection
 
 MOST_NESTED = 10
+MOST_OPERATIONS = 100_000
+"""As many as a write has statements."""
 _DONE_ALREADY = {
     "create": (ErrorCode.NAMESPACE_EXISTS,),
     "collMod": (ErrorCode.NAMESPACE_NOT_FOUND, ErrorCode.INDEX_NOT_FOUND),
@@ -298,7 +301,13 @@ async def apply_ops(ctx: CommandContext) -> Reply:
     upsert = fields.boolean(ctx.body, "alwaysUpsert", ctx.name, True)
     validates = not fields.boolean(ctx.body, "bypassDocumentValidation", ctx.name)
     raw = ctx.body.get_raw(ctx.name) or b""
-    operations = await read_statement(ctx.member, ctx.body, lambda: list(operations_of(raw, upsert)))
+
+    def read() -> list[Operation]:
+        return list(islice(operations_of(raw, upsert), MOST_OPERATIONS + 1))
+
+    operations = await read_statement(ctx.member, ctx.body, read)
+    if len(operations) > MOST_OPERATIONS:
+        raise ReplError(f"applyOps with over {MOST_OPERATIONS} operations", code=ErrorCode.INVALID_LENGTH)
     concern = write_concern_of(ctx)
     work = ApplyOps(ctx, operations, validates)
     while not await ctx.member.write(work):
@@ -320,7 +329,8 @@ async def _reply(ctx: CommandContext, work: ApplyOps, concern: Any) -> Reply:
             code=error.code,
             details={**error.details, "applied": work.index + 1, "results": [True] * work.index + [False]},
         )
-    return reply if failure is None else {**reply, "writeConcernError": failure}
+    reply |= {} if failure is None else {"writeConcernError": failure}
+    return reply if work.index <= GROUP_STATEMENTS else await large_reply(ctx.member, reply)
 
 
 COMMANDS: tuple[Command, ...] = (

@@ -167,3 +167,9 @@ def test_an_id_is_never_changed(client: Client, one: Document) -> None:
     assert client.run({"applyOps": [one]}, "admin")["code"] == 66
     assert documents(client) == [{"_id": 1}]
     assert client.ok({"validate": "c"})["valid"]
+
+
+def test_the_number_of_operations_has_an_end(client: Client) -> None:
+    nothing = {"op": "n", "o": {}}
+    assert client.code({"applyOps": [nothing] * 100_001}, "admin") == 16
+    assert client.ok({"applyOps": [nothing] * 2_000}, "admin")["results"] == [True] * 2_000
