@@ -38,6 +38,8 @@ ADMIN_NS: Final = "admin.$cmd"
 _NO_DOCUMENTS: Documents = {}
 _ENTRY_OVERHEAD: Final = 16 << 10
 """Bytes of the commit's entry beside its operations, at most."""
+WRITES_MAX: Final = 100_000
+"""Documents and their index entries that one commit writes: about a second of the event loop, on each member."""
 _OPERATION_BYTES: Final = 200
 """What Python adds to an operation and a document."""
 _KEYSTRING_BYTES: Final = 400
@@ -77,7 +79,7 @@ class WriteSet(Txn):
         self._operations: list[bytes] = []
         self.at = self.last = store.last_applied
         self.catalog = store.copy_catalog()
-        self.appended_bytes = self.size = 0
+        self.appended_bytes = self.size = self._writes = 0
 
     def run(self, operation: Callable[[WriteGroup], T], term: int, wall_ms: int, rng: random.Random) -> T:
         """Run a write operation, as `MemberPort.write` does; one that fails leaves nothing."""
@@ -164,7 +166,20 @@ class WriteSet(Txn):
                 self._check_unchanged(coll, key)
         own[key] = after
         self._changes.append(_Change(coll, key, before, after, kept))
+        self._count_writes(coll)
         self.size += len(before or b"") + len(after or b"") + _OPERATION_BYTES
+
+    def _count_writes(self, coll: Collection) -> None:
+        """Refuse (257) what the commit could not write before the election timeout of the other members.
+
+        The commit is one group, which nothing interrupts. While it runs, the primary sends no heartbeat.
+        """
+        self._writes += 1 + len(coll.indexes)
+        if self._writes > WRITES_MAX:
+            raise ReplError(
+                f"the transaction writes more than {WRITES_MAX} documents and index entries",
+                code=ErrorCode.TRANSACTION_TOO_LARGE,
+            )
 
     def _hold(self, uuid: bytes, key: bytes) -> None:
         if self._held.hold(uuid, key, self):
@@ -247,10 +262,12 @@ class WriteSet(Txn):
             elif key is None:
                 self.catalog.forget(coll.uuid)
                 self._created.discard(coll.uuid)
-            elif kept:
-                self._documents[coll.uuid][key] = before
             else:
-                del self._documents[coll.uuid][key]
+                self._writes -= 1 + len(coll.indexes)
+                if kept:
+                    self._documents[coll.uuid][key] = before
+                else:
+                    del self._documents[coll.uuid][key]
         del self._changes[changes:], self._operations[operations:]
 
     # --- the end

@@ -590,6 +590,19 @@ def test_more_than_one_entry_holds_is_refused(filled: Client) -> None:
     assert session.code({"commitTransaction": 1}, "admin") == NO_SUCH
 
 
+def test_more_writes_than_one_commit_has_time_for_are_refused(filled: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replset.replication.write_set.WRITES_MAX", 10)
+    filled.ok({"createIndexes": "c", "indexes": [{"key": {"n": 1}, "name": "n"}]})
+    fits = Session(filled, number=1)
+    fits.ok(insert(*({"_id": number} for number in range(100, 105))))
+    fits.commit()
+    session = Session(filled, number=2)
+    reply = session.run(insert(*({"_id": number} for number in range(200, 206))))
+    found = reply["writeErrors"][0]["code"] if "writeErrors" in reply else reply["code"]
+    assert found == 257
+    assert session.code({"commitTransaction": 1}, "admin") == NO_SUCH
+
+
 def test_all_together_take_limited_memory(filled: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("replset.commands.transactions.MAX_MEMORY_BYTES", 10_000)
     one, two = Session(filled), Session(filled, B)
