@@ -210,16 +210,23 @@ def write_entries(
     """Write what the change of one document means to the indexes. True: an index became multikey.
 
     unique_in: the namespace, where a key that another document has in a unique index is refused; None where the entry
-    was accepted before, by another member or by this one. DuplicateKeyError and the errors of `keys_of`: nothing is
-    written then.
+    was accepted before, by another member or by this one. DuplicateKeyError, the errors of `keys_of`, and
+    CannotBuildIndexKeysError for more than KEYS_MAX new keys in all indexes together: nothing is written then.
     """
     changes: list[tuple[Index, set[bytes], set[bytes], int]] = []
+    made = 0
     for index in indexes:
         if (index.position is not None and key > index.position) or _is_untouched(index, before, after):
             continue
         old = _known_keys(index, before)[0]
         new, multikey = (_keys if unique_in is not None and after is not None else _known_keys)(index, after or b"")
         added = new - old
+        made += len(added)
+        if made > KEYS_MAX and unique_in is not None:
+            # They are written in one piece. With many indexes that would take longer than an election timeout.
+            raise CannotBuildIndexKeysError(
+                f"the document would get more than {KEYS_MAX} keys in the indexes of {unique_in} together"
+            )
         if unique_in is not None and after is not None and index.unique:
             for keystring in sorted(added):
                 if _other_owner(connection, index, keystring, key):

@@ -300,3 +300,14 @@ def test_keys_of_a_large_array_are_made_when_it_changes(client: Client, monkeypa
         client.run({"update": "c", "updates": [{"q": {"_id": 1}, "u": change}]})
         assert about is None or set(made) == about, change
         assert client.ok({"validate": "c"})["valid"]
+
+
+def test_the_keys_of_one_document_in_all_indexes_are_limited(
+    client: Client, member: FakeMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexes, "KEYS_MAX", 10)
+    create(client, A, {"key": {"b": 1}, "name": "b_1"})
+    insert(client, {"_id": 1, "a": list(range(5)), "b": list(range(5))})
+    [error] = client.run({"insert": "c", "documents": [{"_id": 2, "a": [*range(6)], "b": [*range(5)]}]})["writeErrors"]
+    assert (error["code"], "together" in error["errmsg"]) == (201, True)
+    assert is_sound(member)
