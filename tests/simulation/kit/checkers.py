@@ -377,7 +377,9 @@ class Checkers:
         if not write.concern.startswith("two") or self.wiped:
             return
         entry = self.known.get(write.optime)
-        holders = self.holders.get(write.optime, set())
+        holders = set(self.holders.get(write.optime, ()))
+        # A copy brings the document of an entry that its source has trimmed.
+        holders |= {name for name, mirror in self.mirrors.items() if mark_of_write(write) in mirror.marks}
         if entry is None or len(holders) < 2:
             self.fail("4", f"{write} is acknowledged, and {sorted(holders)} have it")
         if write.concern == "two journaled" and write.optime not in self.undone and write.optime not in self._lost():
