@@ -98,10 +98,6 @@ class PathBounds:
     is_exact: bool
     has_value: bool
 
-    @property
-    def is_equality(self) -> bool:
-        return all(interval.is_point for interval in self.intervals)
-
 
 @dataclass(slots=True)
 class FilterBounds:

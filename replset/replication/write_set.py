@@ -26,7 +26,7 @@ from replset.oplog_entry import operation_of, transaction_entry
 from replset.replication.held_keys import HeldKeys
 from replset.replication.write_ops import WriteGroup, check_case
 from replset.storage.catalog import Catalog, Collection, is_same
-from replset.storage.indexes import Index, duplicate_of, keys_of
+from replset.storage.indexes import Index, check_number_of_keys, duplicate_of, keys_of
 from replset.storage.snapshot import Snapshot
 from replset.storage.store import Store
 from replset.storage.txn import Txn
@@ -190,9 +190,13 @@ class WriteSet(Txn):
 
         WriteConflictError when the other document was written after the read point.
         """
+        made = 0
         for index in coll.indexes:
             new = keys_of(index, after)
-            old = set() if before is None or not index.unique else set(keys_of(index, before))
+            is_compared = before is not None and (index.unique or len(new) > 1)
+            old = set(keys_of(index, before)) if is_compared and before is not None else set()
+            made += sum(keystring not in old for keystring in new)
+            check_number_of_keys(made, coll.ns)
             for keystring in new if index.unique else ():
                 if keystring not in old:
                     for owner in self._owners(coll, index, keystring) - {key}:

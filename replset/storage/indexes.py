@@ -222,11 +222,8 @@ def write_entries(
         new, multikey = (_keys if unique_in is not None and after is not None else _known_keys)(index, after or b"")
         added = new - old
         made += len(added)
-        if made > KEYS_MAX and unique_in is not None:
-            # They are written in one piece. With many indexes that would take longer than an election timeout.
-            raise CannotBuildIndexKeysError(
-                f"the document would get more than {KEYS_MAX} keys in the indexes of {unique_in} together"
-            )
+        if unique_in is not None:
+            check_number_of_keys(made, unique_in)
         if unique_in is not None and after is not None and index.unique:
             for keystring in sorted(added):
                 if _other_owner(connection, index, keystring, key):
@@ -236,6 +233,17 @@ def write_entries(
     for index, gone, added, multikey in changes:
         _write(connection, index, key, gone, added, multikey)
     return any(multikey for _, _, _, multikey in changes)
+
+
+def check_number_of_keys(made: int, ns: str) -> None:
+    """Refuse (201) a document that gets more than KEYS_MAX new keys in all indexes together.
+
+    They are written in one piece. With many indexes that would take longer than an election timeout.
+    """
+    if made > KEYS_MAX:
+        raise CannotBuildIndexKeysError(
+            f"the document would get more than {KEYS_MAX} keys in the indexes of {ns} together"
+        )
 
 
 def _is_untouched(index: Index, before: bytes | None, after: bytes | None) -> bool:

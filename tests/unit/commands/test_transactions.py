@@ -603,6 +603,21 @@ def test_more_writes_than_one_commit_has_time_for_are_refused(filled: Client, mo
     assert session.code({"commitTransaction": 1}, "admin") == NO_SUCH
 
 
+def test_the_keys_of_one_document_are_limited_before_the_commit(
+    filled: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replset.storage.indexes.KEYS_MAX", 10)
+    filled.ok({"createIndexes": "c", "indexes": [{"key": {"a": 1}, "name": "a"}, {"key": {"b": 1}, "name": "b"}]})
+    fits = Session(filled, number=1)
+    fits.ok(insert({"_id": 100, "a": list(range(5)), "b": list(range(5))}))
+    fits.commit()
+    session = Session(filled, number=2)
+    reply = session.run(insert({"_id": 101, "a": list(range(6)), "b": list(range(5))}))
+    found = reply["writeErrors"][0]["code"] if "writeErrors" in reply else reply["code"]
+    assert found == 201
+    assert session.code({"commitTransaction": 1}, "admin") == NO_SUCH
+
+
 def test_all_together_take_limited_memory(filled: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("replset.commands.transactions.MAX_MEMORY_BYTES", 10_000)
     one, two = Session(filled), Session(filled, B)
