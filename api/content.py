@@ -236,7 +236,7 @@ def times_of(reply: Mapping[str, Any] | RawDocument) -> Times:
         inc, seconds = _INC_SECONDS(raw, 17)
         return Times(packed, pack_ts(seconds, inc))
     cluster = reply.get("$clusterTime")
-    stamp = cluster.get("clusterTime") if isinstance(cluster, Mapping) else None
+    stamp = cluster.get("clusterTime") if isinstance(cluster, Mapping | RawDocument) else None
     return Times(packed, pack_ts(*stamp) if isinstance(stamp, Timestamp) else packed)
 
 

@@ -121,6 +121,10 @@ class RawDocument:
         place = (self._index or self._build_index()).get(name.encode())
         return 0 if place is None else place[2] - place[1]
 
+    def has_only(self, names: frozenset[bytes]) -> bool:
+        """Return whether `names` has the name of every field of the top level."""
+        return names.issuperset(self._index or self._build_index())
+
     def keys(self) -> list[str]:
         """Return the names of the top level in order, each once."""
         try:

@@ -21,6 +21,7 @@ from replset.commands.cursors import (
 from replset.commands.evaluation import SMALL_STATEMENT, compiled, evaluate, read_statement, run_in_thread, weight_of
 from replset.commands.fail_command import check_max_time, fail_get_more
 from replset.commands.filters import Filter, filter_of
+from replset.commands.find_by_id import find_by_id
 from replset.commands.hint import Hint, hint_of
 from replset.commands.namespaces import OPLOG, collection_field, namespace
 from replset.commands.operations import SHOWN_BYTES
@@ -286,6 +287,9 @@ class FindCursor(Cursor):
 
 async def find(ctx: CommandContext) -> Reply:
     """Documents that match, in batches."""
+    only = find_by_id(ctx)
+    if only is not None:
+        return only
     body, name = ctx.body, ctx.name
     query = await parse_find(ctx)
     batch_size = fields.whole(body, "batchSize", name, FIRST_BATCH, least=0)

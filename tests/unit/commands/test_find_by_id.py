@@ -1,0 +1,90 @@
+"""A find by `_id` is answered without a query and a cursor, and its answer is the same as with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from replset.bson import Binary, DateTime, Decimal128, Int64, ObjectId, RawDocument, decode, encode
+from replset.commands.ports import CommandRequest
+from tests.unit.commands.conftest import Client, FakeMember
+
+OID = ObjectId("0123456789abcdef01234567")
+IDS: list[Any] = [OID, "text", "tёxt", "", 1, 2.5, Int64(1 << 40), True, DateTime(5), Binary(b"x", 4), {"a": 1}, None]
+
+
+def replies(client: Client, command: dict[str, Any], db: str = "test") -> tuple[bytes, bytes]:
+    """The reply as the client gets it, and that of the general way, which a `skip` asks for."""
+    found = []
+    for extra in ({}, {"skip": 0}):
+        body = RawDocument(encode({**command, **extra, "$db": db}))
+        reply = client.loop.run_until_complete(client.dispatcher.run(CommandRequest(db, body, {}, client.connection)))
+        assert isinstance(reply, bytes if not extra and is_simple(command) else dict)
+        found.append(reply if isinstance(reply, bytes) else encode(reply))
+    return found[0], found[1]
+
+
+def is_simple(command: dict[str, Any]) -> bool:
+    kinds = (ObjectId, str, int, float, DateTime)
+    return isinstance(command["filter"].get("_id"), kinds) and command.get("limit", 1) >= 0
+
+
+@pytest.fixture
+def filled(client: Client) -> Client:
+    client.ok({"insert": "c", "documents": [{"_id": value, "n": n} for n, value in enumerate(IDS)]})
+    return client
+
+
+@pytest.mark.parametrize("value", [*IDS, 1.0, Decimal128("2.5"), False, "none", 7, ObjectId(bytes(12))])
+@pytest.mark.parametrize("more", [{}, {"limit": 1, "singleBatch": True}, {"batchSize": 1, "comment": "why"}])
+def test_answers_as_the_general_way(filled: Client, value: Any, more: dict[str, Any]) -> None:
+    first, second = replies(filled, {"find": "c", "filter": {"_id": value}, **more})
+
+    assert first == second
+
+
+def test_of_a_collection_that_is_not_there(filled: Client) -> None:
+    first, second = replies(filled, {"find": "other", "filter": {"_id": OID}})
+
+    assert first == second
+    assert decode(first)["cursor"] == {"firstBatch": [], "id": 0, "ns": "test.other"}  # type: ignore[comparison-overlap]
+
+
+@pytest.mark.parametrize("more", [{"limit": -1}, {"batchSize": -1}, {"limit": "1"}, {"singleBatch": "yes"}])
+def test_errors_are_those_of_the_general_way(filled: Client, more: dict[str, Any]) -> None:
+    command = {"find": "c", "filter": {"_id": OID}, **more}
+
+    assert filled.code(command) == filled.code({**command, "skip": 0})
+
+
+def test_no_document_with_batch_size_zero(filled: Client) -> None:
+    reply = filled.ok({"find": "c", "filter": {"_id": OID}, "batchSize": 0})
+
+    assert reply["cursor"]["firstBatch"] == []
+    assert reply["cursor"]["id"] != 0
+
+
+def test_malformed_filter(filled: Client) -> None:
+    good = encode({"find": "c", "filter": {"_id": "text"}, "$db": "test"})
+    bad = good.replace(b"\x05\0\0\0text\0", b"\x06\0\0\0text\0")
+    reply = filled.loop.run_until_complete(
+        filled.dispatcher.run(CommandRequest("test", RawDocument(bad), {}, filled.connection))
+    )
+
+    assert isinstance(reply, dict)
+    assert reply["code"] == 22
+
+
+def test_other_members_of_local_are_found_the_general_way(filled: Client) -> None:
+    reply = filled.ok({"find": "system.replset", "filter": {"_id": "rs0"}}, "local")
+
+    assert [row["_id"] for row in reply["cursor"]["firstBatch"]] == ["rs0"]
+
+
+def test_before_the_first_entry(client: Client, member: FakeMember) -> None:
+    assert member.store.last_applied.ts == 0
+
+    reply = client.ok({"find": "c", "filter": {"_id": 1}})
+
+    assert reply == {"cursor": {"firstBatch": [], "id": 0, "ns": "test.c"}, "ok": 1.0}
