@@ -46,8 +46,8 @@ def best_of(times: int, call: Callable[[], Answer]) -> tuple[Watch, Answer]:
     return watch, answer
 
 
-def tree_seconds() -> float:
-    """CPU seconds of this process, of those below it, and of those that ended and were waited for."""
+def tree_seconds(root: int | None = None) -> float:
+    """CPU seconds of process `root`, of those below it, and of those that ended and were waited for; None: of this."""
     parents: dict[int, int] = {}
     used: dict[int, int] = {}
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
@@ -55,7 +55,13 @@ def tree_seconds() -> float:
         if fields:
             parents[pid] = int(fields[1])
             used[pid] = sum(map(int, fields[11:15]))
-    return sum(used[pid] for pid in below(os.getpid(), parents) if pid in used) / _TICKS
+    return sum(used[pid] for pid in below(root or os.getpid(), parents) if pid in used) / _TICKS
+
+
+def resident_mib(root: int) -> float:
+    """Resident memory of process `root` in MiB."""
+    fields = _stat(f"/proc/{root}/stat")
+    return int(fields[21]) * _PAGE / (1 << 20) if fields else 0.0
 
 
 def below(root: int, parents: dict[int, int]) -> set[int]:
