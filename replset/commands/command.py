@@ -76,6 +76,12 @@ class CommandContext:
         """Whether the command says that it is part of a transaction."""
         return self.session is not None and self.session.autocommit is False
 
+    @property
+    def is_retryable(self) -> bool:
+        """Whether a driver sends the command again after an error that has the label for it."""
+        session = self.session
+        return session is not None and (session.is_retryable_write or self.command.ends_transaction)
+
     async def write(self, operation: Callable[[WriteGroup], T]) -> T:
         """Run a write operation in the command's transaction, or as `MemberPort.write` in the next group.
 
@@ -151,8 +157,8 @@ class Command:
     ends_transaction: bool = False
     known: frozenset[str] | None = field(init=False, compare=False)
     """All field names that are taken, its own included; None: any."""
-    plain: frozenset[str] = field(init=False, compare=False)
-    """Those of them that the dispatcher need not look at."""
+    plain: frozenset[bytes] = field(init=False, compare=False)
+    """Those of them that the dispatcher need not look at, as they are in BSON."""
 
     def __post_init__(self) -> None:
         own = (self.fields or frozenset()) | {self.name, *self.aliases}
@@ -164,4 +170,4 @@ class Command:
         if self.retryable:
             plain |= {"txnNumber", "stmtId", "stmtIds"}
         object.__setattr__(self, "known", None if self.fields is None else own | GENERIC_FIELDS)
-        object.__setattr__(self, "plain", plain)
+        object.__setattr__(self, "plain", frozenset(name.encode() for name in plain))

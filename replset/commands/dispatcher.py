@@ -70,10 +70,17 @@ class Dispatcher:
 
     async def run(self, request: CommandRequest) -> Reply:
         """Return the reply, a document or bytes. A failure is a reply with ok: 0. Only a broken invariant is raised."""
-        member = self.member
+        member, ctx = self.member, None
         try:
-            reply = await self._run(request)
+            ctx = self._begin(request)
+            reply = await self._operate(ctx)
+            if isinstance(reply, bytes):
+                return reply
+            if "writeConcernError" in reply and ctx.is_retryable:
+                label_concern_error(reply)
         except ReplError as error:
+            if ctx is not None and ctx.is_retryable:
+                add_retry_labels(error, has_written=ctx.has_written or ctx.command.ends_transaction)
             self.failures[error.code] = self.failures.get(error.code, 0) + 1
             reply = error_reply(error, member)
         except InvariantError:
@@ -82,8 +89,6 @@ class Dispatcher:
             log.exception("command failed: %r", request.body)
             self.failures[1] = self.failures.get(1, 0) + 1
             reply = error_reply(ReplError(f"internal error: {type(error).__name__}: {error}"), member)
-        if isinstance(reply, bytes):
-            return reply
         failure = reply.get("writeConcernError")
         if isinstance(failure, dict):
             add_topology_version(reply, failure.get("code"), member)
@@ -91,7 +96,8 @@ class Dispatcher:
             replace_labels(reply, request.error_labels)
         return finish(reply, member.store.last_applied.ts)
 
-    async def _run(self, request: CommandRequest) -> Reply:
+    def _begin(self, request: CommandRequest) -> CommandContext:
+        """Check what every command is checked for. ReplError: it is refused."""
         body = request.body
         name = body.first_key
         command = None if name is None else self._commands.get(name)
@@ -114,7 +120,7 @@ class Dispatcher:
         if len(body.raw) > LARGEST_GENERIC:
             refuse_large(body, name)
         deadline = None
-        is_plain = command.known is None or command.plain.issuperset(body.keys())
+        is_plain = command.known is None or body.has_only(command.plain)
         if command.known is not None and not is_plain:
             check_api(body, name)
             fields.check_fields(body, command.known, command.name)
@@ -129,7 +135,7 @@ class Dispatcher:
         for sequence in request.sequences:
             if command.known is not None and sequence not in command.known:
                 raise fields.unknown_field(command.name, sequence)
-        ctx = CommandContext(
+        return CommandContext(
             self.member,
             self.cursors,
             self.counts,
@@ -141,16 +147,6 @@ class Dispatcher:
             self.sessions,
             self.operations,
         )
-        if session is None or not (session.is_retryable_write or command.ends_transaction):
-            return await self._operate(ctx)
-        try:
-            reply = await self._operate(ctx)
-        except ReplError as error:
-            add_retry_labels(error, has_written=ctx.has_written or command.ends_transaction)
-            raise
-        if isinstance(reply, dict) and "writeConcernError" in reply:
-            label_concern_error(reply)
-        return reply
 
     async def _operate(self, ctx: CommandContext) -> Reply:
         """Carry the command out, and show it in currentOp meanwhile. Interrupted (11601): killOp ended it."""

@@ -46,6 +46,7 @@ QUIESCE_S = 5.0
 TURN = 16
 """Commands of one connection that run before other tasks of the event loop run."""
 HELLO_COMMANDS = frozenset({"hello", "isMaster", "ismaster"})
+_HELLO_NAMES = tuple(name.encode() + b"\0" for name in sorted(HELLO_COMMANDS))
 ALLOWED_WHEN_FULL = HELLO_COMMANDS | {"ping", "endSessions", "killCursors", "replSetGetStatus", "serverStatus", PROVE}
 """Commands that an overloaded member still answers: they need little memory and show what is wrong."""
 
@@ -127,6 +128,7 @@ class WireConnection(asyncio.Protocol):
 
     def __init__(self, server: WireServer) -> None:
         self._server = server
+        self._loop = asyncio.get_running_loop()
         self._received_at = 0.0
         self._admitted_bytes = 0  # bytes of what has to be admitted, counted by the server for all connections
         self._reader = FrameReader(self._admit)
@@ -147,7 +149,7 @@ class WireConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._received_at = asyncio.get_running_loop().time()
+        self._received_at = self._loop.time()
         if not self._server.slots.take(self):
             self._transport.abort()
             return
@@ -155,7 +157,7 @@ class WireConnection(asyncio.Protocol):
         self._context.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")
         self._server.connections.add(self)
         self._server.traffic.connections += 1
-        self._task = self._context.task = asyncio.get_running_loop().create_task(self._serve())
+        self._task = self._context.task = self._loop.create_task(self._serve())
 
     def connection_lost(self, exc: Exception | None) -> None:
         rest = [*self._queue] if self._current is None else [self._current, *self._queue]
@@ -209,11 +211,11 @@ class WireConnection(asyncio.Protocol):
     @property
     def is_stalled(self) -> bool:
         """Whether its client sent a part of a large message and then nothing more for STALLED_S."""
-        since = asyncio.get_running_loop().time() - self._received_at
+        since = self._loop.time() - self._received_at
         return self._reading and self._reader.pending > 0 and since > STALLED_S
 
     def data_received(self, data: bytes) -> None:
-        self._received_at = asyncio.get_running_loop().time()
+        self._received_at = self._loop.time()
         self._server.traffic.bytes_in += len(data)
         try:
             messages = self._reader.feed(data)
@@ -226,7 +228,8 @@ class WireConnection(asyncio.Protocol):
             return
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
-        self._count_queue()
+        if self._queued_bytes > SMALL_BYTES:
+            self._count_queue()
         over = len(self._queue) > MAX_QUEUED or self._queued_bytes > MAX_QUEUED_BYTES
         if over and self._reading and self._transport is not None:
             self._reading = False
@@ -272,7 +275,7 @@ class WireConnection(asyncio.Protocol):
                     return
                 if not self._queue:
                     run_in_turn = 0
-                    self._arrived = asyncio.get_running_loop().create_future()
+                    self._arrived = self._loop.create_future()
                     await self._arrived
                 elif run_in_turn >= TURN:
                     run_in_turn = 0
@@ -312,16 +315,20 @@ class WireConnection(asyncio.Protocol):
         waiting = len(self._queue)
         if not waiting:
             self._queued_bytes = 0
-            self._count_queue()
+            if self._queue_admitted:
+                self._count_queue()
+        if self._reading:
+            return
         within = waiting <= MAX_QUEUED // 2 and self._queued_bytes <= MAX_QUEUED_BYTES
-        if within and not self._reading and self._transport is not None:
+        if within and self._transport is not None:
             self._reading = True
             self._transport.resume_reading()
 
-    async def _answer(self, message: WireMessage) -> None:
+    async def _prepare(self, message: WireMessage) -> bool:
+        """Verify the message and separate its documents. False: it is answered already, or the connection is closed."""
         if message.refused:
             self._reply(message, self._overloaded())
-            return
+            return False
         try:
             if message.unverified is not None:
                 # One at a time: the checksums of many clients together must not hold the event loop.
@@ -332,18 +339,21 @@ class WireConnection(asyncio.Protocol):
                 await asyncio.sleep(0)
         except RemoteProtocolError as error:
             self._end_for(error)
-            return
+            return False
         except BadValueError as error:
             self._reply(message, _refusal(error))
+            return False
+        return True
+
+    async def _answer(self, message: WireMessage) -> None:
+        if (message.uncut or message.unverified or message.refused) and not await self._prepare(message):
             return
-        is_hello = False
-        try:
-            is_hello = message.body.first_key in HELLO_COMMANDS
-            if is_hello:
+        if message.body.raw.startswith(_HELLO_NAMES, 5):
+            try:
                 self._recognise_member(message.body)
-        except InvalidBSONError as error:
-            self._reply(message, _refusal(error))
-            return
+            except InvalidBSONError as error:
+                self._reply(message, _refusal(error))
+                return
         member = self._context.member
         if member is not None and self._server.drops_inbound(member):
             return
@@ -371,7 +381,7 @@ class WireConnection(asyncio.Protocol):
 
     def _may_use_reserved(self, body: RawDocument) -> bool:
         """Whether this command may run on a reserved slot."""
-        return self._context.is_member or (body.first_key in ALLOWED_WHEN_FULL and not _is_awaitable(body))
+        return self._context.is_member or (_name_of(body) in ALLOWED_WHEN_FULL and not _is_awaitable(body))
 
     def _recognise_member(self, body: RawDocument) -> None:
         host = body.get("replsetMember")
@@ -381,16 +391,24 @@ class WireConnection(asyncio.Protocol):
     async def _run(self, message: WireMessage) -> bytes:
         try:
             database = message.database if message.legacy_query else message.body.get("$db")
+            if not isinstance(database, str):
+                _ = message.body.first_key  # a malformed name is refused first
+                return _refusal(ReplError("the command has no $db", code=ErrorCode.MISSING_DATABASE))
         except InvalidBSONError as error:
             return _refusal(error)
-        if not isinstance(database, str):
-            return _refusal(ReplError("the command has no $db", code=ErrorCode.MISSING_DATABASE))
         is_full = self._server.admission.is_full and not self._context.is_member and not message.admitted
-        if is_full and message.body.first_key not in ALLOWED_WHEN_FULL:
+        if is_full and _name_of(message.body) not in ALLOWED_WHEN_FULL:
             self._server.admission.refused += 1
             return self._overloaded()
-        request = CommandRequest(database, message.body, message.sequences, self._context, "wire", message.legacy_query)
-        request.exhaust = message.exhaust_allowed
+        request = CommandRequest(
+            database,
+            message.body,
+            message.sequences,
+            self._context,
+            "wire",
+            message.legacy_query,
+            message.exhaust_allowed,
+        )
         reply = await self._server.dispatcher.run(request)
         if isinstance(reply, bytes):
             return reply
@@ -441,6 +459,14 @@ def _next_of_stream(body: RawDocument, reply: RawDocument) -> RawDocument | None
     if body.first_key in HELLO_COMMANDS and _is_awaitable(body):
         return RawDocument(encode({**decode(body.raw), "topologyVersion": reply.get("topologyVersion")}))
     return None
+
+
+def _name_of(body: RawDocument) -> str | None:
+    """The command's name; None also when it is malformed."""
+    try:
+        return body.first_key
+    except InvalidBSONError:
+        return None
 
 
 def _is_awaitable(hello: RawDocument) -> bool:

@@ -143,7 +143,8 @@ class FrameReader:
                 needed = length
                 break
             message = _parse(buffer, at + HEADER_SIZE, at + length, request_id, response_to, opcode)
-            message.admitted, self._admitted = self._admitted, 0
+            if self._admitted:
+                message.admitted, self._admitted = self._admitted, 0
             messages.append(message)
             at += length
         self._size, self._needed = end - at, needed
