@@ -89,7 +89,7 @@ LONGEST_KEY = 255
 class HttpRequest:
     """One HTTP request: its headers, its client, and the form that the client wants the response in."""
 
-    __slots__ = ("client", "content_type", "form", "headers", "memory", "method", "path", "query")
+    __slots__ = ("client", "content_type", "form", "headers", "memory", "method", "path", "query", "whole_body")
 
     def __init__(self, scope: Scope) -> None:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -99,6 +99,7 @@ class HttpRequest:
         self.path: str = scope["path"]
         self.method: str = scope["method"]
         self.query: str = scope.get("query_string", b"").decode("latin-1")
+        self.whole_body: bytes | None = scope.get("whole_body")
         client = scope.get("client")
         self.client = f"{client[0]}:{client[1]}" if client else ""
 
@@ -164,6 +165,11 @@ async def read_body(request: HttpRequest, receive: Receive) -> bytes:
 
     The client has stopped when nothing comes for STALLED_S, or when fewer than MIN_BYTES_PER_S come over a longer time.
     """
+    if request.whole_body is not None:
+        problem = _body_refusal(request, len(request.whole_body))
+        if problem is not None:
+            raise problem
+        return request.whole_body
     chunks: list[bytes] = []
     size = 0
     loop = asyncio.get_running_loop()

@@ -114,6 +114,72 @@ async def test_what_is_within_the_limits_is_served_also_in_small_pieces(api: Api
         assert twice.count(b" 200 OK") == 2, "requests in one go"
 
 
+@pytest.mark.parametrize(
+    ("request_line", "status", "has_body"),
+    [
+        pytest.param(b"GET /health HTTP/1.0", 200, True, id="http-1.0"),
+        pytest.param(b"HEAD /health HTTP/1.1\r\nconnection: close", 200, False, id="head"),
+        pytest.param(b"GET /he%61lth HTTP/1.1\r\nconnection: close", 200, True, id="quoted"),
+        pytest.param(b"GET http://localhost/health?a=b HTTP/1.1\r\nconnection: close", 200, True, id="absolute"),
+        pytest.param(b"GET /nothing HTTP/1.1\r\nconnection: close", 404, True, id="unknown"),
+        pytest.param(b"GET /health HTTP/1.1\r\nconnection: upgrade, close\r\nupgrade: h2c", 200, True, id="upgrade"),
+    ],
+)
+def test_forms_of_a_request(api: Api, request_line: bytes, status: int, has_body: bool) -> None:
+    @on_sockets
+    async def run() -> None:
+        async with serving(api) as served:
+            head, _, body = (await served.answer(request_line + b"\r\nhost: localhost\r\n\r\n")).partition(b"\r\n\r\n")
+            assert (status_of(head), bool(body)) == (status, has_body)
+            fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
+            assert {b"date", b"content-type", b"content-length"} <= fields.keys()
+            assert fields[b"connection"] == b"close"
+            assert not has_body or int(fields[b"content-length"]) == len(body)
+
+    run()
+
+
+@on_sockets
+async def test_a_body_may_come_with_its_head_or_later(api: Api) -> None:
+    body = b'{"database": "a", "collection": "b", "document": {"_id": 1}}'
+    head = POST.replace(b"find", b"insertOne") + b"connection: close\r\n"
+    counted = head + b"content-length: %d\r\n\r\n" % len(body)
+    chunked = head + b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    waits = head + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(body)
+    async with serving(api) as served:
+        for request in (counted + body, chunked):
+            assert status_of(await served.answer(request)) == 201
+        reader, writer = await served.open()
+        writer.write(waits)
+        async with asyncio.timeout(10):
+            assert status_of(await reader.readuntil(b"\r\n\r\n")) == 100
+            writer.write(body[:5])
+            await asyncio.sleep(0.05)
+            writer.write(body[5:])
+            assert status_of(await reader.read()) == 201
+        writer.close()
+    assert api.command_names() == ["insert"] * 3
+
+
+@on_sockets
+async def test_an_idle_connection_is_closed_and_a_used_one_stays(api: Api) -> None:
+    async with serving(api) as served:
+        served.server._server.config.timeout_keep_alive = 0.4
+        opened = [await served.open() for _ in range(3)]
+        for _, writer in opened:
+            writer.write(HEAD + b"\r\n")
+        reader, writer = opened[0]
+        for _ in range(3):
+            await asyncio.sleep(0.2)
+            writer.write(HEAD + b"\r\n")
+        await asyncio.sleep(0.1)
+        assert len(served.slots) == 1, "the two others are closed"
+        async with asyncio.timeout(10):
+            assert (await reader.read()).count(b" 200 OK") == 4
+        for _, writer in opened:
+            writer.close()
+
+
 @on_sockets
 async def test_a_request_that_is_not_sent_to_its_end_is_ended(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEAD_S", 0.3)
