@@ -61,33 +61,37 @@ def next_chain(chain: int, hash_value: int) -> int:
 
 
 UnchainedRow = tuple[int, int, str, str, bytes | None, int, bytes]
+StoredRow = tuple[int, int, str, str, bytes | None, int, int, int, bytes]
+"""The columns of an OplogRow, without their names."""
 
 
-def chained_rows(pending: Iterable[UnchainedRow], chain: int) -> list[OplogRow]:
+def stored_rows(pending: Iterable[UnchainedRow], chain: int) -> list[StoredRow]:
     """Rows with hash and chain from (ts, term, op, ns, key, wall, entry) in order. chain: before the first, signed."""
-    rows: list[OplogRow] = []
-    append, make, digest, pack = rows.append, tuple.__new__, xxh3_64_intdigest, _two
+    rows: list[StoredRow] = []
+    append, digest, pack = rows.append, xxh3_64_intdigest, _two
     unsigned = chain % _WHOLE
     for ts, term, op, ns, key, wall_ms, entry in pending:
         hashed = digest(entry)
         unsigned = digest(pack(unsigned, hashed))
         append(
-            make(
-                OplogRow,
-                (
-                    ts,
-                    term,
-                    op,
-                    ns,
-                    key,
-                    wall_ms,
-                    hashed if hashed < _SIGN else hashed - _WHOLE,
-                    unsigned if unsigned < _SIGN else unsigned - _WHOLE,
-                    entry,
-                ),
+            (
+                ts,
+                term,
+                op,
+                ns,
+                key,
+                wall_ms,
+                hashed if hashed < _SIGN else hashed - _WHOLE,
+                unsigned if unsigned < _SIGN else unsigned - _WHOLE,
+                entry,
             )
         )
     return rows
+
+
+def chained_rows(pending: Iterable[UnchainedRow], chain: int) -> list[OplogRow]:
+    """As `stored_rows`, with names."""
+    return [OplogRow._make(row) for row in stored_rows(pending, chain)]
 
 
 def chain_after(entries: Iterable[bytes], chain: int) -> int:

@@ -59,6 +59,8 @@ HELP = {
     "log_level": "debug, info, warning or error (info)",
 }
 
+GC_THRESHOLDS = 10_000, 20, 20
+"""Python's own, 700 objects, cost a loaded member 6 % of its time, and pauses of up to 20 ms."""
 
 METAVARS = {
     "repl_set": "NAME",
@@ -113,6 +115,7 @@ def main(argv: Sequence[str]) -> int:
     except ReplError as error:
         return refuse(error.message)
     writer = log_to_stderr(options.log_level)
+    gc.set_threshold(*GC_THRESHOLDS)
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run(options, keys, writer))
@@ -183,6 +186,7 @@ async def run(options: MemberOptions, keys: Keys | None, writer: LogWriter) -> i
     print(f"replset {options.repl_set}: wire {options.host}, http http://{options.http_address}", flush=True)
     watchdog = Watchdog()
     watchdog.start()
+    gc.freeze()
     member.broken.add_done_callback(lambda _: stop.set())
     await stop.wait()
     exit_if_broken(member, writer)

@@ -59,9 +59,9 @@ def fetch_now(member: MemberPort, request: FetchRequest) -> FetchReply:
         matched, prev_chain = True, store.chain
     else:
         with _reporting_damage(member):
-            row = store.sound_row_at(after)
-            if row is not None:
-                matched, prev_chain = True, row.chain
+            chain = store.chain_at(after)
+            if chain is not None:
+                matched, prev_chain = True, chain
                 max_bytes = max(1, min(request.max_bytes, MAX_PAGE_BYTES))
                 rows = store.oplog_after(after, limit=PAGE_ENTRIES, max_bytes=max_bytes)
     if matched and prev_chain != request.chain:

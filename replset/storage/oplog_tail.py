@@ -4,43 +4,60 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from replset.oplog_row import OplogRow
+from replset.oplog_row import OplogRow, StoredRow
 
-ROW_BYTES = 700
+ROW_BYTES = 400
 """What a row of the oplog takes in memory beside its entry: small entries are mostly that."""
+DROP_PARTS = 32
+"""The part of all rows that is dropped at once, a few hundred: more would hold the event loop."""
+
+
+def _ts(row: StoredRow) -> int:
+    return row[0]
 
 
 class OplogTail:
-    """Holds rows in order, without a gap up to the newest: at least `max_bytes` of them, at most twice as many."""
+    """Holds rows in order, without a gap up to the newest: about `max_bytes` of them.
+
+    They are plain tuples: the garbage collector stops to follow these, and would go through thousands of named ones
+    again and again.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self.rows: list[OplogRow] = []
+        self.rows: list[StoredRow] = []
         self._size = 0
 
-    def add(self, rows: list[OplogRow], entry_bytes: int) -> None:
+    def add(self, rows: list[StoredRow], entry_bytes: int) -> None:
         """Add committed rows. entry_bytes: of their entries."""
         self.rows += rows
         self._size += entry_bytes + ROW_BYTES * len(rows)
-        if self._size > 2 * self._max_bytes:
-            kept, size = len(self.rows), 0
-            while kept and size < self._max_bytes:
-                kept -= 1
-                size += len(self.rows[kept].entry) + ROW_BYTES
-            del self.rows[:kept]
+        if self._size > self._max_bytes + self._max_bytes // DROP_PARTS:
+            dropped, size = 0, self._size
+            while size > self._max_bytes:
+                size -= len(self.rows[dropped][8]) + ROW_BYTES
+                dropped += 1
+            del self.rows[:dropped]
             self._size = size
 
     def clear(self) -> None:
         self.rows, self._size = [], 0
 
-    def after(self, ts: int, limit: int, max_bytes: int) -> list[OplogRow] | None:
-        """Return rows newer than `ts`, as `oplog.rows_after`; None where rows before the first one are asked for."""
-        if not self.rows or ts < self.rows[0].ts:
+    def row_at(self, ts: int) -> OplogRow | None:
+        """The row with this `ts`, None when it is not in memory."""
+        if not self.rows or ts < self.rows[0][0]:
             return None
-        start = bisect_right(self.rows, ts, key=lambda row: row.ts)
+        row = self.rows[bisect_right(self.rows, ts, key=_ts) - 1]
+        return OplogRow._make(row) if row[0] == ts else None
+
+    def after(self, ts: int, limit: int, max_bytes: int) -> list[StoredRow] | None:
+        """Return rows newer than `ts`, as `oplog.rows_after`; None where rows before the first one are asked for."""
+        if not self.rows or ts < self.rows[0][0]:
+            return None
+        start = bisect_right(self.rows, ts, key=_ts)
         found, size = self.rows[start : start + limit], 0
         for index, row in enumerate(found):
-            size += len(row.entry)
+            size += len(row[8])
             if size > max_bytes and index:
                 return found[:index]
         return found

@@ -19,7 +19,7 @@ import apsw
 
 from replset.errors import CorruptDataError, OutOfDiskSpaceError, StorageError, StoreBusyError
 from replset.ids import OPTIME_NULL, OpTime, invariant
-from replset.oplog_row import OplogRow, TermSpan
+from replset.oplog_row import OplogRow, StoredRow, TermSpan
 from replset.storage import copies, oplog
 from replset.storage.catalog import SESSIONS, Catalog, Collection, load_catalog
 from replset.storage.copies import CopyInfo
@@ -256,7 +256,7 @@ class Store:
             raise
         self._in_group = False
         if rows:
-            self._add_rows(rows)
+            self._add_rows(rows, txn.last)
         if txn.sessions:
             self._keep_sessions(txn.sessions)
 
@@ -271,13 +271,13 @@ class Store:
             else:
                 kept[key] = record
 
-    def _add_rows(self, rows: list[OplogRow]) -> None:
-        newest = rows[-1]
-        self._newest = NewestEntry(newest.optime, newest.wall_ms, newest.chain)
-        size = sum([len(row.entry) for row in rows])
+    def _add_rows(self, rows: list[StoredRow], newest: OpTime) -> None:
+        _, _, _, _, _, wall_ms, _, chain, _ = rows[-1]
+        self._newest = NewestEntry(newest, wall_ms, chain)
+        size = sum([len(row[8]) for row in rows])
         self.oplog_bytes += size
         if self.oldest is OPTIME_NULL:
-            self.oldest = rows[0].optime
+            self.oldest = OplogRow._make(rows[0]).optime
         self.tail.add(rows, size)
 
     def _abort(self, error: BaseException) -> None:
@@ -374,7 +374,7 @@ class Store:
             return []
         kept = self.tail.after(after.ts, limit, max_bytes)
         if kept is not None:
-            return kept
+            return [OplogRow._make(row) for row in kept]
         if after != OPTIME_NULL and after.ts < self.trimmed_through:
             raise oplog.trimmed_error(after)
 
@@ -395,6 +395,13 @@ class Store:
             self.query(lambda connection: oplog.undamaged(connection, self.path, [row]))
         return row
 
+    def chain_at(self, optime: OpTime) -> int | None:
+        """The chain at exactly this optime, None when it is not here. What is not in memory is checked as in
+        `sound_row_at`.
+        """
+        row = self.tail.row_at(optime.ts) or self.sound_row_at(optime)
+        return row.chain if row is not None and row.term == optime.term else None
+
     def recheck(self, after_ts: int) -> int:
         """Compare a slice of the oplog's rows behind after_ts with hash and chain, as the disk gives them now.
 
@@ -411,7 +418,7 @@ class Store:
         return self.query(lambda connection: oplog.row_at_or_before(connection, optime.ts))
 
     def newest_row(self) -> OplogRow | None:
-        return self.tail.rows[-1] if self.tail.rows else self.query(oplog.newest_row)
+        return self.query(oplog.newest_row)
 
     def oldest_row(self) -> OplogRow | None:
         return self.query(oplog.oldest_row)

@@ -16,7 +16,7 @@ import apsw
 from replset.bson import MAX_INTERNAL_SIZE, RawDocument, encode
 from replset.errors import ErrorCode, NamespaceExistsError, ReplError, StorageError
 from replset.ids import OPTIME_NULL, OpTime, invariant, pack_ts
-from replset.oplog_row import OplogRow, UnchainedRow, chained_rows
+from replset.oplog_row import StoredRow, UnchainedRow, stored_rows
 from replset.storage import natural_order
 from replset.storage.catalog import SESSIONS, Catalog, Collection
 from replset.storage.collection_changes import (
@@ -401,9 +401,9 @@ class Txn:
     def changed(self) -> bool:
         return bool(self._oplog or self._undo or self._meta_before)
 
-    def flush(self) -> list[OplogRow]:
+    def flush(self) -> list[StoredRow]:
         """Write what was collected; returns the rows that entered the oplog. Called once, just before COMMIT."""
-        rows = chained_rows(self._oplog, self._base.chain)
+        rows = stored_rows(self._oplog, self._base.chain)
         if rows:
             self.connection.executemany("INSERT INTO oplog VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
             self._note_terms(rows)
@@ -422,15 +422,15 @@ class Txn:
             if values:
                 self.connection.executemany(sql, values)
 
-    def _note_terms(self, rows: list[OplogRow]) -> None:
-        previous = self._base.optime
-        if rows[-1].term == previous.term:
+    def _note_terms(self, rows: list[StoredRow]) -> None:
+        last_term, last_ts = self._base.optime
+        if rows[-1][1] == last_term:
             return
-        for row in rows:
-            if row.term != previous.term:
-                self.connection.execute("UPDATE terms SET last_ts = ? WHERE term = ?", (previous.ts, previous.term))
-                self.connection.execute("INSERT INTO terms (term, first_ts) VALUES (?, ?)", (row.term, row.ts))
-            previous = row.optime
+        for ts, term, *_ in rows:
+            if term != last_term:
+                self.connection.execute("UPDATE terms SET last_ts = ? WHERE term = ?", (last_ts, last_term))
+                self.connection.execute("INSERT INTO terms (term, first_ts) VALUES (?, ?)", (term, ts))
+            last_term, last_ts = term, ts
 
 
 def key_sql(coll: Collection, backwards: bool) -> str:
