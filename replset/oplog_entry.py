@@ -8,12 +8,12 @@ wall. What an entry does to documents is `replication/applier.py`'s.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
 
 from replset.bson import Binary, DateTime, InvalidBSONError, RawDocument, Timestamp, encode, encode_key, walk
-from replset.ids import OpTime, pack_ts
+from replset.ids import INCREMENT_BITS, OpTime, pack_ts
 
 INSERT = "i"
 UPDATE = "u"
@@ -32,6 +32,9 @@ _read_tail = Struct("<4sII3sq13sq").unpack_from
 _TS = b"\x11ts\0"
 _T = b"\x12t\0"
 _V_WALL = b"\x10v\0\x02\0\0\0\x09wall\0"
+_INSERT_HEAD = b"\x02op\0\x02\0\0\0i\0\x02ns\0"
+_INSERT_NS = 4 + len(_INSERT_HEAD)
+_UI = b"\x05ui\0\x10\0\0\0\x04"
 _TAIL_SIZE = Struct("<4sII3sq13sq").size
 _KEY_FIELD = {INSERT: "o", DELETE: "o", UPDATE: "o2"}
 
@@ -140,35 +143,44 @@ class InsertReader:
     `OplogEntry` reads every other entry.
     """
 
-    __slots__ = ("_head", "ns", "ui")
+    __slots__ = ("_at", "_head", "ns", "ui")
 
-    def __init__(self, entry: OplogEntry) -> None:
-        """`entry` is an insert with a `ui`; those that follow are compared with it."""
-        self.ns = entry.ns
-        self.ui = entry.ui or b""
-        self._head = _head(INSERT, self.ns, self.ui)
+    def __init__(self, ns: str, ui: bytes) -> None:
+        self.ns = ns
+        self.ui = ui
+        self._head = _head(INSERT, ns, ui)
+        self._at = 4 + len(self._head)
 
-    def read(self, raw: bytes) -> tuple[bytes, OpTime, int, bytes] | None:
-        """(document, optime, wall_ms, extra) when `raw` is such an insert, else None. extra: see `extra_fields`."""
-        at = 4 + len(self._head)
-        if raw[4:at] != self._head or len(raw) < at + 5 + _TAIL_SIZE:
+    @classmethod
+    def of(cls, raw: bytes) -> InsertReader | None:
+        """The reader for this entry and those like it; None when it is no insert, or not built as a primary does."""
+        if not raw.startswith(_INSERT_HEAD, 4) or len(raw) < _INSERT_NS + 4:
             return None
-        (length,), (size,) = _read_int32(raw, 0), _read_int32(raw, at)
+        ui = _INSERT_NS + 4 + _read_int32(raw, _INSERT_NS)[0] + len(_UI)
+        try:
+            reader = cls(raw[_INSERT_NS + 4 : ui - len(_UI) - 1].decode(), raw[ui : ui + 16])
+        except UnicodeDecodeError:
+            return None
+        return reader if raw.startswith(reader._head, 4) else None
+
+    def read(self, raw: bytes) -> tuple[bytes, int, int, int, bytes] | None:
+        """(document, ts, term, wall_ms, extra) when `raw` is such an insert, else None. extra: see `extra_fields`."""
+        at = self._at
+        if not raw.startswith(self._head, 4) or len(raw) < at + 5 + _TAIL_SIZE:
+            return None
+        (size,) = _read_int32(raw, at)
         end = at + size
-        tail = _tail_at(raw, end)
-        if tail is None or length != len(raw) or size < 5 or raw[end - 1]:
+        if size < 5 or len(raw) <= end + _TAIL_SIZE or raw[-1] or raw[end - 1]:
             return None
-        ts, term, wall_ms = tail
-        return raw[at:end], OpTime(term, ts), wall_ms, raw[end + _TAIL_SIZE : -1]
+        ts_name, increment, seconds, t_name, term, v_wall, wall_ms = _read_tail(raw, end)
+        if ts_name != _TS or t_name != _T or v_wall != _V_WALL or _read_int32(raw)[0] != len(raw):
+            return None
+        return raw[at:end], (seconds << INCREMENT_BITS) | increment, term, wall_ms, raw[end + _TAIL_SIZE : -1]
 
 
 def read_tail(raw: bytes, at: int) -> tuple[int, int, int] | None:
     """(ts, term, wall_ms) when the entry ends, from `at` on, with the fields that a primary puts last, and no more."""
-    return _tail_at(raw, at) if len(raw) == at + _TAIL_SIZE + 1 else None
-
-
-def _tail_at(raw: bytes, at: int) -> tuple[int, int, int] | None:
-    if len(raw) <= at + _TAIL_SIZE or raw[-1]:
+    if len(raw) != at + _TAIL_SIZE + 1 or raw[-1]:
         return None
     ts_name, increment, seconds, t_name, term, v_wall, wall_ms = _read_tail(raw, at)
     if ts_name != _TS or t_name != _T or v_wall != _V_WALL:
@@ -179,6 +191,29 @@ def _tail_at(raw: bytes, at: int) -> tuple[int, int, int] | None:
 def insert_entry(ns: str, ui: bytes, doc: bytes, optime: OpTime, wall_ms: int, extra: bytes = b"") -> bytes:
     """{op: "i", o: the document}. doc: its bytes, `_id` first. ui: 16 bytes. extra: see `extra_fields`."""
     return _finish(_head(INSERT, ns, ui), doc, optime, wall_ms, extra)
+
+
+def insert_entries(
+    ns: str, ui: bytes, documents: Iterable[bytes], first: OpTime, wall_ms: int
+) -> list[tuple[int, bytes]]:
+    """As `insert_entry`, of documents under one `ts` after the other from `first` on: (ts, entry) each."""
+    head, (term, first_ts) = _head(INSERT, ns, ui), first
+    size = 5 + _TAIL_SIZE + len(head)
+    return [
+        (
+            ts,
+            b"".join(
+                (
+                    _int32(size + len(doc)),
+                    head,
+                    doc,
+                    _tail(_TS, ts & _INC_MASK, ts >> 31, _T, term, _V_WALL, wall_ms),
+                    b"\0",
+                )
+            ),
+        )
+        for ts, doc in enumerate(documents, first_ts)
+    ]
 
 
 def update_entry(

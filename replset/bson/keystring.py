@@ -22,6 +22,7 @@ from struct import Struct
 from typing import Any, Final
 
 from replset.bson.decimal128 import Decimal128
+from replset.bson.decoding import read_value
 from replset.bson.errors import InvalidBSONError
 from replset.bson.limits import MAX_DEPTH
 from replset.bson.raw import RawDocument
@@ -89,6 +90,13 @@ def encode_key(value: object) -> bytes:
         return _key(value, 0)
     except UnicodeEncodeError:
         raise InvalidBSONError("a lone surrogate in a string") from None
+
+
+def encode_key_of(data: bytes, kind: int, start: int, end: int) -> bytes:
+    """As `encode_key`, of the value of type `kind` at `start`, in a document whose last byte is at `end`."""
+    if kind == 0x07 and start + 12 <= end:
+        return _OBJECT_ID + data[start : start + 12]
+    return encode_key(read_value(data, kind, start, end))
 
 
 def compare(a: object, b: object) -> int:

@@ -23,7 +23,7 @@ from replset.errors import (
     ReplError,
 )
 from replset.ids import OpTime
-from replset.replication.write_ops import WriteGroup, do_insert
+from replset.replication.write_ops import WriteGroup, do_insert, do_inserts
 from replset.storage import indexes
 
 KEEP_TIMESTAMPS = "bypassEmptyTsReplacement"
@@ -153,6 +153,7 @@ class InsertBatch(Batch):
         size = 0
         time_slice = TimeSlice(self.ctx.member.clock, GROUP_MS)
         last = min(self.size, self.index + GROUP_STATEMENTS)
+        size += self._insert_at_once(group, last)
         while self.index < last and size < GROUP_BYTES and not self.stopped and not time_slice.is_over():
             if self.was_executed():
                 continue
@@ -185,6 +186,26 @@ class InsertBatch(Batch):
             size += len(doc)
             self.n += 1
             self.index += 1
+
+    def _insert_at_once(self, group: WriteGroup, last: int) -> int:
+        """Insert the documents from `index` to before `last` in one piece, if none of them needs a look. Returns bytes.
+
+        It stops before one that is there already, or that cannot be stored.
+        """
+        coll = group.txn.catalog.by_ns.get(self.ns)
+        if coll is None or last - self.index < 2 or self.ctx.transaction is not None or self.validator_of(coll):
+            return 0
+        size = 0
+        documents: list[tuple[bytes, bytes]] = []
+        for ready in self.ready[self.index : last]:
+            if isinstance(ready, ReplError) or size >= GROUP_BYTES:
+                break
+            documents.append(ready)
+            size += len(ready[1])
+        done = do_inserts(group, coll, documents)
+        self.n += done
+        self.index += done
+        return size
 
     def _use(self, validator: Validator | None) -> None:
         if validator != self.validator:

@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from replset.bson import Binary, RawDocument, encode, encode_key
-from replset.bson.decoding import read_value
+from replset.bson import MAX_INTERNAL_SIZE, Binary, RawDocument, encode, encode_key
+from replset.bson.keystring import encode_key_of
 from replset.errors import OutOfDiskSpaceError, RemoteProtocolError, ReplError, SnapshotCutError, StorageError
+from replset.ids import OpTime
 from replset.oplog_entry import COMMAND, INSERT, UPDATE, InsertReader, OplogEntry
+from replset.oplog_row import UnchainedRow
 from replset.query.diff import apply_update_bytes
 from replset.replication import index_ops
 from replset.replication.session_write import expire_applied, image_of_entry, read_extra, record_applied, record_insert
@@ -27,6 +29,8 @@ MAX_GROUP_ENTRIES = 500
 MAX_GROUP_BYTES = 1 << 20
 LARGE_DOCUMENT = 32 << 10
 """A document above this size takes longer to decode, change and encode than the event loop has."""
+MAX_RUN = 100
+"""Inserts between two looks at the clock: about a millisecond."""
 _CHECK_TIME_EVERY = 16
 _ID_FIRST = b"_id\0"
 UpdateFunction = Callable[[bytes, RawDocument], bytes]
@@ -83,26 +87,31 @@ def apply_batch(
     known = {(update.o, update.before): update.after for update in evaluated}
     try:
         with store.group() as txn:
-            run: InsertReader | None = None
-            for i in range(start, min(stop, start + MAX_GROUP_ENTRIES)):
-                raw = entries[i]
-                if run is None or not _apply_insert(txn, run, raw):
-                    entry = OplogEntry(raw)
-                    unfinished = index_ops.unfinished_build(txn, entry) if entry.op == COMMAND else None
-                    if unfinished is not None:
-                        if not done:
-                            raise UnfinishedBuildError(*unfinished)
+            last = min(stop, start + MAX_GROUP_ENTRIES)
+            while start + done < last:
+                inserted, inserted_bytes = _apply_inserts(txn, entries, start + done, last)
+                if inserted:
+                    done += inserted
+                    size += inserted_bytes
+                    if size > MAX_GROUP_BYTES or is_time_up():
                         break
-                    mark = txn.mark()
-                    try:
-                        apply_entry(txn, entry, lambda before, o: _updated_on_loop(before, o, known))
-                    except LargeUpdateError as large:
-                        if not done:
-                            large.entry = entry if entry.op == COMMAND else None
-                            raise
-                        txn.revert_to(mark)  # the operations of a transaction before the large one
-                        break
-                    run = InsertReader(entry) if entry.op == INSERT and entry.ui is not None else None
+                    continue
+                raw = entries[start + done]
+                entry = OplogEntry(raw)
+                unfinished = index_ops.unfinished_build(txn, entry) if entry.op == COMMAND else None
+                if unfinished is not None:
+                    if not done:
+                        raise UnfinishedBuildError(*unfinished)
+                    break
+                mark = txn.mark()
+                try:
+                    apply_entry(txn, entry, lambda before, o: _updated_on_loop(before, o, known))
+                except LargeUpdateError as large:
+                    if not done:
+                        large.entry = entry if entry.op == COMMAND else None
+                        raise
+                    txn.revert_to(mark)  # the operations of a transaction before the large one
+                    break
                 done += 1
                 size += len(raw)
                 if size > MAX_GROUP_BYTES or (done % _CHECK_TIME_EVERY == 0 and is_time_up()):
@@ -114,25 +123,41 @@ def apply_batch(
     return done
 
 
-def _apply_insert(txn: Txn, run: InsertReader, raw: bytes) -> bool:
-    """Insert one more new document of a run of inserts, the fast path. False: nothing is done, use the slow path."""
-    found = run.read(raw)
-    if found is None:
-        return False
-    doc, optime, wall_ms, extra = found
-    session = read_extra(extra) if extra else None
-    if extra and session is None:
-        return False
-    coll = txn.catalog.by_uuid.get(run.ui)
-    if coll is None or coll.dropped_ts is not None or optime.ts <= txn.last.ts or doc[5:9] != _ID_FIRST:
-        return False
-    key = document_key(doc)
-    if not txn.insert_new(coll, key, doc, optime.ts):
-        return False
-    if session is not None:
-        record_insert(txn, session, optime, wall_ms)
-    txn.append(raw, optime, op=INSERT, ns=run.ns, key=key, wall_ms=wall_ms)
-    return True
+def _apply_inserts(txn: Txn, entries: Sequence[bytes], start: int, stop: int) -> tuple[int, int]:
+    """Insert the new documents of a run of inserts into one collection, the fast path.
+
+    Returns how many, and the bytes of their entries. 0: the first of entries[start:stop] needs the slow path.
+    """
+    run = InsertReader.of(entries[start])
+    coll = None if run is None else txn.catalog.by_uuid.get(run.ui)
+    if run is None or coll is None or coll.dropped_ts is not None:
+        return 0, 0
+    (last_term, last_ts), ns, size = txn.last, run.ns, 0
+    documents: list[tuple[bytes, bytes]] = []
+    rows: list[UnchainedRow] = []
+    sessions: list[tuple[bytes, int] | None] = []
+    for i in range(start, min(stop, start + MAX_RUN)):
+        raw = entries[i]
+        found = run.read(raw)
+        if found is None or size > MAX_GROUP_BYTES:
+            break
+        doc, ts, term, wall_ms, extra = found
+        session = read_extra(extra) if extra else None
+        if ts <= last_ts or term < last_term or (extra and session is None) or doc[5:9] != _ID_FIRST:
+            break
+        key = document_key(doc)
+        documents.append((key, doc))
+        rows.append((ts, term, INSERT, ns, key, wall_ms, raw))
+        sessions.append(session)
+        last_term, last_ts = term, ts
+        size += len(raw)
+    if not rows or size > MAX_INTERNAL_SIZE:  # an entry may be too large: the slow path refuses it
+        return 0, 0
+    done = txn.insert_run(coll, documents, rows)
+    for row, session in zip(rows[:done], sessions, strict=False):
+        if session is not None:
+            record_insert(txn, session, OpTime(row[1], row[0]), row[5])
+    return done, size
 
 
 def _updated_on_loop(before: bytes, o: RawDocument, known: Mapping[tuple[bytes, bytes], bytes]) -> bytes:
@@ -232,7 +257,7 @@ def document_key(doc: bytes) -> bytes:
     of the document is read. RemoteProtocolError when there is none.
     """
     if doc[5:9] == _ID_FIRST:
-        return encode_key(read_value(doc, doc[4], 9, len(doc) - 1))
+        return encode_key_of(doc, doc[4], 9, len(doc) - 1)
     view = RawDocument(doc)
     if "_id" not in view:
         raise RemoteProtocolError("an oplog entry without the _id of its document")

@@ -16,7 +16,15 @@ from replset.bson import Binary, RawDocument, encode
 from replset.bson.decoding import FIXED_SIZE, value_end
 from replset.errors import ErrorCode, ReplError
 from replset.ids import OpTime
-from replset.oplog_entry import command_entry, delete_entry, insert_entry, noop_entry, update_entry
+from replset.oplog_entry import (
+    INSERT,
+    command_entry,
+    delete_entry,
+    insert_entries,
+    insert_entry,
+    noop_entry,
+    update_entry,
+)
 from replset.query.diff import update_entry_object
 from replset.replication.held_keys import NOTHING_HELD, HeldKeys
 from replset.replication.session_write import SessionWrite
@@ -86,6 +94,21 @@ def do_insert(group: WriteGroup, coll: Collection, key: bytes, doc: bytes) -> Op
     if coll.capped is not None:
         _remove_oldest(group, coll, *coll.capped)
     return optime
+
+
+def do_inserts(group: WriteGroup, coll: Collection, documents: list[tuple[bytes, bytes]]) -> int:
+    """Insert documents, (key, bytes) each, up to the first whose key is there already. Returns how many.
+
+    Returns 0 where each document must be looked at: use `do_insert`.
+    """
+    if group.held or group.session_write is not None or coll.capped is not None or coll.indexes:
+        return 0
+    ns, term, wall_ms = coll.ns, group.term, group.wall_ms
+    entries = insert_entries(ns, coll.uuid, [doc for _, doc in documents], group.next_optime(), wall_ms)
+    rows = [
+        (ts, term, INSERT, ns, key, wall_ms, entry) for (key, _), (ts, entry) in zip(documents, entries, strict=True)
+    ]
+    return group.txn.insert_run(coll, documents, rows)
 
 
 def _remove_oldest(group: WriteGroup, coll: Collection, most_bytes: int, most_documents: int) -> None:

@@ -7,7 +7,7 @@ the undo rows of the group take it back alone (`savepoint`), without a savepoint
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -219,6 +219,40 @@ class Txn:
         undo = self._undo
         undo.append((ts, len(undo), DOC, coll.uuid, key, None, None))
         return True
+
+    def insert_run(
+        self, coll: Collection, documents: Sequence[tuple[bytes, bytes]], rows: Sequence[UnchainedRow]
+    ) -> int:
+        """Insert documents, (key, bytes) each, with their entries, up to the first whose key is there already.
+
+        Returns how many. rows: the entries, behind the newest one. As in `insert_new`, an index may refuse a document;
+        those before it are inserted then. Without indexes all go to SQLite in one call, which costs half of one for
+        each.
+        """
+        if self.catalog.by_uuid[coll.uuid].indexes:
+            return self._insert_one_by_one(coll, documents, rows)
+        connection = self.connection
+        changes = connection.total_changes()
+        try:
+            connection.executemany(coll.sql_insert, documents)
+        except apsw.ConstraintError:
+            rows = rows[: connection.total_changes() - changes]
+        undo, uuid = self._undo, coll.uuid
+        undo += [(row[0], seq, DOC, uuid, row[4], None, None) for seq, row in enumerate(rows, len(undo))]
+        if rows:
+            self._oplog += rows
+            self.appended_bytes += sum([len(row[6]) for row in rows])
+            self.last = OpTime(rows[-1][1], rows[-1][0])
+        return len(rows)
+
+    def _insert_one_by_one(
+        self, coll: Collection, documents: Sequence[tuple[bytes, bytes]], rows: Sequence[UnchainedRow]
+    ) -> int:
+        for done, ((key, doc), (ts, term, op, ns, _, wall_ms, entry)) in enumerate(zip(documents, rows, strict=True)):
+            if not self.insert_new(coll, key, doc, ts):
+                return done
+            self.append(entry, OpTime(term, ts), op=op, ns=ns, key=key, wall_ms=wall_ms)
+        return len(rows)
 
     def put(self, coll: Collection, key: bytes, doc: bytes, *, ts: int, before: bytes | None) -> None:
         """Write a document. before: its bytes as they are now, None when it is not there."""

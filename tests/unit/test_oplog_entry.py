@@ -25,6 +25,7 @@ from replset.oplog_entry import (
     command_entry,
     delete_entry,
     extra_fields,
+    insert_entries,
     insert_entry,
     noop_entry,
     operation_of,
@@ -148,24 +149,26 @@ def test_an_entry_without_its_id_has_no_key() -> None:
 
 def test_a_run_of_inserts_reads_what_the_long_way_reads() -> None:
     ui = bytes(range(16))
-    first = OplogEntry(insert_entry("shop.orders", ui, encode({"_id": 1}), OpTime(3, pack_ts(10, 1)), 5))
-    run = InsertReader(first)
+    run = InsertReader.of(insert_entry("shop.orders", ui, encode({"_id": 1}), OpTime(3, pack_ts(10, 1)), 5))
+    assert run is not None
+    assert (run.ns, run.ui) == ("shop.orders", ui)
     for number in (2, -7, "x" * 300):
         doc = encode({"_id": number, "v": [1, 2]})
         raw = insert_entry("shop.orders", ui, doc, OpTime(4, pack_ts(2**32 - 1, 9)), -3)
         entry = OplogEntry(raw)
-        assert run.read(raw) == (doc, OpTime(4, pack_ts(2**32 - 1, 9)), -3, b"")
-        assert run.read(raw) == (entry.o.raw, entry.optime, entry.wall_ms, b"")
+        assert run.read(raw) == (doc, pack_ts(2**32 - 1, 9), 4, -3, b"")
+        assert run.read(raw) == (entry.o.raw, entry.optime.ts, entry.optime.term, entry.wall_ms, b"")
         extra = extra_fields({"stmtId": 1})
         with_extra = insert_entry("shop.orders", ui, doc, OpTime(4, pack_ts(2**32 - 1, 9)), -3, extra)
-        assert run.read(with_extra) == (doc, OpTime(4, pack_ts(2**32 - 1, 9)), -3, extra)
+        assert run.read(with_extra) == (doc, pack_ts(2**32 - 1, 9), 4, -3, extra)
 
 
 def test_a_run_of_inserts_leaves_every_other_entry_alone() -> None:
     ui, optime = bytes(range(16)), OpTime(3, pack_ts(10, 1))
     doc = encode({"_id": 1})
-    run = InsertReader(OplogEntry(insert_entry("shop.orders", ui, doc, optime, 5)))
     good = insert_entry("shop.orders", ui, doc, optime, 5)
+    run = InsertReader.of(good)
+    assert run is not None
     assert run.read(good) is not None
     others = [
         insert_entry("shop.other", ui, doc, optime, 5),
@@ -177,6 +180,23 @@ def test_a_run_of_inserts_leaves_every_other_entry_alone() -> None:
     ]
     for other in others:
         assert run.read(other) is None
+    without_ui = {"op": "i", "ns": "shop.orders", "o": {"_id": 1}, "ts": Timestamp(1, 1), "t": Int64(1)}
+    long_name = bytearray(good)
+    long_name[19:23] = b"\xff\xff\xff\x7f"
+    no_text = bytearray(good)
+    no_text[23] = 0xFF
+    cut_short = (good[:cut] for cut in range(60))
+    for other in (*others[2:4], encode(without_ui), bytes(long_name), bytes(no_text), *cut_short):
+        assert InsertReader.of(other) is None
+
+
+def test_entries_of_many_inserts_are_those_of_each() -> None:
+    documents = [encode({"_id": number, "v": "x" * number}) for number in range(5)]
+    made = insert_entries("app.a", UI, documents, AT, WALL)
+    alone = [
+        (AT.ts + n, insert_entry("app.a", UI, doc, OpTime(AT.term, AT.ts + n), WALL)) for n, doc in enumerate(documents)
+    ]
+    assert made == alone
 
 
 def test_the_entry_of_a_transaction_holds_its_operations() -> None:

@@ -88,6 +88,20 @@ def test_an_unordered_insert_goes_on(client: Client) -> None:
     assert [(error["index"], error["code"]) for error in reply["writeErrors"]] == [(1, 11000), (2, 53)]
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_documents_are_inserted_at_once_up_to_one_that_cannot_be(client: Client, ordered: bool) -> None:
+    client.ok({"insert": "c", "documents": [{"_id": 3}]})
+    ids: list[object] = [0, 1, 2, 3, 4, 4, Regex("x", ""), *range(5, 600)]
+    reply = client.ok({"insert": "c", "ordered": ordered}, documents=[{"_id": id_} for id_ in ids])
+    errors = [(error["index"], error["code"]) for error in reply["writeErrors"]]
+    stored = [0, 1, 2] if ordered else [0, 1, 2, 4, *range(5, 600)]
+    assert errors == ([(3, 11000)] if ordered else [(3, 11000), (5, 11000), (6, 53)])
+    assert reply["n"] == len(stored)
+    entries = client.entries()[2:]
+    assert [entry["o"]["_id"] for entry in entries] == stored
+    assert len({entry["ts"] for entry in entries}) == len(stored)
+
+
 @pytest.mark.parametrize(
     ("document", "code"),
     [

@@ -22,6 +22,7 @@ from replset.oplog_entry import (
     transaction_entry,
     update_entry,
 )
+from replset.oplog_row import chain_after
 from replset.replication.applier import (
     LargeUpdateError,
     apply_batch,
@@ -201,14 +202,37 @@ def test_groups_are_bounded_by_count_bytes_and_time(members: tuple[Member, Membe
     entries = [command_entry("app", uuid, {"create": "orders"}, OpTime(1, pack_ts(100, 1)), 5)]
     entries += [insert_entry(NS, uuid, encode({"_id": n}), OpTime(1, pack_ts(100, n)), 5) for n in range(2, 1_102)]
     assert apply_batch(mine.store, entries, 0, len(entries), lambda: False) == 500
-    assert apply_batch(mine.store, entries, 500, len(entries), lambda: True) == 16
-    assert apply_batch(mine.store, entries, 516, 520, lambda: False) == 4
+    assert apply_batch(mine.store, entries, 500, len(entries), lambda: True) == 100
+    assert apply_batch(mine.store, entries, 600, 604, lambda: False) == 4
     large = [
         insert_entry(NS, uuid, encode({"_id": -n, "x": b"x" * 400_000}), OpTime(1, pack_ts(200, n)), 5)
         for n in range(5)
     ]
     assert apply_batch(mine.store, large, 0, 5, lambda: False) == 3
-    assert len(mine.documents(NS)) == 519 + 3
+    assert len(mine.documents(NS)) == 603 + 3
+
+
+def test_a_run_of_inserts_goes_on_behind_documents_that_are_there(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    source.create(NS)
+    source.insert(NS, *numbered(range(20)))
+    entries = source.oplog()
+    copy_log(source, mine)
+    uuid = OplogEntry(entries[0]).ui or b""
+    at = mine.store.last_applied.ts
+    again = [3, 30, 31, 4, 4, 32, 33, 5]
+    entries = [
+        insert_entry(NS, uuid, encode({"_id": number, "again": True}), OpTime(1, at + n), 5)
+        for n, number in enumerate(again, 1)
+    ]
+    chain = chain_after(entries, mine.store.chain)
+    before = mine.everything()
+    assert apply_batch(mine.store, entries, 0, len(entries), lambda: False) == len(entries)
+    assert {number for number, doc in mine.documents(NS).items() if "again" in doc} == set(again)
+    assert (mine.store.chain, mine.oplog()[-8:]) == (chain, entries)
+    while undo_step(mine.store, OpTime(1, at), stem="rollback-1", limit=1):
+        pass
+    assert mine.everything() == before
 
 
 @pytest.mark.parametrize("diff", [{"u": {"a": 1}, "i": {"a": 2}}, {"x": 5}])
