@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from struct import Struct
 from typing import Any, TypeAlias
 
@@ -23,6 +24,7 @@ from api.errors import (
 )
 from api.exchange import HttpAnswer
 from replset.bson import Decimal128, Int64, ObjectId, RawDocument, encode
+from replset.bson.decoding import read_value
 from replset.bson.types import type_name
 from replset.errors import ErrorCode, code_name
 from replset.optime import optime_or_none
@@ -60,8 +62,13 @@ class ActionCommand:
     def is_unacknowledged(self) -> bool:
         """Return True for the write concern w: 0, with which an answer does not say what was applied."""
         concern = self.body.get("writeConcern")
-        w = concern.get("w") if isinstance(concern, RawDocument) else None
-        return isinstance(w, int | float) and not isinstance(w, bool) and w == 0
+        return isinstance(concern, RawDocument) and _is_unacknowledged(concern.raw)
+
+
+@lru_cache(maxsize=16)
+def _is_unacknowledged(concern: bytes) -> bool:
+    w = RawDocument(concern).get("w")
+    return isinstance(w, int | float) and not isinstance(w, bool) and w == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +159,12 @@ def _fits(kind: FieldKind, value: object) -> bool:
 
 def _with_id(document: RawDocument, new_id: NewId) -> tuple[RawDocument, object]:
     """Return the document with an `_id`, and that `_id`. It is fixed here, before the write is forwarded."""
+    raw = document.raw
+    if raw[5:9] == b"_id\0":
+        return document, read_value(raw, raw[4], 9, len(raw) - 1)
     if "_id" in document:
         return document, document.get("_id")
     value = new_id()
-    raw = document.raw
     return RawDocument(b"".join((_int32(len(raw) + 17), b"\x07_id\0", value.binary, raw[4:]))), value
 
 

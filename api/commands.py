@@ -11,6 +11,7 @@ from api.errors import OUTCOME_UNKNOWN, HttpError, failure, http_error, unknown_
 from api.exchange import HttpRequest
 from replset.bson import RawDocument, encode
 from replset.commands.ports import CommandRequest, ConnectionContext
+from replset.commands.replies import decode_write_reply
 from replset.commands.write_concern import parse_write_concern, refuse_unsatisfiable
 from replset.core.write_concern import MAJORITY, WriteConcern
 from replset.errors import ErrorCode, HostUnreachableError, NothingSentError, ReplError
@@ -33,14 +34,22 @@ ERROR_FIELDS = frozenset({"ok", "code", "codeName", "errmsg", "operationTime", "
 
 
 async def run_command(
-    member: RunningMember, command: Mapping[str, object] | RawDocument, database: str, client: str = ""
+    member: RunningMember, command: Mapping[str, Any] | RawDocument, database: str, client: str = ""
 ) -> Reply:
     """Run one command on this member and return its reply, also when the reply says ok: 0."""
+    sequences: dict[str, list[RawDocument]] = {}
     try:
-        body = command if isinstance(command, RawDocument) else RawDocument(encode(command))
+        if isinstance(command, RawDocument):
+            body = command
+        else:
+            rest = {**command}
+            if "documents" in rest:  # beside the command they need not be copied into it and cut out again
+                sequences["documents"] = rest.pop("documents")
+            body = RawDocument(encode(rest))
     except ReplError as error:
         raise http_error(error) from error
-    reply = await member.dispatcher.run(CommandRequest(database, body, {}, ConnectionContext(peer=client), "http"))
+    context = ConnectionContext(peer=client)
+    reply = await member.dispatcher.run(CommandRequest(database, body, sequences, context, "http"))
     return RawDocument(reply) if isinstance(reply, bytes) else reply
 
 
@@ -66,7 +75,7 @@ def check_reply(reply: Reply, *, is_write: bool = False) -> Reply:
 
 
 async def run_write(
-    member: RunningMember, request: HttpRequest, command: Mapping[str, object], database: str
+    member: RunningMember, request: HttpRequest, command: Mapping[str, Any], database: str
 ) -> tuple[Reply, dict[str, str]]:
     """Run a write here or, once, on the primary of the newest term known.
 
@@ -76,6 +85,8 @@ async def run_write(
     forward = request.wants_forwarding()
     if member.node.writable:
         reply = await run_command(member, command, database, request.client)
+        if isinstance(reply, RawDocument):
+            reply = decode_write_reply(reply.raw) or reply
         if reply.get("ok") == 1 or reply.get("code") != ErrorCode.NOT_WRITABLE_PRIMARY:
             return reply, {}
     primary = member.node.primary_host

@@ -21,6 +21,7 @@ from replset.bson import (
     ExtendedJSONError,
     Int64,
     InvalidBSONError,
+    ObjectId,
     RawDocument,
     Timestamp,
     encode,
@@ -264,6 +265,8 @@ def _json_of(value: object, canonical: bool) -> str:
     kind = type(value)
     if kind is str:
         return orjson.dumps(value).decode()
+    if kind is ObjectId:
+        return f'{{"$oid":"{value}"}}'
     if kind is DocumentList:
         return "[" + ",".join([_json_of(document, canonical) for document in cast("DocumentList", value)]) + "]"
     if kind is DocumentParts:
@@ -297,7 +300,7 @@ def _time_fields(times: Times) -> dict[str, object]:
 
 def is_large(document: Mapping[str, Any]) -> bool:
     """Return True if encoding this answer would hold the event loop up."""
-    return any(
-        isinstance(value, DocumentList) and sum(len(item.raw) for item in value) > LARGE_BYTES
-        for value in document.values()
-    )
+    for value in document.values():
+        if type(value) is DocumentList and sum(len(item.raw) for item in value) > LARGE_BYTES:
+            return True
+    return False

@@ -49,13 +49,19 @@ class FakeDispatcher:
         self.requests.append(request)
         answer = self.answers.get(request.body.first_key or "", OK)
         if callable(answer):
-            answer = answer(request.body.decode())
+            answer = answer(whole_command(request))
         return answer if isinstance(answer, bytes) else finish({**answer}, NEWEST.ts)
 
     @property
     def command(self) -> dict[str, Any]:
         """The last command."""
-        return self.requests[-1].body.decode()
+        return whole_command(self.requests[-1])
+
+
+def whole_command(request: CommandRequest) -> dict[str, Any]:
+    """Return the command with its document sequences in it."""
+    sequences = {name: [row.decode() for row in rows] for name, rows in request.sequences.items()}
+    return {**request.body.decode(), **sequences}
 
 
 class FakePeer:
