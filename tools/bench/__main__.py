@@ -10,14 +10,14 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from tools.bench import bson, endure, peers, spark, storage
+from tools.bench import bson, endure, peers, spark, storage, sweeps
 from tools.bench.floors import apsw_rows_per_s, running_echo
 from tools.bench.generator import NoCompilerError, build
 from tools.bench.subjects import ROWS, Subject, running_replset
-from tools.bench.throughput import Bench, Point, flat, say
+from tools.bench.throughput import Bench, Point, plain, say
 
 ALONE = {"bson": bson.run, "storage": storage.run}
-NAMES = [*ALONE, *ROWS, *endure.BENCHES, *spark.BENCHES]
+NAMES = [*ALONE, *ROWS, *sweeps.SWEEPS, *endure.BENCHES, *spark.BENCHES]
 LONG_S = 10.0
 ROUND_S = 3.0
 
@@ -28,13 +28,18 @@ def connection_counts(text: str) -> list[int]:
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="./dev bench")
-    made.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(NAMES)}; none: all but crowd and soak")
-    made.add_argument("--seconds", type=float, help=f"of each load: {ROUND_S:g}; of crowd and soak: {LONG_S:g}")
+    made.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of: {', '.join(NAMES)}; none: all but sweeps, crowd and soak"
+    )
+    made.add_argument(
+        "--seconds", type=float, help=f"of each load: {ROUND_S:g}; of crowd and soak: {LONG_S:g}; of memory: 600"
+    )
     made.add_argument("--connections", type=connection_counts, help="1,16,64; in crowd 500, in soak 64")
     made.add_argument("--rounds", type=int, default=3, help="of which the table shows the medians")
     made.add_argument("--peers", action="store_true", help="PostgreSQL, etcd and Redis in turn with the set")
     made.add_argument("--beside", type=Path, metavar="FOLDER", help="another checkout's set in turn with this one's")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the table there for programs")
+    made.add_argument("--documents", type=int, default=sweeps.DOCUMENTS, help="the most in by-collection")
     made.add_argument("--entries", type=int, default=2_000_000, help="a member's, in the benchmarks of Spark")
     made.add_argument("--keep", type=Path, metavar="FOLDER", help="keep Spark's members there for the next run")
     return made
@@ -51,8 +56,8 @@ def main() -> int:
     for name in wanted:
         if name in ALONE:
             ALONE[name]()
-    rows = [name for name in wanted if name in ROWS]
-    failed = bench_sets(rows, options) if rows else 0
+    loads = [name for name in wanted if name in (*ROWS, *sweeps.SWEEPS)]
+    failed = bench_sets(loads, options) if loads else 0
     for name in wanted:
         if name in endure.BENCHES:
             with tempfile.TemporaryDirectory(prefix="replset-bench-") as folder:
@@ -62,37 +67,46 @@ def main() -> int:
     return max(failed, spark.run(jobs, options.entries, options.keep) if jobs else 0)
 
 
-def bench_sets(rows: list[str], options: argparse.Namespace) -> int:
-    """Load this checkout's set, and what else was asked for, in turn."""
-    connections = options.connections or [1, 16, 64]
-    points = [Point(row, many) for row in rows for many in connections_of(row, connections)]
-    seconds = options.seconds or ROUND_S
+def bench_sets(names: list[str], options: argparse.Namespace) -> int:
+    """Run rows and sweeps, and show what they found in one table."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="replset-bench-")))
         try:
-            bench = Bench(build(folder), seconds)
+            bench = Bench(build(folder), options.seconds or ROUND_S)
         except NoCompilerError as error:
             say(f"./dev bench: {error}")
             return 2
-        subjects: list[Subject] = [stack.enter_context(running_replset(folder / "set"))]
-        if options.beside is not None:
-            beside = running_replset(folder / "beside", name="beside", checkout=options.beside)
-            subjects.append(stack.enter_context(beside))
-        missing: list[str] = []
-        if options.peers:
-            started, missing = peers.start_all(stack)
-            subjects += started
-        subjects.append(stack.enter_context(running_echo()))
-        floors = [Point("floor", many) for many in connections]
-        for number in range(options.rounds):
-            for point in floors:
-                rate = apsw_rows_per_s(point.connections, min(seconds, 1.0), folder)
-                bench.add(point, "apsw", flat(rate))
-            bench.round(number, [*floors, *points], subjects)
+        rows = [name for name in names if name in ROWS]
+        missing = load_rows(bench, rows, folder, options) if rows else []
+        for name in names:
+            if name in sweeps.SWEEPS:
+                sweeps.SWEEPS[name](bench, folder / name, options)
         title = f"three members, 256-byte documents, {os.cpu_count()} cores, medians of {options.rounds} rounds"
         if missing:
             title += f"; not installed: {', '.join(missing)}"
         return bench.show(title, options.json)
+
+
+def load_rows(bench: Bench, rows: list[str], folder: Path, options: argparse.Namespace) -> list[str]:
+    """Load this checkout's set, and what else was asked for, in turn. Returns the peers that are not installed."""
+    connections = options.connections or [1, 16, 64]
+    floors = [Point("floor", many) for many in connections]
+    points = [Point(row, many) for row in rows for many in connections_of(row, connections)]
+    missing: list[str] = []
+    with ExitStack() as stack:
+        subjects: list[Subject] = [stack.enter_context(running_replset(folder / "set"))]
+        if options.beside is not None:
+            beside = running_replset(folder / "beside", name="beside", checkout=options.beside)
+            subjects.append(stack.enter_context(beside))
+        if options.peers:
+            started, missing = peers.start_all(stack)
+            subjects += started
+        subjects.append(stack.enter_context(running_echo()))
+        for number in range(options.rounds):
+            for point in floors:
+                bench.add(point, "apsw", plain(apsw_rows_per_s(point.connections, min(bench.seconds, 1.0), folder)))
+            bench.round(number, [*floors, *points], subjects)
+    return missing
 
 
 def connections_of(row: str, connections: list[int]) -> list[int]:

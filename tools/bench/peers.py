@@ -26,7 +26,7 @@ from tools.bench.ports import answers
 ROWS_OF_PEERS = ("majority", "bulk", "find")
 
 
-@dataclass
+@dataclass(eq=False)
 class Peer:
     """Servers of one peer."""
 

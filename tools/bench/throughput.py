@@ -35,12 +35,16 @@ AT_LEAST = {
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One load. row: of subjects.ROWS, or `floor`. size: bytes of a document. label: what a sweep varies."""
+    """One load. row: of subjects.ROWS, or `floor`. size: bytes of a document. label: what a sweep varies.
+
+    documents: so many are there before the load, and `find` looks for them; 0: 20,000 for `find`, none for a write.
+    """
 
     row: str
     connections: int
     size: int = 256
     label: str = ""
+    documents: int = 0
 
 
 @dataclass(slots=True)
@@ -70,9 +74,9 @@ class Bench:
 
     def __init__(self, program: Path, seconds: float) -> None:
         self._program = program
-        self._seconds = seconds
+        self.seconds = seconds
         self._found: dict[tuple[Point, str], list[Figures]] = {}
-        self._filled: set[tuple[str, int]] = set()
+        self._filled: dict[tuple[Subject, int], int] = {}
         self.failed = False
 
     def round(self, number: int, points: Sequence[Point], subjects: Sequence[Subject]) -> None:
@@ -88,14 +92,15 @@ class Bench:
         if target is None:
             return None
         mode, port = target
-        options: dict[str, float] = {"connections": point.connections, "size": point.size, "seconds": self._seconds}
+        options: dict[str, float] = {"connections": point.connections, "size": point.size, "seconds": self.seconds}
+        documents = point.documents or (DOCUMENTS_FOUND if point.row == "find" else 0)
+        self._fill(subject, point.size, documents)
         if point.row == "find":
-            self._fill(subject, point.size)
-            options |= {"first": FIRST_FOUND, "documents": DOCUMENTS_FOUND}
+            options |= {"first": FIRST_FOUND, "documents": documents}
         subject.settle()
         before = _used(subject)
         with watched() as watch:
-            loaded = generator.run(self._program, port, mode, warm_up=min(MOST_WARM_UP_S, self._seconds), **options)
+            loaded = generator.run(self._program, port, mode, warm_up=min(MOST_WARM_UP_S, self.seconds), **options)
         figures = _figures(loaded, before, _used(subject), subject)
         figures.other_programs = watch.others
         subject.settle()
@@ -109,18 +114,28 @@ class Bench:
     def add(self, point: Point, name: str, figures: Figures) -> None:
         self._found.setdefault((point, name), []).append(figures)
 
-    def _fill(self, subject: Subject, size: int) -> None:
-        """Insert the documents that `find` looks for."""
-        if (subject.name, size) in self._filled:
+    def _fill(self, subject: Subject, size: int, documents: int) -> None:
+        """Insert what is missing of so many documents, with the numbers that `find` looks for."""
+        there = self._filled.get((subject, size), 0)
+        bulk = subject.target("bulk")
+        mode, port = bulk or subject.target("majority") or ("", 0)
+        if there >= documents:
             return
-        self._filled.add((subject.name, size))
-        target = subject.target("bulk")
-        mode, port = target or subject.target("majority") or ("", 0)
-        count = DOCUMENTS_FOUND // 1000 if target else DOCUMENTS_FOUND
-        many = 1 if target else 64
-        generator.run(
-            self._program, port, mode, warm_up=0, operations=count, connections=many, first=FIRST_FOUND, size=size
+        self._filled[subject, size] = documents
+        count = (documents - there) // (1000 if bulk else 1)
+        connections = 2 if bulk else 64
+        found = generator.run(
+            self._program,
+            port,
+            mode,
+            warm_up=0,
+            operations=count,
+            connections=connections,
+            size=size,
+            first=FIRST_FOUND + there,
         )
+        if found.errors:
+            raise RuntimeError(f"{subject.name} did not take the documents to find: {found.error_text}")
 
     def medians(self) -> dict[tuple[Point, str], Figures]:
         """By point, in the order in which the points were first loaded."""
@@ -136,13 +151,12 @@ class Bench:
             table.add_column(column, no_wrap=True)
         for column in ("docs/s", "at least", "times", "p50 ms", "p99 ms", "messages", "primary us", "secondaries us"):
             table.add_column(column, justify="right")
-        for column in ("client us", "client cpu", "MiB", "others' cores"):
+        for column in ("client us", "client cpu", "MiB", "elsewhere"):
             table.add_column(column, justify="right")
         medians = self.medians()
-        last: Point | None = None
+        last_of = {point: name for point, name in medians}  # the name in the last line of each point
+        several = len({name for _, name in medians}) > 1
         for (point, name), found in medians.items():
-            if last is not None and last != point:
-                table.add_section()
             reference = medians.get((point, ours))
             least = AT_LEAST.get((point.row, point.connections)) if name == ours and not point.label else None
             table.add_row(
@@ -153,8 +167,8 @@ class Bench:
                 "" if least is None else f"{least:,}",
                 "" if reference is None or name == ours else f"{found.documents_per_s / reference.documents_per_s:.2f}",
                 *_cells(found),
+                end_section=several and name == last_of[point],
             )
-            last = point
         return table
 
     def document(self) -> dict[str, object]:
@@ -162,7 +176,7 @@ class Bench:
         medians = self.medians()
         return {
             "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()},
-            "seconds": self._seconds,
+            "seconds": self.seconds,
             "rows": [
                 {**asdict(point), "who": name, **asdict(medians[point, name]), "rounds": [asdict(one) for one in runs]}
                 for (point, name), runs in self._found.items()
@@ -173,7 +187,7 @@ class Bench:
         """Print the table and write the JSON. Returns the exit status."""
         console = Console()
         if not console.is_terminal:
-            console.width = 180
+            console.width = 200
         console.print(self.table(title))
         if json_file is not None:
             json_file.write_text(json.dumps({"title": title, **self.document()}, indent=1) + "\n")
@@ -184,9 +198,14 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def flat(documents_per_s: float) -> Figures:
-    """Figures of something that has only a rate."""
-    return Figures(documents_per_s, *[0.0] * (len(fields(Figures)) - 1))
+def plain(documents_per_s: float, latencies_ms: Sequence[float] = ()) -> Figures:
+    """Figures of something that has a rate, and maybe latencies."""
+    found = Figures(documents_per_s, *[0.0] * (len(fields(Figures)) - 1))
+    if latencies_ms:
+        ordered = sorted(latencies_ms)
+        found.p50_ms, found.p90_ms, found.p99_ms = (ordered[int(len(ordered) * share)] for share in (0.5, 0.9, 0.99))
+        found.max_ms = ordered[-1]
+    return found
 
 
 def _median(runs: list[Figures]) -> Figures:
@@ -223,9 +242,9 @@ def _figures(
 
 def _cells(found: Figures) -> list[str]:
     """All but the rate; empty where nothing was measured."""
-    if not found.max_ms:
-        return []
     times = [f"{found.p50_ms:.2f}", f"{found.p99_ms:.2f}"]
+    if not found.primary_us:
+        return times if found.max_ms else []
     messages = f"{found.messages:.2f}" if found.messages else ""
     spent = [f"{value:.1f}" for value in (found.primary_us, found.secondaries_us, found.client_us)]
     return [*times, messages, *spent, f"{found.client_share:.0%}", f"{found.mib:.0f}", f"{found.other_programs:.1f}"]
