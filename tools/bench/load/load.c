@@ -17,12 +17,15 @@
 #include <unistd.h>
 
 enum { EVENTS = 256, READ_AT_ONCE = 1 << 16, TEXT = 400 };
-static const uint64_t LAST_ANSWERS_NS = 2000000000;
+static const uint64_t LAST_ANSWERS_NS = 2000000000, STALLED_NS = 60000000000;
+
+static const char STALLED[] = "no answer for 60 seconds";
 
 struct options options = {.connections = 64, .seconds = 5, .warm_up_s = 1, .size = 256, .documents = 1};
 static const struct protocol *protocol;
 static int poller, open_connections, waiting;
-static uint64_t next_number;
+static int unanswered; /* open connections without a first answer: a burst of them waits until the server accepts */
+static uint64_t next_number, answered_ns;
 static int64_t operations_sent, operations, all_operations, errors;
 static uint32_t *latencies_us;
 static size_t latencies, latency_room;
@@ -97,6 +100,7 @@ static void end_connection(struct connection *conn, const char *why)
     close(conn->fd);
     if (conn->waiting) waiting--;
     conn->waiting = false;
+    unanswered -= conn->sent == 1;
     open_connections--;
 }
 
@@ -134,12 +138,14 @@ static void on_answer(struct connection *conn, size_t size, bool good)
 {
     conn->waiting = false;
     waiting--;
+    answered_ns = clock_ns(CLOCK_MONOTONIC);
+    if (conn->sent == 1) unanswered--;
     if (!good) note_error(conn->in, size);
     else if (conn->sent > protocol->greetings) {
         all_operations++;
         if (counting) {
             operations++;
-            note_latency(clock_ns(CLOCK_MONOTONIC) - conn->began_ns);
+            note_latency(answered_ns - conn->began_ns);
         }
     }
     conn->in_size -= size;
@@ -179,7 +185,6 @@ static void connect_all(struct connection *all)
         fcntl(conn->fd, F_SETFL, O_NONBLOCK);
         open_connections++;
         watch(conn, EPOLL_CTL_ADD, EPOLLIN);
-        send_next(conn);
     }
 }
 
@@ -226,18 +231,25 @@ static void run(void)
     struct connection *all = calloc((size_t)options.connections, sizeof *all);
     poller = epoll_create1(0);
     if (!all || poller < 0) fail("epoll");
-    uint64_t began = clock_ns(CLOCK_MONOTONIC), cpu = 0, counted = 0, now = began;
     connect_all(all);
-    uint64_t count_at = began + (uint64_t)(options.warm_up_s * 1e9);
-    uint64_t stop_at = options.operations ? UINT64_MAX : count_at + (uint64_t)(options.seconds * 1e9);
+    uint64_t began = clock_ns(CLOCK_MONOTONIC), cpu = 0, counted = 0, now = began;
+    answered_ns = began;
+    unanswered = options.connections;
+    for (int number = 0; number < options.connections; number++) send_next(&all[number]);
+    uint64_t count_at = began + (uint64_t)(options.warm_up_s * 1e9), stop_at = UINT64_MAX;
     while (now < stop_at && open_connections && waiting) {
-        if (!counting && now >= count_at) {
+        if (!counting && now >= count_at && (options.operations || unanswered <= 0)) {
             counting = true;
             counted = now;
+            if (!options.operations) stop_at = now + (uint64_t)(options.seconds * 1e9);
             cpu = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
         }
         turn(10);
         now = clock_ns(CLOCK_MONOTONIC);
+        if (now > answered_ns + STALLED_NS) {
+            note_error(STALLED, sizeof STALLED - 1);
+            break;
+        }
     }
     double seconds = counted ? (double)(now - counted) / 1e9 : 1e-9;
     double cpu_s = (double)(clock_ns(CLOCK_PROCESS_CPUTIME_ID) - cpu) / 1e9;
