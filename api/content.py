@@ -24,6 +24,7 @@ from replset.bson import (
     ObjectId,
     RawDocument,
     Timestamp,
+    bson_from_json,
     encode,
     from_ejson,
     from_ejson_value,
@@ -177,9 +178,13 @@ def _load_json(data: bytes) -> dict[str, Any]:
 
 
 def _json_field(name: str, value: object) -> object:
+    if isinstance(value, dict):
+        raw = bson_from_json(value)
+        if raw is not None:
+            return RawDocument(raw)
+    elif isinstance(value, str | bool) or value is None:
+        return value
     try:
-        if isinstance(value, str | bool) or value is None:
-            return value
         read = from_ejson_value(value)
         if isinstance(read, dict):
             return RawDocument(encode(read))

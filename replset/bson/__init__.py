@@ -5,6 +5,7 @@ from replset.bson.decoding import decode, validate
 from replset.bson.ejson import from_ejson, from_ejson_value, to_ejson, to_ejson_value
 from replset.bson.encoding import encode
 from replset.bson.errors import ExtendedJSONError, InvalidBSONError, InvalidValueError
+from replset.bson.from_json import bson_from_json
 from replset.bson.keystring import compare, encode_key
 from replset.bson.limits import MAX_BSON_SIZE, MAX_DEPTH, MAX_INTERNAL_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_BATCH
 from replset.bson.raw import RawDocument, walk
@@ -48,6 +49,7 @@ __all__ = [
     "Symbol",
     "Timestamp",
     "Undefined",
+    "bson_from_json",
     "compare",
     "decode",
     "encode",

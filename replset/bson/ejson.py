@@ -247,7 +247,7 @@ def _read_value(value: object, depth: int) -> object:
     try:
         if isinstance(value, dict):
             for name in value:
-                if name[:1] == "$" and (name in _READERS or name == "$scope"):
+                if name[:1] == "$" and name in WRAPPERS:
                     if name in ("$code", "$scope") and len(value) == 2:
                         name = "$scope"  # for the path of what is wrong inside it
                         scope = _read_value(value.get(name), depth)
@@ -438,6 +438,8 @@ _READERS: Final[dict[str, Callable[[object], object]]] = {
     "$maxKey": _constant("$maxKey", 1, MaxKey()),
     "$undefined": _constant("$undefined", True, Undefined()),
 }
+WRAPPERS: Final = frozenset({*_READERS, "$scope"})
+"""Keys that make a JSON object a type wrapper."""
 
 
 def _json_type(value: object) -> str:
