@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from struct import Struct
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from api.commands import Reply, decode_reply
 from api.content import DocumentList, times_of
@@ -23,7 +23,7 @@ from api.errors import (
     unknown_outcome,
 )
 from api.exchange import HttpAnswer
-from replset.bson import Decimal128, Int64, ObjectId, RawDocument, encode
+from replset.bson import Decimal128, Int64, ObjectId, RawDocument, encode, walk
 from replset.bson.decoding import read_value
 from replset.bson.types import type_name
 from replset.errors import ErrorCode, code_name
@@ -298,6 +298,10 @@ def _inserted_many(reply: Reply, command: ActionCommand) -> dict[str, Any]:
 
 def read_cursor(reply: Reply, batch: str) -> tuple[Int64, DocumentList]:
     """Return the cursor's id and the documents of a reply. batch: `firstBatch` or `nextBatch`."""
+    if isinstance(reply, RawDocument):
+        raw = RawDocument(reply.get_raw("cursor") or b"")
+        array = raw.get_raw(batch) or b""
+        return cast("Int64", raw.get("id")), DocumentList(RawDocument(array[at:end]) for _, _, at, end in walk(array))
     cursor: Any = reply.get("cursor")
     rows = (row if isinstance(row, RawDocument) else RawDocument(encode(row)) for row in cursor[batch])
     return Int64(cursor["id"]), DocumentList(rows)

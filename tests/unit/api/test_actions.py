@@ -9,7 +9,7 @@ import pytest
 
 from api.actions import ACTIONS, NOT_BUILT_ACTIONS
 from replset.bson import Binary, Int64, ObjectId, RawDocument, Timestamp, encode, from_ejson
-from replset.commands.replies import encode_write_reply
+from replset.commands.replies import encode_write_reply, finish
 from replset.commands.sessions import KEYED, parse_session
 from replset.ids import OpTime, pack_ts
 from tests.unit.api.kit import NEWEST, Api, plain, refused
@@ -245,13 +245,15 @@ ANSWERS: dict[str, tuple[str, dict[str, Any], Any, int, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.parametrize("in_bytes", [False, True])
 @pytest.mark.parametrize(("name", "fields", "reply", "status", "answer"), ANSWERS.values(), ids=ANSWERS)
 def test_a_reply_becomes_an_answer(
-    api: Api, name: str, fields: dict[str, Any], reply: Any, status: int, answer: dict[str, Any]
+    api: Api, name: str, fields: dict[str, Any], reply: Any, status: int, answer: dict[str, Any], in_bytes: bool
 ) -> None:
     command = {"findOne": "find", "countDocuments": "count"}.get(name, name.removesuffix("One").removesuffix("Many"))
     command = "findAndModify" if name.startswith("findOneAnd") else command
-    api.dispatcher.answers[command] = reply
+    in_bytes = in_bytes and isinstance(reply, dict)
+    api.dispatcher.answers[command] = encode(finish({**reply}, NEWEST.ts)) if in_bytes else reply
     response = api.act(name, **fields)
     assert response.status_code == status
     assert response.headers["content-type"] == "application/json"
@@ -273,7 +275,7 @@ def test_a_member_without_an_oplog_has_no_times(api: Api) -> None:
 
 
 def test_all_batches_make_one_answer(api: Api) -> None:
-    api.dispatcher.answers["find"] = cursor({"_id": 1}, cursor_id=77)
+    api.dispatcher.answers["find"] = encode(finish(cursor({"_id": 1}, cursor_id=77), NEWEST.ts))
     pages = iter([cursor({"_id": 2}, cursor_id=77, name="nextBatch"), cursor({"_id": 3}, name="nextBatch")])
     api.dispatcher.answers["getMore"] = lambda command: next(pages)
     assert plain(api.act("find"))["documents"] == [{"_id": 1}, {"_id": 2}, {"_id": 3}]
