@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Final, cast
 
-from replset.bson import RawDocument, encode_key
-from replset.bson.decoding import FIXED_SIZE, read_value
+from replset.bson import RawDocument
+from replset.bson.decoding import FIXED_SIZE
+from replset.bson.keystring import encode_key_of
 from replset.commands.command import CommandContext
 from replset.commands.namespaces import collection_field, namespace
 from replset.commands.replies import encode_only_batch
@@ -58,4 +59,4 @@ def _only_key(raw: bytes) -> bytes | None:
     size = FIXED_SIZE[kind]
     if size < 0:
         size = 4 + int.from_bytes(raw[9:13], "little")
-    return encode_key(read_value(raw, kind, 9, last)) if 9 + size == last and not raw[last] else None
+    return encode_key_of(raw, kind, 9, last) if 9 + size == last and not raw[last] else None

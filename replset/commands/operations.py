@@ -66,8 +66,8 @@ class OperationTable:
 
     def begin(self, ctx: CommandContext, task: asyncio.Task[Any]) -> Operation:
         """Note that `task` runs this command; `end` must follow."""
-        operation_id = next(self._ids)
-        operation = self.running[operation_id] = Operation(operation_id, ctx, self._now(), task)
+        operation = Operation(next(self._ids), ctx, self._now(), task)
+        self.running[operation.id] = operation
         return operation
 
     def end(self, operation: Operation) -> None:

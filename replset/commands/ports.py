@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 
@@ -232,7 +232,7 @@ class MemberPort(Protocol):
         """Of the initial sync under way, or of this process's last one."""
         ...
 
-    async def write(self, operation: Callable[[WriteGroup], T]) -> T:
+    def write(self, operation: Callable[[WriteGroup], T]) -> Awaitable[T]:
         """Run `operation` in the next group; return its result once that is committed.
 
         Raises what the operation raises (then it left nothing), NotWritablePrimaryError, OutOfDiskSpaceError,

@@ -24,14 +24,20 @@ class SessionTable:
     def is_checked_out(self, key: bytes) -> bool:
         return key in self._waiting
 
+    def check_out_now(self, key: bytes) -> bool:
+        """Check the session out if no other command writes in it; False: `check_out` waits for it."""
+        if key in self._waiting:
+            return False
+        self._waiting[key] = None
+        return True
+
     async def check_out(self, key: bytes, left_ms: int | None) -> None:
         """Wait until no other command writes in the session, for at most `left_ms`; end it with `check_in`.
 
         A retry that overtakes its first attempt waits here until that one is committed or has failed: it can never be
         applied beside it. Raises MaxTimeMSExpiredError, and 11601 when the session is killed meanwhile.
         """
-        if key not in self._waiting:
-            self._waiting[key] = None
+        if self.check_out_now(key):
             return
         queue = self._waiting[key]
         if queue is None:

@@ -63,7 +63,7 @@ ERROR_BYTES = 1 << 20
 """Of write errors in one reply; the later ones say only which statement failed with which code, as in MongoDB."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Committed:
     """What of a command is committed for certain. index: of the statement that comes next, or is under way."""
 
@@ -202,16 +202,22 @@ async def run_groups(batch: Batch) -> None:
     A retryable write runs while no other command writes in its session.
     """
     ctx, retry = batch.ctx, batch.retry
+    coll = ctx.member.store.collection(batch.ns)
+    if coll is not None and coll.has_validator and len(coll.options.raw) > SMALL_STATEMENT:
+        await run_in_thread(ctx.member, partial(batch.validator_of, coll))  # compiles it, if that is to be done
     if retry is None:
-        await _run_groups(batch)
+        while not await ctx.write(batch):
+            await _between_groups(batch)
         return
-    await ctx.sessions.check_out(retry.key, ctx.left_ms)
+    if not ctx.sessions.check_out_now(retry.key):
+        await ctx.sessions.check_out(retry.key, ctx.left_ms)
     ctx.has_written = True  # for who is killed from here on: the group under way may be committed
     try:
         # Again: a transaction of the session may have begun while this write waited. Committed behind it, its older
         # number would be the record's, and a retry of this write would be applied.
         ctx.member.transactions.check_retryable_write(retry.key, retry.number)
-        await _run_groups(batch)
+        while not await ctx.write(batch):
+            await _between_groups(batch)
     except ReplError:
         ctx.has_written = batch.committed is not None
         raise
@@ -219,23 +225,20 @@ async def run_groups(batch: Batch) -> None:
         ctx.sessions.check_in(retry.key)
 
 
-async def _run_groups(batch: Batch) -> None:
+async def _between_groups(batch: Batch) -> None:
+    """Do what has to be done before the batch's next group."""
     ctx, member, retry = batch.ctx, batch.ctx.member, batch.retry
-    coll = member.store.collection(batch.ns)
-    if coll is not None and coll.has_validator and len(coll.options.raw) > SMALL_STATEMENT:
-        await run_in_thread(member, partial(batch.validator_of, coll))  # compiles it, if that is to be done
-    while not await ctx.write(batch):
-        if retry is not None and retry.unread is not None:
-            await retry.read_chain()
-            continue
-        if batch.index or not batch.blocked_by:
-            batch.note_committed()
-        ctx.check_deadline()
-        if batch.blocked_by is not None:
-            await member.transactions.wait_until_free(batch.blocked_by, ctx.deadline)
-        work, batch.thread_work = batch.thread_work, None
-        if work is not None:
-            await run_in_thread(member, work)
+    if retry is not None and retry.unread is not None:
+        await retry.read_chain()
+        return
+    if batch.index or not batch.blocked_by:
+        batch.note_committed()
+    ctx.check_deadline()
+    if batch.blocked_by is not None:
+        await member.transactions.wait_until_free(batch.blocked_by, ctx.deadline)
+    work, batch.thread_work = batch.thread_work, None
+    if work is not None:
+        await run_in_thread(member, work)
 
 
 async def run_batch(batch: Batch) -> Reply:
@@ -276,17 +279,15 @@ async def run_batch(batch: Batch) -> Reply:
     return reply if batch.size <= GROUP_STATEMENTS else await large_reply(ctx.member, reply)
 
 
-async def read_statements(ctx: CommandContext, name: str) -> list[RawDocument]:
+async def read_statements(ctx: CommandContext, name: str) -> Sequence[RawDocument]:
     """The statements of the command, from the sequence or the body."""
 
-    def read() -> list[RawDocument]:
-        return list(fields.documents(ctx.body, ctx.request.sequences, name, ctx.name))
-
-    return await read_statement(ctx.member, ctx.body, read)
+    read = partial(fields.documents, ctx.body, ctx.request.sequences, name, ctx.name)
+    return read() if len(ctx.body.raw) <= SMALL_STATEMENT else await run_in_thread(ctx.member, read)
 
 
 async def parse_in_slices(
-    ctx: CommandContext, documents: list[RawDocument], parse: Callable[[RawDocument], T]
+    ctx: CommandContext, documents: Sequence[RawDocument], parse: Callable[[RawDocument], T]
 ) -> list[T]:
     """`parse` of each document, giving others a turn in between."""
     parsed: list[T] = []

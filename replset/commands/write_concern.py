@@ -51,13 +51,13 @@ _FIELDS = frozenset({"w", "j", "fsync", "wtimeout", "provenance"})
 
 def parse_write_concern(raw: bytes, default_w: Callable[[], int | str]) -> WriteConcern:
     """Return the write concern of a document. `default_w` gives its `w` if it has none. FailedToParseError (9)."""
-    w, j, wtimeout_ms = _parse(raw)
-    return WriteConcern(default_w() if w is None else w, j, wtimeout_ms)
+    has_w, concern = _parse(raw)
+    return concern if has_w else replace(concern, w=default_w())
 
 
 @lru_cache(maxsize=256)
-def _parse(raw: bytes) -> tuple[int | str | None, bool | None, int]:
-    """Return (w or None, j or None, wtimeout in ms)."""
+def _parse(raw: bytes) -> tuple[bool, WriteConcern]:
+    """Return the write concern, and whether its `w` is given."""
     document = RawDocument(raw).decode()
     for name in document:
         if name not in _FIELDS:
@@ -85,7 +85,8 @@ def _parse(raw: bytes) -> tuple[int | str | None, bool | None, int]:
     if isinstance(wtimeout, float) and not math.isfinite(wtimeout):
         raise FailedToParseError("wtimeout must be a finite number")
     wtimeout_ms = max(0, min(int(wtimeout), (1 << 31) - 1))
-    return (int(w) if isinstance(w, int) else w), flags["j"] or flags["fsync"], wtimeout_ms
+    j = flags["j"] or flags["fsync"]
+    return w is not None, WriteConcern(MAJORITY if w is None else int(w) if isinstance(w, int) else w, j, wtimeout_ms)
 
 
 def write_concern_of(ctx: CommandContext) -> WriteConcern:

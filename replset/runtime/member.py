@@ -624,8 +624,8 @@ class RunningMember:
     def initial_sync_progress(self) -> InitialSyncProgress:
         return self.initial_sync.progress
 
-    async def write(self, operation: Callable[[WriteGroup], T]) -> T:
-        return await self._writer.write(operation)
+    def write(self, operation: Callable[[WriteGroup], T]) -> Awaitable[T]:
+        return self._writer.write(operation)
 
     async def ask_core(self, body: RequestBody) -> ReplyBody:
         if not self._is_started:  # it listens already, but the core does not know yet what it found on disk

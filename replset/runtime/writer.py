@@ -80,14 +80,14 @@ class Writer:
         self._closed = True
         self._flush()
 
-    async def write(self, operation: Callable[[WriteGroup], T]) -> T:
+    def write(self, operation: Callable[[WriteGroup], T]) -> asyncio.Future[T]:
         """Run `operation` in the next group; its result once that is committed. See MemberPort.write."""
         if self._term is None or self._closed:
             raise self._refusal()
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._operations.append((operation, future))
         self._schedule()
-        return await future
+        return future
 
     def append_noop(self, term: int, message: str) -> None:
         """Write a no-op entry of the core now, in a group of its own. Work for the write queue.

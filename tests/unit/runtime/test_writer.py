@@ -220,8 +220,7 @@ def test_a_paused_queue_keeps_writes_waiting(with_rig: Run) -> None:
 
 def test_a_pause_comes_before_a_group_that_is_scheduled(with_rig: Run) -> None:
     async def scenario(rig: Rig) -> None:
-        task = rig.submit(rig.insert(1))[0]
-        await asyncio.sleep(0)  # in the queue, the group runs in the next turn
+        task = rig.submit(rig.insert(1))[0]  # the group runs in the next turn
         rig.write_queue.pause()
         await settle()
         assert not task.done()
