@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import email
+import email.utils
 import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -112,6 +115,19 @@ async def test_what_is_within_the_limits_is_served_also_in_small_pieces(api: Api
         assert status_of(await served.answer(*pieces)) == 200
         twice = await served.answer(HEAD + b"\r\n" + HEAD + b"connection: close\r\n\r\n")
         assert twice.count(b" 200 OK") == 2, "requests in one go"
+
+
+@on_sockets
+async def test_the_date_of_responses_moves(api: Api) -> None:
+    async with serving(api) as served:
+        request = HEAD + b"connection: close\r\n\r\n"
+        dates = set()
+        async with asyncio.timeout(10):
+            while len(dates) < 2:
+                fields = email.message_from_bytes((await served.answer(request)).partition(b"\r\n")[2])
+                dates.add(email.utils.parsedate_to_datetime(fields["date"]))
+                await asyncio.sleep(0.2)
+        assert max(dates) - min(dates) <= timedelta(seconds=2)
 
 
 @pytest.mark.parametrize(
