@@ -35,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
         "--seconds", type=float, help=f"of each load: {ROUND_S:g}; of crowd and soak: {LONG_S:g}; of memory: 600"
     )
     made.add_argument("--connections", type=connection_counts, help="1,16,64; in crowd 500, in soak 64")
+    made.add_argument("--members", type=int, default=3, help="of each set of ours")
     made.add_argument("--rounds", type=int, default=3, help="of which the table shows the medians")
     made.add_argument("--peers", action="store_true", help="PostgreSQL, etcd and Redis in turn with the set")
     made.add_argument("--beside", type=Path, metavar="FOLDER", help="another checkout's set in turn with this one's")
@@ -50,6 +51,8 @@ def main() -> int:
     options = given.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers end, too
     unknown = [name for name in options.names if name not in NAMES]
+    if options.beside is not None and not (options.beside / "replset").is_dir():
+        given.error(f"no checkout in {options.beside}")
     if unknown:
         given.error(f"no benchmark {unknown[0]}")
     wanted = options.names or [*ALONE, *ROWS, spark.ALL]
@@ -81,7 +84,9 @@ def bench_sets(names: list[str], options: argparse.Namespace) -> int:
         for name in names:
             if name in sweeps.SWEEPS:
                 sweeps.SWEEPS[name](bench, folder / name, options)
-        title = f"three members, 256-byte documents, {os.cpu_count()} cores, medians of {options.rounds} rounds"
+        title = (
+            f"{options.members} members, 256-byte documents, {os.cpu_count()} cores, medians of {options.rounds} rounds"
+        )
         if missing:
             title += f"; not installed: {', '.join(missing)}"
         return bench.show(title, options.json)
@@ -94,9 +99,9 @@ def load_rows(bench: Bench, rows: list[str], folder: Path, options: argparse.Nam
     points = [Point(row, many) for row in rows for many in connections_of(row, connections)]
     missing: list[str] = []
     with ExitStack() as stack:
-        subjects: list[Subject] = [stack.enter_context(running_replset(folder / "set"))]
+        subjects: list[Subject] = [stack.enter_context(running_replset(folder / "set", members=options.members))]
         if options.beside is not None:
-            beside = running_replset(folder / "beside", name="beside", checkout=options.beside)
+            beside = running_replset(folder / "beside", name="beside", checkout=options.beside, members=options.members)
             subjects.append(stack.enter_context(beside))
         if options.peers:
             started, missing = peers.start_all(stack)

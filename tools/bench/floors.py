@@ -52,7 +52,7 @@ async def _serve(port: int) -> None:
 
 
 class EchoSubject:
-    """The echo server as something to load, with the requests of the mode `w1`."""
+    """Lets the echo server be loaded, with the requests of the mode `w1`."""
 
     name = "echo"
     secondaries: Sequence[int] = ()
@@ -84,7 +84,7 @@ def running_echo() -> Iterator[EchoSubject]:
 
 
 def apsw_rows_per_s(group: int, seconds: float, folder: Path | None = None) -> float:
-    """Rows of 256 bytes that are durable in a second: one commit and one sync of the WAL for each `group` of them."""
+    """Return how many rows of 256 bytes become durable in a second, with one commit and sync for each `group`."""
     with tempfile.TemporaryDirectory(dir=folder) as place:
         connection = apsw.Connection(f"{place}/floor.db")
         connection.pragma("journal_mode", "wal")

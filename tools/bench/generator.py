@@ -35,7 +35,7 @@ def build(folder: Path) -> Path:
 
 @dataclass(slots=True)
 class Loaded:
-    """What one run of the generator measured. all_operations: with those of the warm-up.
+    """Holds what one run of the generator measured. all_operations: with those of the warm-up.
 
     cpu_share: of one core, that the generator itself used.
     """

@@ -28,7 +28,7 @@ ROWS_OF_PEERS = ("majority", "bulk", "find")
 
 @dataclass(eq=False)
 class Peer:
-    """Servers of one peer."""
+    """Has the servers of one peer."""
 
     name: str
     primary: int
@@ -78,7 +78,7 @@ class Processes:
 
 @contextmanager
 def _processes(user: str | None = None) -> Iterator[tuple[Path, Processes]]:
-    """A folder that belongs to `user`, and processes that run as `user` and end with the block."""
+    """Yield a folder that belongs to `user`, and processes that run as `user` and end with the block."""
     with tempfile.TemporaryDirectory(prefix="replset-peer-") as name:
         folder = Path(name)
         if user is not None:
@@ -94,7 +94,7 @@ def _processes(user: str | None = None) -> Iterator[tuple[Path, Processes]]:
 
 
 def _postgres_folder() -> Path | None:
-    """Where the newest installed PostgreSQL has its programs; Debian keeps them off PATH."""
+    """Return where the newest installed PostgreSQL has its programs; Debian keeps them off PATH."""
     found = shutil.which("initdb")
     if found:
         return Path(found).resolve().parent
@@ -103,7 +103,7 @@ def _postgres_folder() -> Path | None:
 
 
 def _postgres_user() -> str | None:
-    """PostgreSQL does not run as root."""
+    """Return whom PostgreSQL runs as, since it does not run as root; None: as this process."""
     if os.geteuid():
         return None
     names = {entry.pw_name for entry in pwd.getpwall()}
@@ -174,7 +174,7 @@ def etcd() -> Iterator[Peer]:
 
 
 def _leader(ports: list[int]) -> int | None:
-    """The client port of the member that calls itself the leader."""
+    """Return the client port of the member that calls itself the leader; None: there is none yet."""
     for port in ports:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
         try:
@@ -223,6 +223,7 @@ PEERS: dict[str, Callable[[], AbstractContextManager[Peer]]] = {"postgres": post
 
 
 def installed() -> list[str]:
+    """Return the names of the peers whose programs are there."""
     has = {
         "postgres": _postgres_folder() is not None,
         "etcd": shutil.which("etcd") is not None,
@@ -232,6 +233,6 @@ def installed() -> list[str]:
 
 
 def start_all(stack: ExitStack) -> tuple[list[Peer], list[str]]:
-    """The peers that are installed, running until the stack ends; names of those that are not."""
+    """Start the peers that are installed, until the stack ends. Returns them, and the names of the others."""
     there = installed()
     return [stack.enter_context(PEERS[name]()) for name in there], [name for name in PEERS if name not in there]

@@ -23,17 +23,17 @@ class Subject(Protocol):
     name: str
 
     def target(self, row: str) -> tuple[str, int] | None:
-        """Mode of the load generator and port; None: it has no such row."""
+        """Return the mode of the load generator and the port; None: it has no such row."""
 
     @property
     def primary(self) -> int:
-        """Process that takes the load."""
+        """Return the pid of the process that takes the load."""
 
     @property
     def secondaries(self) -> Sequence[int]: ...
 
     def member_messages(self) -> float | None:
-        """Requests of other members that the primary answered so far, if it counts them."""
+        """Return how many requests of other members the primary answered so far, if it counts them."""
 
     def settle(self) -> None:
         """Return when the work that the last load left behind is done."""
@@ -77,7 +77,7 @@ class ReplSet:
 def running_replset(
     folder: Path, *, name: str = "replset", checkout: Path | None = None, members: int = 3, flags: Sequence[str] = ()
 ) -> Iterator[ReplSet]:
-    """A set whose processes run the code of `checkout` (None: of this one) and end with the block."""
+    """Yield a set whose processes run the code of `checkout` (None: of this one) and end with the block."""
     with running_set(folder) as local:
         # A member is `python -m replset.cli.main`, and -m looks into the working directory first.
         with contextlib.chdir(checkout or Path.cwd()):

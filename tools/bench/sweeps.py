@@ -31,7 +31,7 @@ PROBES_PER_S = 50
 
 
 def by_members(bench: Bench, folder: Path, options: Namespace) -> None:
-    """Sets of 3, 5 and 7 members on this one machine."""
+    """Load sets of 3, 5 and 7 members on this one machine."""
     for count in MEMBERS:
         points = [Point("majority", many, label=f"{count} members") for many in options.connections or (1, 64)]
         with running_replset(folder / str(count), members=count) as subject:
@@ -39,16 +39,16 @@ def by_members(bench: Bench, folder: Path, options: Namespace) -> None:
 
 
 def by_size(bench: Bench, folder: Path, options: Namespace) -> None:
-    """Documents of 100 bytes to 100 KB."""
-    with running_replset(folder / "set") as subject:
+    """Insert documents of 100 bytes to 100 KB."""
+    with running_replset(folder / "set", members=options.members) as subject:
         for many in options.connections or (1, 16):
             points = [Point("majority", many, size=size, label=f"{size:,} bytes") for size in SIZES]
             _rounds(bench, points, subject, options)
 
 
 def by_collection(bench: Bench, folder: Path, options: Namespace) -> None:
-    """Reads of random documents, and writes, in a collection of 1,000 documents and of ten times as many, and so on."""
-    with running_replset(folder / "set") as subject:
+    """Read random documents of a collection, and write to it: 1,000 documents, ten times as many, and so on."""
+    with running_replset(folder / "set", members=options.members) as subject:
         count = 1_000
         while count <= options.documents:
             for row in ("find", "majority"):
@@ -59,17 +59,19 @@ def by_collection(bench: Bench, folder: Path, options: Namespace) -> None:
 
 
 def by_oplog(bench: Bench, folder: Path, options: Namespace) -> None:
-    """Oplogs of 16 MB to 1 GB, that were filled before, so that each write trims as much as it adds."""
+    """Write with oplogs of 16 MB to 1 GB that are full, so that each write trims as much as it adds."""
     for size in OPLOG_MB:
-        with running_replset(folder / str(size), flags=["--oplog-size-mb", str(size)]) as subject:
+        with running_replset(
+            folder / str(size), members=options.members, flags=["--oplog-size-mb", str(size)]
+        ) as subject:
             full = size * 3000  # an entry has 350 bytes, about
             point = Point("majority", 64, documents=full // 1000 * 1000, label=f"oplog of {size} MB")
             _rounds(bench, [point], subject, options)
 
 
 def by_connections(bench: Bench, folder: Path, options: Namespace) -> None:
-    """1 to 2,000 connections."""
-    with running_replset(folder / "set") as subject:
+    """Write and read on 1 to 2,000 connections."""
+    with running_replset(folder / "set", members=options.members) as subject:
         for row in ("majority", "find"):
             points = [
                 Point(row, many, label=f"{row}, {many:,} connections") for many in options.connections or CONNECTIONS
@@ -78,9 +80,9 @@ def by_connections(bench: Bench, folder: Path, options: Namespace) -> None:
 
 
 def memory(bench: Bench, folder: Path, options: Namespace) -> None:
-    """Ten minutes of full load in ten parts, with the memory after each, then the CPU of members without work."""
+    """Write for ten minutes in ten parts, with the memory after each; and show the CPU of members without work."""
     bench.seconds = (options.seconds or MEMORY_S) / PARTS
-    with running_replset(folder / "set") as subject:
+    with running_replset(folder / "set", members=options.members) as subject:
         time.sleep(IDLE_S)
         say(_idle(subject, "before the load"))
         for part in range(1, PARTS + 1):
@@ -90,7 +92,7 @@ def memory(bench: Bench, folder: Path, options: Namespace) -> None:
 
 
 def _idle(subject: ReplSet, when: str) -> str:
-    """CPU of one core that the members take while nobody asks them anything."""
+    """Say how much of a core each member takes while nobody asks it anything."""
     pids = [subject.primary, *subject.secondaries]
     before = [tree_seconds(pid) for pid in pids]
     time.sleep(IDLE_S)
@@ -99,7 +101,7 @@ def _idle(subject: ReplSet, when: str) -> str:
 
 
 def visible(bench: Bench, folder: Path, options: Namespace) -> None:
-    """How long after its acknowledgement a w:1 write can be read on a secondary, while 64 connections write."""
+    """Measure how long after its acknowledgement a w:1 write can be read on a secondary, while 64 connections write."""
     with running_replset(folder / "set") as subject:
         secondary = next(member for member in subject.members if member is not subject.at_primary)
         for _ in range(options.rounds):

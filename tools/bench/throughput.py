@@ -35,7 +35,7 @@ AT_LEAST = {
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One load. row: of subjects.ROWS, or `floor`. size: bytes of a document. label: what a sweep varies.
+    """Describes one load. row: of subjects.ROWS, or `floor`. size: bytes of a document. label: what a sweep varies.
 
     documents: so many are there before the load, and `find` looks for them; 0: 20,000 for `find`, none for a write.
     """
@@ -49,7 +49,7 @@ class Point:
 
 @dataclass(slots=True)
 class Figures:
-    """What one load measured, or the median of several. CPU in microseconds for each operation.
+    """Holds what one load measured, or the median of several. CPU in microseconds for each operation.
 
     messages: of other members at the primary, for each operation. mib: the largest resident size of a server.
     """
@@ -138,14 +138,14 @@ class Bench:
             raise RuntimeError(f"{subject.name} did not take the documents to find: {found.error_text}")
 
     def medians(self) -> dict[tuple[Point, str], Figures]:
-        """By point, in the order in which the points were first loaded."""
+        """Return the medians in the order in which the points were first loaded."""
         return {key: _median(self._found[key]) for point in self._points() for key in self._found if key[0] == point}
 
     def _points(self) -> list[Point]:
         return list(dict.fromkeys(point for point, _ in self._found))
 
     def table(self, title: str, ours: str = "replset") -> Table:
-        """A line for each point and subject; `times`: its rate by that of `ours`."""
+        """Make a line for each point and subject; `times`: its rate by that of `ours`."""
         table = Table(title=title, title_justify="left")
         for column in ("row", "connections", "who"):
             table.add_column(column, no_wrap=True)
@@ -172,7 +172,7 @@ class Bench:
         return table
 
     def document(self) -> dict[str, object]:
-        """The same for programs, with the figures of each round."""
+        """Return the same for programs, with the figures of each round."""
         medians = self.medians()
         return {
             "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()},
@@ -199,7 +199,7 @@ def say(text: str) -> None:
 
 
 def plain(documents_per_s: float, latencies_ms: Sequence[float] = ()) -> Figures:
-    """Figures of something that has a rate, and maybe latencies."""
+    """Return figures of something that has a rate, and maybe latencies."""
     found = Figures(documents_per_s, *[0.0] * (len(fields(Figures)) - 1))
     if latencies_ms:
         ordered = sorted(latencies_ms)
@@ -213,7 +213,7 @@ def _median(runs: list[Figures]) -> Figures:
 
 
 def _used(subject: Subject) -> tuple[float, float, float]:
-    """CPU seconds of the primary and of the others so far; messages at the primary."""
+    """Return the CPU seconds of the primary and of the others so far, and the messages at the primary."""
     others = sum(tree_seconds(pid) for pid in subject.secondaries)
     return tree_seconds(subject.primary), others, subject.member_messages() or 0.0
 
@@ -241,7 +241,7 @@ def _figures(
 
 
 def _cells(found: Figures) -> list[str]:
-    """All but the rate; empty where nothing was measured."""
+    """Return all but the rate; empty where nothing was measured."""
     times = [f"{found.p50_ms:.2f}", f"{found.p99_ms:.2f}"]
     if not found.primary_us:
         return times if found.max_ms else []
