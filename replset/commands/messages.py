@@ -128,6 +128,14 @@ def parse_request(body: RawDocument) -> MemberRequest:
             raise RemoteProtocolError(f"{other!r:.80} is no request between members")
 
 
+def parse_progress(document: RawDocument) -> ProgressRequest:
+    """The position that comes with a fetch: a replSetUpdatePosition inside of it."""
+    request = parse_request(document)
+    if not isinstance(request, ProgressRequest):
+        raise RemoteProtocolError("field 'progress' is no replSetUpdatePosition")
+    return request
+
+
 def _heartbeat_request(body: HeartbeatRequest) -> dict[str, object]:
     document: dict[str, object] = {HEARTBEAT: body.set_name}
     if body.check_empty:
@@ -191,7 +199,13 @@ def reply_document(body: ReplyBody) -> dict[str, object]:
                 "ok": 1.0,
             }
         case ProgressReply():
-            return {"term": Int64(body.term), "accepted": body.accepted, "ok": 1.0}
+            return {
+                "term": Int64(body.term),
+                "accepted": body.accepted,
+                "commitPoint": optime_document(body.commit_point),
+                "commitTerm": Int64(body.commit_term),
+                "ok": 1.0,
+            }
         case Done():
             return {"info": body.info, "ok": 1.0} if body.info else {"ok": 1.0}
         case Refused():
@@ -217,7 +231,12 @@ def parse_reply(request: MemberRequest, reply: RawDocument) -> ReplyBody:
                 _field(reply, "incarnation", str),
             )
         case ProgressRequest():
-            return ProgressReply(_number(reply, "term"), _field(reply, "accepted", bool))
+            return ProgressReply(
+                _number(reply, "term"),
+                _field(reply, "accepted", bool),
+                parse_optime(reply.get("commitPoint")),
+                _number(reply, "commitTerm"),
+            )
         case StepUpRequest():
             return Done(str(reply.get("info", "")))
         case _:

@@ -13,7 +13,7 @@ from replset.bson import ObjectId, RawDocument
 from replset.commands.fail_points import FailPoints
 from replset.commands.snapshot_server import SnapshotServer
 from replset.commands.waiters import WaiterList
-from replset.core.messages import ReplyBody, RequestBody
+from replset.core.messages import ProgressRequest, ReplyBody, RequestBody
 from replset.core.node import Node
 from replset.ids import HostPort, Millis, OpTime
 from replset.key_file import Handshake, Keys
@@ -255,6 +255,23 @@ class MemberPort(Protocol):
         """The clients that wait for a write concern. The member releases them when a position or the commit point
         moves, and fails them (189) when it stops being primary.
         """
+        ...
+
+    @property
+    def awaits_applied(self) -> bool:
+        """Whether a client waits, or waited a moment ago, until other members have applied an entry in memory."""
+        ...
+
+    def on_applied_awaited(self) -> None:
+        """Called when a client begins to wait until other members have applied an entry in memory."""
+        ...
+
+    def on_commit_point_awaited(self) -> None:
+        """Called when a reader begins to wait for the commit point: this member asks its sync source for it."""
+        ...
+
+    def on_fetch_progress(self, progress: ProgressRequest) -> None:
+        """Called with the position that came with another member's fetch."""
         ...
 
     async def ask_core(self, body: RequestBody) -> ReplyBody:

@@ -156,6 +156,7 @@ async def read_point(ctx: CommandContext, concern: ReadConcern) -> OpTime | None
     if concern.level == "local" and concern.after is None:
         return None
     ask_at = Millis(member.clock.now() + ASK_AFTER_MS)
+    is_commit_point_asked = concern.level == "local" or node.state is MemberState.PRIMARY
     while True:
         if concern.level == "linearizable" and node.state is not MemberState.PRIMARY:
             raise NotWritablePrimaryError(
@@ -169,6 +170,9 @@ async def read_point(ctx: CommandContext, concern: ReadConcern) -> OpTime | None
         left_ms = None if ctx.deadline is None else ctx.deadline - member.clock.now()
         if left_ms is not None and left_ms <= 0:
             raise MaxTimeMSExpiredError("operation exceeded time limit while waiting for the read concern")
+        if not is_commit_point_asked:
+            is_commit_point_asked = True
+            member.on_commit_point_awaited()
         if concern.after is not None and member.store.last_applied.ts < concern.after:
             if node.writable:
                 await member.write(partial(append_at_least, after=concern.after))

@@ -271,21 +271,34 @@ class Heartbeats:
 
     # --- progress (map R8) ---------------------------------------------------------------------------------------
 
-    def on_progress(self, request_id: int, request: ProgressRequest) -> None:
-        """replSetUpdatePosition: counts only from a member and in this node's term.
+    def on_progress_request(self, request_id: int, request: ProgressRequest) -> None:
+        """Answer a replSetUpdatePosition."""
+        node = self.node
+        if node.is_other_set(node.set_name, request.set_id):
+            node.reply(request_id, other_set_refusal(node))
+            return
+        accepted = self.on_progress(request)
+        node.reply(request_id, ProgressReply(node.term, accepted, node.commit_point, node.commit_term))
+
+    def on_progress_reply(self, reply: ProgressReply) -> None:
+        """Take over the commit point of the member that this one reports to, as from a heartbeat."""
+        if max(reply.commit_point.term, reply.commit_term) <= reply.term:
+            self.accept_commit_point(reply.commit_point, reply.commit_term)
+
+    def on_progress(self, request: ProgressRequest) -> bool:
+        """Note the positions of a replSetUpdatePosition or of a fetch; they count only from a member of this set and in
+        this node's term. Return whether they do.
 
         A report of an earlier term may name a position from which its member has rolled back since.
         """
         node = self.node
         if node.is_other_set(node.set_name, request.set_id):
-            node.reply(request_id, other_set_refusal(node))
-            return
+            return False
         is_known = node.config is not None and node.config.member(request.sender_id) is not None
         if is_known and node.term_refusal(request.term) is None:
             self._elections.observe_term(request.term)
         if not is_known or request.term != node.term:
-            node.reply(request_id, ProgressReply(node.term, accepted=False))
-            return
+            return False
         for progress in request.progress:
             peer, position = node.peer_of(progress.member_id), progress.position
             if peer is None or max(position.last_applied, position.last_durable).term > request.term:
@@ -296,4 +309,4 @@ class Heartbeats:
         self._leader.on_progress_changed()
         self._leader.advance_catch_up()
         self._reconfigs.advance()
-        node.reply(request_id, ProgressReply(node.term, accepted=True))
+        return True

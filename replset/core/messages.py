@@ -130,8 +130,12 @@ class ProgressRequest:
 
 @dataclass(frozen=True, slots=True)
 class ProgressReply:
+    """Answer to a replSetUpdatePosition. commit_point, commit_term: see HeartbeatReply."""
+
     term: int
     accepted: bool
+    commit_point: OpTime = OPTIME_NULL
+    commit_term: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +252,13 @@ class LocalPosition:
     """The store's newest committed and newest synced entries (after each group, each sync, a rollback, a copy)."""
 
     position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class FetchProgress:
+    """The position that came with another member's fetch request. The page answers it, so the core does not."""
+
+    progress: ProgressRequest
 
 
 class SourceProblem(Enum):
@@ -376,6 +387,7 @@ class ShutdownStarted:
 
 Report = (
     LocalPosition
+    | FetchProgress
     | SourceBatch
     | SourceFailed
     | DamageFound

@@ -24,6 +24,7 @@ from replset.core.messages import (
     DamageFound,
     DiskStalled,
     DrainFinished,
+    FetchProgress,
     FreezeRequest,
     HeartbeatReply,
     HeartbeatRequest,
@@ -131,9 +132,15 @@ class Node:
             case Response():
                 self._on_response(message)
             case Request(request_id, ProgressRequest() as progress) if progress.term == state.term:
-                self._heartbeats.on_progress(request_id, progress)
+                self._heartbeats.on_progress_request(request_id, progress)
                 self._stepdowns.advance()
                 return self._take_effects()  # no timer can have changed
+            case FetchProgress(progress) if progress.term == state.term:
+                self._heartbeats.on_progress(progress)
+                self._stepdowns.advance()
+                return self._take_effects()  # no timer can have changed
+            case FetchProgress(progress):
+                self._heartbeats.on_progress(progress)
             case Request(request_id, body):
                 self._on_request(request_id, body)
             case LocalPosition(position):
@@ -189,7 +196,7 @@ class Node:
             case VoteRequest():
                 self._elections.on_vote_request(request_id, body)
             case ProgressRequest():
-                self._heartbeats.on_progress(request_id, body)
+                self._heartbeats.on_progress_request(request_id, body)
             case StepUpRequest():
                 self._elections.on_step_up_request(request_id, body)
             case InitiateRequest():
@@ -213,7 +220,9 @@ class Node:
         elif self._reconfigs.awaits(response.request_id):
             self._reconfigs.on_response(response)
         elif isinstance(body, VoteReply | ProgressReply | HeartbeatReply):
-            self._elections.accept_term(response.to, body.term)
+            is_accepted = self._elections.accept_term(response.to, body.term)
+            if isinstance(body, ProgressReply) and is_accepted:
+                self._heartbeats.on_progress_reply(body)
 
     def _run_due(self) -> None:
         """Let every part do what is due now."""

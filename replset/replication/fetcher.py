@@ -4,6 +4,9 @@ Each source has one session: a task that asks for page after page (long polls, r
 in order, with a small buffer between. A page is buffered only when its entries give the hash chain that it ends with,
 and applied only when it continues exactly behind the newest entry here, by term, timestamp and chain. The core decides
 what follows when a source does not fit.
+
+Each request carries this member's position. If a page was the source's last one, the next request waits until that page
+is on disk here: one message from each secondary is then enough for a majority write.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from replset.bson import RawDocument
 from replset.core.messages import SourceBatch, SourceFailed, SourceProblem
 from replset.core.node import Node
 from replset.core.term_limits import is_plausible_term
@@ -38,6 +42,9 @@ log = logging.getLogger("replset.fetcher")
 
 APPLY_SLICE_MS = 10
 """How long one group of applied entries may hold the event loop."""
+SETTLE_MS = 10
+"""How long the next request waits for the sync of the last page, whose position it is to carry. A sync that takes
+longer is reported on its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,8 @@ class _Session:
     rollback_id: int = -1
     known_commit_point: OpTime = OPTIME_NULL
     known_term: int = 0
+    settled: asyncio.Future[None] | None = None  # while the next request waits for the sync of the last page
+    awaits_applied: bool = False  # see FetchReply
     fetching: asyncio.Task[None] | None = None
     applying: asyncio.Task[None] | None = None
 
@@ -78,17 +87,24 @@ class Fetcher:
         peer: MemberClient,
         node: Node,
         on_applied: Callable[[], None],
+        last_durable: Callable[[], OpTime],
+        progress: Callable[[], RawDocument | None] = lambda: None,
+        awaits_commit_point: Callable[[], bool] = lambda: False,
         is_paused: Callable[[], bool] = lambda: False,
         options: FetchOptions | None = None,
     ) -> None:
         """on_applied: called after each committed group, when the store's newest entry moved on.
 
-        is_paused: whether a fail point holds back what is fetched.
+        progress: this member's position, as a replSetUpdatePosition; None: it does not count. awaits_commit_point:
+        whether a reader here waits for the commit point. is_paused: whether a fail point holds back what is fetched.
         """
         self._context = context
         self._peer = peer
         self._node = node
         self._on_applied = on_applied
+        self._last_durable = last_durable
+        self._progress = progress
+        self._awaits_commit_point = awaits_commit_point
         self._is_paused = is_paused
         self._options = options or FetchOptions()
         self._session: _Session | None = None
@@ -103,6 +119,20 @@ class Fetcher:
         """The newest entry that is here, applied or not."""
         newest = self._context.store.last_applied
         return newest if self._session is None else max(newest, self._session.last_fetched)
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether a request that carries the position is about to go. Then no report of its own is needed."""
+        return self._session is not None and self._session.settled is not None
+
+    def on_moved(self) -> None:
+        """Handle a move of last_applied or last_durable: the next request may go."""
+        session = self._session
+        if session is None or session.settled is None or session.settled.done():
+            return
+        reached = self._context.store.last_applied if session.awaits_applied else self._last_durable()
+        if reached >= session.last_fetched:
+            session.settled.set_result(None)
 
     def start(self, source: HostPort) -> None:
         """Tail `source` from my newest entry; a session with another one ends at once."""
@@ -183,6 +213,19 @@ class Fetcher:
             session.known_commit_point = page.commit_point
             session.known_term = page.term
             wait_ms = self._node.election_timeout_ms() // 2
+            if page.entries and not page.has_more:
+                await self._settle(session, page.awaits_applied)
+
+    async def _settle(self, session: _Session, awaits_applied: bool) -> None:
+        """Wait until what is fetched is on disk, or applied where that is awaited, for at most SETTLE_MS."""
+        loop = asyncio.get_running_loop()
+        session.awaits_applied, session.settled = awaits_applied, loop.create_future()
+        timer = loop.call_later(SETTLE_MS / 1000, _finish, session.settled)
+        try:
+            await session.settled
+        finally:
+            timer.cancel()
+            session.settled = None
 
     async def _fetch_page(self, session: _Session, wait_ms: int) -> FetchReply | SourceFailed:
         request = FetchRequest(
@@ -193,6 +236,8 @@ class Fetcher:
             max(session.known_term, self._node.term),
             max(session.known_commit_point, self._node.commit_point),
             session.rollback_id,
+            self._awaits_commit_point(),
+            self._progress(),
         )
         source = session.source
         try:
@@ -354,6 +399,11 @@ class Fetcher:
             if stop > start:
                 return stop
             await asyncio.sleep(min(1_000, max(1, OplogEntry(page.entries[start]).wall_ms - oldest_allowed)) / 1000)
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _failure(source: HostPort, problem: SourceProblem, detail: str) -> SourceFailed:

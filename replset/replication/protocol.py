@@ -14,6 +14,7 @@ from typing import Self, TypeVar
 from replset.bson import Int64, RawDocument, walk
 from replset.errors import RemoteProtocolError, ReplError
 from replset.ids import OpTime
+from replset.oplog_entry import OplogEntry
 from replset.optime import optime_document, parse_optime
 
 T = TypeVar("T")
@@ -33,6 +34,13 @@ def _field(document: RawDocument, name: str, kind: type[T]) -> T:
     return value
 
 
+def _document(document: RawDocument, name: str) -> RawDocument:
+    raw = document.get_raw(name)
+    if raw is None or document.type_of(name) != 3:
+        raise RemoteProtocolError(f"field {name!r} is not a document")
+    return RawDocument(raw)
+
+
 def check_ok(reply: RawDocument) -> None:
     """Raise the error that a reply with `ok: 0` holds."""
     if reply.get("ok") != 1:
@@ -44,8 +52,9 @@ def check_ok(reply: RawDocument) -> None:
 class FetchRequest:
     """Asks for the entries after `after`, where this member's hash chain is `chain`; waits up to `max_await_ms`.
 
-    Answered at once when the commit point is beyond `known_commit_point`, or when the rollback id is not
-    `known_rollback_id` (-1: unknown, and then no reason to answer at once).
+    Answered at once when the rollback id is not `known_rollback_id` (-1: unknown, and then no reason to answer at
+    once), and soon when the commit point is beyond `known_commit_point`: at once if somebody waits for that here
+    (`awaits_commit_point`). progress: this member's position, as a replSetUpdatePosition; None: it does not count.
     """
 
     after: OpTime
@@ -55,9 +64,11 @@ class FetchRequest:
     term: int
     known_commit_point: OpTime
     known_rollback_id: int
+    awaits_commit_point: bool = False
+    progress: RawDocument | None = None
 
     def document(self) -> dict[str, object]:
-        return {
+        document: dict[str, object] = {
             "replSetOplogFetch": 1,
             "after": {**optime_document(self.after), "chain": Int64(self.chain)},
             "maxBytes": self.max_bytes,
@@ -66,6 +77,11 @@ class FetchRequest:
             "knownCommitPoint": optime_document(self.known_commit_point),
             "knownRollbackId": self.known_rollback_id,
         }
+        if self.awaits_commit_point:
+            document["awaitsCommitPoint"] = True
+        if self.progress is not None:
+            document["progress"] = self.progress
+        return document
 
     @classmethod
     def parse(cls, body: RawDocument) -> Self:
@@ -78,6 +94,8 @@ class FetchRequest:
             _field(body, "term", int),
             parse_optime(body.get("knownCommitPoint")),
             _field(body, "knownRollbackId", int),
+            body.get("awaitsCommitPoint") is True,
+            _document(body, "progress") if "progress" in body else None,
         )
 
 
@@ -87,7 +105,8 @@ class FetchReply:
 
     end_chain: the chain at the last of them; a page that does not give it is not applied. matched: whether the entry
     that was asked for is in the source's log; if not, `entries` is empty and `prev` means nothing. commit_term: the
-    term of the primary that committed `commit_point`.
+    term of the primary that committed `commit_point`. awaits_applied: somebody at the source waits until members have
+    applied the entries, in memory too (w: 2 without j), so the position is reported before the entries are synced.
     """
 
     matched: bool
@@ -103,9 +122,15 @@ class FetchReply:
     oldest: OpTime
     commit_point: OpTime
     commit_term: int = 0
+    awaits_applied: bool = False
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the source has entries behind this page already."""
+        return bool(self.entries) and OplogEntry(self.entries[-1]).optime < self.newest
 
     def document(self) -> dict[str, object]:
-        return {
+        document: dict[str, object] = {
             "ok": 1.0,
             "matched": self.matched,
             "batch": [RawDocument(entry) for entry in self.entries],
@@ -120,6 +145,9 @@ class FetchReply:
             "commitPoint": optime_document(self.commit_point),
             "commitTerm": Int64(self.commit_term),
         }
+        if self.awaits_applied:
+            document["awaitsApplied"] = True
+        return document
 
     @classmethod
     def parse(cls, reply: RawDocument) -> Self:
@@ -148,6 +176,7 @@ class FetchReply:
             parse_optime(reply.get("oldest")),
             parse_optime(reply.get("commitPoint")),
             _field(reply, "commitTerm", int) if "commitTerm" in reply else 0,
+            reply.get("awaitsApplied") is True,
         )
 
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self, TypeVar
 
-from replset.bson import ObjectId
+from replset.bson import ObjectId, RawDocument, encode
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.fail_points import FailPoints
 from replset.commands.messages import parse_reply, request_document
@@ -52,7 +52,9 @@ from replset.core.messages import (
     DamageFound,
     DiskStalled,
     DrainFinished,
+    FetchProgress,
     LocalPosition,
+    ProgressRequest,
     ReplyBody,
     Report,
     RequestBody,
@@ -112,6 +114,8 @@ T = TypeVar("T")
 
 INSECURE = "started with --insecure-members: anybody who reaches the wire port can act as a member of the set"
 REFRESH_EVERY_S = 10
+AWAITED_MS = 1_000
+"""How long a wait for positions or for the commit point is remembered: others then tell them without delay."""
 CLIENT_THREADS = 8
 
 
@@ -237,6 +241,7 @@ class RunningMember:
         self._is_started = False
         self._is_stopping = False
         self._is_disk_full = False
+        self._applied_awaited_at = self._commit_point_awaited_at = -AWAITED_MS
         self._rolling_back = rolling_back
         self._changes = Notifier()
         self._topology = Notifier()
@@ -330,6 +335,9 @@ class RunningMember:
             peer=set_peer,
             node=self.node,
             on_applied=self._on_committed,
+            last_durable=lambda: self.durability.last_durable,
+            progress=self._position_document,
+            awaits_commit_point=lambda: self._is_recent(self._commit_point_awaited_at),
             is_paused=lambda: self.fail_points.stops_replication,
             options=steps.fetch,
         )
@@ -478,7 +486,9 @@ class RunningMember:
         """Report that last_applied or last_durable changed."""
         self.shell.feed(LocalPosition(self.durability.position()))
         self.write_waiters.release()
-        self._progress.notify()
+        self._fetcher.on_moved()
+        if not self._fetcher.is_settling:
+            self._progress.notify()
 
     def _on_undone(self) -> None:
         """Close all cursors after a rollback. They would read entries and documents that the rollback removed."""
@@ -532,7 +542,6 @@ class RunningMember:
                 self.write_waiters.release()
             case StartFetching(source):
                 self._fetcher.start(source)
-                self._progress.notify()
             case StopFetching():
                 self._fetcher.stop()
             case Drain(term):
@@ -641,6 +650,31 @@ class RunningMember:
             left = deadline - self.clock.now()
             if left <= 0 or not await self._topology.wait(left):
                 return
+
+    @property
+    def awaits_applied(self) -> bool:
+        config = self.node.config
+        return self._is_recent(self._applied_awaited_at) or (
+            config is not None and not config.write_concern_majority_journal_default
+        )
+
+    def on_applied_awaited(self) -> None:
+        self._applied_awaited_at = self.clock.now()
+
+    def on_commit_point_awaited(self) -> None:
+        self._commit_point_awaited_at = self.clock.now()
+        self._progress.notify()
+
+    def _is_recent(self, at: int) -> bool:
+        return self.clock.now() - at < AWAITED_MS
+
+    def on_fetch_progress(self, progress: ProgressRequest) -> None:
+        if self._is_started:
+            self.shell.feed(FetchProgress(progress))
+
+    def _position_document(self) -> RawDocument | None:
+        progress = self.node.progress_request()
+        return None if progress is None else RawDocument(encode(request_document(progress)))
 
     def cut(self, hosts: Sequence[HostPort], direction: Literal["both", "in", "out"]) -> None:
         self.peer.cut(hosts, direction)

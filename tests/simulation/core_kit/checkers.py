@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 from replset.config import Member, ReplSetConfig
 from replset.core.effects import Effect, LastVote, Persist
 from replset.core.member_state import MemberState
-from replset.core.messages import HeartbeatReply, Message, Position, ProgressRequest, Request, Response, VoteRequest
+from replset.core.messages import (
+    FetchProgress,
+    HeartbeatReply,
+    Message,
+    Position,
+    ProgressRequest,
+    Request,
+    Response,
+    VoteRequest,
+)
 from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
 
 if TYPE_CHECKING:
@@ -88,7 +97,9 @@ class CoreCheckers:
             case Response(to=sender, body=HeartbeatReply()):
                 peer = node.peer_at(sender)
                 return None if peer is None or peer.heartbeat_id == message.request_id else self._known(machine, sender)
-            case Request(body=ProgressRequest(term=term, sender_id=number)) if term < node.term:
+            case Request(body=ProgressRequest(term=term, sender_id=number)) | FetchProgress(
+                ProgressRequest(term=term, sender_id=number)
+            ) if term < node.term:
                 row = None if node.config is None else node.config.member(number)
                 return None if row is None else self._known(machine, row.host)
         return None

@@ -38,6 +38,7 @@ from replset.core.effects import (
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     DrainFinished,
+    FetchProgress,
     InitialSyncEnded,
     InitialSyncStarted,
     LocalPosition,
@@ -310,12 +311,13 @@ class CoreMachine:
             self.cluster.send(self, Send(0, self.source, request, Millis(500)))
 
     def fetch(self, session: int) -> None:
-        """One page, then the next one."""
+        """One page, then the next one. Each request carries the position of the moment at which it was made."""
         cluster, address = self.cluster, self.source
         if session != self.session or address is None:
             return
         source = cluster.machines[address]
         mine = self.disk.log[-1] if self.disk.log else None
+        progress = self.node.progress_request()
         answered: list[bool] = []
 
         def answer(then: Callable[[], None]) -> None:
@@ -329,6 +331,8 @@ class CoreMachine:
 
         def serve() -> None:
             node, log = source.node, source.disk.log
+            if source.alive and progress is not None:
+                source.feed(FetchProgress(progress))
             if not source.alive:
                 back(lambda: self.fail(SourceProblem.UNREACHABLE, address))
             elif node.state not in (MemberState.PRIMARY, MemberState.SECONDARY, MemberState.RECOVERING):

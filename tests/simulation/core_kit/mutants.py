@@ -178,11 +178,11 @@ def late_answer_taken(patch: pytest.MonkeyPatch) -> None:
 
 
 def old_report_counted(patch: pytest.MonkeyPatch) -> None:
-    """A report of progress from an earlier term counts."""
+    """A report of progress from an earlier term counts, sent alone or with a fetch."""
     real = Heartbeats.on_progress
 
-    def on_progress(self: Heartbeats, request_id: int, request: ProgressRequest) -> None:
-        real(self, request_id, replace(request, term=max(request.term, self.node.term)))
+    def on_progress(self: Heartbeats, request: ProgressRequest) -> bool:
+        return real(self, replace(request, term=max(request.term, self.node.term)))
 
     patch.setattr(Heartbeats, "on_progress", on_progress)
 

@@ -240,7 +240,7 @@ def test_progress_of_an_older_term_does_not_count() -> None:
     answer = asked(node, ProgressRequest(MemberId(1), 1, 1, 1, (row,)))
     assert answer == ProgressReply(2, accepted=False)
     assert node.commit_point == OPTIME_NULL
-    assert asked(node, ProgressRequest(MemberId(1), 2, 1, 2, (row,))) == ProgressReply(2, accepted=True)
+    assert asked(node, ProgressRequest(MemberId(1), 2, 1, 2, (row,))) == ProgressReply(2, True, at(2), 2)
     assert node.commit_point == at(2)
 
 

@@ -12,7 +12,7 @@ from replset.bson import Binary, Int64, RawDocument, decode, encode, encode_key
 from replset.commands.oplog_fetch import oplog_fetch, oplog_probe
 from replset.commands.snapshot_server import SnapshotOptions, SnapshotServer
 from replset.core.member_state import MemberState
-from replset.core.messages import Report
+from replset.core.messages import ProgressRequest, Report
 from replset.errors import HostUnreachableError, ReplError
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 from replset.oplog_entry import (
@@ -139,6 +139,11 @@ class Member:
         self.doubts: list[OpTime] = []
         self.marker = False
         self.syncs = 0
+        self.told: list[ProgressRequest] = []
+        self.durable: OpTime | None = None  # None: as far as it is applied
+        self.progress: RawDocument | None = None
+        self.awaits_commit_point = False
+        self.awaits_applied = False
         self.claimed: list[OpTime] = []
         self.claims_as = ""
         self._news = asyncio.Event()
@@ -160,6 +165,9 @@ class Member:
             peer=network,
             node=self.node,  # type: ignore[arg-type]
             on_applied=self.moved,
+            last_durable=lambda: self.store.last_applied if self.durable is None else self.durable,
+            progress=lambda: self.progress,
+            awaits_commit_point=lambda: self.awaits_commit_point,
             options=FetchOptions(max_bytes=2_000),
         )
         self.snapshots = SnapshotServer(
@@ -215,8 +223,12 @@ class Member:
     def on_chain_mismatch(self, at: OpTime) -> None:
         self.doubts.append(at)
 
+    def on_fetch_progress(self, progress: ProgressRequest) -> None:
+        self.told.append(progress)
+
     def moved(self) -> None:
         self.moves += 1
+        self.fetcher.on_moved()
         self._news.set()
         self._news = asyncio.Event()
 

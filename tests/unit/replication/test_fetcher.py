@@ -5,17 +5,27 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from replset.bson import Int64, RawDocument, Timestamp, encode
-from replset.commands.oplog_fetch import fetch_now, has_changes, oplog_fetch, oplog_probe
+from replset.commands import oplog_fetch as oplog_fetch_module
+from replset.commands.messages import request_document
+from replset.commands.oplog_fetch import fetch_now, has_news, oplog_fetch, oplog_probe
 from replset.core.member_state import MemberState
-from replset.core.messages import SourceBatch, SourceFailed, SourceProblem
+from replset.core.messages import (
+    MemberProgress,
+    Position,
+    ProgressRequest,
+    SourceBatch,
+    SourceFailed,
+    SourceProblem,
+)
 from replset.errors import DamagedEntryError, NotPrimaryOrSecondaryError, OutOfDiskSpaceError, RemoteProtocolError
-from replset.ids import OPTIME_NULL, HostPort, OpTime
+from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
 from replset.oplog_row import chain_after
 from replset.query.diff import apply_update_bytes
 from replset.replication import applier as applier_module
@@ -95,6 +105,113 @@ def test_the_commit_point_comes_at_once(members: tuple[Member, Member]) -> None:
         await asyncio.sleep(0.05)
         assert len(mine.network.calls) <= count + 1, "no answer twice for the same news"
         mine.fetcher.stop()
+
+    run(test)
+
+
+def fetches(mine: Member) -> list[dict[str, object]]:
+    return [call for call in mine.network.calls if "replSetOplogFetch" in call]
+
+
+@pytest.mark.parametrize("awaits_applied", [False, True])
+def test_the_next_request_waits_for_the_sync_of_the_last_page(
+    members: tuple[Member, Member], awaits_applied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It carries the position then, so no report is needed. Where it is awaited, what is applied is reported first."""
+    source, mine = members
+    monkeypatch.setattr(fetcher_module, "SETTLE_MS", 60_000)
+    source.awaits_applied = awaits_applied
+
+    async def test() -> None:
+        mine.node.timeout_ms = 40_000
+        mine.durable = mine.store.last_applied
+        mine.fetcher.start(SOURCE)
+        await until(lambda: mine.reports)
+        count = len(fetches(mine))
+        at = source.insert(NS, {"_id": "new"})
+        await until(lambda: mine.store.last_applied == at)
+        if awaits_applied:
+            await until(lambda: len(fetches(mine)) == count + 1)
+        else:
+            await asyncio.sleep(0.05)
+            assert len(fetches(mine)) == count
+            assert mine.fetcher.is_settling
+            mine.durable = at
+            mine.fetcher.on_moved()
+            await until(lambda: len(fetches(mine)) == count + 1)
+        assert not mine.fetcher.is_settling
+        mine.fetcher.stop()
+
+    run(test)
+
+
+def test_a_slow_sync_does_not_hold_back_the_next_request(members: tuple[Member, Member]) -> None:
+    source, mine = members
+
+    async def test() -> None:
+        mine.node.timeout_ms = 40_000
+        mine.durable = mine.store.last_applied
+        mine.fetcher.start(SOURCE)
+        for name in ("one", "two"):
+            at = source.insert(NS, {"_id": name})
+            await until(lambda at=at: mine.store.last_applied == at)  # type: ignore[misc]
+        mine.fetcher.stop()
+
+    run(test)
+
+
+def test_pages_are_fetched_ahead_while_the_source_has_more(
+    members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, mine = members
+    monkeypatch.setattr(fetcher_module, "SETTLE_MS", 60_000)
+    source.insert(NS, *numbered(range(100, 200)))
+
+    async def test() -> None:
+        mine.node.timeout_ms = 40_000
+        mine.durable = mine.store.last_applied
+        mine.fetcher.start(SOURCE)
+        await until(lambda: mine.store.last_applied == source.store.last_applied)
+        assert len(fetches(mine)) > 2
+        mine.fetcher.stop()
+
+    run(test)
+
+
+def test_the_position_comes_with_the_request(members: tuple[Member, Member]) -> None:
+    source, mine = members
+    rows = (MemberProgress(MemberId(3), "inc", Position(OpTime(1, 5), OpTime(1, 4), 0, 0)),)
+    progress = ProgressRequest(MemberId(3), 1, 2, 1, rows)
+    mine.progress = RawDocument(encode(request_document(progress)))
+    mine.awaits_commit_point = True
+
+    async def test() -> None:
+        mine.fetcher.start(SOURCE)
+        await until(lambda: source.told)
+        mine.fetcher.stop()
+
+    run(test)
+    assert source.told[0] == progress
+    assert fetches(mine)[0]["awaitsCommitPoint"] is True
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_a_commit_point_alone_waits_for_entries_unless_somebody_waits_for_it(
+    members: tuple[Member, Member], is_awaited: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, _ = members
+    monkeypatch.setattr(oplog_fetch_module, "COMMIT_POINT_DELAY_MS", 60_000)
+    asked = replace(request(source.store.last_applied, 50_000), awaits_commit_point=is_awaited)
+
+    async def test() -> None:
+        poll = asyncio.get_running_loop().create_task(oplog_fetch(source, RawDocument(encode(asked.document()))))
+        await asyncio.sleep(0.01)
+        source.node.commit_point = source.store.last_applied
+        source.moved()
+        await asyncio.sleep(0.03)
+        assert poll.done() == is_awaited
+        source.insert(NS, {"_id": "with it"})
+        assert FetchReply.parse(RawDocument(encode(await poll))).commit_point == source.node.commit_point
 
     run(test)
 
@@ -476,6 +593,9 @@ def test_private_documents_round_trip(members: tuple[Member, Member]) -> None:
         ("maxBytes", True),
         ("term", None),
         ("knownCommitPoint", {}),
+        ("progress", 5),
+        ("progress", {"replSetHeartbeat": "rs0"}),
+        ("progress", {"replSetUpdatePosition": 1, "optimes": [{}], "senderId": 1, "term": Int64(1)}),
     ],
 )
 def test_a_malformed_request_is_the_askers_fault(members: tuple[Member, Member], field: str, value: object) -> None:
@@ -492,21 +612,20 @@ def test_an_unknown_place_is_answered_at_once(members: tuple[Member, Member]) ->
         reply = fetch_now(source, request(after))
         assert not reply.matched
         assert reply.entries == []
-        assert has_changes(reply, request(after))
+        assert has_news(source, request(after))
     assert fetch_now(source, request(newest)).matched
-    assert not has_changes(fetch_now(source, request(newest)), request(newest))
+    assert not has_news(source, request(newest))
 
 
 def test_a_changed_rollback_id_or_term_is_news(members: tuple[Member, Member]) -> None:
     source, _ = members
     newest, rollback_id = source.store.last_applied, source.store.rollback_id
-    reply = fetch_now(source, request(newest))
     asked = request(newest)
     known = FetchRequest(asked.after, 0, 1, 1, 1, OPTIME_NULL, rollback_id)
-    assert not has_changes(reply, known)
-    assert has_changes(reply, FetchRequest(asked.after, 0, 1, 1, 1, OPTIME_NULL, rollback_id - 1))
+    assert not has_news(source, known)
+    assert has_news(source, FetchRequest(asked.after, 0, 1, 1, 1, OPTIME_NULL, rollback_id - 1))
     source.node.term = 2
-    assert has_changes(fetch_now(source, asked), asked)
+    assert has_news(source, asked)
 
 
 def test_the_commit_point_told_is_never_beyond_the_log(members: tuple[Member, Member]) -> None:
