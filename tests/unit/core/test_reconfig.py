@@ -237,6 +237,7 @@ def test_a_removed_member_knows_it_and_comes_back() -> None:
     cluster.until(lambda: cluster[gone].node.state is MemberState.REMOVED)
     leader.write("without it")
     assert cluster[gone].node.sync_source is None
+    cluster.until(lambda: cluster[gone].disk.config == cluster[gone].node.config)
     cluster[gone].crash()
     cluster[gone].boot()
     assert cluster[gone].node.state is MemberState.REMOVED
