@@ -1,4 +1,4 @@
-"""Reports this member's position to its sync source (map R8): at once when it moves, and at a fixed interval.
+"""Reports this member's position to its sync source (map R8) where no fetch is about to carry it, and at an interval.
 
 One report is under way at a time. What moves meanwhile goes into the next one, so only the newest position is sent. The
 core makes the report (`Node.progress_request`).

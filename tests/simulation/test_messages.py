@@ -36,6 +36,8 @@ def test_each_secondary_sends_one_message_for_a_write(
         for _ in range(WRITES):
             assert scenario.write(scenario.primary, concern=concern).outcome == "ok"
         primary = scenario.cluster.host(scenario.primary)
-        rows = {name: number for (host, name), number in asked.items() if host == primary and name != "replSetHeartbeat"}
+        rows = {
+            name: number for (host, name), number in asked.items() if host == primary and name != "replSetHeartbeat"
+        }
         assert sum(rows.values()) / WRITES <= most, rows
         assert rows["replSetOplogFetch"] >= WRITES, "the secondaries did follow"
