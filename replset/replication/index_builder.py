@@ -31,7 +31,7 @@ from replset.storage.indexes import Index
 log = logging.getLogger("replset.index_builder")
 
 SLICE_MS = 5
-INTERVAL_S = 0.1
+INTERVAL_S = 0.5
 """Between two looks for builds, on a member where nobody waits for one."""
 FULL_DISK_PAUSE_S = 1.0
 
@@ -109,12 +109,11 @@ class IndexBuilder:
 
     async def run(self) -> None:
         """Work until cancelled. A storage error but a full disk is raised; the member must stop then."""
+        loop = asyncio.get_running_loop()
         while True:
-            try:
-                async with asyncio.timeout(INTERVAL_S):
-                    await self._wanted.wait()
-            except TimeoutError:
-                pass
+            timer = loop.call_later(INTERVAL_S, self._wanted.set)
+            await self._wanted.wait()
+            timer.cancel()
             self._wanted.clear()
             await self.work()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from replset.errors import CorruptDataError, OutOfDiskSpaceError
-from replset.ids import Millis
+from replset.ids import Millis, OpTime
 from replset.replication.context import MemberContext
 from replset.storage.retention import remove_old_data
 from replset.storage.store import Store
@@ -39,6 +39,7 @@ class Housekeeper:
         self._on_disk_space = on_disk_space
         self._on_damage = on_damage
         self._is_disk_full = False
+        self._quiet_at: tuple[OpTime, OpTime] | None = None
         self._rechecked: Store | None = None
         self._recheck_after = 0
         self._recheck_due = Millis(0)
@@ -57,15 +58,23 @@ class Housekeeper:
                 if looks_for_space and store.has_disk_space():
                     self._on_disk_space()
                 self._recheck(store)
-                if looks_for_space or not self._is_disk_full:
+                if looks_for_space or not (self._is_disk_full or self._is_quiet(store)):
                     await self._round(store)
+
+    def _is_quiet(self, store: Store) -> bool:
+        """Whether nothing was written since a round that found nothing to do. An idle member does a round in eight."""
+        unchanged = (store.last_applied, store.commit_point) == self._quiet_at
+        return unchanged and not store.wal.needs_checkpoint and not store.wal.needs_last_pass
 
     async def _round(self, store: Store) -> None:
         """Do each part by itself: a checkpoint may free the space that removing old data needs, and the other way."""
         self._is_disk_full = False
+        self._quiet_at = None
         with self._unless_full("pruning and trimming"):
             if await self._slice(store):
                 await self._more_slices(store)
+            else:
+                self._quiet_at = store.last_applied, store.commit_point
         with self._unless_full("the checkpoint"):
             if store.wal.needs_checkpoint:
                 await self._context.workers.run(store.wal.checkpoint)

@@ -13,6 +13,9 @@ log = logging.getLogger("replset.watchdog")
 
 LIMIT_S = 0.05
 BEAT_S = 0.02
+IDLE_BEAT_S = 0.25
+"""Between two beats while the process uses less than BUSY of a core: beats were half of what an idle member used."""
+BUSY = 0.05
 REPORT_EVERY_S = 60.0
 
 
@@ -41,11 +44,15 @@ class StallReports:
 
 
 class Watchdog:
-    """Watches the event loop from a thread, and reports the stack of what blocks it over 50 ms, once for each stall."""
+    """Watches the event loop from a thread, and reports the stack of what blocks it over 50 ms, once for each stall.
+
+    While the process is nearly idle it looks less often, and may miss a stall of under half a second.
+    """
 
     def __init__(self) -> None:
         self.reports = StallReports()
-        self._beat_at = time.monotonic()
+        self._interval_s = BEAT_S
+        self._due_at = time.monotonic()
         self._stopped = threading.Event()
         self._loop_thread = threading.get_ident()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -62,19 +69,23 @@ class Watchdog:
             self._timer.cancel()
 
     def _beat(self) -> None:
-        self._beat_at = time.monotonic()
-        self._timer = asyncio.get_running_loop().call_later(BEAT_S, self._beat)
+        interval_s = self._interval_s
+        self._due_at = time.monotonic() + interval_s
+        self._timer = asyncio.get_running_loop().call_later(interval_s, self._beat)
 
     def _watch(self) -> None:
-        reported = 0.0
-        while not self._stopped.wait(BEAT_S):
-            beat_at = self._beat_at
-            now = time.monotonic()
-            blocked_s = now - beat_at - BEAT_S
-            if blocked_s > LIMIT_S and beat_at != reported:
-                reported = beat_at
+        reported, looked_at, used_s = 0.0, time.monotonic(), time.process_time()
+        while not self._stopped.wait(self._interval_s):
+            due_at = self._due_at
+            now, used_now_s = time.monotonic(), time.process_time()
+            blocked_s = now - due_at
+            if blocked_s > LIMIT_S and due_at != reported:
+                reported = due_at
                 frame = sys._current_frames().get(self._loop_thread)
                 where = "".join(traceback.format_stack(frame)[-3:]).rstrip() if frame is not None else "?"
                 text = self.reports.on_stall(now, int(blocked_s * 1000), where)
                 if text is not None:
                     log.info("%s", text)
+            is_busy = used_now_s - used_s > BUSY * (now - looked_at)
+            self._interval_s = BEAT_S if is_busy else IDLE_BEAT_S
+            looked_at, used_s = now, used_now_s

@@ -64,7 +64,7 @@ class StoreOptions:
     min_free_bytes: int = 256 << 20
     checkpoint_bytes: int = 16 << 20
     wal_limit_bytes: int = 256 << 20
-    cache_bytes: int = 64 << 20
+    cache_bytes: int = 16 << 20
     tail_bytes: int = 8 << 20
 
 

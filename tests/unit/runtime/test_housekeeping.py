@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from replset.errors import CorruptDataError, OutOfDiskSpaceError, StorageError
+from replset.ids import OPTIME_NULL, OpTime
 from replset.runtime.housekeeping import INTERVAL_S, READER_PAUSE_MS, RECHECK_EVERY_MS, SPACE_EVERY, Housekeeper
 from tests.simulation.kit.clock import SimClock
 from tests.unit.runtime.kit import context_of, on_virtual_time
@@ -30,6 +31,7 @@ class FakeStore:
         self.wal = self.readers = self
         self.is_read = False
         self.rechecked: list[int] = []
+        self.last_applied = self.commit_point = OPTIME_NULL
 
     def has_disk_space(self) -> bool:
         return self.free
@@ -179,6 +181,20 @@ def test_the_oplog_is_checked_slice_by_slice_and_again_an_hour_later() -> None:
         rig.store = rig.context.store = FakeStore()  # type: ignore[assignment]
         await rig.rounds(2)
         assert rig.store.rechecked == [0, 1], "another copy is another disk's"
+
+    with_rig(scenario)
+
+
+def test_an_idle_member_does_a_round_in_eight_and_a_write_wakes_it() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.store.needs_checkpoint = False
+        assert await rig.rounds(1 + 2 * SPACE_EVERY) == ["slice"] * 3
+        rig.store.last_applied = OpTime(1, 1)
+        assert await rig.rounds(2) == ["slice"]
+        rig.store.commit_point = OpTime(1, 1)
+        assert await rig.rounds(2) == ["slice"]
+        rig.store.needs_checkpoint = True
+        assert await rig.rounds(2) == ["slice", "checkpoint"] * 2
 
     with_rig(scenario)
 
