@@ -53,7 +53,7 @@ class CommandContext:
     linearizable_term: of a linearizable read, the primary's term when it began. It must be confirmed in that term.
     session: None when the command names none. sessions: those in use on this member. has_written: set when the command
     fails after a part of it was committed. transaction: that the command is part of. operations: those that run on this
-    member. opened_by: of a getMore, the command that opened its cursor.
+    member. opened_by: of a getMore, the command that opened its cursor. collection: that it names, once that is read.
     """
 
     member: MemberPort
@@ -70,6 +70,7 @@ class CommandContext:
     has_written: bool = False
     transaction: Transaction | None = None
     opened_by: RawDocument | None = None
+    collection: str | None = None
 
     @property
     def in_transaction(self) -> bool:

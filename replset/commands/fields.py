@@ -21,6 +21,7 @@ from replset.errors import (
 
 _ABSENT = (None, 6, 10)
 _EMPTY = encode({})
+_FIRST = b"\x030\0"
 
 
 def wrong_type(command: str, name: str, kind: int | None, wanted: str) -> TypeMismatchError:
@@ -156,6 +157,8 @@ def documents(
     if kind != 4:
         raise wrong_type(command, name, kind, "array")
     raw = body.get_raw(name) or b""
+    if raw[4:7] == _FIRST and int.from_bytes(raw[7:11], "little") == len(raw) - 8 and not raw[-1]:
+        return [RawDocument(raw[7:-1])]  # one document, as most often: no walk through the array
     found: list[RawDocument] = []
     for index, (_, element, start, end) in enumerate(walk(raw)):
         if element != 3:

@@ -23,7 +23,7 @@ from replset.commands.fail_command import check_max_time, fail_get_more
 from replset.commands.filters import Filter, filter_of
 from replset.commands.find_by_id import find_by_id
 from replset.commands.hint import Hint, hint_of
-from replset.commands.namespaces import OPLOG, collection_field, namespace
+from replset.commands.namespaces import OPLOG, collection_field, collection_of, namespace
 from replset.commands.operations import SHOWN_BYTES
 from replset.commands.oplog_cursor import OplogCursor
 from replset.commands.plan import choose_plan, natural_direction
@@ -299,7 +299,7 @@ async def find(ctx: CommandContext) -> Reply:
 
 async def open_cursor(ctx: CommandContext, query: Query) -> tuple[Cursor, OpTime | None]:
     """Return the cursor of a query on the command's collection, and the point to read at (None: now)."""
-    name = collection_field(ctx.body, ctx.name)
+    name = collection_of(ctx)
     ns = namespace(ctx.database, name)
     concern = read_concern_of(ctx)
     if ns == OPLOG:

@@ -12,7 +12,7 @@ from replset.bson import RawDocument
 from replset.bson.decoding import FIXED_SIZE
 from replset.bson.keystring import encode_key_of
 from replset.commands.command import CommandContext
-from replset.commands.namespaces import collection_field, namespace
+from replset.commands.namespaces import collection_of, namespace
 from replset.commands.replies import encode_only_batch
 
 _SIMPLE: Final = frozenset(
@@ -40,7 +40,7 @@ def find_by_id(ctx: CommandContext) -> bytes | None:
     now = member.store.last_applied.ts
     if key is None or now == 0:
         return None
-    ns = namespace(ctx.database, collection_field(body, ctx.name))
+    ns = namespace(ctx.database, collection_of(ctx))
     coll = member.store.collection(ns)
     return encode_only_batch(None if coll is None else member.store.get(coll, key), ns, now)
 

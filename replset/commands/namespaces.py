@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from replset.bson import RawDocument
 from replset.commands.fields import missing, wrong_type
 from replset.errors import InvalidNamespaceError
+
+if TYPE_CHECKING:
+    from replset.commands.command import CommandContext
 
 MAX_DATABASE_BYTES = 63
 MAX_NAMESPACE_BYTES = 255
@@ -45,10 +49,20 @@ def writable_namespace(database: str, collection: str) -> str:
     return ns
 
 
+def collection_of(ctx: CommandContext) -> str:
+    """As `collection_field`, of this command. It is kept, since currentOp's table asks for it too."""
+    name = ctx.collection
+    if name is None:
+        name = ctx.collection = collection_field(ctx.body, ctx.name)
+    return name
+
+
 def collection_field(body: RawDocument, name: str) -> str:
     """The collection that the command names in its first field: a string, else 14 (or 73 when it is empty)."""
-    if body.type_of(name) == 2:
-        return str(body.get(name))
-    if body.type_of(name) is None:
+    found = body.get(name)
+    if type(found) is str:
+        return found
+    kind = body.type_of(name)
+    if kind is None:
         raise missing(name, name)
-    raise wrong_type(name, name, body.type_of(name), "string")
+    raise wrong_type(name, name, kind, "string")

@@ -77,7 +77,7 @@ class OperationTable:
         name = ctx.command.name
         if name not in KINDS:
             return
-        collection = ctx.body.get("collection" if name == "getMore" else ctx.name)
+        collection = ctx.collection or ctx.body.get("collection" if name == "getMore" else ctx.name)
         if not isinstance(collection, str):
             return
         key = (ctx.request.database, collection, name)

@@ -136,6 +136,7 @@ _BATCH = b"\x04firstBatch\0"
 _NO_OTHER = b"\0\x12id\0" + bytes(8) + b"\x02ns\0"
 _cursor_tail = Struct(f"<x{len(_OK)}s{len(_CLUSTER)}sII{len(_SIGNATURE)}s{len(_OPERATION)}sIIx")
 _int32 = Struct("<i").pack
+_timestamp = Struct("<II").pack
 
 
 def encode_only_batch(document: bytes | None, ns: str, operation_ts: int) -> bytes:
@@ -152,48 +153,22 @@ def encode_only_batch(document: bytes | None, ns: str, operation_ts: int) -> byt
 # --- a write's reply ----------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=64)
-def _write_reply_layout(names: tuple[str, ...]) -> tuple[Struct, tuple[bytes, ...], int]:
-    """The struct of such a reply with these counters in front, their element heads, and its size."""
-    heads = tuple(b"\x10" + name.encode() + b"\0" for name in names)
-    form = "<i" + "".join(f"{len(head)}si" for head in heads)
-    election = b"\x07electionId\0"
-    form += f"{len(election)}s12s{len(_OPTIME)}sII{len(_T)}sq{len(_OK)}s"
-    form += f"{len(_CLUSTER)}sII{len(_SIGNATURE)}s{len(_OPERATION)}sIIx"
-    struct = Struct(form)
-    return struct, heads, struct.size
-
-
-@lru_cache(maxsize=8)
-def _election_bytes(term: int) -> bytes:
-    return b"\x7f\xff\xff\xff" + term.to_bytes(8, "big")
+@lru_cache(maxsize=256)
+def _write_reply_parts(counters: tuple[tuple[str, int], ...], optime_term: int, term: int) -> tuple[bytes, ...]:
+    """The bytes before, between and behind the three timestamps of such a reply."""
+    numbers = b"".join(b"\x10" + name.encode() + b"\0" + _int32(value) for name, value in counters)
+    front = b"".join((numbers, b"\x07electionId\0", election_id(term).binary, _OPTIME))
+    middle = b"".join((_T, optime_term.to_bytes(8, "little"), _OK, _CLUSTER))
+    end = _SIGNATURE + _OPERATION
+    size = 4 + len(front) + 8 + len(middle) + 8 + len(end) + 8 + 1
+    return _int32(size) + front, middle, end
 
 
 def encode_write_reply(counters: tuple[tuple[str, int], ...], optime: OpTime, term: int) -> bytes:
     """The reply of a write without errors: the counters, then electionId, opTime, ok and the times."""
-    struct, heads, size = _write_reply_layout(tuple([name for name, _ in counters]))
-    inc, seconds = optime.ts & _INC_MASK, optime.ts >> 31
-    front: list[object] = [size]
-    for head, (_, value) in zip(heads, counters, strict=True):
-        front += (head, value)
-    return struct.pack(
-        *front,
-        b"\x07electionId\0",
-        _election_bytes(term),
-        _OPTIME,
-        inc,
-        seconds,
-        _T,
-        optime.term,
-        _OK,
-        _CLUSTER,
-        inc,
-        seconds,
-        _SIGNATURE,
-        _OPERATION,
-        inc,
-        seconds,
-    )
+    front, middle, end = _write_reply_parts(counters, optime.term, term)
+    ts = _timestamp(optime.ts & _INC_MASK, optime.ts >> 31)
+    return b"".join((front, ts, middle, ts, end, ts, b"\0"))
 
 
 _write_tail = Struct(

@@ -20,6 +20,7 @@ NOBODY = Binary(hashlib.sha256(b"").digest())
 """`uid` of every session: clients are not told apart by users."""
 KEYED = Binary(hashlib.sha256(b"Idempotency-Key").digest())
 """`uid` of the session of one Idempotency-Key. It has one `txnNumber`, made of the request's body."""
+_KEYED_END = bytes(KEYED) + b"\0"
 SESSION_MINUTES = 30
 """A session that writes nothing for so long is forgotten."""
 YEAR_S = 365 * 24 * 3600
@@ -46,7 +47,7 @@ class SessionRequest(NamedTuple):
     @property
     def is_keyed(self) -> bool:
         """Whether the session is that of an Idempotency-Key."""
-        return self.lsid.raw[-33:-1] == KEYED
+        return self.lsid.raw.endswith(_KEYED_END)
 
     @property
     def is_retryable_write(self) -> bool:

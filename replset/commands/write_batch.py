@@ -20,7 +20,7 @@ from replset.commands.evaluation import SMALL_STATEMENT, TimeSlice, is_small, la
 from replset.commands.filters import Filter
 from replset.commands.first_matches import FirstMatches
 from replset.commands.hint import Hint
-from replset.commands.namespaces import collection_field, writable_namespace
+from replset.commands.namespaces import collection_of, writable_namespace
 from replset.commands.plan import AnyOf, ByIndex, choose_plan
 from replset.commands.ports import Reply
 from replset.commands.replies import SHUTDOWN_CODES, encode_write_reply, write_times
@@ -85,7 +85,7 @@ class Batch(ABC):
                 code=ErrorCode.INVALID_LENGTH,
             )
         self.ctx = ctx
-        self.ns = writable_namespace(ctx.database, collection_field(body, name))
+        self.ns = writable_namespace(ctx.database, collection_of(ctx))
         self.ordered = fields.boolean(body, "ordered", name, True)
         self.validates = not fields.boolean(body, "bypassDocumentValidation", name)
         self.size = size
