@@ -1,4 +1,4 @@
-"""Where the CPU time of a write goes: the primary and a secondary count their own stacks while 64 connections write.
+"""Where the CPU time of a write goes: the primary and a secondary count their own stacks while a set is loaded.
 
 A sample (sampler/sitecustomize.py) counts for the package of the innermost function of ours: time inside SQLite for
 `storage`, what uvloop and the kernel do between callbacks for `event loop`.
@@ -22,18 +22,19 @@ from tools.bench.throughput import Bench, Point
 SAMPLER = Path(__file__).parent / "sampler"
 SHOWN = 15
 """So many functions."""
-BAR_US = 1.5
-"""So many microseconds are one mark of a bar."""
+BAR = 50
+"""Marks of the longest bar."""
 
 
-def where(bench: Bench, folder: Path, _options: Namespace) -> None:
+def where(bench: Bench, folder: Path, options: Namespace) -> None:
     """Show the microseconds of a majority write at the primary and at a secondary, by package."""
     folder.mkdir()
+    (connections,) = (options.connections or [64])[:1]
     with _environment(PYTHONPATH=str(SAMPLER), BENCH_SAMPLES=str(folder)), running_replset(folder / "set") as subject:
         watched = {"primary": subject.primary, "secondary": subject.secondaries[0]}
         for pid in watched.values():
             _counted(folder, pid)
-        figures = bench.measure(Point("majority", 64), subject)
+        figures = bench.measure(Point("majority", connections), subject)
         if figures is None:
             return
         costs = {"primary": figures.primary_us, "secondary": figures.secondaries_us / len(subject.secondaries)}
@@ -68,9 +69,10 @@ def _show(name: str, cost_us: float, functions: Counter[str]) -> None:
     for function, count in functions.items():
         packages[_package(function)] += count
     us = cost_us / max(functions.total(), 1)
+    most = max(packages.values(), default=1)
     print(f"{name}: {cost_us:.0f} us a write, {functions.total():,} samples")
     for package, count in packages.most_common():
-        print(f"  {package:12} {count * us:5.1f} us  {'#' * round(count * us / BAR_US)}")
+        print(f"  {package:12} {count * us:5.1f} us  {'#' * round(count / most * BAR)}")
     for function, count in functions.most_common(SHOWN):
         print(f"    {count * us:5.1f} us  {function}")
 
