@@ -14,6 +14,7 @@ import json
 import logging
 import urllib.parse
 from collections.abc import MutableMapping
+from itertools import chain
 from typing import Any, Final
 
 import httptools
@@ -191,7 +192,7 @@ class HttpConnection(HttpToolsProtocol):
             raise ValueError("too many headers")  # httptools ends the parsing and asks for the answer
 
     def on_headers_complete(self) -> None:
-        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        size = len(self.url) + sum(map(len, chain.from_iterable(self.headers)))
         if size > MAX_HEAD_BYTES:
             self._refused_with = 431
             raise ValueError("too large headers")

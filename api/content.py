@@ -34,7 +34,7 @@ from replset.bson import (
 )
 from replset.bson.decoding import read_value
 from replset.errors import ErrorCode, ReplError
-from replset.ids import pack_ts
+from replset.ids import INCREMENT_BITS, pack_ts
 from replset.optime import timestamp
 
 JSON, EJSON, BSON = "application/json", "application/ejson", "application/bson"
@@ -153,7 +153,7 @@ def parse_document(content_type: str, data: bytes) -> RawDocument:
 def parse_fields(content_type: str, data: bytes) -> dict[str, Any]:
     """Parse the body into its fields. Documents in them and in their arrays stay RawDocuments. HttpError 400, 415."""
     try:
-        if is_bson(content_type):
+        if content_type != JSON and is_bson(content_type):
             return dict(_bson_fields(data))
         _check_not_empty(data)
         fields = _load_json(data)
@@ -246,6 +246,8 @@ def times_of(reply: Mapping[str, Any] | RawDocument) -> Times:
     return Times(packed, pack_ts(*stamp) if isinstance(stamp, Timestamp) else packed)
 
 
+_TIME_FIELDS = ("operationTime", "$clusterTime")
+_SECOND = 1 << INCREMENT_BITS
 _NO_HASH = "A" * 27 + "="
 _SIGNATURE = '{"hash":{"$binary":{"base64":"' + _NO_HASH + '","subType":"00"}},"keyId":%s}'
 _TAIL = '"operationTime":{"$timestamp":{"t":%d,"i":%d}},"$clusterTime":{"clusterTime":{"$timestamp":{"t":%d,"i":%d}},'
@@ -255,14 +257,17 @@ _CANONICAL_TAIL = _TAIL + '"signature":' + _SIGNATURE % '{"$numberLong":"0"}' + 
 
 def encode_body(form: Form, document: Mapping[str, Any], times: Times) -> bytes:
     """Encode an answer, with `times` as its last two fields. InvalidBSONError when the document has no such form."""
-    own = {name: value for name, value in document.items() if name not in ("operationTime", "$clusterTime")}
     if form is Form.BSON:
+        own = {name: value for name, value in document.items() if name not in _TIME_FIELDS}
         return encode({**own, **_time_fields(times)})
     canonical = form is Form.CANONICAL
-    parts = [f"{orjson.dumps(name).decode()}:{_json_of(value, canonical)}" for name, value in own.items()]
+    parts: list[str] = []
+    for name, value in document.items():
+        if name not in _TIME_FIELDS:
+            parts.append(f"{orjson.dumps(name).decode()}:{_json_of(value, canonical)}")
     if times.operation:
         tail = _CANONICAL_TAIL if canonical else _RELAXED_TAIL
-        parts.append(tail % (*timestamp(times.operation), *timestamp(times.cluster)))
+        parts.append(tail % (*divmod(times.operation, _SECOND), *divmod(times.cluster, _SECOND)))
     return ("{" + ",".join(parts) + "}").encode()
 
 
