@@ -8,7 +8,7 @@ from replset.bson.errors import ExtendedJSONError, InvalidBSONError, InvalidValu
 from replset.bson.from_json import bson_from_json
 from replset.bson.keystring import compare, encode_key
 from replset.bson.limits import MAX_BSON_SIZE, MAX_DEPTH, MAX_INTERNAL_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_BATCH
-from replset.bson.raw import RawDocument, walk
+from replset.bson.raw import RawDocument, RawDocuments, documents_of, walk
 from replset.bson.values import (
     Binary,
     Code,
@@ -45,6 +45,7 @@ __all__ = [
     "MinKey",
     "ObjectId",
     "RawDocument",
+    "RawDocuments",
     "Regex",
     "Symbol",
     "Timestamp",
@@ -52,6 +53,7 @@ __all__ = [
     "bson_from_json",
     "compare",
     "decode",
+    "documents_of",
     "encode",
     "encode_key",
     "from_ejson",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from itertools import chain, count
 from struct import Struct
 from typing import Any, Final, TypeAlias
 
 from replset.bson.decimal128 import Decimal128
 from replset.bson.errors import InvalidBSONError
 from replset.bson.limits import MAX_DEPTH
-from replset.bson.raw import RawDocument
+from replset.bson.raw import RawDocument, RawDocuments
 from replset.bson.values import (
     INT64_MAX,
     INT64_MIN,
@@ -35,6 +36,8 @@ _int64 = Struct("<q").pack
 _double = Struct("<d").pack
 _timestamp = Struct("<II").pack
 _INDEX_NAMES: Final[list[bytes]] = [b"%d\0" % index for index in range(1000)]
+
+_DOCUMENT_NAMES: Final[list[bytes]] = [b"\x03" + name for name in _INDEX_NAMES]
 
 # Takes the element's name with its zero byte, and the value. Returns the whole element.
 Writer: TypeAlias = Callable[[bytes, Any], bytes]
@@ -111,6 +114,12 @@ def _write_array(items: list[object] | tuple[object, ...], depth: int) -> bytes:
         raise InvalidBSONError("a lone surrogate in a string", path=str(index)) from None
     body = b"".join(parts)
     return _int32(len(body) + 5) + body + b"\0"
+
+
+def _write_documents(name: bytes, documents: RawDocuments) -> bytes:
+    names = chain(_DOCUMENT_NAMES, (b"\x03%d\0" % index for index in count(len(_DOCUMENT_NAMES))))
+    body = b"".join(chain.from_iterable(zip(names, documents, strict=False)))
+    return b"".join((b"\x04", name, _int32(len(body) + 5), body, b"\0"))
 
 
 def _write_other(name: bytes, value: object, depth: int) -> bytes:
@@ -192,6 +201,7 @@ _WRITERS: Final[dict[type, Writer]] = {
     MinKey: lambda name, value: b"\xff" + name,
     MaxKey: lambda name, value: b"\x7f" + name,
     RawDocument: lambda name, value: b"\x03" + name + value.raw,
+    RawDocuments: _write_documents,
 }
 # For subclasses, enum members among them; the order matters only where one is a subclass of another.
 _BASES: Final[list[tuple[type, Writer]]] = [

@@ -10,6 +10,8 @@ from replset.bson.decoding import (
     FIXED_SIZE,
     bad_text,
     decode,
+    inner_end,
+    name_end,
     outer_end,
     read_value,
     unreadable_element,
@@ -45,6 +47,27 @@ def walk(data: bytes) -> list[tuple[str, int, int, int]]:
     except UnicodeDecodeError as error:
         raise bad_text(data, pos, error) from None
     return elements
+
+
+def documents_of(array: bytes) -> list[bytes]:
+    """Return the documents of an array as their bytes, without a look into them. InvalidBSONError: one is none."""
+    last = outer_end(array)
+    pos = 4
+    documents: list[bytes] = []
+    while pos < last:
+        start = name_end(array, pos + 1, last) + 1
+        if array[pos] != 0x03:
+            raise InvalidBSONError("an element of the array is no document", offset=pos)
+        end = inner_end(array, start, last) + 1
+        documents.append(array[start:end])
+        pos = end
+    return documents
+
+
+class RawDocuments(list[bytes]):
+    """Documents as their bytes. encode() makes an array of them, and copies each without a look into it."""
+
+    __slots__ = ()
 
 
 class RawDocument:

@@ -17,7 +17,6 @@ from replset.commands.snapshot_server import check_serves_oplog
 from replset.core.member_state import MemberState
 from replset.errors import BadValueError, DamagedEntryError
 from replset.ids import OPTIME_NULL
-from replset.oplog_row import OplogRow
 from replset.replication.protocol import FetchReply, FetchRequest, ProbeReply, ProbeRequest
 
 PAGE_ENTRIES = 5_000
@@ -70,7 +69,8 @@ def fetch_now(member: MemberPort, request: FetchRequest) -> FetchReply:
     after = request.after
     newest, oldest = store.last_applied, store.oldest
     matched, prev_chain = False, 0
-    rows: list[OplogRow] = []
+    entries: list[bytes] = []
+    end_chain: int | None = None
     if after == newest and after != OPTIME_NULL:
         matched, prev_chain = True, store.chain
     else:
@@ -79,15 +79,15 @@ def fetch_now(member: MemberPort, request: FetchRequest) -> FetchReply:
             if chain is not None:
                 matched, prev_chain = True, chain
                 max_bytes = max(1, min(request.max_bytes, MAX_PAGE_BYTES))
-                rows = store.oplog_after(after, limit=PAGE_ENTRIES, max_bytes=max_bytes)
+                entries, end_chain = store.entries_after(after, limit=PAGE_ENTRIES, max_bytes=max_bytes)
     if matched and prev_chain != request.chain:
         member.on_chain_mismatch(after)
     return FetchReply(
         matched,
-        [found.entry for found in rows],
+        entries,
         after,
         prev_chain,
-        rows[-1].chain if rows else prev_chain,
+        prev_chain if end_chain is None else end_chain,
         store.rollback_id,
         node.term,
         node.state.value,

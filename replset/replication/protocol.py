@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
-from replset.bson import Int64, RawDocument, walk
+from replset.bson import Int64, RawDocument, RawDocuments, documents_of
 from replset.errors import RemoteProtocolError, ReplError
 from replset.ids import OpTime
 from replset.oplog_entry import OplogEntry
@@ -133,7 +133,7 @@ class FetchReply:
         document: dict[str, object] = {
             "ok": 1.0,
             "matched": self.matched,
-            "batch": [RawDocument(entry) for entry in self.entries],
+            "batch": RawDocuments(self.entries),
             "prev": {**optime_document(self.prev), "chain": Int64(self.prev_chain)},
             "endChain": Int64(self.end_chain),
             "rbid": self.rollback_id,
@@ -156,15 +156,10 @@ class FetchReply:
         batch = reply.get_raw("batch")
         if batch is None:
             raise RemoteProtocolError("field 'batch' is not an array")
-        entries = []
-        for name, kind, start, end in walk(batch):
-            if kind != 3:
-                raise RemoteProtocolError(f"batch.{name} is not a document")
-            entries.append(batch[start:end])
         prev = _field(reply, "prev", dict)
         return cls(
             _field(reply, "matched", bool),
-            entries,
+            documents_of(batch),
             parse_optime(prev),
             parse_chain(prev.get("chain")),
             parse_chain(reply.get("endChain")),

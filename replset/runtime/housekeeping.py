@@ -17,6 +17,8 @@ log = logging.getLogger("replset.housekeeping")
 
 INTERVAL_S = 0.25
 SPACE_EVERY = 8
+SLICES = 25
+"""Of removing old data, in one round: up to 50,000 rows a second."""
 READER_PAUSE_MS = 5_000
 """Pause after a last pass that an old reader kept from ending: another one would stop commits for nothing."""
 
@@ -112,8 +114,11 @@ class Housekeeper:
         return await self._context.write_queue.write(lambda: remove_old_data(store, self._context.clock.wall_ms()))
 
     async def _more_slices(self, store: Store) -> None:
-        for _ in range(20):
-            await asyncio.sleep(0)
+        """Do the rest, spread over the time to the next round: one after the other, they would all delay the same
+        writes.
+        """
+        for _ in range(SLICES):
+            await asyncio.sleep(INTERVAL_S / SLICES)
             if not await self._slice(store):
                 return
 

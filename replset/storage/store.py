@@ -384,6 +384,14 @@ class Store:
 
         return self.query(read)
 
+    def entries_after(self, after: OpTime, *, limit: int, max_bytes: int) -> tuple[list[bytes], int | None]:
+        """As `oplog_after`: the entries, and the chain behind the last of them, None without any."""
+        kept = None
+        if after.ts < self._newest.optime.ts:
+            kept = self.tail.after(after.ts, limit, max_bytes)
+        rows = self.oplog_after(after, limit=limit, max_bytes=max_bytes) if kept is None else kept
+        return [row[8] for row in rows], rows[-1][7] if rows else None
+
     def oplog_row_at(self, optime: OpTime) -> OplogRow | None:
         """The row with exactly this optime."""
         return self.query(lambda connection: oplog.row_at(connection, optime))

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from replset.bson import Int64, InvalidBSONError, RawDocument, Regex, decode, encode, walk
+from replset.bson import (
+    Int64,
+    InvalidBSONError,
+    RawDocument,
+    RawDocuments,
+    Regex,
+    decode,
+    documents_of,
+    encode,
+    walk,
+)
 
 DOCUMENT: dict[str, object] = {
     "_id": 7,
@@ -121,3 +131,25 @@ def test_values_that_are_not_utf8() -> None:
     raw = RawDocument(encode({"s": "xy"}).replace(b"xy", b"x\xff"))
     with pytest.raises(InvalidBSONError, match="UTF-8 at offset 12"):
         raw.get("s")
+
+
+@pytest.mark.parametrize("number", [0, 1, 11, 1003])
+def test_documents_go_into_an_array_and_out_of_it_as_their_bytes(number: int) -> None:
+    documents = [encode({"n": n, "text": "x" * (n % 50)}) for n in range(number)]
+    raw = encode({"a": RawDocuments(documents), "b": 1})
+    assert raw == encode({"a": [RawDocument(document) for document in documents], "b": 1})
+    array = RawDocument(raw).get_raw("a")
+    assert array is not None
+    assert documents_of(array) == documents
+
+
+def test_an_array_that_is_none_of_documents_is_refused() -> None:
+    good = RawDocument(encode({"a": [{"b": 1}, {}]})).get_raw("a") or b""
+    other = RawDocument(encode({"a": [{"b": 1}, 2]})).get_raw("a") or b""
+    bad_length = bytearray(good)
+    bad_length[7] += 1
+    cuts = [good[:cut] for cut in range(len(good))]
+    shorter = [(cut).to_bytes(4, "little") + good[4 : cut - 1] + b"\0" for cut in range(6, 20)]
+    for bad in (other, bytes(bad_length), *cuts, *shorter):
+        with pytest.raises(InvalidBSONError):
+            documents_of(bad)

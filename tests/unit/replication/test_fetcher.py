@@ -254,7 +254,7 @@ def test_another_chain_at_my_newest_entry_is_corruption(members: tuple[Member, M
         assert isinstance(prev, dict)
         assert isinstance(batch, list)
         prev["chain"] = Int64(int(prev["chain"]) ^ 1)
-        reply["endChain"] = Int64(chain_after([entry.raw for entry in batch], int(prev["chain"])))
+        reply["endChain"] = Int64(chain_after(batch, int(prev["chain"])))
 
     mine.network.before_reply = damage
     before = mine.store.last_applied
@@ -273,7 +273,7 @@ def test_a_page_that_was_changed_on_its_way_is_not_applied(members: tuple[Member
         assert isinstance(batch, list)
         assert isinstance(end, int)
         if part == "an entry":
-            batch[1] = RawDocument(batch[1].raw.replace(b"GOOD", b"FOUL"))
+            batch[1] = batch[1].replace(b"GOOD", b"FOUL")
         else:
             reply["endChain"] = Int64(end ^ 1)
 
