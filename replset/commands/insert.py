@@ -16,7 +16,16 @@ from replset.commands.ports import MemberPort, Reply
 from replset.commands.retryable import Executed
 from replset.commands.scan import pause
 from replset.commands.validators import Validator
-from replset.commands.write_batch import GROUP_BYTES, GROUP_MS, GROUP_STATEMENTS, Batch, read_statements, run_batch
+from replset.commands.write_batch import (
+    GROUP_BYTES,
+    GROUP_MS,
+    GROUP_STATEMENTS,
+    LEAST_BYTES,
+    TURN_BYTES,
+    Batch,
+    read_statements,
+    run_batch,
+)
 from replset.errors import (
     BadValueError,
     DocumentHeldError,
@@ -35,6 +44,7 @@ _OBJECT_ID = 0x07
 _NO_ID = frozenset({0x04, 0x06, 0x0B})  # array, undefined, regular expression
 _ID_NAMES = {0x04: "an array", 0x06: "undefined", 0x0B: "a regular expression"}
 _ZERO_TIMESTAMP = bytes(8)
+_TIMESTAMP = b"\x11"  # its type: text does not have this byte, and numbers that end in zeros rarely
 _int32 = Struct("<i").pack
 
 
@@ -50,7 +60,7 @@ def prepare(doc: bytes, member: MemberPort, keep_timestamps: bool = False) -> tu
             code=ErrorCode.DOCUMENT_TOO_LARGE,
         )
     validate(doc)
-    if _ZERO_TIMESTAMP in doc and not keep_timestamps:
+    if _ZERO_TIMESTAMP in doc and _TIMESTAMP in doc and not keep_timestamps:
         doc = _with_timestamps(doc, member)
     if doc[5:9] != _ID_FIRST:
         doc = _with_id_first(doc, member)
@@ -117,10 +127,6 @@ def duplicate_key(ns: str, value: object) -> DuplicateKeyError:
     return indexes.duplicate_key(ns, "_id_", {"_id": 1}, {"_id": value})
 
 
-TURN_BYTES = 128 << 10
-"""Of documents that one command prepares before others get a turn: 250 usual ones take a millisecond."""
-LEAST_BYTES = 256
-"""What a document counts there beside its own bytes."""
 Ready = tuple[bytes, bytes] | ReplError
 """A document's key and bytes, or why it cannot be stored."""
 
