@@ -215,10 +215,15 @@ class HttpConnection(HttpToolsProtocol):
         exchange, before = self._exchange(keep_alive=version != "1.0" and self.parser.should_keep_alive()), self.cycle
         self.cycle = exchange
         if before is None or before.response_complete:
-            self._start_asgi_task(exchange, self.app)
+            self._answer(exchange)
         else:
             self.flow.pause_reading()
             self.pipeline.appendleft((exchange, self.app))
+
+    def _answer(self, exchange: RequestResponseCycle) -> None:
+        task = self.loop.create_task(exchange.run_asgi(self.app))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     def _exchange(self, *, keep_alive: bool) -> Exchange:
         return Exchange(
@@ -246,7 +251,7 @@ class HttpConnection(HttpToolsProtocol):
             return
         self.flow.resume_reading()
         if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
+            self._answer(self.pipeline.pop()[0])
         elif self.timeout_keep_alive_task is None:
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
