@@ -31,7 +31,7 @@ from replset.runtime.connections import (
     share_descriptors,
 )
 from replset.runtime.log_writer import LogWriter, log_to_stderr
-from replset.runtime.machine import RealClock, RealWorkers
+from replset.runtime.machine import RealClock, RealSyncThread, RealWorkers
 from replset.runtime.member import MemberPorts, RunningMember
 from replset.runtime.network import RealNetwork, split_host_port
 from replset.runtime.options import MemberOptions, flag_of, resolve_options, variable_of
@@ -159,10 +159,10 @@ async def run(options: MemberOptions, keys: Keys | None, writer: LogWriter) -> i
     taken = taken_port(options)  # checked first, so that a wrong port leaves the dbpath untouched
     if taken is not None:
         return refuse(taken, writer)
-    workers, sync_workers = RealWorkers(), RealWorkers(threads=1)
+    workers, sync_thread = RealWorkers(), RealSyncThread()
     descriptors = raise_descriptor_limit()
     backlog = backlog_for(descriptors)
-    ports = MemberPorts(RealNetwork(backlog), RealDisk(), RealClock(), workers, random.SystemRandom(), sync_workers)
+    ports = MemberPorts(RealNetwork(backlog), RealDisk(), RealClock(), workers, random.SystemRandom(), sync_thread)
     wire_slots, http_slots = ConnectionSlots(options.max_connections, "wire"), ConnectionSlots(HTTP_CONNECTIONS, "HTTP")
     share_descriptors(descriptors, wire_slots, http_slots)
     stop = asyncio.Event()
@@ -196,5 +196,5 @@ async def run(options: MemberOptions, keys: Keys | None, writer: LogWriter) -> i
     await http.stop()
     await member.stop()
     workers.close()
-    sync_workers.close()
+    sync_thread.close()
     return 0

@@ -33,6 +33,14 @@ class Workers(Protocol):
     async def run(self, work: Callable[[], T]) -> T: ...
 
 
+class SyncThread(Protocol):
+    """Runs the syncs of the WAL in a thread beside the event loop."""
+
+    def start(self, work: Callable[[], None], on_ended: Callable[[BaseException | None], None]) -> None:
+        """Run `work`; then call `on_ended` on the loop, with what it raised."""
+        ...
+
+
 class Listener(Protocol):
     """An open listening socket."""
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Final
 
 from replset.core.messages import Position
 from replset.ids import OPTIME_NULL, Millis, OpTime
 from replset.replication.context import MemberContext
-from replset.replication.ports import Workers
+from replset.replication.ports import SyncThread
 from replset.storage.store import Store
 
 log = logging.getLogger("replset.durability")
@@ -26,10 +27,15 @@ LATE_MS: Final = 200
 
 
 class Sync:
-    """Runs one sync in a thread. A slow disk is the cause of a delay only between `begun` and `ended`."""
+    """Runs one sync in a thread. A slow disk is the cause of a delay only between `begun` and `ended`.
 
-    def __init__(self, store: Store) -> None:
+    target: the newest entry that it covers. epoch: of Durability; the sync counts only while that is the same.
+    """
+
+    def __init__(self, store: Store, epoch: int = 0) -> None:
         self._store = store
+        self.target, self.wall_ms = store.last_applied, store.last_wall_ms
+        self.epoch = epoch
         self.begun = False
         self.ended = False
 
@@ -42,29 +48,35 @@ class Sync:
 
 
 class Durability:
-    """Syncs the WAL whenever something newer than last_durable is committed."""
+    """Syncs the WAL whenever something newer than last_durable is committed, one sync at a time.
+
+    No task stands between a commit and its sync: under load each turn of the loop takes milliseconds, and each task
+    or future in between takes one more turn.
+    """
 
     def __init__(
         self,
         context: MemberContext,
-        sync_workers: Workers,
+        thread: SyncThread,
         *,
         on_moved: Callable[[], None],
         on_stalled: Callable[[bool], None],
         stall_after_ms: Callable[[], Millis],
     ) -> None:
-        """sync_workers: the thread of the sync. on_moved: called after each finished sync.
+        """on_moved: called after each finished sync.
 
         on_stalled: called with True when a sync has run for `stall_after_ms`, and with False when it has finished.
-        A caller that replaces the store takes `busy` first.
+        A caller that replaces the store does so while it is `paused`.
         """
         self._context = context
-        self._sync_workers = sync_workers
-        self.busy = asyncio.Lock()
+        self._thread = thread
         self._on_moved = on_moved
         self._on_stalled = on_stalled
         self._stall_after_ms = stall_after_ms
-        self._dirty = asyncio.Event()
+        self._sync: Sync | None = None  # under way
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+        self._pauses = 0
         self._stalled = False
         self._epoch = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -84,42 +96,55 @@ class Durability:
         store = self._context.store
         if store.last_applied < self.last_durable:
             self.last_durable, self.durable_wall_ms = store.last_applied, store.last_wall_ms
-        self._dirty.set()
+        self.on_committed()
 
     def position(self) -> Position:
         store = self._context.store
         return Position(store.last_applied, self.last_durable, store.last_wall_ms, self.durable_wall_ms)
 
     def on_committed(self) -> None:
-        """Something was committed: sync it."""
-        self._dirty.set()
-
-    async def run(self) -> None:
-        """Sync for as long as the member runs. A sync error is raised; the member must stop then."""
-        while True:
-            await self._dirty.wait()
-            self._dirty.clear()
-            async with self.busy:
-                await self._sync()
-
-    async def _sync(self) -> None:
-        store, epoch = self._context.store, self._epoch
-        target, wall_ms = store.last_applied, store.last_wall_ms
-        if target == self.last_durable:
+        """Something was committed: sync it, now or when the sync under way has ended."""
+        store = self._context.store
+        if self._sync is not None or self._pauses or store.last_applied == self.last_durable:
             return
-        sync = Sync(store)
-        self._check_later(sync, 0)
-        try:
-            await self._sync_workers.run(sync)
-        finally:
-            if self._timer is not None:
-                self._timer.cancel()
+        self._sync = Sync(store, self._epoch)
+        self._is_idle.clear()
+        self._check_later(self._sync, 0)
+        self._thread.start(self._sync, self._on_ended)
+
+    def _on_ended(self, error: BaseException | None) -> None:
+        """Handle the end of a sync. After one that failed, nothing counts as durable any more: the member must stop."""
+        sync, self._sync = self._sync, None
+        self._is_idle.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        if error is not None:
+            self._pauses += 1
+            self._context.on_broken(error)
+            return
         if self._stalled:
             self._stalled = False
             self._on_stalled(False)
-        if epoch == self._epoch:
-            self.last_durable, self.durable_wall_ms = target, wall_ms
+        if sync is not None and sync.epoch == self._epoch:
+            self.last_durable, self.durable_wall_ms = sync.target, sync.wall_ms
             self._on_moved()
+        self.on_committed()
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """Let no sync run inside: the sync under way is waited for, the next one begins at the end."""
+        self._pauses += 1
+        try:
+            await self._is_idle.wait()
+            yield
+        finally:
+            self._pauses -= 1
+            self.on_committed()
+
+    async def close(self) -> None:
+        """Begin no sync any more. On return none is under way."""
+        self._pauses += 1
+        await self._is_idle.wait()
 
     def _check_later(self, sync: Sync, checks: int) -> None:
         """checks: those that saw the disk at work on it."""

@@ -40,7 +40,7 @@ class RealClock:
 class RealWorkers:
     """Has threads for checkpoints, the member file and copies. Clients' work gets half of them (`LimitedWorkers`).
 
-    So work that the set waits for never queues. The sync of the WAL has a thread of its own.
+    So work that the set waits for never queues. The sync of the WAL has a thread of its own (`RealSyncThread`).
     """
 
     def __init__(self, threads: int = 16) -> None:
@@ -48,6 +48,30 @@ class RealWorkers:
 
     async def run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True)
+
+
+class RealSyncThread:
+    """Is the thread of the WAL's sync. Its end is a callback, so the loop handles it in its next turn."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="replset-sync")
+
+    def start(self, work: Callable[[], None], on_ended: Callable[[BaseException | None], None]) -> None:
+        self._pool.submit(self._run, asyncio.get_running_loop(), work, on_ended)
+
+    @staticmethod
+    def _run(
+        loop: asyncio.AbstractEventLoop, work: Callable[[], None], on_ended: Callable[[BaseException | None], None]
+    ) -> None:
+        error: BaseException | None = None
+        try:
+            work()
+        except BaseException as failure:
+            error = failure
+        loop.call_soon_threadsafe(on_ended, error)
 
     def close(self) -> None:
         self._pool.shutdown(wait=True)

@@ -81,7 +81,7 @@ from replset.replication.fetcher import Fetcher, FetchOptions
 from replset.replication.index_builder import IndexBuilder, IndexBuildOptions
 from replset.replication.initial_sync import InitialSync
 from replset.replication.initial_sync_progress import InitialSyncProgress
-from replset.replication.ports import Clock, Network, SetMemberClient, Workers
+from replset.replication.ports import Clock, Network, SetMemberClient, SyncThread, Workers
 from replset.replication.progress import ProgressReporter
 from replset.replication.rollback import Rollback
 from replset.replication.rollback_list import RollbackList
@@ -121,17 +121,14 @@ CLIENT_THREADS = 8
 
 @dataclass(frozen=True, slots=True)
 class MemberPorts:
-    """Holds everything outside of one member; the simulator has its own implementations.
-
-    sync_workers: a thread for the sync of the WAL alone; None: one of `workers`.
-    """
+    """Holds everything outside of one member; the simulator has its own implementations."""
 
     network: Network
     disk: Disk
     clock: Clock
     workers: Workers
     rng: random.Random
-    sync_workers: Workers | None = None
+    sync_thread: SyncThread
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +249,6 @@ class RunningMember:
         self._files = files
         self._member_file = files.member_file
         self._threads = TrackedWorkers(ports.workers)
-        self._sync_thread = TrackedWorkers(ports.workers if ports.sync_workers is None else ports.sync_workers)
         self.context = replace(
             context,
             workers=self._threads,
@@ -263,7 +259,7 @@ class RunningMember:
         self.rollbacks = RollbackList(ports.disk, files.dbpath, self._threads)
         self.durability = Durability(
             self.context,
-            self._sync_thread,
+            ports.sync_thread,
             on_moved=self._on_moved,
             on_stalled=self._on_disk_stalled,
             stall_after_ms=lambda: Millis(self.node.election_timeout_ms() // 2),
@@ -371,7 +367,6 @@ class RunningMember:
         if damage:
             self.on_damage(damage)
         for work in (
-            self.durability.run(),
             self._progress.run(),
             self._housekeeper.run(),
             self._session_expiry.run(),
@@ -414,13 +409,13 @@ class RunningMember:
         self._tasks.cancel()
         await self._tasks.wait()
         await self._threads.wait()
-        await self._sync_thread.wait()
+        await self.durability.close()
         await self.snapshots.close()
         self.dispatcher.cursors.close_all()
         await self._server.close()
         await self.peer.close()
         self.context.write_queue.close()
-        async with self.durability.busy, self._housekeeper.busy:
+        async with self._housekeeper.busy:
             self.store.close()
         self._mark.raise_at_close()
         self._files.close()
@@ -451,7 +446,7 @@ class RunningMember:
         member.
         """
         self._mark.suspended = True
-        async with self.durability.busy, self._housekeeper.busy:
+        async with self.durability.paused(), self._housekeeper.busy:
             await self.snapshots.close()
             self.dispatcher.cursors.close_all()
             try:

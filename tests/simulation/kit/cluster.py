@@ -337,6 +337,7 @@ class SimCluster:
             machine.clock,
             workers,
             random.Random(machine.rng.getrandbits(64)),
+            workers,
         )
         keys = Keys(["c2ltdWxhdGlvbg=="]) if self.environment.keyed else None
         machine.member = await RunningMember.start(options, ports, keys=keys, steps=step_sizes(self.environment))

@@ -107,17 +107,16 @@ def undo_row_skipped(patch: pytest.MonkeyPatch) -> None:
 def durable_before_the_sync(patch: pytest.MonkeyPatch) -> None:
     """last_durable is reported as soon as an entry is committed in memory; the sync comes after it."""
 
-    async def run(self: Durability) -> None:
-        while True:
-            await self._dirty.wait()
-            self._dirty.clear()
-            store = self._context.store
+    real = Durability.on_committed
+
+    def on_committed(self: Durability) -> None:
+        real(self)
+        store = self._context.store
+        if store.last_applied != self.last_durable:
             self.last_durable, self.durable_wall_ms = store.last_applied, store.last_wall_ms
             self._on_moved()
-            async with self.busy:
-                await self._sync_workers.run(store.wal.sync)
 
-    patch.setattr(Durability, "run", run)
+    patch.setattr(Durability, "on_committed", on_committed)
 
 
 def any_incarnation_votes(patch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,19 @@ class SimWorkers:
             self._loop.call_later(before, self._do, work, done, after, context=context)
         return await done
 
+    def start(self, work: Callable[[], None], on_ended: Callable[[BaseException | None], None]) -> None:
+        """The port SyncThread."""
+
+        async def run() -> None:
+            error: BaseException | None = None
+            try:
+                await self.run(work)
+            except Exception as failure:
+                error = failure
+            on_ended(error)
+
+        self._loop.create_task(run())
+
     def _go_on(self, job: Job, done: asyncio.Future[T], after: float) -> None:
         if not self._process.alive:
             return  # `abandon` ends it

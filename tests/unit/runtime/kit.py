@@ -70,6 +70,11 @@ class HandWorkers:
         self.jobs.append((work, done))
         return await done
 
+    def start(self, work: Callable[[], Any], on_ended: Callable[[BaseException | None], None]) -> None:
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        done.add_done_callback(lambda job: on_ended(job.exception()))
+        self.jobs.append((work, done))
+
     async def finish(self) -> None:
         """Do the oldest work and let the loop see that it is done."""
         work, done = self.jobs.pop(0)

@@ -63,7 +63,8 @@ class Rig:
         self.workers = HandWorkers()
         self.moves: list[OpTime] = []
         self.stalls: list[bool] = []
-        self.context = context_of(self.store, self.clock)
+        self.broken: list[BaseException] = []
+        self.context = context_of(self.store, self.clock, on_broken=self.broken.append)
         self.durability = Durability(
             self.context,
             self.workers,
@@ -71,7 +72,6 @@ class Rig:
             on_stalled=self.stalls.append,
             stall_after_ms=lambda: Millis(5000),
         )
-        self.task = asyncio.ensure_future(self.durability.run())
 
     def commit(self, ts: int) -> None:
         self.store.commit(ts)
@@ -90,8 +90,6 @@ def with_rig(scenario: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
     async def main(clock: SimClock) -> None:
         rig = Rig(clock)
         await scenario(rig)
-        rig.task.cancel()
-        await asyncio.gather(rig.task, return_exceptions=True)
 
     on_virtual_time(main)
 
@@ -352,15 +350,17 @@ def test_a_sync_in_time_is_no_stall() -> None:
     with_rig(scenario)
 
 
-def test_a_sync_error_ends_the_task_and_nothing_becomes_durable() -> None:
+def test_a_sync_error_stops_the_member_and_nothing_becomes_durable() -> None:
     async def scenario(rig: Rig) -> None:
         rig.durability.on_store_opened()
         rig.store.sync_error = StorageError("replset.db-wal: Input/output error")
         rig.commit(5)
         await settle()
         await rig.workers.finish()
-        with pytest.raises(StorageError):
-            await rig.task
+        assert rig.broken == [rig.store.sync_error]
+        rig.store.sync_error = None
+        rig.commit(6)
+        assert rig.workers.jobs == []
         assert rig.durability.last_durable == at(3)
         assert rig.moves == []
 
@@ -370,7 +370,7 @@ def test_a_sync_error_ends_the_task_and_nothing_becomes_durable() -> None:
 def test_no_sync_runs_while_the_store_is_replaced() -> None:
     async def scenario(rig: Rig) -> None:
         rig.durability.on_store_opened()
-        async with rig.durability.busy:
+        async with rig.durability.paused():
             rig.commit(5)
             await settle()
             assert rig.workers.jobs == []

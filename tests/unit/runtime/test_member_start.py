@@ -11,7 +11,7 @@ import pytest
 
 from replset.ids import HostPort
 from replset.replication.ports import Listener
-from replset.runtime.machine import RealClock, RealWorkers
+from replset.runtime.machine import RealClock, RealSyncThread, RealWorkers
 from replset.runtime.member import MemberPorts, RunningMember
 from replset.runtime.options import MemberOptions
 from replset.storage.disk import RealDisk
@@ -31,7 +31,7 @@ def test_a_start_that_fails_closes_what_it_opened(tmp_path: Path) -> None:
 
     async def main() -> None:
         options = MemberOptions("rs0", tmp_path, min_free_mb=0)
-        ports = MemberPorts(TakenPort(), RealDisk(), RealClock(), workers, random.Random(1))
+        ports = MemberPorts(TakenPort(), RealDisk(), RealClock(), workers, random.Random(1), RealSyncThread())
         with pytest.raises(OSError, match="in use"):
             await RunningMember.start(options, ports)
 
