@@ -482,7 +482,7 @@ class RunningMember:
         self.shell.feed(LocalPosition(self.durability.position()))
         self.write_waiters.release()
         self._fetcher.on_moved()
-        if not self._fetcher.is_settling:
+        if self.node.sync_source is not None and not self._fetcher.is_settling:
             self._progress.notify()
 
     def _on_undone(self) -> None:
