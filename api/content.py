@@ -182,6 +182,10 @@ def _json_field(name: str, value: object) -> object:
         raw = bson_from_json(value)
         if raw is not None:
             return RawDocument(raw)
+    elif isinstance(value, list):
+        rows = [bson_from_json(item) if isinstance(item, dict) else None for item in value]
+        if None not in rows:
+            return [RawDocument(row) for row in rows if row is not None]
     elif isinstance(value, str | bool) or value is None:
         return value
     try:

@@ -390,6 +390,9 @@ def test_bodies_that_cannot_be_parsed(api: Api, body: str | bytes, status: int, 
 
 def test_200_levels_are_accepted_and_returned(api: Api) -> None:
     assert api.post("/v1/action/insertOne", insert_text(nested(200))).status_code == 201
+    rows = [json.loads(nested(200)), {"_id": {"$oid": "0" * 24}}]
+    assert api.act("insertMany", documents=rows).status_code == 201
+    assert api.dispatcher.command["documents"][1] == {"_id": ObjectId("0" * 24)}
     api.dispatcher.answers["find"] = cursor(json.loads(nested(200)))
     for name, field in (("findOne", "document"), ("find", "documents")):
         assert nested(200) in json.dumps(plain(api.act(name))[field], separators=(",", ":"))
