@@ -34,6 +34,8 @@ class Collection:
     sql_insert: str = field(init=False, compare=False, repr=False)
     sql_update: str = field(init=False, compare=False, repr=False)
     sql_delete: str = field(init=False, compare=False, repr=False)
+    sql_in_undo: str = field(init=False, compare=False, repr=False)
+    """The condition of its rows in the undo. Its parameter is the UUID."""
 
     def __post_init__(self) -> None:
         table = collection_table(self.uuid)
@@ -44,6 +46,8 @@ class Collection:
         put(self, "sql_get", f"SELECT doc FROM {table} WHERE key = ?")
         put(self, "sql_insert", f"INSERT INTO {table} (key, doc) VALUES (?, ?)")
         put(self, "sql_update", f"UPDATE {table} SET doc = ? WHERE key = ?")
+        # NULL stands for the collection of sessions: see schema.py. No index finds these, so few are looked through.
+        put(self, "sql_in_undo", "ifnull(coll, ?1) = ?1" if self.uuid == SESSIONS_UUID else "coll = ?1")
         put(self, "sql_delete", f"DELETE FROM {table} WHERE key = ? RETURNING rowid")
 
     @property

@@ -16,8 +16,6 @@ from replset.storage.sqlite import PAGE_BYTES, PAGE_ROWS, first_row, page_of, ro
 Row = tuple[int, bytes, bytes]
 """place, key, document."""
 _FIRST, _LAST = -(1 << 63), (1 << 63) - 1
-_LATER = "FROM undo WHERE coll = ? AND key = ? AND ts > ?"
-_LATER_OF_ROW = "FROM undo WHERE coll = ? AND key = d.key AND ts > ?"
 _EARLIEST = "ORDER BY ts, seq LIMIT 1"
 
 
@@ -42,7 +40,8 @@ def pages(
     Where nothing was there at `since`, a page holds one place without a document (b""): the reader may pause there.
     """
     beyond, order = ("<", "DESC") if backwards else (">", "ASC")
-    changed, values = ("", ()) if since is None else (f"EXISTS (SELECT 1 {_LATER_OF_ROW}), ", (coll.uuid, since))
+    later = f"EXISTS (SELECT 1 FROM undo WHERE {coll.sql_in_undo} AND key = d.key AND ts > ?), "
+    changed, values = ("", ()) if since is None else (later, (coll.uuid, since))
     sql = (
         f"SELECT {changed}rowid, key, doc FROM {coll.table} AS d WHERE rowid {beyond} ? ORDER BY rowid {order} LIMIT ?"
     )
@@ -67,6 +66,7 @@ class _Earlier:
         self._connection = connection
         self._uuid = coll.uuid
         self._since = since
+        self._later = f"FROM undo WHERE {coll.sql_in_undo} AND key = ? AND ts > ?"
 
     def page(
         self, now: list[tuple[int, int, bytes, bytes]], more: bool, after: int, backwards: bool
@@ -108,7 +108,7 @@ class _Earlier:
         """The document that had this place and was deleted since. It was the first one that was deleted from there."""
         sql = f"SELECT ts, seq, key FROM undo WHERE coll = ? AND place = ? AND ts > ? {_EARLIEST}"
         ts, seq, key = first_row(self._connection, sql, (self._uuid, place, self._since))
-        first_delete = f"SELECT ts, seq {_LATER} AND place IS NOT NULL {_EARLIEST}"
+        first_delete = f"SELECT ts, seq {self._later} AND place IS NOT NULL {_EARLIEST}"
         if first_row(self._connection, first_delete, (self._uuid, key, self._since)) != (ts, seq):
             return None  # it was elsewhere before
         before = self._earliest(key)
@@ -116,11 +116,11 @@ class _Earlier:
 
     def _as_it_was(self, key: bytes) -> bytes | None:
         """A document that is there now, None if it was not there, or elsewhere: it was deleted and came back."""
-        moved = f"SELECT 1 {_LATER} AND place IS NOT NULL LIMIT 1"
+        moved = f"SELECT 1 {self._later} AND place IS NOT NULL LIMIT 1"
         is_moved = first_row(self._connection, moved, (self._uuid, key, self._since)) is not None
         return None if is_moved else self._earliest(key)
 
     def _earliest(self, key: bytes) -> bytes | None:
-        row = first_row(self._connection, f"SELECT before {_LATER} {_EARLIEST}", (self._uuid, key, self._since))
+        row = first_row(self._connection, f"SELECT before {self._later} {_EARLIEST}", (self._uuid, key, self._since))
         before: bytes | None = row[0]
         return before

@@ -94,6 +94,18 @@ def _places_of_deleted_documents(db: Database) -> None:
     db.execute("CREATE INDEX undo_deletes_by_key ON undo (coll, key) WHERE place IS NOT NULL")
 
 
+def _sessions_out_of_the_index(db: Database) -> None:
+    # Every write of a session has an undo row. In this index each session has a page of its own, which each group would
+    # write. NULL stands for the collection of sessions, and keeps its rows out.
+    db.execute("DROP INDEX idx_undo_coll_key_ts")
+    db.execute("CREATE INDEX undo_by_key ON undo (coll, key, ts) WHERE coll IS NOT NULL")
+
+
+def _upgrade_undo(connection: apsw.Connection, done: int) -> None:
+    _give_places(connection, done)
+    connection.execute("UPDATE undo SET coll = NULL WHERE coll = ?", (SESSIONS_UUID,))
+
+
 def _give_places(connection: apsw.Connection, done: int) -> None:
     """Give the documents that an older version deleted places in front of all others, each its own. Without one, a read
     at a point before the delete would not find the document in natural order.
@@ -136,8 +148,15 @@ def _renames_and_capped(db: Database) -> None:
     db.table("capped").create({"coll": bytes, "documents": int, "bytes": int}, pk="coll")
 
 
-_DATA_STEPS = (_oplog_and_documents, _indexes, _session_records, _places_of_deleted_documents, _renames_and_capped)
-DATA_SCHEMA = Schema(application_id=DATA_APPLICATION_ID, steps=_DATA_STEPS, on_upgrade=_give_places)
+_DATA_STEPS = (
+    _oplog_and_documents,
+    _indexes,
+    _session_records,
+    _places_of_deleted_documents,
+    _renames_and_capped,
+    _sessions_out_of_the_index,
+)
+DATA_SCHEMA = Schema(application_id=DATA_APPLICATION_ID, steps=_DATA_STEPS, on_upgrade=_upgrade_undo)
 MEMBER_SCHEMA = Schema(application_id=0x72706C6D, steps=(_vote_config_and_journal,))
 
 

@@ -34,6 +34,9 @@ from replset.storage.txn import Meta, key_sql, next_key, read_meta
 _ABSENT = object()
 _CHANGES = 1000
 """Writes that one call of `changed_documents` looks at."""
+_SESSION_CHANGES = 2000
+"""Undo rows behind a point at which records of sessions can still be read. No index finds those of one session."""
+_MANY_CHANGES = f"SELECT 1 FROM undo WHERE ts > ? LIMIT 1 OFFSET {_SESSION_CHANGES}"
 _LAST = (1 << 63) - 1
 _ABOVE_ALL = b"\xff"
 """No key begins so (bson/keystring.py): it is behind them all."""
@@ -146,7 +149,11 @@ class Snapshot:
             raise SnapshotTooOldError(f"the state at {at} is no longer kept; the oldest is {self.pruned_through}")
         if known.created_ts > at.ts:
             raise CatalogChangedError(f"{coll.ns} was created after {at}", until=known.created_ts)
-        return None if at.ts >= self.newest.ts else at.ts
+        if at.ts >= self.newest.ts:
+            return None
+        if coll.uuid == SESSIONS.uuid and self._execute(_MANY_CHANGES, (at.ts,)):
+            raise SnapshotTooOldError(f"{coll.ns} can be read as of its newest {_SESSION_CHANGES} changes, not at {at}")
+        return at.ts
 
     def collection_by_uuid(self, uuid: bytes) -> Collection | None:
         """Also one that is dropped but not yet removed."""
@@ -163,9 +170,10 @@ class Snapshot:
         """
         uuid, key = after or (b"", b"")
         return self._execute(
-            "SELECT DISTINCT coll, key FROM undo WHERE (coll, key) > (?, ?) AND key IS NOT NULL AND ts > ?"
-            " AND coll != ? ORDER BY coll, key LIMIT ?",
-            (uuid, key, since_ts, SESSIONS.uuid, limit),
+            "SELECT DISTINCT coll, key FROM undo"
+            " WHERE (coll, key) > (?, ?) AND coll >= ? AND key IS NOT NULL AND ts > ?"
+            " ORDER BY coll, key LIMIT ?",
+            (uuid, key, uuid, since_ts, limit),
         )
 
     def written_after(self, since_ts: int, after: tuple[str, bytes] | None, limit: int) -> list[tuple[str, bytes]]:
@@ -186,7 +194,7 @@ class Snapshot:
         since = self._prepare(coll, at)
         if since is not None:
             rows = self._execute(
-                "SELECT before FROM undo WHERE coll = ? AND key = ? AND ts > ? ORDER BY ts, seq LIMIT 1",
+                f"SELECT before FROM undo WHERE {coll.sql_in_undo} AND key = ? AND ts > ? ORDER BY ts, seq LIMIT 1",
                 (coll.uuid, key, since),
             )
             if rows:
@@ -250,7 +258,8 @@ class Snapshot:
         """The documents with low <= key < high as they were at `since`. page: those that are there now."""
         earliest: dict[bytes, bytes | None] = {}
         for key, before in self._execute(
-            "SELECT key, before FROM undo WHERE coll = ? AND key >= ? AND key < ? AND ts > ? ORDER BY key, ts, seq",
+            f"SELECT key, before FROM undo WHERE {coll.sql_in_undo} AND key >= ? AND key < ? AND ts > ?"
+            " ORDER BY key, ts, seq",
             (coll.uuid, low, high, since),
         ):
             earliest.setdefault(key, before)
@@ -291,7 +300,7 @@ class Snapshot:
         previous: object = _ABSENT
         rows = self._execute(
             f"SELECT u.key, u.before IS NOT NULL, EXISTS (SELECT 1 FROM {coll.table} d WHERE d.key = u.key)"
-            " FROM undo u WHERE u.coll = ? AND u.key IS NOT NULL AND u.ts > ? ORDER BY u.key, u.ts, u.seq",
+            f" FROM undo u WHERE {coll.sql_in_undo} AND u.key IS NOT NULL AND u.ts > ? ORDER BY u.key, u.ts, u.seq",
             (coll.uuid, since),
         )
         for key, was, is_now in rows:

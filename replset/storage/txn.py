@@ -41,8 +41,10 @@ from replset.storage.schema import collection_table, collection_table_sql
 from replset.storage.sqlite import PAGE_ROWS, first_row, page_of, rows_of
 
 DOC, CREATE, DROP, INDEX, RENAME, COLL_MOD = "doc", "create", "drop", "index", "rename", "collMod"
-UndoRow = tuple[int, int, str, bytes, bytes | None, bytes | None, int | None]
-"""ts, seq, kind, coll, key, before, place. place: of a deleted document, its rowid."""
+UndoRow = tuple[int, int, str, bytes | None, bytes | None, bytes | None, int | None]
+"""ts, seq, kind, coll, key, before, place. coll: None for the collection of sessions. place: of a deleted document, its
+rowid.
+"""
 Meta = int | str | bytes | None
 
 
@@ -59,7 +61,7 @@ def revert(
     connection: apsw.Connection,
     catalog: Catalog,
     kind: str,
-    coll: bytes,
+    coll: bytes | None,
     key: bytes | None,
     before: bytes | None,
     place: int | None,
@@ -68,6 +70,7 @@ def revert(
 
     The newest change first. So the place of a deleted document is free when it comes back.
     """
+    coll = SESSIONS.uuid if coll is None else coll
     if kind == DOC:
         table = collection_table(coll)
         indexes = catalog.by_uuid[coll].indexes
@@ -338,7 +341,7 @@ class Txn:
     def put_session(self, key: bytes, record: bytes | None, *, ts: int) -> None:
         """Write or, with None, remove the record of a session."""
         undo = self._undo
-        undo.append((ts, len(undo), DOC, SESSIONS.uuid, key, self.session(key), None))
+        undo.append((ts, len(undo), DOC, None, key, self.session(key), None))
         self.sessions[key] = record
 
     # --- collections
@@ -415,7 +418,7 @@ class Txn:
             raise StorageError("SQLite gave the transaction up after an error")
         undo, oplog, meta, last = mark
         for _ts, _seq, kind, coll, key, before, place in reversed(self._undo[undo:]):
-            if coll == SESSIONS.uuid:
+            if coll is None:
                 self.sessions[key or b""] = before
             else:
                 revert(self.connection, self.catalog, kind, coll, key, before, place)

@@ -15,6 +15,7 @@ from replset.storage.disk import RealDisk
 from replset.storage.schema import (
     DATA_SCHEMA,
     MEMBER_SCHEMA,
+    SESSIONS_UUID,
     Schema,
     collection_table,
     collection_table_sql,
@@ -155,3 +156,20 @@ def test_deletes_of_an_older_version_get_places() -> None:
     assert set(places) == {4, 7}
     assert len({*places.values()}) == 2
     assert max(places.values()) < 0
+
+
+def test_the_undo_of_sessions_is_in_no_index_and_every_other_question_finds_its_rows_by_one() -> None:
+    connection = apsw.Connection(":memory:")
+    ensure_schema(connection, Schema(DATA_SCHEMA.application_id, DATA_SCHEMA.steps[:-1]), "old.db")
+    rows = [(1, SESSIONS_UUID), (2, b"u" * 16), (3, SESSIONS_UUID)]
+    connection.executemany("INSERT INTO undo (ts, seq, kind, coll, key) VALUES (?, 0, 'doc', ?, x'01')", rows)
+    assert ensure_schema(connection, DATA_SCHEMA, "old.db")
+    assert list(connection.execute("SELECT ts, coll FROM undo")) == [(1, None), (2, b"u" * 16), (3, None)]
+    for condition in (
+        "coll = ? AND key = ?",
+        "coll = ? AND key >= ? AND key < ?",
+        "(coll, key) > (?, ?) AND coll >= ?",
+    ):
+        sql = f"EXPLAIN QUERY PLAN SELECT before FROM undo WHERE {condition} AND ts > ?"
+        (plan,) = connection.execute(sql, (b"",) * sql.count("?"))
+        assert "undo_by_key" in plan[3], condition
