@@ -19,7 +19,8 @@ from api.errors import HttpError, failure
 from api.exchange import App, HttpAnswer, HttpRequest, Receive, Scope, Send, error_answer, read_body, send_answer
 from api.guard import check_content_type
 from api.idempotency import KeyedWrite
-from replset.bson import ObjectId
+from replset.bson import ObjectId, RawDocument
+from replset.commands.replies import decode_only_batch
 from replset.errors import ErrorCode, ReplError
 from replset.runtime.member import RunningMember
 
@@ -63,7 +64,10 @@ class ActionRoutes:
         if action.is_write:
             return await self._write(action, command, request)
         request.wants_forwarding()  # a read is answered here, but a wrong parameter is still refused
-        reply = check_reply(await run_command(self._member, command.body, command.database, request.client))
+        reply = await run_command(self._member, command.body, command.database, request.client)
+        if isinstance(reply, RawDocument):
+            reply = decode_only_batch(reply.raw) or reply
+        reply = check_reply(reply)
         fields = action.answer_fields(reply, command)
         if "documents" in fields:
             fields["documents"] = await self._all_batches(reply, command, request)

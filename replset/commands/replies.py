@@ -150,6 +150,30 @@ def encode_only_batch(document: bytes | None, ns: str, operation_ts: int) -> byt
     return b"".join((_int32(size + len(tail) + len(_CURSOR) + 2), _CURSOR, _int32(size), body, tail))
 
 
+_BATCH_AT = 4 + len(_CURSOR) + 4
+_CURSOR_TAIL = (_OK, _CLUSTER, _SIGNATURE, _OPERATION)
+_read_cursor_tail = Struct(f"<x{len(_OK)}s{len(_CLUSTER)}s8x{len(_SIGNATURE)}s{len(_OPERATION)}sIIx")
+
+
+def decode_only_batch(reply: bytes) -> dict[str, object] | None:
+    """Return cursor, ok and operationTime of a reply of encode_only_batch, None for all other bytes."""
+    start = _BATCH_AT + len(_BATCH)
+    if not reply.startswith(_BATCH, _BATCH_AT):
+        return None
+    end = start + int.from_bytes(reply[start : start + 4], "little") - 1
+    document = reply[start + 7 : end]
+    if document and (reply[start + 4 : start + 7] != b"\x030\0" or document[:4] != _int32(len(document))):
+        return None  # of more than one document
+    last = len(reply) - _read_cursor_tail.size
+    if last < end or not reply.startswith(_NO_OTHER, end):
+        return None
+    *found, inc, seconds = _read_cursor_tail.unpack_from(reply, last)
+    if tuple(found) != _CURSOR_TAIL:
+        return None
+    cursor = {"firstBatch": [RawDocument(document)] if document else [], "id": 0}
+    return {"cursor": cursor, "ok": 1.0, "operationTime": Timestamp(seconds, inc)}
+
+
 # --- a write's reply ----------------------------------------------------------------------------------------------
 
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from replset.bson import RawDocument, encode
-from replset.commands.replies import decode_write_reply, encode_write_reply, finish
+from replset.bson import Int64, RawDocument, encode
+from replset.commands.replies import (
+    decode_only_batch,
+    decode_write_reply,
+    encode_only_batch,
+    encode_write_reply,
+    finish,
+)
 from replset.ids import OpTime, pack_ts
 
 WRITTEN = OpTime(4, pack_ts(1_700_000_009, 3))
@@ -17,6 +25,32 @@ def test_a_write_reply_is_read_as_it_was_written(counters: tuple[tuple[str, int]
     whole = RawDocument(reply).decode()
     names = [*dict(counters), "ok", "operationTime"]
     assert decode_write_reply(reply) == {name: whole[name] for name in names}
+
+
+@pytest.mark.parametrize("document", [None, {}, {"_id": 1, "a": [{"b": "c"}]}])
+def test_a_find_reply_is_read_as_it_was_written(document: dict[str, Any] | None) -> None:
+    reply = encode_only_batch(None if document is None else encode(document), "a.b", WRITTEN.ts)
+    found = decode_only_batch(reply)
+    whole = RawDocument(reply).decode()
+    assert found is not None
+    rows = [] if document is None else [RawDocument(encode(document))]
+    assert found == {"cursor": {"firstBatch": rows, "id": 0}, "ok": 1.0, "operationTime": whole["operationTime"]}
+
+
+def test_other_find_replies_are_left_to_others() -> None:
+    cursors: list[dict[str, Any]] = [
+        {"firstBatch": [{"a": 1}, {"a": 2}], "id": 0, "ns": "a.b"},
+        {"firstBatch": [{"a": 1}], "id": Int64(5), "ns": "a.b"},
+        {"firstBatch": [5], "id": Int64(0), "ns": "a.b"},
+        {"nextBatch": [], "id": Int64(0), "ns": "a.b"},
+    ]
+    for cursor in cursors:
+        for reply in ({"cursor": cursor, "ok": 1.0}, {"cursor": cursor, "errmsg": "x", "ok": 0.0}):
+            assert decode_only_batch(encode(finish({**reply}, WRITTEN.ts))) is None
+            assert decode_only_batch(encode(reply)) is None
+    assert decode_only_batch(encode({"cursor": {"firstBatch": [], "id": Int64(0), "ns": "a.b"}})) is None
+    assert decode_only_batch(encode({})) is None
+    assert decode_only_batch(encode_write_reply((("n", 1),), WRITTEN, 4)) is None
 
 
 def test_other_replies_are_left_to_others() -> None:
