@@ -11,6 +11,7 @@ from replset.commands import fields
 from replset.commands.command import GENERIC_FIELDS, PROVE, Command, CommandContext, Where
 from replset.commands.cursors import CursorTable
 from replset.commands.fail_command import fail_command
+from replset.commands.find_by_id import find_by_id, has_simple_fields
 from replset.commands.operations import OperationTable
 from replset.commands.ports import CommandRequest, MemberPort, Reply
 from replset.commands.read_concern import check_readable
@@ -95,6 +96,26 @@ class Dispatcher:
         if request.error_labels is not None:
             replace_labels(reply, request.error_labels)
         return finish(reply, member.store.last_applied.ts)
+
+    def answer_now(self, request: CommandRequest) -> bytes | None:
+        """Answer a find by `_id` at once (find_by_id.py), without a task and an entry in currentOp.
+
+        None: it is another find, or fails; `run` has to answer it.
+        """
+        if self.member.fail_points.active or not has_simple_fields(request.body):
+            return None
+        counted = self.counts.get("find", 0)
+        try:
+            ctx = self._begin(request)
+            self._check_may_run(ctx)
+            reply = find_by_id(ctx)
+        except Exception:
+            reply = None  # `run` meets it again
+        if reply is None:
+            self.counts["find"] = counted
+        else:
+            self.operations.count(ctx, 0)
+        return reply
 
     def _begin(self, request: CommandRequest) -> CommandContext:
         """Check what every command is checked for. ReplError: it is refused."""

@@ -28,10 +28,15 @@ _LONGEST: Final = 1024
 """Bytes of a filter that is read here."""
 
 
+def has_simple_fields(body: RawDocument) -> bool:
+    """Whether a find has only fields that are read here."""
+    return body.has_only(_SIMPLE)
+
+
 def find_by_id(ctx: CommandContext) -> bytes | None:
     """Return the reply; None: the command is not simple."""
     body, member = ctx.body, ctx.member
-    if not body.has_only(_SIMPLE) or ctx.request.source != "wire" or ctx.database == "local":
+    if not has_simple_fields(body) or ctx.request.source != "wire" or ctx.database == "local":
         return None
     if not (_is_count(body, "limit") and _is_count(body, "batchSize") and body.type_of("singleBatch") in (None, _BOOL)):
         return None

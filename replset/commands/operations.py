@@ -73,7 +73,10 @@ class OperationTable:
     def end(self, operation: Operation) -> None:
         """Forget the command, and add what it took."""
         del self.running[operation.id]
-        ctx = operation.ctx
+        self.count(operation.ctx, self._now() - operation.began)
+
+    def count(self, ctx: CommandContext, took_ms: int) -> None:
+        """Add one use of the collection that the command names."""
         name = ctx.command.name
         if name not in KINDS:
             return
@@ -87,7 +90,7 @@ class OperationTable:
                 return
             used = self.used[key] = [0, 0]
         used[0] += 1
-        used[1] += self._now() - operation.began
+        used[1] += took_ms
 
     def kill(self, operation_id: int) -> None:
         """End a command. An unknown id, and the caller's own command, are passed over."""

@@ -8,6 +8,7 @@ import pytest
 
 from replset.bson import Binary, DateTime, Decimal128, Int64, ObjectId, RawDocument, decode, encode
 from replset.commands.ports import CommandRequest
+from replset.core.member_state import MemberState
 from tests.unit.commands.conftest import Client, FakeMember
 
 OID = ObjectId("0123456789abcdef01234567")
@@ -88,3 +89,44 @@ def test_before_the_first_entry(client: Client, member: FakeMember) -> None:
     reply = client.ok({"find": "c", "filter": {"_id": 1}})
 
     assert reply == {"cursor": {"firstBatch": [], "id": 0, "ns": "test.c"}, "ok": 1.0}
+
+
+def request_of(client: Client, command: dict[str, Any]) -> CommandRequest:
+    return CommandRequest("test", RawDocument(encode({**command, "$db": "test"})), {}, client.connection)
+
+
+def test_is_answered_at_once_with_the_same_reply_and_counts(filled: Client) -> None:
+    command = {"find": "c", "filter": {"_id": OID}, "lsid": {"id": Binary(bytes(16), 4)}}
+    dispatcher = filled.dispatcher
+    later = filled.loop.run_until_complete(dispatcher.run(request_of(filled, command)))
+
+    assert dispatcher.answer_now(request_of(filled, command)) == later
+    assert dispatcher.counts["find"] == 2
+    assert dispatcher.operations.used["test", "c", "find"][0] == 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        {"find": "c", "filter": {"n": 1}},
+        {"find": "c", "filter": {"_id": OID}, "sort": {"n": 1}},
+        {"find": "c", "filter": {"_id": OID}, "lsid": 5},
+        {"find": "", "filter": {"_id": OID}},
+        {"find": "c", "filter": {"_id": OID}, "nonsense": 1},
+    ],
+)
+def test_others_are_not_answered_at_once_and_not_counted_twice(filled: Client, command: dict[str, Any]) -> None:
+    assert filled.dispatcher.answer_now(request_of(filled, command)) is None
+
+    filled.run(command)
+
+    assert filled.dispatcher.counts["find"] == 1
+
+
+def test_a_secondary_answers_only_who_allows_it(filled: Client, member: FakeMember) -> None:
+    member.node.state, member.node.writable = MemberState.SECONDARY, False
+    command = {"find": "c", "filter": {"_id": OID}}
+
+    assert filled.dispatcher.answer_now(request_of(filled, command)) is None
+    assert filled.code(command) == 13435
+    assert filled.dispatcher.answer_now(request_of(filled, {**command, "$readPreference": {"mode": "nearest"}}))

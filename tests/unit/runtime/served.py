@@ -31,9 +31,14 @@ class Dispatcher:
     def __init__(self) -> None:
         self.asked: list[CommandRequest] = []
         self.answers: dict[str, Callable[[CommandRequest], Awaitable[Reply]]] = {}
+        self.at_once: bytes | None = None
+        """What a find is answered before the task of its connection runs."""
         self.running = 0
         self.most_at_once = 0
         self.cancelled = asyncio.Event()
+
+    def answer_now(self, request: CommandRequest) -> bytes | None:
+        return self.at_once
 
     async def run(self, request: CommandRequest) -> Reply:
         self.asked.append(request)

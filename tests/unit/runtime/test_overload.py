@@ -94,6 +94,20 @@ async def test_unread_answers_count_and_their_connection_is_closed(monkeypatch: 
 
 
 @on_sockets
+async def test_a_find_that_is_answered_at_once_waits_for_its_client_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "STALLED_S", 0.3)
+    async with serving(most_held=1_000_000) as served:
+        slow, other = await served.client(), await served.client()
+        await slow.ask(HELLO)
+        served.dispatcher.at_once = encode({"ok": 1.0, "pad": "x" * 15_000_000})
+        slow.send({"find": "c", "$db": "d"})
+        await until(lambda: bool(served.admission.is_full))
+        assert told(await other.ask({"find": "c", "$db": "d"})) == OVERLOADED
+        await until(lambda: not served.admission.in_use)
+        assert served.server.connection_count == 1
+
+
+@on_sockets
 async def test_a_message_that_stops_coming_is_dropped_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "STALLED_S", 0.3)
     async with serving(most_held=1_500_000) as served:

@@ -43,6 +43,30 @@ async def test_commands_of_one_connection_are_answered_in_order_and_one_at_a_tim
 
 
 @on_sockets
+async def test_a_find_that_is_answered_at_once_stays_behind_what_was_sent_before_it() -> None:
+    async with serving() as served:
+        client = await served.client()
+        find = {"find": "c", "$db": "d"}
+        await client.ask(ping(0))
+        served.dispatcher.at_once = encode({"ok": 1.0, "n": -1})
+        assert (await client.ask(find))["n"] == -1
+        assert served.dispatcher.names == ["ping"]
+        go_on = asyncio.Event()
+
+        async def slow(_: CommandRequest) -> Reply:
+            await go_on.wait()
+            return {"ok": 1.0}
+
+        served.dispatcher.answers["slow"] = slow
+        first = client.send({"slow": 1, "$db": "admin"})
+        await asyncio.sleep(0.01)
+        second = client.send(find)
+        await asyncio.sleep(0.01)
+        go_on.set()
+        assert [(await client.receive()).response_to for _ in range(2)] == [first, second]
+
+
+@on_sockets
 async def test_connections_do_not_wait_for_each_other() -> None:
     async with serving() as served:
         go_on = asyncio.Event()
