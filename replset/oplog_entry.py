@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import count
 from struct import Struct
 
 from replset.bson import Binary, DateTime, InvalidBSONError, RawDocument, Timestamp, encode, encode_key, walk
@@ -194,7 +195,7 @@ def insert_entry(ns: str, ui: bytes, doc: bytes, optime: OpTime, wall_ms: int, e
 
 
 def insert_entries(
-    ns: str, ui: bytes, documents: Iterable[bytes], first: OpTime, wall_ms: int
+    ns: str, ui: bytes, documents: Iterable[bytes], first: OpTime, wall_ms: int, extras: Iterable[bytes]
 ) -> list[tuple[int, bytes]]:
     """As `insert_entry`, of documents under one `ts` after the other from `first` on: (ts, entry) each."""
     head, (term, first_ts) = _head(INSERT, ns, ui), first
@@ -204,15 +205,16 @@ def insert_entries(
             ts,
             b"".join(
                 (
-                    _int32(size + len(doc)),
+                    _int32(size + len(doc) + len(extra)),
                     head,
                     doc,
                     _tail(_TS, ts & _INC_MASK, ts >> 31, _T, term, _V_WALL, wall_ms),
+                    extra,
                     b"\0",
                 )
             ),
         )
-        for ts, doc in enumerate(documents, first_ts)
+        for ts, doc, extra in zip(count(first_ts), documents, extras, strict=False)
     ]
 
 

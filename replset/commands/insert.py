@@ -216,6 +216,9 @@ class InsertBatch(Batch):
         coll = group.txn.catalog.by_ns.get(self.ns)
         if coll is None or last - self.index < 2 or self.ctx.transaction is not None or self.validator_of(coll):
             return 0
+        statements: Sequence[int] = () if self.retry is None else self.retry.untried(self.index, last)
+        if self.retry is not None and not statements:
+            return 0
         size = 0
         documents: list[tuple[bytes, bytes]] = []
         for ready in self.ready[self.index : last]:
@@ -223,7 +226,7 @@ class InsertBatch(Batch):
                 break
             documents.append(ready)
             size += len(ready[1])
-        done = do_inserts(group, coll, documents)
+        done = do_inserts(group, coll, documents, statements[: len(documents)])
         self.n += done
         self.index += done
         return size

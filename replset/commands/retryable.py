@@ -6,7 +6,7 @@ The session's record names the newest entry of its newest `txnNumber`, and the e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from replset.bson import RawDocument
@@ -165,6 +165,12 @@ class RetryableWrite:
     def record_answer(self, group: WriteGroup, answer: Mapping[str, object]) -> None:
         """Keep the answer of the whole command, in the group of its last write."""
         self.write.record_answer(group.txn, answer, group.next_optime(), group.wall_ms)
+
+    def untried(self, start: int, stop: int) -> Sequence[int]:
+        """Return the numbers of these statements if none was executed before; else nothing: ask `executed` of each."""
+        if self._executed or not self._is_complete or self._ctx.member.fail_points.active:
+            return ()
+        return self.ids[start:stop]
 
     def executed(self, index: int) -> Executed | None:
         """Return what statement `index` did when it was executed before; None: it was not, and comes now.

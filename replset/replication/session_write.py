@@ -8,8 +8,9 @@ record keeps that document, so that no entry grows by it (map X3).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain, count
 from struct import Struct
 from typing import Literal, TypeAlias
 
@@ -59,10 +60,20 @@ class SessionWrite:
         """The fields of the next entry, as the builders in `oplog_entry` take them. has_image: it changes a document
         that was there before.
         """
-        term, ts = self.previous if self.previous.ts else _FIRST
-        tail = _tail(
+        tail = self._chained(self.stmt_id, self.previous)
+        return tail + (_image_fields[self.image] if has_image and self.image is not None else b"")
+
+    def extras(self, statements: Iterable[int], first: OpTime) -> list[bytes]:
+        """As `extra`, of an insert for each of these statements, under one `ts` after the other from `first` on."""
+        term, ts = first
+        previous = chain((self.previous,), (OpTime(term, later) for later in count(ts)))
+        return [self._chained(statement, before) for statement, before in zip(statements, previous, strict=False)]
+
+    def _chained(self, statement: int, previous: OpTime) -> bytes:
+        term, ts = previous if previous.ts else _FIRST
+        return self._head + _tail(
             _STMT_ID,
-            self.stmt_id,
+            statement,
             b"\x03prevOpTime\0",
             28,
             b"\x11ts\0",
@@ -71,7 +82,6 @@ class SessionWrite:
             b"\x12t\0",
             term,
         )
-        return self._head + tail + (_image_fields[self.image] if has_image and self.image is not None else b"")
 
     def record(
         self, txn: Txn, optime: OpTime, wall_ms: int, *, before: bytes | None = None, after: bytes | None = None

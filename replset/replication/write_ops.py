@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from struct import Struct
 
 from replset.bson import Binary, RawDocument, encode
@@ -96,19 +97,26 @@ def do_insert(group: WriteGroup, coll: Collection, key: bytes, doc: bytes) -> Op
     return optime
 
 
-def do_inserts(group: WriteGroup, coll: Collection, documents: list[tuple[bytes, bytes]]) -> int:
+def do_inserts(
+    group: WriteGroup, coll: Collection, documents: list[tuple[bytes, bytes]], statements: Sequence[int] = ()
+) -> int:
     """Insert documents, (key, bytes) each, up to the first whose key is there already. Returns how many.
 
-    Returns 0 where each document must be looked at: use `do_insert`.
+    Returns 0 where each document must be looked at: use `do_insert`. statements: their numbers, of a retryable write.
     """
-    if group.held or group.session_write is not None or coll.capped is not None or coll.indexes:
+    if group.held or coll.capped is not None or coll.indexes:
         return 0
-    ns, term, wall_ms = coll.ns, group.term, group.wall_ms
-    entries = insert_entries(ns, coll.uuid, [doc for _, doc in documents], group.next_optime(), wall_ms)
+    ns, term, wall_ms, session, first = coll.ns, group.term, group.wall_ms, group.session_write, group.next_optime()
+    extras: Iterable[bytes] = repeat(b"") if session is None else session.extras(statements, first)
+    entries = insert_entries(ns, coll.uuid, [doc for _, doc in documents], first, wall_ms, extras)
     rows = [
         (ts, term, INSERT, ns, key, wall_ms, entry) for (key, _), (ts, entry) in zip(documents, entries, strict=True)
     ]
-    return group.txn.insert_run(coll, documents, rows)
+    done = group.txn.insert_run(coll, documents, rows)
+    if session is not None:
+        for ts, *_ in rows[:done]:
+            session.record(group.txn, OpTime(term, ts), wall_ms)
+    return done
 
 
 def _remove_oldest(group: WriteGroup, coll: Collection, most_bytes: int, most_documents: int) -> None:

@@ -192,9 +192,11 @@ def test_a_run_of_inserts_leaves_every_other_entry_alone() -> None:
 
 def test_entries_of_many_inserts_are_those_of_each() -> None:
     documents = [encode({"_id": number, "v": "x" * number}) for number in range(5)]
-    made = insert_entries("app.a", UI, documents, AT, WALL)
+    extras = [extra_fields({"stmtId": number}) for number in range(5)]
+    made = insert_entries("app.a", UI, documents, AT, WALL, extras)
     alone = [
-        (AT.ts + n, insert_entry("app.a", UI, doc, OpTime(AT.term, AT.ts + n), WALL)) for n, doc in enumerate(documents)
+        (AT.ts + n, insert_entry("app.a", UI, doc, OpTime(AT.term, AT.ts + n), WALL, extras[n]))
+        for n, doc in enumerate(documents)
     ]
     assert made == alone
 

@@ -118,6 +118,24 @@ def test_entries_carry_the_session_and_form_a_chain(client: Client) -> None:
     assert record(client)["txnNum"] == 5
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_many_inserts_at_once_form_the_same_chain(client: Client, ordered: bool) -> None:
+    client.ok({"insert": "c", "documents": [{"_id": 7}]})
+    before = len(changes(client))
+    command = {"insert": "c", "documents": [{"_id": number} for number in range(12)], "ordered": ordered}
+    first = client.ok(numbered(command, stmtIds=list(range(20, 32))))
+    entries = changes(client)[before:]
+    done = [*range(7)] if ordered else [*range(7), *range(8, 12)]
+    assert [(entry["o"]["_id"], entry["stmtId"]) for entry in entries] == [(number, 20 + number) for number in done]
+    previous = [{"ts": Timestamp(0, 0), "t": Int64(-1)}]
+    previous += [{"ts": entry["ts"], "t": entry["t"]} for entry in entries]
+    assert [entry["prevOpTime"] for entry in entries] == previous[:-1]
+    assert record(client)["lastWriteOpTime"] == previous[-1]
+    again = client.ok(numbered(command, stmtIds=list(range(20, 32))))
+    assert answer(again) == answer(first)
+    assert len(changes(client)) == before + len(done)
+
+
 def test_what_failed_or_changed_nothing_is_tried_again(client: Client) -> None:
     client.ok({"insert": "c", "documents": ONE})
     insert = numbered({"insert": "c", "documents": [{"_id": 0}, {"_id": 1}, {"_id": 2}], "ordered": False})
