@@ -24,7 +24,7 @@ from replset.commands.waiters import WaiterList
 from replset.commands.write_concern import WriteConcernFailure
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
-from replset.core.messages import Done, Position, ReplyBody, RequestBody
+from replset.core.messages import Done, Position, ProgressRequest, ReplyBody, RequestBody
 from replset.core.status import Status
 from replset.core.write_concern import WriteConcern
 from replset.errors import HostUnreachableError, MaxTimeMSExpiredError, NotWritablePrimaryError
@@ -143,6 +143,9 @@ class FakeMember:
     cuts: list[tuple[list[str], str | int]] = field(default_factory=list)
     groups: int = 0
     changes_waited_for: int = 0
+    awaits_applied: bool = False
+    commit_points_awaited: int = 0
+    fetch_progress: list[ProgressRequest] = field(default_factory=list)
     step_down_after: int | None = None
     on_change: Callable[[], None] | None = None
     write_waiters: WaiterList = field(default_factory=WaiterList)
@@ -180,6 +183,15 @@ class FakeMember:
 
     async def wait_topology_change(self, counter: int, timeout_ms: int) -> None:
         self.clock.time = Millis(self.clock.time + timeout_ms)
+
+    def on_applied_awaited(self) -> None:
+        self.awaits_applied = True
+
+    def on_commit_point_awaited(self) -> None:
+        self.commit_points_awaited += 1
+
+    def on_fetch_progress(self, progress: ProgressRequest) -> None:
+        self.fetch_progress.append(progress)
 
     def on_damage(self, detail: str) -> None:
         raise AssertionError(detail)

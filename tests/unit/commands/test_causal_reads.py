@@ -92,3 +92,22 @@ def test_every_reply_has_the_times(client: Client, ahead: int) -> None:
         assert reply["operationTime"] == client.entries()[-1]["ts"]
         assert reply["$clusterTime"]["clusterTime"] == reply["operationTime"]
         assert reply["$clusterTime"]["signature"]["keyId"] == 0
+
+
+@pytest.mark.parametrize("level", ["majority", "local"])
+def test_a_reader_on_a_secondary_asks_for_the_commit_point_that_it_waits_for(
+    client: Client, member: FakeMember, level: str
+) -> None:
+    """Else it would wait until the source has something to send."""
+    client.ok({"insert": "c", "documents": [{"_id": 1}]})
+    written = member.store.last_applied
+    member.node.state, member.node.writable = MemberState.SECONDARY, False
+    member.node.commit_point = OpTime(written.term, written.ts - 1)
+
+    def committed() -> None:
+        member.node.commit_point = written
+
+    member.on_change = committed
+    concern = {"level": level, "afterClusterTime": timestamp(written.ts)}
+    client.ok({"find": "c", "readConcern": concern, "$readPreference": {"mode": "nearest"}})
+    assert member.commit_points_awaited == (level == "majority")
