@@ -10,15 +10,8 @@ from replset.commands.filters import filter_of
 from replset.commands.hint import hint_of
 from replset.commands.ports import Reply
 from replset.commands.retryable import refuse_retryable
-from replset.commands.write_batch import (
-    Match,
-    Search,
-    SearchingBatch,
-    SearchStatement,
-    parse_in_slices,
-    read_statements,
-    run_batch,
-)
+from replset.commands.search_batch import Match, Search, SearchingBatch, SearchStatement
+from replset.commands.write_batch import parse_in_slices, read_statements, run_batch
 from replset.errors import FailedToParseError
 from replset.replication.write_ops import WriteGroup, do_delete
 

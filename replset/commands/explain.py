@@ -21,8 +21,9 @@ from replset.commands.plan import ID_FIELDS, ID_INDEX, AnyOf, ById, ByIndex, ByK
 from replset.commands.ports import Reply
 from replset.commands.read_concern import read_concern_of
 from replset.commands.scan import Scan, open_collection, pause
+from replset.commands.search_batch import SearchStatement
 from replset.commands.update import parse_update
-from replset.commands.write_batch import SearchStatement, read_statements
+from replset.commands.write_batch import read_statements
 from replset.errors import BadValueError, CommandNotFoundError, ErrorCode, FailedToParseError, NotBuiltError
 from replset.ids import OpTime
 from replset.query.bounds import FULL, Interval, Intervals, point

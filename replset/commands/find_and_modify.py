@@ -1,6 +1,6 @@
 """findAndModify: changes, replaces or removes one document and returns it, as it was or as it is then.
 
-With a sort the document is the first one of the order at the moment of the write (write_batch.py). The command is a
+With a sort the document is the first one of the order at the moment of the write (search_batch.py). The command is a
 batch of one statement: an update or a delete.
 """
 
@@ -15,8 +15,9 @@ from replset.commands.hint import hint_of
 from replset.commands.insert import KEEP_TIMESTAMPS
 from replset.commands.ports import Reply
 from replset.commands.replies import write_times
+from replset.commands.search_batch import ReturnedDocument, SearchStatement
 from replset.commands.update import UpdateBatch, UpdateStatement, may_lengthen_array
-from replset.commands.write_batch import ReturnedDocument, SearchStatement, run_groups
+from replset.commands.write_batch import run_groups
 from replset.commands.write_concern import wait_for_write_concern, write_concern_of
 from replset.errors import FailedToParseError
 from replset.query.projection import compile_projection

@@ -16,17 +16,9 @@ from replset.commands.hint import hint_of
 from replset.commands.insert import KEEP_TIMESTAMPS, check_id_document, duplicate_key, new_id
 from replset.commands.ports import Reply
 from replset.commands.retryable import Executed, refuse_retryable
+from replset.commands.search_batch import Match, ReturnedDocument, Search, SearchingBatch, SearchStatement
 from replset.commands.validators import Validator
-from replset.commands.write_batch import (
-    Match,
-    ReturnedDocument,
-    Search,
-    SearchingBatch,
-    SearchStatement,
-    parse_in_slices,
-    read_statements,
-    run_batch,
-)
+from replset.commands.write_batch import parse_in_slices, read_statements, run_batch
 from replset.errors import BadValueError, ErrorCode, FailedToParseError, ReplError
 from replset.optime import timestamp
 from replset.query.update import Update, check_id, compile_update

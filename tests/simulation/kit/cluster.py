@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from replset.commands import insert, write_batch
+from replset.commands import insert, search_batch, write_batch
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.node import Node
@@ -203,7 +203,7 @@ class SimCluster:
         self.journal_default = journal_default
         self._undo_step_before, rollback.UNDO_STEP_ENTRIES = rollback.UNDO_STEP_ENTRIES, environment.undo_step
         self._statements_before, insert.GROUP_STATEMENTS = insert.GROUP_STATEMENTS, environment.group_statements
-        write_batch.GROUP_STATEMENTS = environment.group_statements
+        search_batch.GROUP_STATEMENTS = write_batch.GROUP_STATEMENTS = environment.group_statements
         for module in GUARDED:
             module.threading = SIM_THREADING  # type: ignore[attr-defined]
         self.rng_faults = self.random_for("faults")
@@ -628,7 +628,8 @@ class SimCluster:
     def close(self) -> None:
         """End every process, close every disk, remove the folders."""
         rollback.UNDO_STEP_ENTRIES = self._undo_step_before
-        insert.GROUP_STATEMENTS = write_batch.GROUP_STATEMENTS = self._statements_before
+        insert.GROUP_STATEMENTS = search_batch.GROUP_STATEMENTS = self._statements_before
+        write_batch.GROUP_STATEMENTS = self._statements_before
         for module in GUARDED:
             module.threading = threading  # type: ignore[attr-defined]
         self.loop.on_step = None

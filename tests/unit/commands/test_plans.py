@@ -247,7 +247,7 @@ def numbers(client: Client, count: int = 30) -> None:
 def test_an_update_that_moves_documents_in_its_index_changes_each_once(
     client: Client, monkeypatch: pytest.MonkeyPatch, q: dict[str, object], u: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("replset.commands.write_batch.GROUP_DOCUMENTS", 4)
+    monkeypatch.setattr("replset.commands.search_batch.GROUP_DOCUMENTS", 4)
     numbers(client)
     reply = client.ok({"update": "c", "updates": [{"q": q, "u": u, "multi": True}]})
     assert (reply["n"], reply["nModified"]) == (30, 30)
@@ -256,7 +256,7 @@ def test_an_update_that_moves_documents_in_its_index_changes_each_once(
 
 
 def test_a_delete_through_an_index_takes_all(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replset.commands.write_batch.GROUP_DOCUMENTS", 4)
+    monkeypatch.setattr("replset.commands.search_batch.GROUP_DOCUMENTS", 4)
     numbers(client)
     assert client.ok({"delete": "c", "deletes": [{"q": {"t": {"$gte": 1}}, "limit": 0}]})["n"] == 27
     assert client.ok({"count": "c"})["n"] == 3
