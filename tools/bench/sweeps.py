@@ -21,7 +21,7 @@ from tools.bench.where import where
 
 MEMBERS = (3, 5, 7)
 SIZES = (100, 1_000, 10_000, 100_000)
-OPLOG_MB = (16, 64, 256, 1024)
+OPLOG_MB = (16, 64, 256)
 CONNECTIONS = (1, 4, 16, 64, 256, 1_000, 2_000)
 DOCUMENTS = 1_000_000
 MEMORY_S = 600.0
@@ -59,7 +59,7 @@ def by_collection(bench: Bench, folder: Path, options: Namespace) -> None:
 
 
 def by_oplog(bench: Bench, folder: Path, options: Namespace) -> None:
-    """Write with oplogs of 16 MB to 1 GB that are full, so that each write trims as much as it adds."""
+    """Write with oplogs of 16 to 256 MB that are full, so that each write trims as much as it adds."""
     for size in OPLOG_MB:
         with running_replset(
             folder / str(size), members=options.members, flags=["--oplog-size-mb", str(size)]
