@@ -15,7 +15,7 @@ from replset.bson import RawDocument, decode, encode
 from replset.commands.ports import CommandRequest, ConnectionContext, Source
 from replset.errors import LONGEST_MESSAGE
 from replset.runtime.member import RunningMember
-from replset.runtime.server import WireConnection
+from replset.runtime.wire_connection import WireConnection
 from tests.simulation.kit.cluster import SimCluster
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ import pytest
 
 from replset.bson import encode
 from replset.commands.ports import CommandRequest, Reply
-from replset.runtime import server
+from replset.runtime import wire_connection
 from replset.wire.framing import encode_msg
 from tests.unit.runtime.served import HELLO, OTHER, PATIENCE_S, on_sockets, ping, serving
 
@@ -74,7 +74,7 @@ async def test_the_bytes_of_a_connection_are_released_when_it_closes() -> None:
 
 @on_sockets
 async def test_unread_answers_count_and_their_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "STALLED_S", 0.3)
+    monkeypatch.setattr(wire_connection, "STALLED_S", 0.3)
     async with serving(most_held=1_000_000) as served:
 
         async def much(_: CommandRequest) -> Reply:
@@ -95,7 +95,7 @@ async def test_unread_answers_count_and_their_connection_is_closed(monkeypatch: 
 
 @on_sockets
 async def test_a_find_that_is_answered_at_once_waits_for_its_client_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "STALLED_S", 0.3)
+    monkeypatch.setattr(wire_connection, "STALLED_S", 0.3)
     async with serving(most_held=1_000_000) as served:
         slow, other = await served.client(), await served.client()
         await slow.ask(HELLO)
@@ -109,7 +109,7 @@ async def test_a_find_that_is_answered_at_once_waits_for_its_client_too(monkeypa
 
 @on_sockets
 async def test_a_message_that_stops_coming_is_dropped_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "STALLED_S", 0.3)
+    monkeypatch.setattr(wire_connection, "STALLED_S", 0.3)
     async with serving(most_held=1_500_000) as served:
         stalled, other = await served.client(), await served.client()
         stalled.writer.write(encode_msg(1, 0, encode(large(1)))[:100_000])

@@ -1,0 +1,444 @@
+"""One connection of the wire port: its task runs the commands of a client or a member in order.
+
+No task is made per command. A find by `_id` on an idle connection is answered as it arrives. Reading stops while a
+client sends faster than it is answered or does not read its answers. If a connection closes, the command that it waits
+for is cancelled. A command that needs no answer (moreToCome: w: 0) and had arrived completely before the client closed
+is still run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, cast
+
+from replset.bson import InvalidBSONError, RawDocument, decode, encode
+from replset.commands.command import PROVE
+from replset.commands.ports import CommandRequest, ConnectionContext, Owner, Reply
+from replset.errors import (
+    BadValueError,
+    ErrorCode,
+    LocalProtocolError,
+    OverloadedError,
+    RemoteProtocolError,
+    ReplError,
+    code_name,
+)
+from replset.ids import HostPort
+from replset.runtime.admission import SMALL_BYTES, STALLED_S
+from replset.wire.framing import FrameReader, WireMessage, encode_reply
+
+if TYPE_CHECKING:
+    from replset.runtime.server import WireServer
+
+log = logging.getLogger("replset.server")
+
+EMPTY = encode({})
+MAX_QUEUED = 64
+"""Commands of one connection that wait behind the running one. Above this number nothing more is read."""
+MAX_QUEUED_BYTES = 1 << 20
+"""The same limit in bytes. The message that is being read may exceed it."""
+TURN = 16
+"""Commands of one connection that run before other tasks of the event loop run."""
+HELLO_COMMANDS = frozenset({"hello", "isMaster", "ismaster"})
+_FIND = b"find\0"
+_HELLO_NAMES = tuple(name.encode() + b"\0" for name in sorted(HELLO_COMMANDS))
+ALLOWED_WHEN_FULL = HELLO_COMMANDS | {"ping", "endSessions", "killCursors", "replSetGetStatus", "serverStatus", PROVE}
+"""Commands that an overloaded member still answers: they need little memory and show what is wrong."""
+
+
+class WireConnection(asyncio.Protocol):
+    """Is one connection of a client or a member."""
+
+    def __init__(self, server: WireServer) -> None:
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._received_at = 0.0
+        self._admitted_bytes = 0  # bytes of what has to be admitted, counted by the server for all connections
+        self._reader = FrameReader(self._admit)
+        self._queue: deque[WireMessage] = deque()
+        self._queued_bytes = 0  # received since the queue was last empty
+        self._queue_admitted = 0  # of these, what the server counts
+        self._arrived: asyncio.Future[None] | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._reading = True
+        self._current: WireMessage | None = None
+        self._is_closed_by_client = False  # yet commands that need no answer are left
+        self._transport: asyncio.Transport | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._context = ConnectionContext(next(server.connection_ids))
+
+    # --- called by the transport ------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._received_at = self._loop.time()
+        if not self._server.slots.take(self):
+            self._transport.abort()
+            return
+        peer = transport.get_extra_info("peername")
+        self._context.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")
+        self._server.connections.add(self)
+        self._server.traffic.connections += 1
+        self._task = self._context.task = self._loop.create_task(self._serve())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        rest = [*self._queue] if self._current is None else [self._current, *self._queue]
+        self._transport = None
+        self._writable.set()
+        if exc is None and self._task is not None and rest and all(message.more_to_come for message in rest):
+            self._is_closed_by_client = True
+        else:
+            self.end()
+
+    def write(self, frame: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(frame)
+
+    def end(self) -> asyncio.Task[None] | None:
+        """Close the connection and cancel the running command. What was answered before is sent."""
+        self._server.send_all()
+        self._server.connections.discard(self)
+        self._server.slots.release(self)
+        if self._transport is not None:
+            self._transport.abort()
+        self._release(self._admitted_bytes)
+        self._server.admission.release(self._queue_admitted)
+        self._queue_admitted = 0
+        if self.owner is not None:
+            self._server.client_left(self.owner)
+        task, self._task = self._task, None
+        self._context.task = None
+        if task is not None:
+            task.cancel()
+        return task
+
+    @property
+    def peer(self) -> str:
+        return self._context.peer
+
+    @property
+    def owner(self) -> Owner | None:
+        return self._context.owner
+
+    @property
+    def idle_since(self) -> float | None:
+        """See connections.SlotUser: no command runs, no answer waits to be sent, and the client is no member."""
+        at_work = self._current is not None or self._queue or not self._writable.is_set() or self._context.is_member
+        return None if at_work else self._received_at
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether a command of a client runs here, or its answer waits to be sent."""
+        is_at_work = self._current is not None or bool(self._queue) or not self._writable.is_set()
+        return is_at_work and not self._context.is_member
+
+    def close_idle(self) -> None:
+        self.end()
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether its client sent a part of a large message and then nothing more for STALLED_S."""
+        since = self._loop.time() - self._received_at
+        return self._reading and self._reader.pending > 0 and since > STALLED_S
+
+    def data_received(self, data: bytes) -> None:
+        self._received_at = self._loop.time()
+        self._server.traffic.bytes_in += len(data)
+        try:
+            messages = self._reader.feed(data)
+        except RemoteProtocolError as error:
+            self._end_for(error)
+            return
+        if len(messages) == 1 and messages[0].body.raw.startswith(_FIND, 5) and self._answer_now(messages[0]):
+            self._queued_bytes = 0
+            return
+        self._queue.extend(messages)
+        self._queued_bytes += len(data)
+        if not self._queue:
+            return
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+        if self._queued_bytes > SMALL_BYTES:
+            self._count_queue()
+        over = len(self._queue) > MAX_QUEUED or self._queued_bytes > MAX_QUEUED_BYTES
+        if over and self._reading and self._transport is not None:
+            self._reading = False
+            self._transport.pause_reading()
+
+    def _answer_now(self, message: WireMessage) -> bool:
+        """Answer a find that needs no wait, if this connection is idle: the turn of its task costs 4 microseconds.
+
+        False: the message has to be queued.
+        """
+        arrived, server, context = self._arrived, self._server, self._context
+        if arrived is None or arrived.done() or not self._writable.is_set() or context.member is not None:
+            return False
+        if message.exhaust_allowed or message.more_to_come or message.legacy_query or message.unverified:
+            return False
+        if message.admitted or message.uncut or server.admission.is_full or server.slots.is_reserved(self):
+            return False
+        request = self._request_of(message)
+        reply = None if isinstance(request, bytes) else server.dispatcher.answer_now(request)
+        if reply is None:
+            return False
+        self._send(message, reply)
+        if not self._writable.is_set():
+            arrived.set_result(None)  # the task waits until the client has read it
+        return True
+
+    def _end_for(self, error: RemoteProtocolError) -> None:
+        log.warning("connection %d from %s: %s", self._context.id, self._context.peer, error.message)
+        self.end()
+
+    def _count_queue(self) -> None:
+        """Count what waits behind the command that runs, unless it is little. Large messages are counted one by one."""
+        many = len(self._queue) > 1 and self._queued_bytes > SMALL_BYTES
+        size = min(self._queued_bytes, MAX_QUEUED_BYTES) if many else 0
+        self._server.admission.add(size - self._queue_admitted)
+        self._queue_admitted = size
+
+    def _admit(self, size: int) -> bool:
+        if not self._server.admission.admit(size):
+            self._server.end_stalled()
+            return False
+        self._admitted_bytes += size
+        return True
+
+    def _release(self, size: int) -> None:
+        size = min(size, self._admitted_bytes)  # a connection that ended has given back all
+        self._admitted_bytes -= size
+        self._server.admission.release(size)
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    # --- running commands --------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        run_in_turn = 0
+        try:
+            while True:
+                if not self._queue and self._is_closed_by_client:
+                    self.end()
+                    return
+                if not self._queue:
+                    run_in_turn = 0
+                    self._arrived = self._loop.create_future()
+                    await self._arrived
+                    if not self._queue:
+                        await self._wait_until_sent()
+                        continue
+                elif run_in_turn >= TURN:
+                    run_in_turn = 0
+                    await asyncio.sleep(0)
+                run_in_turn += 1
+                self._current = message = self._queue.popleft()
+                self._resume_reading()
+                await self._answer(message)
+                self._current = None
+                if message.admitted:
+                    self._release(message.admitted)
+                if not self._writable.is_set():
+                    await self._wait_until_sent()
+        except Exception:  # a command's failure is an answer; this is a fault, and the client must not wait for ever
+            self.end()
+            raise
+
+    async def _wait_until_sent(self) -> None:
+        """Wait until the client has read its answer. A client that reads nothing for STALLED_S is disconnected."""
+        counted = 0
+        while not self._writable.is_set() and self._transport is not None:
+            left = self._transport.get_write_buffer_size()
+            large = left if left > SMALL_BYTES else 0
+            self._admitted_bytes += large - counted
+            self._server.admission.add(large - counted)
+            counted = large
+            try:
+                await asyncio.wait_for(self._writable.wait(), STALLED_S)
+            except TimeoutError:
+                if self._transport is not None and self._transport.get_write_buffer_size() >= left:
+                    log.warning("%s read nothing of its answer for %.0f s: closed", self._context.peer, STALLED_S)
+                    self.end()
+                    return
+        self._release(counted)
+
+    def _resume_reading(self) -> None:
+        """Read again if few enough commands wait."""
+        waiting = len(self._queue)
+        if not waiting:
+            self._queued_bytes = 0
+            if self._queue_admitted:
+                self._count_queue()
+        if self._reading:
+            return
+        within = waiting <= MAX_QUEUED // 2 and self._queued_bytes <= MAX_QUEUED_BYTES
+        if within and self._transport is not None:
+            self._reading = True
+            self._transport.resume_reading()
+
+    async def _prepare(self, message: WireMessage) -> bool:
+        """Verify the message and separate its documents. False: it is answered already, or the connection is closed."""
+        if message.refused:
+            self._reply(message, self._overloaded())
+            return False
+        try:
+            if message.unverified is not None:
+                # One at a time: the checksums of many clients together must not hold the event loop.
+                async with self._server.one_checksum:
+                    for _ in message.verify():
+                        await asyncio.sleep(0)
+            for _ in message.cut():
+                await asyncio.sleep(0)
+        except RemoteProtocolError as error:
+            self._end_for(error)
+            return False
+        except BadValueError as error:
+            self._reply(message, _refusal(error))
+            return False
+        return True
+
+    async def _answer(self, message: WireMessage) -> None:
+        if (message.uncut or message.unverified or message.refused) and not await self._prepare(message):
+            return
+        if message.body.raw.startswith(_HELLO_NAMES, 5):
+            try:
+                self._recognise_member(message.body)
+            except InvalidBSONError as error:
+                self._reply(message, _refusal(error))
+                return
+        member = self._context.member
+        if member is not None and self._server.drops_inbound(member):
+            return
+        if self._server.slots.is_reserved(self) and (
+            message.exhaust_allowed or not self._may_use_reserved(message.body)
+        ):
+            # The slot is reserved for members, which are known as such only after their first command. If an ordinary
+            # client used it, no slot might be left for a vote or a heartbeat.
+            self._reply(message, _refusal(OverloadedError("this member is overloaded: too many connections")))
+            self.end()
+            return
+        request = self._request_of(message)
+        reply = request if isinstance(request, bytes) else _encoded(await self._server.dispatcher.run(request))
+        if self._context.is_to_close:
+            self.end()
+        elif message.exhaust_allowed and not message.more_to_come:
+            await self._stream(message, reply)
+        else:
+            self._reply(message, reply)
+
+    def _reply(self, message: WireMessage, reply: bytes) -> None:
+        """Send the reply, unless the client wants none or a test cut drops it."""
+        member = self._context.member
+        if not message.more_to_come and (member is None or not self._server.drops_outbound(member)):
+            self._send(message, reply)
+
+    def _may_use_reserved(self, body: RawDocument) -> bool:
+        """Whether this command may run on a reserved slot."""
+        return self._context.is_member or (_name_of(body) in ALLOWED_WHEN_FULL and not _is_awaitable(body))
+
+    def _recognise_member(self, body: RawDocument) -> None:
+        host = body.get("replsetMember")
+        if isinstance(host, str) and not self._server.needs_proof:
+            self._context.member = HostPort(host)
+
+    def _request_of(self, message: WireMessage) -> CommandRequest | bytes:
+        """Return the command for the dispatcher, or the reply that refuses it."""
+        try:
+            database = message.database if message.legacy_query else message.body.get("$db")
+            if not isinstance(database, str):
+                _ = message.body.first_key  # a malformed name is refused first
+                return _refusal(ReplError("the command has no $db", code=ErrorCode.MISSING_DATABASE))
+        except InvalidBSONError as error:
+            return _refusal(error)
+        is_full = self._server.admission.is_full and not self._context.is_member and not message.admitted
+        if is_full and _name_of(message.body) not in ALLOWED_WHEN_FULL:
+            self._server.admission.refused += 1
+            return self._overloaded()
+        return CommandRequest(
+            database,
+            message.body,
+            message.sequences,
+            self._context,
+            "wire",
+            message.legacy_query,
+            message.exhaust_allowed,
+        )
+
+    def _overloaded(self) -> bytes:
+        return _refusal(self._server.admission.refusal())
+
+    def _send(self, message: WireMessage, reply: bytes, *, more_to_come: bool = False) -> int:
+        reply_id = next(self._server.reply_ids) & 0x7FFFFFFF
+        try:
+            frame = encode_reply(reply_id, message, reply, more_to_come=more_to_come)
+        except LocalProtocolError as error:
+            frame = encode_reply(reply_id, message, _refusal(error, ErrorCode.DOCUMENT_TOO_LARGE))
+        if self._transport is not None:
+            self._server.send(self, frame)
+            self._server.traffic.bytes_out += len(frame)
+        return reply_id
+
+    async def _stream(self, message: WireMessage, reply: bytes) -> None:
+        """Send the reply and those that follow it by themselves (exhaust), with moreToCome in all but the last.
+
+        hello: the next one comes when the topology changes or maxAwaitTimeMS ends (map B2). getMore: the next batch.
+        """
+        while not self._context.is_to_close:
+            body = _next_of_stream(message.body, RawDocument(reply))
+            reply_id = self._send(message, reply, more_to_come=body is not None)
+            if body is None:
+                return
+            await self._wait_until_sent()
+            await asyncio.sleep(0)
+            message = WireMessage(reply_id, 0, body, exhaust_allowed=True, has_checksum=message.has_checksum)
+            request = self._request_of(message)
+            reply = request if isinstance(request, bytes) else _encoded(await self._server.dispatcher.run(request))
+        self.end()
+
+
+def _next_of_stream(body: RawDocument, reply: RawDocument) -> RawDocument | None:
+    """Return the command that is run next without being asked for; None: `reply` is the last one of the stream."""
+    if reply.get("ok") != 1:
+        return None
+    if body.first_key == "getMore":
+        cursor = RawDocument(reply.get_raw("cursor") or EMPTY)
+        # A tailing cursor at its end has nothing to send. Its client asks again; a stream would never rest.
+        return body if cursor.get("id") and cursor.get_raw("nextBatch") != EMPTY else None
+    if body.first_key in HELLO_COMMANDS and _is_awaitable(body):
+        return RawDocument(encode({**decode(body.raw), "topologyVersion": reply.get("topologyVersion")}))
+    return None
+
+
+def _name_of(body: RawDocument) -> str | None:
+    """The command's name; None also when it is malformed."""
+    try:
+        return body.first_key
+    except InvalidBSONError:
+        return None
+
+
+def _is_awaitable(hello: RawDocument) -> bool:
+    """Whether each reply of a stream waits before it is sent. A stream without waiting would block the event loop."""
+    max_await_ms = hello.get("maxAwaitTimeMS")
+    return "topologyVersion" in hello and isinstance(max_await_ms, int | float) and max_await_ms > 0
+
+
+def _encoded(reply: Reply) -> bytes:
+    if isinstance(reply, bytes):
+        return reply
+    try:
+        return encode(reply)
+    except InvalidBSONError as error:
+        return _refusal(error)
+
+
+def _refusal(error: ReplError, code: int | None = None) -> bytes:
+    number = error.code if code is None else code
+    reply = {"ok": 0.0, "errmsg": error.message, "code": number, "codeName": code_name(number)}
+    return encode({**reply, "errorLabels": list(error.labels)} if error.labels else reply)
