@@ -23,13 +23,7 @@ from replset.commands.retryable import Executed, RetryableWrite
 from replset.commands.scan import pause
 from replset.commands.validators import Validator, validator_of
 from replset.commands.write_concern import wait_for_write_concern, write_concern_of
-from replset.errors import (
-    BadValueError,
-    ErrorCode,
-    NotWritablePrimaryError,
-    PrimarySteppedDownError,
-    ReplError,
-)
+from replset.errors import BadValueError, ErrorCode, NotWritablePrimaryError, PrimarySteppedDownError, ReplError
 from replset.ids import OPTIME_NULL, OpTime
 from replset.optime import optime_document
 from replset.replication.held_keys import Place

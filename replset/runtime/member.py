@@ -1,7 +1,7 @@
 """One running member: puts storage, core, replication, commands and sockets together. The HTTP port is not its own.
 
-It implements what commands need (`commands/ports.MemberPort`) and handles the core's effects (`shell.EffectHandler`).
-Rules are elsewhere.
+It implements what commands need (`commands/ports.MemberPort`). Rules are elsewhere; what the core wants done is in
+core_effects.py.
 """
 
 from __future__ import annotations
@@ -18,40 +18,17 @@ from typing import Literal, Self, TypeVar
 from replset.bson import ObjectId, RawDocument, encode
 from replset.commands.dispatcher import Dispatcher
 from replset.commands.fail_points import FailPoints
-from replset.commands.messages import parse_reply, request_document
+from replset.commands.messages import request_document
 from replset.commands.ports import RecentLog, Traffic
 from replset.commands.snapshot_server import SnapshotServer
 from replset.commands.transactions import TransactionTable
 from replset.commands.waiters import Notifier, WaiterList
 from replset.commands.write_concern import stored_default
-from replset.config import ReplSetConfig
-from replset.core.effects import (
-    NO_VOTE,
-    AcceptWrites,
-    AppendNoop,
-    CommitPointAdvanced,
-    CompareChains,
-    ConfigInstalled,
-    Drain,
-    Effect,
-    ElectionRecord,
-    InitialSyncNotNeeded,
-    LastVote,
-    PersistedRecord,
-    ProgressChanged,
-    Send,
-    StartFetching,
-    StartInitialSync,
-    StartRollback,
-    StateChanged,
-    StopFetching,
-)
-from replset.core.member_state import MemberState
+from replset.core.effects import NO_VOTE
 from replset.core.messages import (
     ChainMismatch,
     DamageFound,
     DiskStalled,
-    DrainFinished,
     FetchProgress,
     LocalPosition,
     ProgressRequest,
@@ -62,19 +39,9 @@ from replset.core.messages import (
 )
 from replset.core.node import Node
 from replset.core.state import NodeState
-from replset.errors import (
-    ErrorCode,
-    NotPrimaryOrSecondaryError,
-    OutOfDiskSpaceError,
-    PrimarySteppedDownError,
-    ReplError,
-    ShutdownInProgressError,
-    StorageError,
-    StoreBusyError,
-)
+from replset.errors import NotPrimaryOrSecondaryError, ReplError, ShutdownInProgressError
 from replset.ids import HostPort, Millis, OpTime
 from replset.key_file import Keys
-from replset.replication.chain_check import compare_chains
 from replset.replication.context import Identity, MemberContext
 from replset.replication.copy_transfer import InitialSyncOptions
 from replset.replication.fetcher import Fetcher, FetchOptions
@@ -92,6 +59,7 @@ from replset.replication.write_queue import WriteQueue
 from replset.runtime.admission import Admission
 from replset.runtime.background import BackgroundTasks
 from replset.runtime.connections import ConnectionSlots
+from replset.runtime.core_effects import CoreEffects
 from replset.runtime.data_replacement import DataReplacement
 from replset.runtime.durability import Durability
 from replset.runtime.durability_mark import DurabilityMark
@@ -106,7 +74,6 @@ from replset.runtime.shell import Shell
 from replset.runtime.transport import Transport
 from replset.runtime.writer import Writer
 from replset.storage.disk import Disk
-from replset.storage.member_file import JournalLine
 from replset.storage.store import Store, StoreOptions
 
 log = logging.getLogger("replset.member")
@@ -237,7 +204,6 @@ class RunningMember:
         # Its own state
         self._is_started = False
         self._is_stopping = False
-        self._is_disk_full = False
         self._applied_awaited_at = self._commit_point_awaited_at = -AWAITED_MS
         self._rolling_back = rolling_back
         self._changes = Notifier()
@@ -294,11 +260,10 @@ class RunningMember:
         self._mark = DurabilityMark(self.context, self.node, self._member_file, self.durability)
         self._replacement = DataReplacement(self.context, files, self.node)
 
-        # What runs the core and serves clients
-        self.shell = Shell(self.node, self, self.clock, self._threads, self._break)
+        # What serves clients
         self.transactions = TransactionTable(self)
         self._writer = Writer(self.context, self.node, self.rng, self._on_committed, self.transactions.held)
-        self._housekeeper = Housekeeper(self.context, self._on_disk_space, self.on_damage)
+        self._housekeeper = Housekeeper(self.context, lambda: self._effects.on_disk_space(), self.on_damage)
         self.index_builder = IndexBuilder(
             self.context,
             busy=self._housekeeper.busy,
@@ -337,14 +302,6 @@ class RunningMember:
             is_paused=lambda: self.fail_points.stops_replication,
             options=steps.fetch,
         )
-        self._progress = ProgressReporter(
-            clock=self.clock,
-            source=lambda: self.node.sync_source,
-            request=self.node.progress_request,
-            exchange=self.send_request,
-            interval_ms=lambda: Millis(self.node.election_timeout_ms() // 2),
-            report=self.shell.feed,
-        )
         self._rollback = Rollback(self.context, peer=set_peer, node=self.node, on_undo_begins=self._mark.lower)
         self.initial_sync = InitialSync(
             self.context,
@@ -354,6 +311,34 @@ class RunningMember:
             claim=self._replacement.claim,
             install=self._install_copy,
             options=steps.initial_sync,
+        )
+
+        # What runs the core
+        self._effects: CoreEffects = CoreEffects(
+            context=self.context,
+            member_file=self._member_file,
+            mark=self._mark,
+            writer=self._writer,
+            transactions=self.transactions,
+            index_builder=self.index_builder,
+            fetcher=self._fetcher,
+            rollback=self._rollback,
+            rollbacks=self.rollbacks,
+            initial_sync=self.initial_sync,
+            peer=self.peer,
+            tasks=self._tasks,
+            write_waiters=self.write_waiters,
+            changes=self._changes,
+            on_topology_changed=self._on_topology_changed,
+        )
+        self.shell = Shell(self.node, self._effects, self.clock, self._threads, self._break)
+        self._progress = ProgressReporter(
+            clock=self.clock,
+            source=lambda: self.node.sync_source,
+            request=self.node.progress_request,
+            exchange=self._effects.send_request,
+            interval_ms=lambda: Millis(self.node.election_timeout_ms() // 2),
+            report=self.shell.feed,
         )
 
     # --- life ----------------------------------------------------------------------------------------------------
@@ -377,7 +362,7 @@ class RunningMember:
         ):
             self._tasks.start(work)
         if self._rolling_back:
-            self._tasks.start(self._then_count_rollbacks(self._rollback.finish))
+            self._tasks.start(self._effects.then_count_rollbacks(self._rollback.finish))
 
     def _clear_leftovers(self) -> None:
         """Remove what an earlier process left of copies that nobody needs any more."""
@@ -433,11 +418,6 @@ class RunningMember:
             await asyncio.sleep(REFRESH_EVERY_S)
             self.dispatcher.cursors.sweep()
             await self.rollbacks.refresh()
-
-    async def _then_count_rollbacks(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do `work`, which may write a rollback's files, then count them again."""
-        await work()
-        await self.rollbacks.refresh()
 
     async def _install_copy(self, copy: str) -> None:
         """Put a fetched copy in the place of the data, with nothing else at work on it.
@@ -495,11 +475,6 @@ class RunningMember:
     def _on_disk_stalled(self, stalled: bool) -> None:
         self.shell.feed(DiskStalled(stalled))
 
-    def _on_disk_space(self) -> None:
-        if self._is_disk_full:
-            self._is_disk_full = False
-            self.shell.feed(DiskStalled(False))
-
     def _on_topology_changed(self) -> None:
         self.topology_counter += 1
         self._topology.notify()
@@ -510,85 +485,6 @@ class RunningMember:
 
     def on_chain_mismatch(self, at: OpTime) -> None:
         self.shell.feed(ChainMismatch(at))
-
-    # --- the core's effects (shell.EffectHandler) ------------------------------------------------------------------
-
-    def handle_effect(self, effect: Effect) -> None:
-        match effect:
-            case StateChanged(state=state):
-                if state is not MemberState.PRIMARY:
-                    self.write_waiters.fail_all(lambda: PrimarySteppedDownError("the primary stepped down"))
-                    self.transactions.abort_all(_interrupted_by_stepdown)
-                self._on_topology_changed()
-                self._changes.notify()
-            case ConfigInstalled():
-                self._on_topology_changed()
-            case AcceptWrites(accept, term):
-                self._writer.accept(term if accept else None)
-                if not accept:
-                    self.index_builder.on_stepdown()
-                    self.transactions.abort_all(_interrupted_by_stepdown)
-                self._on_topology_changed()
-            case CommitPointAdvanced(commit_point):
-                self.store.set_commit_point(min(commit_point, self.store.last_applied))
-                self.write_waiters.release()
-                self._changes.notify()
-            case ProgressChanged():
-                self.write_waiters.release()
-            case StartFetching(source):
-                self._fetcher.start(source)
-            case StopFetching():
-                self._fetcher.stop()
-            case Drain(term):
-                self._tasks.start(self._report_drained(term, self._fetcher.drain()))
-            case AppendNoop(term, message):
-                self.context.write_queue.submit(lambda: self._append_noop(term, message))
-            case CompareChains(at, hosts):
-                self._tasks.start(compare_chains(self.context, self.peer, at, hosts))
-            case StartRollback(source):
-                self._tasks.start(self._then_count_rollbacks(lambda: self._rollback.run(source)))
-            case StartInitialSync(source, reason, forced):
-                self._fetcher.stop()
-                run = self.initial_sync.run
-                self._tasks.start(self._then_count_rollbacks(lambda: run(source, reason, forced=forced)))
-            case _:
-                raise TypeError(f"nothing handles {effect}")
-
-    async def send_request(self, send: Send) -> ReplyBody:
-        reply = await self.peer.call(send.to, request_document(send.body), timeout_ms=send.timeout_ms)
-        return parse_reply(send.body, reply)
-
-    def save_record(self, record: PersistedRecord) -> None:
-        match record:
-            case LastVote():
-                self._member_file.save_vote(record, self._mark.durable)
-            case ReplSetConfig():
-                self._member_file.save_config(record)
-            case InitialSyncNotNeeded():
-                self._member_file.end_initial_sync()
-                self.initial_sync.discard_copy()
-
-    def save_election_events(self, records: list[ElectionRecord], wall_ms: int) -> None:
-        for record in records:
-            log.info("term %d: %s: %s", record.term, record.event, record.detail)
-        lines = [JournalLine(wall_ms, record.term, record.event, record.detail) for record in records]
-        self._member_file.append_lines(lines)
-
-    async def _report_drained(self, term: int, drained: asyncio.Future[None]) -> None:
-        await drained
-        self.shell.feed(DrainFinished(term))
-
-    def _append_noop(self, term: int, message: str) -> None:
-        try:
-            self._writer.append_noop(term, message)
-        except OutOfDiskSpaceError as error:
-            log.warning("%s; this member cannot lead", error.message)
-            self._is_disk_full = True
-            asyncio.get_running_loop().call_soon(self.shell.feed, DiskStalled(True))
-        except StoreBusyError:
-            raise  # the write queue calls again
-        except StorageError as error:
-            self._break(error)
 
     # --- for commands (MemberPort) -------------------------------------------------------------------------------
 
@@ -688,10 +584,6 @@ class RunningMember:
 
     def http_address_of(self, host: HostPort) -> str | None:
         return self.node.http_address_of(host)
-
-
-def _interrupted_by_stepdown() -> ReplError:
-    return ReplError("the primary stepped down", code=ErrorCode.INTERRUPTED_BY_STATE_CHANGE)
 
 
 def _ignore(*_: object) -> None:

@@ -38,7 +38,7 @@ log = logging.getLogger("replset.shell")
 
 
 class EffectHandler(Protocol):
-    """Does what the shell does not do itself. The member implements it."""
+    """Does what the shell does not do itself. `CoreEffects` implements it."""
 
     def handle_effect(self, effect: Effect) -> None:
         """Do any effect but Persist, RecordElectionEvent, Send and Reply; on the loop, without waiting."""

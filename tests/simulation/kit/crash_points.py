@@ -28,6 +28,7 @@ from replset.replication.partial_copy import PartialCopy
 from replset.replication.rollback import Rollback
 from replset.replication.rollback_files import RollbackWriter
 from replset.replication.write_queue import WriteQueue
+from replset.runtime.core_effects import CoreEffects
 from replset.runtime.durability import Durability
 from replset.runtime.member import RunningMember
 from replset.runtime.server import WireServer
@@ -211,7 +212,7 @@ CRASH_POINTS: tuple[CrashPoint, ...] = (
     C(P.SOURCE, "the copy is let go", SimDisk, "remove", nth=2, when=_of_a_copy),
     C(P.CANDIDATE, "its own vote is not saved", MemberFile, "save_vote", when=_is_a_vote),
     C(P.CANDIDATE, "its own vote is saved, nobody was asked", MemberFile, "save_vote", after=True, when=_is_a_vote),
-    C(P.CANDIDATE, "it won, nothing is drained", RunningMember, "_report_drained"),
+    C(P.CANDIDATE, "it won, nothing is drained", CoreEffects, "_report_drained"),
     C(P.CANDIDATE, "the new-primary no-op is not written", Writer, "append_noop", when=_is_new_primary),
     C(P.CANDIDATE, "the new-primary no-op is not synced", Writer, "append_noop", after=True, when=_is_new_primary),
     C(P.CANDIDATE, "the new-primary no-op is synced", Wal, "sync", after=True),

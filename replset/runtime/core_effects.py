@@ -1,0 +1,175 @@
+"""Handles the core's effects: gives each to the part of the member that does it.
+
+The shell (shell.py) calls it in the order of the effects. Finished work goes back to the core as a report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from replset.commands.messages import parse_reply, request_document
+from replset.commands.transactions import TransactionTable
+from replset.commands.waiters import Notifier, WaiterList
+from replset.config import ReplSetConfig
+from replset.core.effects import (
+    AcceptWrites,
+    AppendNoop,
+    CommitPointAdvanced,
+    CompareChains,
+    ConfigInstalled,
+    Drain,
+    Effect,
+    ElectionRecord,
+    InitialSyncNotNeeded,
+    LastVote,
+    PersistedRecord,
+    ProgressChanged,
+    Send,
+    StartFetching,
+    StartInitialSync,
+    StartRollback,
+    StateChanged,
+    StopFetching,
+)
+from replset.core.member_state import MemberState
+from replset.core.messages import DiskStalled, DrainFinished, ReplyBody
+from replset.errors import (
+    ErrorCode,
+    OutOfDiskSpaceError,
+    PrimarySteppedDownError,
+    ReplError,
+    StorageError,
+    StoreBusyError,
+)
+from replset.replication.chain_check import compare_chains
+from replset.replication.context import MemberContext
+from replset.replication.fetcher import Fetcher
+from replset.replication.index_builder import IndexBuilder
+from replset.replication.initial_sync import InitialSync
+from replset.replication.ports import MemberClient
+from replset.replication.rollback import Rollback
+from replset.replication.rollback_list import RollbackList
+from replset.runtime.background import BackgroundTasks
+from replset.runtime.durability_mark import DurabilityMark
+from replset.runtime.writer import Writer
+from replset.storage.member_file import JournalLine, MemberFile
+
+log = logging.getLogger("replset.member")
+
+
+@dataclass(slots=True, kw_only=True)
+class CoreEffects:
+    """Implements `shell.EffectHandler` with the parts of one member."""
+
+    context: MemberContext
+    member_file: MemberFile
+    mark: DurabilityMark
+    writer: Writer
+    transactions: TransactionTable
+    index_builder: IndexBuilder
+    fetcher: Fetcher
+    rollback: Rollback
+    rollbacks: RollbackList
+    initial_sync: InitialSync
+    peer: MemberClient
+    tasks: BackgroundTasks
+    write_waiters: WaiterList
+    changes: Notifier
+    on_topology_changed: Callable[[], None]
+    _is_disk_full: bool = False
+
+    def handle_effect(self, effect: Effect) -> None:
+        match effect:
+            case StateChanged(state=state):
+                if state is not MemberState.PRIMARY:
+                    self.write_waiters.fail_all(lambda: PrimarySteppedDownError("the primary stepped down"))
+                    self.transactions.abort_all(_interrupted_by_stepdown)
+                self.on_topology_changed()
+                self.changes.notify()
+            case ConfigInstalled():
+                self.on_topology_changed()
+            case AcceptWrites(accept, term):
+                self.writer.accept(term if accept else None)
+                if not accept:
+                    self.index_builder.on_stepdown()
+                    self.transactions.abort_all(_interrupted_by_stepdown)
+                self.on_topology_changed()
+            case CommitPointAdvanced(commit_point):
+                store = self.context.store
+                store.set_commit_point(min(commit_point, store.last_applied))
+                self.write_waiters.release()
+                self.changes.notify()
+            case ProgressChanged():
+                self.write_waiters.release()
+            case StartFetching(source):
+                self.fetcher.start(source)
+            case StopFetching():
+                self.fetcher.stop()
+            case Drain(term):
+                self.tasks.start(self._report_drained(term, self.fetcher.drain()))
+            case AppendNoop(term, message):
+                self.context.write_queue.submit(lambda: self._append_noop(term, message))
+            case CompareChains(at, hosts):
+                self.tasks.start(compare_chains(self.context, self.peer, at, hosts))
+            case StartRollback(source):
+                self.tasks.start(self.then_count_rollbacks(lambda: self.rollback.run(source)))
+            case StartInitialSync(source, reason, forced):
+                self.fetcher.stop()
+                run = self.initial_sync.run
+                self.tasks.start(self.then_count_rollbacks(lambda: run(source, reason, forced=forced)))
+            case _:
+                raise TypeError(f"nothing handles {effect}")
+
+    async def send_request(self, send: Send) -> ReplyBody:
+        reply = await self.peer.call(send.to, request_document(send.body), timeout_ms=send.timeout_ms)
+        return parse_reply(send.body, reply)
+
+    def save_record(self, record: PersistedRecord) -> None:
+        match record:
+            case LastVote():
+                self.member_file.save_vote(record, self.mark.durable)
+            case ReplSetConfig():
+                self.member_file.save_config(record)
+            case InitialSyncNotNeeded():
+                self.member_file.end_initial_sync()
+                self.initial_sync.discard_copy()
+
+    def save_election_events(self, records: list[ElectionRecord], wall_ms: int) -> None:
+        for record in records:
+            log.info("term %d: %s: %s", record.term, record.event, record.detail)
+        lines = [JournalLine(wall_ms, record.term, record.event, record.detail) for record in records]
+        self.member_file.append_lines(lines)
+
+    def on_disk_space(self) -> None:
+        """Tell the core that a disk on which it could not write its first entry has space again."""
+        if self._is_disk_full:
+            self._is_disk_full = False
+            self.context.on_report(DiskStalled(False))
+
+    async def then_count_rollbacks(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do `work`, which may write a rollback's files, then count them again."""
+        await work()
+        await self.rollbacks.refresh()
+
+    async def _report_drained(self, term: int, drained: asyncio.Future[None]) -> None:
+        await drained
+        self.context.on_report(DrainFinished(term))
+
+    def _append_noop(self, term: int, message: str) -> None:
+        try:
+            self.writer.append_noop(term, message)
+        except OutOfDiskSpaceError as error:
+            log.warning("%s; this member cannot lead", error.message)
+            self._is_disk_full = True
+            asyncio.get_running_loop().call_soon(self.context.on_report, DiskStalled(True))
+        except StoreBusyError:
+            raise  # the write queue calls again
+        except StorageError as error:
+            self.context.on_broken(error)
+
+
+def _interrupted_by_stepdown() -> ReplError:
+    return ReplError("the primary stepped down", code=ErrorCode.INTERRUPTED_BY_STATE_CHANGE)
