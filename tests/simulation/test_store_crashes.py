@@ -20,8 +20,9 @@ from replset.storage.member_file import MemberFile
 from replset.storage.retention import remove_old_data
 from replset.storage.store import Store, StoreOptions
 from replset.storage.undo import rollback_done_marks, rollback_in_progress, undo_step
-from tests.simulation.kit.checkers import documents_of, read_entry, replay
 from tests.simulation.kit.disk import SimDisk
+from tests.simulation.kit.entries import read_entry
+from tests.simulation.kit.replay import documents_of, replay
 
 NewFolder = Callable[[], str]
 UUID = bytes(range(16))

@@ -1,82 +1,45 @@
 """The invariants, judged from outside: the members' stores through SQL and files, and the clients' history.
 
-A `Mirror` follows each store's oplog row by row. What is known of an entry is what its bytes say.
+A `Mirror` follows each store's oplog row by row. What holds at the end of a run only is in final_checks.py.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import zlib
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import apsw
 
-from replset.bson import decode
 from replset.core.member_state import MemberState
-from replset.ids import OPTIME_NULL, OpTime, pack_ts
+from replset.ids import OPTIME_NULL, OpTime
 from tests.simulation.kit.cluster import FORGED_TERMS
-from tests.simulation.kit.disk import SimDisk
+from tests.simulation.kit.entries import (
+    Entry,
+    mark_of_optime,
+    mark_of_write,
+    operations_of,
+    read_entry,
+    rolled_back_marks,
+)
 from tests.simulation.kit.errors import SimulationError
+from tests.simulation.kit.final_checks import FinalChecks
 from tests.simulation.kit.index_model import definitions_of, index_fault_on
 from tests.simulation.kit.operations import ClientOperation
-from tests.simulation.kit.retries import COUNTERS_NS, RetriedWrite
-from tests.simulation.kit.transfers import ACCOUNTS, Transfers
-from tests.simulation.kit.workload import COLLECTION, DATABASE, UNSYNCED, History, Read, Write
+from tests.simulation.kit.replay import documents_of, first_difference, replay
+from tests.simulation.kit.retries import RetriedWrite
+from tests.simulation.kit.transfers import Transfers
+from tests.simulation.kit.workload import History, Write
 
 if TYPE_CHECKING:
     from tests.simulation.kit.cluster import Machine, RunningNode, SimCluster
 
-NAMESPACE = f"{DATABASE}.{COLLECTION}"
-SESSIONS_NS, SESSIONS_TABLE = "config.transactions", "5e5510005e5540008000000000000001"
-_TOKEN = re.compile(rb"token-\d+-")
-_MOVE = re.compile(rb"move-\d+-")
-_NEVER = 1 << 63
 _DAMAGED = "not the one that was written"
 _MEMBER_ONLY = {"member.db"}
 WHOLE_LOOK_EVERY = 4
 """Thousands of steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One oplog entry, decoded. marks: what identifies it, and the client's write that it holds."""
-
-    optime: OpTime
-    hash: int
-    crc: int
-    marks: tuple[str, ...]
-    body: dict[str, Any]
-
-
-def marks_of_entry(body: Mapping[str, Any], raw: bytes) -> tuple[str, ...]:
-    """Its optime first; then `w token-5-` or `d 1005` where it is a write of the workload."""
-    own = mark_of_optime(OpTime(int(body["t"]), pack_ts(body["ts"].time, body["ts"].inc)))
-    if body["op"] == "d":
-        return (own, f"d {int(body['o']['_id'])}") if body["ns"] == NAMESPACE else (own,)
-    if body["op"] == "c" and (move := _MOVE.search(raw)):
-        return own, f"t {move.group().decode()}"
-    found = _TOKEN.search(raw) if body["op"] in ("i", "u") else None
-    return (own, f"w {found.group().decode()}") if found else (own,)
-
-
-def mark_of_optime(optime: OpTime) -> str:
-    return f"e {optime}"
-
-
-def mark_of_write(write: Write) -> str:
-    return f"d {write.id}" if write.kind == "delete" else f"w {write.token}"
-
-
-def read_entry(term: int, ts: int, hash_value: int, raw: bytes) -> Entry:
-    body = decode(raw)
-    return Entry(OpTime(term, ts), hash_value, zlib.crc32(raw), marks_of_entry(body, raw), body)
 
 
 @dataclass(slots=True)
@@ -440,13 +403,20 @@ class Checkers:
         expected = replay(mine)
         if found != expected:
             self.fail("5", f"{row.name} in {row.node_state.state.name}: {first_difference(expected, found)}")
-        self._check_indexes(row.name, mine)
+        self.check_indexes(row.name, mine)
         places = {entry.optime: place for place, entry in enumerate(mine)}
         for other, mirror in self.mirrors.items():
             theirs = mirror.entries
             last = next((n for n in range(len(theirs) - 1, -1, -1) if theirs[n].optime in places), -1)
             if last >= 0 and theirs[: last + 1] != mine[: places[theirs[last].optime] + 1]:
                 self.fail("6", f"{row.name} and {other} share {theirs[last].optime} and differ before it")
+
+    def check_indexes(self, name: str, entries: list[Entry]) -> None:
+        """Invariant 15."""
+        expected = definitions_of(body for _, body in operations_of(entries))
+        fault = index_fault_on(self.cluster.machines[name].disk, expected)
+        if fault is not None:
+            self.fail("15", f"{name}: {fault}")
 
     def majority_writes_are_on(self, name: str) -> None:
         marks = self.mirrors[name].marks
@@ -468,364 +438,7 @@ class Checkers:
             self.fail("6", "no primary at the end")
         assert primary is not None
         self.majority_writes_are_on(primary)
-        self.reads_were_right(primary)
-        self.promise(primary)
-        self.each_is_applied_once(primary)
-        self.transactions_are_whole(primary)
-        self.documents_are_the_oplog()
-        self.members_are_equal()
-
-    def reads_were_right(self, primary: str) -> None:
-        """Invariant 3: a majority read shows the collection as it was at one moment of the final history, and not
-        before what a majority had acknowledged: no insert, update or delete is missing, and none is there too early.
-        """
-        moments = moments_of(self.mirrors[primary].entries)
-        refused = {write.token for write in self.history.writes if write.outcome == "fail"}
-        seen = {mark for entry in self.known.values() for mark in entry.marks}
-        for read in self.history.reads:
-            if read.found is None:
-                continue
-            self._cursor_ended_in_time(read)
-            if read.level == "majority":
-                if moments.get(frozenset(read.found.items()), -1) < read.after:
-                    self.fail("3", f"{read}: {self._why_wrong(read, primary)}")
-                continue
-            for token in read.found.values():
-                if token in refused or f"w {token}" not in seen:
-                    self.fail("4", f"a local read returned {token}, which was refused or never written: {read}")
-
-    def _cursor_ended_in_time(self, read: Read) -> None:
-        """A cursor does not go on in what a rollback or a copy has put in the place of what it began with."""
-        name = self.cluster.name_of(read.target)
-        if any(read.first_ms < when < read.asked_ms for when in self.replaced_ms[name]):
-            self.fail("3", f"a cursor of {name} outlived a rollback or a copy: {read}")
-
-    def _why_wrong(self, read: Read, primary: str) -> str:
-        """In words, for a person: what is wrong with a majority read."""
-        found = read.found or {}
-        entries = self.mirrors[primary].entries
-        stayed = self.mirrors[primary].marks
-        wrong = [token for token in found.values() if f"w {token}" not in stayed]
-        if wrong:
-            return f"{wrong} are not in the final history"
-        held = state_at(entries, read.after)
-        missing = {key: token for key, token in held.items() if found.get(key) != token}
-        more = {key: token for key, token in found.items() if held.get(key) != token}
-        return f"at {read.after} there was {missing}, and it found {more}"
-
-    def promise(self, primary: str) -> None:
-        """Invariant 4: every acknowledged write is in the history or in a finished rollback's oplog file.
-
-        So is every entry that a rollback undid, acknowledged or not.
-        """
-        kept = self.mirrors[primary].marks
-        files = {mark for machine in self.cluster.machines.values() for mark in rolled_back_marks(machine.disk)}
-        for write in self.history.writes:
-            mark = mark_of_write(write)
-            if write.outcome == "fail" and mark in kept and write.kind != "delete":
-                self.fail("4", f"refused, and yet applied: {write}")
-            if not write.acknowledged or mark in kept or mark in files:
-                continue
-            if write.concern in UNSYNCED and mark in self.lost_in_crashes:
-                continue  # T2: not synced on any holder when the power went
-            if write.concern != "majority" and mark in self.erased_by_hand:
-                continue
-            self.fail("4", f"neither in the set nor in a rollback file: {write}")
-        for operation in self.operations:
-            mark = mark_of_optime(operation.optime)
-            if not operation.acknowledged or mark in kept:
-                continue
-            if operation.concern == "majority":
-                self.fail("3", f"the primary {primary} lacks {operation}")
-            if mark in files or mark in self.erased_by_hand:
-                continue
-            if operation.concern == "w1" and mark in self.lost_in_crashes:
-                continue
-            self.fail("4", f"neither in the set nor in a rollback file: {operation}")
-        recorded = kept | files | self.erased_by_hand
-        for entry in self.undone.values():
-            if entry.marks[0] not in recorded:
-                self.fail("4", f"undone, and in no rollback file: {entry.body}")
-
-    def each_is_applied_once(self, primary: str) -> None:
-        """Invariant 13: a write that was sent several times is in the history at most once, once if a majority
-        acknowledged it, and its answer is that of its entry.
-        """
-        values = counted(self.mirrors[primary].entries)
-        for write in self.retried:
-            if write.wrong:
-                self.fail("13", f"{write}")
-            for token in write.tokens:
-                found = values.get(token, [])
-                if len(found) > 1:
-                    self.fail("13", f"applied {len(found)} times: {write}")
-                if write.is_certain and not found:
-                    self.fail("13", f"acknowledged, and not applied: {write}")
-                if write.is_certain and write.value is not None and found != [write.value]:
-                    self.fail("13", f"answered {write.value}, and applied as {found}: {write}")
-
-    def transactions_are_whole(self, primary: str) -> None:
-        """Invariant 14: a transaction is there as a whole or not at all, none overlapped with another that wrote the
-        same, and every read inside, or at level snapshot, saw one moment.
-        """
-        if self.transfers is None:
-            return
-        moments = balances_of(self.mirrors[primary].entries)
-        for ts, balances in moments:
-            if sum(balances.values()):
-                self.fail("14", f"after {ts} the sum is {sum(balances.values())}: {balances}")
-        for read in self.transfers.reads:
-            if sum(read.found.values()):
-                self.fail("14", f"a read saw two moments: {read}")
-            at = bisect_right(moments, read.ts, key=lambda row: row[0]) - 1
-            expected = moments[at][1] if at >= 0 else {}
-            if read.ts and read.found != expected:
-                self.fail("14", f"{read}, where there was {expected}")
-        kept = self.mirrors[primary].marks
-        files = {mark for machine in self.cluster.machines.values() for mark in rolled_back_marks(machine.disk)}
-        for move in self.transfers.history:
-            mark = f"t {move.token}"
-            if move.outcome == "fail" and mark in kept:
-                self.fail("14", f"aborted, and yet applied: {move}")
-            if not move.acknowledged or mark in kept:
-                continue
-            if move.concern == "majority":
-                self.fail("14", f"the primary {primary} lacks {move}")
-            if mark not in files and mark not in self.lost_in_crashes | self.erased_by_hand:
-                self.fail("14", f"neither in the set nor in a rollback file: {move}")
-
-    def documents_are_the_oplog(self) -> None:
-        """Invariant 5."""
-        for name, mirror in self.mirrors.items():
-            expected = replay(mirror.entries)
-            found = self._documents(name)
-            if found != expected:
-                self.fail("5", f"{name}: {first_difference(expected, found)}")
-            self._check_indexes(name, mirror.entries)
-
-    def _check_indexes(self, name: str, entries: list[Entry]) -> None:
-        """Invariant 15."""
-        expected = definitions_of(body for _, body in operations_of(entries))
-        fault = index_fault_on(self.cluster.machines[name].disk, expected)
-        if fault is not None:
-            self.fail("15", f"{name}: {fault}")
-
-    def _documents(self, name: str) -> Documents:
-        found = documents_of(self.cluster.machines[name].disk)
-        assert found is not None, f"{name} runs and nothing is under way"
-        return found
-
-    def members_are_equal(self) -> None:
-        """Invariant 6."""
-        logs = {name: [(e.optime, e.hash) for e in mirror.entries] for name, mirror in self.mirrors.items()}
-        documents = {name: self._documents(name) for name in self.mirrors}
-        first, *others = self.mirrors
-        for other in others:
-            if logs[other] != logs[first]:
-                self.fail("6", f"the oplogs of {first} and {other} differ")
-            if documents[other] != documents[first]:
-                self.fail("6", f"{first} and {other}: {first_difference(documents[first], documents[other])}")
-
-
-def kind_of_entry(body: Mapping[str, Any]) -> str:
-    """insert | update | replace | delete | create | drop | note: what an entry does."""
-    match body["op"]:
-        case "c":
-            return str(next(iter(body["o"])))
-        case "u":
-            return "update" if body["o"].get("$v") == 2 else "replace"
-        case op:
-            return {"i": "insert", "d": "delete", "n": "note"}[op]
-
-
-def counted(entries: list[Entry]) -> dict[str, list[int]]:
-    """Of each token of a retried write, the `n` of the document that each of its entries made."""
-    documents: dict[str, dict[str, Any]] = {}
-    found: dict[str, list[int]] = {}
-    for entry in entries:
-        body, o = entry.body, entry.body["o"]
-        if body["ns"] != COUNTERS_NS or body["op"] not in ("i", "u"):
-            continue
-        key = repr(body["o2"]["_id"] if body["op"] == "u" else o["_id"])
-        documents[key] = changed(documents[key], o) if o.get("$v") == 2 else o
-        document = documents[key]
-        found.setdefault(str(document.get("last", document["_id"])), []).append(int(document.get("n", 0)))
-    return found
-
-
-Documents = dict[str, dict[str, dict[str, Any]]]
-"""Namespace -> text of _id -> document."""
-
-
-def documents_of(disk: SimDisk) -> Documents | None:
-    """All documents of a running member, by SQL; None when it has no connection to spare just now."""
-    connection = disk.reader(os.path.join(disk.folder, "replset.db"))
-    if connection is None:
-        return None
-    found: Documents = {}
-    for uuid, ns in connection.execute("SELECT uuid, ns FROM catalog WHERE dropped_ts IS NULL").fetchall():
-        found[ns] = _documents_in(connection, uuid.hex())
-    found[SESSIONS_NS] = _documents_in(connection, SESSIONS_TABLE)
-    return found
-
-
-def _documents_in(connection: apsw.Connection, table: str) -> dict[str, dict[str, Any]]:
-    rows = connection.execute(f"SELECT doc FROM d_{table}").fetchall()
-    return {repr(document["_id"]): document for document in (decode(raw) for (raw,) in rows)}
-
-
-def moments_of(entries: list[Entry]) -> dict[frozenset[tuple[int, str]], int]:
-    """What the workload's collection held at each moment -> the last moment at which it held just that."""
-    held: dict[int, str] = {}
-    moments: dict[frozenset[tuple[int, str]], int] = {}
-    for entry in entries:
-        if entry.body["ns"] == NAMESPACE and entry.body["op"] != "c":
-            moments[frozenset(held.items())] = entry.optime.ts - 1
-            _apply_token(held, entry)
-    moments[frozenset(held.items())] = _NEVER
-    return moments
-
-
-def state_at(entries: list[Entry], ts: int) -> dict[int, str]:
-    """What the workload's collection held then: _id -> token."""
-    held: dict[int, str] = {}
-    for entry in entries:
-        if entry.optime.ts <= ts and entry.body["ns"] == NAMESPACE and entry.body["op"] != "c":
-            _apply_token(held, entry)
-    return held
-
-
-def _apply_token(held: dict[int, str], entry: Entry) -> None:
-    body = entry.body
-    if body["op"] == "d":
-        held.pop(int(body["o"]["_id"]), None)
-    elif body["op"] in ("i", "u"):
-        held[int(body["o2" if body["op"] == "u" else "o"]["_id"])] = entry.marks[1].removeprefix("w ")
-
-
-def replay(entries: list[Entry]) -> Documents:
-    """The oplog applied from its beginning, in a few plain lines."""
-    documents: Documents = {SESSIONS_NS: {}}
-    for entry, body in operations_of(entries):
-        op, ns, o = body["op"], body["ns"], body["o"]
-        if op == "c":
-            database = ns.partition(".")[0]
-            if "create" in o:
-                documents[f"{database}.{o['create']}"] = {}
-            elif "drop" in o:
-                documents.pop(f"{database}.{o['drop']}", None)
-            elif "renameCollection" in o:
-                documents[o["to"]] = documents.pop(o["renameCollection"])
-        elif op == "i":
-            documents[ns][repr(o["_id"])] = o
-        elif op == "d":
-            documents[ns].pop(repr(o["_id"]), None)
-        elif op == "u":
-            key = repr(body["o2"]["_id"])
-            documents[ns][key] = changed(documents[ns][key], o) if o.get("$v") == 2 else o
-        _replay_session(documents, entry.body)
-    return documents
-
-
-def _replay_session(documents: Documents, body: Mapping[str, Any]) -> None:
-    """What the entry makes of its session's record, or which records it forgets."""
-    sessions, o = documents[SESSIONS_NS], body["o"]
-    if body["op"] == "n" and o.get("msg") == "sessions expired":
-        for lsid in o["sessions"]:
-            sessions.pop(repr(lsid), None)
-    if "txnNumber" not in body:
-        return
-    record = {
-        "_id": body["lsid"],
-        "txnNum": body["txnNumber"],
-        "lastWriteOpTime": {"ts": body["ts"], "t": body["t"]},
-        "lastWriteDate": body["wall"],
-    }
-    if body["op"] == "c":
-        record["state"] = "committed"
-    if body.get("needsRetryImage") == "postImage":
-        record["image"] = documents[body["ns"]][repr(body["o2"]["_id"])]
-    sessions[repr(body["lsid"])] = record
-
-
-def operations_of(entries: list[Entry]) -> Iterator[tuple[Entry, Mapping[str, Any]]]:
-    """Each entry with its body; a transaction's with the body of each of its operations."""
-    for entry in entries:
-        body = entry.body
-        is_transaction = body["op"] == "c" and "applyOps" in body["o"]
-        for operation in body["o"]["applyOps"] if is_transaction else (body,):
-            yield entry, operation
-
-
-def balances_of(entries: list[Entry]) -> list[tuple[int, dict[str, int]]]:
-    """(ts, balance of each account) after each entry that changes one, in order."""
-    moments: list[tuple[int, dict[str, int]]] = []
-    ns = f"{DATABASE}.{ACCOUNTS}"
-    documents: dict[str, dict[str, Any]] = {}
-    for entry in entries:
-        changes = [body for _, body in operations_of([entry]) if body["ns"] == ns]
-        for body in changes:
-            o = body["o"]
-            name = str(body.get("o2", o)["_id"])
-            documents[name] = changed(documents[name], o) if o.get("$v") == 2 else o
-        if changes:
-            moments.append((entry.optime.ts, {name: int(doc.get("n", 0)) for name, doc in documents.items()}))
-    return moments
-
-
-def changed(document: dict[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
-    """A document after a `$v: 2` diff of its top level."""
-    diff = update["diff"]
-    assert not set(diff) - {"u", "i", "d"}, f"this replay knows only top-level diffs: {diff}"
-    result = {name: value for name, value in document.items() if name not in diff.get("d", {})}
-    result.update(diff.get("u", {}))
-    for name, value in diff.get("i", {}).items():
-        result.pop(name, None)
-        result[name] = value
-    return result
-
-
-def first_difference(one: Documents, other: Documents) -> str:
-    for ns in sorted(set(one) | set(other)):
-        mine, theirs = one.get(ns), other.get(ns)
-        if mine is None or theirs is None:
-            return f"{ns} is only in {'the second' if mine is None else 'the first'}"
-        for key in sorted(set(mine) | set(theirs)):
-            if mine.get(key) != theirs.get(key):
-                return f"{ns} {key}: {mine.get(key)} and {theirs.get(key)}"
-    return "no difference"
-
-
-def rolled_back_marks(disk: SimDisk) -> Iterator[str]:
-    """The marks of all entries in finished rollbacks' oplog files."""
-    for manifest in manifests(disk):
-        if manifest["state"] not in ("finished", "exported"):
-            continue
-        for file in manifest["files"]:
-            if file["kind"] == "oplog":
-                for raw in bson_documents(Path(disk.folder, "rollback", file["name"]).read_bytes()):
-                    yield from marks_of_entry(decode(raw), raw)
-
-
-def manifests(disk: SimDisk) -> list[dict[str, Any]]:
-    folder = Path(disk.folder, "rollback")
-    if not folder.is_dir():
-        return []
-    found = []
-    for path in sorted(folder.glob("rollback-*.json")):
-        try:
-            found.append(json.loads(path.read_bytes()))
-        except ValueError as error:
-            raise SimulationError(f"invariant 4 broken: {path.name} is no manifest: {error}") from error
-    return found
-
-
-def bson_documents(data: bytes) -> Iterator[bytes]:
-    at = 0
-    while at < len(data):
-        length = int.from_bytes(data[at : at + 4], "little")
-        yield data[at : at + length]
-        at += length
+        FinalChecks(self).run(primary)
 
 
 def _first(connection: apsw.Connection, sql: str, bindings: tuple[int, ...]) -> tuple[Any, ...] | None:

@@ -27,24 +27,16 @@ from replset.storage.copies import check_database
 from replset.storage.member_file import MemberFile
 from replset.storage.store import Store
 from replset.storage.undo import rollback_done_marks, rollback_in_progress
-from tests.simulation.kit.checkers import (
-    Checkers,
-    Entry,
-    bson_documents,
-    documents_of,
-    first_difference,
-    manifests,
-    operations_of,
-    read_entry,
-    replay,
-)
+from tests.simulation.kit.checkers import Checkers
 from tests.simulation.kit.cluster import SimCluster
 from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.disk import _RecordingFile as RecordingFile
 from tests.simulation.kit.disk import _RecordingVFS as RecordingVFS
+from tests.simulation.kit.entries import Entry, bson_documents, manifests, operations_of, read_entry
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.index_model import definitions_of, index_fault_on
 from tests.simulation.kit.loop import current_process
+from tests.simulation.kit.replay import documents_of, first_difference, replay
 
 T = TypeVar("T")
 FILE_STEPS = ("write_file", "sync_file", "truncate", "rename", "remove", "sync_folder", "make_folder")

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from tests.simulation.kit.checkers import Checkers, kind_of_entry
+from tests.simulation.kit.checkers import Checkers
 from tests.simulation.kit.cluster import Environment, SimCluster, quiet_logs
+from tests.simulation.kit.entries import kind_of_entry
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.faults import NO_FAULTS, FaultMix, Faults, draw_mix, draw_rare
 from tests.simulation.kit.linearizability import violation
