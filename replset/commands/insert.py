@@ -169,10 +169,9 @@ class InsertBatch(Batch):
 
     def run(self, group: WriteGroup) -> None:
         coll = None
-        size = 0
         time_slice = None if self.size == 1 else TimeSlice(self.ctx.member.clock, GROUP_MS)
         last = min(self.size, self.index + GROUP_STATEMENTS)
-        size += self._insert_at_once(group, last)
+        size = self._insert_at_once(group, last)
         while self.index < last and size < GROUP_BYTES and not self.stopped:
             if time_slice is not None and time_slice.is_over():
                 return
@@ -209,9 +208,9 @@ class InsertBatch(Batch):
             self.index += 1
 
     def _insert_at_once(self, group: WriteGroup, last: int) -> int:
-        """Insert the documents from `index` to before `last` in one piece, if none of them needs a look. Returns bytes.
+        """Insert the documents from `index` to before `last` in one piece, if none of them needs a look.
 
-        It stops before one that is there already, or that cannot be stored.
+        It stops before one that is there already, or that cannot be stored. Returns the bytes of those inserted.
         """
         coll = group.txn.catalog.by_ns.get(self.ns)
         if coll is None or last - self.index < 2 or self.ctx.transaction is not None or self.validator_of(coll):
@@ -229,7 +228,7 @@ class InsertBatch(Batch):
         done = do_inserts(group, coll, documents, statements[: len(documents)])
         self.n += done
         self.index += done
-        return size
+        return sum([len(doc) for _, doc in documents[:done]])
 
     def _use(self, validator: Validator | None) -> None:
         if validator is not None:

@@ -103,6 +103,24 @@ def test_documents_are_inserted_at_once_up_to_one_that_cannot_be(client: Client,
 
 
 @pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param({"insert": "c", "documents": [{"_id": 0}]}, id="the-first-is-there"),
+        pytest.param({"createIndexes": "c", "indexes": [{"key": {"a": 1}, "name": "a"}]}, id="an-index"),
+        pytest.param({"create": "c", "capped": True, "size": 8 << 20}, id="capped"),
+    ],
+)
+def test_more_than_a_group_takes_is_inserted_where_documents_need_a_look(
+    client: Client, member: FakeMember, before: dict[str, object]
+) -> None:
+    client.ok(before)
+    documents = [{"_id": id_, "text": "x" * 300_000} for id_ in range(10)]
+    member.step_down_after = 20  # groups: it must not try for ever
+    reply = client.ok({"insert": "c", "ordered": False}, documents=documents)
+    assert reply["n"] + len(reply.get("writeErrors", [])) == 10
+
+
+@pytest.mark.parametrize(
     ("document", "code"),
     [
         ({"_id": [1]}, 53),
