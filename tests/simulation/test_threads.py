@@ -12,7 +12,7 @@ import pytest
 from tests.simulation.kit.cluster import Environment
 from tests.simulation.kit.disk import SimDisk
 from tests.simulation.kit.errors import SimulationError
-from tests.simulation.kit.faults import NO_FAULTS
+from tests.simulation.kit.fault_mix import NO_FAULTS
 from tests.simulation.kit.loop import Process, SimLoop
 from tests.simulation.kit.runs import Plan, run_seed
 from tests.simulation.kit.threads import Job, SimLock, current_job, sleep

@@ -14,7 +14,8 @@ from tests.simulation.kit.checkers import Checkers
 from tests.simulation.kit.cluster import Environment, SimCluster, quiet_logs
 from tests.simulation.kit.entries import kind_of_entry
 from tests.simulation.kit.errors import SimulationError
-from tests.simulation.kit.faults import NO_FAULTS, FaultMix, Faults, draw_mix, draw_rare
+from tests.simulation.kit.fault_mix import NO_FAULTS, FaultMix, draw_mix, draw_rare
+from tests.simulation.kit.faults import Faults
 from tests.simulation.kit.linearizability import violation
 from tests.simulation.kit.operations import OperationMix, Operations
 from tests.simulation.kit.registers import RegisterMix, Registers
