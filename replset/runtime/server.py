@@ -57,24 +57,26 @@ class WireServer:
         self.one_checksum = asyncio.Lock()
         self.traffic = Traffic()
         self._outbox: list[tuple[WireConnection, bytes]] = []
+        self._outbox_bytes = 0
         self._network = network
         self._listening: Listener | None = None
 
     def send(self, connection: WireConnection, frame: bytes) -> None:
-        """Write the frame at the end of this turn of the loop, with those of other connections; a large one at once.
+        """Write the frame at the end of this turn of the loop, with those of other connections; many bytes at once.
 
         A client that is woken for each reply by itself costs both ends some 10 microseconds more a reply. A connection
-        must know at once that its client does not read a large one (`pause_writing`).
+        must know soon that its client does not read (`pause_writing`), or its next commands would fill the memory.
         """
         self._outbox.append((connection, frame))
-        if len(frame) > SMALL_BYTES:
+        self._outbox_bytes += len(frame)
+        if self._outbox_bytes > SMALL_BYTES:
             self.send_all()
         elif len(self._outbox) == 1:
             asyncio.get_running_loop().call_soon(self.send_all)
 
     def send_all(self) -> None:
         """Write the frames that wait for the end of the turn."""
-        outbox, self._outbox = self._outbox, []
+        outbox, self._outbox, self._outbox_bytes = self._outbox, [], 0
         for connection, frame in outbox:
             connection.write(frame)
 

@@ -185,8 +185,6 @@ class WireConnection(asyncio.Protocol):
         if reply is None:
             return False
         self._send(message, reply)
-        if not self._writable.is_set():
-            arrived.set_result(None)  # the task waits until the client has read it
         return True
 
     def _end_for(self, error: RemoteProtocolError) -> None:
@@ -213,7 +211,12 @@ class WireConnection(asyncio.Protocol):
         self._server.admission.release(size)
 
     def pause_writing(self) -> None:
+        """Note that the client does not read. An idle task begins to wait for it: a small reply is written after its
+        command has ended.
+        """
         self._writable.clear()
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
 
     def resume_writing(self) -> None:
         self._writable.set()

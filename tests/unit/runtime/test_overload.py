@@ -107,6 +107,44 @@ async def test_a_find_that_is_answered_at_once_waits_for_its_client_too(monkeypa
         assert served.server.connection_count == 1
 
 
+@pytest.mark.parametrize("is_at_once", [False, True])
+@on_sockets
+async def test_small_answers_that_nobody_reads_end_their_connection_too(
+    is_at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are written at the end of the turn, when the connection has no command left that could wait for it."""
+    monkeypatch.setattr(wire_connection, "STALLED_S", 0.3)
+    async with serving() as served:
+        pad = {"ok": 1.0, "pad": "x" * 60_000}
+
+        async def much(_: CommandRequest) -> Reply:
+            return pad
+
+        served.dispatcher.answers["find"] = much
+        served.dispatcher.at_once = encode(pad) if is_at_once else None
+        slow = await served.client()
+        await slow.ask(HELLO)
+        (connection,) = served.server.connections
+        while connection.idle_since is not None:  # until an answer waits to be sent
+            slow.send({"find": "c", "$db": "d"})
+            await asyncio.sleep(0.005)
+        await until(lambda: not served.server.connection_count)
+
+
+@on_sockets
+async def test_answers_of_one_turn_go_out_before_they_are_many() -> None:
+    async with serving() as served:
+        client = await served.client()
+        await client.ask(HELLO)
+        (connection,) = served.server.connections
+        written: list[bytes] = []
+        connection.write = written.append  # type: ignore[method-assign]
+        served.server.send(connection, b"x" * 40_000)
+        assert written == []
+        served.server.send(connection, b"y" * 40_000)
+        assert len(written) == 2
+
+
 @on_sockets
 async def test_a_message_that_stops_coming_is_dropped_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire_connection, "STALLED_S", 0.3)
