@@ -48,8 +48,9 @@ async def oplog_fetch(member: MemberPort, body: RawDocument) -> dict[str, object
             delay_ms = 0 if request.awaits_commit_point else COMMIT_POINT_DELAY_MS
             until = min(until, began + delay_ms / 1000)
         left_ms = math.ceil((until - loop.time()) * 1000)
-        if left_ms <= 0 or has_news(member, request) or not await member.wait_for_change(left_ms):
+        if left_ms <= 0 or has_news(member, request):
             return fetch_now(member, request).document()
+        await member.wait_for_change(left_ms)
 
 
 def has_news(member: MemberPort, request: FetchRequest) -> bool:

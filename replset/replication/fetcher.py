@@ -213,7 +213,7 @@ class Fetcher:
             session.known_commit_point = page.commit_point
             session.known_term = page.term
             wait_ms = self._node.election_timeout_ms() // 2
-            if page.entries and not page.has_more:
+            if page.entries and not page.has_more and len(session.buffer) < self._options.buffered_pages:
                 await self._settle(session, page.awaits_applied)
 
     async def _settle(self, session: _Session, awaits_applied: bool) -> None:

@@ -160,6 +160,24 @@ def test_a_slow_sync_does_not_hold_back_the_next_request(members: tuple[Member, 
     run(test)
 
 
+def test_a_full_buffer_leaves_the_position_to_reports(members: tuple[Member, Member]) -> None:
+    """No request is about to go then, for hours on a delayed member."""
+    source, mine = members
+
+    async def test() -> None:
+        mine.node.timeout_ms = 40_000
+        mine.durable = mine.store.last_applied
+        mine.node.delay_ms = 3_600_000
+        mine.fetcher.start(SOURCE)
+        for name in ("applied", "waits", "fills"):
+            at = source.insert(NS, {"_id": name})
+            await until(lambda at=at: mine.fetcher.last_fetched == at)  # type: ignore[misc]
+        assert not mine.fetcher.is_settling
+        mine.fetcher.stop()
+
+    run(test)
+
+
 def test_pages_are_fetched_ahead_while_the_source_has_more(
     members: tuple[Member, Member], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -649,15 +667,18 @@ def test_a_poll_ends_when_its_time_is_over(members: tuple[Member, Member]) -> No
     run(test)
 
 
-def test_a_poll_ends_when_the_member_stops_serving(members: tuple[Member, Member]) -> None:
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_a_poll_ends_when_the_member_stops_serving(members: tuple[Member, Member], is_noted: bool) -> None:
+    """The time may be over before the change of state has reached those who wait for it."""
     source, _ = members
 
     async def test() -> None:
-        body = RawDocument(encode(request(source.store.last_applied, 10_000).document()))
+        body = RawDocument(encode(request(source.store.last_applied, 10_000 if is_noted else 30).document()))
         poll = asyncio.get_running_loop().create_task(oplog_fetch(source, body))
         await asyncio.sleep(0.01)
         source.node.state = MemberState.ROLLBACK
-        source.moved()
+        if is_noted:
+            source.moved()
         with pytest.raises(NotPrimaryOrSecondaryError):
             await poll
 
