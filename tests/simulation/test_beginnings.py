@@ -8,7 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from tests.simulation.kit.cluster import SETTINGS, Environment, SimCluster, quiet_logs
+from tests.simulation.kit.cluster import SETTINGS, SimCluster, quiet_logs
+from tests.simulation.kit.environment import Environment
 from tests.simulation.kit.scenarios import scenario_run
 from tests.simulation.kit.wire import NoAnswerError
 

@@ -16,9 +16,10 @@ from replset.ids import OPTIME_NULL, OpTime
 from replset.storage.member_file import MemberFile
 from replset.storage.oplog import check_chain
 from tests.simulation.kit.checkers import Checkers
-from tests.simulation.kit.cluster import DEFAULT_ENVIRONMENT, SETTINGS, Environment, SimCluster, quiet_logs
+from tests.simulation.kit.cluster import SETTINGS, SimCluster, quiet_logs
 from tests.simulation.kit.crash_images import CrashImages, at_every_disk_step, expect_vote
 from tests.simulation.kit.crash_points import CRASH_POINTS, CrashPoint, Phase, at_point
+from tests.simulation.kit.environment import DEFAULT_ENVIRONMENT, Environment
 from tests.simulation.kit.loop import current_process
 from tests.simulation.kit.scenarios import ScenarioRun, scenario_run
 from tests.simulation.kit.workload import Workload, Write

@@ -11,7 +11,8 @@ from replset.core.member_state import MemberState
 from replset.oplog_row import entry_hash, next_chain
 from replset.runtime import housekeeping
 from replset.runtime.member import RunningMember
-from tests.simulation.kit.cluster import DamagedEntry, SimCluster
+from tests.simulation.kit.cluster import SimCluster
+from tests.simulation.kit.machine import DamagedEntry
 from tests.simulation.kit.scenarios import ScenarioRun, scenario_run
 
 OLD, NEW = b"token-2-", b"token-X-"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.kit.cluster import Environment
+from tests.simulation.kit.environment import Environment
 from tests.simulation.kit.scenarios import ScenarioRun, scenario_run
 
 

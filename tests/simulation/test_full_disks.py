@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.simulation.kit.cluster import Machine
+from tests.simulation.kit.machine import Machine
 from tests.simulation.kit.scenarios import ScenarioRun, scenario_run
 
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from replset.ids import HostPort
-from tests.simulation.kit.cluster import Environment, SimCluster
+from tests.simulation.kit.cluster import SimCluster
+from tests.simulation.kit.environment import Environment
 from tests.simulation.kit.loop import Process, SimLoop
 from tests.simulation.kit.network import LinkFaults, SimNetwork, SimTransport
 

@@ -13,7 +13,8 @@ from replset.core.member_state import MemberState
 from replset.errors import OutOfDiskSpaceError
 from replset.runtime import files
 from tests.simulation.kit.checkers import Checkers
-from tests.simulation.kit.cluster import DEFAULT_ENVIRONMENT, Environment, SimCluster, quiet_logs
+from tests.simulation.kit.cluster import SimCluster, quiet_logs
+from tests.simulation.kit.environment import DEFAULT_ENVIRONMENT, Environment
 from tests.simulation.kit.scenarios import ScenarioRun, scenario_run
 
 

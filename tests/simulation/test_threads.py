@@ -9,8 +9,8 @@ from pathlib import Path
 import apsw
 import pytest
 
-from tests.simulation.kit.cluster import Environment
 from tests.simulation.kit.disk import SimDisk
+from tests.simulation.kit.environment import Environment
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.fault_mix import NO_FAULTS
 from tests.simulation.kit.loop import Process, SimLoop

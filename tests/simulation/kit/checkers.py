@@ -34,7 +34,8 @@ from tests.simulation.kit.transfers import Transfers
 from tests.simulation.kit.workload import History, Write
 
 if TYPE_CHECKING:
-    from tests.simulation.kit.cluster import Machine, RunningNode, SimCluster
+    from tests.simulation.kit.cluster import SimCluster
+    from tests.simulation.kit.machine import Machine, RunningNode
 
 _DAMAGED = "not the one that was written"
 _MEMBER_ONLY = {"member.db"}

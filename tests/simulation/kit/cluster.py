@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import hashlib
 import logging
 import os
 import random
@@ -16,33 +15,29 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from replset.commands import insert, search_batch, write_batch
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
-from replset.core.node import Node
-from replset.core.state import NodeState
 from replset.errors import CorruptDataError
-from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
+from replset.ids import HostPort
 from replset.key_file import Keys
 from replset.replication import rollback
-from replset.replication.copy_transfer import InitialSyncOptions
-from replset.replication.fetcher import FetchOptions
-from replset.replication.index_builder import IndexBuildOptions
-from replset.runtime.member import MemberPorts, RunningMember, StepSizes
+from replset.runtime.member import MemberPorts, RunningMember
 from replset.runtime.options import MemberOptions
 from replset.storage import member_file, store
-from replset.storage.store import StoreOptions
 from tests.simulation.kit.clock import SimClock
 from tests.simulation.kit.disk import SimDisk
+from tests.simulation.kit.environment import DEFAULT_ENVIRONMENT, Environment, step_sizes
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.loop import Process, SimLoop, current_process
+from tests.simulation.kit.machine import DamagedEntry, Machine, RunningNode
 from tests.simulation.kit.network import NetworkPort, SimNetwork
 from tests.simulation.kit.threads import SIM_THREADING
-from tests.simulation.kit.wire import NoAnswerError, SimClient
+from tests.simulation.kit.trace import Trace
+from tests.simulation.kit.wire import SimClient
 from tests.simulation.kit.workers import SimWorkers
 
 T = TypeVar("T")
@@ -59,123 +54,6 @@ SETTINGS: dict[str, object] = {
 }
 MANY_STEPS = 1_000
 FASTEST_FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else None
-
-
-@dataclass(slots=True)
-class Machine:
-    """One member's machine, over all starts of its process."""
-
-    name: str
-    host: HostPort
-    arbiter: bool
-    clock: SimClock
-    rng: random.Random
-    disk: SimDisk
-    process: Process | None = None
-    workers: SimWorkers | None = None
-    member: RunningMember | None = None
-    started: bool = False  # this process's start() came to its end
-    dead_disk: SimDisk | None = None  # of the process before
-    starts: int = 0
-    # At the last death of a process that had come up; a start that did not come to its end adds a loss of power only.
-    database_at_death: object = None
-    lost_power: bool = False
-    durable_at_death: OpTime | None = None
-    state_at_death: MemberState | None = None
-    slowness: float = 1.0  # how many times as long as ever its disk takes
-    may_have_lost_data: bool = False  # a test cut its WAL
-    may_not_start: bool = False  # its disk takes nothing more
-    is_spare: bool = False  # it has not been added to the set yet
-
-    @property
-    def running(self) -> RunningMember | None:
-        """The member, once it is up."""
-        return self.member if self.started else None
-
-
-@dataclass(frozen=True, slots=True)
-class DamagedEntry:
-    """An oplog entry that a disk changed. entry: its bytes as they were."""
-
-    name: str
-    ts: int
-    entry: bytes
-
-
-@dataclass(slots=True)
-class RunningNode:
-    """A member that is up, and what was seen of it last. The node's state is read directly: this is looked at after
-    every turn of the loop.
-    """
-
-    name: str
-    machine: Machine
-    node: Node
-    node_state: NodeState
-    state: MemberState | None = None
-    term: int = -1
-    primary: MemberId | None = None
-    point: OpTime = OPTIME_NULL
-    changed: bool = False  # it came into another state just now
-
-
-@dataclass(slots=True)
-class Trace:
-    """What happened, in fixed columns: virtual milliseconds, who, what. root: a folder whose name does not count."""
-
-    loop: SimLoop
-    root: str
-    lines: list[str] = field(default_factory=list)
-
-    def add(self, who: str, what: str) -> None:
-        self.lines.append(f"{self.loop.now_ms:>8} {who:<8} {what}")
-
-    def digest(self) -> str:
-        return hashlib.sha256("\n".join(self.lines).replace(self.root, "").encode()).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """How the machines and the set are made; a seeded run draws it.
-
-    worker_ms: what work in a thread (a sync, a vote's save) takes at most; a tenth takes ten times as long.
-    skew_ms: how wrong wall clocks are at most.
-    oplog_bytes: above it the oplog's head is trimmed. history_s: how long undo is kept for reads. checkpoint_bytes: of
-    WAL between two checkpoints; a last pass, which holds commits, comes at eight times as much. page_bytes: of an oplog
-    page; chunk_bytes: of a piece of a copy. undo_step: entries that a rollback takes away in one transaction.
-    group_statements: of one command in one group. overlap: how much of the work in threads overlaps with the loop.
-    keyed: members prove to each other who they are, on every new connection.
-    """
-
-    worker_ms: float = 4.0
-    oplog_bytes: int = 1 << 30
-    history_s: int = 300
-    checkpoint_bytes: int = 16 << 20
-    catch_up_ms: int = 2_000
-    page_bytes: int = 4 << 20
-    chunk_bytes: int = 4 << 20
-    undo_step: int = 200
-    skew_ms: int = 200
-    group_statements: int = 500
-    overlap: float = 0.0
-    keyed: bool = False
-
-
-DEFAULT_ENVIRONMENT = Environment()
-SESSION_TIMEOUT_MS = Millis(45_000)
-"""Three times as long as a client sends a write again, and shorter than a run."""
-
-
-def step_sizes(environment: Environment) -> StepSizes:
-    """Small steps, so that short runs have several of them."""
-    size = environment.checkpoint_bytes
-    return StepSizes(
-        StoreOptions(checkpoint_bytes=size, wal_limit_bytes=8 * size),
-        FetchOptions(max_bytes=environment.page_bytes),
-        InitialSyncOptions(chunk_bytes=environment.chunk_bytes),
-        session_timeout_ms=SESSION_TIMEOUT_MS,
-        index_build=IndexBuildOptions(slice_documents=2, pause_s=0.05),
-    )
 
 
 class SimCluster:
@@ -655,6 +533,3 @@ class SimCluster:
 def quiet_logs() -> None:
     """Members log every fault that they survive; a simulation makes thousands."""
     logging.getLogger("replset").setLevel(logging.CRITICAL)
-
-
-__all__ = ["Machine", "NoAnswerError", "SimCluster", "SimulationError", "quiet_logs"]

@@ -9,10 +9,10 @@ from functools import partial
 
 import apsw
 
-from tests.simulation.kit.cluster import DamagedEntry, Machine
 from tests.simulation.kit.disk import PLENTY
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.fault_base import REPAIRED_WITHIN_S, FaultBase
+from tests.simulation.kit.machine import DamagedEntry, Machine
 
 STOPS_WITHIN_S = 25.0
 """After a sync that failed; work in a thread takes its time on a slow disk."""

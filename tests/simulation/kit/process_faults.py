@@ -5,8 +5,8 @@ from __future__ import annotations
 from replset.core.member_state import MemberState
 from replset.ids import OpTime
 from replset.storage.undo import rollback_in_progress
-from tests.simulation.kit.cluster import RunningNode
 from tests.simulation.kit.fault_base import FaultBase
+from tests.simulation.kit.machine import RunningNode
 
 CLOCK_JUMPS_MS = (-60_000, -2_000, -300, 300, 2_000, 60_000, 600_000)
 

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from tests.simulation.kit.checkers import Checkers
-from tests.simulation.kit.cluster import Environment, SimCluster, quiet_logs
+from tests.simulation.kit.cluster import SimCluster, quiet_logs
 from tests.simulation.kit.entries import kind_of_entry
+from tests.simulation.kit.environment import Environment
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.fault_mix import NO_FAULTS, FaultMix, draw_mix, draw_rare
 from tests.simulation.kit.faults import Faults

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 
 from replset.core.member_state import MemberState
 from tests.simulation.kit.checkers import Checkers
-from tests.simulation.kit.cluster import DEFAULT_ENVIRONMENT, Environment, RunningNode, SimCluster, quiet_logs
+from tests.simulation.kit.cluster import SimCluster, quiet_logs
 from tests.simulation.kit.entries import manifests
+from tests.simulation.kit.environment import DEFAULT_ENVIRONMENT, Environment
 from tests.simulation.kit.errors import SimulationError
+from tests.simulation.kit.machine import RunningNode
 from tests.simulation.kit.wire import NoAnswerError
 from tests.simulation.kit.workload import Workload, Write
 

@@ -20,7 +20,8 @@ from replset.errors import NotWritablePrimaryError
 from replset.ids import OpTime
 from replset.replication.write_ops import WriteGroup
 from replset.runtime.member import RunningMember
-from tests.simulation.kit.cluster import DEFAULT_ENVIRONMENT, Environment, SimCluster, quiet_logs
+from tests.simulation.kit.cluster import SimCluster, quiet_logs
+from tests.simulation.kit.environment import DEFAULT_ENVIRONMENT, Environment
 from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.kinds import Kind
 from tests.simulation.kit.runs import Outcome
