@@ -407,7 +407,8 @@ class Store:
         """The chain at exactly this optime, None when it is not here. What is not in memory is checked as in
         `sound_row_at`.
         """
-        row = self.tail.row_at(optime.ts) or self.sound_row_at(optime)
+        kept = self.tail.row_at(optime.ts) if optime.ts > self.trimmed_through else None
+        row = kept or self.sound_row_at(optime)
         return row.chain if row is not None and row.term == optime.term else None
 
     def recheck(self, after_ts: int) -> int:

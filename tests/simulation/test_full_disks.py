@@ -48,7 +48,7 @@ def test_a_disk_that_fills_up_at_any_moment_of_an_initial_sync_is_waited_for(ste
 
 
 def test_the_status_shows_what_a_member_waits_for_after_the_swap() -> None:
-    with filled_up(60, 60) as (scenario, machine):
+    with filled_up(84, 84) as (scenario, machine):
         scenario.cluster.run_for(10)
         status = scenario.cluster.command(machine.name, {"replSetGetStatus": 1, "initialSync": 1})
         assert "no space left on the disk" in status["initialSyncStatus"]["waitingFor"]

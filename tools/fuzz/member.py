@@ -153,15 +153,16 @@ class Wire(asyncio.Transport):
     def __init__(self, one: OneMember) -> None:
         super().__init__()
         self._loop = one.cluster.loop
-        self.protocol = WireConnection(one.member._server)
         self.written = b""
         self.is_open = True
         self.reading = True
 
-        async def open_it() -> None:
-            self.protocol.connection_made(self)
+        async def open_it() -> WireConnection:
+            protocol = WireConnection(one.member._server)
+            protocol.connection_made(self)
+            return protocol
 
-        one.cluster.run(open_it())
+        self.protocol = one.cluster.run(open_it())
 
     def feed(self, data: bytes) -> None:
         """What came from the client; on the loop. A real transport gives nothing while reading is paused."""
