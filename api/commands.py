@@ -11,7 +11,7 @@ from api.errors import OUTCOME_UNKNOWN, HttpError, failure, http_error, unknown_
 from api.exchange import HttpRequest
 from replset.bson import RawDocument, encode
 from replset.commands.ports import CommandRequest, ConnectionContext
-from replset.commands.replies import decode_write_reply
+from replset.commands.replies import decode_only_batch, decode_write_reply
 from replset.commands.write_concern import parse_write_concern, refuse_unsatisfiable
 from replset.core.write_concern import MAJORITY, WriteConcern
 from replset.errors import ErrorCode, HostUnreachableError, NothingSentError, ReplError
@@ -50,7 +50,7 @@ async def run_command(
         raise http_error(error) from error
     context = ConnectionContext(peer=client)
     reply = await member.dispatcher.run(CommandRequest(database, body, sequences, context, "http"))
-    return RawDocument(reply) if isinstance(reply, bytes) else reply
+    return decode_only_batch(reply) or RawDocument(reply) if isinstance(reply, bytes) else reply
 
 
 def decode_reply(reply: Reply) -> dict[str, Any]:

@@ -19,8 +19,7 @@ from api.errors import HttpError, failure
 from api.exchange import App, HttpAnswer, HttpRequest, Receive, Scope, Send, error_answer, read_body, send_answer
 from api.guard import check_content_type
 from api.idempotency import KeyedWrite
-from replset.bson import ObjectId, RawDocument
-from replset.commands.replies import decode_only_batch
+from replset.bson import ObjectId
 from replset.errors import ErrorCode, ReplError
 from replset.runtime.member import RunningMember
 
@@ -64,10 +63,7 @@ class ActionRoutes:
         if action.is_write:
             return await self._write(action, command, request)
         request.wants_forwarding()  # a read is answered here, but a wrong parameter is still refused
-        reply = await run_command(self._member, command.body, command.database, request.client)
-        if isinstance(reply, RawDocument):
-            reply = decode_only_batch(reply.raw) or reply
-        reply = check_reply(reply)
+        reply = check_reply(await run_command(self._member, command.body, command.database, request.client))
         fields = action.answer_fields(reply, command)
         if "documents" in fields:
             fields["documents"] = await self._all_batches(reply, command, request)

@@ -21,7 +21,7 @@ _SIMPLE: Final = frozenset(
 )
 """Fields of a simple find. The dispatcher has read those that it does not read itself."""
 _ID = b"_id\0"
-_STRING, _BOOL, _INT32 = 0x02, 0x08, 0x10
+_STRING, _OBJECT, _BOOL, _INT32 = 0x02, 0x03, 0x08, 0x10
 _SIMPLE_IDS: Final = frozenset({0x01, _STRING, 0x07, _BOOL, 0x09, _INT32, 0x12})
 """Types of which only an equal value matches, whose key is then the same."""
 _LONGEST: Final = 1024
@@ -36,11 +36,11 @@ def has_simple_fields(body: RawDocument) -> bool:
 def find_by_id(ctx: CommandContext) -> bytes | None:
     """Return the reply; None: the command is not simple."""
     body, member = ctx.body, ctx.member
-    if not has_simple_fields(body) or ctx.request.source != "wire" or ctx.database == "local":
+    if not has_simple_fields(body) or ctx.database == "local":
         return None
     if not (_is_count(body, "limit") and _is_count(body, "batchSize") and body.type_of("singleBatch") in (None, _BOOL)):
         return None
-    raw = body.get_raw("filter")
+    raw = body.get_raw("filter") if body.type_of("filter") == _OBJECT else None
     key = None if raw is None else _only_key(raw)
     now = member.store.last_applied.ts
     if key is None or now == 0:

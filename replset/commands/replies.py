@@ -153,10 +153,12 @@ def encode_only_batch(document: bytes | None, ns: str, operation_ts: int) -> byt
 _BATCH_AT = 4 + len(_CURSOR) + 4
 _CURSOR_TAIL = (_OK, _CLUSTER, _SIGNATURE, _OPERATION)
 _read_cursor_tail = Struct(f"<x{len(_OK)}s{len(_CLUSTER)}s8x{len(_SIGNATURE)}s{len(_OPERATION)}sIIx")
+_CLUSTER_AT = 1 + len(_OK) + len(_CLUSTER) - len(_CLUSTER_HEAD)
+_CLUSTER_SIZE = len(_CLUSTER_HEAD) + 8 + len(_SIGNATURE)
 
 
 def decode_only_batch(reply: bytes) -> dict[str, object] | None:
-    """Return cursor, ok and operationTime of a reply of encode_only_batch, None for all other bytes."""
+    """Return the fields of a reply of encode_only_batch, the document and $clusterTime as bytes. None: other bytes."""
     start = _BATCH_AT + len(_BATCH)
     if not reply.startswith(_BATCH, _BATCH_AT):
         return None
@@ -170,8 +172,10 @@ def decode_only_batch(reply: bytes) -> dict[str, object] | None:
     *found, inc, seconds = _read_cursor_tail.unpack_from(reply, last)
     if tuple(found) != _CURSOR_TAIL:
         return None
-    cursor = {"firstBatch": [RawDocument(document)] if document else [], "id": 0}
-    return {"cursor": cursor, "ok": 1.0, "operationTime": Timestamp(seconds, inc)}
+    ns = reply[end + len(_NO_OTHER) + 4 : last].decode()
+    cursor = {"firstBatch": [RawDocument(document)] if document else [], "id": Int64(0), "ns": ns}
+    cluster = RawDocument(reply[last + _CLUSTER_AT : last + _CLUSTER_AT + _CLUSTER_SIZE])
+    return {"cursor": cursor, "ok": 1.0, "$clusterTime": cluster, "operationTime": Timestamp(seconds, inc)}
 
 
 # --- a write's reply ----------------------------------------------------------------------------------------------

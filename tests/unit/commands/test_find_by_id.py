@@ -45,6 +45,22 @@ def test_answers_as_the_general_way(filled: Client, value: Any, more: dict[str, 
     assert first == second
 
 
+def test_over_http_too(filled: Client) -> None:
+    body = RawDocument(encode({"find": "c", "filter": {"_id": OID}, "limit": 1, "singleBatch": True}))
+    request = CommandRequest("test", body, {}, filled.connection, "http")
+
+    assert isinstance(filled.loop.run_until_complete(filled.dispatcher.run(request)), bytes)
+
+
+def test_a_filter_that_is_an_array_is_refused(filled: Client) -> None:
+    command = encode({"find": "c", "filter": {"_id": 1}, "$db": "test"})
+    body = RawDocument(command.replace(b"\x03filter\0", b"\x04filter\0"))
+    reply = filled.loop.run_until_complete(filled.dispatcher.run(CommandRequest("test", body, {}, filled.connection)))
+
+    assert isinstance(reply, dict)
+    assert reply["code"] == 14
+
+
 def test_of_a_collection_that_is_not_there(filled: Client) -> None:
     first, second = replies(filled, {"find": "other", "filter": {"_id": OID}})
 
