@@ -10,7 +10,15 @@ import pytest
 
 from replset.errors import CorruptDataError, OutOfDiskSpaceError, StorageError
 from replset.ids import OPTIME_NULL, OpTime
-from replset.runtime.housekeeping import INTERVAL_S, READER_PAUSE_MS, RECHECK_EVERY_MS, SPACE_EVERY, Housekeeper
+from replset.runtime.housekeeping import (
+    BACKLOG_SLICES,
+    INTERVAL_S,
+    READER_PAUSE_MS,
+    RECHECK_EVERY_MS,
+    SLICES,
+    SPACE_EVERY,
+    Housekeeper,
+)
 from tests.simulation.kit.clock import SimClock
 from tests.unit.runtime.kit import context_of, on_virtual_time
 
@@ -32,6 +40,7 @@ class FakeStore:
         self.is_read = False
         self.rechecked: list[int] = []
         self.last_applied = self.commit_point = OPTIME_NULL
+        self.slices_left = 0
 
     def has_disk_space(self) -> bool:
         return self.free
@@ -41,6 +50,10 @@ class FakeStore:
         if what in self.errors:
             raise self.errors[what]
         return False
+
+    def slice(self) -> bool:
+        self.slices_left -= 1
+        return self.do("slice") or self.slices_left >= 0
 
     def recheck(self, after_ts: int) -> int:
         self.rechecked.append(after_ts)
@@ -89,7 +102,7 @@ class Rig:
 
 @pytest.fixture(autouse=True)
 def slices_of_the_fake_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replset.runtime.housekeeping.remove_old_data", lambda store, _wall_ms: store.do("slice"))
+    monkeypatch.setattr("replset.runtime.housekeeping.remove_old_data", lambda store, _wall_ms: store.slice())
 
 
 def with_rig(scenario: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
@@ -195,6 +208,20 @@ def test_an_idle_member_does_a_round_in_eight_and_a_write_wakes_it() -> None:
         assert await rig.rounds(2) == ["slice"]
         rig.store.needs_checkpoint = True
         assert await rig.rounds(2) == ["slice", "checkpoint"] * 2
+
+    with_rig(scenario)
+
+
+def test_a_round_that_leaves_something_is_followed_by_longer_ones() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.store.needs_checkpoint = False
+        rig.store.slices_left = 1 + SLICES + 1 + BACKLOG_SLICES + 10
+        assert len(await rig.rounds(2)) == 1 + SLICES
+        assert len(await rig.rounds(2)) == 1 + BACKLOG_SLICES
+        assert len(await rig.rounds(2)) == 10 + 1 + 1
+        rig.store.last_applied = OpTime(1, 1)
+        rig.store.slices_left = 1_000
+        assert len(await rig.rounds(2)) == 1 + SLICES
 
     with_rig(scenario)
 
