@@ -18,6 +18,7 @@ from itertools import chain
 from typing import Any, Final
 
 import httptools
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import (
     HEADER_VALUE_RE,
     STATUS_LINE,
@@ -52,6 +53,8 @@ class Exchange(RequestResponseCycle):
         """Answer the request. `whole_body` is set if the body has come with the head, so that nobody waits for it."""
         if not (self.more_body or self.waiting_for_100_continue or self.disconnected):
             self.scope["whole_body"] = bytes(self.body)  # type: ignore[typeddict-unknown-key]
+            if len(self.body) > HIGH_WATER_LIMIT:
+                self.flow.resume_reading()  # paused for the body; only who reads hears that the client leaves
         await super().run_asgi(app)
 
     async def send(self, message: Any) -> None:

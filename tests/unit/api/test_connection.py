@@ -17,6 +17,7 @@ import pytest
 from api import connection, exchange, limits
 from api.serve import HttpServer
 from replset.cli.local_set import free_ports
+from replset.commands.ports import CommandRequest, Reply
 from replset.ids import HostPort
 from replset.runtime.connections import ConnectionSlots
 from tests.unit.api.kit import Api
@@ -175,6 +176,30 @@ async def test_a_body_may_come_with_its_head_or_later(api: Api) -> None:
             assert status_of(await reader.read()) == 201
         writer.close()
     assert api.command_names() == ["insert"] * 3
+
+
+@on_sockets
+@pytest.mark.parametrize("size", [100, 100_000])
+async def test_a_client_that_leaves_during_its_request_gives_its_slot_back(
+    api: Api, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def wait(_request: CommandRequest) -> Reply:
+        begun.set()
+        await ended.wait()
+        return {"ok": 0.0, "code": 1, "errmsg": "too late"}
+
+    monkeypatch.setattr(api.dispatcher, "run", wait)
+    body = json.dumps({"database": "a", "collection": "b", "filter": {"a": "x" * size}}).encode()
+    async with serving(api) as served, asyncio.timeout(10):
+        _, writer = await served.open()
+        writer.write(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
+        await begun.wait()
+        writer.close()
+        while len(served.slots):  # noqa: ASYNC110 - a count, no event
+            await asyncio.sleep(0.01)
+        ended.set()
 
 
 @on_sockets
