@@ -49,9 +49,13 @@ _FIELDS = frozenset({"w", "j", "fsync", "wtimeout", "provenance"})
 # --- parsing ----------------------------------------------------------------------------------------------------
 
 
+LONGEST_KEPT = 256
+"""Bytes of a write concern that is kept in memory for the next one like it. Over HTTP a client may send megabytes."""
+
+
 def parse_write_concern(raw: bytes, default_w: Callable[[], int | str]) -> WriteConcern:
     """Return the write concern of a document. `default_w` gives its `w` if it has none. FailedToParseError (9)."""
-    has_w, concern = _parse(raw)
+    has_w, concern = _parse(raw) if len(raw) <= LONGEST_KEPT else _parse.__wrapped__(raw)
     return concern if has_w else replace(concern, w=default_w())
 
 

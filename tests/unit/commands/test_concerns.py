@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from replset.bson import encode
 from replset.commands.read_concern import ReadConcern, read_point
 from replset.commands.waiters import Notifier, WaiterList
-from replset.commands.write_concern import wait_until_met
+from replset.commands.write_concern import LONGEST_KEPT, _parse, parse_write_concern, wait_until_met
 from replset.core.effects import CommitPointAdvanced, Effect, ProgressChanged, StateChanged
 from replset.core.member_state import MemberState
 from replset.core.messages import LocalPosition, Position
@@ -264,3 +265,11 @@ def test_what_a_member_in_this_state_does_not_answer() -> None:
         copying,
         lambda: single_node(config=named(*members_of(3)), position=place(OPTIME_NULL), initial_sync_pending=True),
     )
+
+
+def test_a_long_write_concern_is_not_kept_in_memory() -> None:
+    kept = _parse.cache_info().currsize
+    for length in (LONGEST_KEPT, 1 << 20):
+        concern = encode({"w": 1, "provenance": "x" * length})
+        assert parse_write_concern(concern, lambda: 1) == WriteConcern(1)
+    assert _parse.cache_info().currsize == kept
