@@ -305,7 +305,11 @@ class Heartbeats:
                 continue
             peer.last_contact = node.now
             peer.set_incarnation(progress.incarnation)
-            node.accept_position(peer, position)
+            known = peer.position.last_durable
+            # Reports and fetches come on connections of their own, so that an older position may come later. In one
+            # term what is on disk only grows, but for a disk that lost it, of which heartbeats tell.
+            if known.term < node.term or position.last_durable >= known:
+                node.accept_position(peer, position)
         self._leader.on_progress_changed()
         self._leader.advance_catch_up()
         self._reconfigs.advance()

@@ -12,10 +12,12 @@ from replset.config import Settings
 from replset.core.effects import CommitPointAdvanced, ConfigInstalled, LastVote, Persist, Send, StateChanged
 from replset.core.member_state import MemberState
 from replset.core.messages import (
+    FetchProgress,
     HeartbeatReply,
     HeartbeatRequest,
     LocalPosition,
     MemberProgress,
+    Position,
     ProgressReply,
     ProgressRequest,
     Refused,
@@ -242,6 +244,25 @@ def test_progress_of_an_older_term_does_not_count() -> None:
     assert node.commit_point == OPTIME_NULL
     assert asked(node, ProgressRequest(MemberId(1), 2, 1, 2, (row,))) == ProgressReply(2, True, at(2), 2)
     assert node.commit_point == at(2)
+
+
+def test_a_position_that_a_newer_one_has_overtaken_does_not_count() -> None:
+    """A fetch and a report come on two connections. A write that waits for this member would wait for a heartbeat."""
+    node = lead(single_node(config=CONFIG))
+    node.receive(LocalPosition(place(at(2, 9))), NOW)
+
+    def tell(*places: Position, incarnation: str = "i1") -> Position:
+        for position in places:
+            row = MemberProgress(MemberId(1), incarnation, position)
+            node.receive(FetchProgress(ProgressRequest(MemberId(1), 2, 1, 2, (row,))), NOW)
+        peer = node.peer_at(host(1))
+        assert peer is not None
+        return peer.position
+
+    assert tell(place(at(1, 7)), place(at(1, 5))) == place(at(1, 5)), "rolled back"
+    assert tell(place(at(2, 8)), place(at(2, 7))) == place(at(2, 8))
+    assert tell(place(at(2, 9), at(2, 8)), place(at(2, 8))) == place(at(2, 8)), "a crash took what was not synced"
+    assert tell(place(at(2, 7)), incarnation="other") == place(at(2, 7)), "another disk"
 
 
 def test_the_term_after_a_restart() -> None:
