@@ -97,7 +97,7 @@ def fetch_now(member: MemberPort, request: FetchRequest) -> FetchReply:
         oldest,
         min(node.commit_point, newest),
         node.commit_term,
-        member.awaits_applied,
+        member.awaited,
     )
 
 

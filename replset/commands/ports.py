@@ -20,6 +20,7 @@ from replset.key_file import Handshake, Keys
 from replset.replication.index_builder import IndexBuilder
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.ports import Clock, MemberClient, Workers
+from replset.replication.protocol import Awaited
 from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_progress import RollbackProgress
 from replset.replication.write_ops import WriteGroup
@@ -258,16 +259,14 @@ class MemberPort(Protocol):
         ...
 
     @property
-    def awaits_applied(self) -> bool:
-        """Whether a client waits, or waited a moment ago, until other members have applied an entry in memory."""
+    def awaited(self) -> Awaited:
+        """Which positions of other members a client waits for here, or waited for a moment ago."""
         ...
 
-    def on_applied_awaited(self) -> None:
-        """Called when a client begins to wait until other members have applied an entry in memory."""
-        ...
-
-    def on_commit_point_awaited(self) -> None:
-        """Called when a reader begins to wait for the commit point: this member asks its sync source for it."""
+    def on_awaited(self, what: Literal["applied", "durable", "commit point"]) -> None:
+        """Called when a client begins to wait for positions of other members, or a reader of a secondary for the commit
+        point: the sync source is asked for that at once.
+        """
         ...
 
     def on_fetch_progress(self, progress: ProgressRequest) -> None:

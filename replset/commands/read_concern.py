@@ -156,7 +156,7 @@ async def read_point(ctx: CommandContext, concern: ReadConcern) -> OpTime | None
     if concern.level == "local" and concern.after is None:
         return None
     ask_at = Millis(member.clock.now() + ASK_AFTER_MS)
-    is_commit_point_asked = concern.level == "local" or node.state is MemberState.PRIMARY
+    is_commit_point_asked = concern.level == "local"
     while True:
         if concern.level == "linearizable" and node.state is not MemberState.PRIMARY:
             raise NotWritablePrimaryError(
@@ -172,7 +172,7 @@ async def read_point(ctx: CommandContext, concern: ReadConcern) -> OpTime | None
             raise MaxTimeMSExpiredError("operation exceeded time limit while waiting for the read concern")
         if not is_commit_point_asked:
             is_commit_point_asked = True
-            member.on_commit_point_awaited()
+            member.on_awaited("durable" if node.state is MemberState.PRIMARY else "commit point")
         if concern.after is not None and member.store.last_applied.ts < concern.after:
             if node.writable:
                 await member.write(partial(append_at_least, after=concern.after))

@@ -154,8 +154,8 @@ async def wait_until_met(
     wtimeout_ms = concern.wtimeout_ms or None
     by_deadline = left_ms is not None and (wtimeout_ms is None or left_ms < wtimeout_ms)
     key = (concern.w, bool(concern.j))
-    if not (concern.j or isinstance(concern.w, str)) and concern.w > 1:
-        member.on_applied_awaited()
+    if isinstance(concern.w, str) or concern.w > 1:
+        member.on_awaited("durable" if concern.j or isinstance(concern.w, str) else "applied")
     future = member.write_waiters.add(key, optime, lambda reached: node.is_satisfied(concern, reached))
     try:
         if await done_within(future, left_ms if by_deadline else wtimeout_ms):

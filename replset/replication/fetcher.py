@@ -5,8 +5,9 @@ in order, with a small buffer between. A page is buffered only when its entries 
 and applied only when it continues exactly behind the newest entry here, by term, timestamp and chain. The core decides
 what follows when a source does not fit.
 
-Each request carries this member's position. If a page was the source's last one, the next request waits until that page
-is on disk here: one message from each secondary is then enough for a majority write.
+Each request carries this member's position. If somebody at the source waits for it, and a page was the source's last
+one, the next request waits until that page is on disk here: one message from each secondary is then enough for a
+majority write. If nobody waits, the next page is fetched while this one is applied and synced.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from replset.replication.context import MemberContext
 from replset.replication.disk_space import retry_while_disk_full
 from replset.replication.index_builder import write_slice
 from replset.replication.ports import MemberClient
-from replset.replication.protocol import FetchReply, FetchRequest
+from replset.replication.protocol import Awaited, FetchReply, FetchRequest
 
 log = logging.getLogger("replset.fetcher")
 
@@ -72,7 +73,7 @@ class _Session:
     known_commit_point: OpTime = OPTIME_NULL
     known_term: int = 0
     settled: asyncio.Future[None] | None = None  # while the next request waits for the sync of the last page
-    awaits_applied: bool = False  # see FetchReply
+    awaited: Awaited = ""  # see FetchReply
     fetching: asyncio.Task[None] | None = None
     applying: asyncio.Task[None] | None = None
 
@@ -125,12 +126,17 @@ class Fetcher:
         """Whether a request that carries the position is about to go. Then no report of its own is needed."""
         return self._session is not None and self._session.settled is not None
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody at the source waits for this member's position."""
+        return self._session is None or bool(self._session.awaited)
+
     def on_moved(self) -> None:
         """Handle a move of last_applied or last_durable: the next request may go."""
         session = self._session
         if session is None or session.settled is None or session.settled.done():
             return
-        reached = self._context.store.last_applied if session.awaits_applied else self._last_durable()
+        reached = self._context.store.last_applied if session.awaited == "applied" else self._last_durable()
         if reached >= session.last_fetched:
             session.settled.set_result(None)
 
@@ -213,13 +219,15 @@ class Fetcher:
             session.known_commit_point = page.commit_point
             session.known_term = page.term
             wait_ms = self._node.election_timeout_ms() // 2
-            if page.entries and not page.has_more and len(session.buffer) < self._options.buffered_pages:
-                await self._settle(session, page.awaits_applied)
+            session.awaited = page.awaited
+            is_last = page.entries and not page.has_more
+            if page.awaited and is_last and len(session.buffer) < self._options.buffered_pages:
+                await self._settle(session)
 
-    async def _settle(self, session: _Session, awaits_applied: bool) -> None:
+    async def _settle(self, session: _Session) -> None:
         """Wait until what is fetched is on disk, or applied where that is awaited, for at most SETTLE_MS."""
         loop = asyncio.get_running_loop()
-        session.awaits_applied, session.settled = awaits_applied, loop.create_future()
+        session.settled = loop.create_future()
         timer = loop.call_later(SETTLE_MS / 1000, _finish, session.settled)
         try:
             await session.settled

@@ -15,6 +15,9 @@ from replset.errors import ReplError
 from replset.ids import HostPort, Millis
 from replset.replication.ports import Clock
 
+UNHURRIED_MS = 10
+"""How long a report waits for others to go with it, if nobody waits for it."""
+
 
 class ProgressReporter:
     """The task that sends replSetUpdatePosition upstream."""
@@ -41,10 +44,20 @@ class ProgressReporter:
         self._interval_ms = interval_ms
         self._report = report
         self._moved = asyncio.Event()
+        self._soon: asyncio.TimerHandle | None = None
 
     def notify(self) -> None:
         """Report the new position now, or as soon as the report under way is answered."""
         self._moved.set()
+
+    def notify_soon(self) -> None:
+        """Report within UNHURRIED_MS; nobody waits for it."""
+        if self._soon is None:
+            self._soon = asyncio.get_running_loop().call_later(UNHURRIED_MS / 1000, self._notify_now)
+
+    def _notify_now(self) -> None:
+        self._soon = None
+        self.notify()
 
     async def run(self) -> None:
         """Report until cancelled."""

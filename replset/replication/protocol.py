@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from typing import Literal, Self, TypeAlias, TypeVar
 
 from replset.bson import Int64, RawDocument, RawDocuments, documents_of
 from replset.errors import RemoteProtocolError, ReplError
@@ -18,6 +18,8 @@ from replset.oplog_entry import OplogEntry
 from replset.optime import optime_document, parse_optime
 
 T = TypeVar("T")
+Awaited: TypeAlias = Literal["", "applied", "durable"]
+"""Which positions of other members somebody waits for."""
 
 
 def parse_chain(value: object) -> int:
@@ -39,6 +41,10 @@ def _document(document: RawDocument, name: str) -> RawDocument:
     if raw is None or document.type_of(name) != 3:
         raise RemoteProtocolError(f"field {name!r} is not a document")
     return RawDocument(raw)
+
+
+def _awaited(value: object) -> Awaited:
+    return "applied" if value == "applied" else "durable" if value == "durable" else ""
 
 
 def check_ok(reply: RawDocument) -> None:
@@ -105,8 +111,8 @@ class FetchReply:
 
     end_chain: the chain at the last of them; a page that does not give it is not applied. matched: whether the entry
     that was asked for is in the source's log; if not, `entries` is empty and `prev` means nothing. commit_term: the
-    term of the primary that committed `commit_point`. awaits_applied: somebody at the source waits until members have
-    applied the entries, in memory too (w: 2 without j), so the position is reported before the entries are synced.
+    term of the primary that committed `commit_point`. awaited: which positions somebody at the source waits for, now
+    or a moment ago: "applied" (w: 2 without j), "durable" (w: "majority"), "" for none.
     """
 
     matched: bool
@@ -122,7 +128,7 @@ class FetchReply:
     oldest: OpTime
     commit_point: OpTime
     commit_term: int = 0
-    awaits_applied: bool = False
+    awaited: Awaited = ""
 
     @property
     def has_more(self) -> bool:
@@ -145,8 +151,8 @@ class FetchReply:
             "commitPoint": optime_document(self.commit_point),
             "commitTerm": Int64(self.commit_term),
         }
-        if self.awaits_applied:
-            document["awaitsApplied"] = True
+        if self.awaited:
+            document["awaited"] = self.awaited
         return document
 
     @classmethod
@@ -171,7 +177,7 @@ class FetchReply:
             parse_optime(reply.get("oldest")),
             parse_optime(reply.get("commitPoint")),
             _field(reply, "commitTerm", int) if "commitTerm" in reply else 0,
-            reply.get("awaitsApplied") is True,
+            _awaited(reply.get("awaited")),
         )
 
 

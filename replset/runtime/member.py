@@ -50,6 +50,7 @@ from replset.replication.initial_sync import InitialSync
 from replset.replication.initial_sync_progress import InitialSyncProgress
 from replset.replication.ports import Clock, Network, SetMemberClient, SyncThread, Workers
 from replset.replication.progress import ProgressReporter
+from replset.replication.protocol import Awaited
 from replset.replication.rollback import Rollback
 from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_progress import RollbackProgress
@@ -204,7 +205,7 @@ class RunningMember:
         # Its own state
         self._is_started = False
         self._is_stopping = False
-        self._applied_awaited_at = self._commit_point_awaited_at = -AWAITED_MS
+        self._awaited_at = {"applied": -AWAITED_MS, "durable": -AWAITED_MS, "commit point": -AWAITED_MS}
         self._rolling_back = rolling_back
         self._changes = Notifier()
         self._topology = Notifier()
@@ -298,7 +299,7 @@ class RunningMember:
             on_applied=self._on_committed,
             last_durable=lambda: self.durability.last_durable,
             progress=self._position_document,
-            awaits_commit_point=lambda: self._is_recent(self._commit_point_awaited_at),
+            awaits_commit_point=lambda: self._is_awaited("commit point"),
             is_paused=lambda: self.fail_points.stops_replication,
             options=steps.fetch,
         )
@@ -462,8 +463,12 @@ class RunningMember:
         self.shell.feed(LocalPosition(self.durability.position()))
         self.write_waiters.release()
         self._fetcher.on_moved()
-        if self.node.sync_source is not None and not self._fetcher.is_settling:
+        if self.node.sync_source is None or self._fetcher.is_settling:
+            return
+        if self._fetcher.is_awaited:
             self._progress.notify()
+        else:
+            self._progress.notify_soon()
 
     def _on_undone(self) -> None:
         """Close all cursors after a rollback. They would read entries and documents that the rollback removed."""
@@ -543,21 +548,19 @@ class RunningMember:
                 return
 
     @property
-    def awaits_applied(self) -> bool:
+    def awaited(self) -> Awaited:
         config = self.node.config
-        return self._is_recent(self._applied_awaited_at) or (
-            config is not None and not config.write_concern_majority_journal_default
-        )
+        if self._is_awaited("applied") or (config and not config.write_concern_majority_journal_default):
+            return "applied"
+        return "durable" if self._is_awaited("durable") else ""
 
-    def on_applied_awaited(self) -> None:
-        self._applied_awaited_at = self.clock.now()
+    def on_awaited(self, what: Literal["applied", "durable", "commit point"]) -> None:
+        self._awaited_at[what] = self.clock.now()
+        if what == "commit point":
+            self._progress.notify()
 
-    def on_commit_point_awaited(self) -> None:
-        self._commit_point_awaited_at = self.clock.now()
-        self._progress.notify()
-
-    def _is_recent(self, at: int) -> bool:
-        return self.clock.now() - at < AWAITED_MS
+    def _is_awaited(self, what: str) -> bool:
+        return self.clock.now() - self._awaited_at[what] < AWAITED_MS
 
     def on_fetch_progress(self, progress: ProgressRequest) -> None:
         if self._is_started:

@@ -120,6 +120,10 @@ class WireConnection(asyncio.Protocol):
         return self._context.peer
 
     @property
+    def is_member(self) -> bool:
+        return self._context.is_member
+
+    @property
     def owner(self) -> Owner | None:
         return self._context.owner
 

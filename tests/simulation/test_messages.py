@@ -15,7 +15,7 @@ from tests.simulation.kit.scenarios import scenario_run
 WRITES = 40
 
 
-@pytest.mark.parametrize(("concern", "most"), [("majority", 2.6), ("w1", 2.2), ("two", 4.2)])
+@pytest.mark.parametrize(("concern", "most"), [("majority", 2.6), ("w1", 4.2), ("two", 4.2)])
 def test_each_secondary_sends_one_message_for_a_write(
     concern: str, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
 from replset.key_file import Keys
 from replset.replication.index_builder import IndexBuilder
 from replset.replication.initial_sync_progress import InitialSyncProgress
+from replset.replication.protocol import Awaited
 from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_progress import RollbackProgress
 from replset.replication.write_ops import WriteGroup
@@ -143,8 +144,8 @@ class FakeMember:
     cuts: list[tuple[list[str], str | int]] = field(default_factory=list)
     groups: int = 0
     changes_waited_for: int = 0
-    awaits_applied: bool = False
-    commit_points_awaited: int = 0
+    awaited: Awaited = ""
+    waits: list[str] = field(default_factory=list)
     fetch_progress: list[ProgressRequest] = field(default_factory=list)
     step_down_after: int | None = None
     on_change: Callable[[], None] | None = None
@@ -184,11 +185,8 @@ class FakeMember:
     async def wait_topology_change(self, counter: int, timeout_ms: int) -> None:
         self.clock.time = Millis(self.clock.time + timeout_ms)
 
-    def on_applied_awaited(self) -> None:
-        self.awaits_applied = True
-
-    def on_commit_point_awaited(self) -> None:
-        self.commit_points_awaited += 1
+    def on_awaited(self, what: str) -> None:
+        self.waits.append(what)
 
     def on_fetch_progress(self, progress: ProgressRequest) -> None:
         self.fetch_progress.append(progress)

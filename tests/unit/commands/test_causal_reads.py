@@ -110,4 +110,4 @@ def test_a_reader_on_a_secondary_asks_for_the_commit_point_that_it_waits_for(
     member.on_change = committed
     concern = {"level": level, "afterClusterTime": timestamp(written.ts)}
     client.ok({"find": "c", "readConcern": concern, "$readPreference": {"mode": "nearest"}})
-    assert member.commit_points_awaited == (level == "majority")
+    assert member.waits == (["commit point"] if level == "majority" else [])

@@ -48,10 +48,8 @@ class Rig:
         self.wait_for_change = self.changes.wait
         self.clock = clock
         self.write_waiters = WaiterList()
-        self.applied_awaited = 0
-
-    def on_applied_awaited(self) -> None:
-        self.applied_awaited += 1
+        self.awaited: list[str] = []
+        self.on_awaited = self.awaited.append
 
     def take(self, effects: list[Effect]) -> None:
         for effect in effects:

@@ -34,6 +34,7 @@ from replset.replication.initial_sync import (
     RequiredEntries,
     newest_entry_to_keep,
 )
+from replset.replication.protocol import Awaited
 from replset.replication.rollback import Rollback
 from replset.replication.write_queue import WriteQueue
 from replset.storage.copies import install_copy
@@ -143,7 +144,7 @@ class Member:
         self.durable: OpTime | None = None  # None: as far as it is applied
         self.progress: RawDocument | None = None
         self.awaits_commit_point = False
-        self.awaits_applied = False
+        self.awaited: Awaited = ""
         self.claimed: list[OpTime] = []
         self.claims_as = ""
         self._news = asyncio.Event()

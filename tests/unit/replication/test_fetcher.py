@@ -31,7 +31,7 @@ from replset.query.diff import apply_update_bytes
 from replset.replication import applier as applier_module
 from replset.replication import fetcher as fetcher_module
 from replset.replication.applier import LargeUpdateError
-from replset.replication.protocol import FetchReply, FetchRequest, ProbeReply, ProbeRequest
+from replset.replication.protocol import Awaited, FetchReply, FetchRequest, ProbeReply, ProbeRequest
 from tests.unit.replication.kit import Member, Network, copy_log, numbered, run, until
 
 T = TypeVar("T")
@@ -113,14 +113,14 @@ def fetches(mine: Member) -> list[dict[str, object]]:
     return [call for call in mine.network.calls if "replSetOplogFetch" in call]
 
 
-@pytest.mark.parametrize("awaits_applied", [False, True])
-def test_the_next_request_waits_for_the_sync_of_the_last_page(
-    members: tuple[Member, Member], awaits_applied: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("awaited", ["", "applied", "durable"])
+def test_the_next_request_waits_for_the_position_that_is_awaited(
+    members: tuple[Member, Member], awaited: Awaited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It carries the position then, so no report is needed. Where it is awaited, what is applied is reported first."""
+    """It carries the position then, so no report is needed."""
     source, mine = members
     monkeypatch.setattr(fetcher_module, "SETTLE_MS", 60_000)
-    source.awaits_applied = awaits_applied
+    source.awaited = awaited
 
     async def test() -> None:
         mine.node.timeout_ms = 40_000
@@ -130,7 +130,7 @@ def test_the_next_request_waits_for_the_sync_of_the_last_page(
         count = len(fetches(mine))
         at = source.insert(NS, {"_id": "new"})
         await until(lambda: mine.store.last_applied == at)
-        if awaits_applied:
+        if awaited != "durable":
             await until(lambda: len(fetches(mine)) == count + 1)
         else:
             await asyncio.sleep(0.05)
@@ -147,6 +147,7 @@ def test_the_next_request_waits_for_the_sync_of_the_last_page(
 
 def test_a_slow_sync_does_not_hold_back_the_next_request(members: tuple[Member, Member]) -> None:
     source, mine = members
+    source.awaited = "durable"
 
     async def test() -> None:
         mine.node.timeout_ms = 40_000
@@ -183,6 +184,7 @@ def test_pages_are_fetched_ahead_while_the_source_has_more(
 ) -> None:
     source, mine = members
     monkeypatch.setattr(fetcher_module, "SETTLE_MS", 60_000)
+    source.awaited = "durable"
     source.insert(NS, *numbered(range(100, 200)))
 
     async def test() -> None:
