@@ -110,10 +110,19 @@ class Durability:
         self._sync = Sync(store, self._epoch)
         self._is_idle.clear()
         self._check_later(self._sync, 0)
-        self._thread.start(self._sync, self._on_ended)
+        try:
+            self._thread.start(self._sync, self._on_ended)
+        except RuntimeError as error:  # the system gives no thread
+            self._on_ended(error)
 
     def _on_ended(self, error: BaseException | None) -> None:
         """Handle the end of a sync. After one that failed, nothing counts as durable any more: the member must stop."""
+        try:
+            self._finish(error)
+        except Exception as broken:  # on the loop nobody else would notice, and no further sync would begin
+            self._context.on_broken(broken)
+
+    def _finish(self, error: BaseException | None) -> None:
         sync, self._sync = self._sync, None
         self._is_idle.set()
         if self._timer is not None:

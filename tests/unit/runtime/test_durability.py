@@ -367,6 +367,38 @@ def test_a_sync_error_stops_the_member_and_nothing_becomes_durable() -> None:
     with_rig(scenario)
 
 
+def test_a_thread_that_cannot_be_started_stops_the_member() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.durability.on_store_opened()
+
+        def start(*_: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        rig.workers.start = start  # type: ignore[method-assign]
+        rig.commit(5)
+        assert [str(error) for error in rig.broken] == ["can't start new thread"]
+        assert rig.durability.last_durable == at(3)
+        await rig.durability.close()
+
+    with_rig(scenario)
+
+
+def test_what_breaks_behind_a_sync_stops_the_member() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.durability.on_store_opened()
+        broken = ValueError("what followed")
+
+        def fail() -> None:
+            raise broken
+
+        rig.durability._on_moved = fail
+        rig.commit(5)
+        await rig.workers.finish()
+        assert rig.broken == [broken]
+
+    with_rig(scenario)
+
+
 def test_no_sync_runs_while_the_store_is_replaced() -> None:
     async def scenario(rig: Rig) -> None:
         rig.durability.on_store_opened()
