@@ -22,8 +22,8 @@ def session_record_not_undone(patch: pytest.MonkeyPatch) -> None:
     """A rollback leaves the records of sessions as they are: a retry is answered by a write that is gone."""
     real = txn.revert
 
-    def revert(connection: apsw.Connection, catalog: Any, kind: str, coll: bytes, *rest: Any) -> None:
-        if coll != SESSIONS_UUID:
+    def revert(connection: apsw.Connection, catalog: Any, kind: str, coll: bytes | None, *rest: Any) -> None:
+        if coll is not None:
             real(connection, catalog, kind, coll, *rest)
 
     patch.setattr(undo, "revert", revert)
