@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
 from struct import Struct
 from typing import Any, TypeAlias, cast
 
@@ -66,13 +65,8 @@ class ActionCommand:
     def is_unacknowledged(self) -> bool:
         """Return True for the write concern w: 0, with which an answer does not say what was applied."""
         concern = self.body.get("writeConcern")
-        return isinstance(concern, RawDocument) and _is_unacknowledged(concern.raw)
-
-
-@lru_cache(maxsize=16)
-def _is_unacknowledged(concern: bytes) -> bool:
-    w = RawDocument(concern).get("w")
-    return isinstance(w, int | float) and not isinstance(w, bool) and w == 0
+        w = concern.get("w") if isinstance(concern, RawDocument) else None
+        return isinstance(w, int | float) and not isinstance(w, bool) and w == 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,11 +55,10 @@ LONGEST_KEPT = 256
 
 def parse_write_concern(raw: bytes, default_w: Callable[[], int | str]) -> WriteConcern:
     """Return the write concern of a document. `default_w` gives its `w` if it has none. FailedToParseError (9)."""
-    has_w, concern = _parse(raw) if len(raw) <= LONGEST_KEPT else _parse.__wrapped__(raw)
+    has_w, concern = _kept(raw) if len(raw) <= LONGEST_KEPT else _parse(raw)
     return concern if has_w else replace(concern, w=default_w())
 
 
-@lru_cache(maxsize=256)
 def _parse(raw: bytes) -> tuple[bool, WriteConcern]:
     """Return the write concern, and whether its `w` is given."""
     document = RawDocument(raw).decode()
@@ -91,6 +90,9 @@ def _parse(raw: bytes) -> tuple[bool, WriteConcern]:
     wtimeout_ms = max(0, min(int(wtimeout), (1 << 31) - 1))
     j = flags["j"] or flags["fsync"]
     return w is not None, WriteConcern(MAJORITY if w is None else int(w) if isinstance(w, int) else w, j, wtimeout_ms)
+
+
+_kept = lru_cache(maxsize=256)(_parse)
 
 
 def write_concern_of(ctx: CommandContext) -> WriteConcern:

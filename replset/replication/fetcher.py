@@ -134,11 +134,11 @@ class Fetcher:
     def on_moved(self) -> None:
         """Handle a move of last_applied or last_durable: the next request may go."""
         session = self._session
-        if session is None or session.settled is None or session.settled.done():
+        if session is None or session.settled is None:
             return
         reached = self._context.store.last_applied if session.awaited == "applied" else self._last_durable()
         if reached >= session.last_fetched:
-            session.settled.set_result(None)
+            _finish(session.settled)
 
     def start(self, source: HostPort) -> None:
         """Tail `source` from my newest entry; a session with another one ends at once."""

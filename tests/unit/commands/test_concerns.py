@@ -13,7 +13,7 @@ import pytest
 from replset.bson import encode
 from replset.commands.read_concern import ReadConcern, read_point
 from replset.commands.waiters import Notifier, WaiterList
-from replset.commands.write_concern import LONGEST_KEPT, _parse, parse_write_concern, wait_until_met
+from replset.commands.write_concern import LONGEST_KEPT, _kept, parse_write_concern, wait_until_met
 from replset.core.effects import CommitPointAdvanced, Effect, ProgressChanged, StateChanged
 from replset.core.member_state import MemberState
 from replset.core.messages import LocalPosition, Position
@@ -266,8 +266,8 @@ def test_what_a_member_in_this_state_does_not_answer() -> None:
 
 
 def test_a_long_write_concern_is_not_kept_in_memory() -> None:
-    kept = _parse.cache_info().currsize
+    kept = _kept.cache_info().currsize
     for length in (LONGEST_KEPT, 1 << 20):
         concern = encode({"w": 1, "provenance": "x" * length})
         assert parse_write_concern(concern, lambda: 1) == WriteConcern(1)
-    assert _parse.cache_info().currsize == kept
+    assert _kept.cache_info().currsize == kept

@@ -272,10 +272,10 @@ class Member:
         assert coll is not None, ns
         return coll.uuid
 
-    def create(self, ns: str, term: int | None = None) -> OpTime:
+    def create(self, ns: str, term: int | None = None, **options: object) -> OpTime:
         database, _, name = ns.partition(".")
         uuid = self.rng.randbytes(16)
-        return self._write(lambda at, wall: command_entry(database, uuid, {"create": name}, at, wall), term)
+        return self._write(lambda at, wall: command_entry(database, uuid, {"create": name, **options}, at, wall), term)
 
     def drop(self, ns: str, term: int | None = None) -> OpTime:
         database, _, name = ns.partition(".")
