@@ -1,7 +1,7 @@
 """The replica-set configuration: parse, validate, compare (map A1).
 
 `ReplSetConfig.parse` refuses a document that can never be valid, with MongoDB's code and the name of the field. The
-rules between an old and a new configuration are in `core/reconfig.py`.
+rules between an old and a new configuration are in `core/reconfig_rules.py`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Changing the configuration: initiate, safe and forced reconfig, and the primary's own changes (map C9 to C16).
+"""Changing the configuration: initiate, safe and forced reconfig (map C9 to C16).
 
-A change needs the current configuration on a majority, and the writes before it too (map C10, C11). The primary also
-makes changes of its own, one voter at a time: a voter that reports another incarnation has another disk and becomes
-`newlyAdded` (no vote). Once that is committed and the member has reached the primary's newest entry of that moment (an
-arbiter: at once), the configuration names the new incarnation and the member votes again. Beside arbiters a primary can
-commit alone; then the vote comes only when no election can miss a committed entry, and the commit point waits for it.
+A change needs the current configuration on a majority, and the writes before it too (map C10, C11). What may follow
+what is in `reconfig_rules.py`; the primary's own changes are chosen in `voter_changes.py`.
 """
 
 from __future__ import annotations
@@ -27,12 +24,12 @@ from replset.core.messages import (
     Response,
 )
 from replset.core.quorum import commit_point
-from replset.core.state import NEVER, NO_POSITION, NodeState, Peer
-from replset.core.write_concern import implicit_default
+from replset.core.reconfig_rules import complete_config, reconfig_refusal
+from replset.core.state import NEVER, NodeState, Peer
+from replset.core.voter_changes import VoterChanges
 from replset.errors import ErrorCode
-from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
+from replset.ids import OPTIME_NULL, HostPort, Millis
 
-RECHECK_MS = 100
 FIRST_TERM = 1  # of the initiate; the first election is for the next one
 MANY_ARBITERS = "more than one arbiter needs --allow-multiple-arbiters on every member"
 
@@ -63,94 +60,6 @@ class PendingReconfig:
     failures: dict[HostPort, str] = field(default_factory=dict)
 
 
-def reconfig_refusal(
-    old: ReplSetConfig, new: ReplSetConfig, me: HostPort, *, force: bool, default_set: bool
-) -> Refused | None:
-    """Why `new` may not follow `old`, None when it may (map C10, C13, C15, C16). Changes nothing."""
-    if new.set_name != old.set_name:
-        return Refused(
-            ErrorCode.NEW_CONFIG_INCOMPATIBLE, f"the set's name is {old.set_name!r} and cannot become {new.set_name!r}"
-        )
-    if not force and new.version <= old.version:
-        return Refused(
-            ErrorCode.NEW_CONFIG_INCOMPATIBLE,
-            f"version {new.version} must be greater than the current one, {old.version}",
-        )
-    if new.settings.replica_set_id not in (None, old.settings.replica_set_id):
-        return Refused(ErrorCode.NEW_CONFIG_INCOMPATIBLE, "settings.replicaSetId cannot change")
-    for index, member in enumerate(new.members):
-        before = old.member_at(member.host)
-        if before is None:
-            continue
-        at = f"members.{index} ({member.host})"
-        if before.id != member.id:
-            return Refused(
-                ErrorCode.NEW_CONFIG_INCOMPATIBLE, f"{at}: its _id is {before.id} and cannot become {member.id}"
-            )
-        if before.arbiter_only != member.arbiter_only:
-            return Refused(
-                ErrorCode.NEW_CONFIG_INCOMPATIBLE,
-                f"{at}: arbiterOnly cannot change; remove the member, then add it again",
-            )
-        if before.build_indexes != member.build_indexes:
-            return Refused(
-                ErrorCode.NEW_CONFIG_INCOMPATIBLE,
-                f"{at}: buildIndexes cannot change; remove the member, then add it again",
-            )
-    own = new.member_at(me)
-    if own is None:
-        return Refused(ErrorCode.NODE_NOT_FOUND, f"this member, {me}, is not in the new configuration")
-    if not force and (own.arbiter_only or own.priority == 0):
-        return Refused(ErrorCode.NODE_NOT_ELECTABLE, f"this member, {me}, must stay electable: it is the primary")
-    before_voters = {member.id for member in old.members if member.votes}
-    after_voters = {member.id for member in new.members if member.votes}
-    # Another host under a voter's id is another disk. It begins as newlyAdded, so this removes a voter.
-    gone = {member.host for member in old.voters} - {member.host for member in new.members if member.votes}
-    # Two changes at once would allow majorities of old and new voters that have no member in common. Each could elect a
-    # primary, and writes that both acknowledge as committed would contradict each other.
-    if not force and (len(before_voters ^ after_voters) > 1 or len(gone) > 1):
-        return Refused(ErrorCode.INVALID_CONFIG, "at most one voter may be added or removed at a time")
-    if not default_set and implicit_default(old).w != implicit_default(new).w:
-        return Refused(
-            ErrorCode.NEW_CONFIG_INCOMPATIBLE,
-            "this would change the implicit default write concern from "
-            f"{{w: {implicit_default(old).w}}} to {{w: {implicit_default(new).w}}}; run setDefaultRWConcern first",
-        )
-    return None if force else _psa_refusal(old, new)
-
-
-def _psa_refusal(old: ReplSetConfig, new: ReplSetConfig) -> Refused | None:
-    """Why one step from primary and arbiter to primary, secondary and arbiter is refused (map C15).
-
-    The new secondary and the arbiter could elect the secondary before it holds any majority write.
-    """
-    was = [member for member in old.members if member.votes]
-    old_holders = sum(member.bears_data for member in was)
-    voters = [member for member in new.members if member.votes]
-    is_psa = len(voters) == 3 and sum(member.arbiter_only for member in voters) == 1
-    electable = sum(member.priority > 0 and member.bears_data for member in voters)
-    if old_holders < len(was) // 2 + 1 and is_psa and electable > 1:
-        return Refused(
-            ErrorCode.NEW_CONFIG_INCOMPATIBLE,
-            "from a primary and an arbiter to a primary, a secondary and an arbiter in one step is not safe: add the "
-            "secondary with priority 0, let it catch up, then raise its priority",
-        )
-    return None
-
-
-def complete_config(old: ReplSetConfig, new: ReplSetConfig, term: int) -> ReplSetConfig:
-    """Add what users do not write: term, set id, incarnations. A new voter begins as newlyAdded (map C14)."""
-    members = []
-    for member in new.members:
-        before = old.member_at(member.host)
-        if before is not None and before.votes == member.votes:
-            members.append(replace(member, newly_added=before.newly_added, incarnation=before.incarnation))
-        else:
-            members.append(replace(member, newly_added=member.votes == 1, incarnation=None))
-    settings = replace(new.settings, replica_set_id=old.settings.replica_set_id)
-    return replace(new, term=term, members=tuple(members), settings=settings)
-
-
 class Reconfigs:
     """Installs configurations and handles every way in which they change."""
 
@@ -160,7 +69,7 @@ class Reconfigs:
         self._leader = leader
         self._change: PendingReconfig | None = None
         self._committed_at_install = OPTIME_NULL
-        self._catch_up_targets: dict[MemberId, OpTime] = {}
+        self._votes = VoterChanges(node, self._is_oplog_committed)
 
     # --- requests ------------------------------------------------------------------------------------------------
 
@@ -520,7 +429,7 @@ class Reconfigs:
     def on_step_up(self) -> None:
         """Give the configuration the new term (map E7)."""
         node = self.node
-        self._catch_up_targets.clear()
+        self._votes.on_step_up()
         # A forced configuration (term -1) keeps no term until the next safe change.
         if node.config is not None and node.config.term not in (-1, node.term):
             self.install(replace(node.config, term=node.term))
@@ -535,76 +444,8 @@ class Reconfigs:
             peer = node.peers.get(member.host)
             if peer is None or member.votes == 0 or not peer.is_up:
                 continue
-            changed = self._without_vote(member, peer) if member.is_voter else self._with_vote(member, peer)
+            changed = self._votes.changed(member, peer)
             if changed is not None:
                 self.install(replace(node.config.with_member(changed), version=node.config.version + 1, term=node.term))
                 node.emit(AppendNoop(node.term, "Reconfig set"))
                 return
-
-    def _without_vote(self, member: Member, peer: Peer) -> Member | None:
-        node = self.node
-        if node.config is None or not peer.incarnation or peer.incarnation == member.incarnation:
-            return None
-        # The lost disk holds nothing any more, so the writes must be on a write majority of the other voters: of n - 1
-        # voters, n // 2 have a member in every majority that can elect. To ask for a write majority of all n could wait
-        # for ever. A second member that lost its disk holds nothing either and cannot vote, so it is left out of both
-        # counts. Otherwise two lost disks would wait for each other.
-        without = node.config.with_member(replace(member, newly_added=True))
-        if not self._is_oplog_committed(without, sum(self._has_lost_disk(voter) for voter in without.data_voters)):
-            return None
-        node.journal("reconfig", f"{member.host} has another incarnation than the configuration names: newlyAdded")
-        return replace(member, newly_added=True, incarnation=None)
-
-    def _has_lost_disk(self, voter: Member) -> bool:
-        """Whether the voter reports another incarnation than the configuration names."""
-        peer = self.node.peers.get(voter.host)
-        return peer is not None and bool(peer.incarnation) and peer.incarnation != voter.incarnation
-
-    def _with_vote(self, member: Member, peer: Peer) -> Member | None:
-        """The member with its vote, once it has what the primary had when newlyAdded was committed; None: not yet."""
-        node = self.node
-        if node.config is None or (peer.config_version, peer.config_term) != node.config.version_and_term:
-            return None  # it may be a member of another set
-        if not peer.incarnation or not self._is_oplog_committed(node.config):
-            return None
-        if peer.quarantine or self._has_second_name(peer):
-            return None  # it is out of service, or it votes already under another host name
-        if not member.arbiter_only:
-            if peer.state not in (MemberState.SECONDARY, MemberState.RECOVERING):
-                return None
-            target = self._catch_up_targets.setdefault(member.id, node.position.last_applied)
-            if peer.position.last_applied < target or not peer.has_data:
-                return None
-        elif peer.state is not MemberState.ARBITER:
-            return None
-        voting = replace(member, newly_added=False, incarnation=peer.incarnation)
-        if not self._elections_meet_commit_point(node.config.with_member(voting)):
-            # Constant writes would move the commit point ahead of the member again and again.
-            node.commit_point_paused = True
-            peer.heartbeat_due = Millis(min(peer.heartbeat_due, node.now + RECHECK_MS))
-            return None
-        self._catch_up_targets.pop(member.id, None)
-        node.journal("reconfig", f"{member.host} has caught up: it votes")
-        return voting
-
-    def _has_second_name(self, peer: Peer) -> bool:
-        """Whether another member of the configuration is the same process."""
-        node = self.node
-        others = {other.incarnation for other in node.peers.values() if other is not peer}
-        return peer.incarnation in others | {node.incarnation}
-
-    def _elections_meet_commit_point(self, config: ReplSetConfig) -> bool:
-        """Whether every majority of `config` includes a holder of the commit point, or every data-bearing voter is one.
-
-        Otherwise voters without a committed entry could elect one of themselves, and the entry would be rolled back.
-        """
-        node = self.node
-        journal = config.write_concern_majority_journal_default
-        holders = 0
-        for member in config.data_voters:
-            peer = node.peers.get(member.host)
-            position = node.position if member.host == node.host else NO_POSITION if peer is None else peer.position
-            matches = peer is None or peer.incarnation == member.incarnation
-            holders += matches and (position.last_durable if journal else position.last_applied) >= node.commit_point
-        others = len(config.voters) - holders
-        return holders == len(config.data_voters) or others < config.majority_vote_count

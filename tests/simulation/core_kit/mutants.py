@@ -16,6 +16,7 @@ from replset.core.member_state import MemberState
 from replset.core.messages import HeartbeatReply, ProgressRequest, Refused, Response, VoteRequest
 from replset.core.reconfig import Reconfigs
 from replset.core.state import NodeState, Peer
+from replset.core.voter_changes import VoterChanges
 from replset.ids import OPTIME_NULL, OpTime
 from tests.simulation.kit.kinds import CORE_ALONE
 from tests.simulation.kit.mutant import Mutant
@@ -46,21 +47,21 @@ def two_voters_at_once(patch: pytest.MonkeyPatch) -> None:
 
 def vote_before_it_has_caught_up(patch: pytest.MonkeyPatch) -> None:
     """A newlyAdded member gets its vote before it has what the primary had."""
-    patch.setattr(Reconfigs, "_elections_meet_commit_point", lambda *_: True)
+    patch.setattr(VoterChanges, "_elections_meet_commit_point", lambda *_: True)
 
-    def promoted(self: Reconfigs, member: Member, peer: Peer) -> Member | None:
+    def promoted(self: VoterChanges, member: Member, peer: Peer) -> Member | None:
         node = self.node
         if node.config is None or (peer.config_version, peer.config_term) != node.config.version_and_term:
             return None
         is_able = peer.incarnation and peer.state is not MemberState.STARTUP
         return replace(member, newly_added=False, incarnation=peer.incarnation) if is_able else None
 
-    patch.setattr(Reconfigs, "_with_vote", promoted)
+    patch.setattr(VoterChanges, "_with_vote", promoted)
 
 
 def vote_passed_by_an_election(patch: pytest.MonkeyPatch) -> None:
     """Beside arbiters a vote is given although an election could then pass by what is committed."""
-    patch.setattr(Reconfigs, "_elections_meet_commit_point", lambda *_: True)
+    patch.setattr(VoterChanges, "_elections_meet_commit_point", lambda *_: True)
 
 
 def commits_alone_unknown_to_others(patch: pytest.MonkeyPatch) -> None:
@@ -97,7 +98,7 @@ def vote_by_an_older_config(patch: pytest.MonkeyPatch) -> None:
 
 def lost_disks_wait_for_each_other(patch: pytest.MonkeyPatch) -> None:
     """A lost disk is set aside only once the writes are on as many members as if no other disk were lost."""
-    patch.setattr(Reconfigs, "_has_lost_disk", lambda *_: False)
+    patch.setattr(VoterChanges, "_has_lost_disk", lambda *_: False)
 
 
 # --- what others say -------------------------------------------------------------------------------------------------

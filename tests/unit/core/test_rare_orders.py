@@ -21,7 +21,7 @@ from replset.core.messages import (
     VoteReply,
     VoteRequest,
 )
-from replset.core.reconfig import reconfig_refusal
+from replset.core.reconfig_rules import reconfig_refusal
 from replset.core.write_concern import WriteConcern
 from replset.ids import OPTIME_NULL, MemberId, Millis
 from tests.simulation.core_kit.machine import config_of, host, members_of

@@ -19,7 +19,7 @@ from replset.core.messages import (
     Refused,
     Request,
 )
-from replset.core.reconfig import complete_config, reconfig_refusal
+from replset.core.reconfig_rules import complete_config, reconfig_refusal
 from replset.ids import OPTIME_NULL, HostPort, MemberId
 from tests.simulation.core_kit.cluster import change, leader_number, running, the_config
 from tests.simulation.core_kit.machine import config_of, host, members_of
