@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from replset.cli import administer
+from replset.cli import calls
 from replset.cli.changes import NotAcceptedError, check_effect, with_members, without_member
 from replset.cli.main import main
 from replset.errors import HostUnreachableError
@@ -74,7 +74,7 @@ class FakeSet:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeSet:
     made = FakeSet(silent=("nobody:1",))
-    monkeypatch.setattr(administer, "ask", made.ask)
+    monkeypatch.setattr(calls, "ask", made.ask)
     return made
 
 

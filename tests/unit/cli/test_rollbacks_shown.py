@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from replset.bson import DateTime, Int64, Timestamp
-from replset.cli import administer, show
+from replset.cli import administer, calls, operations, show
 
 HOST = "127.0.0.1:27017"
 
@@ -64,14 +64,14 @@ def answering(states: list[str]) -> Callable[..., dict[str, Any]]:
             return {"info": "it copies"}
         state = states.pop(0) if len(states) > 1 else states[0]
         if state == "closed":
-            raise administer.CommandFailedError(f"{HOST}: the store is closed")
+            raise calls.CommandFailedError(f"{HOST}: the store is closed")
         return reply({}, {"self": True, "stateStr": state})
 
     return ask
 
 
 def test_resync_returns_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(administer, "ask", answering([]))
+    monkeypatch.setattr(calls, "ask", answering([]))
     assert administer.run(["resync", "--host", HOST]) == 0
     assert capsys.readouterr().out == "it copies\n"
 
@@ -79,8 +79,8 @@ def test_resync_returns_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 def test_resync_waits_until_it_is_secondary(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(administer, "ask", answering(["RECOVERING", "STARTUP2", "closed", "SECONDARY"]))
-    monkeypatch.setattr(administer.time, "sleep", lambda _: None)
+    monkeypatch.setattr(calls, "ask", answering(["RECOVERING", "STARTUP2", "closed", "SECONDARY"]))
+    monkeypatch.setattr(operations.time, "sleep", lambda _: None)
     assert administer.run(["resync", "--host", HOST, "--wait", "60"]) == 0
     assert capsys.readouterr().out == f"it copies\n{HOST} is SECONDARY again\n"
 
@@ -89,8 +89,8 @@ def test_resync_gives_up_waiting_and_says_where_it_stands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = iter(range(0, 1_000, 20))
-    monkeypatch.setattr(administer, "ask", answering(["STARTUP2"]))
-    monkeypatch.setattr(administer.time, "sleep", lambda _: None)
-    monkeypatch.setattr(administer.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(calls, "ask", answering(["STARTUP2"]))
+    monkeypatch.setattr(operations.time, "sleep", lambda _: None)
+    monkeypatch.setattr(operations.time, "monotonic", lambda: float(next(clock)))
     assert administer.run(["resync", "--host", HOST, "--wait", "30"]) == 2
     assert f"{HOST} is STARTUP2 after 30 s" in " ".join(capsys.readouterr().err.split())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from replset.cli import administer
+from replset.cli import calls
 from replset.cli.main import main
 
 
@@ -18,7 +18,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         commands.append(command)
         return {"primary": "m0:1"}
 
-    monkeypatch.setattr(administer, "ask", ask)
+    monkeypatch.setattr(calls, "ask", ask)
     return commands
 
 

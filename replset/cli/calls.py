@@ -1,0 +1,87 @@
+"""Sends commands to members for the administrator's subcommands: an error reply becomes an exception."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import typer
+
+from replset.cli.changes import NotAcceptedError
+from replset.client import WireClient
+from replset.errors import HostUnreachableError, ReplError
+
+T = TypeVar("T")
+
+
+class CommandFailedError(ReplError):
+    """A member answered ok: 0; `code` is its code."""
+
+
+def ask(host: str, command: dict[str, object], timeout_s: float = 30.0) -> dict[str, Any]:
+    """Run `command` on `host`; an error reply becomes a ReplError that names the host."""
+    with WireClient(host, timeout_s=timeout_s) as client:
+        reply: dict[str, Any] = client.command("admin", command)
+    if reply.get("ok") != 1.0:
+        text = f"{host}: {reply.get('errmsg')} ({reply.get('codeName')}, {reply.get('code')})"
+        raise CommandFailedError(text, code=int(reply.get("code", 1)))
+    return reply
+
+
+def on_primary(host: str, command: dict[str, object], timeout_s: float = 60.0) -> dict[str, Any]:
+    """Run `command` on the primary that `host` knows of."""
+    hello = ask(host, {"hello": 1})
+    primary = hello.get("primary")
+    if primary is None:
+        raise HostUnreachableError(f"{host} knows no primary (see `replset status --host {host}`)")
+    return ask(str(primary), command, timeout_s=timeout_s)
+
+
+def wait_for_answer(host: str, wait_s: int) -> None:
+    """Return when `host` answers. After `wait_s` seconds raise its error."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            ask(host, {"ping": 1}, timeout_s=5)
+            return
+        except HostUnreachableError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.2)
+
+
+def until_done(deadline: float, action: Callable[[], T]) -> T:
+    """Repeat `action` until it succeeds or the deadline has passed. NotAcceptedError is raised at once."""
+    while True:
+        try:
+            return action()
+        except NotAcceptedError:
+            raise
+        except ReplError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.5)
+
+
+def counted_config(host: str) -> dict[str, Any]:
+    """Return the current configuration, with newlyAdded where a member has no vote yet."""
+    config: dict[str, Any] = ask(host, {"replSetGetConfig": 1})["config"]
+    waiting = {row["_id"] for row in ask(host, {"replSetGetStatus": 1})["members"] if row.get("newlyAdded")}
+    for row in config["members"]:
+        if row["_id"] in waiting:
+            row["newlyAdded"] = True
+    return config
+
+
+def state_of(host: str) -> str:
+    """Return the state that a member reports, or its error while its data is being replaced."""
+    try:
+        members = ask(host, {"replSetGetStatus": 1})["members"]
+    except CommandFailedError as error:
+        return f"in an unknown state ({error.message})"
+    return next((str(row["stateStr"]) for row in members if row.get("self")), "unknown")
+
+
+def print_result(reply: dict[str, Any], otherwise: str) -> None:
+    typer.echo(reply.get("info") or otherwise)

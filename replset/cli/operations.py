@@ -1,0 +1,82 @@
+"""The subcommands that make one member do something: step-down, freeze, resync, repair."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from replset.cli import calls
+from replset.cli.host_option import Host
+from replset.cli.repair import repair as repair_dbpath
+from replset.errors import BadValueError, ReplError
+
+DEFAULT_CATCH_UP_S = 10
+
+
+def step_down(
+    host: Host,
+    seconds: Annotated[int, typer.Option(min=1, help="how long it may not be elected again")] = 60,
+    catch_up: Annotated[
+        int | None, typer.Option(min=0, help="seconds to wait for an electable secondary (10, at most --seconds)")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="step down even if nobody caught up")] = False,
+) -> None:
+    """Let the primary hand over to a secondary that has everything."""
+    waits = min(DEFAULT_CATCH_UP_S, seconds) if catch_up is None else catch_up
+    if waits > seconds and not force:
+        raise BadValueError(f"--catch-up {waits} is longer than --seconds {seconds}: it would wait beyond its end")
+    command: dict[str, object] = {
+        "replSetStepDown": seconds,
+        "secondaryCatchUpPeriodSecs": 0 if force else waits,
+        "force": force,
+    }
+    calls.print_result(calls.on_primary(host, command, timeout_s=waits + 30), "the primary stepped down")
+
+
+def freeze(
+    seconds: Annotated[int, typer.Argument(help="0 ends it")],
+    host: Host,
+) -> None:
+    """Keep this member from becoming a candidate for a while."""
+    calls.print_result(
+        calls.ask(host, {"replSetFreeze": seconds}),
+        f"{host} does not become a candidate for {seconds} s" if seconds else "unfrozen",
+    )
+
+
+def resync(
+    host: Host,
+    wait: Annotated[int, typer.Option("--wait", metavar="SECONDS", help="return once it has its data again")] = 0,
+    force: Annotated[
+        bool, typer.Option("--force", help="also of a member that lacks what this one acknowledged or knows committed")
+    ] = False,
+) -> None:
+    """Export what only this member has, then replace its data by another member's. This ends a quarantine."""
+    calls.print_result(
+        calls.ask(host, {"replSetResync": 1, **({"force": True} if force else {})}),
+        f"{host} copies another member's data",
+    )
+    deadline = time.monotonic() + wait
+    while wait:
+        state = calls.state_of(host)
+        if state == "SECONDARY":
+            typer.echo(f"{host} is SECONDARY again")
+            return
+        if time.monotonic() > deadline:
+            raise ReplError(f"{host} is {state} after {wait} s (see `replset status --host {host}`)")
+        time.sleep(0.2)
+
+
+def repair(
+    dbpath: Annotated[Path, typer.Argument(help="the data folder of a member that does not run")],
+    term: Annotated[int | None, typer.Option(help="put it into this term; nothing: only show what it holds")] = None,
+    accept_data_loss: Annotated[
+        bool, typer.Option("--accept-data-loss", help="go on without the entries that its disk lost")
+    ] = False,
+) -> None:
+    """Show what a stopped member's files hold; correct a term, accept a loss (docs/core.md, docs/storage.md)."""
+    for line in repair_dbpath(dbpath, term, accept_data_loss):
+        typer.echo(line)
