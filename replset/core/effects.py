@@ -34,11 +34,15 @@ NO_VOTE = LastVote(0, None)
 
 @dataclass(frozen=True, slots=True)
 class ElectionRecord:
-    """One line of the election journal: what happened, and why."""
+    """One line of the election journal: what happened, and why. wall_ms: when, UTC.
+
+    `commands/election_journal.py` puts the lines of an election together by their `event`.
+    """
 
     term: int
-    event: str  # "dry run started", "vote granted", "won", "stepped down", ...
+    event: str  # "dry run", "vote granted", "won", "stepped down", ...
     detail: str
+    wall_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class Elections:
             node.push_election_timer()
         if not request.dry_run:
             verdict = "granted" if refusal is None else f"refused: {refusal}"
-            node.journal("vote", f"for member {request.candidate} in term {request.term} {verdict}")
+            node.journal("vote", f"for {node.name_of(request.candidate)} in term {request.term}: {verdict}")
         node.reply(request_id, VoteReply(node.term, refusal is None, refusal or "", node.self_id, node.incarnation))
 
     def _is_candidate(self, request: VoteRequest) -> bool:
@@ -271,7 +271,7 @@ class Elections:
         if config is None or me is None:
             return
         timeout = node.settings.election_timeout_ms
-        request_id = None if self.election is None else self.election.request_id
+        before, request_id = self.election, None if self.election is None else self.election.request_id
         own = {me} if dry_run else set()  # a real vote counts once it is durable
         election = ElectionRound(
             reason, node.term, dry_run, config.majority_vote_count, Millis(node.now + timeout), own
@@ -279,7 +279,11 @@ class Elections:
         election.request_id = request_id
         self.election = election
         self.last_needed = election.needed
-        node.journal("dry run" if dry_run else "election", f"{reason}: asking for {election.needed} votes")
+        asked = ", ".join(str(voter.host) for voter in config.voters if voter.host != node.host) or "nobody else"
+        text = f"{reason}: asking {asked}; {election.needed} of {len(config.voters)} votes needed"
+        if before is not None:
+            text += f"; the dry run was granted by {self._granted_by(before)}"
+        node.journal("dry run" if dry_run else "election", text)
         request = VoteRequest(
             node.set_name,
             node.term,
@@ -329,7 +333,7 @@ class Elections:
             election.granted.add(voter)
         else:
             reason = reason or "the configuration does not name its incarnation"
-            node.journal("vote not granted", f"by member {voter}: {reason}")
+            node.journal("vote not granted", f"{node.name_of(voter)}: {reason}")
         self._count(election)
 
     def _count(self, election: ElectionRound) -> None:
@@ -351,10 +355,13 @@ class Elections:
         invariant(election.term == node.term, "an election is won in its own term")
         self.election = None
         self._takeover_due = NEVER
-        node.journal("won", f"{election.reason}: votes of members {sorted(election.granted)}")
+        node.journal("won", f"{election.reason}: votes of {self._granted_by(election)}")
         self._leader.step_up()
         if election.request_id is not None:
             node.reply(election.request_id, Done())
+
+    def _granted_by(self, election: ElectionRound) -> str:
+        return ", ".join(self.node.name_of(voter) for voter in sorted(election.granted))
 
     def end_round(self, why: str) -> None:
         """End the election without a winner. Does nothing while there is none."""

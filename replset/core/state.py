@@ -318,7 +318,12 @@ class NodeState:
         self.emit(Reply(request_id, body))
 
     def journal(self, event: str, detail: str) -> None:
-        self.emit(RecordElectionEvent(ElectionRecord(self.term, event, detail)))
+        self.emit(RecordElectionEvent(ElectionRecord(self.term, event, detail, self.wall_ms())))
+
+    def name_of(self, member_id: MemberId | None) -> str:
+        """Return the host of a member, for the journal; its id if the configuration does not have it."""
+        member = None if self.config is None else self.config.member(member_id)
+        return f"member {member_id}" if member is None else str(member.host)
 
     def become(self, state: MemberState) -> None:
         """Change to another member state; `member_state.py` says which changes are legal."""

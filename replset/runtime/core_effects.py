@@ -137,10 +137,10 @@ class CoreEffects:
                 self.member_file.end_initial_sync()
                 self.initial_sync.discard_copy()
 
-    def save_election_events(self, records: list[ElectionRecord], wall_ms: int) -> None:
+    def save_election_events(self, records: list[ElectionRecord]) -> None:
         for record in records:
             log.info("term %d: %s: %s", record.term, record.event, record.detail)
-        lines = [JournalLine(wall_ms, record.term, record.event, record.detail) for record in records]
+        lines = [JournalLine(record.wall_ms, record.term, record.event, record.detail) for record in records]
         self.member_file.append_lines(lines)
 
     def on_disk_space(self) -> None:

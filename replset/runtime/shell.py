@@ -52,7 +52,7 @@ class EffectHandler(Protocol):
         """Write to member.db and sync; in a worker thread."""
         ...
 
-    def save_election_events(self, records: list[ElectionRecord], wall_ms: int) -> None:
+    def save_election_events(self, records: list[ElectionRecord]) -> None:
         """Write lines of the election journal; in a worker thread."""
         ...
 
@@ -209,7 +209,7 @@ class Shell:
         try:
             async with self._member_file:
                 lines, self._journal = self._journal, []
-                await self._workers.run(lambda: self._handler.save_election_events(lines, self._clock.wall_ms()))
+                await self._workers.run(lambda: self._handler.save_election_events(lines))
         except (ReplError, OSError) as error:
             log.warning("the election journal could not be written: %s", error)
 

@@ -473,3 +473,14 @@ def test_a_progress_report_lets_a_stepdown_go_on_at_once() -> None:
     effects = node.receive(Request(6, ProgressRequest(MemberId(1), 2, 1, 2, (row,))), NOW)
     assert node.state is MemberState.SECONDARY
     assert Done() in [getattr(effect, "body", None) for effect in effects]
+
+
+def test_the_journal_names_who_was_asked_and_who_granted() -> None:
+    node = ready()
+    lines = [line.record for line in only(until_election_starts(node)[1], RecordElectionEvent)]
+    lines += [line.record for line in only(grant(node, 2), RecordElectionEvent)]
+    text = f"electionTimeout: asking {host(1)}, {host(2)}; 2 of 3 votes needed"
+    assert [(line.event, line.detail) for line in lines] == [
+        ("dry run", text),
+        ("election", f"{text}; the dry run was granted by {host(0)}, {host(2)}"),
+    ]

@@ -105,7 +105,7 @@ class RecordingHandler:
             raise self.save_error
         self.done.append(("saved", record))
 
-    def save_election_events(self, records: list[ElectionRecord], wall_ms: int) -> None:
+    def save_election_events(self, records: list[ElectionRecord]) -> None:
         self.done.append(("noted", [record.event for record in records]))
 
 
