@@ -7,9 +7,11 @@ import logging
 from collections.abc import MutableMapping
 from typing import Any, Final
 
+from api.actions import ACTIONS
 from api.errors import HttpError, http_error
 from api.exchange import DRAIN_BYTES, App, HttpRequest, Receive, RequestMemory, Scope, Send, error_answer, send_answer
 from api.guard import Guard
+from api.read_from import add_read_from
 from replset.errors import OverloadedError
 from replset.runtime.admission import STALLED_S
 from replset.runtime.member import RunningMember
@@ -48,6 +50,10 @@ class RequestLimits:
         if refusal is None and scope["path"].startswith(LIMITED):
             refusal = self._overload(memory, has_reserved_slot)
         if refusal is not None:
+            action = ACTIONS.get(scope["path"].removeprefix("/v1/action/"))
+            if action is not None and not action.is_write:
+                # Its read preference is not read yet: a client that needs the primary passes over the others.
+                add_read_from(self._member, refusal, {"mode": "nearest"})
             # A reserved slot is for health checks. A client that never sends its body must not keep the slot.
             if not has_reserved_slot:
                 await _drain(receive)

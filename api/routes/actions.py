@@ -19,6 +19,7 @@ from api.errors import HttpError, failure
 from api.exchange import App, HttpAnswer, HttpRequest, Receive, Scope, Send, error_answer, read_body, send_answer
 from api.guard import check_content_type
 from api.idempotency import KeyedWrite
+from api.read_from import add_read_from, advised_elsewhere
 from replset.bson import ObjectId
 from replset.errors import ErrorCode, ReplError
 from replset.runtime.member import RunningMember
@@ -63,11 +64,16 @@ class ActionRoutes:
         if action.is_write:
             return await self._write(action, command, request)
         request.wants_forwarding()  # a read is answered here, but a wrong parameter is still refused
-        reply = check_reply(await run_command(self._member, command.body, command.database, request.client))
-        fields = action.answer_fields(reply, command)
-        if "documents" in fields:
-            fields["documents"] = await self._all_batches(reply, command, request)
-        return HttpAnswer(fields, action.status, times=times_of(reply))
+        preference = command.body.get("$readPreference")
+        try:
+            reply = check_reply(await run_command(self._member, command.body, command.database, request.client))
+            fields = action.answer_fields(reply, command)
+            if "documents" in fields:
+                fields["documents"] = await self._all_batches(reply, command, request)
+        except HttpError as error:
+            add_read_from(self._member, error, preference)
+            raise
+        return HttpAnswer(fields, action.status, advised_elsewhere(self._member, preference), times_of(reply))
 
     async def _write(self, action: ActionType, command: ActionCommand, request: HttpRequest) -> HttpAnswer:
         reply, headers = await run_write(self._member, request, command.body, command.database)

@@ -11,6 +11,7 @@ from api.content import times_of
 from api.errors import APPLIED, HttpError, headers_of, status_of
 from api.exchange import HttpAnswer, HttpRequest, read_document, to_response
 from api.openapi import answers
+from api.read_from import READ_COMMANDS, add_read_from, advised_elsewhere
 from replset.commands.table import PRIVATE
 from replset.runtime.member import RunningMember
 
@@ -50,8 +51,12 @@ def router(member: RunningMember) -> APIRouter:
         except HttpError as error:
             if document.first_key in PRIVATE:
                 error.status = 404
+            elif document.first_key in READ_COMMANDS:
+                add_read_from(member, error, document.get("$readPreference"))
             raise
         status, headers = outcome(fields)
+        if document.first_key in READ_COMMANDS:
+            headers |= advised_elsewhere(member, document.get("$readPreference"))
         answer = HttpAnswer(fields, status, headers, times_of(reply), is_heavy="cursor" in fields)
         return await to_response(member, http, answer)
 

@@ -184,7 +184,7 @@ async def run(options: MemberOptions, keys: Keys | None, writer: LogWriter) -> i
         await member.stop()
         return refuse(f"cannot listen on {options.http_listen}: {reason_of(error)}", writer)
     print(f"replset {options.repl_set}: wire {options.host}, http http://{options.http_address}", flush=True)
-    watchdog = Watchdog()
+    watchdog = Watchdog(member.load.on_beat)
     watchdog.start()
     gc.freeze()
     member.broken.add_done_callback(lambda _: stop.set())

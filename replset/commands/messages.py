@@ -2,7 +2,8 @@
 
 The field names are MongoDB's. Fields that MongoDB does not have (incarnation,
 rollbackId, httpAddress, commitPoint, commitTerm, hasData, memberId, candidateId, unacknowledgedRollbacks, quarantine,
-setId, reason) are added. A malformed document or an impossible number is the fault of the peer: RemoteProtocolError.
+overloaded, setId, reason) are added. A malformed document or an impossible number is the fault of the peer:
+RemoteProtocolError.
 """
 
 from __future__ import annotations
@@ -275,6 +276,7 @@ def _heartbeat_reply(body: HeartbeatReply) -> dict[str, object]:
         "unacknowledgedRollbacks": body.unacknowledged_rollbacks,
         "quarantine": body.quarantine,
         "commitTerm": Int64(body.commit_term),
+        **({"overloaded": True} if body.overloaded else {}),
         "ok": 1.0,
     }
 
@@ -306,6 +308,7 @@ def _parse_heartbeat_reply(reply: RawDocument) -> HeartbeatReply:
         _count(reply, "unacknowledgedRollbacks"),
         _field(reply, "quarantine", str),
         _number(reply, "commitTerm") if "commitTerm" in reply else 0,
+        reply.get("overloaded") is True,
     )
 
 

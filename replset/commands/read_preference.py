@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from replset.bson import RawDocument
 from replset.commands import fields
 from replset.commands.command import CommandContext
+from replset.commands.ports import MemberPort
 from replset.config import Member
 from replset.core.member_state import MemberState
 from replset.errors import (
@@ -22,6 +23,7 @@ from replset.errors import (
     ReplError,
     TypeMismatchError,
 )
+from replset.ids import HostPort
 
 FIELD = "$readPreference"
 LEAST_STALENESS_S = 90
@@ -49,21 +51,23 @@ _PRIMARY = ReadPreference()
 
 
 def read_preference_of(ctx: CommandContext) -> ReadPreference:
-    """The command's preference, `primary` where there is none (map B1).
-
-    Raises 14 and 9 for what has not its form, 40415 for other fields, 2 for tags or a staleness beside `primary`, 160
-    for a staleness out of range.
-    """
-    body = ctx.body
-    kind = body.type_of(FIELD)
+    """The command's preference, `primary` where there is none (map B1). Raises what `parse_read_preference` does."""
+    kind = ctx.body.type_of(FIELD)
     if kind is None:
         return _PRIMARY
     if kind != 3:
         raise TypeMismatchError(f"{FIELD} must be a document")
-    document = RawDocument(body.get_raw(FIELD) or b"")
+    document = RawDocument(ctx.body.get_raw(FIELD) or b"")
+    return parse_read_preference(document, over_http=ctx.request.source == "http")
+
+
+def parse_read_preference(document: RawDocument, *, over_http: bool) -> ReadPreference:
+    """Read a preference. Raises 14 and 9 for what has not its form, 40415 for other fields, 2 for tags or a staleness
+    beside `primary`, 160 for a staleness out of range.
+    """
     if len(document.raw) > _LONGEST:
         raise BadValueError(f"{FIELD} is over {_LONGEST} bytes")
-    fields.check_fields(document, _FIELDS if ctx.request.source == "http" else _ON_THE_WIRE, FIELD)
+    fields.check_fields(document, _FIELDS if over_http else _ON_THE_WIRE, FIELD)
     mode = document.get("mode")
     if mode not in _MODES:
         raise FailedToParseError(f"unknown read preference mode {mode!r:.80}")
@@ -102,27 +106,57 @@ def _staleness(document: RawDocument) -> int:
 
 def refuse_unsuitable_member(ctx: CommandContext, preference: ReadPreference) -> None:
     """Raise FailedToSatisfyReadPreference (133) if no driver would have sent this read to this member."""
-    node, store = ctx.member.node, ctx.member.store
-    me = None if node.config is None else next((m for m in node.config.members if m.id == node.self_id), None)
+    node = ctx.member.node
+    me = None if node.config is None else node.config.member(node.self_id)
     if me is None:
         return
-    if node.state is MemberState.PRIMARY:
-        reason = _tags_refusal(preference, me) if preference.mode in ("secondary", "nearest") else None
-    elif me.hidden or me.secondary_delay_secs:
-        kind = "hidden" if me.hidden else f"{me.secondary_delay_secs} s delayed"
-        reason = (
-            f"this member is {kind}: no read preference chooses it; read it by a direct connection to its wire port"
-        )
-    else:
-        reason = _tags_refusal(preference, me)
-        behind_s = (ctx.member.clock.wall_ms() - store.last_wall_ms) / 1000
-        if reason is None and preference.max_staleness_s and behind_s > preference.max_staleness_s:
-            reason = f"this member's newest entry is {behind_s:.0f} s old, over maxStalenessSeconds"
+    lag_ms = node.lag_ms() if preference.max_staleness_s else 0
+    reason = _refusal(preference, me, node.state, lag_ms)
     if reason is not None:
         raise ReplError(reason, code=ErrorCode.READ_PREFERENCE_NOT_SATISFIED)
 
 
-def _tags_refusal(preference: ReadPreference, me: Member) -> str | None:
-    if not preference.tags or any(tags.items() <= me.tags.items() for tags in preference.tags):
+def _refusal(preference: ReadPreference, member: Member, state: MemberState, lag_ms: int | None) -> str | None:
+    """Return why no driver would send a read with this preference to a member in `state`; None: one may."""
+    if state is MemberState.PRIMARY:
+        if preference.mode == "secondary":
+            return "this member is primary, and the read preference asks for a secondary"
+        return _tags_refusal(preference, member) if preference.mode == "nearest" else None
+    if preference.mode == "primary":
+        return "this member is not primary"
+    if member.hidden or member.secondary_delay_secs:
+        kind = "hidden" if member.hidden else f"{member.secondary_delay_secs} s delayed"
+        return f"this member is {kind}: no read preference chooses it; read it by a direct connection to its wire port"
+    most_s = preference.max_staleness_s
+    if most_s and (lag_ms is None or lag_ms > most_s * 1000):
+        behind = "has no data" if lag_ms is None else f"may be {lag_ms / 1000:.0f} s behind, over maxStalenessSeconds"
+        return f"this member {behind}"
+    return _tags_refusal(preference, member)
+
+
+def _tags_refusal(preference: ReadPreference, member: Member) -> str | None:
+    if not preference.tags or any(tags.items() <= member.tags.items() for tags in preference.tags):
         return None
-    return f"this member's tags {dict(me.tags)} hold none of the read preference's"
+    return f"this member's tags {dict(member.tags)} hold none of the read preference's"
+
+
+def other_readers(member: MemberPort, preference: ReadPreference) -> list[HostPort]:
+    """Return the other members that can answer a read with this preference now, the best first.
+
+    A member that is overloaded is none of them. Of equal members the one that is less behind comes first, then the
+    nearer one.
+    """
+    node = member.node
+    config, status = node.config, node.status(member.clock.now())
+    if config is None or status is None:
+        return []
+    found: list[tuple[bool, int, int, HostPort]] = []
+    for row in status.members:
+        one = config.member(row.id)
+        if one is None or row.is_self or not row.healthy or row.overloaded or not row.state.is_readable:
+            continue
+        if row.lag_ms is not None and _refusal(preference, one, row.state, row.lag_ms) is None:
+            is_primary = row.state is MemberState.PRIMARY
+            is_second_choice = is_primary is preference.mode.startswith("secondary") and preference.mode != "nearest"
+            found.append((is_second_choice, row.lag_ms // 1000, row.ping_ms, row.host))
+    return [host for *_, host in sorted(found)]

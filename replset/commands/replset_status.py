@@ -183,6 +183,8 @@ def _member_document(row: MemberStatus, member: MemberPort) -> dict[str, object]
         document["quarantine"] = row.quarantine
     if row.newly_added:
         document["newlyAdded"] = True
+    if row.overloaded:
+        document["overloaded"] = True
     address = member.node.http_address_of(row.host)
     if address:
         document["httpAddress"] = address

@@ -128,6 +128,7 @@ class Heartbeats:
         peer.rollback_id = reply.rollback_id
         peer.unacknowledged_rollbacks = reply.unacknowledged_rollbacks
         peer.quarantine = reply.quarantine
+        peer.overloaded = reply.overloaded
         peer.http_address = reply.http_address
         peer.sync_source = reply.sync_source
         peer.election_wall_ms = reply.election_wall_ms
@@ -243,6 +244,7 @@ class Heartbeats:
             node.unacknowledged_rollbacks(),
             node.quarantine,
             node.commit_term,
+            node.is_overloaded(),
         )
 
     def _has_newer_config(self, request: HeartbeatRequest) -> bool:

@@ -75,6 +75,7 @@ class HeartbeatReply:
     unacknowledged_rollbacks: int = 0  # whose files exist and that no operator acknowledged
     quarantine: str = ""  # why it is out of service; "" when it is not
     commit_term: int = 0
+    overloaded: bool = False  # it has more to do than it can; clients should read elsewhere
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ from replset.core.messages import (
     VoteSaved,
 )
 from replset.core.reconfig import Reconfigs
+from replset.core.staleness import lag_ms
 from replset.core.state import NodeState, Peer
 from replset.core.status import Status, build_status
 from replset.core.stepdown import StepDowns
@@ -335,6 +336,10 @@ class Node:
 
     def election_timeout_ms(self) -> Millis:
         return self._state.settings.election_timeout_ms
+
+    def lag_ms(self) -> int | None:
+        """By how much this member's data may be too old; None while it has none."""
+        return lag_ms(self._state, self._state.host)
 
     def secondary_delay_ms(self) -> int:
         member = self._state.self_member

@@ -50,6 +50,7 @@ class Peer:
     rollback_id: int = 0
     unacknowledged_rollbacks: int = 0
     quarantine: str = ""
+    overloaded: bool = False
     http_address: str = ""
     sync_source: HostPort | None = None
     election_wall_ms: int | None = None
@@ -104,6 +105,7 @@ class NodeState:
     default_write_concern_set: Callable[[], bool]
     allow_multiple_arbiters: bool = False
     unacknowledged_rollbacks: Callable[[], int] = lambda: 0
+    is_overloaded: Callable[[], bool] = lambda: False
     rolling_back: bool = False
     term: int = 0
     state: MemberState = MemberState.STARTUP

@@ -8,6 +8,7 @@ from replset.config import Member
 from replset.core.member_state import MemberState
 from replset.core.messages import Position
 from replset.core.remarks import Remark, find_remarks
+from replset.core.staleness import lag_ms
 from replset.core.state import NodeState, Peer
 from replset.ids import HostPort, MemberId, Millis, OpTime
 
@@ -16,7 +17,8 @@ from replset.ids import HostPort, MemberId, Millis, OpTime
 class MemberStatus:
     """One member of the set. Wall times are in milliseconds, 0 for never.
 
-    counted: the member votes and counts for majorities, and has the same configuration as this node.
+    counted: the member votes and counts for majorities, and has the same configuration as this node. lag_ms: see
+    `staleness.py`. overloaded: it has more to do than it can, and reads should go elsewhere.
     """
 
     id: MemberId
@@ -40,6 +42,8 @@ class MemberStatus:
     message: str
     unacknowledged_rollbacks: int = 0
     quarantine: str = ""
+    lag_ms: int | None = None
+    overloaded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,8 @@ def _own_status(node: NodeState, member: Member, now: Millis, ids: dict[HostPort
         node.quarantine or node.damage,
         node.unacknowledged_rollbacks(),
         node.quarantine,
+        lag_ms(node, node.host),
+        node.is_overloaded(),
     )
 
 
@@ -154,6 +160,8 @@ def _peer_status(node: NodeState, member: Member, peer: Peer, now: Millis, ids: 
         peer.message,
         peer.unacknowledged_rollbacks,
         peer.quarantine,
+        lag_ms(node, peer.host),
+        peer.overloaded,
     )
 
 

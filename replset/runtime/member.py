@@ -67,6 +67,7 @@ from replset.runtime.durability_mark import DurabilityMark
 from replset.runtime.files import MemberFiles, find_damage, finish_rollback, open_files
 from replset.runtime.hand_over import hand_over_primary
 from replset.runtime.housekeeping import Housekeeper
+from replset.runtime.load import Load
 from replset.runtime.machine import LimitedWorkers, TrackedWorkers
 from replset.runtime.options import MONGODB_LAYOUT, MemberOptions
 from replset.runtime.server import WireServer
@@ -201,6 +202,7 @@ class RunningMember:
         self.recent_log = RecentLog()
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.admission = Admission()
+        self.load = Load()
 
         # Its own state
         self._is_started = False
@@ -249,6 +251,7 @@ class RunningMember:
                 wall_ms=self.clock.wall_ms,
                 default_write_concern_set=self._default_is_set,
                 allow_multiple_arbiters=options.allow_multiple_arbiters,
+                is_overloaded=lambda: self.load.is_high,
             )
         )
         if self.node.has_lost_data:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 
 log = logging.getLogger("replset.watchdog")
 
@@ -49,8 +50,10 @@ class Watchdog:
     While the process is nearly idle it looks less often, and may miss a stall of under half a second.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_beat: Callable[[float], None]) -> None:
+        """on_beat: called on the loop with how late each beat is, in seconds."""
         self.reports = StallReports()
+        self._on_beat = on_beat
         self._interval_s = BEAT_S
         self._due_at = time.monotonic()
         self._stopped = threading.Event()
@@ -69,8 +72,9 @@ class Watchdog:
             self._timer.cancel()
 
     def _beat(self) -> None:
-        interval_s = self._interval_s
-        self._due_at = time.monotonic() + interval_s
+        now, interval_s = time.monotonic(), self._interval_s
+        self._on_beat(now - self._due_at)
+        self._due_at = now + interval_s
         self._timer = asyncio.get_running_loop().call_later(interval_s, self._beat)
 
     def _watch(self) -> None:

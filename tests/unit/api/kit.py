@@ -19,9 +19,11 @@ from replset.commands.replies import finish
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.core.messages import Position
-from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime, pack_ts
+from replset.core.status import Status
+from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime, pack_ts
 from replset.replication.rollback_list import RollbackList
 from replset.runtime.admission import Admission
+from replset.runtime.load import Load
 from replset.storage.disk import RealDisk
 
 ME, OTHER = HostPort("127.0.0.1:27017"), HostPort("127.0.0.1:27018")
@@ -92,9 +94,15 @@ class FakeNode:
         self.commit_point = NEWEST
         self.quarantine = ""
         self.position = Position(NEWEST, NEWEST, 0, 0)
+        self.self_id = MemberId(0)
+        self.lag: int | None = 0
+        self.status_value: Status | None = None
 
-    def status(self, now: Millis) -> None:
-        return None
+    def lag_ms(self) -> int | None:
+        return self.lag
+
+    def status(self, now: Millis) -> Status | None:
+        return self.status_value
 
 
 class InlineWorkers:
@@ -133,6 +141,7 @@ class FakeMember:
         self.shutting_down = False
         self.connection_count = 7
         self.admission = Admission()
+        self.load = Load()
         self.rollback_folder = rollback_folder
         self.rollbacks = RollbackList(RealDisk(), os.path.dirname(rollback_folder), self.workers)
         self.http_addresses: dict[str, str] = {ME: "127.0.0.1:28017", OTHER: "127.0.0.1:28018"}

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.routes.replset import NOT_BUILT_YET
 from replset.bson import Binary, DateTime, Int64, RawDocument, Timestamp, encode
+from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
 from replset.replication.rollback_manifest import FileKind, Manifest, RollbackFile, RollbackState, acknowledge
 from replset.storage.disk import RealDisk
@@ -456,6 +457,39 @@ def test_health(api: Api, state: MemberState, path: str) -> None:
     assert response.json() == {"ok": int(good), "state": state.name}
     head = api.request("HEAD", path)
     assert (head.status_code, head.content) == (response.status_code, b"")
+
+
+READERS: dict[str, tuple[dict[str, Any], int | None, str, str]] = {
+    "fresh": ({}, 2_000, "", ""),
+    "stale": ({}, 31_000, "", "it may be 31.0 s behind"),
+    "as-asked": ({}, 2_000, "?maxLag=1.5", "it may be 2.0 s behind"),
+    "generous": ({}, 31_000, "?maxLag=60", ""),
+    "no-data": ({}, None, "", "it has no data"),
+    "hidden": ({"hidden": True}, 0, "?maxLag=60", "it is hidden"),
+    "delayed": ({"secondaryDelaySecs": 60}, 0, "?maxLag=90", "it is 60 s delayed"),
+}
+
+
+@pytest.mark.parametrize("path", ["/ready", "/secondary"])
+@pytest.mark.parametrize(("mine", "lag_ms", "query", "why"), READERS.values(), ids=READERS)
+def test_a_secondary_that_readers_should_not_use(
+    api: Api, mine: dict[str, Any], lag_ms: int | None, query: str, why: str, path: str
+) -> None:
+    api.member.become_secondary()
+    config = api.member.node.config
+    assert config is not None
+    document = config.document()
+    document["members"] = [{**row, **(mine | {"priority": 0} if not row["_id"] else {})} for row in document["members"]]
+    api.member.node.config = ReplSetConfig.parse(document)
+    api.member.node.lag = lag_ms
+    response = api.get(path + query)
+    assert response.status_code == (503 if why else 200)
+    assert response.json() == {"ok": int(not why), "state": "SECONDARY", **({"why": why} if why else {})}
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "soon", ""])
+def test_a_lag_that_is_no_number(api: Api, value: str) -> None:
+    assert api.get(f"/secondary?maxLag={value}").status_code == 400
 
 
 def test_a_primary_that_drains_accepts_no_writes_yet(api: Api) -> None:

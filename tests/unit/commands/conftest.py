@@ -98,6 +98,10 @@ class FakeNode:
     sync_source: HostPort | None = None
     quarantine: str = ""
     status_value: Status | None = None
+    lag: int | None = 0
+
+    def lag_ms(self) -> int | None:
+        return self.lag
 
     def http_address_of(self, host: HostPort) -> str | None:
         return f"{host.rpartition(':')[0]}:1{host.rpartition(':')[2]}"

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from replset.bson import RawDocument, encode
+from replset.commands.read_preference import other_readers, parse_read_preference
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
+from replset.core.status import MemberStatus, Status
+from replset.ids import HostPort, MemberId
 from tests.unit.commands.conftest import Client, FakeMember
 
 EAST = {"dc": "east", "use": "reports"}
@@ -33,7 +39,7 @@ FORMS = [
     ({"mode": "nearest", "tags": [EAST, {}], "maxStalenessSeconds": 90}, 0),
     ({"mode": "primary", "tags": [{}]}, 0),
     ({"mode": "primary", "maxStalenessSeconds": 0}, 0),
-    ({"mode": "secondary", "maxStalenessSeconds": 120.0}, 0),
+    ({"mode": "secondaryPreferred", "maxStalenessSeconds": 120.0}, 0),
     ({"mode": "best"}, 9),
     ({}, 9),
     ("nearest", 14),
@@ -93,15 +99,22 @@ def test_tags_choose_a_primary_where_it_is_one_of_many(client: Client, member: F
     assert [code(client, {"mode": mode, "tags": west}) for mode in modes] == [133, 133, 0, 0]
 
 
+def test_a_primary_is_no_secondary(client: Client) -> None:
+    assert code(client, {"mode": "secondary"}) == 133
+    assert code(client, {"mode": "secondary"}, "wire") == 0, "a driver with a direct connection"
+
+
 def test_a_secondary_that_is_too_far_behind_refuses(client: Client, member: FakeMember) -> None:
     member.node.state, member.node.writable = MemberState.SECONDARY, False
     preference = {"mode": "secondaryPreferred", "maxStalenessSeconds": 90}
     assert code(client, preference) == 0
-    member.clock.ahead_ms = 91_000
+    member.node.lag = 91_000
     assert code(client, preference) == 133
     assert code(client, preference, "wire") == 0
     assert code(client, {"mode": "secondaryPreferred", "maxStalenessSeconds": 100}) == 0
     assert code(client, {"mode": "secondaryPreferred"}) == 0
+    member.node.lag = None
+    assert code(client, preference) == 133
     member.node.state = MemberState.PRIMARY
     assert code(client, preference) == 0, "nothing is newer"
 
@@ -116,3 +129,67 @@ def test_hidden_and_delayed_members_are_chosen_by_nobody(
         reply = client.run({**command, "$readPreference": {"mode": "nearest"}}, source="http")
         assert reply["code"] == 133
         assert client.ok({**command, "$readPreference": {"mode": "nearest"}})
+
+
+def row(number: int, **changes: Any) -> MemberStatus:
+    """A healthy secondary that is up to date."""
+    host = HostPort(f"localhost:{27017 + number}")
+    healthy = MemberStatus(
+        MemberId(number),
+        host,
+        is_self=number == 0,
+        state=MemberState.SECONDARY,
+        healthy=True,
+        counted=True,
+        newly_added=False,
+        arbiter=False,
+        position=None,
+        uptime_ms=0,
+        sync_source=None,
+        sync_source_id=-1,
+        election_wall_ms=None,
+        config_version=1,
+        config_term=1,
+        last_heartbeat_wall_ms=0,
+        last_heartbeat_recv_wall_ms=0,
+        ping_ms=0,
+        message="",
+        lag_ms=0,
+    )
+    return replace(healthy, **changes)
+
+
+PRIMARY = {"state": MemberState.PRIMARY}
+READERS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[int]]] = {
+    "primary": ({"mode": "primary"}, PRIMARY, {}, [1]),
+    "primary-first": ({"mode": "primaryPreferred"}, {}, PRIMARY, [2, 1]),
+    "secondary": ({"mode": "secondary"}, PRIMARY, {}, [2]),
+    "secondary-first": ({"mode": "secondaryPreferred"}, PRIMARY, {}, [2, 1]),
+    "the-less-behind": ({"mode": "nearest"}, {"lag_ms": 2_000}, {}, [2, 1]),
+    "the-nearer": ({"mode": "nearest"}, {"ping_ms": 9}, {"ping_ms": 3}, [2, 1]),
+    "stale": ({"mode": "nearest", "maxStalenessSeconds": 90}, {"lag_ms": 91_000}, {}, [2]),
+    "tags": ({"mode": "nearest", "tags": [{"dc": "east"}]}, {}, {}, [1]),
+    "down": ({"mode": "nearest"}, {"healthy": False}, {}, [2]),
+    "overloaded": ({"mode": "nearest"}, {}, {"overloaded": True}, [1]),
+    "no-data": ({"mode": "nearest"}, {"lag_ms": None}, {"state": MemberState.RECOVERING}, []),
+}
+
+
+@pytest.mark.parametrize(("preference", "one", "two", "expected"), READERS.values(), ids=READERS)
+def test_who_can_answer_instead(
+    client: Client,
+    member: FakeMember,
+    preference: dict[str, Any],
+    one: dict[str, Any],
+    two: dict[str, Any],
+    expected: list[int],
+) -> None:
+    members = [{"_id": number, "host": f"localhost:{27017 + number}"} for number in range(5)]
+    members[1] |= {"tags": EAST}
+    members[3] |= {"hidden": True, "priority": 0}
+    members[4] |= {"secondaryDelaySecs": 60, "priority": 0}
+    member.node.config = ReplSetConfig.parse({"_id": "rs0", "version": 3, "term": 1, "members": members})
+    rows = (row(0), row(1, **one), row(2, **two), row(3), row(4))
+    member.node.status_value = cast("Status", SimpleNamespace(members=rows))
+    wanted = parse_read_preference(RawDocument(encode(preference)), over_http=True)
+    assert other_readers(member, wanted) == [f"localhost:{27017 + number}" for number in expected]
