@@ -302,6 +302,9 @@ def test_no_field_of_any_command_holds_the_loop(client: Client) -> None:
             for value in (large(size), large(size)["a"]):
                 reply, held = run(client, {**base, field: value}, db)
                 assert reply.get("code") not in (1, 10334), (name, field, reply)
+                for _ in range(4):  # other work on this machine makes one measurement longer, but not each
+                    if held >= HELD_S:
+                        held = min(held, run(client, {**base, field: value}, db)[1])
                 if held >= HELD_S:
                     held_by[name, field] = held
     assert held_by == {}
