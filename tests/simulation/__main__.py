@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.simulation.kit.kinds import CORE_ALONE, ROLLBACK_RUNS, WHOLE
+from tests.simulation.kit.kinds import CORE_ALONE, CORE_CHANGE_RUNS, ROLLBACK_RUNS, WHOLE, Kind
 from tests.simulation.kit.many import processors, report_many
 
 A_LINE_EACH = 50
@@ -22,6 +22,11 @@ def main() -> int:
         help="seeds that roll back operations of every kind, again and again",
     )
     parser.add_argument(CORE_ALONE.option, action="store_true", help="seeds of the core alone, without bytes and disks")
+    parser.add_argument(
+        CORE_CHANGE_RUNS.option,
+        action="store_true",
+        help="seeds of the core alone in which operators change the set all the time",
+    )
     parser.add_argument("--mutants", action="store_true", help="break one rule at a time; each must be caught")
     parser.add_argument("--only", default="", help="with --mutants: those whose name has this in it")
     parser.add_argument("--trace", action="store_true", help="print the whole trace of every run")
@@ -33,7 +38,9 @@ def main() -> int:
     seeds = range(options.start, options.start + options.seeds)
     jobs = max(1, min(options.jobs, options.seeds))
     each = options.seeds <= A_LINE_EACH and not options.trace
-    kind = ROLLBACK_RUNS if options.rollbacks else CORE_ALONE if options.core else WHOLE
+    kinds: tuple[Kind, ...] = (ROLLBACK_RUNS, CORE_ALONE, CORE_CHANGE_RUNS)
+    chosen = [kind for kind in kinds if getattr(options, kind.option.removeprefix("--").replace("-", "_"))]
+    kind = chosen[0] if chosen else WHOLE
     return 1 if report_many(seeds, jobs, each=each, trace=options.trace, kind=kind).failed else 0
 
 

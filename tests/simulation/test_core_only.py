@@ -11,7 +11,7 @@ from replset.core.effects import LastVote, Persist, Reply, Send
 from replset.ids import MemberId
 from tests.simulation.core_kit.cluster import CoreCluster
 from tests.simulation.core_kit.machine import members_of
-from tests.simulation.core_kit.runs import CoreRun, run_core
+from tests.simulation.core_kit.runs import CoreRun, run_core, run_core_changes
 
 QUICK = range(8)
 SLOW = range(8, 80)
@@ -24,6 +24,12 @@ def test_the_core_holds(seed: int) -> None:
     assert outcome.error is None, outcome.report()
     assert outcome.counts["entries committed"] > 10
     assert outcome.counts["terms"]
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 40))])
+def test_operators_change_the_set_all_the_time(seed: int) -> None:
+    outcome = run_core_changes(seed)
+    assert outcome.error is None, outcome.report()
 
 
 def test_a_seed_gives_the_same_run_again() -> None:

@@ -39,6 +39,7 @@ class CoreCheckers:
         self.committed_in: dict[OpTime, int] = {}  # the term of the commit point that covered it first
         self.uncounted_undone = 0  # copies of committed entries that had not been counted for them
         self.version_in_force = 0  # the highest version of a configuration that a majority saved
+        self._configs: dict[tuple[int, int], ReplSetConfig] = {}
         self._savers: dict[tuple[int, int], set[HostPort]] = {}
         self.exempt = False  # a forced reconfig voids the invariants
 
@@ -177,7 +178,7 @@ class CoreCheckers:
         """A primary changes a configuration that a majority of its voters has, so that their majorities meet and
         nobody can be elected who lacks what is committed.
         """
-        if self.exempt or machine.node.state is not MemberState.PRIMARY:
+        if self.exempt or machine.node.state is not MemberState.PRIMARY or after.term == -1:
             return
         newest = self.version_in_force
         assert after.version >= newest, (
@@ -205,6 +206,9 @@ class CoreCheckers:
 
     def on_config_saved(self, machine: CoreMachine, config: ReplSetConfig) -> None:
         """One that a majority of its voters saved in its own term is in force: whoever has it refuses older ones."""
+        if config.term != -1:  # a forced one draws its version
+            same = self._configs.setdefault(config.version_and_term, config)
+            assert same == config, f"invariant 10: {machine.host} saves {config}, and there was {same}"
         if machine.node.term == config.term:
             savers = self._savers.setdefault(config.version_and_term, set())
             savers.add(machine.host)

@@ -16,6 +16,7 @@ from replset.core.member_state import MemberState
 from replset.core.messages import Done, FreezeRequest, ReconfigRequest, StepDownRequest
 from replset.errors import ReplError
 from replset.ids import HostPort
+from tests.simulation.core_kit.changes import CoreChanges
 from tests.simulation.core_kit.cluster import CoreCluster
 from tests.simulation.core_kit.faults import CoreFaults
 from tests.simulation.core_kit.machine import CoreMachine, host, members_of
@@ -23,6 +24,7 @@ from tests.simulation.kit.errors import SimulationError
 from tests.simulation.kit.runs import Outcome
 
 CORE = "--core"
+CORE_CHANGES = "--core-changes"
 SHAPES = ((3, 0), (3, 0), (3, 1), (3, 1), (5, 0), (5, 1), (4, 0), (2, 0), (5, 2), (1, 0))
 """Members, and how many of them are arbiters."""
 FAULTS = (
@@ -38,9 +40,14 @@ RING_CHECKS_MAX = 20
 """A ring stays until a member gives up on a source that it does not reach, half a second each; two are too long."""
 
 
-def run_core(seed: int) -> Outcome:
+def run_core_changes(seed: int) -> Outcome:
+    """Run one seed in which operators change the set all the time."""
+    return run_core(seed, CORE_CHANGES)
+
+
+def run_core(seed: int, option: str = CORE) -> Outcome:
     """Run one seed to its end or to the first broken invariant."""
-    run = CoreRun(seed)
+    run = CoreRun(seed, option)
     error: str | None = None
     try:
         run.run()
@@ -52,13 +59,22 @@ def run_core(seed: int) -> Outcome:
 class CoreRun:
     """One seed: a set of some shape, and what happens to it."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, option: str = CORE) -> None:
         self.seed = seed
+        self.option = option
         self.rng = rng = random.Random(seed)
+        self.loses_disks, self.moves_votes = not seed % 2, bool(seed % 2)
         self.size, self.arbiters = rng.choice(SHAPES)
-        self.more = CoreFaults(self) if seed % 5 in (1, 2) else None
+        self.more: CoreFaults | CoreChanges | None = None
+        if option == CORE_CHANGES:
+            self.more = CoreChanges(self)
+        elif seed % 5 in (1, 2):
+            self.more = CoreFaults(self)
         if self.more is not None:
             self.size, self.arbiters = self.more.shape()
+        self.members = self.size
+        if isinstance(self.more, CoreChanges):
+            self.size += self.more.extra()
         self.cluster = CoreCluster(self.size, seed=seed, latency_ms=(1, rng.choice((3, 40))))
         self.cluster.default_write_concern_set = True
         self.cluster.persist_ms = rng.choice((0, 2, 30))
@@ -110,15 +126,16 @@ class CoreRun:
         counts["entries committed"] = len(cluster.checkers.committed_log)
         counts["uncounted copies undone"] = cluster.checkers.uncounted_undone
         facts = (
-            f"{self.size - self.arbiters}+{self.arbiters} members, {cluster.now / 1000:.0f} s, {counts['terms']} terms,"
+            f"{self.members - self.arbiters}+{self.arbiters} members, {cluster.now / 1000:.0f} s,"
+            f" {counts['terms']} terms,"
             f" {counts['entries committed']} entries committed, {counts['undo steps']} undo steps,"
             f" {counts['copies']} copies"
         )
         digest = hashlib.sha256("\n".join(cluster.trace).encode()).hexdigest()
-        return Outcome(self.seed, error, digest, tuple(cluster.trace), facts, counts, CORE)
+        return Outcome(self.seed, error, digest, tuple(cluster.trace), facts, counts, self.option)
 
     def _rows(self) -> tuple[Member, ...]:
-        rows = members_of(self.size, arbiters=self.arbiters)
+        rows = members_of(self.members, arbiters=self.arbiters)
         return tuple(
             row if row.arbiter_only or not row.id else replace(row, priority=float(self.rng.choice((0, 1, 1, 2))))
             for row in rows
@@ -222,28 +239,30 @@ class CoreRun:
         self.cluster.at(delay, lambda: None if self.is_over else self.cluster.isolate(self.cluster.number_of(machine)))
 
     def may_lose(self, *machines: CoreMachine) -> bool:
-        """A majority has named everybody's data, and others can lead. On even seeds: odd ones move votes."""
+        """A majority has named everybody's data, and others can lead; never where votes move."""
         configs = [one.disk.config for one in self.cluster.machines.values() if one.disk.config is not None]
-        if self.seed % 2 or not all(machine.alive for machine in machines) or not configs:
+        if not self.loses_disks or not all(machine.alive for machine in machines) or not configs:
             return False
         lost = {machine.host for machine in machines}
         newest = max(configs, key=lambda config: config.version_and_term[::-1])
-        named = {member.host: member.incarnation for member in newest.members if not member.newly_added}
+        named = {member.host: member.incarnation for member in newest.voters}
         return (
-            2 * configs.count(newest) > self.size
-            and all(named.get(one.host) == one.disk.incarnation for one in self.cluster.machines.values())
+            lost <= named.keys()
+            and 2 * configs.count(newest) > len(newest.members)
+            and all(named[voter] == self.cluster.machines[voter].disk.incarnation for voter in named)
+            and not any(member.newly_added for member in newest.members)
             and len(newest.voters) - len(lost) >= newest.majority_vote_count
             and any(member.is_electable and member.host not in lost for member in newest.voters)
         )
 
     def _reconfig(self, number: int, config: ReplSetConfig) -> None:
-        """Another priority for somebody; on odd seeds a vote taken or given, too."""
+        """Another priority for somebody; where votes move a vote taken or given, too."""
         rows = list(config.members)
         place = self.rng.randrange(len(rows))
         row = rows[place]
         if row.arbiter_only:
             return
-        votes = self.rng.choice((0, 1)) if row.id and self.seed % 2 else row.votes
+        votes = self.rng.choice((0, 1)) if row.id and self.moves_votes else row.votes
         rows[place] = replace(row, votes=votes, priority=float(self.rng.choice((0, 1, 2))) if votes else 0.0)
         try:
             wanted = ReplSetConfig.parse(self.cluster.user_config(number, *rows).document())

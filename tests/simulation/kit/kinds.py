@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.simulation.core_kit.runs import CORE, run_core
+from tests.simulation.core_kit.runs import CORE, CORE_CHANGES, run_core, run_core_changes
 from tests.simulation.kit.runs import ROLLBACKS, Outcome, run_rollbacks, run_seed
 
 
@@ -41,3 +41,4 @@ class Kind:
 WHOLE = Kind("", run_seed)
 ROLLBACK_RUNS = Kind(ROLLBACKS, run_rollbacks)
 CORE_ALONE = Kind(CORE, run_core)
+CORE_CHANGE_RUNS = Kind(CORE_CHANGES, run_core_changes)
