@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Annotated
 
 import typer
@@ -27,9 +28,24 @@ app.add_typer(oplog.app, name="oplog")
 AsJson = Annotated[bool, typer.Option("--json", help="JSON for scripts instead of a table")]
 
 
+def print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"replset {metadata.version('replset')}")
+        raise typer.Exit
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run one subcommand and return its exit status."""
     return run_app(app, "replset", arguments)
+
+
+@app.callback()
+def replset(
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version", callback=print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Run members of a MongoDB-style replica set, and look after them."""
 
 
 @app.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from replset.errors import ReplError
 
 app = typer.Typer(help="A local set as separate processes.", no_args_is_help=True)
 Folder = Annotated[Path, typer.Option("--dir", help="folder of the set's files")]
+OPLOG_SIZE = "--oplog-size-mb"
 DEFAULT_NAME, DEFAULT_MEMBERS, DEFAULT_PORT = "rs0", 3, 27017
 
 
@@ -28,11 +30,21 @@ def up(
     folder: Folder = DEFAULT_FOLDER,
     name: Annotated[str | None, typer.Option(help="the set's name (rs0)")] = None,
     test_commands: Annotated[bool, typer.Option("--enable-test-commands", help="open fail points and cuts")] = False,
+    oplog_size: Annotated[int | None, typer.Option(OPLOG_SIZE, min=1, help="size of each member's oplog (990)")] = None,
+    election_timeout: Annotated[
+        int | None, typer.Option("--election-timeout", metavar="MS", min=100, help="settings.electionTimeoutMillis")
+    ] = None,
+    heartbeat_interval: Annotated[
+        int | None, typer.Option("--heartbeat-interval", metavar="MS", min=20, help="settings.heartbeatIntervalMillis")
+    ] = None,
 ) -> None:
     """Start a set, restart what `down` stopped, or continue where an earlier `up` failed."""
+    options = {"electionTimeoutMillis": election_timeout, "heartbeatIntervalMillis": heartbeat_interval}
+    settings: dict[str, object] = {option: value for option, value in options.items() if value is not None}
     if (folder / "set.json").exists():
         local = LocalSet.load(folder)
         refuse_other_options(local, members, arbiters, base_port, name, test_commands)
+        refuse_other_settings(local, settings, oplog_size)
         if not local.initiated:
             local.leave_taken_ports()
     else:
@@ -42,10 +54,15 @@ def up(
             DEFAULT_MEMBERS if members is None else members,
             arbiters or 0,
             DEFAULT_PORT if base_port is None else base_port,
-            test_commands,
+            [
+                *(["--enable-test-commands"] if test_commands else []),
+                *([OPLOG_SIZE, str(oplog_size)] if oplog_size is not None else []),
+            ],
+            settings,
         )
     try:
         primary = bring_up(local)
+        store_default(local, primary)
     except ReplError as error:
         raise LocalSetError(
             f"{error.message}; correct that, then `replset cluster up --dir {folder}` continues from here, and"
@@ -56,11 +73,20 @@ def up(
         typer.echo(f"{member.name}  {member.host}  {member.http}  {role}")
 
 
-def planned_set(folder: Path, name: str, members: int, arbiters: int, base_port: int, test_commands: bool) -> LocalSet:
+def planned_set(
+    folder: Path,
+    name: str,
+    members: int,
+    arbiters: int,
+    base_port: int,
+    flags: list[str],
+    settings: dict[str, object],
+) -> LocalSet:
     """Make a new set. All of it is in `set.json` before the first process starts, so that another `up` can continue."""
     local = LocalSet(folder, name)
     local.base_port = base_port
-    flags = ["--enable-test-commands"] if test_commands else []
+    local.settings = settings
+    local.stores_default = arbiters > 0
     if arbiters > 1:
         flags.append("--allow-multiple-arbiters")
     for number, port in enumerate(free_ports(members + arbiters, base_port)):
@@ -81,6 +107,21 @@ def bring_up(local: LocalSet) -> LocalMember:
         return local.wait_for_primary()
     except LocalSetError as error:
         raise LocalSetError(f"{error.message}{why_no_primary(local)}") from error
+
+
+def store_default(local: LocalSet, primary: LocalMember) -> None:
+    """Store majority as the default write concern of a new set, if its arbiters would make it {w: 1} (map C16, D7)."""
+    if not local.stores_default:
+        return
+    found: dict[str, Any] = primary.command({"getDefaultRWConcern": 1})
+    if found.get("defaultWriteConcernSource") == "implicit" and found["defaultWriteConcern"].get("w") == 1:
+        command: dict[str, object] = {"setDefaultRWConcern": 1, "defaultWriteConcern": {"w": "majority"}}
+        reply = primary.command(command, timeout_s=60)
+        if reply.get("ok") != 1.0:
+            raise LocalSetError(f"the default write concern could not be stored: {reply.get('errmsg')}")
+        typer.echo("the default write concern is {w: 'majority'}: with these arbiters it would have been {w: 1}")
+    local.stores_default = False
+    local.save()
 
 
 def why_no_primary(local: LocalSet) -> str:
@@ -115,6 +156,17 @@ def refuse_other_options(
             )
     if test_commands and not all("--enable-test-commands" in member.flags for member in local.members):
         raise LocalSetError(f"--enable-test-commands: the set in {local.folder} was made without; make another one")
+
+
+def refuse_other_settings(local: LocalSet, settings: dict[str, object], oplog_size: int | None) -> None:
+    """Raise LocalSetError for a setting that the set was not made with: the configuration has it now."""
+    for name, value in settings.items():
+        if local.settings.get(name) != value:
+            where = f"the set in {local.folder} was made with another value"
+            raise LocalSetError(f"settings.{name} {value}: {where}; `replset reconfig` changes it")
+    for member in local.members if oplog_size is not None else ():
+        if (OPLOG_SIZE, str(oplog_size)) not in pairwise(member.flags):
+            raise LocalSetError(f"{OPLOG_SIZE} {oplog_size}: the set in {local.folder} was made with another size")
 
 
 @app.command()

@@ -13,7 +13,9 @@ Host = Annotated[
     typer.Option(
         "--host",
         metavar="HOST:PORT",
-        help="a member of the set, its wire port (the set in ./replset-data, else 127.0.0.1:27017)",
+        envvar="REPLSET_HOST",
+        show_envvar=False,
+        help="a member of the set, its wire port (REPLSET_HOST, the set in this folder, else 127.0.0.1:27017)",
         default_factory=default_host,
         show_default=False,
     ),

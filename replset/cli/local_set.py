@@ -102,6 +102,10 @@ class LocalSet:
         self.name = name
         self.base_port = 0
         self.initiated = False
+        self.settings: dict[str, object] = {}
+        """Of the first configuration."""
+        self.stores_default = False
+        """Whether `cluster up` still has to store the default write concern, which arbiters would weaken."""
         self.members: list[LocalMember] = []
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._own: set[int] = set()
@@ -116,6 +120,8 @@ class LocalSet:
             loaded = cls(folder, document["name"])
             loaded.base_port = int(document.get("basePort", 0))
             loaded.initiated = bool(document.get("initiated", True))
+            loaded.settings = dict(document.get("settings", {}))
+            loaded.stores_default = bool(document.get("storesDefault", False))
             for row in document["members"]:
                 loaded.members.append(LocalMember(**{**row, "dbpath": Path(row["dbpath"]), "log": Path(row["log"])}))
         except FileNotFoundError:
@@ -126,8 +132,8 @@ class LocalSet:
 
     def save(self) -> None:
         rows = [{**asdict(member), "dbpath": str(member.dbpath), "log": str(member.log)} for member in self.members]
-        head = {"name": self.name, "basePort": self.base_port, "initiated": self.initiated}
-        text = json.dumps({**head, "members": rows}, indent=2)
+        head = {"name": self.name, "basePort": self.base_port, "initiated": self.initiated, "settings": self.settings}
+        text = json.dumps({**head, "storesDefault": self.stores_default, "members": rows}, indent=2)
         temporary = self.folder / "set.json.tmp"
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(self.folder / "set.json")
@@ -264,8 +270,8 @@ class LocalSet:
                 row["arbiterOnly"] = True
             rows.append(row)
         config: dict[str, object] = {"_id": self.name, "version": 1, "members": rows}
-        if settings:
-            config["settings"] = settings
+        if settings or self.settings:
+            config["settings"] = settings or self.settings
         reply = self.members[0].command({"replSetInitiate": config}, timeout_s=60)
         if reply.get("ok") != 1.0:
             raise LocalSetError(f"replSetInitiate was refused: {reply.get('errmsg')}")
@@ -300,12 +306,19 @@ class LocalSet:
 
 
 def default_host() -> str:
-    """Return the member for commands without --host: a running one of the set in `replset-data`, if it exists."""
-    if not (DEFAULT_FOLDER / "set.json").exists():
-        return DEFAULT_HOST
-    members = LocalSet.load(DEFAULT_FOLDER).members
-    running = [member for member in members if member.is_running()]
-    return next((member.host for member in [*running, *members]), DEFAULT_HOST)
+    """Return the member for commands without --host: the first of `known_hosts`."""
+    return next(iter(known_hosts()), DEFAULT_HOST)
+
+
+def known_hosts() -> list[str]:
+    """Return the members of the set in this folder or its `replset-data`, running ones first; none: there is no set."""
+    members: list[LocalMember] = []
+    if (DEFAULT_FOLDER / "set.json").exists():
+        members = LocalSet.load(DEFAULT_FOLDER).members
+    elif Path("set.json").exists():
+        with contextlib.suppress(LocalSetError):  # it may be somebody else's file
+            members = LocalSet.load(Path()).members
+    return [member.host for member in sorted(members, key=lambda member: not member.is_running())]
 
 
 @contextlib.contextmanager

@@ -11,10 +11,13 @@ import typer
 
 from replset.bson import from_ejson
 from replset.cli import calls
-from replset.cli.changes import NotAcceptedError, check_effect, effect_of, with_members, without_member
+from replset.cli.arbiter_process import check_startable, start_arbiter
+from replset.cli.changes import NotAcceptedError, check_effect, with_members, without_member
 from replset.cli.host_option import Host
 from replset.config import ReplSetConfig, parse_host
-from replset.errors import ErrorCode, HostUnreachableError, ReplError
+from replset.core.reconfig_effect import describe_effect
+from replset.core.write_concern import MAJORITY, implicit_default, kept_default
+from replset.errors import BadValueError, ErrorCode, HostUnreachableError, ReplError
 
 Wait = Annotated[int, typer.Option("--wait", metavar="SECONDS", help="wait so long for the members to answer")]
 IfNeeded = Annotated[bool, typer.Option("--if-needed", help="it is no error when it is done already")]
@@ -55,6 +58,11 @@ def add(
     priority: Annotated[float | None, typer.Option(help="0 to 1000; 0: never primary")] = None,
     votes: Annotated[int | None, typer.Option(help="0 or 1")] = None,
     hidden: Annotated[bool, typer.Option("--hidden", help="clients do not see it (needs --priority 0)")] = False,
+    delay: Annotated[int, typer.Option(min=0, help="seconds that it stays behind (needs --priority 0)")] = 0,
+    tag: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="a tag; may be repeated")] = None,
+    no_build_indexes: Annotated[
+        bool, typer.Option("--no-build-indexes", help="it builds no index but _id's (needs --priority 0)")
+    ] = False,
     arbiter: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="and then this arbiter")] = None,
     wait: Wait = 0,
     if_needed: IfNeeded = False,
@@ -68,15 +76,45 @@ def add(
         options["votes"] = votes
     if hidden:
         options["hidden"] = True
+    if delay:
+        options["secondaryDelaySecs"] = delay
+    if tag:
+        options["tags"] = tags_of(tag)
+    if no_build_indexes:
+        options["buildIndexes"] = False
     rows = [options] if arbiter is None else [options, {"host": arbiter, "arbiterOnly": True}]
     add_all(host, rows, wait, if_needed, accept)
 
 
 def add_arbiter(
-    member: NewMember, host: Host, wait: Wait = 0, if_needed: IfNeeded = False, accept: Accept = False
+    member: NewMember,
+    host: Host,
+    start: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="start its process on this machine too, with its files there")
+    ] = None,
+    key_file: Annotated[
+        Path | None, typer.Option("--key-file", help="the set's key, for --start (the key of the set in this folder)")
+    ] = None,
+    wait: Wait = 0,
+    if_needed: IfNeeded = False,
+    accept: Accept = False,
 ) -> None:
     """Add an arbiter: a vote without data."""
-    add_all(host, [{"host": member, "arbiterOnly": True}], wait, if_needed, accept)
+    rows: list[dict[str, Any]] = [{"host": member, "arbiterOnly": True}]
+    if start is None:
+        add_all(host, rows, wait, if_needed, accept)
+        return
+    check_startable(member, start)
+    missing = missing_rows(host, rows, if_needed, accept)
+    name = str(calls.ask(host, {"replSetGetConfig": 1})["config"]["_id"])
+    typer.echo(start_arbiter(host, member, start, name, key_file))
+    if not missing:
+        typer.echo(f"{member} is in the set already")
+        return
+    try:
+        add_all(host, rows, wait, if_needed, accept, judged=True)
+    except ReplError as error:
+        raise ReplError(f"{error.message}; its process runs, and the same command adds it later") from error
 
 
 def remove(
@@ -101,6 +139,8 @@ def reconfig(
     document = read_document(file)
     current = calls.counted_config(host)
     document["version"] = int(current["version"]) + 1
+    if not force:
+        keep_default(host, ReplSetConfig.parse(current), ReplSetConfig.parse(document))
     if effect := check_effect(current, document, accept=accept):
         typer.echo(effect)
     command: dict[str, object] = {"replSetReconfig": document, "force": force}
@@ -108,10 +148,30 @@ def reconfig(
     calls.print_result(reply, f"configuration {document['version']} is in force")
 
 
-def add_all(host: str, rows: list[dict[str, Any]], wait_s: int, if_needed: bool, accept: bool) -> None:
+def tags_of(given: list[str]) -> dict[str, str]:
+    """Return NAME=VALUE texts as a document."""
+    for text in given:
+        if not text.partition("=")[0] or "=" not in text:
+            raise BadValueError(f"--tag {text!r:.60} is not NAME=VALUE")
+    return {text.partition("=")[0]: text.partition("=")[2] for text in given}
+
+
+def keep_default(host: str, old: ReplSetConfig, new: ReplSetConfig) -> None:
+    """Store majority as the set's default write concern where `new` would change the implicit one, and print it."""
+    if implicit_default(old).w == implicit_default(new).w:
+        return
+    if calls.on_primary(host, {"getDefaultRWConcern": 1}).get("defaultWriteConcernSource") == "implicit":
+        calls.on_primary(host, {"setDefaultRWConcern": 1, "defaultWriteConcern": {"w": MAJORITY}})
+        typer.echo(kept_default(old, new))
+
+
+def add_all(
+    host: str, rows: list[dict[str, Any]], wait_s: int, if_needed: bool, accept: bool, *, judged: bool = False
+) -> None:
     """Add members one after the other; the effect of all of them is shown, and accepted, before the first.
 
-    Waits up to `wait_s` for them to answer, for a primary, and for an earlier change to be done.
+    Waits up to `wait_s` for them to answer, for a primary, and for an earlier change to be done. judged: the effect was
+    shown before.
     """
     unreachable = {str(row["host"]): why for row in rows if (why := why_unreachable(str(row["host"]), wait_s))}
     for reason in unreachable.values():
@@ -119,7 +179,7 @@ def add_all(host: str, rows: list[dict[str, Any]], wait_s: int, if_needed: bool,
             raise NotAcceptedError(f"{reason}; start it first (--wait SECONDS waits for it), or add it with --accept")
         typer.echo(f"{reason}; it is added nevertheless")
     deadline = time.monotonic() + wait_s
-    missing = calls.until_done(deadline, lambda: missing_rows(host, rows, if_needed, accept))
+    missing = rows if judged else calls.until_done(deadline, lambda: missing_rows(host, rows, if_needed, accept))
     for row in rows:
         member = str(row["host"])
         if row not in missing:
@@ -130,7 +190,7 @@ def add_all(host: str, rows: list[dict[str, Any]], wait_s: int, if_needed: bool,
         if member in unreachable:
             done += ", not reachable yet"
         elif not row.get("arbiterOnly"):
-            done += "; it copies the data, then it votes"
+            done += "; it copies the data" + ("" if row.get("votes") == 0 else ", then it votes")
         if reply.get("info"):
             typer.echo(reply["info"])
         typer.echo(done)
@@ -153,7 +213,7 @@ def missing_rows(host: str, rows: list[dict[str, Any]], if_needed: bool, accept:
     after = with_members(config, missing)
     effect = check_effect(config, after, accept=accept)
     if any(row.get("arbiterOnly") for row in missing):
-        effect = effect_of(ReplSetConfig.parse(config), ReplSetConfig.parse(after))
+        effect = describe_effect(ReplSetConfig.parse(config), ReplSetConfig.parse(after))
     if effect:
         typer.echo(effect)
     return missing

@@ -22,7 +22,8 @@ from replset.core.messages import (
     ResyncRequest,
     StepDownRequest,
 )
-from replset.core.write_concern import MAJORITY, WriteConcern, implicit_default
+from replset.core.reconfig_effect import reconfig_warning
+from replset.core.write_concern import MAJORITY, WriteConcern, implicit_default, kept_default
 from replset.errors import (
     BadValueError,
     ErrorCode,
@@ -79,10 +80,16 @@ async def reconfig(ctx: CommandContext) -> Reply:
     document = fields.document(ctx.body, ctx.name, ctx.name)
     if document is None:
         raise fields.wrong_type(ctx.name, ctx.name, ctx.body.type_of(ctx.name), "object")
-    _config_in_force(ctx)
+    config, new = _config_in_force(ctx), ReplSetConfig.parse(document.decode())
     force = fields.boolean(ctx.body, "force", ctx.name)
     max_time_ms = fields.whole(ctx.body, "maxTimeMS", ctx.name, 0, least=0)
-    return await ask(ctx, ReconfigRequest(ReplSetConfig.parse(document.decode()), force, max_time_ms))
+    return await ask(ctx, ReconfigRequest(new, force, max_time_ms)) | _warning(config, new)
+
+
+def _warning(old: ReplSetConfig, new: ReplSetConfig) -> dict[str, object]:
+    """Return the field of a reply that warns: fewer members may fail from now on. MongoDB allows such a change."""
+    warning = reconfig_warning(old, new)
+    return {"warning": warning} if warning else {}
 
 
 def _config_in_force(ctx: CommandContext) -> ReplSetConfig:
@@ -142,14 +149,11 @@ async def _change(ctx: CommandContext, config: ReplSetConfig, document: dict[str
                 f"the default write concern could not be stored: {failure['errmsg']}",
                 code=ErrorCode.WRITE_CONCERN_TIMEOUT,
             )
-        info = (
-            f"the default write concern is {{w: 'majority'}} from now on: without it, this change would have made it"
-            f" {{w: {implicit_default(new).w!r}}}; setDefaultRWConcern changes it"
-        )
+        info = kept_default(config, new)
     max_time_ms = fields.whole(ctx.body, "maxTimeMS", ctx.name, RECONFIG_MS, least=0)
     reply = await ask(ctx, ReconfigRequest(new, False, max_time_ms))
     parts = [text for text in (str(reply.get("info", "")), info) if text]
-    return {"info": "; ".join(parts)} if parts else {}
+    return ({"info": "; ".join(parts)} if parts else {}) | _warning(config, new)
 
 
 async def step_down(ctx: CommandContext) -> Reply:

@@ -42,6 +42,15 @@ def implicit_default(config: ReplSetConfig) -> WriteConcern:
     return WriteConcern(MAJORITY, provenance="implicitDefault")
 
 
+def kept_default(old: ReplSetConfig, new: ReplSetConfig) -> str:
+    """What is reported once majority is stored as the set's default before `new`, whose implicit default is another."""
+    if implicit_default(old).w == MAJORITY:
+        would_be = f"without it, this change would have made it {{w: {implicit_default(new).w!r}}}"
+    else:
+        would_be = "it was {w: 1}, because of the arbiters"
+    return f"the default write concern is {{w: 'majority'}} from now on: {would_be}; setDefaultRWConcern changes it"
+
+
 def unsatisfiable(config: ReplSetConfig, concern: WriteConcern) -> Refused | None:
     """Why the set as configured can never meet `concern`, None when it can (codes 100 and 79)."""
     if isinstance(concern.w, str):

@@ -129,6 +129,38 @@ def test_what_a_failed_up_left_is_brought_up_by_the_next(folder: Path) -> None:
     assert "m2 did not start" in error
     assert "continues from here" in error
     (folder / "m2").unlink()
-    up = replset(*command)
-    assert sorted(line.split()[-1] for line in up.splitlines()) == ["arbiter", "primary", "secondary"]
+    up = replset(*command).splitlines()
+    assert up.pop(0).startswith("the default write concern is {w: 'majority'}")
+    assert sorted(line.split()[-1] for line in up) == ["arbiter", "primary", "secondary"]
+    stored = primary_of(folder).command({"getDefaultRWConcern": 1})
+    assert (stored["defaultWriteConcern"], stored["defaultWriteConcernSource"]) == (
+        {"w": "majority", "wtimeout": 0},
+        "global",
+    )
     assert replset("cluster", "down", "--dir", str(folder)) == "3 members stopped\n"
+
+
+def test_an_arbiter_and_its_process_in_one_command(folder: Path, tmp_path: Path) -> None:
+    ports = next_ports(3)
+    settings = ("--election-timeout", "1500", "--heartbeat-interval", "250", "--oplog-size-mb", "20")
+    replset("cluster", "up", "--members", "2", "--base-port", str(ports[0]), "--dir", str(folder), *settings)
+    primary = primary_of(folder)
+    config = primary.command({"replSetGetConfig": 1})["config"]
+    assert isinstance(config, dict)
+    assert config["settings"]["electionTimeoutMillis"] == 1500
+    assert config["settings"]["heartbeatIntervalMillis"] == 250
+    options = primary.command({"getCmdLineOpts": 1})["parsed"]
+    assert isinstance(options, dict)
+    assert "20" in json.dumps(options)
+
+    place = tmp_path / "arbiter"
+    command = ("add-arbiter", f"127.0.0.1:{ports[2]}", "--host", primary.host, "--start", str(place))
+    said = replset(*command, "--key-file", str(folder / "key"))
+    try:
+        assert f"replset cluster down --dir {place}` stops it" in said
+        assert "the default write concern is {w: 'majority'} from now on" in said
+        assert said.endswith("is added as arbiter\n")
+        assert "arbiter" in replset("cluster", "status", "--dir", str(place))
+        assert "is in the set already" in replset(*command, "--key-file", str(folder / "key"), "--if-needed")
+    finally:
+        assert replset("cluster", "down", "--dir", str(place)) == "1 members stopped\n"

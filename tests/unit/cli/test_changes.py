@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,6 +30,18 @@ def test_an_arbiter_beside_three_needs_all_copies() -> None:
     with pytest.raises(NotAcceptedError, match="will need 3 of 3 copies and go on with 0 data members down"):
         check_effect(three, weaker, accept=False)
     assert "now: 2 of 3, 1 down" in check_effect(three, weaker, accept=True)
+
+
+def test_the_advice_names_what_would_serve() -> None:
+    with pytest.raises(NotAcceptedError, match=r"instead: .*a data member .*majority writes go on with 1 down"):
+        check_effect(config(3), with_members(config(3), [{"host": "a:1", "arbiterOnly": True}]), accept=False)
+    with pytest.raises(NotAcceptedError, match="add another data member first"):
+        check_effect(config(3), without_member(config(3), "m2:1"), accept=False)
+    unelectable = config(3)
+    for row in unelectable["members"][1:]:
+        row["priority"] = 0
+    with pytest.raises(NotAcceptedError, match="keep more members that vote and have a priority above 0"):
+        check_effect(config(3), unelectable, accept=False)
 
 
 def test_a_fourth_member_and_an_arbiter_together_are_no_loss() -> None:
@@ -64,6 +77,7 @@ class FakeSet:
             "replSetGetConfig": lambda: {"config": config(3)},
             "replSetGetStatus": lambda: {"members": [{"_id": 0}]},
             "hello": lambda: {"primary": "m0:1"},
+            "getDefaultRWConcern": lambda: {"defaultWriteConcernSource": "implicit"},
         }
         if name in replies:
             return replies[name]()
@@ -120,3 +134,42 @@ def test_what_costs_nothing_is_done(fake: FakeSet, capsys: Capture) -> None:
     assert main(["add", "m3:1", "--host", "m0:1", "--arbiter", "a:1"]) == 0
     assert [change["replSetAddMember"]["host"] for change in fake.changes] == ["m3:1", "a:1"]
     assert "majority writes will need 3 of 4 copies and go on with 1 data members down" in capsys.readouterr().out
+
+
+def test_add_takes_every_field_of_a_member(fake: FakeSet, capsys: Capture) -> None:
+    options = ["--priority", "0", "--votes", "0", "--hidden", "--delay", "60", "--tag", "dc=east", "--tag", "use=x=y"]
+    assert main(["add", "m3:1", "--host", "m0:1", *options, "--no-build-indexes"]) == 0
+    assert fake.changes[0]["replSetAddMember"] == {
+        "host": "m3:1",
+        "priority": 0.0,
+        "votes": 0,
+        "hidden": True,
+        "secondaryDelaySecs": 60,
+        "tags": {"dc": "east", "use": "x=y"},
+        "buildIndexes": False,
+    }
+    assert capsys.readouterr().out == "m3:1 is added; it copies the data\n"
+    assert main(["add", "m3:1", "--host", "m0:1", "--tag", "east"]) == 2
+    assert "--tag 'east' is not NAME=VALUE" in capsys.readouterr().err
+
+
+def test_a_reconfig_that_would_change_the_default_stores_it_first(
+    fake: FakeSet, tmp_path: Any, capsys: Capture
+) -> None:
+    file = tmp_path / "new.json"
+    members = [*config(3)["members"], {"_id": 3, "host": "a:1", "arbiterOnly": True}]
+    file.write_text(json.dumps({"_id": "rs0", "members": members}))
+    assert main(["reconfig", str(file), "--host", "m0:1", "--accept"]) == 0
+    assert [next(iter(change)) for change in fake.changes] == ["setDefaultRWConcern", "replSetReconfig"]
+    assert "the default write concern is {w: 'majority'} from now on" in capsys.readouterr().out
+
+
+def test_start_is_for_loopback_addresses(fake: FakeSet, tmp_path: Any, capsys: Capture) -> None:
+    assert main(["add-arbiter", "db9:27017", "--host", "m0:1", "--start", str(tmp_path / "arbiter")]) == 2
+    assert "replset start --replSet NAME" in capsys.readouterr().err
+    assert not (tmp_path / "arbiter").exists()
+
+
+def test_the_version(capsys: Capture) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("replset ")

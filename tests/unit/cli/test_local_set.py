@@ -162,3 +162,32 @@ def test_without_host_the_set_in_the_folder_is_asked(
     assert "is not what `cluster up` writes" in capsys.readouterr().err
     assert main(["status", "--host", "127.0.0.1:2"]) == 2
     assert capsys.readouterr().err.startswith("replset: 127.0.0.1:2 cannot be reached")
+
+
+def test_the_set_of_this_folder_and_the_variable_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_set(tmp_path, 0)
+    assert local_set.default_host() == "127.0.0.1:1"
+    (tmp_path / "set.json").write_text("{}")  # somebody else's file
+    assert local_set.default_host() == "127.0.0.1:27017"
+    monkeypatch.setenv("REPLSET_HOST", "127.0.0.1:2")
+    assert main(["status"]) == 2
+    assert capsys.readouterr().err.startswith("replset: 127.0.0.1:2 cannot be reached")
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (["--election-timeout", "500"], "settings.electionTimeoutMillis 500"),
+        (["--heartbeat-interval", "500"], "settings.heartbeatIntervalMillis 500"),
+        (["--oplog-size-mb", "20"], "--oplog-size-mb 20"),
+    ],
+)
+def test_another_setting_for_a_set_that_exists_is_refused(
+    tmp_path: Path, option: list[str], words: str, capsys: Capture
+) -> None:
+    write_set(tmp_path, 0, flags=["--oplog-size-mb", "10"])
+    assert main(["cluster", "up", "--dir", str(tmp_path), *option]) == 2
+    assert words in capsys.readouterr().err
