@@ -86,6 +86,7 @@ class Settings:
     catch_up_timeout_ms: int = -1
     catch_up_takeover_delay_ms: int = 30_000
     replica_set_id: ObjectId | None = None
+    fast_failover: bool = True
     others: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -105,6 +106,8 @@ class Settings:
         }
         if self.replica_set_id is not None:
             document["replicaSetId"] = self.replica_set_id
+        if not self.fast_failover:
+            document["fastFailover"] = False
         return {**document, **self.others}
 
 
@@ -267,7 +270,7 @@ def parse_host(text: str, place: str = "host") -> HostPort:
 
 _CONFIG_FIELDS = {*ReplSetConfig("", 1, 0, ()).document(), "configsvr"}
 _MEMBER_FIELDS = {*Member(MemberId(0), HostPort("")).document(), "newlyAdded", "incarnation", "horizons", "slaveDelay"}
-_SETTINGS_FIELDS = {*Settings().document(), "replicaSetId"}
+_SETTINGS_FIELDS = {*Settings().document(), "replicaSetId", "fastFailover"}
 
 
 def _integer(document: Mapping[str, object], name: str, default: int, place: str = "") -> int:
@@ -370,6 +373,7 @@ def _parse_settings(value: object) -> Settings:
         _integer(value, "catchUpTimeoutMillis", -1, at),
         _integer(value, "catchUpTakeoverDelayMillis", 30_000, at),
         set_id,
+        _boolean(value, "fastFailover", True, at),
         MappingProxyType({name: setting for name, setting in value.items() if name not in _SETTINGS_FIELDS}),
     )
     for name, number, least in (

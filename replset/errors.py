@@ -515,6 +515,10 @@ class NothingSentError(HostUnreachableError):
     """No connection came about, so the command was not sent and nothing of it is applied (6)."""
 
 
+class ConnectRefusedError(NothingSentError):
+    """A fresh connect was refused: no process listens there (6)."""
+
+
 class StorageError(ReplError):
     """SQLite or the file system failed under us (1)."""
 

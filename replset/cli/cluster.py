@@ -96,9 +96,12 @@ def planned_set(
 
 def bring_up(local: LocalSet) -> LocalMember:
     """Start the members that do not run, initiate the set if needed, and return its primary."""
+    launched = [member for member in local.members if not member.is_running()]
+    for member in launched:
+        local.launch(member)
     for member in local.members:
-        if not member.is_running():
-            local.start(member)
+        if member in launched:
+            local.wait_until_answers(member)
         elif (pid := wait_until(member.answering_pid, 60, f"{member.name} to answer")) != member.pid:
             raise LocalSetError(f"another process than {member.name} answers on {member.host} (pid {pid})")
     if not local.has_config():

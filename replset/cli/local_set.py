@@ -177,6 +177,11 @@ class LocalSet:
 
     def start(self, member: LocalMember) -> None:
         """Start (again) the process of `member` and wait until it, and no other process, answers on its wire port."""
+        self.launch(member)
+        self.wait_until_answers(member)
+
+    def launch(self, member: LocalMember) -> None:
+        """Start (again) the process of `member`, without waiting for it."""
         command = [sys.executable, "-m", "replset.cli.main", "start", *self.options(member)]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("REPLSET_")}
         with member.log.open("ab") as log:
@@ -186,6 +191,10 @@ class LocalSet:
         self._children[process.pid] = process
         self.note_started(member, process.pid)
         self.save()
+
+    def wait_until_answers(self, member: LocalMember) -> None:
+        """Wait until the launched process of `member`, and no other process, answers on its wire port."""
+        process = self._children[member.pid]
 
         def answers() -> bool:
             if process.poll() is not None:

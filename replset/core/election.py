@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from replset.core.effects import LastVote, Persist
+from replset.core.fast_failover import FAST_FAILOVER, FastFailover
 from replset.core.leader import Leader
 from replset.core.member_state import MemberState
 from replset.core.messages import Done, Refused, StepUpRequest, VoteReply, VoteRequest
@@ -14,6 +15,8 @@ from replset.errors import ErrorCode
 from replset.ids import HostPort, MemberId, Millis, OpTime, invariant
 
 ELECTION_TIMEOUT = "electionTimeout"
+INITIATE = "initiate"
+FIRST_RETRY_MS = 200
 TAKEOVER_FRESHNESS_SECS = 2
 TAKEOVER_FRESHNESS_INCREMENTS = 1000
 
@@ -39,6 +42,8 @@ class Elections:
         self.node = node
         self._leader = leader
         self.election: ElectionRound | None = None
+        self.fast = FastFailover(node)
+        self._first_due = self._first_until = NEVER  # of the first election of a set that this member initiated
         self._takeover_due = NEVER
         self.last_reason = ""
         self.last_needed = 0
@@ -83,7 +88,11 @@ class Elections:
             node.last_vote = LastVote(request.term, request.candidate)
             node.emit(Persist(node.last_vote))
             node.push_election_timer()
+            if self.fast.due != NEVER:
+                self.fast.postpone(node.now)
         if not request.dry_run:
+            if request.reason == FAST_FAILOVER and self._is_candidate(request):
+                self.fast.note_election()
             verdict = "granted" if refusal is None else f"refused: {refusal}"
             node.journal("vote", f"for {node.name_of(request.candidate)} in term {request.term}: {verdict}")
         node.reply(request_id, VoteReply(node.term, refusal is None, refusal or "", node.self_id, node.incarnation))
@@ -134,14 +143,25 @@ class Elections:
         or a step-up wants another primary on purpose and is not refused. Nor is a real vote, so that a handoff works.
         """
         node = self.node
-        if not request.dry_run or request.reason != ELECTION_TIMEOUT:
+        if not request.dry_run or request.reason not in (ELECTION_TIMEOUT, FAST_FAILOVER):
             return None
         peer = node.peer_of(node.primary_id)
         if node.is_primary:
             return f"this member is a healthy primary: {node.host}"
+        if request.reason == FAST_FAILOVER:
+            return self._fast_refusal()
         if peer is None or peer.state is not MemberState.PRIMARY or peer.id == request.candidate:
             return None
         return f"this member has contact with a healthy primary: {peer.host}" if self._is_in_contact(peer) else None
+
+    def _fast_refusal(self) -> str | None:
+        """Refuse unless a fresh connect of this member was refused too. If it was not, find out for the next try."""
+        node = self.node
+        refusal = self.fast.refusal()
+        peer = None if node.reign is None else node.peer_of(node.reign.primary)
+        if refusal is not None and peer is not None and peer.refused_at is None:
+            peer.heartbeat_due = min(peer.heartbeat_due, node.now)
+        return refusal
 
     def _is_in_contact(self, primary: Peer) -> bool:
         """Whether the last contact is newer than an election timeout less one heartbeat interval.
@@ -180,6 +200,14 @@ class Elections:
             return
         if self._may_elect_itself():
             self.start_election("singleNodePromptElection")
+        elif self._may_elect_first():
+            self._first_due = Millis(node.now + FIRST_RETRY_MS)
+            self.start_election(INITIATE)
+        elif node.now >= self.fast.due:
+            if self.election is not None:
+                self.fast.postpone(node.now)
+            elif self.fast.begin() and self.start_election(FAST_FAILOVER) is not None:
+                self.fast.retry()
         elif node.now >= node.election_due:
             self.start_election(ELECTION_TIMEOUT)
         elif node.now >= self._takeover_due:
@@ -187,11 +215,35 @@ class Elections:
             if self._takeover_refusal() is None:
                 self.start_election("priorityTakeover")
 
+    def on_initiated(self) -> None:
+        """Stand as soon as a majority can vote; nobody else has data yet."""
+        self._first_due = self.node.now
+        self._first_until = Millis(self.node.now + self.node.settings.election_timeout_ms)
+
+    @property
+    def awaits_first_primary(self) -> bool:
+        """Whether this member has just initiated the set and waits until the others can vote."""
+        return self._first_due != NEVER
+
+    def _may_elect_first(self) -> bool:
+        """Whether the set is new, this member made it, and a majority has its configuration and data."""
+        node = self.node
+        if node.now < self._first_due or node.config is None or self.election is not None:
+            return False
+        if node.reign is not None or node.term > node.config.term or node.now >= self._first_until:
+            self._first_due = NEVER
+            return False
+        peers = [node.peers.get(voter.host) for voter in node.config.voters]
+        able = sum(peer is None or peer.state in (MemberState.SECONDARY, MemberState.ARBITER) for peer in peers)
+        return able >= node.config.majority_vote_count and node.is_config_committed
+
     def next_due(self) -> Millis:
         node = self.node
         due = NEVER if self.election is None else self.election.deadline
         if node.state is MemberState.SECONDARY:
-            due = min(due, node.election_due, self._takeover_due)
+            if self._first_due > node.now:
+                due = min(due, self._first_due)
+            due = min(due, node.election_due, self._takeover_due, self.fast.due)
             if self._may_elect_itself():
                 due = node.now
             if node.frozen_until > node.now:
@@ -216,7 +268,8 @@ class Elections:
     def start_election(self, reason: str, *, skip_dry_run: bool = False) -> str | None:
         """Start an election. Returns why it did not start, None when it did."""
         node = self.node
-        node.push_election_timer()
+        if reason != FAST_FAILOVER:  # where it fails the timeout rules, and no later than without it
+            node.push_election_timer()
         refusal = self.election_refusal()
         if refusal is not None:
             if node.is_electable:
@@ -369,6 +422,8 @@ class Elections:
         if election is None:
             return
         self.node.journal("dry run lost" if election.dry_run else "election lost", why)
+        if election.reason == FAST_FAILOVER:
+            self.fast.retry()
         if election.request_id is not None:
             self.node.reply(election.request_id, Refused(ErrorCode.COMMAND_FAILED, f"election failed: {why}"))
 

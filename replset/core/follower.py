@@ -35,6 +35,7 @@ from replset.errors import ErrorCode
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 
 MAX_RETRY_MS = 1_000
+NO_SOURCE_RETRY_MS = 100
 ROLLBACK_REFUSED = "rollback refused: "
 """How a quarantine after a refused rollback begins: the set has lost what this member knows to be committed."""
 _NO_SOURCE = "no member whose data could be copied is known"
@@ -263,7 +264,7 @@ class Follower:
             return
         source = self._choose_sync_source(forced=self._is_forced)
         if source is None:
-            self._retry_at = self._next_try()
+            self._retry_at = min(self._next_try(), Millis(node.now + NO_SOURCE_RETRY_MS))
             if self._no_source_since is None:
                 self._no_source_since = node.now
             elif self._is_requested and self._may_block_election(self._no_source_since):

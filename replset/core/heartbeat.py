@@ -20,6 +20,7 @@ from replset.errors import ErrorCode
 from replset.ids import HostPort, Millis, OpTime
 
 MAX_RETRIES = 2
+LEAST_PAUSE_MS = 100
 
 
 def other_set_refusal(node: NodeState) -> Refused:
@@ -57,12 +58,15 @@ class Heartbeats:
     def interval_ms(self) -> int:
         """The time between two heartbeats (map H1).
 
-        A follower without a sync source asks more often. An arbiter never waits longer than half an election timeout.
+        A follower without a sync source asks more often, and most often who has just initiated the set. An arbiter
+        never waits longer than half an election timeout.
         """
         node = self.node
         interval, half = node.settings.heartbeat_interval_ms, node.settings.election_timeout_ms // 2
         if node.is_arbiter:
             return max(1, min(half, interval))
+        if self._elections.awaits_first_primary:
+            return min(LEAST_PAUSE_MS, interval)
         if node.state is not MemberState.PRIMARY and node.sync_source is None:
             return max(1, min(half, interval // 4))
         return max(1, interval)
@@ -97,7 +101,7 @@ class Heartbeats:
         if isinstance(body, HeartbeatReply):
             self._on_reply(peer, body, response.round_trip_ms)
         else:
-            self._on_failure(peer, body, response.error)
+            self._on_failure(peer, body, response.error, refused=response.refused)
 
     def _reply_refusal(self, host: HostPort, reply: HeartbeatReply) -> str | None:
         """Why a reply is ignored: it contradicts itself, or comes from another set; None: it is used."""
@@ -148,6 +152,7 @@ class Heartbeats:
         if reply.term != node.term:
             return
         if reply.state is MemberState.PRIMARY:
+            peer.refused_at = None
             node.set_primary(peer.id)
             node.push_election_timer()
             self._elections.schedule_takeover()
@@ -169,10 +174,23 @@ class Heartbeats:
         elif optime.term == node.position.last_applied.term:
             self._leader.advance_commit_point(min(optime, node.position.last_applied), max(term, optime.term))
 
-    def _on_failure(self, peer: Peer, body: ReplyBody | None, error: str) -> None:
+    def on_connection_lost(self, host: HostPort) -> None:
+        """Send a heartbeat soon: if the process is gone, a fresh connect of it is refused."""
+        peer = self.node.peers.get(host)
+        if peer is not None and peer.heartbeat_id is None and peer.state is not MemberState.DOWN:
+            # Not at once after the last one: a member that answers and then breaks the connection would be asked for
+            # ever without a pause.
+            soon = Millis(max(self.node.now, peer.heartbeat_began + LEAST_PAUSE_MS))
+            peer.heartbeat_due = min(peer.heartbeat_due, soon)
+
+    def _on_failure(self, peer: Peer, body: ReplyBody | None, error: str, *, refused: bool) -> None:
         """Retry up to twice within the timeout; then the member is DOWN until it answers again (map H4)."""
         node = self.node
         peer.failures += 1
+        if refused:
+            was_refused, peer.refused_at = peer.refused_at is not None, node.now
+            if not was_refused:
+                self._elections.fast.on_refused(peer)
         peer.message = body.reason if isinstance(body, Refused) else error
         in_time = node.now - peer.heartbeat_began < node.settings.heartbeat_timeout_ms
         if peer.failures <= MAX_RETRIES and in_time and not isinstance(body, Refused):
@@ -208,6 +226,7 @@ class Heartbeats:
             peer.set_incarnation(request.incarnation)
             peer.config_version, peer.config_term = request.config_version, request.config_term
             if request.term == node.term and request.primary_id is not None and request.primary_id == request.sender_id:
+                peer.refused_at = None
                 node.set_primary(request.primary_id)
             elif peer.state is MemberState.PRIMARY and request.primary_id != peer.id:
                 peer.state = MemberState.SECONDARY  # it stepped down; an arbiter need not wait for its next reply

@@ -52,6 +52,7 @@ class Leader:
         node = self.node
         node.sync_source = None  # the drain applies what is fetched already
         node.primary_id = node.self_id
+        node.note_reign(node.self_id)
         node.election_wall_ms = node.wall_ms()
         node.become(MemberState.PRIMARY)
         self.phase = Phase.CATCH_UP

@@ -243,6 +243,7 @@ class Response:
     body: ReplyBody | None
     error: str
     round_trip_ms: Millis
+    refused: bool = False  # `to` refused a fresh connect: no process listens there
 
 
 # --- reports of this member's own storage and replication -----------------------------------------------------
@@ -260,6 +261,13 @@ class FetchProgress:
     """The position that came with another member's fetch request. The page answers it, so the core does not."""
 
     progress: ProgressRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLost:
+    """A connection to another member broke at the other end. Its process may be gone, or only that connection."""
+
+    host: HostPort
 
 
 class SourceProblem(Enum):
@@ -389,6 +397,7 @@ class ShutdownStarted:
 Report = (
     LocalPosition
     | FetchProgress
+    | ConnectionLost
     | SourceBatch
     | SourceFailed
     | DamageFound

@@ -21,6 +21,7 @@ from replset.core.member_state import MemberState
 from replset.core.messages import (
     ChainMismatch,
     ChainsCompared,
+    ConnectionLost,
     DamageFound,
     DiskStalled,
     DrainFinished,
@@ -142,6 +143,8 @@ class Node:
                 return self._take_effects()  # no timer can have changed
             case FetchProgress(progress):
                 self._heartbeats.on_progress(progress)
+            case ConnectionLost(host):
+                self._heartbeats.on_connection_lost(host)
             case Request(request_id, body):
                 self._on_request(request_id, body)
             case LocalPosition(position):

@@ -298,6 +298,7 @@ class Reconfigs:
         node.initial_sync_pending = False
         node.emit(Persist(InitialSyncNotNeeded()), AppendNoop(FIRST_TERM, "initiating set"))
         self.install(replace(change.config, members=members))
+        self._elections.on_initiated()
         self._end(change, Done())
 
     def _check_reconfig(self, change: PendingReconfig) -> None:

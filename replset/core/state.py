@@ -28,6 +28,7 @@ NO_POSITION = Position(OPTIME_NULL, OPTIME_NULL, 0, 0)
 NEVER = Millis(1 << 62)
 BEGINNING = Millis(0)
 NO_CONFIG_VERSION = -2
+SHORT_REIGN = 6  # in election timeouts
 
 
 @dataclass(slots=True)
@@ -63,6 +64,7 @@ class Peer:
     heartbeat_due: Millis = BEGINNING
     heartbeat_id: int | None = None
     failures: int = 0
+    refused_at: Millis | None = None  # the newest fresh connect that it refused, since it last was heard as primary
     has_answered: bool = False  # or its heartbeat failed, since this member won the last election
     heartbeat_began: Millis = BEGINNING  # the first try of the heartbeat under way
 
@@ -81,6 +83,23 @@ class Peer:
         """Send a heartbeat at once, and ignore the reply to one that is still under way."""
         self.heartbeat_id = None
         self.heartbeat_due = now
+
+
+@dataclass(frozen=True, slots=True)
+class Reign:
+    """The newest primary that this member knew; it stays when that primary is gone.
+
+    since: when this member learned of it. short_before: how many primaries before it, in a row, did not last.
+    """
+
+    primary: MemberId
+    term: int
+    since: Millis
+    short_before: int = 0
+
+    def is_short(self, now: Millis, settings: Settings) -> bool:
+        """Whether it ends soon after its election, if it ends now: within a minute by default."""
+        return now - self.since < SHORT_REIGN * settings.election_timeout_ms
 
 
 @dataclass(slots=True)
@@ -110,6 +129,7 @@ class NodeState:
     term: int = 0
     state: MemberState = MemberState.STARTUP
     primary_id: MemberId | None = None
+    reign: Reign | None = None
     commit_point: OpTime = OPTIME_NULL
     commit_term: int = 0  # of the primary that committed it; the entry itself may be of an older term
     commit_point_paused: bool = False  # on a primary: until a member that has caught up has its vote
@@ -338,9 +358,18 @@ class NodeState:
         self.emit(StateChanged(self.state, self.term, self.primary_id))
 
     def set_primary(self, member_id: MemberId | None) -> None:
+        self.note_reign(member_id)
         if self.primary_id != member_id:
             self.primary_id = member_id
             self.emit_state()
+
+    def note_reign(self, member_id: MemberId | None) -> None:
+        """Remember the newest primary, also when it is gone."""
+        old = self.reign
+        if member_id is None or (old is not None and (old.primary, old.term) == (member_id, self.term)):
+            return
+        short = 0 if old is None or not old.is_short(self.now, self.settings) else old.short_before + 1
+        self.reign = Reign(member_id, self.term, self.now, short)
 
     def restart_heartbeats(self) -> None:
         """Send a heartbeat to every member with the next tick, which follows at once."""

@@ -27,6 +27,7 @@ from replset.commands.write_concern import stored_default
 from replset.core.effects import NO_VOTE
 from replset.core.messages import (
     ChainMismatch,
+    ConnectionLost,
     DamageFound,
     DiskStalled,
     FetchProgress,
@@ -281,7 +282,7 @@ class RunningMember:
         self._session_expiry = SessionExpiry(
             self.context, self.node, self._writer, self.dispatcher.sessions, steps.session_timeout_ms
         )
-        self.peer = Transport(ports.network, self.clock, self.host, keys, self.rng)
+        self.peer = Transport(ports.network, self.clock, self.host, keys, self.rng, self._on_connection_lost)
         self._server = WireServer(
             ports.network,
             self.dispatcher,
@@ -479,6 +480,10 @@ class RunningMember:
         self.durability.on_undone()
         self._on_moved()
         self._changes.notify()
+
+    def _on_connection_lost(self, host: HostPort) -> None:
+        if self._is_started:
+            self.shell.feed(ConnectionLost(host))
 
     def _on_disk_stalled(self, stalled: bool) -> None:
         self.shell.feed(DiskStalled(stalled))

@@ -28,7 +28,7 @@ from replset.core.effects import (
 )
 from replset.core.messages import Message, ReplyBody, Request, RequestBody, Response, VoteSaved
 from replset.core.node import Node
-from replset.errors import ReplError, ShutdownInProgressError
+from replset.errors import ConnectRefusedError, ReplError, ShutdownInProgressError
 from replset.ids import Millis
 from replset.replication.disk_space import retry_while_disk_full
 from replset.replication.ports import Clock, Workers
@@ -216,12 +216,13 @@ class Shell:
     async def _send(self, send: Send) -> None:
         began = self._clock.now()
         body: ReplyBody | None = None
-        error = ""
+        error, refused = "", False
         try:
             body = await self._handler.send_request(send)
         except ReplError as failure:
-            error = failure.message
-        self.feed(Response(send.request_id, send.to, body, error, Millis(self._clock.now() - began)))
+            error, refused = failure.message, isinstance(failure, ConnectRefusedError)
+        took = Millis(self._clock.now() - began)
+        self.feed(Response(send.request_id, send.to, body, error, took, refused))
 
     def _break(self, error: BaseException) -> None:
         self._closed = True

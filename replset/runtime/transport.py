@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Literal, cast
 
 from replset.bson import Binary, RawDocument
-from replset.errors import HostUnreachableError, NothingSentError, RemoteProtocolError
+from replset.errors import ConnectRefusedError, HostUnreachableError, NothingSentError, RemoteProtocolError
 from replset.ids import HostPort, Millis
 from replset.key_file import NONCE_BYTES, Handshake, Keys
 from replset.replication.ports import Clock, Network
@@ -28,9 +28,16 @@ class Transport:
     """See the module."""
 
     def __init__(
-        self, network: Network, clock: Clock, local_host: HostPort, keys: Keys | None, rng: random.Random
+        self,
+        network: Network,
+        clock: Clock,
+        local_host: HostPort,
+        keys: Keys | None,
+        rng: random.Random,
+        on_lost: Callable[[HostPort], None] = lambda _: None,
     ) -> None:
-        """keys: of the key file; None: nobody proves anything."""
+        """keys: of the key file; None: nobody proves anything. on_lost: called when the other end breaks one."""
+        self._on_lost = on_lost
         self._keys = keys
         self._rng = rng
         self._network = network
@@ -66,6 +73,8 @@ class Transport:
             raise kind(f"{host} did not answer within {timeout_ms} ms") from None
         except OSError as error:
             kind = NothingSentError if connection is None else HostUnreachableError
+            if connection is None and isinstance(error, ConnectionRefusedError):
+                kind = ConnectRefusedError
             raise kind(f"{host} cannot be reached: {error.strerror or error}") from error
         finally:
             if connection is not None:
@@ -82,7 +91,7 @@ class Transport:
                 self._in_use.add(connection)
                 return connection
             connection.abort()
-        connection = _PeerConnection(host, self._local_host)
+        connection = _PeerConnection(host, self._local_host, self._on_broken_by_other)
         try:
             await self._network.connect(host, lambda: connection)
             if self._keys is not None:
@@ -105,6 +114,13 @@ class Transport:
             idle.append(connection)
         else:
             connection.abort()
+
+    def _on_broken_by_other(self, host: HostPort) -> None:
+        """Give up the idle connections too. The process may be gone; the next call finds out by a fresh connect."""
+        for connection in self._idle.pop(host, ()):
+            connection.abort()
+        if not self._closed:
+            self._on_lost(host)
 
     async def close(self) -> None:
         """Break every connection; calls under way fail."""
@@ -163,8 +179,9 @@ def _finish(future: asyncio.Future[None]) -> None:
 class _PeerConnection(asyncio.Protocol):
     """Is one connection to another member. It carries one command at a time."""
 
-    def __init__(self, host: HostPort, local_host: HostPort) -> None:
+    def __init__(self, host: HostPort, local_host: HostPort, on_broken_by_other: Callable[[HostPort], None]) -> None:
         self.host = host
+        self._on_broken_by_other = on_broken_by_other
         self._local_host = local_host
         self._reader = FrameReader()
         self._ids = count(1)
@@ -223,7 +240,10 @@ class _PeerConnection(asyncio.Protocol):
                 self._answer.set_result(message)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        was_broken = self._broken
         self._break(ConnectionResetError("the connection broke"))
+        if not was_broken:
+            self._on_broken_by_other(self.host)
 
     def abort(self) -> None:
         self._break(ConnectionAbortedError("closed"))

@@ -10,14 +10,15 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from tools.bench import bson, endure, peers, spark, storage, sweeps
+from tools.bench import bson, endure, failover, peers, spark, storage, sweeps
 from tools.bench.floors import apsw_rows_per_s, running_echo
 from tools.bench.generator import NoCompilerError, build
 from tools.bench.subjects import ROWS, Subject, running_replset
 from tools.bench.throughput import Bench, Point, plain, say
 
 ALONE = {"bson": bson.run, "storage": storage.run}
-NAMES = [*ALONE, *ROWS, *sweeps.SWEEPS, *endure.BENCHES, *spark.BENCHES]
+FAILOVER = "failover"
+NAMES = [*ALONE, *ROWS, *sweeps.SWEEPS, *endure.BENCHES, FAILOVER, *spark.BENCHES]
 LONG_S = 10.0
 ROUND_S = 3.0
 
@@ -29,13 +30,17 @@ def connection_counts(text: str) -> list[int]:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="./dev bench")
     made.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"of: {', '.join(NAMES)}; none: all but sweeps, crowd and soak"
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"of: {', '.join(NAMES)}; none: all but sweeps, crowd, soak, failover",
     )
     made.add_argument(
         "--seconds", type=float, help=f"of each load: {ROUND_S:g}; of crowd and soak: {LONG_S:g}; of memory: 600"
     )
     made.add_argument("--connections", type=connection_counts, help="1,16,64; in crowd 500, in soak 64")
     made.add_argument("--members", type=int, default=3, help="of each set of ours")
+    made.add_argument("--kills", type=int, default=20, help="in failover, each of a set of its own")
     made.add_argument("--rounds", type=int, default=3, help="of which the table shows the medians")
     made.add_argument("--peers", action="store_true", help="PostgreSQL, etcd and Redis in turn with the set")
     made.add_argument("--beside", type=Path, metavar="FOLDER", help="another checkout's set in turn with this one's")
@@ -66,6 +71,9 @@ def main() -> int:
             with tempfile.TemporaryDirectory(prefix="replset-bench-") as folder:
                 many = (options.connections or [{"crowd": endure.CLIENTS, "soak": 64}[name]])[0]
                 failed = max(failed, endure.run(name, Path(folder), options.seconds or LONG_S, many))
+    if FAILOVER in wanted:
+        with tempfile.TemporaryDirectory(prefix="replset-bench-") as folder:
+            failed = max(failed, failover.run(Path(folder), options.kills, options.members))
     jobs = [name for name in wanted if name in spark.BENCHES]
     return max(failed, spark.run(jobs, options.entries, options.keep) if jobs else 0)
 

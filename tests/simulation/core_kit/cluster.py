@@ -15,6 +15,7 @@ from typing import Any
 from replset.config import Member, ReplSetConfig, Settings
 from replset.core.effects import PersistedRecord, Send
 from replset.core.messages import (
+    ConnectionLost,
     FreezeRequest,
     InitiateRequest,
     ReconfigRequest,
@@ -154,20 +155,31 @@ class CoreCluster:
     def passes(self, one: HostPort, other: HostPort) -> bool:
         return (one, other) not in self.cut and self.rng.random() >= self.loss
 
+    def break_connections(self, dead: HostPort) -> None:
+        """The process of `dead` is killed: the others' connections to it break, where no cut is between."""
+
+        def notice(machine: CoreMachine, start_number: int) -> None:
+            if machine.alive and machine.start_number == start_number and self.is_open(machine.host, dead):
+                machine.feed(ConnectionLost(dead))
+
+        for machine in self.machines.values():
+            if machine.alive and machine.host != dead:
+                self.at(self.delay(), lambda m=machine, n=machine.start_number: notice(m, n))
+
     def send(self, sender: CoreMachine, send: Send) -> None:
         start_number, began = sender.start_number, self.now
         target = self.machines.get(send.to)
         done: list[bool] = []
 
-        def back(body: ReplyBody | None, error: str) -> None:
+        def back(body: ReplyBody | None, error: str, *, refused: bool = False) -> None:
             if not done and sender.alive and sender.start_number == start_number:
                 done.append(True)
-                sender.feed(Response(send.request_id, send.to, body, error, Millis(self.now - began)))
+                sender.feed(Response(send.request_id, send.to, body, error, Millis(self.now - began), refused))
 
         def deliver() -> None:
             if target is None or not target.alive:
-                if (send.to, sender.host) not in self.cut:
-                    self.at(1, lambda: back(None, "connection refused"))
+                if (send.to, sender.host) not in self.cut and not (target is not None and target.is_dark):
+                    self.at(1, lambda: back(None, "connection refused", refused=True))
                 return
             self._requests += 1
             number = self._requests

@@ -103,6 +103,7 @@ class CoreMachine:
         self.host = address
         self.disk = CoreDisk(cluster.new_incarnation())
         self.alive = False
+        self.is_dark = False  # without power: what others send is not even refused
         self.start_number = 0
         self.source: HostPort | None = None
         self.accepting: int | None = None
@@ -118,6 +119,7 @@ class CoreMachine:
         disk = self.disk
         self.start_number += 1
         self.alive = True
+        self.is_dark = False
         self.queue: deque[Effect] = deque()
         self.persisting = False
         self.source, self.accepting, self.session = None, None, 0
@@ -147,6 +149,9 @@ class CoreMachine:
     def crash(self, *, power: bool = False, kept: int = 0) -> None:
         """Kill the process; with `power` what was not synced is gone too, but for its first `kept` entries."""
         self.alive = False
+        self.is_dark = power
+        if not power:
+            self.cluster.break_connections(self.host)
         if power:
             del self.disk.log[self.disk.durable + kept :]
 

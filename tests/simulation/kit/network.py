@@ -3,7 +3,8 @@
 A connection passes the bytes that its ends write, in pieces, in order, each piece after a drawn delay; different
 connections overtake each other. A cut link swallows pieces silently: the connection stays up and stalls. When the cut
 is healed a stalled stream is either carried on, late (as TCP sends again), or breaks. A process that dies closes its
-connections; a machine that loses power just falls silent, and the other ends break later.
+connections, and fresh connects are refused; a machine that loses power just falls silent: the other ends break later,
+and other members' connects wait. A paused process refuses nothing.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class SimNetwork:
         self.rng = rng
         self.faults = QUIET
         self._listening: dict[HostPort, _Listening] = {}
+        self._dark: set[HostPort] = set()  # their machines have no power
         self._cut: set[tuple[str, str]] = set()
         self._connections: dict[_Connection, None] = {}
         self._echoes = Process("echoes")
@@ -105,6 +107,8 @@ class SimNetwork:
         for address, listening in list(self._listening.items()):
             if listening.process is process:
                 del self._listening[address]
+                if silently:
+                    self._dark.add(address)
         for connection in list(self._connections):
             for end in connection.ends:
                 if end.process is process:
@@ -118,6 +122,7 @@ class SimNetwork:
             raise OSError(errno.EADDRINUSE, f"address already in use: {address}")
         listening = _Listening(self, address, process, factory, contextvars.copy_context())
         self._listening[address] = listening
+        self._dark.discard(address)
         return listening
 
     def stop_listening(self, listening: _Listening) -> None:
@@ -132,6 +137,11 @@ class SimNetwork:
         if self.is_cut(machine, target) or self.is_cut(target, machine):
             await asyncio.sleep(CONNECT_TIMEOUT_S)
             raise OSError(errno.ETIMEDOUT, f"no answer from {address}")
+        gives_up = self._loop.time() + CONNECT_TIMEOUT_S
+        while address in self._dark and machine != "client":
+            if self._loop.time() >= gives_up:
+                raise OSError(errno.ETIMEDOUT, f"no answer from {address}")
+            await asyncio.sleep(1.0)
         listening = self._listening.get(address)
         if listening is None or not process.alive:
             raise ConnectionRefusedError(errno.ECONNREFUSED, f"nobody listens on {address}")
