@@ -16,6 +16,7 @@ from replset.commands.write_concern import parse_write_concern, refuse_unsatisfi
 from replset.core.write_concern import MAJORITY, WriteConcern
 from replset.errors import ErrorCode, HostUnreachableError, NothingSentError, ReplError
 from replset.ids import HostPort, Millis
+from replset.optime import optime_or_none
 from replset.runtime.member import RunningMember
 
 Reply: TypeAlias = dict[str, Any] | RawDocument
@@ -67,6 +68,9 @@ def check_reply(reply: Reply, *, is_write: bool = False) -> Reply:
     whole = decode_reply(reply)
     details = {name: value for name, value in whole.items() if name not in ERROR_FIELDS}
     code, text = int(whole.get("code", ErrorCode.INTERNAL_ERROR)), str(whole.get("errmsg", ""))
+    optime = optime_or_none(details.get("opTime"))
+    if optime is not None:
+        details["optime"] = str(optime)  # as GET /v1/replset/writes/{optime} takes it
     # A 503 promises that nothing was applied, so the client writes again. For a write whose outcome is unknown that
     # would apply it twice. The 504 tells the client to look first.
     if is_write and (code in OUTCOME_UNKNOWN or (code == ErrorCode.MAX_TIME_EXPIRED and "opTime" in details)):

@@ -66,6 +66,16 @@ def router(member: RunningMember) -> APIRouter:
     async def config(request: Request, commitmentStatus: bool = False) -> Response:
         return await run_here(request, {"replSetGetConfig": 1, "commitmentStatus": commitmentStatus})
 
+    @routes.get(
+        "/writes/{optime}",
+        summary="What became of a write: committed, pending, notInSet or unknown.",
+        description="`optime` is the one that the write's answer named, TERM:SECONDS:INC. `rollbacks` says which have"
+        " it; the other members are asked where this one cannot tell.",
+        responses=answers(200, *READ_ERRORS),
+    )
+    async def write_state(optime: str, request: Request) -> Response:
+        return await run_here(request, {"replSetGetWriteState": optime, "all": True})
+
     @routes.post(
         "/initiate",
         summary="Make a new set: the body is its configuration, or empty for this member alone.",

@@ -29,6 +29,7 @@ from replset.commands import (
     transactions,
     update,
     write_concern,
+    write_state,
 )
 from replset.commands.command import Command, CommandContext
 from replset.commands.ports import Reply
@@ -60,6 +61,7 @@ FAMILIES = (
     statistics.COMMANDS,
     update.COMMANDS,
     write_concern.COMMANDS,
+    write_state.COMMANDS,
 )
 
 

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable, Iterator
 
+from replset.bson import MAX_INTERNAL_SIZE
 from replset.errors import CorruptDataError, ReplError
+from replset.ids import OpTime
+from replset.oplog_entry import OplogEntry
 from replset.replication.ports import Workers
 from replset.replication.rollback_manifest import (
     ACK_SUFFIX,
     FOLDER,
+    FileKind,
     Manifest,
     RollbackState,
     acknowledge,
@@ -20,7 +25,7 @@ from replset.replication.rollback_manifest import (
     id_order,
     is_manifest_name,
 )
-from replset.storage.disk import Disk
+from replset.storage.disk import Disk, read_chunks
 from replset.storage.sqlite import storage_error
 
 log = logging.getLogger("replset.rollback")
@@ -102,3 +107,46 @@ class RollbackList:
                 row = {"id": stem, "error": str(error)}
             found.append({**row, "acknowledged": acknowledged(self._folder, stem)})
         return sorted(found, key=lambda row: id_order(str(row["id"])))
+
+    async def with_entry(self, optime: OpTime) -> list[Manifest]:
+        """The manifests of the rollbacks that have this oplog entry, oldest first, abandoned ones left out.
+
+        A file that cannot be read is passed over. StorageError when the folder cannot be read.
+        """
+        return await self._workers.run(lambda: self._find(optime))
+
+    def _find(self, optime: OpTime) -> list[Manifest]:
+        found: list[Manifest] = []
+        for name in filter(is_manifest_name, self._names()):
+            try:
+                manifest = self._read(name)
+                is_candidate = manifest.first <= optime <= manifest.last
+                if is_candidate and manifest.state is not RollbackState.ABANDONED and self._has(manifest, optime):
+                    found.append(manifest)
+            except (ReplError, OSError) as error:
+                log.warning("%s cannot be searched for %s: %s", name, optime, error)
+        return sorted(found, key=lambda manifest: id_order(manifest.id))
+
+    def _has(self, manifest: Manifest, optime: OpTime) -> bool:
+        """Whether the oplog file has the entry: between first and last there may be entries of another history."""
+        path = next((file.name for file in manifest.files if file.kind is FileKind.OPLOG), None)
+        if path is None or optime in (manifest.first, manifest.last):
+            return path is not None
+        chunks = read_chunks(self._disk, os.path.join(self._folder, path))
+        return any(OplogEntry(raw).optime == optime for raw in _documents(chunks, path))
+
+
+def _documents(chunks: Iterable[bytes], name: str) -> Iterator[bytes]:
+    """Cut a BSON file, which comes in chunks, into its documents. CorruptDataError where none begins."""
+    data = b""
+    for chunk in chunks:
+        data, at = data + chunk, 0
+        while len(data) - at >= 4:
+            size = int.from_bytes(data[at : at + 4], "little")
+            if not 5 <= size <= MAX_INTERNAL_SIZE:
+                raise CorruptDataError(f"{name} is damaged: no document has {size} bytes")
+            if len(data) - at < size:
+                break
+            yield data[at : at + size]
+            at += size
+        data = data[at:]

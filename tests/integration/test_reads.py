@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from replset.bson import from_ejson
 from replset.cli.local_set import LocalMember, wait_until
+from replset.optime import parse_optime
 from tests.integration.conftest import MakeSet
 from tests.integration.talk import cut, heal
 from tests.integration.test_http import act, ask
@@ -63,3 +65,48 @@ def test_hidden_and_stale_members_refuse_and_name_others(make_set: MakeSet) -> N
     assert check(other, "/secondary?maxLag=3000")[0] == 200
     heal(other)
     wait_until(lambda: check(other, "/secondary?maxLag=3")[0] == 200, 60, "it to catch up")
+
+
+def state_of(member: LocalMember, optime: str) -> dict[str, Any]:
+    status, answer = check(member, f"/v1/replset/writes/{optime}")
+    assert status == 200, answer
+    found: dict[str, Any] = answer
+    return found
+
+
+def written(member: LocalMember, number: int) -> tuple[int, str]:
+    """Write with a majority; return the status and the optime that the answer names."""
+    body = {"insert": "orders", "documents": [{"_id": number}], "writeConcern": {"w": "majority", "wtimeout": 400}}
+    status, _, raw = ask(member, "POST", "/v1/command/shop", json.dumps(body).encode())
+    return status, str(parse_optime(from_ejson(raw.decode())["opTime"]))
+
+
+def test_what_became_of_a_write_that_was_not_as_safe_as_asked(make_set: MakeSet) -> None:
+    local = make_set(electionTimeoutMillis=5_000)
+    old = local.wait_for_primary()
+    others = [member for member in local.members if member is not old]
+    status, committed = written(old, 1)
+    assert status == 200
+    wait_until(lambda: all(state_of(m, committed)["state"] == "committed" for m in local.members), 30, "all to know it")
+    cut(old, others)
+    status, _, answer = act(old, "insertOne", document={"_id": 2}, writeConcern={"w": "majority", "wtimeout": 300})
+    assert (status, answer["applied"]) == (504, True)
+    doomed = answer["optime"]
+    answer = state_of(old, doomed)
+    assert (answer["state"], answer["heldBy"], len(answer["unreachable"])) == ("pending", [old.host], 2)
+    assert "a majority write needs 2 copies" in answer["why"]
+    new = wait_until(lambda: local.primary(among=others), 60, "the others to elect a primary")
+    wait_until(lambda: written(new, 3)[0] == 200, 60, "a majority write on the new primary")
+    answer = state_of(new, doomed)
+    assert (answer["state"], answer["rollbacks"], list(answer["unreachable"])) == ("notInSet", [], [old.host])
+    assert state_of(old, committed)["state"] == "committed"
+    assert state_of(new, "9:1700000000:1")["state"] == "unknown"
+    heal(old)
+    wait_until(lambda: state_of(new, doomed)["rollbacks"], 60, "the old primary's rollback")
+    for member in local.members:
+        answer = state_of(member, doomed)
+        (rollback,) = answer["rollbacks"]
+        assert (answer["state"], rollback["member"]) == ("notInSet", old.host)
+        assert f"http://{rollback['httpAddress']}" == old.http
+        assert check(old, f"/v1/replset/rollbacks/{rollback['id']}/writes")[1]["writes"][-1]["optime"] == doomed
+    assert ask(new, "GET", "/v1/replset/writes/soon")[0] == 400

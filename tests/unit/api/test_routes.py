@@ -91,6 +91,7 @@ ADMIN: dict[str, tuple[str, str, object, dict[str, Any]]] = {
         None,
         {"replSetGetConfig": 1, "commitmentStatus": True},
     ),
+    "write-state": ("GET", "writes/3:1700000000:5", None, {"replSetGetWriteState": "3:1700000000:5", "all": True}),
     "initiate-alone": ("POST", "initiate", None, {"replSetInitiate": {}}),
     "initiate": ("POST", "initiate", CONFIG, {"replSetInitiate": CONFIG}),
     "reconfig": ("POST", "reconfig", {"config": CONFIG, "maxTimeMS": 5}, {"replSetReconfig": CONFIG, "maxTimeMS": 5}),
