@@ -45,6 +45,7 @@ UNAVAILABLE = frozenset(
         ErrorCode.NOT_PRIMARY_NO_SECONDARY_OK,
         ErrorCode.NOT_PRIMARY_OR_SECONDARY,
         ErrorCode.OUT_OF_DISK_SPACE,
+        ErrorCode.NOT_ENOUGH_IN_SYNC,
     }
 )
 """These codes mean "not here" or "not now". The status is 503, except for a write that may have been applied."""

@@ -21,6 +21,9 @@ MAX_MEMBER_ID = 255
 MAX_VERSION = 2_147_483_647
 MAX_DELAY_SECS = 31_622_400
 DEFAULT_PORT = 27017
+RESERVED_MODES = frozenset({"majority", "inSync"})
+TagCounts = tuple[tuple[str, int], ...]
+"""Of how many different values of each tag there must be a member: `(("dc", 2), ("disk", 1))`."""
 HEARTBEAT_INTERVAL_MS = Millis(2_000)
 ELECTION_TIMEOUT_MS = Millis(10_000)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/,@\[\]]+)(?::(\d{1,5}))?")
@@ -77,7 +80,12 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Timeouts and switches, with MongoDB's defaults (map C2). Unknown settings are kept as they came."""
+    """Timeouts and switches, with MongoDB's defaults (map C2). Unknown settings are kept as they came.
+
+    write_concern_modes: getLastErrorModes, by name. in_sync_lag_secs: a member that lacks older entries than this is
+    not in sync. min_in_sync: with fewer members in sync, a write that waits for other members is refused.
+    flow_control_target_lag_secs: 0 switches flow control off.
+    """
 
     chaining_allowed: bool = True
     heartbeat_interval_ms: Millis = HEARTBEAT_INTERVAL_MS
@@ -87,6 +95,10 @@ class Settings:
     catch_up_takeover_delay_ms: int = 30_000
     replica_set_id: ObjectId | None = None
     fast_failover: bool = True
+    write_concern_modes: Mapping[str, TagCounts] = field(default_factory=lambda: MappingProxyType({}))
+    in_sync_lag_secs: int = 10
+    min_in_sync: int = 1
+    flow_control_target_lag_secs: int = 10
     others: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -101,9 +113,16 @@ class Settings:
             "electionTimeoutMillis": int(self.election_timeout_ms),
             "catchUpTimeoutMillis": self.catch_up_timeout_ms,
             "catchUpTakeoverDelayMillis": self.catch_up_takeover_delay_ms,
-            "getLastErrorModes": {},
+            "getLastErrorModes": {name: dict(counts) for name, counts in self.write_concern_modes.items()},
             "getLastErrorDefaults": {"w": 1, "wtimeout": 0},
         }
+        for name, number, default in (
+            ("inSyncLagSecs", self.in_sync_lag_secs, 10),
+            ("minInSync", self.min_in_sync, 1),
+            ("flowControlTargetLagSecs", self.flow_control_target_lag_secs, 10),
+        ):
+            if number != default:
+                document[name] = number
         if self.replica_set_id is not None:
             document["replicaSetId"] = self.replica_set_id
         if not self.fast_failover:
@@ -152,6 +171,11 @@ class ReplSetConfig:
     @property
     def data_bearing(self) -> tuple[Member, ...]:
         return tuple(member for member in self.members if member.bears_data)
+
+    @property
+    def in_sync_voters(self) -> tuple[Member, ...]:
+        """Who can be in sync: voting members with data, but for delayed ones, which are behind on purpose."""
+        return tuple(member for member in self.data_voters if not member.secondary_delay_secs)
 
     @property
     def tolerance(self) -> Tolerance:
@@ -270,7 +294,10 @@ def parse_host(text: str, place: str = "host") -> HostPort:
 
 _CONFIG_FIELDS = {*ReplSetConfig("", 1, 0, ()).document(), "configsvr"}
 _MEMBER_FIELDS = {*Member(MemberId(0), HostPort("")).document(), "newlyAdded", "incarnation", "horizons", "slaveDelay"}
-_SETTINGS_FIELDS = {*Settings().document(), "replicaSetId", "fastFailover"}
+_SETTINGS_FIELDS = {
+    *Settings().document(),
+    *("replicaSetId", "fastFailover", "inSyncLagSecs", "minInSync", "flowControlTargetLagSecs"),
+}
 
 
 def _integer(document: Mapping[str, object], name: str, default: int, place: str = "") -> int:
@@ -360,8 +387,6 @@ def _parse_settings(value: object) -> Settings:
             "settings.getLastErrorDefaults must stay {w: 1, wtimeout: 0}; use setDefaultRWConcern",
             code=ErrorCode.GET_LAST_ERROR_DEFAULTS_SET,
         )
-    if value.get("getLastErrorModes") not in (None, {}):
-        raise BadValueError("settings.getLastErrorModes: custom write concern modes are not built")
     set_id = value.get("replicaSetId")
     if set_id is not None and not isinstance(set_id, ObjectId):
         raise TypeMismatchError("settings.replicaSetId must be an ObjectId")
@@ -374,7 +399,11 @@ def _parse_settings(value: object) -> Settings:
         _integer(value, "catchUpTakeoverDelayMillis", 30_000, at),
         set_id,
         _boolean(value, "fastFailover", True, at),
-        MappingProxyType({name: setting for name, setting in value.items() if name not in _SETTINGS_FIELDS}),
+        write_concern_modes=MappingProxyType(_parse_modes(value.get("getLastErrorModes"))),
+        in_sync_lag_secs=_integer(value, "inSyncLagSecs", 10, at),
+        min_in_sync=_integer(value, "minInSync", 1, at),
+        flow_control_target_lag_secs=_integer(value, "flowControlTargetLagSecs", 10, at),
+        others=MappingProxyType({name: setting for name, setting in value.items() if name not in _SETTINGS_FIELDS}),
     )
     for name, number, least in (
         ("heartbeatIntervalMillis", settings.heartbeat_interval_ms, 1),
@@ -382,10 +411,38 @@ def _parse_settings(value: object) -> Settings:
         ("electionTimeoutMillis", settings.election_timeout_ms, 1),
         ("catchUpTimeoutMillis", settings.catch_up_timeout_ms, -1),
         ("catchUpTakeoverDelayMillis", settings.catch_up_takeover_delay_ms, -1),
+        ("inSyncLagSecs", settings.in_sync_lag_secs, 1),
+        ("minInSync", settings.min_in_sync, 1),
+        ("flowControlTargetLagSecs", settings.flow_control_target_lag_secs, 0),
     ):
         if number < least:
             raise BadValueError(f"settings.{name} must be {least} or above, not {number}")
     return settings
+
+
+def _parse_modes(value: object) -> dict[str, TagCounts]:
+    """Read getLastErrorModes: by name of the mode, how many different values of each tag (map C7)."""
+    at = "settings.getLastErrorModes"
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise TypeMismatchError(f"{at} must be a document")
+    modes: dict[str, TagCounts] = {}
+    for name, counts in value.items():
+        if not name or name.startswith("$") or name in RESERVED_MODES:
+            raise BadValueError(f"{at}.{name}: this name is the server's own")
+        if not isinstance(counts, Mapping):
+            raise TypeMismatchError(f"{at}.{name} must be a document {{tag: count}}")
+        modes[name] = parse_tag_counts(counts, f"{at}.{name}.")
+    return modes
+
+
+def parse_tag_counts(counts: Mapping[str, object], at: str) -> TagCounts:
+    """Read `{tag: count}`. TypeMismatchError (14), BadValueError (2)."""
+    for tag in counts:
+        if _integer(counts, tag, 0, at) < 1:
+            raise BadValueError(f"{at}{tag} must be 1 or above, not {counts[tag]}")
+    return tuple((tag, _integer(counts, tag, 0, at)) for tag in counts)
 
 
 # --- rules (map C3 to C6) ---------------------------------------------------------------------------------------
@@ -437,6 +494,19 @@ def _validate(config: ReplSetConfig, allow_multiple_arbiters: bool) -> None:
     local = [member.host.rpartition(":")[0] in _LOCAL for member in members]
     if any(local) and not all(local):
         raise BadValueError("either all members' hosts are localhost, or none is")
+    tags = {tag for member in members for tag in member.tags}
+    for name, counts in config.settings.write_concern_modes.items():
+        for tag, _ in counts:
+            if tag not in tags:
+                raise ReplError(
+                    f"settings.getLastErrorModes.{name}.{tag}: no member has this tag", code=ErrorCode.NO_SUCH_KEY
+                )
+    most = sum(member.votes == 1 and member.bears_data and not member.secondary_delay_secs for member in members)
+    if config.settings.min_in_sync > most:
+        raise BadValueError(
+            f"settings.minInSync must be at most {most}, the number of voting members with data that are not delayed,"
+            f" not {config.settings.min_in_sync}"
+        )
     arbiters = sum(member.arbiter_only for member in members)
     if arbiters > 1 and not allow_multiple_arbiters:
         raise BadValueError("more than one arbiter needs --allow-multiple-arbiters on every member")

@@ -205,6 +205,7 @@ class ErrorCode(IntEnum):
     LIMIT_NO_COUNT = 5107201
     PIPELINE_TOO_LONG = 7749501
     GET_LAST_ERROR_DEFAULTS_SET = 5624102
+    NOT_ENOUGH_IN_SYNC = 9_900_001, "NotEnoughInSync"
 
 
 def code_name(code: int) -> str:
@@ -461,6 +462,15 @@ class OverloadedError(ReplError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, labels=("SystemOverloadedError", "RetryableError"))
+
+
+class NotEnoughInSyncError(ReplError):
+    """Refused before anything was applied: too few members are in sync (settings.minInSync). A code of this product."""
+
+    code = ErrorCode.NOT_ENOUGH_IN_SYNC
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, labels=("NoWritesPerformed",))
 
 
 class MaxTimeMSExpiredError(ReplError):

@@ -96,7 +96,7 @@ def add_retry_labels(error: ReplError, *, has_written: bool) -> None:
     """Give the error of a retryable write, commitTransaction or abortTransaction the labels that drivers look for."""
     if error.code in RETRYABLE_CODES:
         error.labels += (RETRYABLE,)
-    if not has_written:
+    if not has_written and NOTHING_WRITTEN not in error.labels:
         error.labels += (NOTHING_WRITTEN,)
 
 

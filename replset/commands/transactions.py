@@ -20,7 +20,7 @@ from replset.commands.read_concern import ReadConcern, read_concern_of, read_poi
 from replset.commands.replies import RETRYABLE_CODES
 from replset.commands.sessions import SessionRequest
 from replset.commands.waiters import Notifier
-from replset.commands.write_concern import wait_for_write_concern, write_concern_of
+from replset.commands.write_concern import refuse_few_in_sync, wait_for_write_concern, write_concern_of
 from replset.core.write_concern import WriteConcern
 from replset.errors import (
     ErrorCode,
@@ -409,7 +409,7 @@ async def commit_transaction(ctx: CommandContext) -> Reply:
     """
     session, concern, missing = _session_of(ctx), write_concern_of(ctx), None
     try:
-        await _commit_once(ctx, session)
+        await _commit_once(ctx, session, concern)
     except ReplError as error:
         if error.code != ErrorCode.NO_SUCH_TRANSACTION:
             raise
@@ -422,7 +422,7 @@ async def commit_transaction(ctx: CommandContext) -> Reply:
     raise missing
 
 
-async def _commit_once(ctx: CommandContext, session: SessionRequest) -> None:
+async def _commit_once(ctx: CommandContext, session: SessionRequest, concern: WriteConcern) -> None:
     """Commit the transaction unless it is committed. 251 when it was aborted or is not known."""
     member, number = ctx.member, number_of(session)
     if _was_committed(member, session.key, number):
@@ -430,6 +430,7 @@ async def _commit_once(ctx: CommandContext, session: SessionRequest) -> None:
     transaction = member.transactions.find(session, number)
     if transaction.state is not State.COMMITTED:
         transaction.check_open()
+        refuse_few_in_sync(member, concern)
         await _commit(member, transaction)
 
 

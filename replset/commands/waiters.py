@@ -76,6 +76,14 @@ class WaiterList:
                 if not future.done():
                     future.set_exception(error())
 
+    def fail_where(self, error: Callable[[Hashable], Callable[[], ReplError] | None]) -> None:
+        """End the waits of each key that has an error."""
+        for key in list(self._heaps):
+            failure = error(key)
+            for _, _, future in () if failure is None else self._heaps.pop(key).rows:
+                if failure is not None and not future.done():
+                    future.set_exception(failure())
+
     def __len__(self) -> int:
         return sum(1 for heap in self._heaps.values() for _, _, future in heap.rows if not future.done())
 

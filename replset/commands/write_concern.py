@@ -7,10 +7,10 @@ getDefaultRWConcern and setDefaultRWConcern too: the default is a replicated doc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from replset.bson import DateTime, RawDocument, encode, encode_key
 from replset.commands import fields
@@ -19,15 +19,17 @@ from replset.commands.fail_command import replaced_write_concern_error
 from replset.commands.ports import MemberPort, Reply
 from replset.commands.replies import write_times
 from replset.commands.waiters import done_within
-from replset.config import ReplSetConfig
+from replset.config import ReplSetConfig, TagCounts, parse_tag_counts
 from replset.core.member_state import MemberState
-from replset.core.write_concern import MAJORITY, WriteConcern, implicit_default, unsatisfiable
+from replset.core.waiting import WaitedFor
+from replset.core.write_concern import IN_SYNC, MAJORITY, WriteConcern, implicit_default, unsatisfiable
 from replset.errors import (
     BadValueError,
     ErrorCode,
     FailedToParseError,
     IllegalOperationError,
     NotBuiltError,
+    NotEnoughInSyncError,
     NotYetInitializedError,
     PrimarySteppedDownError,
     ReplError,
@@ -53,7 +55,7 @@ LONGEST_KEPT = 256
 """Bytes of a write concern that is kept in memory for the next one like it. Over HTTP a client may send megabytes."""
 
 
-def parse_write_concern(raw: bytes, default_w: Callable[[], int | str]) -> WriteConcern:
+def parse_write_concern(raw: bytes, default_w: Callable[[], int | str | TagCounts]) -> WriteConcern:
     """Return the write concern of a document. `default_w` gives its `w` if it has none. FailedToParseError (9)."""
     has_w, concern = _kept(raw) if len(raw) <= LONGEST_KEPT else _parse(raw)
     return concern if has_w else replace(concern, w=default_w())
@@ -68,8 +70,10 @@ def _parse(raw: bytes) -> tuple[bool, WriteConcern]:
     w = document.get("w")
     if isinstance(w, float) and w.is_integer():
         w = int(w)
-    if isinstance(w, bool) or not (w is None or isinstance(w, int | str)):
-        raise FailedToParseError("w has to be a number, string, or object; tags are not built")
+    if isinstance(w, dict):
+        w = _parse_tags(w)
+    if isinstance(w, bool) or not (w is None or isinstance(w, int | str | tuple)):
+        raise FailedToParseError("w has to be a number, string, or object")
     if isinstance(w, int) and not 0 <= w <= MAX_W:
         raise FailedToParseError(f"w has to be a non-negative number and not greater than {MAX_W}; found: {int(w)}")
     if w == "":
@@ -92,11 +96,24 @@ def _parse(raw: bytes) -> tuple[bool, WriteConcern]:
     return w is not None, WriteConcern(MAJORITY if w is None else int(w) if isinstance(w, int) else w, j, wtimeout_ms)
 
 
+def _parse_tags(counts: dict[str, object]) -> TagCounts:
+    """Read `w: {tag: count}` (MongoDB 5.3)."""
+    if not counts:
+        raise FailedToParseError("tagged write concern requires tags")
+    try:
+        return parse_tag_counts(counts, "w.")
+    except ReplError as error:
+        raise FailedToParseError(error.message) from error
+
+
 _kept = lru_cache(maxsize=256)(_parse)
 
 
 def write_concern_of(ctx: CommandContext) -> WriteConcern:
-    """Return the write concern of this command. Over HTTP one that can never be met is refused before any write."""
+    """Return the write concern of this command, before anything of it is applied.
+
+    Over HTTP one that can never be met is refused here; see also `refuse_few_in_sync`.
+    """
     member = ctx.member
     config = member.node.config
     raw = ctx.body.get_raw("writeConcern")
@@ -109,7 +126,18 @@ def write_concern_of(ctx: CommandContext) -> WriteConcern:
         concern = parse_write_concern(raw, lambda: default_concern(member.store, config).w)
     if ctx.request.source == "http":
         refuse_unsatisfiable(config, concern)
+    if ctx.transaction is None and not ctx.command.ends_transaction:
+        refuse_few_in_sync(member, concern)
     return concern
+
+
+def refuse_few_in_sync(member: MemberPort, concern: WriteConcern) -> None:
+    """Refuse a write that waits for other members while fewer than settings.minInSync are in sync."""
+    config = member.node.config
+    if config is not None and config.settings.min_in_sync > 1 and concern.w not in (0, 1):
+        refusal = member.node.in_sync_refusal()
+        if refusal is not None:
+            raise NotEnoughInSyncError(refusal)
 
 
 def refuse_unsatisfiable(config: ReplSetConfig | None, concern: WriteConcern) -> None:
@@ -127,13 +155,14 @@ class WriteConcernFailure:
     """The write is applied, and its write concern is not met (map W4).
 
     code: 64 (wtimeout), 50 (maxTimeMS), 100, 79, 189. timed_out: wtimeout ran out. progress: how far each member was,
-    as `Node.member_progress` gives it.
+    as `Node.member_progress` gives it. waiting_for: the members that lack the entry.
     """
 
     code: int
     message: str
     timed_out: bool = False
     progress: Sequence[dict[str, object]] = ()
+    waiting_for: Sequence[WaitedFor] = ()
 
 
 async def wait_until_met(
@@ -142,6 +171,7 @@ async def wait_until_met(
     """Wait until the entry at `optime` meets `concern`; return why it is not met, None when it is.
 
     The wait ends with the concern's wtimeout or at `deadline` (maxTimeMS, on the member's clock), whichever is first.
+    Without either it ends once it is in vain: MongoDB would wait for ever, and say nothing (map D9).
     """
     node = member.node
     refusal = None if node.config is None else unsatisfiable(node.config, concern)
@@ -155,20 +185,62 @@ async def wait_until_met(
     left_ms = None if deadline is None else max(0, deadline - member.clock.now())
     wtimeout_ms = concern.wtimeout_ms or None
     by_deadline = left_ms is not None and (wtimeout_ms is None or left_ms < wtimeout_ms)
-    key = (concern.w, bool(concern.j))
-    if isinstance(concern.w, str) or concern.w > 1:
-        member.on_awaited("durable" if concern.j or isinstance(concern.w, str) else "applied")
+    limit_ms = left_ms if by_deadline else wtimeout_ms
+    if not isinstance(concern.w, int) or concern.w > 1:
+        member.on_awaited("durable" if concern.j or concern.w in (MAJORITY, IN_SYNC) else "applied")
+    key = WaiterKey(concern.w, bool(concern.j), limit_ms is None)
     future = member.write_waiters.add(key, optime, lambda reached: node.is_satisfied(concern, reached))
+    if limit_ms is None and not future.done() and (vain := node.in_vain(concern)) is not None:
+        future.set_exception(WaitInVainError(vain.reason, code=vain.code))
     try:
-        if await done_within(future, left_ms if by_deadline else wtimeout_ms):
+        if await done_within(future, limit_ms):
             return None
     except PrimarySteppedDownError:
         return _stepped_down(member)
-    progress = node.member_progress()
+    except WaitInVainError as error:
+        return _failure(member, concern, optime, error.code, error.message)
     if by_deadline:
-        return WriteConcernFailure(ErrorCode.MAX_TIME_EXPIRED, "operation exceeded time limit", progress=progress)
-    text = "waiting for replication timed out"
-    return WriteConcernFailure(ErrorCode.WRITE_CONCERN_TIMEOUT, text, timed_out=True, progress=progress)
+        return _failure(member, concern, optime, ErrorCode.MAX_TIME_EXPIRED, "operation exceeded time limit")
+    return _failure(member, concern, optime, ErrorCode.WRITE_CONCERN_TIMEOUT, "waiting for replication timed out")
+
+
+class WaiterKey(NamedTuple):
+    """Which waiters have one condition. endless: they wait without a limit."""
+
+    w: int | str | TagCounts
+    j: bool
+    endless: bool
+
+
+class WaitInVainError(ReplError):
+    """A write waits for members that are down (100, or 79 if the configuration has lost the mode)."""
+
+
+def end_waits_in_vain(member: MemberPort) -> None:
+    """End the waits without a limit that are in vain. A member calls it every second."""
+
+    def error(key: Hashable) -> Callable[[], ReplError] | None:
+        if not isinstance(key, WaiterKey) or not key.endless:
+            return None
+        vain = member.node.in_vain(WriteConcern(key.w, key.j))
+        return None if vain is None else lambda: WaitInVainError(vain.reason, code=vain.code)
+
+    member.write_waiters.fail_where(error)
+
+
+def _failure(member: MemberPort, concern: WriteConcern, optime: OpTime, code: int, text: str) -> WriteConcernFailure:
+    """Make the failure of a write that is applied: with whom it waited for, and how far each member is."""
+    node = member.node
+    waiting_for = node.members_waited_for(concern, optime)
+    if waiting_for and code != ErrorCode.UNSATISFIABLE_WRITE_CONCERN:
+        text += f"; not yet on {', '.join(f'{row.host} ({row.why})' for row in waiting_for)}"
+    return WriteConcernFailure(
+        code,
+        text,
+        timed_out=code == ErrorCode.WRITE_CONCERN_TIMEOUT,
+        progress=node.member_progress(),
+        waiting_for=waiting_for,
+    )
 
 
 def _stepped_down(member: MemberPort) -> WriteConcernFailure:
@@ -195,6 +267,8 @@ def _error_document(failure: WriteConcernFailure, concern: WriteConcern) -> dict
     """Return writeConcernError as drivers read it (map W3)."""
     info: dict[str, object] = {"wtimeout": True} if failure.timed_out else {}
     info["writeConcern"] = concern.document()
+    if failure.waiting_for:
+        info["waitingFor"] = [{"host": str(row.host), "why": row.why} for row in failure.waiting_for]
     if failure.progress:
         info["progress"] = [
             {name: optime_document(value) if isinstance(value, OpTime) else value for name, value in row.items()}

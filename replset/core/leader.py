@@ -14,6 +14,7 @@ from replset.core.effects import (
     StartFetching,
     StopFetching,
 )
+from replset.core.in_sync import update_in_sync
 from replset.core.member_state import MemberState
 from replset.core.quorum import commit_point, has_majority
 from replset.core.state import NEVER, NodeState, Peer
@@ -55,6 +56,8 @@ class Leader:
         node.note_reign(node.self_id)
         node.election_wall_ms = node.wall_ms()
         node.become(MemberState.PRIMARY)
+        node.lag.restart(node.position.last_applied, node.now)
+        update_in_sync(node, is_new_primary=True)
         self.phase = Phase.CATCH_UP
         self._began = node.now
         self._source = None
@@ -134,6 +137,8 @@ class Leader:
         if node.disk_stalled:
             self.step_down("its disk does not sync")
             return
+        if update_in_sync(node):
+            node.emit(ProgressChanged())
         if node.position.last_applied != self._last_entry:
             self._last_entry, self._last_entry_at = node.position.last_applied, node.now
         if node.writable and node.now - self._last_entry_at >= PERIODIC_NOOP_MS:
@@ -223,6 +228,7 @@ class Leader:
         self.phase = Phase.NOT_PRIMARY
         node.writable = False
         node.election_wall_ms = None
+        node.in_sync = frozenset()
         node.sync_source = None
         node.journal("stepped down", why)
         node.emit(AcceptWrites(False, node.term), StopFetching())

@@ -16,6 +16,7 @@ from replset.core.effects import AppendNoop, Effect
 from replset.core.election import Elections
 from replset.core.follower import Follower
 from replset.core.heartbeat import Heartbeats
+from replset.core.in_sync import in_sync_have, in_sync_refusal
 from replset.core.leader import Leader
 from replset.core.member_state import MemberState
 from replset.core.messages import (
@@ -59,7 +60,8 @@ from replset.core.staleness import lag_ms
 from replset.core.state import NodeState, Peer
 from replset.core.status import Status, build_status
 from replset.core.stepdown import StepDowns
-from replset.core.write_concern import WriteConcern, satisfied
+from replset.core.waiting import WaitedFor, in_vain, majority_lag, members_waited_for
+from replset.core.write_concern import IN_SYNC, MAJORITY, WriteConcern, is_enough, satisfied
 from replset.ids import OPTIME_NULL, HostPort, MemberId, Millis, OpTime
 
 
@@ -152,6 +154,8 @@ class Node:
                 # older term than its entry's for one in that older term's history.
                 self._elections.observe_term(position.last_applied.term)
                 state.position = position
+                if state.is_primary:
+                    state.lag.note(position.last_applied, now)
                 self._leader.on_progress_changed()
                 self._leader.advance_catch_up()
                 self._stepdowns.advance()
@@ -372,10 +376,39 @@ class Node:
         state = self._state
         if not state.is_primary:
             return False
+        if not isinstance(concern.w, int) and concern.w not in (MAJORITY, IN_SYNC):
+            return self._has_tagged_holders(concern, optime)
         committed = state.commit_point
         if concern.j and isinstance(concern.w, str):
             committed = min(committed, self._leader.durable_commit_point())
+        if concern.w == IN_SYNC and not in_sync_have(state, optime):
+            return False
         return satisfied(concern, optime, state.position, lambda: state.positions().values(), committed)
+
+    def _has_tagged_holders(self, concern: WriteConcern, optime: OpTime) -> bool:
+        state = self._state
+        holders = {
+            member_id
+            for member_id, position in state.positions().items()
+            if (position.last_durable if concern.j else position.last_applied) >= optime
+        }
+        return state.config is not None and is_enough(state.config, concern, holders)
+
+    def in_vain(self, concern: WriteConcern) -> Refused | None:
+        """Why it is in vain to wait for `concern`; None: it is not."""
+        return in_vain(self._state, concern)
+
+    def members_waited_for(self, concern: WriteConcern, optime: OpTime) -> list[WaitedFor]:
+        """The members that lack the entry at `optime` and could help to meet `concern`."""
+        return members_waited_for(self._state, concern, optime)
+
+    def in_sync_refusal(self) -> str | None:
+        """Why a primary must not apply a write that waits for other members (settings.minInSync); None: it may."""
+        return in_sync_refusal(self._state) if self._state.writable else None
+
+    def majority_lag(self) -> tuple[int, tuple[HostPort, ...]]:
+        """How far in ms the write majority is behind this primary, and which members would have to catch up."""
+        return majority_lag(self._state) if self._state.is_primary else (0, ())
 
     def member_progress(self) -> list[dict[str, object]]:
         """The position of each member, for the reply of a write that waited in vain."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from replset.bson import ObjectId
 from replset.config import Member, ReplSetConfig, Settings
 from replset.core.effects import Effect, ElectionRecord, LastVote, RecordElectionEvent, Reply, Send, StateChanged
+from replset.core.lag import LagHistory
 from replset.core.member_state import MemberState, is_legal
 from replset.core.messages import (
     HeartbeatRequest,
@@ -144,6 +145,8 @@ class NodeState:
     damage: str = ""  # why an oplog entry on this disk is not what was written; "" while none is known
     election_wall_ms: int | None = None
     sync_source: HostPort | None = None
+    lag: LagHistory = field(default_factory=LagHistory)
+    in_sync: frozenset[MemberId] = frozenset()  # on a primary: see in_sync.py
     started_at: Millis = BEGINNING
     now: Millis = BEGINNING
     out: list[Effect] = field(default_factory=list)
@@ -265,6 +268,11 @@ class NodeState:
             return None
         member = self.config.member(self.primary_id)
         return None if member is None else member.host
+
+    def serves(self, member: Member) -> bool:
+        """Whether a member is this one, or a SECONDARY at its last word."""
+        peer = self.peers.get(member.host)
+        return member.host == self.host or (peer is not None and peer.state is MemberState.SECONDARY)
 
     def positions(self) -> dict[MemberId, Position]:
         """Positions of data-bearing members that count: voters whose incarnation matches, and members without a vote.

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from replset.config import ReplSetConfig
+from replset.config import ReplSetConfig, TagCounts
 from replset.core.messages import Position, Refused
 from replset.errors import ErrorCode
-from replset.ids import OpTime
+from replset.ids import MemberId, OpTime
 
 MAJORITY = "majority"
+IN_SYNC = "inSync"
 
 
 @dataclass(frozen=True, slots=True)
 class WriteConcern:
-    """w: number of members, or "majority". j: whether on their disks, None: not given. wtimeout_ms: 0 waits for ever.
+    """What a write waits for. j: whether on their disks, None: not given. wtimeout_ms: 0 waits for ever.
 
+    w: number of members; "majority"; "inSync", a majority and all members that are in sync; the name of a mode in the
+    configuration; or tags with their counts.
     provenance: clientSupplied, customDefault or implicitDefault (map W6).
     """
 
-    w: int | str = MAJORITY
+    w: int | str | TagCounts = MAJORITY
     j: bool | None = None
     wtimeout_ms: int = 0
     provenance: str = "clientSupplied"
 
     def document(self) -> dict[str, object]:
-        document: dict[str, object] = {"w": self.w, "wtimeout": self.wtimeout_ms}
+        document: dict[str, object] = {
+            "w": dict(self.w) if isinstance(self.w, tuple) else self.w,
+            "wtimeout": self.wtimeout_ms,
+        }
         if self.j is not None:
             document["j"] = self.j
         return {**document, "provenance": self.provenance}
@@ -51,21 +57,45 @@ def kept_default(old: ReplSetConfig, new: ReplSetConfig) -> str:
     return f"the default write concern is {{w: 'majority'}} from now on: {would_be}; setDefaultRWConcern changes it"
 
 
+def tag_counts(config: ReplSetConfig, concern: WriteConcern) -> TagCounts | None:
+    """Return the tags that `concern` asks for, by itself or by a mode of the configuration; None: it asks for none."""
+    if isinstance(concern.w, str):
+        return config.settings.write_concern_modes.get(concern.w)
+    return concern.w if isinstance(concern.w, tuple) else None
+
+
+def is_enough(config: ReplSetConfig, concern: WriteConcern, holders: Collection[MemberId]) -> bool:
+    """Whether these data-bearing members, if they have an entry, are as many and of the kind that `concern` asks for.
+
+    "inSync" asks for a majority at least. A mode that the configuration does not have is met by nobody.
+    """
+    if isinstance(concern.w, int):
+        return len(holders) >= concern.w
+    if concern.w in (MAJORITY, IN_SYNC):
+        return sum(member.id in holders for member in config.data_voters) >= config.write_majority
+    counts = tag_counts(config, concern)
+    if counts is None:
+        return False
+    members = [member for member in config.data_bearing if member.id in holders]
+    return all(len({member.tags[tag] for member in members if tag in member.tags}) >= count for tag, count in counts)
+
+
 def unsatisfiable(config: ReplSetConfig, concern: WriteConcern) -> Refused | None:
     """Why the set as configured can never meet `concern`, None when it can (codes 100 and 79)."""
-    if isinstance(concern.w, str):
-        if concern.w == MAJORITY:
-            return None
+    if concern.w in (MAJORITY, IN_SYNC):
+        return None
+    if isinstance(concern.w, str) and tag_counts(config, concern) is None:
         return Refused(
             ErrorCode.UNKNOWN_WRITE_CONCERN_MODE, f"no write concern mode named {concern.w!r} in the configuration"
         )
-    holders = len(config.data_bearing)
-    if concern.w > holders:
-        return Refused(
-            ErrorCode.UNSATISFIABLE_WRITE_CONCERN,
-            f"w: {concern.w} asks for more members than the {holders} that hold data",
-        )
-    return None
+    if is_enough(config, concern, [member.id for member in config.data_bearing]):
+        return None
+    if isinstance(concern.w, int):
+        reason = f"w: {concern.w} asks for more members than the {len(config.data_bearing)} that hold data"
+    else:
+        asked = ", ".join(f"{count} different values of {tag}" for tag, count in tag_counts(config, concern) or ())
+        reason = f"w: {concern.document()['w']!r} asks for {asked}; the members' tags do not have so many"
+    return Refused(ErrorCode.UNSATISFIABLE_WRITE_CONCERN, reason)
 
 
 def satisfied(
@@ -75,13 +105,13 @@ def satisfied(
     positions: Callable[[], Iterable[Position]],
     committed: OpTime,
 ) -> bool:
-    """Whether the entry at `optime` meets `concern`.
+    """Whether the entry at `optime` meets `concern`, which asks for a number of members or for a majority.
 
     positions: gives those of the data-bearing members, own included. committed: the commit point; with j, what of it a
     majority has on disk. Only the commit point counts for "majority": an entry of an older term may be on a majority
     and be rolled back all the same, until an entry of this primary's own term is committed (Raft, 5.4.2).
     """
-    if isinstance(concern.w, str):
+    if not isinstance(concern.w, int):
         return committed >= optime
     if concern.j and own.last_durable < optime:
         return False

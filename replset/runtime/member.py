@@ -23,7 +23,7 @@ from replset.commands.ports import RecentLog, Traffic
 from replset.commands.snapshot_server import SnapshotServer
 from replset.commands.transactions import TransactionTable
 from replset.commands.waiters import Notifier, WaiterList
-from replset.commands.write_concern import stored_default
+from replset.commands.write_concern import end_waits_in_vain, stored_default
 from replset.core.effects import NO_VOTE
 from replset.core.messages import (
     ChainMismatch,
@@ -84,6 +84,7 @@ T = TypeVar("T")
 
 INSECURE = "started with --insecure-members: anybody who reaches the wire port can act as a member of the set"
 REFRESH_EVERY_S = 10
+WATCH_EVERY_S = 1
 AWAITED_MS = 1_000
 """How long a wait for positions or for the commit point is remembered: others then tell them without delay."""
 CLIENT_THREADS = 8
@@ -363,6 +364,7 @@ class RunningMember:
             self.index_builder.run(),
             self.ttl.run(),
             self._refresh(),
+            self._watch_waiters(),
             self._mark.run(),
         ):
             self._tasks.start(work)
@@ -423,6 +425,12 @@ class RunningMember:
             await asyncio.sleep(REFRESH_EVERY_S)
             self.dispatcher.cursors.sweep()
             await self.rollbacks.refresh()
+
+    async def _watch_waiters(self) -> None:
+        """Every second end the waits for write concerns that are in vain."""
+        while True:
+            await asyncio.sleep(WATCH_EVERY_S)
+            end_waits_in_vain(self)
 
     async def _install_copy(self, copy: str) -> None:
         """Put a fetched copy in the place of the data, with nothing else at work on it.

@@ -50,7 +50,24 @@ REFUSED = [
     pytest.param(document(settings={"catchUpTakeoverDelayMillis": -2}), 2, "catchUpTakeover", id="C2-takeover"),
     pytest.param(document(settings={"chainingAllowed": "yes"}), 14, "chainingAllowed", id="C2-chaining-type"),
     pytest.param(document(settings={"getLastErrorDefaults": {"w": 2}}), 5_624_102, "getLastError", id="C2-defaults"),
-    pytest.param(document(settings={"getLastErrorModes": {"a": {"b": 1}}}), 2, "Modes", id="C2-modes"),
+    pytest.param(document(settings={"getLastErrorModes": {"a": {"b": 1}}}), 4, "Modes.a.b", id="C7-no-such-tag"),
+    pytest.param(document(settings={"getLastErrorModes": 1}), 14, "Modes", id="C7-modes-type"),
+    pytest.param(document(settings={"getLastErrorModes": {"a": 1}}), 14, "Modes.a", id="C7-mode-type"),
+    pytest.param(document(settings={"getLastErrorModes": {"a": {"b": "c"}}}), 14, "Modes.a.b", id="C7-count-type"),
+    pytest.param(document(settings={"getLastErrorModes": {"a": {"b": 0}}}), 2, "Modes.a.b", id="C7-count"),
+    *(
+        pytest.param(document(settings={"getLastErrorModes": {name: {}}}), 2, "server's own", id=f"C7-{name}")
+        for name in ("majority", "inSync", "$x", "")
+    ),
+    pytest.param(document(settings={"minInSync": 0}), 2, "settings.minInSync", id="minInSync-0"),
+    pytest.param(document(settings={"minInSync": 4}), 2, "at most 3", id="minInSync-4"),
+    pytest.param(
+        document(member(0), member(1, secondaryDelaySecs=5, priority=0), arbiter(2), settings={"minInSync": 2}),
+        *(2, "at most 1"),
+        id="minInSync-of-delayed-members",
+    ),
+    pytest.param(document(settings={"inSyncLagSecs": 0}), 2, "settings.inSyncLagSecs", id="inSyncLagSecs"),
+    pytest.param(document(settings={"flowControlTargetLagSecs": -1}), 2, "flowControl", id="flowControl"),
     pytest.param(document(settings={"replicaSetId": "x"}), 14, "replicaSetId", id="C2-set-id"),
     pytest.param({"_id": "rs0", "members": []}, 2, "from 1 to 50", id="C3-nobody"),
     pytest.param(document(*(member(n, votes=0, priority=0) for n in range(51))), 2, "from 1 to 50", id="C3-51"),
@@ -309,3 +326,18 @@ def test_which_change_is_weaker(old: int, new: int, weaker: bool) -> None:
         return ReplSetConfig.parse({"_id": "rs0", "version": 1, "members": rows})
 
     assert is_weaker(of(new), of(old)) is weaker
+
+
+def test_modes_and_what_differs_from_the_defaults_are_shown() -> None:
+    """Map C7; a default that MongoDB does not have is not shown."""
+    given = {
+        "getLastErrorModes": {"both": {"dc": 2}},
+        "minInSync": 2,
+        "inSyncLagSecs": 3,
+        "flowControlTargetLagSecs": 0,
+    }
+    config = ReplSetConfig.parse(document(member(0, tags={"dc": "a"}), member(1, tags={"dc": "b"}), settings=given))
+    assert given.items() <= config.settings.document().items()
+    assert ReplSetConfig.parse(config.document()) == config
+    assert config.settings.write_concern_modes == {"both": (("dc", 2),)}
+    assert not {"minInSync", "inSyncLagSecs", "flowControlTargetLagSecs"} & Settings().document().keys()

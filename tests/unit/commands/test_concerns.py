@@ -13,19 +13,26 @@ import pytest
 from replset.bson import encode
 from replset.commands.read_concern import ReadConcern, read_point
 from replset.commands.waiters import Notifier, WaiterList
-from replset.commands.write_concern import LONGEST_KEPT, _kept, parse_write_concern, wait_until_met
+from replset.commands.write_concern import (
+    LONGEST_KEPT,
+    _kept,
+    end_waits_in_vain,
+    parse_write_concern,
+    wait_until_met,
+)
 from replset.core.effects import CommitPointAdvanced, Effect, ProgressChanged, StateChanged
 from replset.core.member_state import MemberState
 from replset.core.messages import LocalPosition, Position
 from replset.core.write_concern import WriteConcern
 from replset.errors import (
+    FailedToParseError,
     MaxTimeMSExpiredError,
     NotPrimaryOrSecondaryError,
     NotWritablePrimaryError,
     PrimarySteppedDownError,
 )
 from replset.ids import OPTIME_NULL, Millis, OpTime
-from tests.simulation.core_kit.machine import members_of
+from tests.simulation.core_kit.machine import host, members_of
 from tests.simulation.kit.clock import SimClock
 from tests.unit.core.single_node import NOW, SingleNode, at, lead, leading_three, named, place, single_node
 from tests.unit.runtime.kit import on_virtual_time, settle
@@ -161,6 +168,40 @@ def test_who_waits_in_vain_is_told_so_in_time(wtimeout_ms: int, deadline_ms: int
     with_rig(after_a_write)
 
 
+def test_who_waits_without_a_limit_is_told_at_once_when_the_wait_is_in_vain() -> None:
+    """Map D9. With a limit the wait lasts as long as the client asked."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.apply(NEXT)
+        endless, limited = rig.write(3), rig.write(3, None, 60_000)
+        await settle()
+        end_waits_in_vain(rig)
+        await settle()
+        assert not endless.done()
+        down = rig.node.peer_at(host(2))
+        down.state, down.last_contact = MemberState.DOWN, Millis(NOW - 60_000)
+        end_waits_in_vain(rig)
+        await settle()
+        assert (endless.done(), limited.done()) == (True, False)
+        for failure in (endless.result(), await rig.write(3)):
+            assert (failure.code, failure.timed_out) == (100, False)
+            assert host(2) in failure.message
+            assert host(2) in [row.host for row in failure.waiting_for]
+        limited.cancel()
+
+    with_rig(scenario)
+
+
+def test_a_time_out_names_who_is_waited_for() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.apply(NEXT)
+        failure = await rig.write("majority", None, 100)
+        assert failure.message.startswith("waiting for replication timed out; not yet on ")
+        assert [row.host for row in failure.waiting_for] == [host(0), host(1), host(2)]
+
+    with_rig(scenario)
+
+
 def test_a_stepdown_ends_every_wait_at_once() -> None:
     async def scenario(rig: Rig) -> None:
         rig.apply(NEXT)
@@ -271,3 +312,13 @@ def test_a_long_write_concern_is_not_kept_in_memory() -> None:
         concern = encode({"w": 1, "provenance": "x" * length})
         assert parse_write_concern(concern, lambda: 1) == WriteConcern(1)
     assert _kept.cache_info().currsize == kept
+
+
+@pytest.mark.parametrize("w", [{}, {"dc": 0}, {"dc": "x"}, {"dc": 1.5}, [1]])
+def test_tags_that_make_no_write_concern(w: object) -> None:
+    with pytest.raises(FailedToParseError):
+        parse_write_concern(encode({"w": w}), lambda: 1)
+
+
+def test_tags_in_a_write_concern() -> None:
+    assert parse_write_concern(encode({"w": {"dc": 2.0, "disk": 1}}), lambda: 1).w == (("dc", 2), ("disk", 1))

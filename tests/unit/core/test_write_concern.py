@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
+from replset.config import ReplSetConfig, Settings, TagCounts
 from replset.core.messages import LocalPosition, Position
-from replset.core.write_concern import WriteConcern, implicit_default, satisfied, unsatisfiable
+from replset.core.write_concern import IN_SYNC, WriteConcern, implicit_default, is_enough, satisfied, unsatisfiable
 from replset.ids import OPTIME_NULL, OpTime
 from tests.simulation.core_kit.cluster import CoreCluster
-from tests.simulation.core_kit.machine import members_of
-from tests.unit.core.single_node import at, named, place, shaped, single_node
+from tests.simulation.core_kit.machine import host, members_of
+from tests.unit.core.single_node import NOW, at, lead, named, place, shaped, single_node
 
 W, OLDER = at(2, 5), at(2, 4)
 
@@ -46,6 +48,57 @@ def test_what_can_never_be_met(w: int | str, code: int | None) -> None:
     assert (refusal.code if refusal else None) == code
 
 
+def tagged(*tags: Mapping[str, str], modes: Mapping[str, TagCounts] | None = None) -> ReplSetConfig:
+    """Members with these tags; one of them is hidden and without a vote."""
+    rows = [replace(row, tags=own) for row, own in zip(members_of(len(tags)), tags, strict=True)]
+    rows[-1] = replace(rows[-1], votes=0, priority=0.0, hidden=True)
+    return named(*rows, settings=Settings(write_concern_modes=modes or {}))
+
+
+TAGGED = tagged(
+    {"dc": "east", "disk": "ssd"},
+    {"dc": "east"},
+    {"dc": "west", "disk": "ssd"},
+    {"dc": "north"},
+    modes={"both": (("dc", 2),), "many": (("dc", 4),), "fast": (("dc", 2), ("disk", 1))},
+)
+
+
+@pytest.mark.parametrize(
+    ("w", "holders", "enough"),
+    [
+        ("both", {0, 1}, False),
+        ("both", {0, 2}, True),
+        ("both", {0, 3}, True),
+        ("fast", {1, 3}, False),
+        ("fast", {1, 2}, True),
+        ((("dc", 3),), {0, 1, 2}, False),
+        ((("dc", 3),), {1, 2, 3}, True),
+        ("none", {0, 1, 2, 3}, False),
+        (2, {3, 1}, True),
+        (2, {3}, False),
+        ("majority", {0, 3}, False),
+        ("majority", {0, 1}, True),
+        (IN_SYNC, {0, 1}, True),
+    ],
+)
+def test_which_members_are_enough(w: int | str | TagCounts, holders: set[int], enough: bool) -> None:
+    """Map C7: a mode counts the different values of its tags; members without a vote count, for a majority not."""
+    assert (
+        is_enough(TAGGED, WriteConcern(w), {member.id for member in TAGGED.members if member.id in holders}) is enough
+    )
+
+
+@pytest.mark.parametrize(
+    ("w", "code"),
+    [("both", None), ("many", 100), ("none", 79), ((("rack", 1),), 100), ((("dc", 3),), None), (IN_SYNC, None)],
+)
+def test_which_tags_can_never_be_enough(w: str | TagCounts, code: int | None) -> None:
+    refusal = unsatisfiable(TAGGED, WriteConcern(w))
+    assert (refusal.code if refusal else None) == code
+    assert w != (("rack", 1),) or (refusal and "1 different values of rack" in refusal.reason)
+
+
 @pytest.mark.parametrize(
     ("concern", "own", "others", "committed", "met"),
     [
@@ -67,7 +120,20 @@ def test_when_it_is_met(
     assert satisfied(concern, W, own, lambda: [own, *others], committed) is met
 
 
+def test_a_tagged_write_is_met_by_members_of_another_place() -> None:
+    node = lead(single_node(config=named(*TAGGED.members, settings=TAGGED.settings)))
+    node.receive(LocalPosition(place(at(2))), NOW)
+    both, on_disk = WriteConcern("both"), WriteConcern((("dc", 2),), j=True)
+    node.receive_heartbeat(1, config_term=2, position=place(at(2)))
+    assert not node.is_satisfied(both, at(2))
+    node.receive_heartbeat(3, config_term=2, position=place(at(2), at(1)))
+    assert node.is_satisfied(both, at(2))
+    assert not node.is_satisfied(on_disk, at(2))
+    assert [row.host for row in node.members_waited_for(on_disk, at(2))] == [host(2), host(3)]
+
+
 def test_the_document() -> None:
+    assert WriteConcern((("dc", 2),)).document()["w"] == {"dc": 2}
     assert WriteConcern(2, True, 5, "clientSupplied").document() == {
         "w": 2,
         "wtimeout": 5,

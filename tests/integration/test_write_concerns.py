@@ -1,0 +1,123 @@
+"""Write concerns by tags and by who is in sync, and what a writer is told while members are away: real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+
+from replset.cli.local_set import LocalMember, LocalSet, wait_until
+from tests.integration.conftest import MakeSet
+from tests.integration.talk import ids, insert, run, status
+
+pytestmark = pytest.mark.slow
+
+
+def reconfigure(primary: LocalMember, settings: dict[str, object], tags: list[dict[str, str]] | None = None) -> None:
+    config = run(primary, {"replSetGetConfig": 1}, "admin")["config"]
+    config["version"] += 1
+    config["settings"] |= settings
+    for row, own in zip(config["members"], tags or (), strict=False):
+        row["tags"] = own
+    run(primary, {"replSetReconfig": config}, "admin")
+
+
+def insert_one(member: LocalMember, number: int, concern: dict[str, object]) -> dict[str, Any]:
+    command = {"insert": "orders", "documents": [{"_id": number}], "writeConcern": concern}
+    reply: dict[str, Any] = member.command(command, "shop", timeout_s=30)
+    return reply
+
+
+def insert_over_http(member: LocalMember, number: int, concern: dict[str, object]) -> tuple[int, dict[str, Any]]:
+    body = {"database": "shop", "collection": "orders", "document": {"_id": number}, "writeConcern": concern}
+    url = f"{member.http}/v1/action/insertOne"
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def others(local: LocalSet, primary: LocalMember) -> list[LocalMember]:
+    return [member for member in local.members if member is not primary]
+
+
+def test_a_write_concern_by_tags_and_as_the_default(make_set: MakeSet) -> None:
+    local = make_set()
+    primary = local.wait_for_primary()
+    places = [{"dc": "east"}, {"dc": "east"}, {"dc": "west"}]
+    reconfigure(primary, {"getLastErrorModes": {"both": {"dc": 2}, "three": {"dc": 3}}}, places)
+    insert(primary, 1, w="both")
+    insert(primary, 2, w={"dc": 2})
+    reply = insert_one(primary, 3, {"w": "three"})
+    assert (reply["n"], reply["writeConcernError"]["code"]) == (1, 100)
+    assert insert_one(primary, 4, {"w": "none"})["writeConcernError"]["code"] == 79
+    run(primary, {"setDefaultRWConcern": 1, "defaultWriteConcern": {"w": {"dc": 2}}}, "admin")
+    west = next(member for member in others(local, primary) if member is local.members[2])
+    os.kill(west.pid, signal.SIGSTOP)
+    try:
+        reply = insert_one(primary, 5, {"wtimeout": 300})
+        failure = reply["writeConcernError"]
+        assert (failure["code"], failure["errInfo"]["writeConcern"]["w"]) == (64, {"dc": 2})
+        assert west.host in [row["host"] for row in failure["errInfo"]["waitingFor"]]
+        assert f"not yet on {west.host} (" in failure["errmsg"]
+    finally:
+        os.kill(west.pid, signal.SIGCONT)
+    insert(primary, 6, w={"dc": 2})
+
+
+def test_in_sync_goes_on_without_a_frozen_member_and_waits_for_it_when_it_is_back(make_set: MakeSet) -> None:
+    local = make_set(inSyncLagSecs=2, minInSync=2, electionTimeoutMillis=20_000)
+    primary = local.wait_for_primary()
+    frozen, other = others(local, primary)
+    insert(primary, 1, w="inSync")
+    os.kill(frozen.pid, signal.SIGSTOP)
+    try:
+        insert(primary, 2, w="inSync")  # once the frozen member has left the set
+        began = time.monotonic()
+        insert(primary, 3, w="inSync")
+        assert time.monotonic() - began < 1.5
+        local.kill(other)
+        wait_until(lambda: insert_one(primary, 4, {"w": "inSync", "wtimeout": 100})["ok"] == 0, 20, "a refusal")
+        count = run(primary, {"count": "orders"})["n"]
+        for w in ("inSync", "majority", 2):
+            refused = insert_one(primary, 5, {"w": w})
+            assert (refused["code"], refused["codeName"]) == (9_900_001, "NotEnoughInSync")
+            assert refused["errorLabels"] == ["NoWritesPerformed"]
+            assert frozen.host in refused["errmsg"]
+        assert run(primary, {"count": "orders"})["n"] == count
+        code, body = insert_over_http(primary, 6, {"w": "inSync"})
+        assert (code, body["code"]) == (503, 9_900_001)
+    finally:
+        os.kill(frozen.pid, signal.SIGCONT)
+    primary = local.wait_for_primary()
+    wait_until(lambda: insert_one(primary, 7, {"w": "inSync", "wtimeout": 5_000}).get("n") == 1, 30, "a write in sync")
+    assert 7 in ids(frozen)
+
+
+def test_beside_an_arbiter_a_majority_write_says_at_once_who_is_missing(make_set: MakeSet) -> None:
+    """Map D6: no wtimeout, and no endless wait."""
+    local = make_set(members=2, arbiters=1)
+    primary = local.wait_for_primary()
+    secondary = next(member for member in others(local, primary) if not member.arbiter)
+    insert(primary, 1)
+    local.kill(secondary)
+    reply = insert_one(primary, 2, {"w": "majority"})
+    failure = reply["writeConcernError"]
+    assert (reply["n"], failure["code"]) == (1, 100)
+    assert f"it waits for {secondary.host} (not reachable" in failure["errmsg"]
+    assert f"replset reconfig --demote {secondary.host}" in failure["errmsg"]
+    began = time.monotonic()
+    assert insert_one(primary, 3, {"w": 2})["writeConcernError"]["code"] == 100
+    assert time.monotonic() - began < 0.5
+    assert any(secondary.host in remark["why"] for remark in status(primary)["remarks"])
+    local.start(secondary)
+    insert(primary, 4)
