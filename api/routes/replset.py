@@ -76,6 +76,16 @@ def router(member: RunningMember) -> APIRouter:
     async def write_state(optime: str, request: Request) -> Response:
         return await run_here(request, {"replSetGetWriteState": optime, "all": True})
 
+    @routes.get(
+        "/elections",
+        summary="The elections of all members, newest first; with `local` of this member's alone.",
+        description="Why a member stood, who was asked, who granted, who refused and why, and how long each phase took."
+        " `unreachable` names the members that did not answer, and why.",
+        responses=answers(200, *READ_ERRORS),
+    )
+    async def elections(request: Request, local: bool = False, limit: int = 20) -> Response:
+        return await run_here(request, {"replSetGetElections": 1, "all": not local, "limit": limit})
+
     @routes.post(
         "/initiate",
         summary="Make a new set: the body is its configuration, or empty for this member alone.",

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from replset.bson import to_ejson
-from replset.cli import calls, cluster, members, operations, oplog, show
+from replset.cli import calls, cluster, members, operations, oplog, show, why
 from replset.cli.host_option import Host
 from replset.errors import ErrorCode
 from replset.terminal import run_app
@@ -75,6 +75,7 @@ def conf(host: Host) -> None:
     typer.echo(show.pretty(calls.ask(host, {"replSetGetConfig": 1})["config"]))
 
 
+app.command()(why.why)
 app.command()(members.initiate)
 app.command()(members.add)
 app.command("add-arbiter")(members.add_arbiter)

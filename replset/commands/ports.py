@@ -24,6 +24,7 @@ from replset.replication.protocol import Awaited
 from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_progress import RollbackProgress
 from replset.replication.write_ops import WriteGroup
+from replset.storage.member_file import JournalLine
 from replset.storage.store import Store
 
 if TYPE_CHECKING:
@@ -227,6 +228,10 @@ class MemberPort(Protocol):
 
     @property
     def recent_log(self) -> RecentLog: ...
+
+    async def election_journal(self, limit: int) -> list[JournalLine]:
+        """The newest lines of the election journal, newest first."""
+        ...
 
     @property
     def initial_sync_progress(self) -> InitialSyncProgress:

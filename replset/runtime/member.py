@@ -77,6 +77,7 @@ from replset.runtime.shell import Shell
 from replset.runtime.transport import Transport
 from replset.runtime.writer import Writer
 from replset.storage.disk import Disk
+from replset.storage.member_file import JournalLine
 from replset.storage.store import Store, StoreOptions
 
 log = logging.getLogger("replset.member")
@@ -451,6 +452,9 @@ class RunningMember:
             self._mark.suspended = False
         self._on_moved()
         self._changes.notify()
+
+    async def election_journal(self, limit: int) -> list[JournalLine]:
+        return await self.context.workers.run(lambda: self._member_file.journal(limit))
 
     def _default_is_set(self) -> bool:
         """Whether the set has a default write concern of its own; False while the data is being replaced."""

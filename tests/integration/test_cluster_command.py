@@ -68,6 +68,10 @@ def test_a_set_from_up_to_down(folder: Path) -> None:
     replset("step-down", "--host", host)
     after = wait_until(lambda: member if (member := primary_of(folder)).host != before.host else None, 60, "another")
     assert after.host in table
+    story = replset("why", "--host", host, "--last", "1")
+    assert story.startswith(f"{after.host} is primary of term")
+    assert "the primary before it handed over (stepUpRequestSkipDryRun)" in story
+    assert re.search(r"took +election \d+ ms, catch-up \d+ ms, drain \d+ ms", story)
 
     config = json.loads(replset("conf", "--host", host))
     victim = next(row for row in config["members"] if row["host"] != after.host)
@@ -149,9 +153,7 @@ def test_an_arbiter_and_its_process_in_one_command(folder: Path, tmp_path: Path)
     assert isinstance(config, dict)
     assert config["settings"]["electionTimeoutMillis"] == 1500
     assert config["settings"]["heartbeatIntervalMillis"] == 250
-    options = primary.command({"getCmdLineOpts": 1})["parsed"]
-    assert isinstance(options, dict)
-    assert "20" in json.dumps(options)
+    assert all("20" in member.flags for member in LocalSet.load(folder).members)
 
     place = tmp_path / "arbiter"
     command = ("add-arbiter", f"127.0.0.1:{ports[2]}", "--host", primary.host, "--start", str(place))

@@ -39,6 +39,7 @@ from replset.replication.write_ops import WriteGroup
 from replset.replication.write_queue import WriteQueue
 from replset.runtime.admission import Admission
 from replset.storage.disk import RealDisk
+from replset.storage.member_file import JournalLine
 from replset.storage.store import Store, StoreOptions
 
 T = TypeVar("T")
@@ -146,6 +147,7 @@ class FakeMember:
     asked: list[RequestBody] = field(default_factory=list)
     waited: list[tuple[OpTime, WriteConcern]] = field(default_factory=list)
     cuts: list[tuple[list[str], str | int]] = field(default_factory=list)
+    journal: list[JournalLine] = field(default_factory=list)
     groups: int = 0
     changes_waited_for: int = 0
     awaited: Awaited = ""
@@ -216,6 +218,9 @@ class FakeMember:
 
     def delay(self, hosts: Sequence[HostPort], delay_ms: int) -> None:
         self.cuts.append((list(hosts), delay_ms))
+
+    async def election_journal(self, limit: int) -> list[JournalLine]:
+        return self.journal[:limit]
 
     @property
     def rollbacks(self) -> RollbackList:

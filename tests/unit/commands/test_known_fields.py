@@ -12,7 +12,8 @@ from replset.commands.table import COMMANDS
 from tests.unit.commands.conftest import Client
 
 OURS = {"replSetAddMember", "replSetRemoveMember", "replSetResync", "replSetGetRollbacks", "replSetTestCut"} | {
-    "replSetTestClock"
+    "replSetTestClock",
+    "replSetGetElections",
 }
 """Commands that MongoDB does not have."""
 CHECKED = {name: command for name, command in COMMANDS.items() if command.fields is not None and not command.private}

@@ -1,0 +1,157 @@
+"""replSetGetElections: the election journal, put together by elections (map D16). The core writes its lines.
+
+Each member writes down the elections in which it was the candidate: why it stood, who was asked, who refused and why,
+and how long each phase took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TypeGuard
+
+from replset.bson import DateTime, Int64
+from replset.commands import fields
+from replset.commands.command import Command, CommandContext
+from replset.commands.ports import Reply
+from replset.errors import ReplError
+from replset.ids import HostPort, Millis
+from replset.storage.member_file import JournalLine
+
+MEMBER_TIMEOUT_MS = Millis(3_000)
+DEFAULT_LIMIT, MOST = 20, 1000
+LINES_BEFORE = 5
+PHASE_OF = {"dry run": "dry run", "election": "election", "won": "catch-up", "draining": "drain"}
+"""The event that begins a phase."""
+LOST = ("dry run lost", "election lost")
+
+
+@dataclass(slots=True)
+class RecordedElection:
+    """One election of this member. lines: its own; before: what the journal has before it. ended: of its leadership."""
+
+    before: list[JournalLine]
+    lines: list[JournalLine] = field(default_factory=list)
+    ended: JournalLine | None = None
+
+    @property
+    def outcome(self) -> str:
+        events = {line.event for line in self.lines}
+        if "won" in events:
+            return "won"
+        return "lost" if events & set(LOST) else "open"
+
+    def detail(self, event: str) -> str:
+        return next((line.detail for line in self.lines if line.event == event), "")
+
+    def document(self) -> dict[str, object]:
+        """Return it for a reply; times in UTC, durations in milliseconds."""
+        asked = (self.detail("dry run") or self.detail("election")).partition(": asking ")[2].partition(";")[0]
+        in_dry_run = self.detail("election").partition("granted by ")[2]
+        refused = [line.detail.partition(": ") for line in self.lines if line.event == "vote not granted"]
+        document: dict[str, object] = {
+            "term": Int64(self.lines[-1].term),
+            "date": DateTime(self.lines[0].wall_ms),
+            "reason": self.lines[0].detail.partition(": ")[0],
+            "outcome": self.outcome,
+            "asked": [host for host in asked.split(", ") if host and host != "nobody else"],
+            "grantedInDryRun": in_dry_run.split(", ") if in_dry_run else [],
+            "granted": [host for host in self.detail("won").partition("votes of ")[2].split(", ") if host],
+            "refused": [{"member": host, "reason": reason} for host, _, reason in refused],
+            "phases": [{"phase": name, "millis": Int64(ms)} for name, ms in self._phases()],
+            "before": [_line_document(line) for line in self.before],
+            "journal": [_line_document(line) for line in self.lines],
+        }
+        if self.outcome == "lost":
+            document["why"] = self.lines[-1].detail
+        if self.ended is not None:
+            document["ended"] = _line_document(self.ended)
+        return document
+
+    def _phases(self) -> list[tuple[str, int]]:
+        found = []
+        marks = [line for line in self.lines if line.event in PHASE_OF or line.event in (*LOST, "leading")]
+        for line, after in pairwise(marks):
+            if line.event in PHASE_OF:
+                found.append((PHASE_OF[line.event], max(0, after.wall_ms - line.wall_ms)))
+        return found
+
+
+def _line_document(line: JournalLine) -> dict[str, object]:
+    return {
+        "date": DateTime(line.wall_ms),
+        "term": Int64(line.term),
+        "event": line.event,
+        "detail": line.detail,
+    }
+
+
+def find_elections(lines: Iterable[JournalLine]) -> list[RecordedElection]:
+    """Put the lines of a journal, oldest first, together by elections, oldest first."""
+    found: list[RecordedElection] = []
+    others: list[JournalLine] = []
+    current: RecordedElection | None = None
+    for line in lines:
+        is_real = line.event == "election"
+        if line.event == "dry run" or (is_real and not (is_open(current) and current.outcome == "open")):
+            current = RecordedElection(others[-LINES_BEFORE:], [line])
+            found.append(current)
+            others = []
+        elif not is_open(current):
+            if line.event == "stepped down" and found and found[-1].outcome == "won" and found[-1].ended is None:
+                found[-1].ended = line
+            others.append(line)
+        else:
+            current.lines.append(line)
+    return found
+
+
+def is_open(election: RecordedElection | None) -> TypeGuard[RecordedElection]:
+    """Whether further lines belong to this election: it is neither lost nor has its winner begun to accept writes."""
+    return election is not None and election.lines[-1].event not in (*LOST, "leading", "stepped down")
+
+
+async def get_elections(ctx: CommandContext) -> Reply:
+    """The elections of this member, newest first. With `all`, those of every member, and the members that failed."""
+    limit = fields.whole(ctx.body, "limit", ctx.name, DEFAULT_LIMIT, least=1)
+    everywhere = fields.boolean(ctx.body, "all", ctx.name)
+    lines = await ctx.member.election_journal(MOST)
+    rows = [{"member": str(ctx.member.host), **each.document()} for each in find_elections(reversed(lines))]
+    reply: dict[str, object] = {}
+    if everywhere:
+        config = ctx.member.node.config
+        others = [] if config is None else [each.host for each in config.members if each.host != ctx.member.host]
+        answers = await asyncio.gather(*(_ask_member(ctx, host, limit) for host in others))
+        rows += [row for found, _ in answers for row in found]
+        reply["unreachable"] = {str(host): why for host, (_, why) in zip(others, answers, strict=True) if why}
+    return {"elections": newest_first(rows)[: min(limit, MOST)], **reply}
+
+
+def newest_first(rows: Sequence[dict[str, object]]) -> list[dict[str, object]]:
+    """Sort by term before time: the members' clocks differ."""
+
+    def place(row: dict[str, object]) -> tuple[int, int]:
+        term, date = row.get("term"), row.get("date")
+        return (int(term) if isinstance(term, int) else 0, date.ms if isinstance(date, DateTime) else 0)
+
+    return sorted(rows, key=place, reverse=True)
+
+
+async def _ask_member(ctx: CommandContext, host: HostPort, limit: int) -> tuple[list[dict[str, object]], str]:
+    """Ask one member for its elections. Returns them, or why it did not answer."""
+    command: dict[str, object] = {"replSetGetElections": 1, "limit": limit}
+    try:
+        reply = await ctx.member.peer.call(host, command, timeout_ms=MEMBER_TIMEOUT_MS)
+    except ReplError as error:
+        return [], error.message
+    rows = reply.get("elections")
+    if not isinstance(rows, list):
+        return [], str(reply.get("errmsg", "it gave no list of elections"))
+    return [{**row, "member": str(host)} for row in rows if isinstance(row, dict)], ""
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("replSetGetElections", get_elections, frozenset({"limit", "all"}), admin_only=True),
+)
