@@ -15,7 +15,6 @@ from api.openapi import answers, body
 from replset.errors import ErrorCode
 from replset.runtime.member import RunningMember
 
-NOT_BUILT_YET = ("syncFrom", "maintenance")
 RECONFIG_FIELDS = ("config", "force", "maxTimeMS", "ok", "operationTime", "$clusterTime", "commitmentStatus")
 """The last four are in an answer of /config, which may be sent back with a changed `config`."""
 MEMBER = {
@@ -155,6 +154,30 @@ def router(member: RunningMember) -> APIRouter:
         return await run_here(request, {"replSetFreeze": fields["seconds"]})
 
     @routes.post(
+        "/syncFrom",
+        summary="Let this member, a secondary, fetch from `host`, until that is no good source any more.",
+        responses=answers(200, *ERRORS),
+        openapi_extra=body({"type": "object", "required": ["host"], "properties": {"host": MEMBER["host"]}}),
+    )
+    async def sync_from(request: Request) -> Response:
+        fields = await options_of(request, ("host",))
+        if "host" not in fields:
+            raise failure(ErrorCode.MISSING_FIELD, "field 'host' is missing but required: HOST:PORT of a member")
+        return await run_here(request, {"replSetSyncFrom": fields["host"]})
+
+    @routes.post(
+        "/maintenance",
+        summary="Keep this member, a secondary, from serving reads (`on`: true), or end that once.",
+        responses=answers(200, *ERRORS),
+        openapi_extra=body({"type": "object", "required": ["on"], "properties": {"on": {"type": "boolean"}}}),
+    )
+    async def maintenance(request: Request) -> Response:
+        fields = await options_of(request, ("on",))
+        if "on" not in fields:
+            raise failure(ErrorCode.MISSING_FIELD, "field 'on' is missing but required: true or false")
+        return await run_here(request, {"replSetMaintenance": fields["on"]})
+
+    @routes.post(
         "/resync",
         summary="Let this member export what only it has, and copy another member's data; also ends a quarantine.",
         responses=answers(200, *ERRORS),
@@ -184,17 +207,4 @@ def router(member: RunningMember) -> APIRouter:
     async def remove_member(host: str, request: Request) -> Response:
         return await run_on_primary(request, {"replSetRemoveMember": host})
 
-    async def not_built(request: Request) -> Response:
-        raise failure(ErrorCode.NOT_IMPLEMENTED, f"{request.url.path.rpartition('/')[2]} is not built yet")
-
-    for name in NOT_BUILT_YET:
-        routes.add_api_route(
-            f"/{name}",
-            not_built,
-            methods=["POST"],
-            summary="Not built yet: answers 400, code 238.",
-            operation_id=name,
-            responses=answers(400, 405),
-            status_code=400,
-        )
     return routes

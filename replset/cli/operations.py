@@ -1,8 +1,9 @@
-"""The subcommands that make one member do something: step-down, freeze, resync, repair."""
+"""The subcommands that make one member do something: step-down, freeze, sync-from, resync, and others."""
 
 from __future__ import annotations
 
 import time
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,11 @@ from replset.cli.repair import repair as repair_dbpath
 from replset.errors import BadValueError, ReplError
 
 DEFAULT_CATCH_UP_S = 10
+
+
+class Switch(StrEnum):
+    ON = "on"
+    OFF = "off"
 
 
 def step_down(
@@ -45,6 +51,27 @@ def freeze(
         calls.ask(host, {"replSetFreeze": seconds}),
         f"{host} does not become a candidate for {seconds} s" if seconds else "unfrozen",
     )
+
+
+def sync_from(
+    source: Annotated[str, typer.Argument(metavar="HOST:PORT", help="the member to fetch from")],
+    host: Host,
+) -> None:
+    """Let a secondary fetch from another member, until that is no good source any more."""
+    reply = calls.ask(host, {"replSetSyncFrom": source})
+    if reply.get("warning"):
+        typer.echo(f"warning: {reply['warning']}")
+    typer.echo(f"{host} syncs from {source} (before: {reply.get('prevSyncTarget', 'from nobody')})")
+
+
+def maintenance(
+    switch: Annotated[Switch, typer.Argument(metavar="on|off", help="off ends it once for each on")],
+    host: Host,
+) -> None:
+    """Keep a secondary from serving reads; it goes on to replicate and to vote."""
+    is_on = switch is Switch.ON
+    calls.ask(host, {"replSetMaintenance": is_on})
+    typer.echo(f"{host} is {calls.state_of(host)}")
 
 
 def resync(

@@ -25,6 +25,8 @@ MAX_AWAIT_MS = 30_000
 MAX_PROBES = 1_000
 COMMIT_POINT_DELAY_MS = 10
 """How long a new commit point waits for entries that it can go with, if nobody waits for it at the other end."""
+BEHIND_MS = 1_000
+"""How long a secondary waits for the entry that another one wants to go on from: it may be a moment behind it."""
 
 
 async def oplog_fetch(member: MemberPort, body: RawDocument) -> dict[str, object]:
@@ -39,6 +41,8 @@ async def oplog_fetch(member: MemberPort, body: RawDocument) -> dict[str, object
     loop = asyncio.get_running_loop()
     began = loop.time()
     deadline = began + min(request.max_await_ms, MAX_AWAIT_MS) / 1000
+    if request.awaits_commit_point and member.node.state is not MemberState.PRIMARY:
+        member.on_awaited("commit point")
     if request.after == member.store.last_applied and request.chain != member.store.chain:
         member.on_chain_mismatch(request.after)
     while True:
@@ -47,10 +51,19 @@ async def oplog_fetch(member: MemberPort, body: RawDocument) -> dict[str, object
         if min(member.node.commit_point, member.store.last_applied) > request.known_commit_point:
             delay_ms = 0 if request.awaits_commit_point else COMMIT_POINT_DELAY_MS
             until = min(until, began + delay_ms / 1000)
+        if _may_come(member, request) and (behind_ms := math.ceil((began - loop.time()) * 1000) + BEHIND_MS) > 0:
+            await member.wait_for_change(behind_ms)
+            continue
         left_ms = math.ceil((until - loop.time()) * 1000)
         if left_ms <= 0 or has_news(member, request):
             return fetch_now(member, request).document()
         await member.wait_for_change(left_ms)
+
+
+def _may_come(member: MemberPort, request: FetchRequest) -> bool:
+    """Whether the entry that was asked for may still reach this secondary: it is of the same term, and newer."""
+    newest = member.store.last_applied
+    return member.node.state is not MemberState.PRIMARY and request.after.term == newest.term and request.after > newest
 
 
 def has_news(member: MemberPort, request: FetchRequest) -> bool:

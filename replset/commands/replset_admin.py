@@ -16,11 +16,13 @@ from replset.core.messages import (
     Done,
     FreezeRequest,
     InitiateRequest,
+    MaintenanceRequest,
     ReconfigRequest,
     Refused,
     RequestBody,
     ResyncRequest,
     StepDownRequest,
+    SyncFromRequest,
 )
 from replset.core.reconfig_effect import reconfig_warning
 from replset.core.write_concern import MAJORITY, WriteConcern, implicit_default, kept_default
@@ -173,6 +175,24 @@ async def resync(ctx: CommandContext) -> Reply:
     return await ask(ctx, ResyncRequest(fields.boolean(ctx.body, "force", ctx.name)))
 
 
+async def sync_from(ctx: CommandContext) -> Reply:
+    """Take the member of this address as sync source (map R1)."""
+    target = parse_host(fields.text(ctx.body, ctx.name, ctx.name))
+    before = ctx.member.node.sync_source
+    warning = (await ask(ctx, SyncFromRequest(target))).get("info")
+    reply: dict[str, object] = {"syncFromRequested": str(target)}
+    if warning:
+        reply["warning"] = warning
+    if before is not None:
+        reply["prevSyncTarget"] = str(before)
+    return reply
+
+
+async def maintenance(ctx: CommandContext) -> Reply:
+    """Let this member serve no reads (true), until that is ended as often (false); map R9."""
+    return await ask(ctx, MaintenanceRequest(fields.boolean(ctx.body, ctx.name, ctx.name)))
+
+
 async def freeze(ctx: CommandContext) -> Reply:
     """Keep this member from seeking election for so many seconds; 0 ends it."""
     return await ask(ctx, FreezeRequest(_seconds(ctx, ctx.name, 0) * 1000))
@@ -242,6 +262,8 @@ COMMANDS: tuple[Command, ...] = (
     Command("replSetRemoveMember", remove_member, admin_only=True),
     Command("replSetStepDown", step_down, frozenset({"secondaryCatchUpPeriodSecs", "force"}), admin_only=True),
     Command("replSetFreeze", freeze, admin_only=True),
+    Command("replSetSyncFrom", sync_from, admin_only=True),
+    Command("replSetMaintenance", maintenance, admin_only=True),
     Command("replSetResync", resync, frozenset({"force"}), admin_only=True),
     Command(
         "replSetTestCut", test_cut, frozenset({"hosts", "direction", "delayMillis"}), admin_only=True, test_only=True

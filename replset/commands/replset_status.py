@@ -189,6 +189,8 @@ def _member_document(row: MemberStatus, member: MemberPort) -> dict[str, object]
     if address:
         document["httpAddress"] = address
     if row.is_self:
+        if member.node.maintenance:
+            document["maintenanceMode"] = member.node.maintenance
         document["self"] = True
     return document
 

@@ -145,6 +145,11 @@ class ProgressChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class RelayProgress:
+    """A member that fetches from this one has come farther: report its position to the sync source."""
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigInstalled:
     """A new configuration was installed; a `Persist` of it came before."""
 
@@ -194,6 +199,7 @@ Effect = (
     | AcceptWrites
     | CommitPointAdvanced
     | ProgressChanged
+    | RelayProgress
     | ConfigInstalled
     | CompareChains
     | StartRollback

@@ -1,9 +1,9 @@
-"""What a secondary does: choose a sync source, roll back, copy everything anew (map R1, Ro1, I1).
+"""What a secondary does: follow a sync source, roll back, copy everything anew (map R1, Ro1, I1).
 
-Members sync from the primary. When a source lacks this member's newest entry, the member rolls back towards it only if
-the source's newest entry is of a higher term: such a source holds all that was committed before (Raft, 5.4.3). A source
-whose newest entry is of a lower term than the one in which this member's commit point was committed may lack committed
-entries. The member leaves it and tries again later.
+Which source it takes, sync_source.py decides. When a source lacks this member's newest entry, the member rolls back
+towards it only if the source's newest entry is of a higher term: such a source holds all that was committed before
+(Raft, 5.4.3). A source whose newest entry is of a lower term than the one in which this member's commit point was
+committed may lack committed entries. The member leaves it and tries again later.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ from replset.core.messages import (
     Done,
     InitialSyncEnded,
     InitialSyncStarted,
+    MaintenanceRequest,
     Refused,
     ResyncRequest,
     RollbackEnded,
     SourceBatch,
     SourceFailed,
     SourceProblem,
+    SyncFromRequest,
 )
 from replset.core.quorum import has_majority
 from replset.core.state import NEVER, NodeState, Peer
+from replset.core.sync_source import SyncSources
 from replset.errors import ErrorCode
 from replset.ids import OPTIME_NULL, HostPort, Millis, OpTime
 
@@ -47,8 +50,8 @@ class Follower:
     def __init__(self, node: NodeState, leader: Leader) -> None:
         self.node = node
         self._leader = leader
+        self.sources = SyncSources(node)
         self._retry_at = Millis(0)
-        self._failed: HostPort | None = None  # the one to wait for until _retry_at; another one is tried at once
         self._is_copying = False  # an initial sync runs
         self._has_marker = False  # the one that runs, or ran last, has set its marker
         self._is_requested = False  # by replSetResync: the data that it replaces is sound
@@ -59,17 +62,20 @@ class Follower:
 
     def tick(self) -> None:
         node = self.node
+        if node.state is MemberState.SECONDARY and node.maintenance:
+            node.become(MemberState.RECOVERING)
         if node.state is MemberState.STARTUP2:
             self._sync_initially()
         elif node.state in (MemberState.SECONDARY, MemberState.RECOVERING):
-            self._follow_primary()
+            self._follow()
         elif node.state in (MemberState.REMOVED, MemberState.ARBITER) and node.sync_source is not None:
             self._stop()
 
     def next_due(self) -> Millis:
         node = self.node
-        waiting = node.state in (MemberState.SECONDARY, MemberState.RECOVERING, MemberState.STARTUP2)
-        return self._retry_at if waiting and self._retry_at > node.now else NEVER
+        if node.state in (MemberState.SECONDARY, MemberState.RECOVERING):
+            return self.sources.next_due()
+        return self._retry_at if node.state is MemberState.STARTUP2 and self._retry_at > node.now else NEVER
 
     def _next_try(self) -> Millis:
         """When to try again: after a quarter of a heartbeat interval, at most a second."""
@@ -77,36 +83,42 @@ class Follower:
 
     # --- the oplog -----------------------------------------------------------------------------------------------
 
-    def choose_source(self) -> HostPort | None:
-        """The primary. While none is known, a member that is ahead; None: no source.
+    def on_sync_from(self, request_id: int, request: SyncFromRequest) -> None:
+        """replSetSyncFrom: an initial sync takes this source with its next attempt."""
+        refusal = self.sources.on_request(request)
+        lag = self.node.peers[request.host].position.last_applied.seconds if refusal is None else 0
+        behind = self.node.position.last_applied.seconds - lag
+        warning = f"requested member {request.host} is more than 10 seconds behind us" if behind > 10 else ""
+        self.node.reply(request_id, refusal or Done(warning))
 
-        If only a member that cannot be elected holds the newest entries, the voters would refuse everybody else. So the
-        others fetch these entries first, and then one of them can win.
-        """
+    def on_maintenance(self, request_id: int, request: MaintenanceRequest, *, is_candidate: bool) -> None:
+        """replSetMaintenance: in RECOVERING the member goes on to fetch, acknowledge and vote."""
         node = self.node
-        if node.quarantine:
-            return None
-        peer = node.peer_of(node.primary_id)
-        if peer is not None:
-            return None if peer.state is MemberState.DOWN else peer.host
-        own = node.position.last_applied
-        ahead = [
-            peer
-            for peer in node.sorted_peers()
-            if peer.state is MemberState.SECONDARY
-            and peer.position.last_applied > own
-            and peer.position.last_applied.term >= node.commit_term
-        ]
-        if node.sync_source in [peer.host for peer in ahead]:
-            return node.sync_source
-        return max(ahead, key=lambda peer: (peer.position.last_applied, -peer.id)).host if ahead else None
+        if node.self_member is None or node.is_arbiter or node.is_primary or is_candidate:
+            why = (
+                "this member is running for election" if is_candidate else f"{node.state.name} has no maintenance mode"
+            )
+            node.reply(request_id, Refused(ErrorCode.NOT_SECONDARY, why))
+            return
+        if not request.on and not node.maintenance:
+            node.reply(request_id, Refused(ErrorCode.OPERATION_FAILED, "already out of maintenance mode"))
+            return
+        node.maintenance += 1 if request.on else -1
+        if not node.maintenance and not node.quarantine and node.state is MemberState.RECOVERING:
+            node.become(MemberState.SECONDARY)
+        node.reply(request_id, Done())
 
-    def _follow_primary(self) -> None:
+    def _follow(self) -> None:
         node = self.node
-        source = self.choose_source()
-        if source != node.sync_source:
+        if node.sync_source is not None:
+            why = "this member keeps out of the set" if node.quarantine else None
+            why = why or self.sources.reason_to_leave(node.sync_source)
+            if why is None:
+                return
+            self.sources.on_leaving(node.sync_source, why)
             self._stop()
-        if source is not None and node.sync_source is None and (node.now >= self._retry_at or source != self._failed):
+        source = self.sources.choose()
+        if source is not None:
             node.sync_source = source
             node.emit(StartFetching(source))
 
@@ -125,7 +137,7 @@ class Follower:
         if node.state is not MemberState.PRIMARY:
             term = max(batch.commit_term, batch.commit_point.term)
             self._leader.advance_commit_point(min(batch.commit_point, node.position.last_applied), term)
-        if node.state is MemberState.RECOVERING and not node.quarantine:
+        if node.state is MemberState.RECOVERING and not node.quarantine and not node.maintenance:
             node.become(MemberState.SECONDARY)
         self._leader.advance_catch_up()
 
@@ -134,8 +146,7 @@ class Follower:
         if failed.source != node.sync_source:
             return
         node.sync_source = None
-        self._failed = failed.source
-        self._retry_at = self._next_try()
+        self.sources.on_failed(failed.source, self._next_try())
         if node.state is MemberState.PRIMARY:
             self._leader.end_catch_up(f"{failed.source}: {failed.detail}")
             return
@@ -150,8 +161,10 @@ class Follower:
             # roll back or copy towards it could take the last copies of a majority write from the set.
             return
         if failed.oldest > own and failed.oldest.ts > own.ts:
+            if node.has_data and self.sources.on_too_stale(failed.source, failed.oldest) is not None:
+                return  # another one may reach back farther
             self._resync(
-                failed.source,
+                self._choose_sync_source(forced=False) or failed.source,
                 f"too stale: the oldest entry of {failed.source} is {failed.oldest}, this member's newest {own}",
             )
         elif failed.newest.term > own.term and node.state in (MemberState.SECONDARY, MemberState.RECOVERING):
@@ -168,7 +181,10 @@ class Follower:
         if node.state is not MemberState.ROLLBACK:
             return
         node.journal("rollback ended", ended.detail)
-        self._retry_at = node.now if ended.ok else self._next_try()
+        if ended.ok:
+            self.sources.allow(ended.source)
+        else:
+            self.sources.on_failed(ended.source, self._next_try())
         if ended.ok or ended.retry:
             node.become(MemberState.STARTUP2 if node.initial_sync_pending else MemberState.SECONDARY)
             node.push_election_timer()
@@ -314,17 +330,24 @@ class Follower:
         return peer.position.last_applied >= required or (peer.id == node.primary_id and required.term == node.term)
 
     def _choose_sync_source(self, *, forced: bool) -> HostPort | None:
-        """The primary, else the readable member with data and the newest entry."""
+        """The one that replSetSyncFrom names, else the primary, else the readable member with the newest entry."""
         node = self.node
         able = [peer for peer in node.sorted_peers() if peer.has_data and peer.state.is_readable]
+        able = [peer for peer in able if self._builds_enough(peer)]
         able = [peer for peer in able if forced or self._reaches(peer)]
         if not able:
             return None
 
-        def fitness(peer: Peer) -> tuple[bool, object, int]:
-            return (peer.state is MemberState.PRIMARY, peer.position.last_applied, -peer.id)
+        def fitness(peer: Peer) -> tuple[bool, bool, object, int]:
+            is_requested = peer.host == self.sources.requested
+            return (is_requested, peer.state is MemberState.PRIMARY, peer.position.last_applied, -peer.id)
 
         return max(able, key=fitness).host
+
+    def _builds_enough(self, peer: Peer) -> bool:
+        """Whether a copy of this member has all the indexes that this one is to have."""
+        me, it = self.node.self_member, None if self.node.config is None else self.node.config.member(peer.id)
+        return it is not None and (it.build_indexes or me is None or not me.build_indexes)
 
     def _start_sync(self, source: HostPort, why: str) -> None:
         self._is_copying = True

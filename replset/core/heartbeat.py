@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from replset.core.effects import RelayProgress
 from replset.core.election import Elections
 from replset.core.leader import Leader
 from replset.core.member_state import MemberState
 from replset.core.messages import (
     HeartbeatReply,
     HeartbeatRequest,
+    MemberProgress,
     ProgressReply,
     ProgressRequest,
     Refused,
@@ -116,8 +118,8 @@ class Heartbeats:
 
     def _on_reply(self, peer: Peer, reply: HeartbeatReply, round_trip_ms: int) -> None:
         node = self.node
-        was_up, before = peer.is_up, peer.state
-        peer.ping_ms = round_trip_ms if not was_up else (4 * peer.ping_ms + round_trip_ms) // 5
+        before = peer.state
+        peer.note_round_trip(round_trip_ms)
         peer.failures = 0
         peer.has_answered = True
         peer.message = ""
@@ -320,18 +322,33 @@ class Heartbeats:
             self._elections.observe_term(request.term)
         if not is_known or request.term != node.term:
             return False
-        for progress in request.progress:
-            peer, position = node.peer_of(progress.member_id), progress.position
-            if peer is None or max(position.last_applied, position.last_durable).term > request.term:
-                continue
-            peer.last_contact = node.now
-            peer.set_incarnation(progress.incarnation)
-            known = peer.position.last_durable
-            # Reports and fetches come on connections of their own, so that an older position may come later. In one
-            # term what is on disk only grows, but for a disk that lost it, of which heartbeats tell.
-            if known.term < node.term or position.last_durable >= known:
-                node.accept_position(peer, position)
+        is_new = any([self._accept_progress(request, progress) for progress in request.progress])
+        if is_new and not node.is_primary and node.sync_source is not None:
+            node.emit(RelayProgress())
         self._leader.on_progress_changed()
         self._leader.advance_catch_up()
         self._reconfigs.advance()
         return True
+
+    def _accept_progress(self, request: ProgressRequest, progress: MemberProgress) -> bool:
+        """Note one member's position. Return whether it is a new one.
+
+        A position that another member passes on says nothing of how the member itself is. It counts only for the
+        incarnation that the member named here, so that an old one cannot bring back what its disk has lost.
+        """
+        node = self.node
+        peer, position = node.peer_of(progress.member_id), progress.position
+        if peer is None or max(position.last_applied, position.last_durable).term > request.term:
+            return False
+        if progress.member_id == request.sender_id:
+            peer.last_contact = node.now
+            peer.set_incarnation(progress.incarnation)
+        elif peer.incarnation != progress.incarnation:
+            return False
+        peer.reported_at, peer.reported_term = node.now, node.term
+        before, known = peer.position, peer.position.last_durable
+        # Reports and fetches come on connections of their own, so that an older position may come later. In one
+        # term what is on disk only grows, but for a disk that lost it, of which heartbeats tell.
+        if known.term < node.term or position.last_durable >= known:
+            node.accept_position(peer, position)
+        return peer.position != before

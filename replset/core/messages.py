@@ -191,6 +191,20 @@ class ResyncRequest:
     force: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class SyncFromRequest:
+    """replSetSyncFrom: take this member as sync source, until it is no good source any more (map R1)."""
+
+    host: HostPort
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceRequest:
+    """replSetMaintenance: go to RECOVERING, and serve no reads, until it is switched off as often (map R9)."""
+
+    on: bool
+
+
 # --- answers to requests ---------------------------------------------------------------------------------------
 
 
@@ -219,6 +233,8 @@ RequestBody = (
     | StepDownRequest
     | FreezeRequest
     | ResyncRequest
+    | SyncFromRequest
+    | MaintenanceRequest
 )
 ReplyBody = HeartbeatReply | VoteReply | ProgressReply | Done | Refused
 

@@ -34,6 +34,7 @@ from replset.core.messages import (
     InitialSyncStarted,
     InitiateRequest,
     LocalPosition,
+    MaintenanceRequest,
     MemberProgress,
     Message,
     Position,
@@ -51,6 +52,7 @@ from replset.core.messages import (
     SourceProblem,
     StepDownRequest,
     StepUpRequest,
+    SyncFromRequest,
     VoteReply,
     VoteRequest,
     VoteSaved,
@@ -217,6 +219,10 @@ class Node:
                 self._stepdowns.on_freeze(request_id, body)
             case ResyncRequest():
                 self._follower.on_resync(request_id, body)
+            case SyncFromRequest():
+                self._follower.on_sync_from(request_id, body)
+            case MaintenanceRequest():
+                self._follower.on_maintenance(request_id, body, is_candidate=self._elections.election is not None)
 
     def _on_response(self, response: Response) -> None:
         body = response.body
@@ -326,6 +332,11 @@ class Node:
         return self._state.rolling_back
 
     @property
+    def maintenance(self) -> int:
+        """How often replSetMaintenance was switched on; 0: not in maintenance mode."""
+        return self._state.maintenance
+
+    @property
     def quarantine(self) -> str:
         """Why this member is out of service, empty when it is not."""
         return self._state.quarantine
@@ -362,10 +373,14 @@ class Node:
         member = state.self_member
         if state.config is None or member is None or state.must_sync or member.arbiter_only:
             return None
-        if state.state is MemberState.STARTUP2 or (member.votes and not state.incarnation_matches):
-            return None  # nothing of this member counts; heartbeats carry its position
-        own = MemberProgress(member.id, state.incarnation, state.position)
-        return ProgressRequest(member.id, state.term, state.config.version, state.config.term, (own,), state.set_id)
+        if state.state is MemberState.STARTUP2:
+            return None
+        rows = state.relayed_progress()
+        if not member.votes or state.incarnation_matches:  # else it does not count; heartbeats carry its position
+            rows = (MemberProgress(member.id, state.incarnation, state.position), *rows)
+        if not rows:
+            return None
+        return ProgressRequest(member.id, state.term, state.config.version, state.config.term, rows, state.set_id)
 
     def is_satisfied(self, concern: WriteConcern, optime: OpTime) -> bool:
         """Whether the entry at `optime` meets `concern` now.

@@ -6,6 +6,7 @@ All parts of the core share one `NodeState`: they read and change it, and emit e
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from replset.core.lag import LagHistory
 from replset.core.member_state import MemberState, is_legal
 from replset.core.messages import (
     HeartbeatRequest,
+    MemberProgress,
     Position,
     ProgressRequest,
     ReplyBody,
@@ -30,6 +32,7 @@ NEVER = Millis(1 << 62)
 BEGINNING = Millis(0)
 NO_CONFIG_VERSION = -2
 SHORT_REIGN = 6  # in election timeouts
+_ROUND_TRIPS, _ENOUGH_ROUND_TRIPS = 8, 5
 
 
 @dataclass(slots=True)
@@ -59,6 +62,10 @@ class Peer:
     has_data: bool = False
     electable: bool = False  # as it reports itself
     ping_ms: int = 0
+    round_trips: deque[int] = field(default_factory=lambda: deque(maxlen=_ROUND_TRIPS))  # the newest, in milliseconds
+    closeness_ms: int = 0  # the shortest of them: a busy member is no farther away
+    reported_at: Millis = BEGINNING  # a progress report or a fetch brought its position, in `reported_term`
+    reported_term: int = -1
     message: str = ""
     last_reply_wall_ms: int = 0
     last_request_wall_ms: int = 0
@@ -72,6 +79,16 @@ class Peer:
     @property
     def is_up(self) -> bool:
         return self.state not in (MemberState.DOWN, MemberState.UNKNOWN)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether enough heartbeats were answered to know how close it is."""
+        return len(self.round_trips) >= _ENOUGH_ROUND_TRIPS
+
+    def note_round_trip(self, round_trip_ms: int) -> None:
+        self.ping_ms = round_trip_ms if not self.is_up else (4 * self.ping_ms + round_trip_ms) // 5
+        self.round_trips.append(round_trip_ms)
+        self.closeness_ms = min(self.round_trips)
 
     def set_incarnation(self, incarnation: str) -> None:
         """Note the incarnation of its data. Another one is another disk, so the old position is void."""
@@ -141,6 +158,7 @@ class NodeState:
     disk_stalled: bool = False
     shutting_down: bool = False
     quarantine: str = ""
+    maintenance: int = 0  # how often replSetMaintenance was switched on: above 0 the member stays in RECOVERING
     durability_mark: OpTime = OPTIME_NULL
     damage: str = ""  # why an oplog entry on this disk is not what was written; "" while none is known
     election_wall_ms: int | None = None
@@ -314,6 +332,23 @@ class NodeState:
     def advertised_position(self) -> Position:
         """Position sent to other members; null during initial sync (map S5)."""
         return NO_POSITION if self.must_sync else self.position
+
+    def relayed_progress(self) -> tuple[MemberProgress, ...]:
+        """Positions that this member passes on to its source: of members that report to it (map R8).
+
+        Only reports of this term, and of the last election timeout: what a member said before may not hold any more.
+        """
+        if self.is_primary:
+            return ()
+        since = self.now - self.settings.election_timeout_ms
+        return tuple(
+            MemberProgress(peer.id, peer.incarnation, peer.position)
+            for peer in self.peers.values()
+            if peer.reported_term == self.term
+            and peer.reported_at >= since
+            and peer.host != self.sync_source
+            and peer.state in (MemberState.SECONDARY, MemberState.RECOVERING)
+        )
 
     # --- effects -------------------------------------------------------------------------------------------------
 

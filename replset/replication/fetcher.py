@@ -131,6 +131,11 @@ class Fetcher:
         """Whether somebody at the source waits for this member's position."""
         return self._session is None or bool(self._session.awaited)
 
+    @property
+    def awaited(self) -> Awaited:
+        """Which positions somebody at the source waits for, as its last page said."""
+        return "" if self._session is None else self._session.awaited
+
     def on_moved(self) -> None:
         """Handle a move of last_applied or last_durable: the next request may go."""
         session = self._session

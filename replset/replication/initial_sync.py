@@ -108,6 +108,8 @@ class InitialSync:
         self._claim = claim
         self._install = install
         self.progress = InitialSyncProgress()
+        self.exported = ""
+        """The id of what the attempt under way has exported, until it is known whether the copy holds all of it."""
         self._transfer = CopyTransfer(context, peer, self.progress, options or InitialSyncOptions())
 
     def clear_leftovers(self) -> None:
@@ -136,6 +138,7 @@ class InitialSync:
             marker = await self._set_marker(required)
             context.on_report(InitialSyncStarted(marker.incarnation))
             exported = await self._export(source, reason, marker.sync_id, required.committed, forced)
+            self.exported = "" if exported is None else exported.id
             record = await self._transfer.fetch(source, marker.sync_id)
             path = self._transfer.copy.path
             try:
@@ -152,11 +155,13 @@ class InitialSync:
                 raise
             if exported is not None and copy.has_exported:
                 await self._abandon(exported)
+            self.exported = ""
             incarnation = await self._claim(copy.newest)
             if incarnation != marker.incarnation:
                 context.on_report(InitialSyncStarted(incarnation))
             await self._install(path)
         except (ReplError, OSError) as error:
+            self.exported = ""
             detail = error.message if isinstance(error, ReplError) else str(error)
             log.warning("initial sync from %s failed: %s", source, detail)
             self.progress.fail(FailedAttempt(source, clock.now() - started_ms, detail))

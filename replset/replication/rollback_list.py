@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from replset.bson import MAX_INTERNAL_SIZE
 from replset.errors import CorruptDataError, ReplError
@@ -34,10 +34,12 @@ log = logging.getLogger("replset.rollback")
 class RollbackList:
     """unacknowledged: the number of rollbacks and exports, with damaged manifests, without abandoned ones."""
 
-    def __init__(self, disk: Disk, dbpath: str, workers: Workers) -> None:
+    def __init__(self, disk: Disk, dbpath: str, workers: Workers, *, undecided: Callable[[], str] = lambda: "") -> None:
+        """undecided: the id of what an initial sync under way has exported; its copy may hold all of that."""
         self._disk = disk
         self._folder = os.path.join(dbpath, FOLDER)
         self._workers = workers
+        self._undecided = undecided
         self._abandoned: set[str] = set()
         self._settled: set[str] = set()
         self.unacknowledged = 0
@@ -65,6 +67,7 @@ class RollbackList:
     def _count(self) -> int:
         names = self._names()
         noted = {name.removesuffix(ACK_SUFFIX) for name in names if name.endswith(ACK_SUFFIX)}
+        noted.add(self._undecided())
         open_ones = [name for name in names if is_manifest_name(name) and name.removesuffix(".json") not in noted]
         return sum(not self._is_abandoned(name) for name in open_ones)
 

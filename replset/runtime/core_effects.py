@@ -27,6 +27,7 @@ from replset.core.effects import (
     LastVote,
     PersistedRecord,
     ProgressChanged,
+    RelayProgress,
     Send,
     StartFetching,
     StartInitialSync,
@@ -79,6 +80,7 @@ class CoreEffects:
     write_waiters: WaiterList
     changes: Notifier
     on_topology_changed: Callable[[], None]
+    report_position: Callable[[], None]
     _is_disk_full: bool = False
 
     def handle_effect(self, effect: Effect) -> None:
@@ -104,6 +106,8 @@ class CoreEffects:
                 self.changes.notify()
             case ProgressChanged():
                 self.write_waiters.release()
+            case RelayProgress():
+                self.report_position()
             case StartFetching(source):
                 self.fetcher.start(source)
             case StopFetching():

@@ -228,7 +228,9 @@ class RunningMember:
             on_undone=self._on_undone,
             on_broken=self._break,
         )
-        self.rollbacks = RollbackList(ports.disk, files.dbpath, self._threads)
+        self.rollbacks = RollbackList(
+            ports.disk, files.dbpath, self._threads, undecided=lambda: self.initial_sync.exported
+        )
         self.durability = Durability(
             self.context,
             ports.sync_thread,
@@ -310,7 +312,7 @@ class RunningMember:
             options=steps.fetch,
         )
         self._rollback = Rollback(self.context, peer=set_peer, node=self.node, on_undo_begins=self._mark.lower)
-        self.initial_sync = InitialSync(
+        self.initial_sync: InitialSync = InitialSync(
             self.context,
             peer=set_peer,
             required=self._replacement.required,
@@ -337,6 +339,7 @@ class RunningMember:
             write_waiters=self.write_waiters,
             changes=self._changes,
             on_topology_changed=self._on_topology_changed,
+            report_position=self._report_position,
         )
         self.shell = Shell(self.node, self._effects, self.clock, self._threads, self._break)
         self._progress = ProgressReporter(
@@ -479,6 +482,10 @@ class RunningMember:
         self.shell.feed(LocalPosition(self.durability.position()))
         self.write_waiters.release()
         self._fetcher.on_moved()
+        self._report_position()
+
+    def _report_position(self) -> None:
+        """Report the positions of this member, and of those that fetch from it, where no fetch is about to do so."""
         if self.node.sync_source is None or self._fetcher.is_settling:
             return
         if self._fetcher.is_awaited:
@@ -572,7 +579,9 @@ class RunningMember:
         config = self.node.config
         if self._is_awaited("applied") or (config and not config.write_concern_majority_journal_default):
             return "applied"
-        return "durable" if self._is_awaited("durable") else ""
+        if self._is_awaited("durable"):
+            return "durable"
+        return "" if self.node.writable else self._fetcher.awaited
 
     def on_awaited(self, what: Literal["applied", "durable", "commit point"]) -> None:
         self._awaited_at[what] = self.clock.now()

@@ -32,14 +32,15 @@ def row_at(connection: apsw.Connection, optime: OpTime) -> OplogRow | None:
 def is_in_history(connection: apsw.Connection, theirs: OplogRow) -> bool:
     """Whether this log holds another member's row, with the same chain, or held it before it was trimmed.
 
-    The entries of one term are one primary's: a log that begins later in that term had all before it. False also where
-    it begins in a later term: then the question has no answer.
+    The entries of one term are one primary's, so a log that held a later entry of that term had all before it. The
+    terms that a log ever had, with their last entries, stay when it is trimmed.
     """
     oldest = oldest_row(connection)
     if oldest is None:
         return False
     if theirs.ts < oldest.ts:
-        return theirs.term == oldest.term
+        span = next((span for span in term_spans(connection) if span.first.term == theirs.term), None)
+        return span is not None and (span.last is None or theirs.ts <= span.last.ts)
     row = row_at(connection, theirs.optime)
     return row is not None and row.chain == theirs.chain
 

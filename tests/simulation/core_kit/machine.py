@@ -26,6 +26,7 @@ from replset.core.effects import (
     Persist,
     ProgressChanged,
     RecordElectionEvent,
+    RelayProgress,
     Reply,
     Send,
     StartFetching,
@@ -274,6 +275,8 @@ class CoreMachine:
                 self.committed = commit_point
                 self.cluster.note(self.host, f"commit point {commit_point}")
                 self.cluster.checkers.on_commit(self)
+            case RelayProgress():
+                self.report()
             case ConfigInstalled() | ProgressChanged():
                 pass
 

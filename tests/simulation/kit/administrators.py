@@ -41,6 +41,13 @@ class Administrators(FaultBase):
         if self._rng.random() < 0.3:
             self._later(1.0, lambda: self._background(self._ask(name, {"replSetFreeze": 0})))
 
+    def _sync_from(self) -> None:
+        """Members are told to fetch from one another, so that chains come, and now and then would be cycles."""
+        names = [machine.name for machine in self._cluster.members() if not machine.arbiter]
+        for name in self._rng.sample(names, min(2, len(names))):
+            source = self._cluster.host(self._rng.choice(names))
+            self._background(self._ask(name, {"replSetSyncFrom": source}))
+
     def _resync(self) -> None:
         """A secondary is asked to copy another member's data, in a set that is well and can do without its vote."""
         cluster = self._cluster

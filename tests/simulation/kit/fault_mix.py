@@ -45,6 +45,7 @@ class FaultMix:
     lose_wal: int = 0
     lose_pages: int = 0
     force_reconfig: int = 0
+    sync_from: int = 0
     pause_s: tuple[float, float] = (0.5, 5.0)
 
 
@@ -72,10 +73,12 @@ NEWER_KINDS = (
 NEWEST_KINDS = ("lose_wal",)
 RARE_KINDS = ("lose_pages", "force_reconfig")
 """In one run of ten each, by a generator of their own: recorded seeds stay as they were drawn."""
+CHAINS = "sync_from"
+"""In every third run, often: chains then come and go all the time."""
 VOTE_CHANGES = ("change_votes", "remove_and_add", "add_new")
 
 
-NO_FAULTS = FaultMix(**dict.fromkeys(OLD_KINDS + NEW_KINDS + NEWER_KINDS + NEWEST_KINDS + RARE_KINDS, 0))  # type: ignore[arg-type]
+NO_FAULTS = FaultMix(**dict.fromkeys(OLD_KINDS + NEW_KINDS + NEWER_KINDS + NEWEST_KINDS + RARE_KINDS + (CHAINS,), 0))  # type: ignore[arg-type]
 
 
 def draw_mix(rng: random.Random) -> FaultMix:
@@ -97,6 +100,8 @@ def draw_rare(rng: random.Random, mix: FaultMix) -> FaultMix:
     the same majorities, and every invariant still holds, whichever configuration wins.
     """
     rare = {name: 4 for name in RARE_KINDS if rng.random() < 0.1}
+    if rng.random() < 0.33:
+        rare[CHAINS] = 12
     if "force_reconfig" in rare:
         rare |= dict.fromkeys(VOTE_CHANGES, 0)
     return replace(mix, **rare)

@@ -67,6 +67,7 @@ class Faults(ProcessFaults, DiskFaults, NetworkFaults, Administrators):
             self._lose_wal: mix.lose_wal,
             self._lose_pages: mix.lose_pages,
             self._force_reconfig: mix.force_reconfig,
+            self._sync_from: mix.sync_from,
         }
         self._ends = cluster.loop.time() + seconds
         while cluster.loop.time() < self._ends:

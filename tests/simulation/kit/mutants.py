@@ -23,12 +23,13 @@ from replset.commands.waiters import WaiterList
 from replset.core import leader, node
 from replset.core.effects import Effect, LastVote, Persist
 from replset.core.election import Elections
-from replset.core.follower import Follower
 from replset.core.heartbeat import Heartbeats
 from replset.core.leader import Leader
 from replset.core.member_state import MemberState
+from replset.core.messages import MemberProgress, ProgressRequest
 from replset.core.node import Node
 from replset.core.state import NodeState
+from replset.core.sync_source import SyncSources
 from replset.core.write_concern import WriteConcern
 from replset.ids import OPTIME_NULL, HostPort, MemberId, OpTime
 from replset.oplog_entry import OplogEntry
@@ -218,9 +219,9 @@ def journaled_before_the_sync(patch: pytest.MonkeyPatch) -> None:
 
 def equal_source_accepted(patch: pytest.MonkeyPatch) -> None:
     """A member that knows no primary follows one that is not ahead of it, and that one may follow it."""
-    real = Follower.choose_source
+    real = SyncSources.choose
 
-    def choose_source(self: Follower) -> HostPort | None:
+    def choose(self: SyncSources) -> HostPort | None:
         node = self.node
         chosen = real(self)
         if chosen is not None or node.quarantine or node.peer_of(node.primary_id) is not None:
@@ -229,7 +230,28 @@ def equal_source_accepted(patch: pytest.MonkeyPatch) -> None:
         peers = [peer for peer in node.sorted_peers() if peer.state is MemberState.SECONDARY]
         return next((peer.host for peer in peers if peer.position.last_applied >= mine), None)
 
-    patch.setattr(Follower, "choose_source", choose_source)
+    patch.setattr(SyncSources, "choose", choose)
+    patch.setattr(SyncSources, "reason_to_leave", lambda *_: None)
+
+
+def positions_made_up(patch: pytest.MonkeyPatch) -> None:
+    """A member passes on its own position as that of the members which follow it."""
+    real = NodeState.relayed_progress
+
+    def relayed_progress(self: NodeState) -> tuple[MemberProgress, ...]:
+        return tuple(replace(row, position=self.position) for row in real(self))
+
+    patch.setattr(NodeState, "relayed_progress", relayed_progress)
+
+
+def old_incarnation_passed_on(patch: pytest.MonkeyPatch) -> None:
+    """A position that another member passes on counts for whatever incarnation it names."""
+    real = Heartbeats._accept_progress
+
+    def accept(self: Heartbeats, request: ProgressRequest, progress: MemberProgress) -> bool:
+        return real(self, replace(request, sender_id=progress.member_id), progress)
+
+    patch.setattr(Heartbeats, "_accept_progress", accept)
 
 
 def misfitting_batch_applied(patch: pytest.MonkeyPatch) -> None:
@@ -341,6 +363,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(linearizable_read_unproven, (19,), "invariant 7"),
     Mutant(waiter_released_too_early, (3, 1, 0)),
     Mutant(waiter_survives_its_term, (3, 2, 26)),
+    Mutant(positions_made_up, (183000,)),
+    Mutant(
+        old_incarnation_passed_on,
+        test="tests/unit/core/test_sync_source.py"
+        "::test_a_position_of_another_incarnation_is_not_taken_from_who_passes_it_on",
+    ),
     Mutant(equal_source_accepted, (8, 13), "invariant 9", CORE_ALONE, (scenarios.no_loop_of_sources, "invariant 9")),
     Mutant(misfitting_batch_applied, (9, 0, 1)),
     Mutant(manifest_without_entries, (3, 0, 2), "invariant 4"),

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.routes.replset import NOT_BUILT_YET
 from replset.bson import Binary, DateTime, Int64, RawDocument, Timestamp, encode
 from replset.config import ReplSetConfig
 from replset.core.member_state import MemberState
@@ -110,6 +109,8 @@ ADMIN: dict[str, tuple[str, str, object, dict[str, Any]]] = {
         {"replSetStepDown": 5, "secondaryCatchUpPeriodSecs": 2, "force": True},
     ),
     "freeze": ("POST", "freeze", {"seconds": 9}, {"replSetFreeze": 9}),
+    "sync-from": ("POST", "syncFrom", {"host": "a:1"}, {"replSetSyncFrom": "a:1"}),
+    "maintenance": ("POST", "maintenance", {"on": True}, {"replSetMaintenance": True}),
     "add": ("POST", "members", MEMBER, {"replSetAddMember": MEMBER}),
     "remove": ("DELETE", "members/127.0.0.1:27018", None, {"replSetRemoveMember": "127.0.0.1:27018"}),
 }
@@ -168,6 +169,8 @@ BAD_ADMIN: dict[str, tuple[str, str, object, int, str]] = {
     "a-number-as-config": ("POST", "reconfig", {"config": 1}, 14, "'config'"),
     "an-unknown-reconfig-field": ("POST", "reconfig", {"config": {}, "farce": True}, 40415, "'farce'"),
     "no-seconds": ("POST", "freeze", {}, 40414, "'seconds'"),
+    "no-source": ("POST", "syncFrom", {}, 40414, "'host'"),
+    "no-switch": ("POST", "maintenance", {}, 40414, "'on'"),
     "an-unknown-step-down-field": ("POST", "stepDown", {"secs": 3}, 40415, "'secs'"),
     "an-array": ("POST", "initiate", [], 9, "JSON object"),
     "a-bad-flag": ("GET", "config?commitmentStatus=perhaps", None, 2, "query commitmentStatus"),
@@ -194,11 +197,6 @@ def test_removing_who_is_no_member(api: Api) -> None:
     api.dispatcher.answers["replSetRemoveMember"] = {"ok": 0.0, "code": 74, "errmsg": "a:1 is no member of the set"}
     response = api.request("DELETE", "/v1/replset/members/a:1")
     assert (response.status_code, response.json()["code"]) == (404, 74)
-
-
-@pytest.mark.parametrize("name", NOT_BUILT_YET)
-def test_what_is_not_built_is_refused_by_its_name(api: Api, name: str) -> None:
-    refused(api.post(f"/v1/replset/{name}", {}), 400, 238, f"{name} is not built yet")
 
 
 # --- paths, methods ---------------------------------------------------------------------------------------------

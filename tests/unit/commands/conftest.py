@@ -98,6 +98,7 @@ class FakeNode:
     position: Position = NOWHERE
     sync_source: HostPort | None = None
     quarantine: str = ""
+    maintenance: int = 0
     status_value: Status | None = None
     lag: int | None = 0
 

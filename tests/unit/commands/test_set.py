@@ -20,11 +20,13 @@ from replset.core.messages import (
     FreezeRequest,
     HeartbeatRequest,
     InitiateRequest,
+    MaintenanceRequest,
     Position,
     ReconfigRequest,
     Refused,
     StepDownRequest,
     StepUpRequest,
+    SyncFromRequest,
     VoteReply,
     VoteRequest,
 )
@@ -315,12 +317,23 @@ def test_initiate_fills_in_what_is_left_out(client: Client, member: FakeMember) 
         ({"replSetStepDown": 30, "force": True}, StepDownRequest(30_000, 0, True)),
         ({"replSetFreeze": 12}, FreezeRequest(12_000)),
         ({"replSetStepUp": 1, "skipDryRun": True}, StepUpRequest(True)),
+        ({"replSetMaintenance": True}, MaintenanceRequest(True)),
+        ({"replSetMaintenance": 0}, MaintenanceRequest(False)),
     ],
 )
 def test_requests_to_the_core(client: Client, member: FakeMember, command: dict[str, object], expected: object) -> None:
     member.core_answer = Done("well")
     assert client.ok(command, "admin")["info"] == "well"
     assert member.asked == [expected]
+
+
+def test_sync_from_says_which_source_was_left_and_warns(client: Client, member: FakeMember) -> None:
+    member.node.sync_source = HostPort("localhost:27018")
+    member.core_answer = Done("it is behind")
+    reply = client.ok({"replSetSyncFrom": "localhost:27019"}, "admin")
+    assert member.asked == [SyncFromRequest(HostPort("localhost:27019"))]
+    assert reply["syncFromRequested"] == "localhost:27019"
+    assert (reply["prevSyncTarget"], reply["warning"]) == ("localhost:27018", "it is behind")
 
 
 def test_a_refusal_of_the_core_is_an_error(client: Client, member: FakeMember) -> None:
@@ -387,6 +400,9 @@ def test_where_the_default_stays_nothing_is_stored(client: Client, member: FakeM
         ({"replSetStepDown": -1}, "admin", 2),
         ({"replSetStepDown": "x"}, "admin", 14),
         ({"replSetFreeze": -1}, "admin", 2),
+        ({"replSetSyncFrom": 1}, "admin", 14),
+        ({"replSetSyncFrom": "a b"}, "admin", 2),
+        ({"replSetMaintenance": "on"}, "admin", 14),
         ({"replSetHeartbeat": "rs0"}, "admin", 9),
         ({"replSetRequestVotes": 1}, "admin", 9),
         ({"replSetUpdatePosition": 1}, "admin", 9),

@@ -17,6 +17,7 @@ from replset.errors import BadValueError, CursorNotFoundError, NotPrimaryOrSecon
 from replset.ids import OPTIME_NULL, HostPort, OpTime
 from replset.optime import optime_document
 from replset.replication.protocol import SnapshotReply, SnapshotRequest
+from replset.replication.rollback_list import RollbackList
 from replset.replication.rollback_manifest import FileKind, RollbackState, list_manifests
 from replset.storage.retention import remove_old_data
 from replset.storage.store import Store
@@ -203,21 +204,37 @@ def test_what_is_exported_before_a_copy_that_holds_it_is_no_rollback(members: tu
     assert manifest.files
 
 
+@pytest.mark.parametrize("term", [1, 2])
 @pytest.mark.parametrize(
-    ("term", "state"),
-    [pytest.param(1, RollbackState.ABANDONED, id="told"), pytest.param(2, RollbackState.EXPORTED, id="unknown")],
+    ("doomed", "state"),
+    [pytest.param(0, RollbackState.ABANDONED, id="held"), pytest.param(1, RollbackState.EXPORTED, id="diverged")],
 )
-def test_a_copy_whose_oplog_begins_later_in_my_term_holds_what_i_have(
-    members: tuple[Member, Member], term: int, state: RollbackState
+def test_a_copy_whose_oplog_begins_later_tells_what_it_held(
+    members: tuple[Member, Member], term: int, doomed: int, state: RollbackState
 ) -> None:
-    """One primary wrote all of a term. Where the oplog begins in a later one nobody knows, and it stays exported."""
+    """A member that was too stale holds only committed entries: that is no rollback. The terms of a log stay when it is
+    trimmed, so that an entry which the set lost is told apart.
+    """
     source, mine = members
     copy_log(source, mine)
-    source.insert(NS, *numbered(range(1_000, 1_020)), term=term)
+    source.insert(NS, *numbered(range(1_000, 1_020)), term=term + doomed)
+    mine.insert(NS, *numbered(range(2_000, 2_000 + doomed)), term=term)
     trim_to(source, source.store.last_applied)
     assert source.store.oldest > mine.store.last_applied
+    counted: list[int] = []
+
+    def count(command: dict[str, object], _: dict[str, object]) -> None:
+        if command.get("step") == "chunk":
+            counted.append(rollbacks._count())
+
+    rollbacks = RollbackList(
+        mine.context.disk, mine.context.dbpath, mine.context.workers, undecided=lambda: mine.initial_sync.exported
+    )
+    mine.network.before_reply = count
     assert sync(mine, "too stale").ok
     assert [manifest.state for manifest in list_manifests(mine.dbpath)] == [state]
+    assert set(counted) == {0}  # no alarm while the copy is on its way
+    assert rollbacks._count() == doomed
 
 
 @pytest.mark.parametrize("stopped", [True, False])

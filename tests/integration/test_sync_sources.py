@@ -1,0 +1,82 @@
+"""Chains of sync sources, and a member in maintenance mode, by the commands that operators have. Real processes."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from replset.cli.local_set import LocalMember, wait_until
+from replset.cli.main import main
+from tests.integration.conftest import MakeSet
+from tests.integration.forked import ForkedSet
+from tests.integration.talk import insert, run, same_everywhere, state, status
+
+pytestmark = pytest.mark.slow
+
+
+def source_of(member: LocalMember) -> str:
+    return str(status(member)["syncSourceHost"])
+
+
+def secondaries(local: ForkedSet) -> list[LocalMember]:
+    primary = local.wait_for_primary()
+    return [member for member in local.members if member is not primary]
+
+
+def test_a_chain_acknowledges_as_fast_as_a_fetch_goes(make_set: MakeSet, capsys: pytest.CaptureFixture[str]) -> None:
+    local = make_set()
+    primary = local.wait_for_primary()
+    middle, last = secondaries(local)
+    insert(primary, 0)
+    assert main(["sync-from", middle.host, "--host", last.host]) == 0
+    assert f"{last.host} syncs from {middle.host} (before: {primary.host})" in capsys.readouterr().out
+    wait_until(lambda: source_of(last) == middle.host, 10, "the chain")
+    began = time.monotonic()
+    for number in range(1, 21):
+        insert(primary, number, w=3)
+    # Heartbeats bring positions too, four a second here: 20 writes that waited for them would take 2.5 s and more.
+    assert time.monotonic() - began < 2.5
+    assert source_of(last) == middle.host
+    assert main(["sync-from", last.host, "--host", middle.host]) == 2
+    assert "it syncs from this member" in capsys.readouterr().err
+    local.kill(middle)
+    insert(primary, 21)
+    wait_until(lambda: source_of(last) == primary.host, 20, "the last member to return to the primary")
+    local.start(middle)
+    assert len(same_everywhere(local)) == 22
+
+
+def test_without_chaining_everybody_fetches_from_the_primary(make_set: MakeSet) -> None:
+    local = make_set()
+    primary = local.wait_for_primary()
+    middle, last = secondaries(local)
+    run(last, {"replSetSyncFrom": middle.host}, "admin")
+    wait_until(lambda: source_of(last) == middle.host, 10, "the chain")
+    config = run(primary, {"replSetGetConfig": 1}, "admin")["config"]
+    config["version"] += 1
+    config["settings"]["chainingAllowed"] = False
+    run(primary, {"replSetReconfig": config}, "admin")
+    wait_until(lambda: source_of(last) == primary.host, 10, "the end of the chain")
+    assert last.command({"replSetSyncFrom": middle.host})["code"] == 72
+    insert(primary, 1, w=3)
+
+
+def test_a_member_in_maintenance_mode_serves_no_reads_and_acknowledges(
+    make_set: MakeSet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    local = make_set()
+    primary, (member, other) = local.wait_for_primary(), secondaries(local)
+    assert main(["maintenance", "on", "--host", member.host]) == 0
+    assert f"{member.host} is RECOVERING" in capsys.readouterr().out
+    assert run(member, {"hello": 1}, "admin")["secondary"] is False
+    find = {"find": "orders", "$db": "shop", "$readPreference": {"mode": "secondary"}}
+    assert member.command(find, "shop")["code"] == 13436
+    row = next(row for row in status(member)["members"] if row.get("self"))
+    assert row["maintenanceMode"] == 1
+    local.kill(other)
+    insert(primary, 1)  # a majority of three: this member is the second
+    assert main(["maintenance", "off", "--host", member.host]) == 0
+    assert state(member) == "SECONDARY"
+    assert main(["maintenance", "off", "--host", member.host]) == 2
+    assert "already out of maintenance mode" in capsys.readouterr().err
