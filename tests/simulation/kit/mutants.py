@@ -363,7 +363,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(linearizable_read_unproven, (19,), "invariant 7"),
     Mutant(waiter_released_too_early, (3, 1, 0)),
     Mutant(waiter_survives_its_term, (3, 2, 26)),
-    Mutant(positions_made_up, (183000,)),
+    Mutant(
+        positions_made_up,
+        test="tests/unit/core/test_sync_source.py::test_a_member_passes_on_the_position_of_who_follows_it",
+    ),
     Mutant(
         old_incarnation_passed_on,
         test="tests/unit/core/test_sync_source.py"
