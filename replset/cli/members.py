@@ -14,9 +14,9 @@ from replset.cli import calls
 from replset.cli.arbiter_process import check_startable, start_arbiter
 from replset.cli.changes import NotAcceptedError, check_effect, with_members, without_member
 from replset.cli.host_option import Host
+from replset.cli.plans import keep_default, run_plan, with_vote
 from replset.config import ReplSetConfig, parse_host
 from replset.core.reconfig_effect import describe_effect
-from replset.core.write_concern import MAJORITY, implicit_default, kept_default
 from replset.errors import BadValueError, ErrorCode, HostUnreachableError, ReplError
 
 Wait = Annotated[int, typer.Option("--wait", metavar="SECONDS", help="wait so long for the members to answer")]
@@ -130,12 +130,36 @@ def remove(
 
 
 def reconfig(
-    file: Annotated[Path, typer.Argument(help="the new configuration as JSON, - for standard input")],
     host: Host,
+    file: Annotated[Path | None, typer.Argument(help="the new configuration as JSON, - for standard input")] = None,
+    plan: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="as many safe steps as the new configuration needs")
+    ] = None,
+    demote: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="take this member's vote and priority away")
+    ] = None,
+    restore: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="give it vote and priority back, once it has caught up")
+    ] = None,
+    priority: Annotated[float, typer.Option(help="for --restore")] = 1,
     force: Annotated[bool, typer.Option("--force", help="without a majority: may lose acknowledged writes")] = False,
     accept: Accept = False,
 ) -> None:
-    """Install an edited configuration; its version is raised for you."""
+    """Install an edited configuration, whose version is raised for you; or plan the steps to it and do them."""
+    if sum(given is not None for given in (file, plan, demote, restore)) != 1:
+        raise BadValueError("give one of FILE, --plan FILE, --demote HOST:PORT, --restore HOST:PORT")
+    if plan is not None:
+        run_plan(host, ReplSetConfig.parse(read_document(plan)), accept=accept)
+    elif restore is not None:
+        run_plan(host, with_vote(calls.counted_config(host), restore, 1, priority), accept=accept)
+    elif demote is not None:
+        demote_member(host, demote, force=force, accept=accept)
+    elif file is not None:
+        install_file(host, file, force=force, accept=accept)
+
+
+def install_file(host: str, file: Path, *, force: bool, accept: bool) -> None:
+    """Install the configuration in a file with one reconfig."""
     document = read_document(file)
     current = calls.counted_config(host)
     document["version"] = int(current["version"]) + 1
@@ -148,21 +172,37 @@ def reconfig(
     calls.print_result(reply, f"configuration {document['version']} is in force")
 
 
+def demote_member(host: str, member: str, *, force: bool, accept: bool) -> None:
+    """Take the vote and the priority of a member away. If it is down, fewer members may fail already: no --accept."""
+    current = calls.counted_config(host)
+    target = with_vote(current, member, 0, 0)
+    known = ReplSetConfig.parse(current).member_at(parse_host(member))
+    rows = calls.ask(host, {"replSetGetStatus": 1})["members"]
+    is_down = any(row["name"] == parse_host(member) and not row["health"] for row in rows)
+    if force:
+        check_effect(current, target.document(), accept=accept)
+        command: dict[str, object] = {"replSetReconfig": target.document(), "force": True}
+        calls.print_result(calls.on_primary(host, command), f"{member} has no vote any more")
+    else:
+        try:
+            run_plan(host, target, accept=accept or is_down, within_ms=5_000 if is_down else 60_000)
+        except ReplError as error:
+            if error.code != ErrorCode.CONFIG_NOT_COMMITTED_YET:
+                raise
+            raise ReplError(
+                f"the primary cannot bring its first write to a majority without {member}, so no safe reconfig is"
+                f" possible; if {member} stays away: replset reconfig --demote {member} --force --accept"
+            ) from error
+    again = "" if known is None or known.priority in (0, 1) else f" --priority {known.priority:g}"
+    typer.echo(f"when it is back: replset reconfig --restore {member}{again}")
+
+
 def tags_of(given: list[str]) -> dict[str, str]:
     """Return NAME=VALUE texts as a document."""
     for text in given:
         if not text.partition("=")[0] or "=" not in text:
             raise BadValueError(f"--tag {text!r:.60} is not NAME=VALUE")
     return {text.partition("=")[0]: text.partition("=")[2] for text in given}
-
-
-def keep_default(host: str, old: ReplSetConfig, new: ReplSetConfig) -> None:
-    """Store majority as the set's default write concern where `new` would change the implicit one, and print it."""
-    if implicit_default(old).w == implicit_default(new).w:
-        return
-    if calls.on_primary(host, {"getDefaultRWConcern": 1}).get("defaultWriteConcernSource") == "implicit":
-        calls.on_primary(host, {"setDefaultRWConcern": 1, "defaultWriteConcern": {"w": MAJORITY}})
-        typer.echo(kept_default(old, new))
 
 
 def add_all(

@@ -114,7 +114,7 @@ def _no_majority(node: NodeState, config: ReplSetConfig) -> Remark | None:
     return Remark(
         f"majority writes wait: they need {config.write_majority} copies, and {copies} of {len(config.data_voters)}"
         f" voting members with data can be reached (not: {names}); an arbiter holds no copy",
-        f"start {names} again; should it stay away: replset remove {down[0].host} --accept",
+        f"start {names} again; until then: replset reconfig --demote {down[0].host}",
     )
 
 

@@ -53,7 +53,7 @@ def test_an_arbiter_and_one_copy_too_few() -> None:
     cluster.run(10_000)
     first, second = remarks_of(cluster, leader)
     assert "they need 2 copies, and 1 of 2" in first.why
-    assert f"replset remove {other.host} --accept" in first.next_step
+    assert f"replset reconfig --demote {other.host}" in first.next_step
     assert f"{other.host} is not reachable" in second.why
 
 
